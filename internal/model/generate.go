@@ -1,0 +1,72 @@
+package model
+
+import "math/rand/v2"
+
+// weights is how often a random program does what. A Publish is followed by steps of everyone before its Finish.
+var weights = [numOps]int{
+	Write: 12, MapStore: 12, Read: 12, DirectRead: 4, Fsync: 2, Truncate: 2, Punch: 2, Flush: 4, Reclaim: 3,
+	Map: 12, Unmap: 2, Kill: 1, Store: 30, Load: 12, Acquire: 14, Release: 10, Publish: 8, Drop: 6, Finish: 6,
+	DontNeed: 1, Evict: 3, Collect: 4, Untrack: 2,
+}
+
+// Source is where random programs take their numbers from: IntN returns one in [0, n).
+type Source interface{ IntN(n int) int }
+
+// NewSource returns the Source of a seed.
+func NewSource(seed uint64) Source { return rand.New(rand.NewPCG(seed, 0x6761696166730a)) }
+
+// Random returns a random step, not necessarily one that is Legal. ops bounds it to some operations; nil allows all.
+func (l Layout) Random(r Source, ops func(Op) bool) Step {
+	var s Step
+	total := 0
+	for op, w := range weights {
+		if ops == nil || ops(Op(op)) {
+			total += w
+		}
+	}
+	n := r.IntN(total)
+	for op, w := range weights {
+		if ops != nil && !ops(Op(op)) {
+			continue
+		}
+		if n -= w; n < 0 {
+			s.Op = Op(op)
+			break
+		}
+	}
+	if s.Op < Map || s.Op == Collect || s.Op == Untrack {
+		s.Client = Client(r.IntN(l.CPUs))
+	} else {
+		s.Client = Client(l.CPUs + r.IntN(len(l.GPUs)))
+	}
+	s.Writable, s.Lazy = r.IntN(4) > 0, r.IntN(6) == 0
+	s.Val, s.Same = byte(r.IntN(256)), false
+	if r.IntN(5) == 0 {
+		s.Val, s.Same = byte(r.IntN(2)), true
+	}
+	// Two pages are where things happen; the others are there for runs of pages to begin and end.
+	p := int64(r.IntN(l.Pages))
+	if r.IntN(3) > 0 {
+		p = int64(r.IntN(min(2, l.Pages)))
+	}
+	limit := int64(l.Pages) * PageSize
+	switch {
+	case s.Op == Truncate:
+		s.Off = []int64{p * PageSize, p*PageSize + int64(spots[r.IntN(len(spots))]), limit}[r.IntN(3)]
+		return s
+	case !s.Op.hasRange():
+		return s
+	case s.Op == Map && r.IntN(2) == 0:
+		s.Off, s.Len = 0, limit
+	case s.Op >= Map && s.Op != Store && s.Op != Load:
+		s.Off, s.Len = p*PageSize, int64(1+r.IntN(3))*PageSize
+	case r.IntN(8) == 0:
+		s.Off, s.Len = p*PageSize, int64(1+r.IntN(2))*PageSize
+	case r.IntN(8) == 0:
+		s.Off, s.Len = p*PageSize+int64(r.IntN(PageSize)), int64(1+r.IntN(2*PageSize))
+	default:
+		s.Off, s.Len = p*PageSize+int64(spots[r.IntN(len(spots))]), int64(1+r.IntN(9))
+	}
+	s.Len = min(s.Len, limit-s.Off)
+	return s
+}

@@ -1,0 +1,262 @@
+package model
+
+import "maps"
+
+// within returns the pages of s that its client maps.
+func (m *Model) within(s Step) (start, end int) {
+	mp := m.mappings[s.Client]
+	if mp == nil {
+		return 0, 0
+	}
+	start = max(int(s.Off/PageSize), mp.start)
+	end = min(int((s.Off+s.Len+PageSize-1)/PageSize), mp.end)
+	return start, max(start, end)
+}
+
+func (m *Model) owner(c Client) owner { return owner(m.layout.Device(c) + 1) }
+
+// mapped reports whether a client other than except maps page p of o, for writing if writable asks for that.
+func (m *Model) mapped(o owner, p int, writable bool, except Client) bool {
+	for c, mp := range m.mappings {
+		if c != except && m.owner(c) == o && mp.start <= p && p < mp.end && (mp.writable || !writable) {
+			return true
+		}
+	}
+	return false
+}
+
+const nobody Client = -1
+
+func (m *Model) mapRange(s Step) {
+	m.mappings[s.Client] = &mapping{
+		start:    int(s.Off / PageSize),
+		end:      min(int((s.Off+s.Len+PageSize-1)/PageSize), m.layout.Pages),
+		writable: s.Writable,
+		fetched:  make(map[int]bool),
+	}
+	if !s.Lazy {
+		start, end := m.within(s)
+		m.acquire(s.Client, start, end)
+	}
+}
+
+// acquire brings the pages [start, end) up to date on the client's device, rule 5.
+func (m *Model) acquire(c Client, start, end int) {
+	o := m.owner(c)
+	m.flush(int64(start)*PageSize, int64(end-start)*PageSize, false)
+	for p := start; p < end; p++ {
+		m.mappings[c].fetched[p] = true
+		pg := m.pages[p]
+		m.collect(p, false)
+		r := pg.replicas[o]
+		switch {
+		case r == nil:
+			r = &replica{data: append([]byte{}, pg.home...), base: append([]byte{}, pg.home...), v: maps.Clone(pg.homeV)}
+			pg.replicas[o] = r
+		case r.v.behind(pg.homeV):
+			for i := range r.data {
+				if !r.tracked || (pg.home[i] != r.base[i] && r.data[i] == r.base[i]) {
+					r.data[i] = pg.home[i]
+				}
+			}
+			copy(r.base, pg.home)
+			for w, n := range pg.homeV {
+				r.v[w] = max(r.v[w], n)
+			}
+		}
+		if !r.tracked && m.mapped(o, p, true, nobody) {
+			r.tracked = true
+			copy(r.base, pg.home)
+		}
+	}
+}
+
+// modified reports whether programs changed page p of o since it last agreed with home.
+func (m *Model) modified(p int, o owner) bool {
+	r := m.pages[p].replicas[o]
+	if r == nil || !r.tracked {
+		return false
+	}
+	n := m.valid(p)
+	return string(r.data[:n]) != string(r.base[:n])
+}
+
+// publish is rule 2, up to the moment where the kernel is told to forget the pages.
+func (m *Model) publish(c Client, start, end int) {
+	o := m.owner(c)
+	rel := &release{drain: make(map[int]bool)}
+	m.releases[c] = rel
+	for p := start; p < end; p++ {
+		rel.pages = append(rel.pages, p)
+		if !m.modified(p, o) {
+			continue
+		}
+		if m.layout.WriteBack {
+			// The kernel may hold a whole page that a program wrote after it saw an earlier release, and write it home
+			// while the page drains.
+			m.collect(p, false)
+		}
+		pg := m.pages[p]
+		pg.replicas[o].v[o]++
+		pg.released[o] = pg.replicas[o].v[o]
+		if pg.mayHold || m.layout.WriteBack {
+			rel.drain[p] = true
+		}
+		pg.mayHold = false
+	}
+}
+
+// finish lets the kernel forget what it may hold of the client's release, and of other releases of the same pages: they
+// may have published what the client's device stored.
+func (m *Model) finish(c Client) {
+	rel := m.releases[c]
+	m.drain(rel)
+	for other := range m.layout.Clients() {
+		if r := m.releases[Client(other)]; r != nil && r.overlaps(rel) {
+			m.drain(r)
+		}
+	}
+	delete(m.releases, c)
+}
+
+// overlaps reports whether r still drains a page of other.
+func (r *release) overlaps(other *release) bool {
+	for _, p := range other.pages {
+		if r.drain[p] {
+			return true
+		}
+	}
+	return false
+}
+
+// drain has the kernel drop the pages of a release until it holds nothing that lacks what was released.
+func (m *Model) drain(rel *release) {
+	for len(rel.drain) > 0 {
+		for _, p := range rel.pages {
+			if rel.drain[p] {
+				m.drop(p)
+			}
+		}
+		clear(rel.drain)
+		for _, p := range rel.pages {
+			if pg := m.pages[p]; pg.mayHold && pg.anyPending() && !m.draining(p) {
+				pg.mayHold = false
+				rel.drain[p] = true
+			}
+		}
+	}
+}
+
+func (m *Model) store(s Step) {
+	data := s.Bytes()
+	m.each(s.Off, s.Len, func(p, from, to int, at int64) {
+		copy(m.pages[p].replicas[m.owner(s.Client)].data[from:to], data[at:])
+	})
+}
+
+func (m *Model) load(s Step) (out []byte) {
+	m.each(s.Off, min(s.Len, m.size-s.Off), func(p, from, to int, _ int64) {
+		out = append(out, m.pages[p].replicas[m.owner(s.Client)].data[from:to]...)
+	})
+	return out
+}
+
+func (m *Model) dontNeed(s Step) {
+	start, end := m.within(s)
+	if m.mappings[s.Client].writable {
+		m.publish(s.Client, start, end)
+		m.finish(s.Client)
+	}
+	o := m.owner(s.Client)
+	for p := start; p < end; p++ {
+		if !m.mapped(o, p, false, s.Client) && !m.draining(p) {
+			m.collect(p, false)
+			if !m.modified(p, o) {
+				m.remove(p, o)
+				m.mappings[s.Client].fetched[p] = false
+			}
+		}
+	}
+}
+
+func (m *Model) evict(s Step) {
+	o := m.owner(s.Client)
+	for p := range m.pages {
+		if s.touches(p) && m.pages[p].replicas[o] != nil && !m.mapped(o, p, false, nobody) && !m.draining(p) {
+			m.collect(p, false)
+			m.remove(p, o)
+		}
+	}
+}
+
+func (m *Model) remove(p int, o owner) {
+	pg := m.pages[p]
+	delete(pg.replicas, o)
+	if len(pg.replicas) == 0 {
+		pg.mayHold = true
+	}
+}
+
+func (m *Model) untrack() {
+	for p, pg := range m.pages {
+		for o, r := range pg.replicas {
+			if r.tracked && !pg.pending(o) && !m.mapped(o, p, true, nobody) {
+				r.tracked = false
+			}
+		}
+	}
+}
+
+// Legal reports whether a step makes sense now.
+func (m *Model) Legal(s Step) bool {
+	l := m.layout
+	limit := int64(l.Pages) * PageSize
+	if s.Off < 0 || s.Off > limit || s.Op.hasRange() && (s.Len <= 0 || s.Len > limit-s.Off) {
+		return false
+	}
+	switch s.Op {
+	case Write:
+		return l.IsCPU(s.Client)
+	case MapStore, Punch, Flush, Reclaim:
+		return l.IsCPU(s.Client) && s.Off+s.Len <= m.size
+	case Read, DirectRead:
+		return l.IsCPU(s.Client) && s.Off < m.size
+	case Fsync, Truncate, Collect, Untrack:
+		return l.IsCPU(s.Client)
+	}
+	if l.IsCPU(s.Client) {
+		return false
+	}
+	mp, rel := m.mappings[s.Client], m.releases[s.Client]
+	start, end := m.within(s)
+	switch s.Op {
+	case Map:
+		return mp == nil && s.Off%PageSize == 0
+	case Evict:
+		return true
+	case Store, Load:
+		return mp != nil && (mp.writable || s.Op == Load) && m.reachable(s)
+	case Drop, Finish:
+		return rel != nil
+	case Unmap, Kill:
+		return mp != nil && rel == nil
+	case Release, Publish:
+		return mp != nil && rel == nil && mp.writable && start < end
+	default:
+		return mp != nil && rel == nil && start < end
+	}
+}
+
+// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it.
+func (m *Model) reachable(s Step) bool {
+	mp := m.mappings[s.Client]
+	for p := int(s.Off / PageSize); int64(p)*PageSize < s.Off+s.Len; p++ {
+		if !mp.fetched[p] || m.pages[p].replicas[m.owner(s.Client)] == nil {
+			return false
+		}
+	}
+	return s.Op == Store || s.Off < m.size
+}
+
+// Mapped reports whether a GPU client maps anything now.
+func (m *Model) Mapped(c Client) bool { return m.mappings[c] != nil }

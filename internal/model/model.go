@@ -1,0 +1,359 @@
+package model
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+)
+
+// owner is 0 for the CPU, and a device's number plus one.
+type owner int
+
+const cpu owner = 0
+
+// vector counts releases by owner.
+type vector map[owner]int
+
+func (v vector) behind(w vector) bool {
+	for o, n := range w {
+		if v[o] < n {
+			return true
+		}
+	}
+	return false
+}
+
+// replica is one page on one device.
+type replica struct {
+	data, base []byte
+	v          vector
+	// tracked says that programs may store into it.
+	tracked bool
+}
+
+// kernelPage is one page in the kernel's page cache.
+type kernelPage struct {
+	data    []byte
+	present bool
+	dirty   bool
+}
+
+// pageState is one page of the file, wherever it is.
+type pageState struct {
+	home     []byte
+	released vector // of every owner
+	homeV    vector // of these, what home contains
+	// mayHold says that the daemon must take it that the kernel holds the page.
+	mayHold  bool
+	kernel   kernelPage
+	replicas map[owner]*replica
+}
+
+// mapping is a GPU client's.
+type mapping struct {
+	start, end int // pages
+	writable   bool
+	// fetched are the pages that the client acquired, which are all unless it is lazy.
+	fetched map[int]bool
+}
+
+// release is one that was published and has not returned.
+type release struct {
+	// pages are those of the release, drain those that the kernel may still hold.
+	pages []int
+	drain map[int]bool
+}
+
+// Model is the reference. Its zero value is of no use; call New.
+type Model struct {
+	layout   Layout
+	size     int64
+	pages    []*pageState
+	mappings map[Client]*mapping
+	releases map[Client]*release
+	// Overlaps counts the bytes that two owners changed differently.
+	Overlaps int64
+}
+
+// New returns a file of zeros that no device holds anything of.
+func New(l Layout) *Model {
+	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release)}
+	for range l.Pages {
+		m.pages = append(m.pages, &pageState{
+			home:     make([]byte, PageSize),
+			released: vector{},
+			homeV:    vector{},
+			mayHold:  true,
+			kernel:   kernelPage{data: make([]byte, PageSize)},
+			replicas: make(map[owner]*replica),
+		})
+	}
+	return m
+}
+
+// Size is the file's.
+func (m *Model) Size() int64 { return m.size }
+
+// Home returns the file's bytes as home has them.
+func (m *Model) Home() []byte {
+	var b []byte
+	for _, pg := range m.pages {
+		b = append(b, pg.home...)
+	}
+	return b[:m.size]
+}
+
+// copyDirty copies the pages that are dirty in the kernel from one copy of the file to another.
+func (m *Model) copyDirty(dst, src []byte) {
+	for p, pg := range m.pages {
+		if n := m.valid(p); pg.kernel.dirty {
+			at := p * PageSize
+			copy(dst[at:at+n], src[at:at+n])
+		}
+	}
+}
+
+// Kernel returns the kernel's copy of page p up to end of file, nil where it has none.
+func (m *Model) Kernel(p int) []byte {
+	if k := m.pages[p].kernel; k.present {
+		return k.data[:m.valid(p)]
+	}
+	return nil
+}
+
+// Replica returns device d's copy of page p up to end of file, nil where it has none.
+func (m *Model) Replica(d, p int) []byte {
+	if r := m.pages[p].replicas[owner(d+1)]; r != nil {
+		return r.data[:m.valid(p)]
+	}
+	return nil
+}
+
+// valid is the number of bytes of page p that are before end of file.
+func (m *Model) valid(p int) int { return int(min(max(m.size-int64(p)*PageSize, 0), PageSize)) }
+
+// owners returns the owners that hold pg, ascending.
+func (pg *pageState) owners() (list []owner) {
+	for o := owner(0); len(list) < len(pg.replicas); o++ {
+		if pg.replicas[o] != nil {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+func (pg *pageState) pending(o owner) bool { return pg.replicas[o].v[o] > pg.homeV[o] }
+
+func (pg *pageState) anyPending() bool {
+	for _, o := range pg.owners() {
+		if pg.pending(o) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Model) draining(p int) bool {
+	for _, r := range m.releases {
+		if r.drain[p] {
+			return true
+		}
+	}
+	return false
+}
+
+// collect brings home what devices released of page p, rule 3. The kernel asks for the page if entering.
+func (m *Model) collect(p int, entering bool) {
+	if m.draining(p) && !entering {
+		return
+	}
+	pg := m.pages[p]
+	for _, o := range pg.owners() {
+		if !pg.pending(o) {
+			continue
+		}
+		r := pg.replicas[o]
+		for i := range m.valid(p) {
+			if r.data[i] == r.base[i] {
+				continue
+			}
+			if pg.home[i] != r.base[i] && pg.home[i] != r.data[i] {
+				m.Overlaps++
+			}
+			pg.home[i] = r.data[i]
+		}
+		copy(r.base, r.data)
+		pg.homeV[o] = r.v[o]
+	}
+}
+
+// writeHome is a write request that reaches home, rules 4 and 6.
+func (m *Model) writeHome(off int64, data []byte) {
+	end := off + int64(len(data))
+	for p := off / PageSize; p*PageSize < end; p++ {
+		m.collect(int(p), false)
+	}
+	if end > m.size {
+		m.grow(end)
+	}
+	m.each(off, int64(len(data)), func(p, from, to int, at int64) {
+		pg := m.pages[p]
+		copy(pg.home[from:to], data[at:])
+		pg.released[cpu]++
+		pg.homeV[cpu] = pg.released[cpu]
+	})
+}
+
+// each calls fn for the part [from, to) of each page that [off, off+n) touches; at is its distance from off.
+func (m *Model) each(off, n int64, fn func(p, from, to int, at int64)) {
+	for at := int64(0); at < n; {
+		p := (off + at) / PageSize
+		from := (off + at) % PageSize
+		to := min(PageSize, from+n-at)
+		fn(int(p), int(from), int(to), at)
+		at += to - from
+	}
+}
+
+// grow makes the file longer. What devices' programs stored where it grows is gone.
+func (m *Model) grow(size int64) {
+	m.each(m.size, size-m.size, func(p, from, to int, _ int64) {
+		for _, r := range m.pages[p].replicas {
+			clear(r.data[from:to])
+			clear(r.base[from:to])
+		}
+	})
+	m.size = size
+}
+
+// shrink makes the file shorter, everywhere at once.
+func (m *Model) shrink(size int64) {
+	m.each(size, int64(m.layout.Pages)*PageSize-size, func(p, from, to int, _ int64) {
+		pg := m.pages[p]
+		clear(pg.home[from:to])
+		clear(pg.kernel.data[from:to])
+		for _, r := range pg.replicas {
+			clear(r.data[from:to])
+			clear(r.base[from:to])
+		}
+		if from > 0 {
+			return
+		}
+		pg.kernel.present, pg.kernel.dirty = false, false
+		for _, r := range pg.replicas {
+			r.v = maps.Clone(pg.released)
+		}
+		pg.homeV = maps.Clone(pg.released)
+	})
+	m.size = size
+}
+
+// Do carries out a step that is Legal, and returns the bytes that a read or a load sees.
+func (m *Model) Do(s Step) []byte {
+	switch s.Op {
+	case Write:
+		m.write(s)
+	case MapStore:
+		m.mapStore(s)
+	case Read:
+		return m.read(s)
+	case DirectRead:
+		return m.directRead(s)
+	case Fsync:
+		m.flush(0, m.size, false)
+		m.collectAll()
+	case Truncate:
+		if s.Off < m.size {
+			m.shrink(s.Off)
+		} else {
+			m.grow(s.Off)
+		}
+	case Punch:
+		m.punch(s)
+	case Flush:
+		m.flush(s.Off, s.Len, false)
+	case Reclaim:
+		m.reclaim(s)
+	case Map:
+		m.mapRange(s)
+	case Unmap, Kill:
+		mp := m.mappings[s.Client]
+		if mp.writable {
+			m.publish(s.Client, mp.start, mp.end)
+			m.finish(s.Client)
+		}
+		delete(m.mappings, s.Client)
+	case Store:
+		m.store(s)
+	case Load:
+		return m.load(s)
+	case Acquire:
+		start, end := m.within(s)
+		m.acquire(s.Client, start, end)
+	case Release:
+		start, end := m.within(s)
+		m.publish(s.Client, start, end)
+		m.finish(s.Client)
+	case Publish:
+		start, end := m.within(s)
+		m.publish(s.Client, start, end)
+	case Drop:
+		for p := range m.releases[s.Client].drain {
+			if s.touches(p) {
+				m.drop(p)
+			}
+		}
+	case Finish:
+		m.finish(s.Client)
+	case DontNeed:
+		m.dontNeed(s)
+	case Evict:
+		m.evict(s)
+	case Collect:
+		m.collectAll()
+	case Untrack:
+		m.untrack()
+	}
+	return nil
+}
+
+// touches reports whether the range of s has a byte of page p.
+func (s Step) touches(p int) bool {
+	return s.Off < int64(p+1)*PageSize && int64(p)*PageSize < s.Off+s.Len
+}
+
+func (m *Model) collectAll() {
+	for p := range m.pages {
+		m.collect(p, false)
+	}
+}
+
+// Verify returns what is wrong with the model itself: its own rules, checked.
+func (m *Model) Verify() error {
+	for p, pg := range m.pages {
+		n := m.valid(p)
+		for o, r := range pg.replicas {
+			if pg.released.behind(r.v) || pg.released.behind(pg.homeV) {
+				return fmt.Errorf("page %d: a vector is ahead of what was released", p)
+			}
+			if r.v.behind(pg.homeV) {
+				continue
+			}
+			if r.tracked && !bytes.Equal(r.base[:n], pg.home[:n]) {
+				return fmt.Errorf("page %d, device %d: up to date, but its base is not home", p, o-1)
+			}
+			if !r.tracked && !bytes.Equal(r.data[:n], pg.home[:n]) {
+				return fmt.Errorf("page %d, device %d: up to date and not tracked, but not home", p, o-1)
+			}
+		}
+		if k := pg.kernel; k.present && !k.dirty && !m.draining(p) {
+			if !bytes.Equal(k.data[:n], pg.home[:n]) {
+				return fmt.Errorf("page %d: the kernel has other bytes than home", p)
+			}
+			if pg.anyPending() {
+				return fmt.Errorf("page %d: the kernel has it, without what was released", p)
+			}
+		}
+	}
+	return nil
+}

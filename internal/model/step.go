@@ -1,0 +1,270 @@
+package model
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// PageSize is the unit of versions and merging, in bytes.
+const PageSize = 4096
+
+// Op is what a Step does.
+type Op uint8
+
+const (
+	// Write is pwrite of Len bytes at Off by a CPU program.
+	Write Op = iota
+	// MapStore stores Len bytes at Off through a CPU program's shared mapping.
+	MapStore
+	// Read is pread of Len bytes at Off by a CPU program, through the kernel's page cache.
+	Read
+	// DirectRead is the same with O_DIRECT.
+	DirectRead
+	// Fsync is fsync by a CPU program.
+	Fsync
+	// Truncate sets the size to Off.
+	Truncate
+	// Punch makes [Off, Off+Len) a hole.
+	Punch
+	// Flush is the kernel's write-back of the dirty pages of [Off, Off+Len), which it keeps.
+	Flush
+	// Reclaim has the kernel forget the clean pages of [Off, Off+Len).
+	Reclaim
+	// Map maps the pages of [Off, Off+Len) for a GPU client that maps nothing. It is an acquire unless Lazy.
+	Map
+	// Unmap ends a GPU client's mapping.
+	Unmap
+	// Kill ends a GPU client's process.
+	Kill
+	// Store stores Len bytes at Off by a GPU client's kernel.
+	Store
+	// Load loads Len bytes at Off.
+	Load
+	// Acquire is macquire of the pages of [Off, Off+Len).
+	Acquire
+	// Release is mrelease of the pages of [Off, Off+Len).
+	Release
+	// Publish is the first half of a Release; the kernel still holds its pages.
+	Publish
+	// Drop has the kernel write and drop the pages of [Off, Off+Len) that the client's Publish asked it to.
+	Drop
+	// Finish is the rest of the Release that Publish began.
+	Finish
+	// DontNeed is gaia_madvise(DONTNEED) of the pages of [Off, Off+Len).
+	DontNeed
+	// Evict takes the pages of [Off, Off+Len) that no client maps from the device of the client.
+	Evict
+	// Collect brings everything home that was released and does not drain, in the background.
+	Collect
+	// Untrack stops tracking what no client maps for writing any more.
+	Untrack
+
+	numOps
+)
+
+var opNames = [numOps]string{
+	"write", "mapstore", "read", "directread", "fsync", "truncate", "punch", "flush", "reclaim",
+	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed",
+	"evict", "collect", "untrack",
+}
+
+func (o Op) String() string { return opNames[o] }
+
+// hasRange reports whether the Op uses Off and Len.
+func (o Op) hasRange() bool {
+	switch o {
+	case Fsync, Truncate, Unmap, Kill, Finish, Collect, Untrack:
+		return false
+	}
+	return true
+}
+
+func (o Op) stores() bool { return o == Write || o == MapStore || o == Store }
+
+// Client numbers the processes of a program: first the CPU programs, then the GPU programs.
+type Client int
+
+// Step is one event of a program.
+type Step struct {
+	Op     Op
+	Client Client
+	// Off and Len are bytes of the file.
+	Off, Len int64
+	// Val is the first byte stored; the i-th is Val+i, or Val again with Same.
+	Val  byte
+	Same bool
+	// Writable and Lazy are for Map.
+	Writable, Lazy bool
+	// During says that the step, a Store, happens in the midst of the one before it.
+	During bool
+}
+
+// Bytes returns what a step stores.
+func (s Step) Bytes() []byte {
+	b := make([]byte, s.Len)
+	for i := range b {
+		b[i] = s.Val
+		if !s.Same {
+			b[i] += byte(i)
+		}
+	}
+	return b
+}
+
+// String returns the step as ParseStep reads it, but for the client's name, which Layout knows.
+func (s Step) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v", s.Op)
+	if s.Op == Truncate {
+		fmt.Fprintf(&b, " %d", s.Off)
+	}
+	if s.Op.hasRange() {
+		fmt.Fprintf(&b, " %d+%d", s.Off, s.Len)
+	}
+	if s.Op.stores() {
+		fmt.Fprintf(&b, " 0x%02x", s.Val)
+		if s.Same {
+			b.WriteString(" same")
+		}
+	}
+	if s.Op == Map && s.Writable {
+		b.WriteString(" writable")
+	}
+	if s.Op == Map && s.Lazy {
+		b.WriteString(" lazy")
+	}
+	if s.During {
+		b.WriteString(" during")
+	}
+	return b.String()
+}
+
+// Layout says who takes part in a program.
+type Layout struct {
+	// Pages bounds the size of the file.
+	Pages int
+	// Devices is the number of devices.
+	Devices int
+	// CPUs is the number of CPU programs; GPUs has the device of each GPU program.
+	CPUs int
+	GPUs []int
+	// WriteBack says that the kernel caches writes.
+	WriteBack bool
+	// ReadAhead says that a read that finds a page on a device brings home what devices released of the pages after it.
+	ReadAhead bool
+	// Size is the file's size at the start. Its bytes are zero.
+	Size int64
+}
+
+// DefaultLayout is two CPU programs and three devices, of which two programs share the first.
+func DefaultLayout(writeBack bool) Layout {
+	return Layout{Pages: 6, Devices: 3, CPUs: 2, GPUs: []int{0, 0, 1, 2}, WriteBack: writeBack, Size: 4*PageSize + 1000}
+}
+
+// IsCPU reports whether c is a CPU program.
+func (l Layout) IsCPU(c Client) bool { return int(c) < l.CPUs }
+
+// Device returns the device of a GPU program.
+func (l Layout) Device(c Client) int { return l.GPUs[int(c)-l.CPUs] }
+
+// Clients returns the number of programs.
+func (l Layout) Clients() int { return l.CPUs + len(l.GPUs) }
+
+// Name returns "cpu0", or "gpu1b" for the second program of device 1.
+func (l Layout) Name(c Client) string {
+	if l.IsCPU(c) {
+		return fmt.Sprintf("cpu%d", c)
+	}
+	letter := 'a'
+	for _, d := range l.GPUs[:int(c)-l.CPUs] {
+		if d == l.Device(c) {
+			letter++
+		}
+	}
+	return fmt.Sprintf("gpu%d%c", l.Device(c), letter)
+}
+
+// Format returns a step as a line of a program.
+func (l Layout) Format(s Step) string { return l.Name(s.Client) + " " + s.String() }
+
+// ParseStep reads what Format wrote.
+func (l Layout) ParseStep(line string) (s Step, err error) {
+	f := strings.Fields(line)
+	if len(f) < 2 {
+		return s, fmt.Errorf("%q: want a client and an operation", line)
+	}
+	s.Client = -1
+	for c := range l.Clients() {
+		if l.Name(Client(c)) == f[0] {
+			s.Client = Client(c)
+		}
+	}
+	if s.Client < 0 {
+		return s, fmt.Errorf("%q: no client %q", line, f[0])
+	}
+	s.Op = numOps
+	for i, n := range opNames {
+		if n == f[1] {
+			s.Op = Op(i)
+		}
+	}
+	if s.Op == numOps {
+		return s, fmt.Errorf("%q: no operation %q", line, f[1])
+	}
+	for _, w := range f[2:] {
+		off, n, isRange := strings.Cut(w, "+")
+		switch {
+		case w == "same":
+			s.Same = true
+		case w == "writable":
+			s.Writable = true
+		case w == "lazy":
+			s.Lazy = true
+		case w == "during":
+			s.During = true
+		case strings.HasPrefix(w, "0x"):
+			v, perr := strconv.ParseUint(w[2:], 16, 8)
+			s.Val, err = byte(v), perr
+		case isRange:
+			if s.Off, err = parseOffset(off); err == nil {
+				s.Len, err = parseOffset(n)
+			}
+		default:
+			s.Off, err = parseOffset(w)
+		}
+		if err != nil {
+			return s, fmt.Errorf("%q: %q: %w", line, w, err)
+		}
+	}
+	return s, nil
+}
+
+// parseOffset reads a number of bytes, or "2p7" for byte 7 of page 2.
+func parseOffset(w string) (int64, error) {
+	pages, rest, ok := strings.Cut(w, "p")
+	if !ok {
+		return strconv.ParseInt(w, 10, 64)
+	}
+	n, err := strconv.ParseInt(pages, 10, 64)
+	if err != nil || rest == "" {
+		return n * PageSize, err
+	}
+	m, err := strconv.ParseInt(rest, 10, 64)
+	return n*PageSize + m, err
+}
+
+// ParseProgram reads lines of steps. Empty lines and those that begin with # are skipped.
+func (l Layout) ParseProgram(text string) (program []Step, err error) {
+	for _, line := range strings.Split(text, "\n") {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		s, err := l.ParseStep(line)
+		if err != nil {
+			return nil, err
+		}
+		program = append(program, s)
+	}
+	return program, nil
+}

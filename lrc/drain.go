@@ -1,0 +1,102 @@
+package lrc
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// DrainID names the pages that one release published and the kernel may still hold.
+type DrainID uint64
+
+type drain struct {
+	id     DrainID
+	ranges []page.Range
+}
+
+// Release publishes the pages that owner o modified. drops are the runs that the kernel may hold; the caller has it
+// drop them, then calls Drained with id. Pages that o does not hold tracked are left alone.
+func (f *File) Release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
+	f.checkDropped(ranges)
+	for _, rg := range ranges {
+		rg = rg.Intersect(page.Range{End: f.runs.end()})
+		f.runs.scan(rg, func(run page.Range, s *state) {
+			if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
+				drops = page.AppendRange(drops, run)
+			}
+		})
+		f.runs.update(rg, func(s *state) {
+			r := s.find(o)
+			if r == nil || !r.tracked {
+				return
+			}
+			r.v = r.v.Next(o)
+			s.released = s.released.With(o, r.v.Get(o))
+			s.cpu = false
+		})
+	}
+	f.last++
+	if len(drops) > 0 {
+		f.drain = append(f.drain, drain{f.last, drops})
+	}
+	f.checkInvariants(page.Range{End: f.runs.end()})
+	return drops, f.last
+}
+
+// Drained says that the kernel dropped the pages that the release id returned, and that every write of theirs arrived.
+func (f *File) Drained(id DrainID) {
+	for i := range f.drain {
+		if f.drain[i].id == id {
+			f.drain = append(f.drain[:i], f.drain[i+1:]...)
+			return
+		}
+	}
+}
+
+// Redrop returns the runs of rg that the kernel may hold without what a device released of them: while they drained, a
+// program wrote them whole. Like what Release returned, the caller has the kernel drop them, then calls Drained with id;
+// the release whose pages they are returns only when there are none left.
+func (f *File) Redrop(rg page.Range) (drops []page.Range, id DrainID) {
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	f.runs.scan(rg, func(run page.Range, s *state) {
+		if !s.cpu || s.firstPending() == nil {
+			return
+		}
+		for _, part := range f.subtractDraining(run) {
+			drops = page.AppendRange(drops, part)
+		}
+	})
+	if len(drops) == 0 {
+		return nil, 0
+	}
+	for _, d := range drops {
+		f.runs.update(d, func(s *state) { s.cpu = false })
+	}
+	f.last++
+	f.drain = append(f.drain, drain{f.last, drops})
+	f.checkInvariants(rg)
+	return drops, f.last
+}
+
+// Draining returns the ids of the releases that still drain a page of rg.
+func (f *File) Draining(rg page.Range) (ids []DrainID) {
+	for _, d := range f.drain {
+		for _, dr := range d.ranges {
+			if dr.Overlaps(rg) {
+				ids = append(ids, d.id)
+				break
+			}
+		}
+	}
+	return ids
+}
+
+// subtractDraining returns the parts of run that are not draining.
+func (f *File) subtractDraining(run page.Range) []page.Range {
+	parts := []page.Range{run}
+	for _, d := range f.drain {
+		for _, dr := range d.ranges {
+			parts = page.Subtract(parts, dr)
+		}
+	}
+	return parts
+}

@@ -1,0 +1,367 @@
+package lrc
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Do carries out a step of a program, which the model found legal.
+func (x *executor) Do(s model.Step) (out []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r) // a broken invariant; the program is to be shrunk as any other
+		}
+	}()
+	if x.log != nil {
+		x.log.WriteString(x.layout.Format(s) + "\n")
+	}
+	x.read = x.do(s)
+	return x.read, x.err
+}
+
+func (x *executor) do(s model.Step) []byte {
+	switch s.Op {
+	case model.Write:
+		x.write(s)
+	case model.MapStore:
+		x.each(s.Off, s.Len, func(p page.Index, from, to, at int64) {
+			k := x.page(p)
+			copy(k.data[from:to], s.Bytes()[at:])
+			k.dirty = true
+		})
+	case model.Read:
+		return x.readCached(s)
+	case model.DirectRead:
+		x.flush(s.Off, s.Len, false)
+		x.collect(x.covering(s.Off, min(s.Len, x.size-s.Off)), false)
+		home, _ := x.Home()
+		return home[s.Off:min(s.Off+s.Len, x.size)]
+	case model.Fsync:
+		x.flush(0, x.size, false)
+		x.collect(x.all(), false)
+	case model.Truncate:
+		x.truncate(s.Off)
+	case model.Punch:
+		x.punch(s)
+	case model.Flush:
+		x.flush(s.Off, s.Len, false)
+	case model.Reclaim:
+		x.each(s.Off, s.Len, func(p page.Index, _, _, _ int64) {
+			if k := x.kernel[p]; k != nil && !k.dirty {
+				delete(x.kernel, p)
+			}
+		})
+	case model.Map:
+		x.mappings[s.Client] = executorMapping{x.covering(s.Off, s.Len), s.Writable}
+		if !s.Lazy {
+			x.acquire(s)
+		}
+	case model.Unmap, model.Kill:
+		m := x.mappings[s.Client]
+		if m.writable {
+			x.publish(s.Client, m.pages)
+			x.finish(s.Client)
+		}
+		delete(x.mappings, s.Client)
+	case model.Store:
+		x.each(s.Off, s.Len, func(p page.Index, from, to, at int64) {
+			copy(x.memory(s.Client)[p].data[from:to], s.Bytes()[at:])
+		})
+	case model.Load:
+		var out []byte
+		x.each(s.Off, min(s.Len, x.size-s.Off), func(p page.Index, from, to, _ int64) {
+			out = append(out, x.memory(s.Client)[p].data[from:to]...)
+		})
+		return out
+	case model.Acquire:
+		x.acquire(s)
+	case model.Release:
+		x.publish(s.Client, x.within(s))
+		x.finish(s.Client)
+	case model.Publish:
+		x.publish(s.Client, x.within(s))
+	case model.Drop:
+		for _, d := range x.releases[s.Client].drops {
+			x.drop(d.Intersect(x.covering(s.Off, s.Len)))
+		}
+	case model.Finish:
+		x.finish(s.Client)
+	case model.DontNeed:
+		x.dontNeed(s)
+	case model.Evict:
+		x.evict(s)
+	case model.Collect:
+		x.collect(x.all(), false)
+	case model.Untrack:
+		x.untrack()
+	}
+	return nil
+}
+
+func (x *executor) memory(c model.Client) map[page.Index]*replicaMemory {
+	return x.devices[x.layout.Device(c)]
+}
+
+func (x *executor) owner(c model.Client) versions.Owner { return versions.GPU(x.layout.Device(c)) }
+
+func (x *executor) within(s model.Step) page.Range {
+	return x.covering(s.Off, s.Len).Intersect(x.mappings[s.Client].pages)
+}
+
+// page returns the kernel's copy of p, read if need be.
+func (x *executor) page(p page.Index) *executorPage {
+	if k := x.kernel[p]; k != nil {
+		return k
+	}
+	one := page.Range{Start: p, End: p + 1}
+	x.logf("the kernel reads page %d", p)
+	x.f.CPURead(one)
+	x.collect(one, true)
+	x.kernel[p] = &executorPage{data: bytes.Clone(x.home[p])}
+	return x.kernel[p]
+}
+
+func (x *executor) readCached(s model.Step) (out []byte) {
+	x.each(s.Off, min(s.Len, x.size-s.Off), func(p page.Index, from, to, _ int64) {
+		out = append(out, x.page(p).data[from:to]...)
+	})
+	return out
+}
+
+func (x *executor) write(s model.Step) {
+	data := s.Bytes()
+	whole := page.Range{Start: x.first + page.Count(s.Off), End: x.first + page.Index((s.Off+s.Len)>>page.Shift)}
+	if !x.layout.WriteBack {
+		x.changeHome(s.Off, data, whole)
+	}
+	grows := s.Off+s.Len > x.size
+	x.each(s.Off, s.Len, func(p page.Index, from, to, at int64) {
+		if x.kernel[p] == nil && x.layout.WriteBack && to-from < page.Size && x.valid(p) > 0 {
+			x.page(p)
+		}
+		if x.kernel[p] == nil && (whole.Contains(p) || x.layout.WriteBack) {
+			x.kernel[p] = &executorPage{data: make([]byte, page.Size)}
+		}
+		if k := x.kernel[p]; k != nil {
+			copy(k.data[from:to], data[at:])
+			k.dirty = k.dirty || x.layout.WriteBack
+		}
+	})
+	if x.layout.WriteBack && grows {
+		x.zeroReplicas(x.size, s.Off+s.Len)
+		x.size = s.Off + s.Len
+		x.flush(s.Off, s.Len, false)
+	}
+}
+
+// flush has the kernel write its dirty pages of [off, off+n) home, and forget all of its pages there if drop.
+func (x *executor) flush(off, n int64, drop bool) {
+	x.each(off, min(n, x.size-off), func(p page.Index, _, _, _ int64) {
+		k := x.kernel[p]
+		if k == nil {
+			return
+		}
+		if k.dirty {
+			k.dirty = false
+			held := page.Range{}
+			if x.layout.WriteBack {
+				held = page.Range{Start: p, End: p + 1}
+			}
+			x.changeHome((p - x.first).Offset(), k.data[:x.valid(p)], held)
+		}
+		if drop {
+			x.logf("the kernel forgets page %d", p)
+			delete(x.kernel, p)
+		}
+	})
+}
+
+func (x *executor) drop(rg page.Range) { x.flush((rg.Start - x.first).Offset(), rg.Bytes(), true) }
+
+func (x *executor) truncate(size int64) {
+	if size >= x.size {
+		x.zeroReplicas(x.size, size)
+		x.size = size
+		return
+	}
+	limit := int64(x.layout.Pages) * page.Size
+	x.each(size, limit-size, func(p page.Index, from, to, _ int64) {
+		clear(x.home[p][from:to])
+		if k := x.kernel[p]; k != nil {
+			clear(k.data[from:to])
+			if from == 0 {
+				delete(x.kernel, p)
+			}
+		}
+	})
+	x.size = size
+	x.dropBases(x.f.Truncated(x.first + page.Count(size)))
+	x.zeroReplicas(size, limit)
+}
+
+func (x *executor) punch(s model.Step) {
+	x.flush(s.Off, s.Len, false)
+	n := min(s.Len, x.size-s.Off)
+	x.changeHome(s.Off, make([]byte, n), page.Range{})
+	x.each(s.Off, n, func(p page.Index, from, to, _ int64) {
+		if k := x.kernel[p]; k != nil {
+			clear(k.data[from:to])
+			if to-from == page.Size {
+				delete(x.kernel, p)
+			}
+		}
+	})
+}
+
+func (x *executor) writers(d int, p page.Index) bool {
+	for c, m := range x.mappings {
+		if x.layout.Device(c) == d && m.writable && m.pages.Contains(p) {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *executor) acquire(s model.Step) {
+	rg, o, d := x.within(s), x.owner(s.Client), x.layout.Device(s.Client)
+	x.flush((rg.Start - x.first).Offset(), rg.Bytes(), false)
+	x.collect(rg, false)
+	for _, u := range x.f.Stale(rg, o) {
+		x.logf("%v %v of %v, base %d", u.Mode, u.Range, o, u.Base)
+		for p := u.Range.Start; p < u.Range.End; p++ {
+			x.update(p, d, u)
+		}
+	}
+	for _, run := range x.f.Untracked(rg, o) {
+		for p := run.Start; p < run.End; p++ {
+			if x.writers(d, p) {
+				m := x.devices[d][p]
+				m.agreed = bytes.Clone(m.data)
+				x.f.Track(page.Range{Start: p, End: p + 1}, o)
+			}
+		}
+	}
+}
+
+func (x *executor) update(p page.Index, d int, u Update) {
+	m := x.devices[d][p]
+	switch {
+	case u.Mode == ModeFill && m == nil:
+		m = &replicaMemory{data: bytes.Clone(x.home[p])}
+		x.devices[d][p] = m
+	case u.Mode != ModePatch || x.fault == copiedOver:
+		copy(m.data, x.home[p])
+	default:
+		base := x.bases[executorBase{p, u.Base}]
+		if base == nil && x.fault != forgottenBase && x.fault != oldTail {
+			x.failf("page %d of device %d is patched without its base %d", p, d, u.Base)
+		}
+		for i := range base {
+			if x.home[p][i] != base[i] && m.data[i] == base[i] {
+				m.data[i] = x.home[p][i]
+			}
+		}
+	}
+	m.agreed = bytes.Clone(x.home[p])
+	x.dropBases(x.f.Updated(page.Range{Start: p, End: p + 1}, versions.GPU(d), x.writers(d, p)))
+}
+
+func (x *executor) publish(c model.Client, rg page.Range) {
+	o := x.owner(c)
+	modified := x.modified(rg, o.Ordinal())
+	if x.fault == skippedVersion && len(modified) > 1 {
+		modified = modified[:1]
+	}
+	if x.f.HeldUnasked {
+		for _, rg := range modified {
+			x.collect(rg, false)
+		}
+	}
+	drops, id := x.f.Release(modified, o)
+	x.logf("%v releases %v, the kernel drops %v", o, modified, drops)
+	x.releases[c] = &executorRelease{rg, drops, id}
+}
+
+func (x *executor) finish(c model.Client) {
+	rel := x.releases[c]
+	x.drain(rel)
+	// Another program's release of the same pages may have published what this one stored.
+	for other := range x.layout.Clients() {
+		if r := x.releases[model.Client(other)]; r != nil && slices.Contains(x.f.Draining(rel.pages), r.id) {
+			x.drain(r)
+		}
+	}
+	delete(x.releases, c)
+}
+
+func (x *executor) drain(rel *executorRelease) {
+	for len(rel.drops) > 0 {
+		for _, d := range rel.drops {
+			x.drop(d)
+		}
+		x.f.Drained(rel.id)
+		rel.drops = nil
+		if x.fault != heldAgain {
+			rel.drops, rel.id = x.f.Redrop(rel.pages)
+			if len(rel.drops) > 0 {
+				x.logf("the kernel drops %v again", rel.drops)
+			}
+		}
+	}
+}
+
+func (x *executor) dontNeed(s model.Step) {
+	rg, d := x.within(s), x.layout.Device(s.Client)
+	if x.mappings[s.Client].writable {
+		x.publish(s.Client, rg)
+		x.finish(s.Client)
+	}
+	for p := rg.Start; p < rg.End; p++ {
+		one := page.Range{Start: p, End: p + 1}
+		others := false
+		for c, m := range x.mappings {
+			others = others || c != s.Client && x.layout.Device(c) == d && m.pages.Contains(p)
+		}
+		if others || len(x.f.Draining(one)) > 0 {
+			continue
+		}
+		x.collect(one, false)
+		if len(x.modified(one, d)) == 0 {
+			x.dropBases(x.f.Evicted(one, x.owner(s.Client)))
+			delete(x.devices[d], p)
+		}
+	}
+}
+
+func (x *executor) evict(s model.Step) {
+	d := x.layout.Device(s.Client)
+	rg := x.covering(s.Off, s.Len)
+	for p := rg.Start; p < rg.End; p++ {
+		one := page.Range{Start: p, End: p + 1}
+		mapped := false
+		for c, m := range x.mappings {
+			mapped = mapped || x.layout.Device(c) == d && m.pages.Contains(p)
+		}
+		if mapped || x.devices[d][p] == nil || len(x.f.Draining(one)) > 0 {
+			continue
+		}
+		x.collect(one, false)
+		x.dropBases(x.f.Evicted(one, versions.GPU(d)))
+		delete(x.devices[d], p)
+	}
+}
+
+func (x *executor) untrack() {
+	for d := range x.devices {
+		for p := x.all().Start; p < x.all().End; p++ {
+			if !x.writers(d, p) {
+				x.dropBases(x.f.Untrack(page.Range{Start: p, End: p + 1}, versions.GPU(d)))
+			}
+		}
+	}
+}

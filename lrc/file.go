@@ -1,0 +1,482 @@
+package lrc
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+const segmentSize = unsafe.Sizeof(segment{})
+
+// File is the coherence state of one file. The zero File is one that no device holds anything of.
+type File struct {
+	// HeldUnasked says that the kernel may hold pages that it never asked for, as it does when it caches writes: a write of
+	// a whole page is not preceded by a read. Every release then drops its pages, and the caller collects what is pending
+	// of them before it calls Release: such a page may have been written by somebody who saw an earlier release, and is
+	// written home while it drains, when nothing is collected. Set it before the first call.
+	HeldUnasked bool
+
+	runs  runs
+	drain []drain
+	last  DrainID
+}
+
+// PageBase is the base of a run of pages.
+type PageBase struct {
+	Range page.Range
+	Base  Base
+}
+
+// Pending is a run of pages that a device released and home does not have.
+type Pending struct {
+	Range page.Range
+	Owner versions.Owner
+	// Base is where the bytes are that the owner's are compared with.
+	Base Base
+}
+
+// Pending returns, for each page of rg that has uncollected releases, the one of the lowest owner, so that collecting
+// what is returned until nothing is merges the versions in ascending order of owner and the highest wins. Draining pages
+// are left out, unless entering says that the kernel asks for the pages in order to hold them.
+func (f *File) Pending(rg page.Range, entering bool) []Pending {
+	var out []Pending
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		r := s.firstPending()
+		if r == nil {
+			return
+		}
+		add := func(run page.Range) {
+			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base && out[n-1].Range.End == run.Start {
+				out[n-1].Range.End = run.End
+				return
+			}
+			out = append(out, Pending{run, r.owner, r.base})
+		}
+		if entering || len(f.drain) == 0 {
+			add(run)
+			return
+		}
+		for _, part := range f.subtractDraining(run) {
+			add(part)
+		}
+	})
+	return out
+}
+
+// AllPending returns every uncollected release of page p, in ascending order of owner, by the same rule as Pending.
+func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
+	rg := page.Range{Start: p, End: p + 1}
+	if !entering && len(f.subtractDraining(rg)) == 0 {
+		return nil
+	}
+	f.runs.scan(rg, func(_ page.Range, s *state) {
+		for i := range s.replicas {
+			if r := &s.replicas[i]; r.pending(s.home) {
+				out = append(out, Pending{rg, r.owner, r.base})
+			}
+		}
+	})
+	return out
+}
+
+// PendingOf returns the runs of rg that owner o released and home does not have, draining ones included.
+func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.pending(s.home) {
+			out = append(out, Pending{run, o, r.base})
+		}
+	})
+	return out
+}
+
+// KeepBases must be called before home changes. It returns the runs of rg whose bytes in home have to be kept, and under
+// which Base, because a tracked replica has no other base. except is the device whose own bytes are being collected;
+// its base is changed by Collected instead. CPU for none.
+func (f *File) KeepBases(rg page.Range, except versions.Owner) []PageBase {
+	var out []PageBase
+	needs := func(s *state) bool {
+		for i := range s.replicas {
+			r := &s.replicas[i]
+			if r.tracked && r.base == BaseHome && r.owner != except {
+				return true
+			}
+		}
+		return false
+	}
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	f.runs.scan(rg, func(run page.Range, s *state) {
+		if needs(s) {
+			out = append(out, PageBase{run, s.freeBase()})
+		}
+	})
+	if len(out) == 0 {
+		return nil
+	}
+	f.runs.update(rg, func(s *state) {
+		if !needs(s) {
+			return
+		}
+		b := s.freeBase()
+		for i := range s.replicas {
+			r := &s.replicas[i]
+			if r.tracked && r.base == BaseHome && r.owner != except {
+				r.base = b
+			}
+		}
+	})
+	f.checkInvariants(rg)
+	return out
+}
+
+// Collected says that home now contains what the owner released of rg. With agrees, home has exactly the bytes that
+// were collected, and is the owner's base from now on. Otherwise somebody else's bytes are in home too; the collected
+// bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any more.
+func (f *File) Collected(rg page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
+	f.runs.scan(rg, func(run page.Range, s *state) {
+		r := s.find(o)
+		if r == nil {
+			return
+		}
+		old := r.base
+		if !agrees {
+			// The old base is free to be named again only if the owner was alone in using it.
+			keep = append(keep, PageBase{run, s.freeBase()})
+		}
+		if old != BaseHome && s.soleUser(old, o) {
+			drop = append(drop, PageBase{run, old})
+		}
+	})
+	f.runs.update(rg, func(s *state) {
+		r := s.find(o)
+		if r == nil {
+			return
+		}
+		s.home = s.home.With(o, r.v.Get(o))
+		if agrees {
+			// Whatever others released, the device has the same bytes.
+			r.base, r.v = BaseHome, r.v.Join(s.home)
+		} else {
+			r.base = s.freeBase()
+		}
+	})
+	f.checkInvariants(rg)
+	return keep, drop
+}
+
+// soleUser reports whether o is the only one whose base is b.
+func (s *state) soleUser(b Base, o versions.Owner) bool {
+	for i := range s.replicas {
+		r := &s.replicas[i]
+		if r.owner != o && r.tracked && r.base == b {
+			return false
+		}
+	}
+	return true
+}
+
+// CPURead says that the kernel is about to hold the pages of rg.
+func (f *File) CPURead(rg page.Range) {
+	absent := false
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	f.runs.scan(rg, func(_ page.Range, s *state) { absent = absent || !s.cpu })
+	if absent {
+		f.runs.update(rg, func(s *state) { s.cpu = true })
+	}
+}
+
+// CPUWrote says that a write by a CPU program, or of the kernel's dirty pages, changed home, and that the kernel may hold
+// all of rg. KeepBases came before it.
+func (f *File) CPUWrote(rg page.Range) { f.CPUChanged(rg, rg) }
+
+// CPUChanged is CPUWrote where more is known of the kernel: of rg it may hold the pages of held, and those that it held
+// before. A write of a part of a page leaves the kernel with the copy it had, or none; so does the write-back of a page
+// that it read before, and a hole.
+func (f *File) CPUChanged(rg, held page.Range) {
+	f.CPURead(rg.Intersect(held))
+	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+		if len(s.replicas) == 0 {
+			return
+		}
+		s.released = s.released.Next(versions.CPU)
+		s.home = s.home.With(versions.CPU, s.released.Get(versions.CPU))
+	})
+	f.checkInvariants(rg)
+}
+
+// Mode says how a replica is brought up to date.
+type Mode uint8
+
+const (
+	// ModeFill copies home into memory that holds nothing of the page yet.
+	ModeFill Mode = iota
+	// ModeCopy copies home over a replica that no program stores into.
+	ModeCopy
+	// ModePatch stores what changed between the base and home into a replica that programs may be storing into.
+	ModePatch
+)
+
+func (m Mode) String() string { return [...]string{"fill", "copy", "patch"}[m] }
+
+// Update is a run of pages to be brought up to date.
+type Update struct {
+	Range page.Range
+	Mode  Mode
+	// Base is where the bytes are that home is compared with, for ModePatch.
+	Base Base
+}
+
+// Stale returns what has to be brought from home to owner o, after everything pending in rg was collected.
+func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
+	var out []Update
+	add := func(u Update) {
+		if n := len(out); n > 0 && out[n-1].Mode == u.Mode && out[n-1].Base == u.Base && out[n-1].Range.End == u.Range.Start {
+			out[n-1].Range.End = u.Range.End
+			return
+		}
+		out = append(out, u)
+	}
+	f.runs.scan(rg, func(run page.Range, s *state) {
+		switch r := s.find(o); {
+		case r == nil:
+			add(Update{Range: run, Mode: ModeFill})
+		case !r.stale(s.home):
+		case !r.tracked:
+			add(Update{Range: run, Mode: ModeCopy})
+		default:
+			add(Update{Range: run, Mode: ModePatch, Base: r.base})
+		}
+	})
+	return out
+}
+
+// Updated says that the replicas of o in rg contain home, which is their base from now on. With track, programs may
+// store into them. drop are bases that nobody has any more.
+func (f *File) Updated(rg page.Range, o versions.Owner, track bool) (drop []PageBase) {
+	drop = f.droppedBases(rg, o)
+	f.runs.update(rg, func(s *state) {
+		r := s.add(o)
+		r.v = r.v.Join(s.home)
+		r.base = BaseHome
+		r.tracked = r.tracked || track
+	})
+	f.checkInvariants(rg)
+	return drop
+}
+
+// droppedBases returns the bases in rg that only o has.
+func (f *File) droppedBases(rg page.Range, o versions.Owner) (drop []PageBase) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked && r.base != BaseHome && s.soleUser(r.base, o) {
+			drop = append(drop, PageBase{run, r.base})
+		}
+	})
+	return drop
+}
+
+// Untracked returns the runs of rg that o holds without being tracked, after an acquire of them.
+func (f *File) Untracked(rg page.Range, o versions.Owner) (out []page.Range) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && !r.tracked {
+			out = page.AppendRange(out, run)
+		}
+	})
+	return out
+}
+
+// Tracked returns the runs of rg that o holds and tracks.
+func (f *File) Tracked(rg page.Range, o versions.Owner) (out []page.Range) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked {
+			out = page.AppendRange(out, run)
+		}
+	})
+	return out
+}
+
+// Track says that programs may store into the replicas of o in rg from now on. They must not be stale: home is their
+// base. Pages that o does not hold, or holds stale, are left alone.
+func (f *File) Track(rg page.Range, o versions.Owner) {
+	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+		if r := s.find(o); r != nil && !r.tracked && !r.stale(s.home) {
+			r.tracked = true
+		}
+	})
+	f.checkInvariants(rg)
+}
+
+// Untrack says that no program stores into the replicas of o in rg any more. Pages that are pending stay tracked: their
+// bases are still needed.
+func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		r := s.find(o)
+		if r != nil && r.tracked && r.base != BaseHome && !r.pending(s.home) && s.soleUser(r.base, o) {
+			drop = append(drop, PageBase{run, r.base})
+		}
+	})
+	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+		if r := s.find(o); r != nil && r.tracked && !r.pending(s.home) {
+			r.tracked, r.base = false, BaseHome
+		}
+	})
+	f.checkInvariants(rg)
+	return drop
+}
+
+// Evicted says that o holds nothing of rg any more. What was pending is lost, so it is collected before.
+func (f *File) Evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
+	drop = f.droppedBases(rg, o)
+	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
+	f.runs.trim()
+	f.checkInvariants(rg)
+	return drop
+}
+
+// keptBases returns every base of rg that is a copy, each once.
+func (f *File) keptBases(rg page.Range) (kept []PageBase) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		seen := map[Base]bool{BaseHome: true}
+		for i := range s.replicas {
+			if r := &s.replicas[i]; r.tracked && !seen[r.base] {
+				seen[r.base] = true
+				kept = append(kept, PageBase{run, r.base})
+			}
+		}
+	})
+	return kept
+}
+
+// Truncated says that home has no bytes in the pages from n on, and that the caller zeroed them in every replica: they
+// all agree, and whatever was pending of them is void. drop are the bases that nobody has any more.
+func (f *File) Truncated(n page.Index) (drop []PageBase) {
+	rg := page.Range{Start: n, End: f.runs.end()}
+	if rg.Empty() {
+		return nil
+	}
+	drop = f.keptBases(rg)
+	f.runs.update(rg, func(s *state) {
+		s.home = s.released
+		for i := range s.replicas {
+			s.replicas[i].v, s.replicas[i].base = s.released, BaseHome
+		}
+	})
+	f.checkInvariants(rg)
+	return drop
+}
+
+// Replaced says that somebody changed home in rg unseen. Every replica is stale and untracked from now on and nothing is
+// pending any more: a caller that wants to keep what a device modified calls Updated for those pages.
+func (f *File) Replaced(rg page.Range) (drop []PageBase) {
+	drop = f.keptBases(rg)
+	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+		if len(s.replicas) == 0 {
+			return
+		}
+		s.released = s.released.Next(versions.CPU)
+		s.home = s.released
+		for i := range s.replicas {
+			r := &s.replicas[i]
+			r.base, r.tracked = BaseHome, false
+		}
+	})
+	f.checkInvariants(rg)
+	return drop
+}
+
+// BaseOf returns the base of o's tracked replica of page p, and whether there is one.
+func (f *File) BaseOf(p page.Index, o versions.Owner) (b Base, tracked bool) {
+	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked {
+			b, tracked = r.base, true
+		}
+	})
+	return b, tracked
+}
+
+// Held reports whether any device holds a page of rg.
+func (f *File) Held(rg page.Range) (held bool) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(_ page.Range, s *state) {
+		held = held || len(s.replicas) > 0
+	})
+	return held
+}
+
+// Holders returns the owners that hold a page of rg, ascending.
+func (f *File) Holders(rg page.Range) []versions.Owner {
+	var seen [256]bool
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(_ page.Range, s *state) {
+		for i := range s.replicas {
+			seen[s.replicas[i].owner] = true
+		}
+	})
+	var out []versions.Owner
+	for o, is := range seen {
+		if is {
+			out = append(out, versions.Owner(o))
+		}
+	}
+	return out
+}
+
+// Counts is what an owner holds of a file, in pages.
+type Counts struct {
+	Resident, Tracked, Stale, Pending int64
+}
+
+// Count counts the pages that owner o holds.
+func (f *File) Count(o versions.Owner) (c Counts) {
+	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
+		r := s.find(o)
+		if r == nil {
+			return
+		}
+		c.Resident += run.Len()
+		if r.tracked {
+			c.Tracked += run.Len()
+		}
+		if r.stale(s.home) {
+			c.Stale += run.Len()
+		}
+		if r.pending(s.home) {
+			c.Pending += run.Len()
+		}
+	})
+	return c
+}
+
+// End returns a page past every page that a device holds.
+func (f *File) End() page.Index { return f.runs.end() }
+
+// Memory returns the bytes that the versions and states of all pages take.
+func (f *File) Memory() int64 { return f.runs.memory() }
+
+// Dump describes every page that is not in the initial state, a line per run of equal states, for tests and debugging.
+func (f *File) Dump() string {
+	var b strings.Builder
+	var open page.Range
+	var text string
+	flush := func() {
+		if !open.Empty() {
+			fmt.Fprintf(&b, "%v %s\n", open, text)
+		}
+	}
+	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
+		t := s.String()
+		if len(s.replicas) == 0 && s.cpu {
+			return
+		}
+		if t == text && open.End == run.Start {
+			open.End = run.End
+			return
+		}
+		flush()
+		open, text = run, t
+	})
+	flush()
+	for _, d := range f.drain {
+		fmt.Fprintf(&b, "draining %d %v\n", d.id, d.ranges)
+	}
+	return b.String()
+}

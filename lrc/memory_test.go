@@ -1,0 +1,92 @@
+package lrc
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+const memoryPages = 16 * segmentPages
+
+func perPage(f *File) float64 { return float64(f.Memory()) / memoryPages }
+
+func TestMemoryWherePagesAgree(t *testing.T) {
+	whole := page.Range{End: memoryPages}
+	var f File
+	for d := range 8 {
+		f.Updated(whole, versions.GPU(d), true)
+	}
+	t.Logf("held by 8 devices: %.3f bytes per page", perPage(&f))
+	require.Less(t, perPage(&f), 1.0)
+	for d := range 8 {
+		f.Release([]page.Range{whole}, versions.GPU(d))
+	}
+	f.KeepBases(whole, versions.CPU)
+	f.CPUWrote(whole)
+	t.Logf("all released, stale, with bases: %.3f bytes per page", perPage(&f))
+	require.Less(t, perPage(&f), 1.0)
+
+	// One page in each segment that differs makes a table of the segment.
+	for p := page.Index(0); p < memoryPages; p += segmentPages {
+		f.Release([]page.Range{{Start: p, End: p + 1}}, versions.GPU(3))
+	}
+	t.Logf("one page in %d differs: %.3f bytes per page", segmentPages, perPage(&f))
+	require.Less(t, perPage(&f), 3.0)
+
+	for d := range 8 {
+		f.Evicted(whole, versions.GPU(d))
+	}
+	require.Less(t, f.Memory(), int64(4096), "what is not held costs nothing")
+}
+
+// TestMemoryWorstCase has 8 devices hold every page, and no two pages of a segment agree: other counters, other bases,
+// stale and pending in other ways.
+func TestMemoryWorstCase(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		releases uint64 // of each owner, at most
+		limit    float64
+	}{
+		{"few releases", 100, 64},
+		{"thousands of releases", 16_000, 64},
+		{"a million releases", 1 << 20, 80},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(1, 2))
+			var f File
+			for p := range page.Index(memoryPages) {
+				one := page.Range{Start: p, End: p + 1}
+				for d := range 8 {
+					f.Updated(one, versions.GPU(d), true)
+				}
+				f.runs.update(one, func(s *state) {
+					// As after so many releases that came home, of which every replica lacks its own selection.
+					for o := range versions.Owner(9) {
+						s.home = s.home.With(o, versions.Version(c.releases/2+rnd.Uint64N(c.releases/2)))
+					}
+					s.released = s.home
+					for d := range 8 {
+						r := s.find(versions.GPU(d))
+						if rnd.IntN(2) == 0 {
+							s.released = s.released.With(r.owner, s.home.Get(r.owner)+1+versions.Version(rnd.IntN(100)))
+						}
+						r.v = s.home.With(r.owner, s.released.Get(r.owner))
+						for o := range versions.Owner(9) {
+							if o != r.owner && rnd.IntN(2) == 0 {
+								r.v = r.v.With(o, 0)
+							}
+						}
+						r.base = Base(1 + rnd.IntN(8))
+					}
+				})
+			}
+			f.checkInvariants(page.Range{End: memoryPages})
+			t.Logf("%.1f bytes per page", perPage(&f))
+			require.LessOrEqual(t, perPage(&f), c.limit)
+		})
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package lrc
+
+const underRace = true

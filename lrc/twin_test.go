@@ -1,0 +1,217 @@
+package lrc
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// twinPages is a few segments, and a part.
+const twinPages = 3*segmentPages + 40
+
+// TestRunsAgainstPages drives one File with ranges, and one state per page with the same events page by page.
+func TestRunsAgainstPages(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var rs runs
+		pages := make([]*state, twinPages)
+		for i := range pages {
+			pages[i] = &state{cpu: true}
+		}
+		edge := rapid.OneOf(rapid.IntRange(0, twinPages), rapid.SampledFrom([]int{
+			0, 1, segmentPages - 1, segmentPages, segmentPages + 1, 2 * segmentPages, 3 * segmentPages, twinPages,
+		}))
+		for range rapid.IntRange(1, 40).Draw(t, "events") {
+			a, b := edge.Draw(t, "from"), edge.Draw(t, "to")
+			rg := page.Range{Start: page.Index(min(a, b)), End: page.Index(max(a, b))}
+			o := versions.GPU(rapid.IntRange(0, 3).Draw(t, "device"))
+			var event func(s *state)
+			switch rapid.IntRange(0, 6).Draw(t, "event") {
+			case 0, 1:
+				event = func(s *state) { s.add(o) }
+			case 2:
+				event = func(s *state) {
+					if r := s.find(o); r != nil {
+						r.tracked = true
+						r.v = r.v.Next(o)
+						s.released = s.released.With(o, r.v.Get(o))
+					}
+				}
+			case 3:
+				event = func(s *state) { s.remove(o) }
+			case 4:
+				event = func(s *state) { s.cpu = !s.cpu }
+			case 5:
+				event = func(s *state) {
+					if r := s.find(o); r != nil && r.tracked {
+						r.base = s.freeBase()
+					}
+				}
+			default:
+				event = func(s *state) { *s = state{cpu: true} }
+			}
+			rs.update(rg, event)
+			for p := rg.Start; p < rg.End; p++ {
+				event(pages[p])
+			}
+			rs.trim()
+		}
+		at := page.Index(0)
+		rs.scan(page.Range{End: twinPages}, func(run page.Range, s *state) {
+			require.Equal(t, at, run.Start, "the runs leave a hole, or overlap")
+			require.False(t, run.Empty())
+			for p := run.Start; p < run.End; p++ {
+				if want := pages[p].String(); s.String() != want {
+					t.Fatalf("page %d: %v, want %s", p, s, want)
+				}
+			}
+			at = run.End
+		})
+		require.Equal(t, page.Index(twinPages), at)
+		rs.check(page.Range{End: twinPages})
+	})
+}
+
+// answers expands what a File answered into what it said of each page, so that cutting runs otherwise makes no difference.
+type answers map[page.Index]string
+
+func (a answers) add(rg page.Range, format string, args ...any) {
+	for p := rg.Start; p < rg.End; p++ {
+		a[p] += fmt.Sprintf(format+"; ", args...)
+	}
+}
+
+func (a answers) bases(what string, list []PageBase) {
+	for _, b := range list {
+		a.add(b.Range, "%s base %d", what, b.Base)
+	}
+}
+
+// twinEvent is something that happens to a range of pages. Its answers are of the pages alone.
+type twinEvent struct {
+	kind   int
+	owner  versions.Owner
+	agrees bool
+}
+
+func (e twinEvent) apply(f *File, rg page.Range, a answers) {
+	switch e.kind {
+	case 0:
+		a.bases("drop", f.Updated(rg, e.owner, e.agrees))
+	case 1:
+		f.Track(rg, e.owner)
+	case 2:
+		drops, id := f.Release([]page.Range{rg}, e.owner)
+		for _, d := range drops {
+			a.add(d, "kernel drops")
+		}
+		f.Drained(id)
+	case 3:
+		for pending := f.Pending(rg, e.agrees); len(pending) > 0; pending = f.Pending(rg, e.agrees) {
+			for _, c := range pending {
+				a.add(c.Range, "pending %v base %d", c.Owner, c.Base)
+				a.bases("keep", f.KeepBases(c.Range, c.Owner))
+				keep, drop := f.Collected(c.Range, c.Owner, c.Base == BaseHome || e.agrees)
+				a.bases("keep own", keep)
+				a.bases("drop", drop)
+			}
+		}
+	case 4:
+		a.bases("keep", f.KeepBases(rg, versions.CPU))
+		f.CPUWrote(rg)
+	case 5:
+		for _, u := range f.Stale(rg, e.owner) {
+			a.add(u.Range, "%v base %d", u.Mode, u.Base)
+		}
+		a.bases("drop", f.Updated(rg, e.owner, e.agrees))
+	case 6:
+		a.bases("drop", f.Untrack(rg, e.owner))
+	case 7:
+		a.bases("drop", f.Evicted(rg, e.owner))
+	case 8:
+		a.bases("drop", f.Replaced(rg))
+	case 9:
+		f.CPURead(rg)
+	}
+}
+
+// collectFirst reports whether pending pages have to come home before the event.
+func (e twinEvent) collectFirst() bool {
+	switch e.kind {
+	case 0, 4, 5, 7, 9:
+		return true
+	}
+	return false
+}
+
+// TestFileAgainstPages drives one File with ranges of pages, and a File of its own for each page. They must say the same
+// of every page.
+func TestFileAgainstPages(t *testing.T) {
+	const spread = 173 // the pages of the test are spread over a few segments
+	const count = 8
+	rapid.Check(t, func(t *rapid.T) {
+		var whole File
+		var single [count]File
+		for range rapid.IntRange(1, 50).Draw(t, "events") {
+			e := twinEvent{
+				kind:   rapid.IntRange(0, 9).Draw(t, "event"),
+				owner:  versions.GPU(rapid.IntRange(0, 3).Draw(t, "device")),
+				agrees: rapid.Bool().Draw(t, "flag"),
+			}
+			from := rapid.IntRange(0, count-1).Draw(t, "from")
+			to := rapid.IntRange(from+1, count).Draw(t, "to")
+			rg := page.Range{Start: page.Index(from * spread), End: page.Index(to * spread)}
+			events := []twinEvent{e}
+			if e.collectFirst() {
+				events = []twinEvent{{kind: 3, agrees: e.agrees}, e}
+			}
+			for _, e := range events {
+				got, want := make(answers), make(answers)
+				e.apply(&whole, rg, got)
+				for i := from; i < to; i++ {
+					p := page.Index(i * spread)
+					e.apply(&single[i], page.Range{Start: p, End: p + 1}, want)
+				}
+				for p := range want {
+					require.Equal(t, want[p], got[p], "page %d, event %+v", p, e)
+				}
+				for i := from; i < to; i++ {
+					p := page.Index(i * spread)
+					require.Equal(t, want[p], got[p+spread-1], "the last page of run %d, event %+v", i, e)
+				}
+			}
+			for i := range single {
+				p := page.Index(i * spread)
+				require.Equal(t, at(&single[i], p), at(&whole, p), "page %d after %+v", p, e)
+				require.Equal(t, at(&single[i], p), at(&whole, p+spread-1), "page %d after %+v", p+spread-1, e)
+			}
+		}
+	})
+}
+
+// at describes page p.
+func at(f *File, p page.Index) (text string) {
+	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) { text = s.String() })
+	return text
+}
+
+// TestReplaced: somebody changed home directly; a device's modification is kept by an Updated.
+func TestReplaced(t *testing.T) {
+	var f File
+	one := page.Range{End: 1}
+	f.Updated(one, versions.GPU(0), true)
+	f.Updated(one, versions.GPU(1), false)
+	f.Release([]page.Range{one}, versions.GPU(0))
+	require.Empty(t, f.Replaced(one))
+	require.Empty(t, f.Pending(one, true))
+	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(0)))
+	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(1)))
+	f.Updated(one, versions.GPU(0), true)
+	require.Equal(t, Counts{Resident: 1, Tracked: 1}, f.Count(versions.GPU(0)))
+	f.Release([]page.Range{one}, versions.GPU(0))
+	require.Equal(t, []Pending{{one, versions.GPU(0), BaseHome}}, f.Pending(one, true))
+}
