@@ -1,0 +1,135 @@
+package conformance
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// patched is what Patch promises, one byte after the other.
+func patched(mem, base, next []byte) []byte {
+	out := slices.Clone(mem)
+	for i := range out {
+		if base[i] != next[i] && mem[i] == base[i] {
+			out[i] = next[i]
+		}
+	}
+	return out
+}
+
+// testPatch patches pages that are partly as in base and partly not, more of them than a batch may hold.
+func testPatch(f *fixture) {
+	const pages = 700
+	m := f.alloc(pages * page.Size)
+	mem := f.random(pages * page.Size)
+	base := slices.Clone(mem)
+	next := slices.Clone(mem)
+	for i := range mem {
+		switch f.rnd.IntN(12) {
+		case 0, 1:
+			next[i] ^= byte(1 + f.rnd.IntN(255)) // changed at home
+		case 2:
+			mem[i] ^= byte(1 + f.rnd.IntN(255)) // changed by the device
+		case 3:
+			next[i] ^= byte(1 + f.rnd.IntN(255)) // by both
+			mem[i] ^= byte(1 + f.rnd.IntN(255))
+		}
+	}
+	copy(pageAt(next, 5), pageAt(base, 5)) // nothing to do
+	f.write(m, 0, mem)
+	var patches []gpubackend.Patch
+	for _, i := range f.rnd.Perm(pages)[:pages-3] {
+		off := int64(i) * page.Size
+		patches = append(patches, gpubackend.Patch{Mem: m, Off: off, Base: pageAt(base, i), Next: pageAt(next, i)})
+	}
+	want := slices.Clone(mem)
+	for _, p := range patches {
+		i := int(p.Off / page.Size)
+		copy(pageAt(want, i), patched(pageAt(mem, i), p.Base, p.Next))
+	}
+	require.NoError(f, f.dev.Patch(f.ctx, patches))
+	require.True(f, bytes.Equal(want, f.read(m, 0, int64(len(want)))))
+	require.NoError(f, f.dev.Patch(f.ctx, nil))
+}
+
+func testDigests(f *fixture) {
+	const pages = 1500
+	m := f.alloc(pages * page.Size)
+	data := f.random(pages * page.Size)
+	clear(pageAt(data, 0))
+	copy(pageAt(data, 1), bytes.Repeat([]byte{0xff}, page.Size))
+	f.write(m, 0, data)
+	for _, r := range [][2]int{{0, pages}, {0, 1}, {1, 1}, {pages - 1, 1}, {255, 2}, {17, 513}, {3, 0}} {
+		got, want := make([]gpubackend.Digest, r[1]), make([]gpubackend.Digest, r[1])
+		require.NoError(f, f.dev.Digests(f.ctx, m, int64(r[0])*page.Size, got))
+		f.dev.Key().SumPages(data[r[0]*page.Size:(r[0]+r[1])*page.Size], want)
+		require.Equal(f, want, got, "%d pages from %d", r[1], r[0])
+	}
+}
+
+// testModified changes single bits in some pages: exactly these are found, in as few ranges as there can be.
+func testModified(f *fixture) {
+	const pages = 1500
+	mems := []gpubackend.Memory{f.alloc(pages * page.Size), f.alloc(pages * page.Size)}
+	data := f.random(pages * page.Size)
+	agreed := make([]gpubackend.Digest, pages)
+	f.dev.Key().SumPages(data, agreed)
+	for _, m := range mems {
+		f.write(m, 0, data)
+	}
+	scan := func(m gpubackend.Memory, from, n int) gpubackend.Scan {
+		return gpubackend.Scan{Mem: m, Off: int64(from) * page.Size, Agreed: agreed[from : from+n]}
+	}
+	got, err := f.dev.Modified(f.ctx, []gpubackend.Scan{scan(mems[0], 0, pages), scan(mems[1], 0, pages)})
+	require.NoError(f, err)
+	require.Len(f, got, 2)
+	require.Empty(f, got[0])
+	require.Empty(f, got[1])
+	got, err = f.dev.Modified(f.ctx, nil)
+	require.NoError(f, err)
+	require.Empty(f, got)
+
+	changed := map[int]bool{0: true, pages - 1: true}
+	for i := 250; i < 520; i++ { // one range across batches
+		changed[i] = true
+	}
+	for range 60 {
+		changed[f.rnd.IntN(pages)] = true
+	}
+	for i := range changed {
+		off := int64(i)*page.Size + f.rnd.Int64N(page.Size)
+		f.write(mems[1], off, []byte{data[off] ^ 1<<f.rnd.IntN(8)})
+	}
+	var scans []gpubackend.Scan
+	var want [][]page.Range
+	add := func(m gpubackend.Memory, from, n int) {
+		scans = append(scans, scan(m, from, n))
+		var ranges []page.Range
+		for i := range n {
+			if m == mems[1] && changed[from+i] {
+				ranges = page.AppendRange(ranges, page.Range{Start: page.Index(i), End: page.Index(i + 1)})
+			}
+		}
+		want = append(want, ranges)
+	}
+	add(mems[1], 0, pages)
+	add(mems[0], 0, pages)
+	add(mems[1], 3, 0)
+	for _, n := range []int{1, 255, 256, 257, 512, 513} { // around what a batch may be
+		add(mems[1], pages-n, n) // the last page is modified
+	}
+	for range 30 {
+		from := f.rnd.IntN(pages)
+		add(mems[1], from, f.rnd.IntN(pages-from))
+	}
+	got, err = f.dev.Modified(f.ctx, scans)
+	require.NoError(f, err)
+	require.Len(f, got, len(scans))
+	for i := range got {
+		require.True(f, slices.Equal(want[i], got[i]), "scan %d: want %v, got %v", i, want[i], got[i])
+	}
+}

@@ -1,0 +1,132 @@
+package conformance
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Allowance is something that a backend is let off, because its kind of memory cannot do it.
+type Allowance int
+
+// ReadOnlyIsAdvice lets a descriptor that was exported for reading be mapped for writing by a process that asks for it.
+// A process that maps it for reading must still not be able to store.
+const ReadOnlyIsAdvice Allowance = 1
+
+// Run tests the devices that open returns, each of which has at least 16 times its granularity and at least 32 MiB of
+// memory. A backend without a device skips its test before it calls Run.
+func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...Allowance) {
+	tests := []struct {
+		name string
+		test func(*fixture)
+	}{
+		{"Info", testInfo},
+		{"AllocSizes", testAllocSizes},
+		{"Budget", testBudget},
+		{"BudgetWhenAllAllocAtOnce", testBudgetAtOnce},
+		{"BudgetUnderChurn", testBudgetUnderChurn},
+		{"Zeroed", testZeroed},
+		{"FreedMemory", testFreed},
+		{"FreeBesideCalls", testFreeBesideCalls},
+		{"Close", testClose},
+		{"HostBuffer", testHostBuffer},
+		{"Copies", testCopies},
+		{"CopiesAcrossBatches", testCopiesAcrossBatches},
+		{"Zero", testZero},
+		{"FaultyArguments", testFaultyArguments},
+		{"Context", testContext},
+		{"Patch", testPatch},
+		{"Digests", testDigests},
+		{"Modified", testModified},
+		{"ParallelUse", testParallelUse},
+		{"Export", testExport},
+		{"SharedWithProcess", testShared},
+		{"ReadOnlyExport", testReadOnly},
+		{"FreedUnderImporter", testFreedUnderImporter},
+		{"ImporterDies", testImporterDies},
+		{"PatchBesideStores", testPatchBesideStores},
+		{"DigestsBesideStores", testDigestsBesideStores},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &fixture{T: t, open: open, allowed: allowed, rnd: rand.New(rand.NewPCG(1, 2)), ctx: t.Context()}
+			f.dev = f.openDevice()
+			f.info = f.dev.Info()
+			tt.test(f)
+		})
+	}
+}
+
+// fixture is one test's device, and what tests do all the time.
+type fixture struct {
+	*testing.T
+	open    func(t *testing.T) gpubackend.Device
+	allowed []Allowance
+	dev     gpubackend.Device
+	info    gpubackend.Info
+	rnd     *rand.Rand
+	ctx     context.Context
+}
+
+// openDevice opens a device that is closed after the test, unless the test closed it.
+func (f *fixture) openDevice() gpubackend.Device {
+	d := f.open(f.T)
+	f.Cleanup(func() {
+		err := d.Close()
+		if f.Failed() {
+			return
+		}
+		if err != nil {
+			require.ErrorIs(f, err, gpubackend.ErrClosed, "the device closes once its memory is freed")
+		}
+		require.Zero(f, d.Used())
+	})
+	return d
+}
+
+// alloc returns memory of at least size bytes that is freed after the test, unless the test freed it.
+func (f *fixture) alloc(size int64) gpubackend.Memory {
+	f.Helper()
+	g := f.info.Granularity
+	m, err := f.dev.Alloc((size + g - 1) / g * g)
+	require.NoError(f, err)
+	f.Cleanup(func() {
+		if err := m.Free(); err != nil && !f.Failed() {
+			require.ErrorIs(f, err, gpubackend.ErrFreed)
+		}
+	})
+	return m
+}
+
+func (f *fixture) write(m gpubackend.Memory, off int64, p []byte) {
+	f.Helper()
+	require.NoError(f, f.dev.CopyIn(f.ctx, []gpubackend.Copy{{Mem: m, Off: off, Host: p}}))
+}
+
+func (f *fixture) read(m gpubackend.Memory, off, n int64) []byte {
+	f.Helper()
+	p := make([]byte, n)
+	require.NoError(f, f.dev.CopyOut(f.ctx, []gpubackend.Copy{{Mem: m, Off: off, Host: p}}))
+	return p
+}
+
+// random returns n random bytes.
+func (f *fixture) random(n int64) []byte {
+	p := make([]byte, n)
+	for i := 0; i < len(p); i += 8 {
+		w := f.rnd.Uint64()
+		for j := i; j < min(i+8, len(p)); j++ {
+			p[j] = byte(w)
+			w >>= 8
+		}
+	}
+	return p
+}
+
+// pageAt returns page i of p.
+func pageAt(p []byte, i int) []byte { return p[i*page.Size : (i+1)*page.Size] }

@@ -1,0 +1,138 @@
+package gpubackend
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+var (
+	// ErrNoMemory says that the device has no room for an allocation.
+	ErrNoMemory = errors.New("device memory exhausted")
+	// ErrDeviceLost says that the device no longer answers and that the contents of its memory are gone.
+	ErrDeviceLost = errors.New("device lost")
+	// ErrFreed says that a Memory was used after Free.
+	ErrFreed = errors.New("device memory already freed")
+	// ErrRange says that a call named bytes outside of a Memory, or pages that do not begin at a multiple of page.Size,
+	// or a Memory of another device.
+	ErrRange = errors.New("not a range of this device's memory")
+	// ErrInUse says that Memory was not freed when its device was to be closed.
+	ErrInUse = errors.New("device memory still allocated")
+	// ErrClosed says that a device was used after Close.
+	ErrClosed = errors.New("device closed")
+)
+
+// Kind tells a client how to map an exported Memory.
+type Kind uint8
+
+const (
+	// KindEmulated is host memory behind a memfd: map it with mmap.
+	KindEmulated Kind = 1
+	// KindCUDA is a CUDA virtual-memory-management allocation exported as a POSIX file descriptor.
+	KindCUDA Kind = 2
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindEmulated:
+		return "emulated"
+	case KindCUDA:
+		return "cuda"
+	}
+	return "unknown"
+}
+
+// Info describes a device. It never changes.
+type Info struct {
+	// Ordinal is the number that clients name the device by.
+	Ordinal int
+	Kind    Kind
+	// Name is for people.
+	Name string
+	// Memory is the bytes that Alloc may hand out in all.
+	Memory int64
+	// Granularity divides the size of every Memory. It is a power of two and a multiple of page.Size.
+	Granularity int64
+}
+
+// Digest is a keyed universal hash of one page. Two pages with different bytes have the same Digest with a
+// probability below 2^-60 over the choice of Key. Host and device compute the same value, bit by bit.
+type Digest uint64
+
+// Copy moves len(Host) bytes between Host and Mem at byte offset Off.
+type Copy struct {
+	Mem  Memory
+	Off  int64
+	Host []byte
+}
+
+// Patch brings the page at byte offset Off of Mem from Base to Next under the feet of running programs: exactly the
+// bytes that differ between Base and Next, and that Mem still has as in Base, are stored, one by one. Base and Next
+// have page.Size bytes.
+type Patch struct {
+	Mem        Memory
+	Off        int64
+	Base, Next []byte
+}
+
+// Scan asks which pages of Mem, from the page at byte offset Off on, have another Digest than in Agreed.
+type Scan struct {
+	Mem    Memory
+	Off    int64
+	Agreed []Digest
+}
+
+// Memory is one allocation of device memory, contiguous and exportable.
+type Memory interface {
+	// Size returns the bytes allocated.
+	Size() int64
+	// Export returns a descriptor that another process maps the memory with. With writable false, that process
+	// can only read, as far as the kind of device can enforce that: CUDA leaves it to the importing process, see package
+	// cuda. The descriptor stays the Memory's and is the same every time: duplicate it to keep it.
+	Export(writable bool) (*os.File, error)
+	// Zeroed reports whether the memory is known to have held nothing but zeros when Alloc returned it, so that nobody
+	// needs to zero it before it is exported.
+	Zeroed() bool
+	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails
+	// with ErrFreed. Processes that imported it keep it until they unmap it.
+	Free() error
+}
+
+// Device is a GPU, or what stands in for one.
+type Device interface {
+	Info() Info
+	// Key returns the key of the device's digests. The host computes the same digests with it:
+	// (*DigestKey).Sum(page []byte) Digest and (*DigestKey).SumPages(pages []byte, out []Digest), declared in digest.go.
+	Key() *DigestKey
+
+	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
+	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed Info.Memory.
+	Alloc(size int64) (Memory, error)
+	// Used returns the bytes in Memory not yet freed.
+	Used() int64
+
+	// CopyIn copies from the host to the device, CopyOut from the device to the host. The pieces of one call may
+	// be copied in any order and at once.
+	CopyIn(ctx context.Context, pieces []Copy) error
+	CopyOut(ctx context.Context, pieces []Copy) error
+	// Zero stores zeros into the n bytes of mem at byte offset off.
+	Zero(ctx context.Context, mem Memory, off, n int64) error
+	// Patch applies patches to pages that other processes may be storing into.
+	Patch(ctx context.Context, patches []Patch) error
+
+	// Digests computes the Digest of len(out) pages of mem, from the page at byte offset off on.
+	Digests(ctx context.Context, mem Memory, off int64, out []Digest) error
+	// Modified returns, for each scan, the pages whose Digest is not the agreed one, as ascending ranges counted
+	// from the scan's first page.
+	Modified(ctx context.Context, scans []Scan) ([][]page.Range, error)
+
+	// HostBuffer returns n bytes of host memory that copies are fastest with, and the function that gives them
+	// back. Any other host memory may be used too.
+	HostBuffer(n int) (buf []byte, release func(), err error)
+
+	// Close frees the device. It fails with ErrInUse, and changes nothing, while some Memory is not freed. Every call
+	// after it, Close too, fails with ErrClosed, but for Info, Key and Used.
+	Close() error
+}

@@ -1,0 +1,114 @@
+package emulated
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// own returns the device's own type of mem, after checking that the n bytes at off lie in it.
+func (d *device) own(mem gpubackend.Memory, off, n int64) (*memory, error) {
+	m, ok := mem.(*memory)
+	if !ok || m.dev != d {
+		return nil, fmt.Errorf("%w: memory of another device", gpubackend.ErrRange)
+	}
+	if off < 0 || n < 0 || off > m.size || n > m.size-off {
+		return nil, fmt.Errorf("%w: %d bytes at %d of %d", gpubackend.ErrRange, n, off, m.size)
+	}
+	return m, nil
+}
+
+// ownPages is own for n pages, of which the first begins at off.
+func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, error) {
+	if off&(page.Size-1) != 0 {
+		return nil, fmt.Errorf("%w: no page begins at %d", gpubackend.ErrRange, off)
+	}
+	return d.own(mem, off, int64(n)<<page.Shift)
+}
+
+// part is a piece of memory and what it is copied from or to.
+type part struct {
+	mem  []byte
+	host []byte
+}
+
+// cut appends one copy to parts, in parts of at most pieceSize.
+func cut(parts []part, p part) []part {
+	for len(p.mem) > pieceSize {
+		parts = append(parts, part{p.mem[:pieceSize], p.host[:pieceSize]})
+		p = part{p.mem[pieceSize:], p.host[pieceSize:]}
+	}
+	if len(p.mem) > 0 {
+		parts = append(parts, p)
+	}
+	return parts
+}
+
+// bundle groups parts into pieces of about pieceSize, so that many small copies are one piece of work. It returns the
+// index after each piece's last part.
+func bundle(parts []part) (ends []int) {
+	size := 0
+	for i, p := range parts {
+		if size > 0 && size+len(p.mem) > pieceSize {
+			ends = append(ends, i)
+			size = 0
+		}
+		size += len(p.mem)
+	}
+	if len(parts) > 0 {
+		ends = append(ends, len(parts))
+	}
+	return ends
+}
+
+// copyPieces copies with one, a copy of plain memory in either direction.
+func (d *device) copyPieces(ctx context.Context, pieces []gpubackend.Copy, one func(part)) error {
+	done, err := d.use(len(pieces), func(i int) (*memory, error) {
+		return d.own(pieces[i].Mem, pieces[i].Off, int64(len(pieces[i].Host)))
+	})
+	if err != nil {
+		return err
+	}
+	defer done()
+	parts := make([]part, 0, len(pieces))
+	for _, p := range pieces {
+		parts = cut(parts, part{p.Mem.(*memory).data[p.Off:][:len(p.Host)], p.Host})
+	}
+	ends := bundle(parts)
+	return inPieces(ctx, len(ends), func(i int) {
+		start := 0
+		if i > 0 {
+			start = ends[i-1]
+		}
+		for _, p := range parts[start:ends[i]] {
+			one(p)
+		}
+	})
+}
+
+// CopyIn is a plain copy, wide stores included: it is not for pages that another process may be storing into, which
+// Patch is for.
+func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
+	return d.copyPieces(ctx, pieces, func(p part) { copy(p.mem, p.host) })
+}
+
+// CopyOut reads memory that others may be storing into. Each byte is one that the memory had during the call; two
+// bytes may be from different moments.
+func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
+	return d.copyPieces(ctx, pieces, func(p part) { copy(p.host, p.mem) })
+}
+
+func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
+	done, err := d.use(1, func(int) (*memory, error) { return d.own(mem, off, n) })
+	if err != nil {
+		return err
+	}
+	defer done()
+	data := mem.(*memory).data[off : off+n]
+	pieces := (len(data) + pieceSize - 1) / pieceSize
+	return inPieces(ctx, pieces, func(i int) {
+		clear(data[i*pieceSize : min((i+1)*pieceSize, len(data))])
+	})
+}

@@ -1,0 +1,161 @@
+package emulated
+
+import (
+	"crypto/rand"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Granularity is that of an emulated device unless Options say otherwise: the huge page that GPUs have.
+const Granularity = 2 << 20
+
+// Options say what a device is like.
+type Options struct {
+	// Ordinal is the number that clients name the device by.
+	Ordinal int
+	// Memory is the bytes that may be allocated in all, rounded down to a multiple of Granularity.
+	Memory int64
+	// Granularity is a power of two and at least the page size of the machine and of package page; 0 means the
+	// constant of that name.
+	Granularity int64
+	// Poison fills memory with a pattern in Alloc and Free, and host buffers when they are given back, so that a test
+	// sees who uses them unfilled or too late. Memory is then touched as soon as it is allocated.
+	Poison bool
+	// Key is the key of the digests; nil draws one.
+	Key *gpubackend.DigestKey
+}
+
+type device struct {
+	// immutable
+	info    gpubackend.Info
+	key     *gpubackend.DigestKey
+	poison  bool
+	buffers buffers
+
+	mu       sync.Mutex
+	used     int64 // protected by mu; in [0, info.Memory]
+	memories int   // protected by mu; Memory not freed
+	closed   bool  // protected by mu
+}
+
+// New returns a device. It takes nothing from the host but some kilobytes, starts nothing, and fails for options that
+// make no sense or where no key can be drawn.
+func New(o Options) (gpubackend.Device, error) {
+	if o.Granularity == 0 {
+		o.Granularity = Granularity
+	}
+	least := int64(max(page.Size, unix.Getpagesize()))
+	if o.Granularity < least || o.Granularity&(o.Granularity-1) != 0 {
+		return nil, fmt.Errorf("emulated device %d: granularity of %d bytes is no power of two from %d on",
+			o.Ordinal, o.Granularity, least)
+	}
+	if o.Memory < o.Granularity {
+		return nil, fmt.Errorf("emulated device %d: memory of %d bytes is less than one allocation (%d)",
+			o.Ordinal, o.Memory, o.Granularity)
+	}
+	if o.Ordinal < 0 {
+		return nil, fmt.Errorf("emulated device %d: negative ordinal", o.Ordinal)
+	}
+	if o.Key == nil {
+		k, err := gpubackend.NewDigestKey(rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("emulated device %d: %w", o.Ordinal, err)
+		}
+		o.Key = k
+	}
+	return &device{
+		info: gpubackend.Info{
+			Ordinal:     o.Ordinal,
+			Kind:        gpubackend.KindEmulated,
+			Name:        fmt.Sprintf("Emulated device %d", o.Ordinal),
+			Memory:      o.Memory &^ (o.Granularity - 1),
+			Granularity: o.Granularity,
+		},
+		key:     o.Key,
+		poison:  o.Poison,
+		buffers: buffers{poison: o.Poison},
+	}, nil
+}
+
+func (d *device) Info() gpubackend.Info { return d.info }
+
+func (d *device) Key() *gpubackend.DigestKey { return d.key }
+
+func (d *device) Used() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.used
+}
+
+func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
+	if size <= 0 || size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+	}
+	if err := d.reserve(size); err != nil {
+		return nil, err
+	}
+	m, err := newMemory(d, size)
+	if err != nil {
+		d.giveBack(size)
+		return nil, err
+	}
+	return m, nil
+}
+
+// reserve takes size bytes off the budget before they are asked of the host, so that concurrent calls cannot exceed it.
+func (d *device) reserve(size int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return gpubackend.ErrClosed
+	}
+	if size > d.info.Memory-d.used {
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for",
+			gpubackend.ErrNoMemory, d.used, d.info.Memory, size)
+	}
+	d.used += size
+	d.memories++
+	return nil
+}
+
+func (d *device) giveBack(size int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.used -= size
+	d.memories--
+}
+
+func (d *device) HostBuffer(n int) ([]byte, func(), error) {
+	if n < 0 {
+		return nil, nil, fmt.Errorf("%w: host buffer of %d bytes", gpubackend.ErrRange, n)
+	}
+	if d.isClosed() {
+		return nil, nil, gpubackend.ErrClosed
+	}
+	buf, release := d.buffers.get(n)
+	return buf, release, nil
+}
+
+func (d *device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
+func (d *device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return gpubackend.ErrClosed
+	}
+	if d.memories > 0 {
+		return fmt.Errorf("%w: %d bytes in %d allocations of %s", gpubackend.ErrInUse, d.used, d.memories, d.info.Name)
+	}
+	d.closed = true
+	return nil
+}

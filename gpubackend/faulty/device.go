@@ -1,0 +1,268 @@
+package faulty
+
+import (
+	"context"
+	"os"
+	"sync"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Op is a method of Device or Memory that can fail.
+type Op uint8
+
+// The methods, those of Memory under their own names.
+const (
+	Alloc Op = iota
+	CopyIn
+	CopyOut
+	Zero
+	Patch
+	Digests
+	Modified
+	HostBuffer
+	Export
+	Free
+	ops
+)
+
+func (o Op) String() string {
+	return [...]string{
+		"Alloc", "CopyIn", "CopyOut", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export", "Free",
+	}[o]
+}
+
+// Device is a gpubackend.Device that fails as a test wants it.
+type Device struct {
+	inner gpubackend.Device // immutable
+
+	mu    sync.Mutex
+	lost  bool               // protected by mu
+	calls [ops]int           // protected by mu; calls so far
+	fail  [ops]map[int]error // protected by mu; by the number of the call
+	gates [ops]*Gate         // protected by mu; nil where calls pass
+}
+
+var _ gpubackend.Device = (*Device)(nil)
+
+// Wrap returns a Device that passes everything on to d, which then belongs to it.
+func Wrap(d gpubackend.Device) *Device { return &Device{inner: d} }
+
+// Fail makes the nth call of op from now on fail with err, the next one being the first. Other calls are not affected.
+// It panics if n is less than 1.
+func (d *Device) Fail(op Op, n int, err error) {
+	if n < 1 {
+		panic("faulty: calls are counted from 1")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail[op] == nil {
+		d.fail[op] = make(map[int]error)
+	}
+	d.fail[op][d.calls[op]+n] = err
+}
+
+// Lose makes every call from now on fail with ErrDeviceLost, those that wait behind a Gate included. Free, Close, Info,
+// Key and Used go on as before: what the host holds of a lost device is given back as usual.
+func (d *Device) Lose() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lost = true
+}
+
+// Calls returns the number of calls of op so far, failed and waiting ones included.
+func (d *Device) Calls(op Op) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls[op]
+}
+
+// Hold makes every call of op from now on wait until the Gate is opened or the call's context ends. It panics while an
+// earlier Gate of op is not open.
+func (d *Device) Hold(op Op) *Gate {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gates[op] != nil {
+		panic("faulty: " + op.String() + " is held already")
+	}
+	g := &Gate{dev: d, op: op, arrived: make(chan struct{}), open: make(chan struct{})}
+	d.gates[op] = g
+	return g
+}
+
+// Gate holds up the calls of one Op: a slow device, of which a test says for how long.
+type Gate struct {
+	dev     *Device
+	op      Op
+	once    sync.Once
+	arrived chan struct{} // closed by the first call that waits
+	open    chan struct{} // closed by Open
+}
+
+// Arrived is closed once a call waits behind the Gate.
+func (g *Gate) Arrived() <-chan struct{} { return g.arrived }
+
+// Open lets the waiting calls and all later ones pass. Calls but the first do nothing.
+func (g *Gate) Open() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	if g.dev.gates[g.op] == g {
+		g.dev.gates[g.op] = nil
+		close(g.open)
+	}
+}
+
+// enter is what a call of op does first. The call is passed on only where it returns nil.
+func (d *Device) enter(ctx context.Context, op Op) error {
+	d.mu.Lock()
+	d.calls[op]++
+	err := d.fail[op][d.calls[op]]
+	delete(d.fail[op], d.calls[op])
+	gate := d.gates[op]
+	d.mu.Unlock()
+	if gate != nil {
+		gate.once.Do(func() { close(gate.arrived) })
+		select {
+		case <-gate.open:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lost && op != Free {
+		return gpubackend.ErrDeviceLost
+	}
+	return err
+}
+
+// Info returns that of the wrapped device.
+func (d *Device) Info() gpubackend.Info { return d.inner.Info() }
+
+// Key returns that of the wrapped device.
+func (d *Device) Key() *gpubackend.DigestKey { return d.inner.Key() }
+
+// Used returns that of the wrapped device.
+func (d *Device) Used() int64 { return d.inner.Used() }
+
+// Close closes the wrapped device. It never fails on its own.
+func (d *Device) Close() error { return d.inner.Close() }
+
+// Alloc is the Op of that name.
+func (d *Device) Alloc(size int64) (gpubackend.Memory, error) {
+	if err := d.enter(context.Background(), Alloc); err != nil {
+		return nil, err
+	}
+	m, err := d.inner.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	return &memory{d, m}, nil
+}
+
+// CopyIn is the Op of that name.
+func (d *Device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
+	if err := d.enter(ctx, CopyIn); err != nil {
+		return err
+	}
+	return d.inner.CopyIn(ctx, d.unwrapCopies(pieces))
+}
+
+// CopyOut is the Op of that name.
+func (d *Device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
+	if err := d.enter(ctx, CopyOut); err != nil {
+		return err
+	}
+	return d.inner.CopyOut(ctx, d.unwrapCopies(pieces))
+}
+
+// Zero is the Op of that name.
+func (d *Device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
+	if err := d.enter(ctx, Zero); err != nil {
+		return err
+	}
+	return d.inner.Zero(ctx, d.unwrap(mem), off, n)
+}
+
+// Patch is the Op of that name.
+func (d *Device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
+	if err := d.enter(ctx, Patch); err != nil {
+		return err
+	}
+	inner := make([]gpubackend.Patch, len(patches))
+	for i, p := range patches {
+		p.Mem = d.unwrap(p.Mem)
+		inner[i] = p
+	}
+	return d.inner.Patch(ctx, inner)
+}
+
+// Digests is the Op of that name.
+func (d *Device) Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error {
+	if err := d.enter(ctx, Digests); err != nil {
+		return err
+	}
+	return d.inner.Digests(ctx, d.unwrap(mem), off, out)
+}
+
+// Modified is the Op of that name.
+func (d *Device) Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error) {
+	if err := d.enter(ctx, Modified); err != nil {
+		return nil, err
+	}
+	inner := make([]gpubackend.Scan, len(scans))
+	for i, s := range scans {
+		s.Mem = d.unwrap(s.Mem)
+		inner[i] = s
+	}
+	return d.inner.Modified(ctx, inner)
+}
+
+// HostBuffer is the Op of that name.
+func (d *Device) HostBuffer(n int) (buf []byte, release func(), err error) {
+	if err := d.enter(context.Background(), HostBuffer); err != nil {
+		return nil, nil, err
+	}
+	return d.inner.HostBuffer(n)
+}
+
+func (d *Device) unwrapCopies(pieces []gpubackend.Copy) []gpubackend.Copy {
+	inner := make([]gpubackend.Copy, len(pieces))
+	for i, p := range pieces {
+		p.Mem = d.unwrap(p.Mem)
+		inner[i] = p
+	}
+	return inner
+}
+
+// unwrap returns what the wrapped device knows m as. Memory of others it knows no better than this one does.
+func (d *Device) unwrap(m gpubackend.Memory) gpubackend.Memory {
+	if own, ok := m.(*memory); ok && own.dev == d {
+		return own.inner
+	}
+	return m
+}
+
+type memory struct {
+	dev   *Device
+	inner gpubackend.Memory
+}
+
+func (m *memory) Size() int64 { return m.inner.Size() }
+
+func (m *memory) Zeroed() bool { return m.inner.Zeroed() }
+
+func (m *memory) Export(writable bool) (*os.File, error) {
+	if err := m.dev.enter(context.Background(), Export); err != nil {
+		return nil, err
+	}
+	return m.inner.Export(writable)
+}
+
+func (m *memory) Free() error {
+	if err := m.dev.enter(context.Background(), Free); err != nil {
+		return err
+	}
+	return m.inner.Free()
+}
