@@ -1,0 +1,182 @@
+package cuda
+
+import "unsafe"
+
+// leastVersion is CUDA 11.0, whose PTX the kernels are.
+const leastVersion = 11000
+
+// The driver's handles.
+type (
+	deviceHandle   int32
+	contextHandle  uintptr
+	moduleHandle   uintptr
+	functionHandle uintptr
+	streamHandle   uintptr
+	eventHandle    uintptr
+	memoryHandle   uint64
+	// address is one of the device's address space, which the host's page-locked memory is part of.
+	address uint64
+)
+
+// Attributes of a device (CUdevice_attribute).
+const (
+	attrMultiprocessors   = 16
+	attrComputeMode       = 20
+	attrUnifiedAddressing = 41
+	attrCapabilityMajor   = 75
+	attrCapabilityMinor   = 76
+	attrVMM               = 102
+	attrPOSIXHandles      = 103
+)
+
+const (
+	computeModeProhibited = 2
+	eventBlocking         = 1 // CU_EVENT_BLOCKING_SYNC
+	eventNoTiming         = 2 // CU_EVENT_DISABLE_TIMING
+	streamNonBlocking     = 1
+	hostPortable          = 1 // CU_MEMHOSTALLOC_PORTABLE
+	handlePOSIX           = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	granularityMinimum    = 0
+	accessRead            = 1
+	accessReadWrite       = 3
+	memcpyInStreamOrder   = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+	memcpyBesideKernels   = 1 // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: by copy engines
+)
+
+// location is a CUmemLocation.
+type location struct {
+	kind int32
+	id   int32
+}
+
+func onDevice(d deviceHandle) location { return location{kind: 1, id: int32(d)} }
+
+// allocationProp is a CUmemAllocationProp.
+type allocationProp struct {
+	kind        int32 // 1: CU_MEM_ALLOCATION_TYPE_PINNED
+	handleTypes int32
+	location    location
+	_           unsafe.Pointer // of Windows
+	_           [8]byte        // compression, RDMA, usage
+}
+
+// accessDesc is a CUmemAccessDesc.
+type accessDesc struct {
+	location location
+	flags    int32
+}
+
+// copyAttributes is a CUmemcpyAttributes.
+type copyAttributes struct {
+	order int32
+	_, _  location // hints for managed memory
+	flags uint32
+}
+
+// driver is the functions of libcuda that gaiafs calls, under the driver's names without their cu. A pointer argument is
+// the caller's and used only until the call returns, but for the addresses of asynchronous copies.
+type driver struct {
+	init             func(flags uint32) result
+	driverGetVersion func(version *int32) result
+	getErrorString   func(r result, text **byte) result
+
+	deviceGetCount          func(count *int32) result
+	deviceGet               func(device *deviceHandle, ordinal int32) result
+	deviceGetName           func(name *byte, n int32, device deviceHandle) result
+	deviceGetUUID           func(uuid *[16]byte, device deviceHandle) result
+	deviceTotalMem          func(bytes *uint64, device deviceHandle) result
+	deviceGetAttribute      func(value *int32, attribute int32, device deviceHandle) result
+	devicePrimaryCtxRetain  func(ctx *contextHandle, device deviceHandle) result
+	devicePrimaryCtxRelease func(device deviceHandle) result
+	ctxSetCurrent           func(ctx contextHandle) result
+	ctxSynchronize          func() result
+	memGetInfo              func(free, total *uint64) result
+	moduleLoadDataEx        func(module *moduleHandle, image *byte, n uint32, options *int32, values *unsafe.Pointer) result
+	moduleUnload            func(module moduleHandle) result
+	moduleGetFunction       func(function *functionHandle, module moduleHandle, name *byte) result
+	launchKernel            func(f functionHandle, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, s streamHandle, params *unsafe.Pointer, extra *unsafe.Pointer) result
+	streamCreate            func(s *streamHandle, flags uint32) result
+	streamDestroy           func(s streamHandle) result
+	streamSynchronize       func(s streamHandle) result
+	eventCreate             func(e *eventHandle, flags uint32) result
+	eventDestroy            func(e eventHandle) result
+	eventRecord             func(e eventHandle, s streamHandle) result
+	eventQuery              func(e eventHandle) result
+	eventSynchronize        func(e eventHandle) result
+	memAlloc                func(a *address, n uintptr) result
+	memFree                 func(a address) result
+	memHostAlloc            func(p *unsafe.Pointer, n uintptr, flags uint32) result
+	memFreeHost             func(p unsafe.Pointer) result
+	memcpyHtoDAsync         func(to, from address, n uintptr, s streamHandle) result
+	memcpyDtoHAsync         func(to, from address, n uintptr, s streamHandle) result
+	memsetD8Async           func(a address, value uint8, n uintptr, s streamHandle) result
+	memGetGranularity       func(n *uintptr, prop *allocationProp, option int32) result
+	memCreate               func(m *memoryHandle, n uintptr, prop *allocationProp, flags uint64) result
+	memRelease              func(m memoryHandle) result
+	memAddressReserve       func(a *address, n, alignment uintptr, fixed address, flags uint64) result
+	memAddressFree          func(a address, n uintptr) result
+	memMap                  func(a address, n, offset uintptr, m memoryHandle, flags uint64) result
+	memUnmap                func(a address, n uintptr) result
+	memSetAccess            func(a address, n uintptr, desc *accessDesc, count uintptr) result
+	memExportToHandle       func(fd *int32, m memoryHandle, kind int32, flags uint64) result
+	memImportFromHandle     func(m *memoryHandle, fd uintptr, kind int32) result
+
+	// memcpyBatchAsync is nil before CUDA 12.8. failed is the number of the copy at fault.
+	memcpyBatchAsync func(to, from *address, sizes *uintptr, count uintptr, attributes *copyAttributes, first *uintptr, attributeCount uintptr, failed *uintptr, s streamHandle) result
+}
+
+// function is a symbol of the library and the field that it is called through.
+type function struct {
+	name     string
+	function any // a pointer to a field of driver
+	optional bool
+}
+
+func (d *driver) functions() []function {
+	return []function{
+		{"cuInit", &d.init, false},
+		{"cuDriverGetVersion", &d.driverGetVersion, false},
+		{"cuGetErrorString", &d.getErrorString, false},
+		{"cuDeviceGetCount", &d.deviceGetCount, false},
+		{"cuDeviceGet", &d.deviceGet, false},
+		{"cuDeviceGetName", &d.deviceGetName, false},
+		{"cuDeviceGetUuid", &d.deviceGetUUID, false},
+		{"cuDeviceTotalMem_v2", &d.deviceTotalMem, false},
+		{"cuDeviceGetAttribute", &d.deviceGetAttribute, false},
+		{"cuDevicePrimaryCtxRetain", &d.devicePrimaryCtxRetain, false},
+		{"cuDevicePrimaryCtxRelease_v2", &d.devicePrimaryCtxRelease, false},
+		{"cuCtxSetCurrent", &d.ctxSetCurrent, false},
+		{"cuCtxSynchronize", &d.ctxSynchronize, false},
+		{"cuMemGetInfo_v2", &d.memGetInfo, false},
+		{"cuModuleLoadDataEx", &d.moduleLoadDataEx, false},
+		{"cuModuleUnload", &d.moduleUnload, false},
+		{"cuModuleGetFunction", &d.moduleGetFunction, false},
+		{"cuLaunchKernel", &d.launchKernel, false},
+		{"cuStreamCreate", &d.streamCreate, false},
+		{"cuStreamDestroy_v2", &d.streamDestroy, false},
+		{"cuStreamSynchronize", &d.streamSynchronize, false},
+		{"cuEventCreate", &d.eventCreate, false},
+		{"cuEventDestroy_v2", &d.eventDestroy, false},
+		{"cuEventRecord", &d.eventRecord, false},
+		{"cuEventQuery", &d.eventQuery, false},
+		{"cuEventSynchronize", &d.eventSynchronize, false},
+		{"cuMemAlloc_v2", &d.memAlloc, false},
+		{"cuMemFree_v2", &d.memFree, false},
+		{"cuMemHostAlloc", &d.memHostAlloc, false},
+		{"cuMemFreeHost", &d.memFreeHost, false},
+		{"cuMemcpyHtoDAsync_v2", &d.memcpyHtoDAsync, false},
+		{"cuMemcpyDtoHAsync_v2", &d.memcpyDtoHAsync, false},
+		{"cuMemsetD8Async", &d.memsetD8Async, false},
+		{"cuMemGetAllocationGranularity", &d.memGetGranularity, false},
+		{"cuMemCreate", &d.memCreate, false},
+		{"cuMemRelease", &d.memRelease, false},
+		{"cuMemAddressReserve", &d.memAddressReserve, false},
+		{"cuMemAddressFree", &d.memAddressFree, false},
+		{"cuMemMap", &d.memMap, false},
+		{"cuMemUnmap", &d.memUnmap, false},
+		{"cuMemSetAccess", &d.memSetAccess, false},
+		{"cuMemExportToShareableHandle", &d.memExportToHandle, false},
+		{"cuMemImportFromShareableHandle", &d.memImportFromHandle, false},
+		{"cuMemcpyBatchAsync", &d.memcpyBatchAsync, true},
+	}
+}

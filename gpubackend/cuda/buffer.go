@@ -1,0 +1,195 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// Page-locked memory is kept in classes of powers of two, since locking pages is slow (about 4 GB/s). A larger buffer than
+// the largest class is made and freed each time.
+const (
+	minBufferShift = 16
+	maxBufferShift = 26
+	// idleBytes is the most that the pool keeps of what nobody uses.
+	idleBytes = 256 << 20
+)
+
+// pinned is page-locked memory of the driver, by its address and size.
+type pinned struct {
+	base unsafe.Pointer
+	size int
+}
+
+func (p pinned) bytes() []byte { return unsafe.Slice((*byte)(p.base), p.size) }
+
+// at is the address by which the device knows byte off: with unified addressing it is the host's.
+func (p pinned) at(off int) address { return address(uintptr(p.base)) + address(off) }
+
+func (d *driver) pin(n int) (p pinned, err error) {
+	p.size = n
+	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
+}
+
+// buffers are the page-locked memory of HostBuffer.
+type buffers struct {
+	mu     sync.Mutex
+	all    []pinned                                      // protected by mu; idle or handed out, ascending by address
+	idle   [maxBufferShift - minBufferShift + 1][]pinned // protected by mu
+	kept   int                                           // protected by mu; bytes in idle
+	out    int                                           // protected by mu; buffers handed out or being made
+	closed bool                                          // protected by mu
+	last   func()                                        // protected by mu; called once closed and out is 0
+}
+
+func bufferClass(n int) int {
+	return max(bits.Len(uint(max(n, 1)-1)), minBufferShift) - minBufferShift
+}
+
+// take returns an idle buffer of n bytes or more. With ok false the caller makes one and calls add.
+// In any case the caller calls done in the end.
+func (b *buffers) take(n int) (p pinned, ok bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return p, false, gpubackend.ErrClosed
+	}
+	b.out++
+	class := bufferClass(n)
+	if class >= len(b.idle) || len(b.idle[class]) == 0 {
+		return p, false, nil
+	}
+	free := &b.idle[class]
+	p = (*free)[len(*free)-1]
+	*free = (*free)[:len(*free)-1]
+	b.kept -= p.size
+	return p, true, nil
+}
+
+// add lets copies know a buffer that was made.
+func (b *buffers) add(p pinned) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(b.all, p.base, byBase)
+	b.all = slices.Insert(b.all, i, p)
+}
+
+func byBase(p pinned, base unsafe.Pointer) int {
+	switch a, b := uintptr(p.base), uintptr(base); {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// keep keeps a buffer for the next caller, where there is room and a class for it; else the caller frees it.
+func (b *buffers) keep(p pinned) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	class := bufferClass(p.size)
+	if b.closed || class >= len(b.idle) || b.kept+p.size > idleBytes {
+		b.forgetLocked(p)
+		return false
+	}
+	b.idle[class] = append(b.idle[class], p)
+	b.kept += p.size
+	return true
+}
+
+// done ends what take began. What it returns is to be called unless it is nil.
+func (b *buffers) done() (last func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.out--
+	if b.closed && b.out == 0 {
+		return b.last
+	}
+	return nil
+}
+
+func (b *buffers) forgetLocked(p pinned) {
+	if i, ok := slices.BinarySearchFunc(b.all, p.base, byBase); ok {
+		b.all = slices.Delete(b.all, i, i+1)
+	}
+}
+
+// close hands out no more buffers and returns those to free. last is called after the last buffer handed out came back;
+// close reports whether there are such buffers.
+func (b *buffers) close(last func()) (free []pinned, waits bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed, b.last = true, last
+	for i := range b.idle {
+		for _, p := range b.idle[i] {
+			b.forgetLocked(p)
+			free = append(free, p)
+		}
+		b.idle[i] = nil
+	}
+	b.kept = 0
+	return free, b.out > 0
+}
+
+// holds reports whether all of p is page-locked memory of this device.
+func (b *buffers) holds(p []byte) bool {
+	start := unsafe.Pointer(unsafe.SliceData(p))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i, exact := slices.BinarySearchFunc(b.all, start, byBase)
+	if !exact {
+		i--
+	}
+	return i >= 0 && uintptr(start)-uintptr(b.all[i].base)+uintptr(len(p)) <= uintptr(b.all[i].size)
+}
+
+// HostBuffer returns page-locked memory with anything in it, which is not the garbage collector's: it must not be used
+// after release. A buffer that comes back after Close is freed then, and the last one ends what the device kept for it.
+func (d *device) HostBuffer(n int) ([]byte, func(), error) {
+	if n < 0 {
+		return nil, nil, fmt.Errorf("%w: host buffer of %d bytes", gpubackend.ErrRange, n)
+	}
+	p, ok, err := d.buffers.take(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !ok {
+		size := max(n, 1<<minBufferShift)
+		if class := bufferClass(n); class <= maxBufferShift-minBufferShift {
+			size = 1 << (class + minBufferShift)
+		}
+		err := d.run(context.Background(), d.allocLane, func() (err error) {
+			p, err = d.drv.pin(size)
+			return err
+		})
+		if err != nil {
+			d.returnBuffer(pinned{})
+			return nil, nil, err
+		}
+		d.buffers.add(p)
+	}
+	return p.bytes()[:n:n], sync.OnceFunc(func() { d.returnBuffer(p) }), nil
+}
+
+// returnBuffer ends what take began; p is zero where no buffer could be made.
+func (d *device) returnBuffer(p pinned) {
+	if p.size > 0 && !d.buffers.keep(p) {
+		d.unpin(p)
+	}
+	if last := d.buffers.done(); last != nil {
+		last()
+	}
+}
+
+// unpin frees page-locked memory. Of a lost device this fails, and there is nothing that could be done about it.
+func (d *device) unpin(p pinned) {
+	_ = d.allocLane.do(context.Background(), func() error {
+		return d.drv.check("cuMemFreeHost", d.drv.memFreeHost(p.base))
+	})
+}

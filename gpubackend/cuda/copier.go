@@ -1,0 +1,232 @@
+package cuda
+
+import (
+	"context"
+	"unsafe"
+)
+
+const (
+	// chunkSize is the bytes of a staging chunk. Copies of that size reach what the bus gives, and last longer than
+	// waking the goroutines that fill the next.
+	chunkSize = 8 << 20
+	// chunks is how many are filled, on their way, or emptied at the same time.
+	chunks = 3
+	// directSize is the most bytes of page-locked memory between two looks at the context.
+	directSize = 32 << 20
+	// batchMoves is the most pieces of one batch.
+	batchMoves = 4096
+	// leastBatch is the number of pieces from which a call for all of them is worth it.
+	leastBatch = 4
+)
+
+// move is a piece of a copy: bytes side by side on both sides, in one allocation of the device.
+type move struct {
+	mem    *memory
+	dev    address
+	host   []byte
+	direct bool // host is page-locked
+}
+
+// copier copies in one direction, in jobs of its lane.
+type copier struct {
+	lane   *lane
+	pool   *buffers
+	toHost bool
+	ring   [chunks]chunk
+
+	// The pieces of one submission.
+	to, from []address
+	sizes    []uintptr
+}
+
+// chunk is page-locked memory and the copy that is using it.
+type chunk struct {
+	memory pinned
+	event  eventHandle
+	moves  []move // on their way; what a move takes of memory follows what the ones before it take
+}
+
+func newCopier(l *lane, pool *buffers, toHost bool) (*copier, error) {
+	c := &copier{lane: l, pool: pool, toHost: toHost}
+	for i := range c.ring {
+		k := &c.ring[i]
+		err := l.drv.check("cuEventCreate", l.drv.eventCreate(&k.event, eventBlocking|eventNoTiming))
+		if err == nil {
+			k.memory, err = l.drv.pin(chunkSize)
+		}
+		if err != nil {
+			_ = c.free()
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *copier) free() error {
+	for i := range c.ring {
+		k := &c.ring[i]
+		if k.event != 0 {
+			_ = c.lane.drv.eventDestroy(k.event)
+		}
+		if k.memory.base != nil {
+			_ = c.lane.drv.memFreeHost(k.memory.base)
+		}
+	}
+	return nil
+}
+
+// cut appends a piece to moves, in parts that fit a chunk and that several goroutines can copy.
+func (c *copier) cut(moves []move, m move) []move {
+	m.direct = c.pool.holds(m.host)
+	most := shareSize
+	if m.direct {
+		most = directSize
+	}
+	for len(m.host) > most {
+		part := m
+		part.host = m.host[:most]
+		moves = append(moves, part)
+		m.host = m.host[most:]
+		m.dev += address(most)
+	}
+	if len(m.host) > 0 {
+		moves = append(moves, m)
+	}
+	return moves
+}
+
+// next returns how many of the moves one chunk takes.
+func next(moves []move) int {
+	staged, direct := 0, 0
+	for i, m := range moves {
+		if m.direct {
+			direct += len(m.host)
+		} else {
+			staged += len(m.host)
+		}
+		if i > 0 && (staged > chunkSize || direct > directSize || i >= batchMoves) {
+			return i
+		}
+	}
+	return len(moves)
+}
+
+// run copies. It runs in the lane and returns when nothing is on its way any more, whatever the error.
+func (c *copier) run(ctx context.Context, moves []move) error {
+	var err error
+	for turn := 0; len(moves) > 0 && err == nil; turn++ {
+		k := &c.ring[turn%chunks]
+		if err = c.finish(k); err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			n := next(moves)
+			err = c.submit(k, moves[:n])
+			moves = moves[n:]
+		}
+	}
+	for i := range c.ring {
+		if e := c.finish(&c.ring[i]); err == nil {
+			err = e
+		}
+	}
+	if err != nil {
+		// Where a submission failed half-way no event may speak of what was queued before.
+		_ = c.lane.drv.streamSynchronize(c.lane.stream)
+	}
+	return err
+}
+
+// submit has the moves done through k, and returns while they are under way.
+func (c *copier) submit(k *chunk, moves []move) error {
+	if !c.toHost {
+		stage(k.memory.bytes(), moves, false)
+	}
+	k.moves = moves
+	c.to, c.from, c.sizes = c.to[:0], c.from[:0], c.sizes[:0]
+	used := 0
+	for i, m := range moves {
+		host := address(uintptr(unsafe.Pointer(unsafe.SliceData(m.host))))
+		if !m.direct {
+			host = k.memory.at(used)
+			used += len(m.host)
+		}
+		to, from := m.dev, host
+		if c.toHost {
+			to, from = host, m.dev
+		}
+		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations.
+		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct &&
+			c.to[n]+address(c.sizes[n]) == to && c.from[n]+address(c.sizes[n]) == from {
+			c.sizes[n] += uintptr(len(m.host))
+			continue
+		}
+		c.to, c.from, c.sizes = append(c.to, to), append(c.from, from), append(c.sizes, uintptr(len(m.host)))
+	}
+	if err := c.enqueue(); err != nil {
+		return err
+	}
+	return c.lane.drv.check("cuEventRecord", c.lane.drv.eventRecord(k.event, c.lane.stream))
+}
+
+// enqueue gives the pieces to the driver. What it is given are addresses of page-locked and of device memory, both valid
+// until the lane has waited for them; the arrays themselves the driver reads before it returns.
+func (c *copier) enqueue() error {
+	drv, s := c.lane.drv, c.lane.stream
+	if drv.memcpyBatchAsync != nil && len(c.sizes) >= leastBatch {
+		attributes := copyAttributes{order: memcpyInStreamOrder, flags: memcpyBesideKernels}
+		var first, failed uintptr
+		return drv.check("cuMemcpyBatchAsync", drv.memcpyBatchAsync(&c.to[0], &c.from[0], &c.sizes[0], uintptr(len(c.sizes)),
+			&attributes, &first, 1, &failed, s))
+	}
+	for i, n := range c.sizes {
+		var err error
+		if c.toHost {
+			err = drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(c.to[i], c.from[i], n, s))
+		} else {
+			err = drv.check("cuMemcpyHtoDAsync", drv.memcpyHtoDAsync(c.to[i], c.from[i], n, s))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish waits for what was submitted through k and, on the way to the host, hands out what came. The chunk and the hosts'
+// memory are the caller's again after it.
+func (c *copier) finish(k *chunk) error {
+	if len(k.moves) == 0 {
+		return nil
+	}
+	moves := k.moves
+	k.moves = nil
+	if err := c.lane.drv.wait(k.event); err != nil {
+		return err
+	}
+	if c.toHost {
+		stage(k.memory.bytes(), moves, true)
+	}
+	return nil
+}
+
+// stage copies between a chunk and the moves' memory, where that is not page-locked, on several cores if it is much.
+func stage(chunk []byte, moves []move, out bool) {
+	parts := make([][]byte, len(moves))
+	total := 0
+	for i, m := range moves {
+		if !m.direct {
+			parts[i] = chunk[total:][:len(m.host)]
+			total += len(m.host)
+		}
+	}
+	inParallel(len(moves), total, func(i int) {
+		switch {
+		case moves[i].direct:
+		case out:
+			copy(moves[i].host, parts[i])
+		default:
+			copy(parts[i], moves[i].host)
+		}
+	})
+}

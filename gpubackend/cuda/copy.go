@@ -1,0 +1,54 @@
+package cuda
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// zeroSize is the bytes that are zeroed between two looks at the context.
+const zeroSize = 4 << 30
+
+func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gpubackend.Copy) error {
+	done, err := d.use(len(pieces), func(i int) (*memory, error) {
+		return d.own(pieces[i].Mem, pieces[i].Off, int64(len(pieces[i].Host)))
+	})
+	if err != nil {
+		return err
+	}
+	defer done()
+	moves := make([]move, 0, len(pieces))
+	for _, p := range pieces {
+		m := p.Mem.(*memory)
+		moves = c.cut(moves, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
+	}
+	if len(moves) == 0 {
+		return ctx.Err()
+	}
+	return d.run(ctx, l, func() error { return c.run(ctx, moves) })
+}
+
+// CopyIn writes whole words and more at a time: it is not for pages that another process may be storing into, which
+// Patch is for.
+func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
+	return d.copyPieces(ctx, d.inLane, d.in, pieces)
+}
+
+// CopyOut reads memory that others may be storing into. Each byte is one that the memory had during the call; two bytes
+// may be from different moments.
+func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
+	return d.copyPieces(ctx, d.outLane, d.out, pieces)
+}
+
+func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
+	done, err := d.use(1, func(int) (*memory, error) { return d.own(mem, off, n) })
+	if err != nil {
+		return err
+	}
+	defer done()
+	if n == 0 {
+		return ctx.Err()
+	}
+	base := mem.(*memory).base + address(off)
+	return d.run(ctx, d.workLane, func() error { return d.worker.zero(ctx, base, n) })
+}

@@ -1,0 +1,307 @@
+package cuda
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// Options say which GPU a device is, and how much of it.
+type Options struct {
+	// Ordinal is the number that clients name the device by.
+	Ordinal int
+	// CUDA is the number that the driver names the GPU by in this process: Found.CUDA.
+	CUDA int
+	// Memory is the bytes that may be allocated in all, rounded down to a multiple of the GPU's granularity. 0 means
+	// three quarters of what is free when the device is opened. It is a limit and no reservation: when others have
+	// taken the GPU's memory, Alloc fails earlier.
+	Memory int64
+	// Key is the key of the digests; nil draws one.
+	Key *gpubackend.DigestKey
+}
+
+type device struct {
+	// immutable
+	info   gpubackend.Info
+	key    *gpubackend.DigestKey
+	drv    *driver
+	handle deviceHandle
+
+	in, out             *copier // each used by jobs of its lane only
+	worker              *worker // likewise
+	inLane, outLane     *lane
+	workLane, allocLane *lane
+	buffers             buffers
+	loss                atomic.Pointer[error] // the error by which the device was lost
+
+	mu       sync.Mutex
+	used     int64 // protected by mu; in [0, info.Memory]
+	memories int   // protected by mu; Memory not freed, or being allocated
+	closed   bool  // protected by mu
+}
+
+// Open returns a GPU as a device. It fails with ErrUnavailable where there is no such GPU or it lacks what gaiafs needs,
+// and with ErrNoMemory where the GPU or the host is full. The device takes some hundred megabytes of
+// the GPU for its context, shared with whatever else this process does on the GPU, about 10 MiB for its kernels, and
+// 58 MiB of page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the
+// first time.
+func Open(o Options) (gpubackend.Device, error) {
+	drv, err := loadedDriver()
+	if err != nil {
+		return nil, fmt.Errorf("CUDA device %d: %w", o.CUDA, err)
+	}
+	d, err := open(drv, o, kernelsPTX)
+	if err != nil {
+		return nil, fmt.Errorf("CUDA device %d: %w", o.CUDA, err)
+	}
+	return d, nil
+}
+
+func open(drv *driver, o Options, ptx []byte) (*device, error) {
+	found, err := drv.probe()
+	if err != nil {
+		return nil, err
+	}
+	if o.CUDA < 0 || o.CUDA >= len(found) {
+		return nil, fmt.Errorf("%w: the machine has %d such devices, numbered from 0", ErrUnavailable, len(found))
+	}
+	if o.Ordinal < 0 || o.Memory < 0 {
+		return nil, fmt.Errorf("negative ordinal (%d) or memory (%d)", o.Ordinal, o.Memory)
+	}
+	f := found[o.CUDA]
+	if f.Unusable != nil {
+		return nil, f.Unusable
+	}
+	if o.Memory > f.Memory {
+		return nil, fmt.Errorf("%w: %d bytes asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory, f.Name, f.Memory)
+	}
+	if o.Key == nil {
+		if o.Key, err = gpubackend.NewDigestKey(rand.Reader); err != nil {
+			return nil, err
+		}
+	}
+	d := &device{key: o.Key, drv: drv, info: gpubackend.Info{
+		Ordinal: o.Ordinal, Kind: gpubackend.KindCUDA, Name: fmt.Sprintf("%s (CUDA device %d)", f.Name, o.CUDA), Memory: o.Memory,
+	}}
+	if d.handle, err = drv.device(o.CUDA); err != nil {
+		return nil, err
+	}
+	var ctx contextHandle
+	if err := drv.check("cuDevicePrimaryCtxRetain", drv.devicePrimaryCtxRetain(&ctx, d.handle)); err != nil {
+		return nil, err
+	}
+	if err := d.start(ctx, f, ptx); err != nil {
+		d.tearDown()
+		return nil, err
+	}
+	return d, nil
+}
+
+// start makes the lanes and what they work with. After an error tearDown frees what was made.
+func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
+	for _, l := range []**lane{&d.allocLane, &d.workLane, &d.inLane, &d.outLane} {
+		started, err := startLane(d.drv, ctx)
+		if err != nil {
+			return err
+		}
+		*l = started
+	}
+	background := context.Background()
+	if err := d.allocLane.do(background, d.measure); err != nil {
+		return err
+	}
+	if d.info.Memory < d.info.Granularity {
+		return fmt.Errorf("%w: %d bytes are less than one allocation (%d)", gpubackend.ErrNoMemory, d.info.Memory, d.info.Granularity)
+	}
+	if err := d.workLane.do(background, func() (err error) {
+		d.worker, err = newWorker(d.workLane, d.handle, d.key, ptx)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		lane   *lane
+		copier **copier
+		toHost bool
+	}{{d.inLane, &d.in, false}, {d.outLane, &d.out, true}} {
+		if err := c.lane.do(background, func() (err error) {
+			*c.copier, err = newCopier(c.lane, &d.buffers, c.toHost)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure asks the driver for the granularity, and for free memory where no budget was given.
+func (d *device) measure() error {
+	prop := d.prop()
+	var granularity uintptr
+	err := d.drv.check("cuMemGetAllocationGranularity", d.drv.memGetGranularity(&granularity, &prop, granularityMinimum))
+	if err != nil {
+		return err
+	}
+	d.info.Granularity = int64(granularity)
+	if d.info.Memory == 0 {
+		var free, total uint64
+		if err := d.drv.check("cuMemGetInfo", d.drv.memGetInfo(&free, &total)); err != nil {
+			return err
+		}
+		d.info.Memory = int64(free / 4 * 3)
+	}
+	d.info.Memory &^= d.info.Granularity - 1
+	return nil
+}
+
+func (d *device) prop() allocationProp {
+	return allocationProp{kind: 1, handleTypes: handlePOSIX, location: onDevice(d.handle)}
+}
+
+// tearDown frees all but Memory and buffers, in lanes while there are lanes. Errors are those of a lost device.
+func (d *device) tearDown() {
+	background := context.Background()
+	if d.in != nil {
+		_ = d.inLane.do(background, d.in.free)
+	}
+	if d.out != nil {
+		_ = d.outLane.do(background, d.out.free)
+	}
+	if d.worker != nil {
+		_ = d.workLane.do(background, d.worker.free)
+	}
+	for _, l := range []*lane{d.inLane, d.outLane, d.workLane, d.allocLane} {
+		if l != nil {
+			l.stop()
+		}
+	}
+	_ = d.drv.devicePrimaryCtxRelease(d.handle)
+}
+
+func (d *device) Info() gpubackend.Info { return d.info }
+
+func (d *device) Key() *gpubackend.DigestKey { return d.key }
+
+func (d *device) Used() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.used
+}
+
+func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
+	if size <= 0 || size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+	}
+	if err := d.reserve(size); err != nil {
+		return nil, err
+	}
+	m := &memory{dev: d, size: size}
+	if err := d.run(context.Background(), d.allocLane, m.create); err != nil {
+		d.giveBack(size)
+		return nil, err
+	}
+	return m, nil
+}
+
+// reserve takes size bytes off the budget before the driver is asked, so that concurrent calls cannot exceed it.
+func (d *device) reserve(size int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return gpubackend.ErrClosed
+	}
+	if size > d.info.Memory-d.used {
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.info.Memory, size)
+	}
+	d.used += size
+	d.memories++
+	return nil
+}
+
+func (d *device) giveBack(size int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.used -= size
+	d.memories--
+}
+
+func (d *device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
+// Close ends the lanes and waits for them. While buffers of HostBuffer are out, the last one of them that comes back
+// does that instead.
+func (d *device) Close() error {
+	d.mu.Lock()
+	if d.closed || d.memories > 0 {
+		defer d.mu.Unlock()
+		if d.closed {
+			return gpubackend.ErrClosed
+		}
+		return fmt.Errorf("%w: %d bytes in %d allocations of %s", gpubackend.ErrInUse, d.used, d.memories, d.info.Name)
+	}
+	d.closed = true
+	d.mu.Unlock()
+	idle, waits := d.buffers.close(d.tearDown)
+	for _, p := range idle {
+		d.unpin(p)
+	}
+	if !waits {
+		d.tearDown()
+	}
+	return nil
+}
+
+// use lets a call into the memories that own gives for 0 to n-1. done must be called at its end.
+func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err error) {
+	if d.isClosed() {
+		return nil, gpubackend.ErrClosed
+	}
+	used := make(map[*memory]struct{})
+	done = func() {
+		for m := range used {
+			m.done()
+		}
+	}
+	for i := range n {
+		m, err := own(i)
+		if err == nil {
+			if _, in := used[m]; !in {
+				if err = m.use(); err == nil {
+					used[m] = struct{}{}
+				}
+			}
+		}
+		if err != nil {
+			done()
+			return nil, err
+		}
+	}
+	return done, nil
+}
+
+// own returns the device's own type of mem, after checking that the n bytes at off lie in it.
+func (d *device) own(mem gpubackend.Memory, off, n int64) (*memory, error) {
+	m, ok := mem.(*memory)
+	if !ok || m.dev != d {
+		return nil, fmt.Errorf("%w: memory of another device", gpubackend.ErrRange)
+	}
+	if off < 0 || n < 0 || off > m.size || n > m.size-off {
+		return nil, fmt.Errorf("%w: %d bytes at %d of %d", gpubackend.ErrRange, n, off, m.size)
+	}
+	return m, nil
+}
+
+// ownPages is own for n pages, of which the first begins at off.
+func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, error) {
+	if off&(pageSize-1) != 0 {
+		return nil, fmt.Errorf("%w: no page begins at %d", gpubackend.ErrRange, off)
+	}
+	return d.own(mem, off, int64(n)*pageSize)
+}

@@ -1,0 +1,251 @@
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/conformance"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// fakeEnv tells peers that what they are given are descriptors of a fake.
+const fakeEnv = "GAIAFS_TEST_FAKE_GPU"
+
+// TestConformanceOfFake has the conformance suite find mistakes of the device where there is no GPU.
+func TestConformanceOfFake(t *testing.T) {
+	t.Setenv(fakeEnv, "1")
+	for name, batches := range map[string]bool{"Batches": true, "PieceByCopy": false} {
+		t.Run(name, func(t *testing.T) {
+			conformance.Run(t, func(t *testing.T) gpubackend.Device {
+				d, g := openFake(t, 64<<20+5, batches)
+				t.Cleanup(func() { require.Zero(t, g.left(), "given back to the driver") })
+				return d
+			}, conformance.ReadOnlyIsAdvice)
+		})
+	}
+}
+
+func openFake(t testing.TB, memory int64, batches bool) (*device, *fake) {
+	g := newFake()
+	drv := g.driver()
+	if !batches {
+		drv = withoutBatches(drv)
+	}
+	d, err := open(drv, Options{Ordinal: 3, Memory: memory}, kernelsPTX)
+	require.NoError(t, err)
+	return d, g
+}
+
+// importFake is the Import of a fake's memory.
+func importFake(f *os.File, size int64, writable bool) (conformance.View, error) {
+	v, err := conformance.MapShared(f, size, writable)
+	if err != nil || writable {
+		return v, err
+	}
+	return readOnlyView{v}, nil
+}
+
+type readOnlyView struct{ conformance.View }
+
+func (readOnlyView) Store([]byte, int64) error { return errors.New("view for reading") }
+
+// TestOpenUnwinds has each call of Open fail once: nothing is left, and the error says what failed.
+func TestOpenUnwinds(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for call, times := range map[string]int{
+		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 4, "cuStreamCreate": 4, "cuModuleLoadDataEx": 1,
+		"cuModuleGetFunction": 3, "cuEventCreate": 7, "cuMemAlloc": 1, "cuMemHostAlloc": 7, "cuMemcpyHtoDAsync": 1,
+	} {
+		for after := range times {
+			g := newFake()
+			g.fail[call], g.after[call] = outOfMemory, after
+			_, err := open(g.driver(), Options{Memory: 32 << 20}, kernelsPTX)
+			require.ErrorIs(t, err, gpubackend.ErrNoMemory, "%s %d", call, after)
+			require.ErrorContains(t, err, call)
+			require.ErrorContains(t, err, "what the driver says (CUDA error 2)")
+			require.Zero(t, g.left(), "%s %d", call, after)
+		}
+	}
+}
+
+func TestOpenOptions(t *testing.T) {
+	drv := newFake().driver()
+	for want, o := range map[string]Options{
+		"1 such devices":         {CUDA: 1},
+		"negative":               {Ordinal: -1},
+		"less than one":          {Memory: 2<<20 - 1},
+		"2147483648 bytes asked": {Memory: 2 << 30},
+		"numbered from 0":        {CUDA: -1},
+		"(-5)":                   {Memory: -5},
+	} {
+		_, err := open(drv, o, kernelsPTX)
+		require.ErrorContains(t, err, want)
+	}
+	d, err := open(drv, Options{}, kernelsPTX)
+	require.NoError(t, err)
+	require.Equal(t, int64(1<<30/4*3-2<<20), d.info.Memory, "three quarters of what is free, in whole allocations")
+	require.Equal(t, "Fake GPU (CUDA device 0)", d.info.Name)
+	require.NoError(t, d.Close())
+}
+
+// TestAllocUnwinds has each step of an allocation fail: the budget and the driver are as before.
+func TestAllocUnwinds(t *testing.T) {
+	d, g := openFake(t, 64<<20, true)
+	before := g.left()
+	for _, call := range []string{"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"} {
+		g.setFail(call, outOfMemory)
+		_, err := d.Alloc(2 << 20)
+		require.ErrorIs(t, err, gpubackend.ErrNoMemory)
+		require.ErrorContains(t, err, call)
+		g.setFail(call, success)
+		require.Zero(t, d.Used())
+		require.Equal(t, before, g.left(), call)
+	}
+	m, err := d.Alloc(64 << 20)
+	require.NoError(t, err, "the device is as good as before")
+	require.NoError(t, m.Free())
+	require.NoError(t, d.Close())
+	require.Zero(t, g.left())
+}
+
+// TestLoss has each kind of call meet the loss of the device: that and every later call says so, and Free and Close give
+// back what the host holds.
+func TestLoss(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, lost := range []result{deviceUnavailable, eccUncorrectable, illegalAddress, launchFailed, unknown} {
+		for name, call := range map[string]string{
+			"Alloc": "cuMemCreate", "Export": "cuMemExportToShareableHandle", "CopyIn": "cuEventRecord", "CopyOut": "cuMemcpyDtoHAsync",
+			"Zero": "cuMemsetD8Async", "Patch": "cuLaunchKernel", "Digests": "cuEventQuery", "Modified": "cuMemcpyHtoDAsync",
+			"HostBuffer": "cuMemHostAlloc",
+		} {
+			d, g := openFake(t, 64<<20, true)
+			m, err := d.Alloc(2 << 20)
+			require.NoError(t, err)
+			p, sums := make([]byte, page.Size), make([]gpubackend.Digest, 1)
+			ctx := t.Context()
+			uses := map[string]func() error{
+				"Alloc":   func() error { _, err := d.Alloc(2 << 20); return err },
+				"Export":  func() error { _, err := m.Export(false); return err },
+				"CopyIn":  func() error { return d.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
+				"CopyOut": func() error { return d.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
+				"Zero":    func() error { return d.Zero(ctx, m, 0, page.Size) },
+				"Patch": func() error {
+					return d.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p, Next: p}})
+				},
+				"Digests":    func() error { return d.Digests(ctx, m, 0, sums) },
+				"Modified":   func() error { _, err := d.Modified(ctx, []gpubackend.Scan{{Mem: m, Agreed: sums}}); return err },
+				"HostBuffer": func() error { _, _, err := d.HostBuffer(1); return err },
+			}
+			g.setFail(call, lost)
+			err = uses[name]()
+			require.ErrorIs(t, err, gpubackend.ErrDeviceLost, "%s %d", name, lost)
+			require.ErrorContains(t, err, call)
+			g.setFail(call, success)
+			for later, use := range uses {
+				require.ErrorIs(t, use(), gpubackend.ErrDeviceLost, "%s after %s", later, name)
+			}
+			for _, call := range []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFreeHost", "cuEventDestroy"} {
+				g.setFail(call, lost)
+			}
+			require.NoError(t, m.Free())
+			require.Zero(t, d.Used())
+			require.NoError(t, d.Close())
+			require.Zero(t, g.retained)
+		}
+	}
+}
+
+// TestErrorsThatAreNoLoss leaves the device usable after a call that merely failed.
+func TestErrorsThatAreNoLoss(t *testing.T) {
+	d, g := openFake(t, 64<<20, true)
+	m, err := d.Alloc(4 << 20)
+	require.NoError(t, err)
+	want := bytes.Repeat([]byte("gaiafs! "), 1<<19)
+	ctx := t.Context()
+	for _, call := range []string{"cuMemsetD8Async", "cuMemcpyHtoDAsync", "cuEventRecord"} {
+		g.setFail(call, invalidValue)
+		err := errors.Join(d.Zero(ctx, m, 0, 4<<20), d.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: want}}))
+		require.ErrorContains(t, err, "CUDA error 1")
+		require.NotErrorIs(t, err, gpubackend.ErrDeviceLost)
+		g.setFail(call, success)
+		require.NoError(t, d.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: want}}))
+		got := make([]byte, len(want))
+		require.NoError(t, d.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: got}}))
+		require.True(t, bytes.Equal(want, got))
+	}
+	require.NoError(t, m.Free())
+	require.NoError(t, d.Close())
+	require.Zero(t, g.left())
+}
+
+// TestBuffersOutliveDevice closes a device whose buffers are in use: the last one that comes back ends it.
+func TestBuffersOutliveDevice(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	d, g := openFake(t, 64<<20, true)
+	a, releaseA, err := d.HostBuffer(100)
+	require.NoError(t, err)
+	b, releaseB, err := d.HostBuffer(200 << 20)
+	require.NoError(t, err)
+	_, releaseC, err := d.HostBuffer(5 << 20)
+	require.NoError(t, err)
+	releaseC()
+	require.NoError(t, d.Close())
+	require.Len(t, g.host, 2+3+3+1, "those in use, and the lanes' own")
+	copy(a, "still there")
+	b[len(b)-1] = 1
+	releaseA()
+	require.NotZero(t, g.left())
+	releaseB()
+	require.Zero(t, g.left())
+}
+
+// TestPinnedIsKnown looks buffers up, at and over their edges.
+func TestPinnedIsKnown(t *testing.T) {
+	d, _ := openFake(t, 64<<20, true)
+	var kept [][]byte
+	for range 5 {
+		p, release, err := d.HostBuffer(100_000)
+		require.NoError(t, err)
+		defer release()
+		kept = append(kept, p)
+	}
+	for _, p := range kept {
+		require.True(t, d.buffers.holds(p))
+		require.True(t, d.buffers.holds(p[99_999:]))
+		require.True(t, d.buffers.holds(p[:1]))
+	}
+	require.False(t, d.buffers.holds(make([]byte, 10)))
+	require.False(t, d.buffers.holds(nil))
+	require.NoError(t, d.Close())
+}
+
+func TestRoundsHoldEveryPageOnce(t *testing.T) {
+	counts := []int{0, 1, roundPages - 1, 3, 0, 2*roundPages + 5, 7}
+	for range roundRuns + 3 {
+		counts = append(counts, 1)
+	}
+	base := func(i int) address { return address(i) << 40 }
+	seen := make([]int, len(counts))
+	for _, round := range rounds(len(counts), func(i int) int { return counts[i] }, base) {
+		pages := 0
+		for _, s := range round {
+			require.Equal(t, seen[s.scan], s.from)
+			require.Equal(t, base(s.scan)+address(s.from)*pageSize, s.base)
+			require.Positive(t, s.pages)
+			seen[s.scan] += s.pages
+			pages += s.pages
+		}
+		require.LessOrEqual(t, pages, roundPages)
+		require.LessOrEqual(t, len(round), roundRuns)
+	}
+	require.Equal(t, counts, seen)
+	require.LessOrEqual(t, agreedAt+8*roundPages, upSize)
+	require.LessOrEqual(t, 8*roundPatches, versionsAt)
+	require.Zero(t, versionsAt%16, "the kernel loads 16 bytes")
+}

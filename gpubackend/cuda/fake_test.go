@@ -1,0 +1,224 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// fake is a driver with one GPU in host memory. It is strict where the real one is: what is queued in a stream is done
+// only when somebody waits for it, asynchronous copies and kernels may touch mapped device memory and page-locked memory
+// only, and calls need a context that is current in their thread.
+type fake struct {
+	mu         sync.Mutex
+	current    map[int]bool // by thread
+	retained   int
+	next       uint64
+	streams    map[streamHandle]*fakeStream
+	events     map[eventHandle]fakeEvent
+	device     map[address][]byte // cuMemAlloc and mapped memory
+	host       map[address][]byte // page-locked
+	reserved   map[address]uintptr
+	handles    map[memoryHandle]*fakeHandle
+	attributes map[int32]int32
+	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
+	fail  map[string]result
+	after map[string]int
+	// version and total are what the driver says of itself and of its GPU.
+	version int32
+	total   uint64
+}
+
+type fakeStream struct{ queue []func() result }
+
+type fakeEvent struct {
+	stream streamHandle
+	ahead  int // what is in the stream before the event
+	seen   bool
+}
+
+type fakeHandle struct {
+	fd   int
+	size uintptr
+	maps int
+	kept bool // not released
+}
+
+const fakeInvalidContext result = 201
+
+func newFake() *fake {
+	return &fake{
+		current: map[int]bool{}, next: 1 << 40, streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
+		device: map[address][]byte{}, host: map[address][]byte{}, reserved: map[address]uintptr{}, handles: map[memoryHandle]*fakeHandle{},
+		attributes: map[int32]int32{
+			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
+		},
+		fail: map[string]result{}, after: map[string]int{}, version: 13000, total: 1 << 30,
+	}
+}
+
+// left counts what somebody forgot to give back.
+func (g *fake) left() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.retained + len(g.streams) + len(g.events) + len(g.device) + len(g.host) + len(g.reserved) + len(g.handles)
+}
+
+func (g *fake) setFail(call string, r result) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fail[call] = r
+}
+
+// id returns a number that was never used: with room, an address after which so many bytes are free.
+func (g *fake) id(room uintptr) uint64 {
+	g.next += 1<<21 + uint64(room)&^(1<<21-1)
+	return g.next - uint64(room)&^(1<<21-1)
+}
+
+// call runs f as a driver call: alone, in a thread with a context, unless it is to fail.
+func (g *fake) call(name string, needsContext bool, f func() result) result {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r := g.fail[name]; r != success {
+		if g.after[name] == 0 {
+			return r
+		}
+		g.after[name]--
+	}
+	if needsContext && !g.current[unix.Gettid()] {
+		return fakeInvalidContext
+	}
+	return f()
+}
+
+// find returns n bytes at a in memory of one of the kinds.
+func find(a address, n uintptr, kinds ...map[address][]byte) []byte {
+	for _, kind := range kinds {
+		for base, p := range kind {
+			if a >= base && a-base <= address(len(p)) && address(n) <= address(len(p))-(a-base) {
+				return p[a-base:][:n]
+			}
+		}
+	}
+	return nil
+}
+
+// queue appends to a stream what is done when somebody waits.
+func (g *fake) queue(s streamHandle, f func() result) result {
+	stream := g.streams[s]
+	if stream == nil {
+		return invalidValue
+	}
+	stream.queue = append(stream.queue, f)
+	return success
+}
+
+func (g *fake) move(to, from address, n uintptr) result {
+	dst, src := find(to, n, g.device, g.host), find(from, n, g.device, g.host)
+	if dst == nil || src == nil {
+		return illegalAddress
+	}
+	copy(dst, src)
+	return success
+}
+
+// drain does the first n that are queued in a stream.
+func (g *fake) drain(s streamHandle, n int) result {
+	stream := g.streams[s]
+	for ; n > 0 && len(stream.queue) > 0; n-- {
+		f := stream.queue[0]
+		stream.queue = stream.queue[1:]
+		for e, x := range g.events {
+			if x.stream == s && x.ahead > 0 {
+				x.ahead--
+				g.events[e] = x
+			}
+		}
+		if r := f(); r != success {
+			return r
+		}
+	}
+	return success
+}
+
+// kernel does what a page kernel does.
+func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
+	words := func(a, n uint64) []byte { return find(address(a), uintptr(8*n), g.device) }
+	if f == 3 {
+		for b := range uint64(blocks) {
+			at := words(w[0]+8*b, 1)
+			versions := find(address(w[1]+b*2*pageSize), 2*pageSize, g.device)
+			if at == nil || versions == nil {
+				return illegalAddress
+			}
+			mem := find(address(binary.LittleEndian.Uint64(at)), pageSize, g.device)
+			if mem == nil {
+				return illegalAddress
+			}
+			for i := range mem {
+				if from, to := versions[i], versions[pageSize+i]; from != to && mem[i] == from {
+					mem[i] = to
+				}
+			}
+		}
+		return success
+	}
+	runs, pages := words(w[0], 2*w[1]), w[2]
+	key, err := gpubackend.DecodeDigestKey(find(address(w[3]), gpubackend.DigestKeySize, g.device))
+	if runs == nil || err != nil {
+		return illegalAddress
+	}
+	for run := range w[1] {
+		base, first := binary.LittleEndian.Uint64(runs[16*run:]), binary.LittleEndian.Uint64(runs[16*run+8:])
+		end := pages
+		if run+1 < w[1] {
+			end = binary.LittleEndian.Uint64(runs[16*run+24:])
+		}
+		for p := first; p < end; p++ {
+			mem := find(address(base+(p-first)*pageSize), page.Size, g.device)
+			if mem == nil {
+				return illegalAddress
+			}
+			sum := uint64(key.Sum(mem))
+			if f == 1 {
+				binary.LittleEndian.PutUint64(words(w[4]+8*p, 1), sum)
+				continue
+			}
+			modified := find(address(w[5]+p), 1, g.device)
+			modified[0] = 0
+			if binary.LittleEndian.Uint64(words(w[4]+8*p, 1)) != sum {
+				modified[0] = 1
+			}
+		}
+	}
+	return success
+}
+
+func hostAddress(p unsafe.Pointer) address { return address(uintptr(p)) }
+
+func (g *fake) anonymous(n uintptr) []byte {
+	p, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// forget frees memory that anonymous made, and reports what a driver would.
+func forget[K comparable](all map[K][]byte, k K) result {
+	p, ok := all[k]
+	if !ok {
+		return invalidValue
+	}
+	delete(all, k)
+	if err := unix.Munmap(p); err != nil {
+		return invalidValue
+	}
+	return success
+}

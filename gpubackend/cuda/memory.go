@@ -1,0 +1,173 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// memory is one physical allocation and the daemon's mapping of it.
+type memory struct {
+	// immutable
+	dev  *device
+	size int64
+
+	// handle and base are set by create and freed by destroy. Who is counted in users may use base.
+	handle memoryHandle
+	base   address
+
+	mu       sync.Mutex
+	users    int           // protected by mu; calls that are using base
+	freed    bool          // protected by mu; no further user is let in
+	idle     chan struct{} // protected by mu; closed when users falls to 0 after freed was set
+	file     *os.File      // protected by mu; the export for writing, nil until the first export
+	readOnly *os.File      // protected by mu; a duplicate of file
+}
+
+// create allocates and maps, in the allocation lane. After an error nothing is left.
+func (m *memory) create() (err error) {
+	drv, n, prop := m.dev.drv, uintptr(m.size), m.dev.prop()
+	if err := drv.check("cuMemCreate", drv.memCreate(&m.handle, n, &prop, 0)); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = drv.memRelease(m.handle)
+		}
+	}()
+	m.base, err = drv.mapMemory(m.dev.handle, m.handle, n, accessReadWrite)
+	return err
+}
+
+// destroy undoes create. All is tried: a lost device fails each call.
+func (m *memory) destroy() error {
+	drv := m.dev.drv
+	return errors.Join(
+		drv.unmap(m.base, uintptr(m.size)),
+		drv.check("cuMemRelease", drv.memRelease(m.handle)))
+}
+
+func (m *memory) Size() int64 { return m.size }
+
+// Zeroed is false: the driver promises nothing about the contents.
+func (m *memory) Zeroed() bool { return false }
+
+// Export returns one descriptor for writing and another for reading, which are the same to the driver: package
+// documentation says what read-only can guarantee.
+func (m *memory) Export(writable bool) (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.freed {
+		return nil, gpubackend.ErrFreed
+	}
+	if m.file == nil {
+		if err := m.dev.run(context.Background(), m.dev.allocLane, m.exportLocked); err != nil {
+			return nil, err
+		}
+	}
+	if writable {
+		return m.file, nil
+	}
+	if m.readOnly == nil {
+		fd, err := unix.FcntlInt(m.file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, fmt.Errorf("duplicate an export: %w", err)
+		}
+		m.readOnly = os.NewFile(uintptr(fd), "cuda memory (read-only)")
+	}
+	return m.readOnly, nil
+}
+
+func (m *memory) exportLocked() error {
+	var fd int32
+	err := m.dev.drv.check("cuMemExportToShareableHandle", m.dev.drv.memExportToHandle(&fd, m.handle, handlePOSIX, 0))
+	if err != nil {
+		return err
+	}
+	unix.CloseOnExec(int(fd))
+	m.file = os.NewFile(uintptr(fd), "cuda memory")
+	return nil
+}
+
+// use lets a call in. It must end with done.
+func (m *memory) use() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.freed {
+		return gpubackend.ErrFreed
+	}
+	m.users++
+	return nil
+}
+
+func (m *memory) done() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.users--
+	if m.users == 0 && m.idle != nil {
+		close(m.idle)
+	}
+}
+
+func (m *memory) Free() error {
+	m.mu.Lock()
+	if m.freed {
+		m.mu.Unlock()
+		return gpubackend.ErrFreed
+	}
+	m.freed = true
+	var idle chan struct{}
+	if m.users > 0 {
+		idle = make(chan struct{})
+		m.idle = idle
+	}
+	file, readOnly := m.file, m.readOnly
+	m.mu.Unlock()
+	if idle != nil {
+		<-idle
+	}
+	// Nobody is let in any more, so everything is this call's now.
+	var err error
+	for _, f := range []*os.File{file, readOnly} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	destroyed := m.dev.allocLane.do(context.Background(), m.destroy)
+	if m.dev.lost() == nil && !errors.Is(destroyed, gpubackend.ErrDeviceLost) {
+		err = errors.Join(err, destroyed)
+	}
+	m.dev.giveBack(m.size)
+	return err
+}
+
+// mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads or also for stores of the
+// device. After an error nothing is left.
+func (d *driver) mapMemory(device deviceHandle, m memoryHandle, n uintptr, access int32) (base address, err error) {
+	if err := d.check("cuMemAddressReserve", d.memAddressReserve(&base, n, 0, 0, 0)); err != nil {
+		return 0, err
+	}
+	if err := d.check("cuMemMap", d.memMap(base, n, 0, m, 0)); err != nil {
+		_ = d.memAddressFree(base, n)
+		return 0, err
+	}
+	desc := accessDesc{location: onDevice(device), flags: access}
+	if err := d.check("cuMemSetAccess", d.memSetAccess(base, n, &desc, 1)); err != nil {
+		_ = d.unmap(base, n)
+		return 0, err
+	}
+	return base, nil
+}
+
+// unmap undoes mapMemory.
+func (d *driver) unmap(base address, n uintptr) error {
+	return errors.Join(
+		d.check("cuMemUnmap", d.memUnmap(base, n)),
+		d.check("cuMemAddressFree", d.memAddressFree(base, n)))
+}

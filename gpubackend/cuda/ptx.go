@@ -1,0 +1,9 @@
+package cuda
+
+import _ "embed"
+
+// kernelsPTX is the page kernels, compiled from kernels.cu.
+//
+//go:generate ./ptx.sh
+//go:embed kernels.ptx
+var kernelsPTX []byte
