@@ -1,0 +1,228 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Defaults of Options.
+const (
+	DefaultWriteBackInterval = 2 * time.Second
+	DefaultHostMemory        = 256 << 20
+)
+
+// Options configures a Cache.
+type Options struct {
+	// Devices are the devices that files may be mapped on. The Cache closes them in Close.
+	Devices []gpubackend.Device
+	// HostMemory is the number of bytes that base copies may take before replicas are refreshed to do without them.
+	// 0 stands for DefaultHostMemory.
+	HostMemory int64
+	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
+	// DefaultWriteBackInterval.
+	WriteBackInterval time.Duration
+	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
+	WriteBack bool
+	// Log receives what nobody waits for. nil discards.
+	Log *slog.Logger
+}
+
+// Cache is the page cache of one mount. Its methods may be called from any goroutine.
+type Cache struct {
+	log       *slog.Logger
+	interval  time.Duration
+	baseLimit int64
+	writeBack bool
+
+	devices []*device // immutable
+
+	// evictMu serialises making room on a device, so that two mappings do not evict each other's extents in turns.
+	evictMu sync.Mutex
+
+	mu     sync.Mutex
+	files  map[FileID]*File // protected by mu
+	closed bool             // protected by mu
+
+	baseBytes atomic.Int64
+	counters  Counters
+
+	background sync.WaitGroup
+	stop       context.CancelFunc
+	relieve    chan struct{}
+}
+
+// device is a gpubackend.Device and what the Cache knows of it.
+type device struct {
+	gpubackend.Device
+	info  gpubackend.Info
+	owner versions.Owner
+	lost  atomic.Bool
+
+	// extents are in the order of allocation. Protected by Cache.mu.
+	extents []*extent
+}
+
+// New makes a Cache over the devices. It starts one goroutine, which Close ends.
+func New(o Options) (*Cache, error) {
+	if o.HostMemory == 0 {
+		o.HostMemory = DefaultHostMemory
+	}
+	if o.WriteBackInterval == 0 {
+		o.WriteBackInterval = DefaultWriteBackInterval
+	}
+	if o.HostMemory < 0 || o.WriteBackInterval < 0 {
+		return nil, errors.New("the host memory and the write-back interval must not be negative")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	c := &Cache{
+		log:       o.Log,
+		interval:  o.WriteBackInterval,
+		baseLimit: o.HostMemory,
+		writeBack: o.WriteBack,
+		files:     make(map[FileID]*File),
+		relieve:   make(chan struct{}, 1),
+	}
+	seen := make(map[int]bool)
+	for _, d := range o.Devices {
+		info := d.Info()
+		if seen[info.Ordinal] {
+			return nil, fmt.Errorf("two devices have the number %d", info.Ordinal)
+		}
+		seen[info.Ordinal] = true
+		c.devices = append(c.devices, &device{Device: d, info: info, owner: versions.GPU(info.Ordinal)})
+	}
+	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	c.background.Add(1)
+	go c.run(ctx)
+	return c, nil
+}
+
+// Devices describes the devices, in ascending order of their numbers.
+func (c *Cache) Devices() []gpubackend.Info {
+	infos := make([]gpubackend.Info, len(c.devices))
+	for i, d := range c.devices {
+		infos[i] = d.info
+	}
+	return infos
+}
+
+func (c *Cache) device(ordinal int) (*device, error) {
+	for _, d := range c.devices {
+		if d.info.Ordinal != ordinal {
+			continue
+		}
+		if d.lost.Load() {
+			return nil, fail(syscall.ENODEV, "device %d is lost; remount to use it again", ordinal)
+		}
+		return d, nil
+	}
+	if len(c.devices) == 0 {
+		return nil, fail(syscall.ENODEV, "there is no device %d: the mount has no devices (--gpus none)", ordinal)
+	}
+	return nil, fail(syscall.ENODEV, "there is no device %d: the mount has %d, numbered %d to %d",
+		ordinal, len(c.devices), c.devices[0].info.Ordinal, c.devices[len(c.devices)-1].info.Ordinal)
+}
+
+func (c *Cache) owner(o versions.Owner) *device {
+	for _, d := range c.devices {
+		if d.owner == o {
+			return d
+		}
+	}
+	return nil
+}
+
+// Lookup returns the File of id, or nil where no device holds anything of it.
+func (c *Cache) Lookup(id FileID) *File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.files[id]
+}
+
+// Forget drops whatever devices hold of a file whose last name and last open descriptor are gone. Mappings that still
+// exist keep what they map until they end.
+func (c *Cache) Forget(id FileID) {
+	f := c.Lookup(id)
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	f.orphan = true
+	f.dropIdleLocked()
+	f.mu.Unlock()
+}
+
+func (c *Cache) snapshotFiles() []*File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	files := make([]*File, 0, len(c.files))
+	for _, f := range c.files {
+		files = append(files, f)
+	}
+	return files
+}
+
+// Close brings everything released home, frees all device memory and closes the devices. Mappings that still exist are
+// released first. It blocks for as long as that takes, or until ctx ends; the error names every file of which bytes
+// could not be brought home.
+func (c *Cache) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.mu.Unlock()
+	c.stop()
+	c.background.Wait()
+
+	var errs []error
+	for _, f := range c.snapshotFiles() {
+		for _, m := range f.snapshotMappings() {
+			if err := m.Unmap(ctx); err != nil {
+				errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
+			}
+		}
+		if err := f.collectAll(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
+		}
+		f.mu.Lock()
+		f.orphan = true
+		f.dropIdleLocked()
+		f.mu.Unlock()
+	}
+	c.background.Wait() // reads that came meanwhile may have started something
+	for _, d := range c.devices {
+		if err := d.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// failure is an error for a client: an errno to act on and a sentence to read.
+type failure struct {
+	errno syscall.Errno
+	text  string
+}
+
+func fail(errno syscall.Errno, format string, args ...any) error {
+	return &failure{errno, fmt.Sprintf(format, args...)}
+}
+
+func (e *failure) Error() string { return e.text }
+func (e *failure) Unwrap() error { return e.errno }

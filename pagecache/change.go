@@ -1,0 +1,282 @@
+package pagecache
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// ChangeKind says how a request changes home.
+type ChangeKind uint8
+
+const (
+	// ChangeWrite stores bytes at [Off, Off+Len).
+	ChangeWrite ChangeKind = iota
+	// ChangeAppend stores Len bytes at the end of the file.
+	ChangeAppend
+	// ChangeTruncate sets the size of the file to Len.
+	ChangeTruncate
+	// ChangeZero makes [Off, Off+Len) read as zero (punch hole, zero range).
+	ChangeZero
+	// ChangeAllocate reserves space for [Off, Off+Len) and may grow the file.
+	ChangeAllocate
+	// ChangeShift moves everything from Off on (collapse and insert range).
+	ChangeShift
+)
+
+// Change is a change of home that a request is about to make.
+type Change struct {
+	Kind     ChangeKind
+	Off, Len int64
+	// WriteBack says that the bytes are whole pages that the kernel had dirty, not bytes that a program just wrote.
+	WriteBack bool
+}
+
+// held returns the pages that the kernel may hold after the change although it did not before: those that a program wrote
+// whole, without reading them. A part of a page is only written into a copy that the kernel has, and write-back is of such.
+func (c Change) held() page.Range {
+	if c.WriteBack || c.Kind != ChangeWrite && c.Kind != ChangeAppend {
+		return page.Range{}
+	}
+	return page.Range{
+		Start: page.Count(c.Off),
+		End:   page.Index((c.Off + c.Len) >> page.Shift),
+	}
+}
+
+// ChangeHome carries out a change of home under the rules: do is called once, with the offset at which the change
+// happens, and its error is returned. What devices released of the pages comes home first, since the writer has seen it.
+// Where that fails, do is not called. ErrDetached says that no device holds anything of the file any more and that do was
+// not called: the caller changes home as if there were no File. It blocks on home and on devices, never on the kernel.
+func (f *File) ChangeHome(c Change, do func(off int64) error) error {
+	ctx := context.Background()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return ErrDetached
+	}
+	// The size before is taken from home: a program may have changed SOURCE directly.
+	before, err := f.home.Signature()
+	if err != nil {
+		return err
+	}
+	if c.Kind == ChangeTruncate {
+		return f.truncateLocked(ctx, before.Size, c.Len, do)
+	}
+	if c.Kind == ChangeAppend {
+		c.Off = before.Size
+	}
+	rg := page.Covering(c.Off, c.Len)
+	if c.Kind == ChangeShift {
+		rg = page.Range{Start: page.Index(c.Off >> page.Shift), End: max(page.Count(before.Size+c.Len), f.lrc.End())}
+	}
+	held := f.lrc.Held(rg)
+	if held {
+		if err := f.collectLocked(ctx, rg, false); err != nil {
+			return err
+		}
+		if c.Kind != ChangeAllocate {
+			if err := f.keepHomeLocked(rg, versions.CPU); err != nil {
+				return err
+			}
+		}
+	}
+	// Bytes that programs stored past end of file are not part of it when it grows.
+	if end := c.Off + c.Len; end > before.Size {
+		if err := f.zeroReplicasLocked(ctx, before.Size, end); err != nil {
+			return err
+		}
+	}
+	err = do(c.Off)
+	if c.Kind != ChangeAllocate {
+		// Also after an error: a part may have been changed.
+		f.lrc.CPUChanged(rg, c.held())
+	}
+	if note := f.noteHomeLocked(); err == nil {
+		err = note
+	}
+	if c.Kind == ChangeShift && f.size < before.Size {
+		if zero := f.cutLocked(ctx, f.size); err == nil {
+			err = zero
+		}
+	}
+	return err
+}
+
+// truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
+func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off int64) error) error {
+	if size > before {
+		if err := f.zeroReplicasLocked(ctx, before, size); err != nil {
+			return err
+		}
+	}
+	if err := do(size); err != nil {
+		return err
+	}
+	if err := f.noteHomeLocked(); err != nil {
+		return err
+	}
+	if size < before {
+		return f.cutLocked(ctx, size)
+	}
+	return nil
+}
+
+// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there.
+func (f *File) cutLocked(ctx context.Context, size int64) error {
+	f.dropBasesLocked(f.lrc.Truncated(page.Count(size)))
+	return f.zeroReplicasLocked(ctx, size, f.lrc.End().Offset())
+}
+
+// zeroReplicasLocked stores zeros into the bytes [from, to) of every replica, where home has no bytes, or none any more.
+// What a replica is compared with is zeroed with it, so that the zeros are nobody's modification.
+func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
+	rg := page.Covering(from, to-from).Intersect(page.Range{End: f.lrc.End()})
+	if rg.Empty() {
+		return nil
+	}
+	for o, h := range f.holdings {
+		if !f.lrc.Held(rg) {
+			continue
+		}
+		var err error
+		h.each(rg, func(x *extent, part page.Range) {
+			lo, hi := max(from, part.Offset()), min(to, part.End.Offset())
+			if err == nil && lo < hi {
+				err = h.dev.Zero(ctx, x.mem, lo-x.index*x.size, hi-lo)
+			}
+		})
+		if err != nil {
+			if f.lostLocked(h.dev, err) {
+				continue
+			}
+			return err
+		}
+		for _, run := range f.lrc.Tracked(rg, o) {
+			if err := f.rebaseZeroedLocked(h, o, run, from, to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rebaseZeroedLocked zeroes [from, to) in the bases of the pages of run, which o tracks, and takes their digests again.
+func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, from, to int64) error {
+	buf := make([]byte, page.Size)
+	for p := run.Start; p < run.End; p++ {
+		b, _ := f.lrc.BaseOf(p, o)
+		lo, hi := max(from-p.Offset(), 0), min(to-p.Offset(), page.Size)
+		base := buf
+		if kept := f.bases[baseKey{p, b}]; b != lrc.BaseHome && kept != nil {
+			base = kept[:]
+		} else if lo == 0 && hi == page.Size {
+			clear(buf)
+		} else if err := f.readHomeLocked(page.Range{Start: p, End: p + 1}, buf); err != nil {
+			return err
+		}
+		clear(base[lo:hi])
+		f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
+	}
+	return nil
+}
+
+// HomeTouched tells that a request of the mount changed home's metadata (mode, owner, times, links, attributes), so
+// that the next signature is not taken for somebody else's change.
+func (f *File) HomeTouched() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return
+	}
+	if err := f.noteHomeLocked(); err != nil {
+		f.c.log.Warn("reading the backing file's times", "file", f.name, "error", err)
+	}
+}
+
+// CheckHome looks whether home was changed behind the mount's back and if so drops what devices hold of it. It
+// reports whether it was: then the caller has the kernel drop its pages too. Pages that a device modified since the last
+// agreement are kept, and will be brought home over the other change, page by page.
+func (f *File) CheckHome() (changed bool, err error) {
+	ctx := context.Background()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return false, nil
+	}
+	sig, err := f.home.Signature()
+	if err != nil {
+		return false, err
+	}
+	if sig.Size == f.sig.Size && sig.Mtime.Equal(f.sig.Mtime) && sig.Ctime.Equal(f.sig.Ctime) {
+		return false, nil
+	}
+	// The difference may be the doing of a request that has not come to say so. What it leaves is recorded when it does.
+	if f.home.Changing() {
+		return false, nil
+	}
+	f.c.log.Info("the backing file was changed directly; replicas are refreshed", "file", f.name)
+	f.count(func(c *Counters) { c.HomeReplacements.Add(1) })
+	if err := f.replacedLocked(ctx, sig); err != nil {
+		f.sig = Signature{} // the next look tries again
+		return true, err
+	}
+	return true, nil
+}
+
+// replacedLocked takes home for what it is now. Until everything that can fail is done, nothing of what devices modified is
+// given up.
+func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
+	f.size, f.sig = sig.Size, sig
+	whole := page.Range{End: f.lrc.End()}
+	kept := make(map[*holding][]page.Range)
+	for _, h := range f.holdings {
+		runs, err := f.modifiedLocked(ctx, h, whole)
+		if err != nil && !f.lostLocked(h.dev, err) {
+			return err
+		}
+		for _, run := range runs {
+			run = run.Intersect(f.fileRangeLocked())
+			kept[h] = append(kept[h], run)
+			if err := batches(run, func(part page.Range) error {
+				buf := make([]byte, part.Bytes())
+				if err := f.readHomeLocked(part, buf); err != nil {
+					return err
+				}
+				f.rebaseLocked(h, part, buf)
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	var released []lrc.Pending
+	for o := range f.holdings {
+		released = append(released, f.lrc.PendingOf(whole.Intersect(f.fileRangeLocked()), o)...)
+	}
+	f.dropBasesLocked(f.lrc.Replaced(whole))
+	for h, runs := range kept {
+		for _, run := range runs {
+			f.dropBasesLocked(f.lrc.Updated(run, h.dev.owner, true))
+		}
+	}
+	// What was released stays released, on top of the other change. The kernel was told of these releases before.
+	for _, p := range released {
+		held, id := f.lrc.Release([]page.Range{p.Range}, p.Owner)
+		f.lrc.Drained(id)
+		for _, rg := range held {
+			f.lrc.CPURead(rg)
+		}
+	}
+	// What clients map for writing has to be tracked at once, or stores would go unnoticed.
+	for m := range f.mappings {
+		if m.writable && !m.lazy {
+			if _, err := f.acquireLocked(ctx, m.h, m.pages); err != nil {
+				return err
+			}
+		}
+	}
+	return f.zeroReplicasLocked(ctx, f.size, whole.End.Offset())
+}

@@ -1,0 +1,443 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+func TestMapFillsFromHomeAndPastTheEndWithZeros(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(5000)
+	copy(src.home.data, bytes.Repeat([]byte{7}, 5000))
+	p := m.run(src, 0, 0, 3*page.Size, false)
+	assert.Equal(t, src.home.data, p.mem[:5000])
+	assert.Equal(t, make([]byte, 3*page.Size-5000), p.mem[5000:3*page.Size])
+}
+
+func TestReleaseMakesBytesVisibleToTheCPU(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(4 * page.Size)
+	p := m.run(src, 0, 0, 4*page.Size, true)
+	p.mem[page.Size+3] = 42
+	assert.Equal(t, make([]byte, 1), src.read(t, page.Size+3, 1), "nothing was released yet")
+	assert.EqualValues(t, 1, p.release())
+	assert.Equal(t, []page.Range{{Start: 1, End: 2}}, src.kernel.take(), "the kernel drops just the modified page")
+	assert.Equal(t, []byte{42}, src.read(t, page.Size+3, 1))
+	assert.EqualValues(t, 0, p.release(), "a second release finds nothing new")
+	assert.Empty(t, src.kernel.take())
+}
+
+func TestWritersOfOnePageMergeByBytes(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(page.Size)
+	a := m.run(src, 0, 0, page.Size, true)
+	b := m.run(src, 1, 0, page.Size, true)
+	for i := 0; i < page.Size; i += 3 {
+		a.mem[i] = 'a'
+		if i+1 < page.Size {
+			b.mem[i+1] = 'b'
+		}
+		if i+2 < page.Size {
+			src.write(t, i+2, []byte{'c'})
+		}
+	}
+	a.release()
+	b.release()
+	want := bytes.Repeat([]byte("abc"), page.Size/3+1)[:page.Size]
+	assert.Equal(t, want, src.read(t, 0, page.Size))
+	a.acquire()
+	b.acquire()
+	assert.Equal(t, want, a.mem)
+	assert.Equal(t, want, b.mem)
+	assert.Zero(t, m.cache.counters.OverlappingBytes.Load())
+	assert.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
+}
+
+func TestOverlapGoesToTheHighestOwnerAndIsCounted(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(page.Size)
+	a := m.run(src, 0, 0, page.Size, true)
+	b := m.run(src, 1, 0, page.Size, true)
+	a.mem[0], a.mem[1] = 1, 1
+	b.mem[0], b.mem[2] = 2, 2
+	b.release()
+	a.release()
+	assert.Equal(t, []byte{2, 1, 2}, src.read(t, 0, 3))
+	assert.EqualValues(t, 1, src.attached.counters.OverlappingBytes.Load())
+}
+
+func TestAcquireKeepsUnreleasedBytes(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	src.write(t, 1, []byte{2})
+	assert.EqualValues(t, 1, p.acquire())
+	assert.Equal(t, []byte{1, 2}, p.mem[:2])
+	assert.Equal(t, []byte{0, 2}, src.read(t, 0, 2), "still unreleased")
+	assert.EqualValues(t, 1, p.release())
+	assert.Equal(t, []byte{1, 2}, src.read(t, 0, 2))
+}
+
+// A device that keeps storing after a release must not bring back bytes that were overwritten meanwhile.
+func TestOwnTail(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	p.release()
+	src.write(t, 0, []byte{9}) // collects the 1, then overwrites it
+	p.mem[5] = 5
+	p.release()
+	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, src.read(t, 0, 6))
+	p.acquire()
+	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, p.mem[:6])
+}
+
+// Dirty kernel pages are written back whole while a release drops them, before the released bytes go home.
+func TestStaleWriteBack(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	dirty := make([]byte, page.Size)
+	dirty[100] = 'c' // what a CPU program stored through mmap; the rest of the page is old
+	src.kernel.hook = func(int64, int64) {
+		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
+	}
+	p.mem[0] = 'g'
+	p.release()
+	src.kernel.hook = nil
+	got := src.read(t, 0, page.Size)
+	assert.Equal(t, byte('g'), got[0])
+	assert.Equal(t, byte('c'), got[100])
+	p.acquire()
+	assert.Equal(t, byte('c'), p.mem[100])
+}
+
+// While a release is dropping the kernel's pages, a read that fills the kernel's cache sees the release, and one that
+// does not leaves home alone.
+func TestReadsWhileDraining(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	src.kernel.hook = func(int64, int64) {
+		_, fromHome, err := src.attached.Read(make([]byte, 10), 0, true)
+		require.NoError(t, err)
+		assert.True(t, fromHome)
+		assert.Equal(t, byte(0), src.home.bytes(0, 1)[0], "a direct read collected a draining page")
+		assert.Equal(t, []byte{1}, src.read(t, 0, 1))
+	}
+	p.release()
+}
+
+func TestSecondProcessMovesNoData(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(1 << 20)
+	p := m.run(src, 0, 0, 1<<20, true)
+	filled := m.cache.counters.FilledPages.Load()
+	used := m.cache.devices[0].Used()
+	q := m.run(src, 0, 0, 1<<20, true)
+	assert.Equal(t, filled, m.cache.counters.FilledPages.Load())
+	assert.Equal(t, used, m.cache.devices[0].Used())
+	p.mem[77] = 7
+	assert.Equal(t, byte(7), q.mem[77], "one replica for all processes of a device")
+	q.release()
+	assert.Equal(t, []byte{7}, src.read(t, 77, 1))
+}
+
+// One process acquires while another one stores into the same page.
+func TestAcquireDoesNotLoseAnotherProcessesStores(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	q := m.run(src, 0, 0, page.Size, true)
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		for i := range page.Size / 2 {
+			q.mem[2*i] = 'q'
+		}
+	}()
+	for i := range page.Size / 2 {
+		src.write(t, 2*i+1, []byte{'c'})
+		p.acquire()
+	}
+	wg.Wait()
+	p.acquire()
+	q.release()
+	want := bytes.Repeat([]byte("qc"), page.Size/2)
+	assert.Equal(t, want, p.mem)
+	assert.Equal(t, want, src.read(t, 0, page.Size))
+}
+
+func TestUnmapIsARelease(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[9] = 9
+	p.unmap()
+	p.unmap()
+	assert.Equal(t, []byte{9}, src.read(t, 9, 1))
+	_, err := p.Acquire(context.Background(), 0, 1, false)
+	assert.ErrorIs(t, err, syscall.EINVAL)
+}
+
+func TestTruncate(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(3 * page.Size)
+	copy(src.home.data, bytes.Repeat([]byte{1}, 3*page.Size))
+	p := m.run(src, 0, 0, 3*page.Size, true)
+	q := m.run(src, 1, 0, 3*page.Size, false)
+	p.mem[2*page.Size] = 2
+	p.release()
+	p.mem[page.Size+100] = 3
+	src.truncate(t, page.Size+10)
+	zeros := make([]byte, 2*page.Size-10)
+	assert.Equal(t, zeros, p.mem[page.Size+10:], "dropped ranges read as zero at once")
+	assert.Equal(t, zeros, q.mem[page.Size+10:])
+	p.mem[page.Size+200] = 4 // past end of file: goes nowhere
+	src.truncate(t, 3*page.Size)
+	p.mem[2*page.Size+1] = 5
+	p.mem[page.Size+11] = 6
+	assert.EqualValues(t, 2, p.release())
+	got := src.read(t, 0, 3*page.Size)
+	want := make([]byte, 3*page.Size)
+	copy(want, bytes.Repeat([]byte{1}, page.Size+10))
+	want[2*page.Size+1], want[page.Size+11] = 5, 6
+	assert.True(t, bytes.Equal(want, got))
+	q.acquire()
+	assert.True(t, bytes.Equal(want, q.mem))
+}
+
+func TestPunchHole(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(2 * page.Size)
+	copy(src.home.data, bytes.Repeat([]byte{1}, 2*page.Size))
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.mem[0] = 2
+	require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off int64) error {
+		_, err := src.home.WriteAt(make([]byte, page.Size), off)
+		return err
+	}))
+	p.acquire()
+	assert.Equal(t, make([]byte, page.Size), p.mem[100:100+page.Size])
+	assert.Equal(t, byte(2), p.mem[0])
+}
+
+func TestBytesPastEndOfFileAreNeverWritten(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(100)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[99], p.mem[100] = 1, 1
+	p.release()
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	assert.Len(t, src.home.data, 100)
+	assert.Equal(t, byte(1), src.home.data[99])
+	src.write(t, 150, []byte{7})
+	p.acquire()
+	assert.Equal(t, append(make([]byte, 50), 7), p.mem[100:151])
+	assert.EqualValues(t, 0, p.release())
+}
+
+func TestEvictionMakesRoomAndBringsModifiedBytesHome(t *testing.T) {
+	m := newMachine(t, 1, memory(4<<20))
+	old, mapped, third := m.file(2<<20), m.file(2<<20), m.file(2<<20)
+	p := m.run(old, 0, 0, 2<<20, true)
+	p.mem[5] = 5
+	p.unmap()
+	q := m.run(mapped, 0, 0, 2<<20, true)
+	r := m.run(third, 0, 0, 2<<20, false)
+	assert.Equal(t, byte(5), old.home.data[5], "collected before it was evicted")
+	assert.True(t, old.attached.Detached())
+	assert.Nil(t, m.cache.Lookup(old.id))
+	assert.Equal(t, make([]byte, 2<<20), r.mem, "memory is never seen as another file left it")
+	_, err := m.cache.Map(context.Background(), m.file(1), MapRequest{Len: 1})
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	assert.Contains(t, err.Error(), "4.0 MiB")
+	q.unmap()
+	m.run(m.file(1), 0, 0, 1, false)
+}
+
+func TestMappingLargerThanTheDevice(t *testing.T) {
+	m := newMachine(t, 1, memory(4<<20))
+	_, err := m.cache.Map(context.Background(), m.file(8<<20), MapRequest{Len: 8 << 20})
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	assert.Contains(t, err.Error(), "budget")
+	assert.Zero(t, m.cache.devices[0].Used())
+}
+
+func TestFullDisk(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	src.home.fail(syscall.ENOSPC)
+	p.release()
+	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are seen though home cannot take them")
+	assert.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
+	assert.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC, "kept and tried again")
+	assert.NotEmpty(t, m.cache.Status().Files[0].Error)
+	src.home.fail(nil)
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	assert.Equal(t, byte(1), src.home.data[0])
+}
+
+func TestBackgroundCollect(t *testing.T) {
+	m := newMachine(t, 1, interval(100*time.Millisecond))
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	released := time.Now()
+	p.release()
+	require.Eventually(t, func() bool { return src.home.bytes(0, 1)[0] == 1 }, 10*time.Second, time.Millisecond)
+	t.Logf("home after %v", time.Since(released))
+}
+
+func TestHomeChangedDirectly(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.mem[0] = 1
+	_, err := src.home.WriteAt(bytes.Repeat([]byte{8}, 2*page.Size), 0)
+	require.NoError(t, err)
+	p.acquire()
+	assert.Equal(t, bytes.Repeat([]byte{8}, page.Size), p.mem[page.Size:])
+	assert.Equal(t, byte(1), p.mem[0], "what the device modified is not lost")
+	p.mem[page.Size] = 3
+	p.release()
+	assert.Equal(t, []byte{1}, src.read(t, 0, 1))
+	assert.Equal(t, []byte{3, 8}, src.read(t, page.Size, 2))
+}
+
+func TestDeletedFileIsDropped(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	m.cache.Forget(src.id)
+	p.mem[0] = 1
+	p.release()
+	assert.False(t, src.attached.Detached(), "lives until its last mapping goes")
+	p.unmap()
+	assert.True(t, src.attached.Detached())
+	assert.Zero(t, m.cache.devices[0].Used())
+	assert.Zero(t, src.home.open)
+}
+
+func TestHostMemoryPressureRefreshesReplicas(t *testing.T) {
+	m := newMachine(t, 1, hostMemory(4*page.Size))
+	src := m.file(64 * page.Size)
+	p := m.run(src, 0, 0, 64*page.Size, true)
+	for i := range 64 {
+		src.write(t, i*page.Size, []byte{9})
+	}
+	require.Eventually(t, func() bool { return m.cache.baseBytes.Load() <= 4*page.Size }, 10*time.Second, time.Millisecond)
+	p.acquire()
+	for i := range 64 {
+		assert.Equal(t, byte(9), p.mem[i*page.Size])
+	}
+}
+
+func TestAdvise(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(4 << 20)
+	copy(src.home.data, bytes.Repeat([]byte{3}, 4<<20))
+	mp, err := m.cache.Map(context.Background(), src, MapRequest{Len: 4 << 20, Lazy: true})
+	require.NoError(t, err)
+	p := m.attach(mp, 0, 4<<20, false)
+	assert.Equal(t, make([]byte, page.Size), p.mem[:page.Size], "lazy mappings read as zero before they are acquired")
+	require.NoError(t, p.Advise(context.Background(), 0, page.Size, AdviceWillNeed))
+	require.Eventually(t, func() bool { return p.mem[0] == 3 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, p.Advise(context.Background(), 0, 4<<20, AdviceSequential))
+	_, err = p.Acquire(context.Background(), 1<<20, page.Size, false)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.mem[1<<20+page.Size] == 3 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, p.Advise(context.Background(), 0, 4<<20, AdviceDontNeed))
+	n, err := p.Acquire(context.Background(), 0, page.Size, false)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, n, "fetched again after DONTNEED")
+	assert.ErrorIs(t, p.Advise(context.Background(), 0, 1, 99), syscall.EINVAL)
+}
+
+func TestBadRequests(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	ctx := context.Background()
+	for _, c := range []struct {
+		req  MapRequest
+		want syscall.Errno
+	}{
+		{MapRequest{Off: 1, Len: 1}, syscall.EINVAL},
+		{MapRequest{Off: -page.Size, Len: 1}, syscall.EINVAL},
+		{MapRequest{Len: 0}, syscall.EINVAL},
+		{MapRequest{Len: -1}, syscall.EINVAL},
+		{MapRequest{Off: page.Size, Len: 1<<63 - 1}, syscall.EINVAL},
+		{MapRequest{Device: 1, Len: 1}, syscall.ENODEV},
+		{MapRequest{Device: -1, Len: 1}, syscall.ENODEV},
+		{MapRequest{Len: 1 << 50}, syscall.ENOMEM},
+	} {
+		_, err := m.cache.Map(ctx, src, c.req)
+		assert.ErrorIs(t, err, c.want, "%+v", c.req)
+	}
+	_, err := m.cache.Map(ctx, &source{id: FileID{1, 99}, home: newHome(1), kernel: &kernel{}, readonly: true}, MapRequest{Len: 1, Writable: true})
+	assert.ErrorIs(t, err, syscall.EACCES)
+	p := m.run(src, 0, 0, 100, true)
+	for _, r := range [][2]int64{{0, 0}, {-1, 1}, {0, page.Size + 1}, {page.Size, 1}, {1 << 62, 1 << 62}} {
+		_, err := p.Acquire(ctx, r[0], r[1], false)
+		assert.ErrorIs(t, err, syscall.EINVAL, "%v", r)
+		_, err = p.Release(ctx, r[0], r[1])
+		assert.ErrorIs(t, err, syscall.EINVAL, "%v", r)
+	}
+}
+
+// A program that writes a whole page while a release has the kernel drop it puts the page back into the kernel, without
+// the released bytes: it is dropped once more before the release returns.
+func TestPagesWrittenWholeWhileDrainingAreDroppedAgain(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 'g'
+	once := true
+	src.kernel.hook = func(int64, int64) {
+		if once {
+			once = false
+			src.write(t, 0, bytes.Repeat([]byte{'c'}, page.Size))
+		}
+	}
+	p.release()
+	assert.Len(t, src.kernel.take(), 2)
+	assert.Equal(t, []byte("gc"), src.read(t, 0, 2))
+	p.acquire()
+	assert.Equal(t, []byte("gc"), p.mem[:2])
+}
+
+// With write-back caching the kernel holds pages that it never read: a release drops them, and what was released before
+// is home before they are.
+func TestReleaseWithUnreadDirtyPages(t *testing.T) {
+	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	p.release()
+	// A program that saw the release overwrites the page; the kernel has it dirty. The device stores elsewhere.
+	dirty := bytes.Repeat([]byte{2}, page.Size)
+	p.mem[9] = 9
+	src.kernel.hook = func(int64, int64) {
+		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
+	}
+	src.kernel.take()
+	p.release()
+	assert.NotEmpty(t, src.kernel.take(), "dropped, although the kernel never asked for the page")
+	src.kernel.hook = nil
+	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "an overwritten release does not come back")
+}

@@ -1,0 +1,83 @@
+package pagecache
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size bytes.
+type Counters struct {
+	Maps, Acquires, Releases, ReleasedPages               atomic.Int64
+	Fills, FilledPages, RefreshedPages, PatchedPages      atomic.Int64
+	PrefetchedPages                                       atomic.Int64
+	PeerReads, PeerReadPages                              atomic.Int64
+	Collects, CollectedPages, MergedPages                 atomic.Int64
+	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
+	HomeReplacements                                      atomic.Int64
+	// Bases is a gauge: base copies held now.
+	Bases atomic.Int64
+
+	// Latencies, kept for the mount only.
+	FillTime, CollectTime, ReleaseTime, PeerReadTime, InvalidateTime Histogram
+}
+
+// count applies fn to the counters of the file and of the mount.
+func (f *File) count(fn func(c *Counters)) {
+	fn(&f.counters)
+	fn(&f.c.counters)
+}
+
+// histogramBuckets covers 1 µs to over an hour in powers of two.
+const histogramBuckets = 33
+
+// Histogram counts durations in buckets whose bounds are powers of two of microseconds.
+type Histogram struct {
+	buckets [histogramBuckets]atomic.Int64
+	sum     atomic.Int64 // ns
+}
+
+func (h *Histogram) observe(d time.Duration) {
+	h.buckets[min(bits.Len64(uint64(max(d, 0)/time.Microsecond)), histogramBuckets-1)].Add(1)
+	h.sum.Add(int64(d))
+}
+
+// Latency is a Histogram at one moment.
+type Latency struct {
+	Count int64 `json:"count"`
+	// Mean, P50, P99 and Max are in microseconds; all but Mean are upper bounds of the bucket that holds them.
+	Mean float64 `json:"mean_us"`
+	P50  int64   `json:"p50_us"`
+	P99  int64   `json:"p99_us"`
+	Max  int64   `json:"max_us"`
+	// Buckets has the number of durations below 2^i µs that are not below 2^(i-1) µs; trailing zeros are left out.
+	Buckets []int64 `json:"buckets"`
+}
+
+func (h *Histogram) snapshot() Latency {
+	l := Latency{Buckets: []int64{}}
+	last := 0
+	var counts [histogramBuckets]int64
+	for i := range counts {
+		counts[i] = h.buckets[i].Load()
+		l.Count += counts[i]
+		if counts[i] > 0 {
+			last = i + 1
+		}
+	}
+	l.Buckets = append(l.Buckets, counts[:last]...)
+	if l.Count == 0 {
+		return l
+	}
+	l.Mean = float64(h.sum.Load()) / float64(l.Count) / 1e3
+	quantile := func(rank int64) int64 {
+		for i, n := range counts {
+			if rank -= n; rank <= 0 {
+				return 1 << i
+			}
+		}
+		return 1 << (histogramBuckets - 1)
+	}
+	l.P50, l.P99, l.Max = quantile((l.Count+1)/2), quantile(l.Count-l.Count/100), quantile(l.Count)
+	return l
+}

@@ -1,0 +1,271 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"math/bits"
+	"slices"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// extentsPerFile bounds the number of extents that a file is cut into when it is first mapped on a device: each costs
+// a descriptor here and a mapping in every client.
+const extentsPerFile = 256
+
+// extent is device memory that caches the bytes [index·size, (index+1)·size) of a file.
+type extent struct {
+	file  *File
+	dev   *device
+	index int64
+	size  int64
+	mem   gpubackend.Memory
+
+	// mapped counts the mappings that cover the extent. Protected by File.mu.
+	mapped int
+	// agreed has the digest of every tracked page's base; nil until a page is tracked. Protected by File.mu.
+	agreed []gpubackend.Digest
+}
+
+func (x *extent) pages() page.Range {
+	first := page.Index(x.index * x.size >> page.Shift)
+	return page.Range{Start: first, End: first + page.Index(x.size>>page.Shift)}
+}
+
+// holding is what one device holds of a file. Protected by File.mu.
+type holding struct {
+	dev        *device
+	extentSize int64 // immutable
+	extents    map[int64]*extent
+}
+
+func (h *holding) sorted() []*extent {
+	list := make([]*extent, 0, len(h.extents))
+	for _, x := range h.extents {
+		list = append(list, x)
+	}
+	slices.SortFunc(list, func(a, b *extent) int { return int(a.index - b.index) })
+	return list
+}
+
+// each calls fn for the part of rg in each extent that exists, in order.
+func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
+	per := page.Index(h.extentSize >> page.Shift)
+	for p := rg.Start; p < rg.End; {
+		k := int64(p / per)
+		end := min(rg.End, page.Index(k+1)*per)
+		if x := h.extents[k]; x != nil {
+			fn(x, page.Range{Start: p, End: end})
+		}
+		p = end
+	}
+}
+
+// at returns the extent of page p and the byte offset of p in it.
+func (h *holding) at(p page.Index) (*extent, int64) {
+	x := h.extents[p.Offset()/h.extentSize]
+	if x == nil {
+		return nil, 0
+	}
+	return x, p.Offset() - x.index*x.size
+}
+
+// copies returns the device copies between the pages of rg and buf, which has rg.Bytes() bytes.
+func (h *holding) copies(rg page.Range, buf []byte) (pieces []gpubackend.Copy) {
+	h.each(rg, func(x *extent, part page.Range) {
+		from := (part.Start - rg.Start).Offset()
+		pieces = append(pieces, gpubackend.Copy{
+			Mem:  x.mem,
+			Off:  part.Offset() - x.index*x.size,
+			Host: buf[from : from+part.Bytes()],
+		})
+	})
+	return pieces
+}
+
+// agreedAt returns the agreed digests of the pages of part, which lie in x.
+func (x *extent) agreedAt(part page.Range) []gpubackend.Digest {
+	if x.agreed == nil {
+		x.agreed = make([]gpubackend.Digest, x.size>>page.Shift)
+	}
+	first := x.pages().Start
+	return x.agreed[part.Start-first : part.End-first]
+}
+
+// extentSize chooses the size of a file's extents on a device: the device's granularity for small files, and for large
+// ones the power-of-two multiple of it that makes extentsPerFile of them, but no more than an eighth of the device.
+func extentSize(info gpubackend.Info, bytes int64) int64 {
+	size := info.Granularity
+	if want := bytes / extentsPerFile; want > size {
+		size = 1 << bits.Len64(uint64(want-1))
+	}
+	for size > info.Granularity && size > info.Memory/8 {
+		size >>= 1
+	}
+	return size
+}
+
+// reserve makes sure that every page of rg has memory on dev, pinned by one more mapping. The caller holds no lock. When
+// the device is full, the least recently allocated extents that no client maps make room. On failure nothing is pinned.
+func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range) error {
+	f.mu.Lock()
+	h := f.holdings[dev.owner]
+	if h == nil {
+		h = &holding{
+			dev:        dev,
+			extentSize: extentSize(dev.info, max(f.size, rg.End.Offset())),
+			extents:    make(map[int64]*extent),
+		}
+		f.holdings[dev.owner] = h
+	}
+	first := rg.Offset() / h.extentSize
+	last := (rg.End.Offset() - 1) / h.extentSize
+	f.mu.Unlock()
+
+	if need := (last - first + 1) * h.extentSize; need > dev.info.Memory {
+		return fail(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
+			humanize.IBytes(uint64(need)), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+	}
+	for k := first; k <= last; k++ {
+		if err := c.pin(ctx, f, h, k); err != nil {
+			f.unpin(h, first, k)
+			return err
+		}
+	}
+	return nil
+}
+
+// pin counts one more mapping of extent k, which it allocates where it does not exist.
+func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
+	f.mu.Lock()
+	if x := h.extents[k]; x != nil {
+		x.mapped++
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+
+	mem, err := c.allocate(ctx, h.dev, h.extentSize)
+	if err != nil {
+		return err
+	}
+	// Memory may hold what another file left in it, and a client can reach every byte of an extent.
+	if !mem.Zeroed() {
+		if err := h.dev.Zero(ctx, mem, 0, h.extentSize); err != nil {
+			_ = mem.Free()
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if x := h.extents[k]; x != nil {
+		x.mapped++
+		return mem.Free()
+	}
+	x := &extent{file: f, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1}
+	h.extents[k] = x
+	c.mu.Lock()
+	h.dev.extents = append(h.dev.extents, x)
+	c.mu.Unlock()
+	return nil
+}
+
+// unpin takes back the pins of the extents [first, end).
+func (f *File) unpin(h *holding, first, end int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k := first; k < end; k++ {
+		if x := h.extents[k]; x != nil {
+			x.mapped--
+		}
+	}
+}
+
+// allocate returns memory of dev, evicting until there is room.
+func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubackend.Memory, error) {
+	c.evictMu.Lock()
+	defer c.evictMu.Unlock()
+	for {
+		mem, err := dev.Alloc(size)
+		if err == nil {
+			return mem, nil
+		}
+		if errors.Is(err, gpubackend.ErrDeviceLost) {
+			dev.lost.Store(true)
+			return nil, fail(syscall.ENODEV, "device %d is lost", dev.info.Ordinal)
+		}
+		if !errors.Is(err, gpubackend.ErrNoMemory) {
+			return nil, err
+		}
+		evicted, err := c.evictOne(ctx, dev)
+		if err != nil {
+			return nil, err
+		}
+		if !evicted {
+			return nil, fail(syscall.ENOMEM,
+				"device %d is full: all of its %s are mapped by clients or hold bytes that cannot be written back; unmap something, or mount with a larger --gpu-memory",
+				dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+		}
+	}
+}
+
+// evictOne frees the least recently allocated extent of dev that no client maps, after bringing home what was released
+// of it. It reports false where there is none.
+func (c *Cache) evictOne(ctx context.Context, dev *device) (bool, error) {
+	c.mu.Lock()
+	candidates := slices.Clone(dev.extents)
+	c.mu.Unlock()
+	for _, x := range candidates {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		if x.file.evict(ctx, x) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// evict frees x if nobody maps it and what it holds can be brought home.
+func (f *File) evict(ctx context.Context, x *extent) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.holdings[x.dev.owner]
+	if x.mapped > 0 || h == nil || h.extents[x.index] != x {
+		return false
+	}
+	if !f.orphan {
+		if len(f.lrc.Draining(x.pages())) > 0 {
+			return false
+		}
+		if err := f.collectLocked(ctx, x.pages(), false); err != nil {
+			return false
+		}
+	}
+	f.freeExtentLocked(x)
+	f.count(func(c *Counters) { c.Evictions.Add(1) })
+	f.dropIdleLocked()
+	return true
+}
+
+// freeExtentLocked gives the memory of x back. Whatever was pending in it is lost.
+func (f *File) freeExtentLocked(x *extent) {
+	h := f.holdings[x.dev.owner]
+	if h == nil || h.extents[x.index] != x {
+		return
+	}
+	delete(h.extents, x.index)
+	f.dropBasesLocked(f.lrc.Evicted(x.pages(), x.dev.owner))
+	f.c.mu.Lock()
+	if i := slices.Index(x.dev.extents, x); i >= 0 {
+		x.dev.extents = slices.Delete(x.dev.extents, i, i+1)
+	}
+	f.c.mu.Unlock()
+	if err := x.mem.Free(); err != nil {
+		f.c.log.Warn("freeing device memory", "device", x.dev.info.Ordinal, "error", err)
+	}
+}

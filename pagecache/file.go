@@ -1,0 +1,289 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// ErrDetached says that devices hold nothing of the file any more: the request goes to home directly.
+var ErrDetached = errors.New("no device holds anything of the file")
+
+// batchPages is the number of pages that are moved under one hold of File.mu: 4 MiB.
+const batchPages = 1024
+
+// File is what devices hold of one file. It exists while a mapping of the file does, or an extent.
+type File struct {
+	c  *Cache
+	id FileID // immutable
+
+	// users counts the calls of Map in progress, which keep the File attached. Protected by Cache.mu.
+	users int
+
+	detached atomic.Bool // set once, under mu
+
+	mu     sync.Mutex
+	name   string      // protected by mu
+	home   Home        // protected by mu
+	kernel KernelPages // protected by mu
+	// size and sig are home's, as this mount left them. Protected by mu.
+	size int64
+	sig  Signature
+	// orphan says that no name and no descriptor leads to the file any more. Protected by mu.
+	orphan bool
+
+	lrc      lrc.File                      // protected by mu
+	holdings map[versions.Owner]*holding   // protected by mu
+	bases    map[baseKey]*[page.Size]byte  // protected by mu
+	drains   map[lrc.DrainID]chan struct{} // protected by mu
+	mappings map[*Mapping]struct{}         // protected by mu
+	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
+	pendingSince time.Time
+	// collectErr is why the last collect failed, nil since one succeeded. Protected by mu.
+	collectErr error
+
+	counters Counters
+}
+
+// baseKey names a base copy.
+type baseKey struct {
+	page page.Index
+	base lrc.Base
+}
+
+// Name is the path below the mountpoint at the time when the file was last mapped.
+func (f *File) Name() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.name
+}
+
+// Detached reports that devices hold nothing of the file any more, so that requests need not consult f.
+func (f *File) Detached() bool { return f.detached.Load() }
+
+// open returns the File of src with a user counted, which done gives back. It makes the File where there is none, and
+// opens home for writing where writable asks for it and it was not.
+func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error) {
+	id := src.ID()
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, nil, fail(syscall.ESHUTDOWN, "the file system is being unmounted")
+	}
+	f = c.files[id]
+	if f != nil {
+		f.users++
+	}
+	c.mu.Unlock()
+
+	if f == nil {
+		if f, err = c.newFile(src, writable); err != nil {
+			return nil, nil, err
+		}
+	}
+	done = func() {
+		c.mu.Lock()
+		f.users--
+		c.mu.Unlock()
+		f.mu.Lock()
+		f.dropIdleLocked()
+		f.mu.Unlock()
+	}
+	f.mu.Lock()
+	f.name, f.kernel = src.Name(), src.Kernel()
+	if writable && !f.home.Writable() {
+		var home Home
+		if home, err = src.OpenHome(true); err == nil {
+			_ = f.home.Close()
+			f.home = home
+		}
+	}
+	f.mu.Unlock()
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	src.Attach(f)
+	return f, done, nil
+}
+
+// newFile registers a File for src with one user, or joins the one that somebody else registered meanwhile.
+func (c *Cache) newFile(src Source, writable bool) (*File, error) {
+	home, err := src.OpenHome(writable)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{
+		c:        c,
+		id:       src.ID(),
+		users:    1,
+		name:     src.Name(),
+		home:     home,
+		kernel:   src.Kernel(),
+		holdings: make(map[versions.Owner]*holding),
+		bases:    make(map[baseKey]*[page.Size]byte),
+		drains:   make(map[lrc.DrainID]chan struct{}),
+		mappings: make(map[*Mapping]struct{}),
+	}
+	f.lrc.HeldUnasked = c.writeBack
+	if err := f.noteHomeLocked(); err != nil { // nobody else knows f yet
+		_ = home.Close()
+		return nil, err
+	}
+	c.mu.Lock()
+	if other := c.files[f.id]; other != nil {
+		other.users++
+		c.mu.Unlock()
+		_ = home.Close()
+		return other, nil
+	}
+	c.files[f.id] = f
+	c.mu.Unlock()
+	// Requests that did not consult f are over when Attach returns; what they changed is not somebody else's doing.
+	src.Attach(f)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.noteHomeLocked(); err != nil {
+		f.abandonLocked()
+		return nil, err
+	}
+	return f, nil
+}
+
+// abandonLocked takes back a File of which nothing was mapped yet.
+func (f *File) abandonLocked() {
+	f.c.mu.Lock()
+	f.users--
+	f.c.mu.Unlock()
+	f.orphan = true
+	f.dropIdleLocked()
+}
+
+// noteHomeLocked records home as it is, so that later differences are somebody else's doing.
+func (f *File) noteHomeLocked() error {
+	sig, err := f.home.Signature()
+	if err != nil {
+		return err
+	}
+	f.sig, f.size = sig, sig.Size
+	return nil
+}
+
+// dropIdleLocked frees the extents of an orphan that nobody maps, and detaches a File that holds nothing and that
+// nobody is about to map.
+func (f *File) dropIdleLocked() {
+	if f.detached.Load() {
+		return
+	}
+	if f.orphan {
+		for _, h := range f.holdings {
+			for _, x := range h.sorted() {
+				if x.mapped == 0 {
+					f.freeExtentLocked(x)
+				}
+			}
+		}
+	}
+	if len(f.mappings) > 0 {
+		return
+	}
+	for _, h := range f.holdings {
+		if len(h.extents) > 0 {
+			return
+		}
+	}
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	if f.users > 0 || f.c.files[f.id] != f {
+		return
+	}
+	delete(f.c.files, f.id)
+	f.detached.Store(true)
+	f.dropAllBasesLocked()
+	if err := f.home.Close(); err != nil {
+		f.c.log.Warn("closing the backing file", "file", f.name, "error", err)
+	}
+}
+
+func (f *File) snapshotMappings() []*Mapping {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := make([]*Mapping, 0, len(f.mappings))
+	for m := range f.mappings {
+		list = append(list, m)
+	}
+	return list
+}
+
+// readHomeLocked reads the pages of rg from home into p, which has rg.Bytes() bytes. What lies past end of file reads
+// as zero.
+func (f *File) readHomeLocked(rg page.Range, p []byte) error {
+	n, err := f.home.ReadAt(p, rg.Offset())
+	if err != nil {
+		return err
+	}
+	clear(p[n:])
+	return nil
+}
+
+// fileRange returns the pages that hold bytes of the file.
+func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.size)} }
+
+// waitDrains returns once no page of rg that was draining at the time of the call drains any more.
+func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
+	f.mu.Lock()
+	var wait []chan struct{}
+	for _, id := range f.lrc.Draining(rg) {
+		wait = append(wait, f.drains[id])
+	}
+	f.mu.Unlock()
+	for _, ch := range wait {
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// batches calls fn for consecutive parts of rg of at most batchPages pages.
+func batches(rg page.Range, fn func(part page.Range) error) error {
+	for p := rg.Start; p < rg.End; p += batchPages {
+		if err := fn(page.Range{Start: p, End: min(p+batchPages, rg.End)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lostLocked handles err of a device operation: a lost device's replicas are dropped, and what was only there is named
+// in the log. It reports whether the device was lost.
+func (f *File) lostLocked(d *device, err error) bool {
+	if !errors.Is(err, gpubackend.ErrDeviceLost) {
+		return false
+	}
+	if d.lost.CompareAndSwap(false, true) {
+		f.c.log.Error("device lost; the mount goes on without it", "device", d.info.Ordinal, "error", err)
+	}
+	h := f.holdings[d.owner]
+	if h == nil {
+		return true
+	}
+	if n := f.lrc.Count(d.owner).Pending; n > 0 {
+		f.c.log.Error("released bytes were lost with the device", "device", d.info.Ordinal, "file", f.name, "pages", n)
+		f.count(func(c *Counters) { c.LostPages.Add(n) })
+	}
+	for _, x := range h.sorted() {
+		f.freeExtentLocked(x)
+	}
+	return true
+}

@@ -1,0 +1,293 @@
+package pagecache
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// memoryHome is a backing file in memory, whose writes and reads can be made to fail.
+type memoryHome struct {
+	mu     sync.Mutex
+	data   []byte
+	clock  int64
+	ctime  int64
+	werr   error
+	writes int
+	synced int
+	open   int
+	// changing says that a request of the mount is changing the file.
+	changing atomic.Bool
+}
+
+func newHome(size int) *memoryHome { return &memoryHome{data: make([]byte, size)} }
+
+func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if off >= int64(len(h.data)) {
+		return 0, nil
+	}
+	return copy(p, h.data[off:]), nil
+}
+
+func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.werr != nil {
+		h.clock++ // a part was written
+		return copy(h.data[min(off, int64(len(h.data))):], p[:len(p)/2]), h.werr
+	}
+	if need := off + int64(len(p)); need > int64(len(h.data)) {
+		h.data = append(h.data, make([]byte, need-int64(len(h.data)))...)
+	}
+	h.clock++
+	h.writes++
+	return copy(h.data[off:], p), nil
+}
+
+func (h *memoryHome) truncate(size int64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.clock++
+	if size < int64(len(h.data)) {
+		h.data = h.data[:size:size]
+		return nil
+	}
+	h.data = append(h.data, make([]byte, size-int64(len(h.data)))...)
+	return nil
+}
+
+func (h *memoryHome) Writable() bool { return true }
+
+func (h *memoryHome) Changing() bool { return h.changing.Load() }
+
+func (h *memoryHome) Signature() (Signature, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return Signature{Size: int64(len(h.data)), Mtime: time.Unix(h.clock, 0), Ctime: time.Unix(h.ctime, 0)}, nil
+}
+
+func (h *memoryHome) Sync() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.synced++
+	return nil
+}
+
+func (h *memoryHome) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open--
+	return nil
+}
+
+func (h *memoryHome) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.werr = err
+}
+
+func (h *memoryHome) bytes(off, n int) []byte {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]byte(nil), h.data[off:off+n]...)
+}
+
+// kernel stands for the kernel's page cache: it records what it was told to drop, and runs a hook while it does.
+type kernel struct {
+	mu      sync.Mutex
+	dropped []page.Range
+	hook    func(off, n int64)
+}
+
+func (k *kernel) Invalidate(off, n int64) error {
+	k.mu.Lock()
+	if n >= 0 {
+		k.dropped = append(k.dropped, page.Covering(off, n))
+	}
+	hook := k.hook
+	k.mu.Unlock()
+	if hook != nil {
+		hook(off, n)
+	}
+	return nil
+}
+
+func (k *kernel) take() []page.Range {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.dropped
+	k.dropped = nil
+	return d
+}
+
+// source is an open file on the mount.
+type source struct {
+	id       FileID
+	home     *memoryHome
+	kernel   *kernel
+	readonly bool
+	attached *File
+}
+
+func (s *source) ID() FileID     { return s.id }
+func (s *source) Name() string   { return "file" }
+func (s *source) Readable() bool { return true }
+func (s *source) Writable() bool { return !s.readonly }
+func (s *source) Open() bool     { return true }
+func (s *source) OpenHome(bool) (Home, error) {
+	s.home.mu.Lock()
+	defer s.home.mu.Unlock()
+	s.home.open++
+	return s.home, nil
+}
+func (s *source) Kernel() KernelPages { return s.kernel }
+func (s *source) Attach(f *File)      { s.attached = f }
+
+// machine is a Cache over emulated devices.
+type machine struct {
+	t     *testing.T
+	cache *Cache
+	next  uint64
+}
+
+type machineOption func(*Options, *int64)
+
+func memory(n int64) machineOption { return func(_ *Options, m *int64) { *m = n } }
+func interval(d time.Duration) machineOption {
+	return func(o *Options, _ *int64) { o.WriteBackInterval = d }
+}
+func hostMemory(n int64) machineOption { return func(o *Options, _ *int64) { o.HostMemory = n } }
+
+func newMachine(t *testing.T, devices int, options ...machineOption) *machine {
+	t.Helper()
+	o := Options{WriteBackInterval: time.Hour}
+	size := int64(64 << 20)
+	for _, opt := range options {
+		opt(&o, &size)
+	}
+	for i := range devices {
+		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: size, Poison: true})
+		require.NoError(t, err)
+		o.Devices = append(o.Devices, d)
+	}
+	c, err := New(o)
+	require.NoError(t, err)
+	m := &machine{t: t, cache: c}
+	t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
+	return m
+}
+
+func (m *machine) file(size int) *source {
+	m.next++
+	return &source{id: FileID{1, m.next}, home: newHome(size), kernel: &kernel{}}
+}
+
+// program is a client: a mapping and its memory.
+type program struct {
+	*Mapping
+	t   *testing.T
+	mem []byte
+}
+
+func (m *machine) run(src *source, device int, off, n int64, writable bool) *program {
+	m.t.Helper()
+	mp, err := m.cache.Map(context.Background(), src, MapRequest{Device: device, Off: off, Len: n, Writable: writable})
+	require.NoError(m.t, err)
+	return m.attach(mp, off, n, writable)
+}
+
+func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
+	m.t.Helper()
+	length := page.Covering(off, n).Bytes()
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(length), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(m.t, err)
+	prot := unix.PROT_READ
+	if writable {
+		prot |= unix.PROT_WRITE
+	}
+	for _, x := range mp.Extents() {
+		lo, hi := max(off, x.Offset), min(off+length, x.Offset+x.Size)
+		_, err := unix.MmapPtr(int(x.Descriptor.Fd()), lo-x.Offset, addPointer(base, lo-off), uintptr(hi-lo), prot, unix.MAP_SHARED|unix.MAP_FIXED)
+		require.NoError(m.t, err)
+	}
+	p := &program{Mapping: mp, t: m.t, mem: bytesAt(base, int(length))}
+	m.t.Cleanup(func() { _ = unix.MunmapPtr(base, uintptr(length)) })
+	return p
+}
+
+func (p *program) acquire() int64 {
+	p.t.Helper()
+	n, err := p.Acquire(context.Background(), 0, p.len, false)
+	require.NoError(p.t, err)
+	return n
+}
+
+func (p *program) release() int64 {
+	p.t.Helper()
+	n, err := p.Release(context.Background(), 0, p.len)
+	require.NoError(p.t, err)
+	return n
+}
+
+func (p *program) unmap() {
+	p.t.Helper()
+	require.NoError(p.t, p.Unmap(context.Background()))
+}
+
+// read reads as a CPU program through the mount does.
+func (s *source) read(t *testing.T, off, n int) []byte {
+	t.Helper()
+	p := make([]byte, n)
+	f := s.attached
+	if f == nil {
+		_, err := s.home.ReadAt(p, int64(off))
+		require.NoError(t, err)
+		return p
+	}
+	got, fromHome, err := f.Read(p, int64(off), false)
+	require.NoError(t, err)
+	if fromHome {
+		got, err = s.home.ReadAt(p, int64(off))
+		require.NoError(t, err)
+	}
+	return p[:got]
+}
+
+// write writes as a CPU program through the mount does.
+func (s *source) write(t *testing.T, off int, p []byte) {
+	t.Helper()
+	require.NoError(t, s.tryWrite(Change{Kind: ChangeWrite, Off: int64(off), Len: int64(len(p))}, p))
+}
+
+func (s *source) tryWrite(c Change, p []byte) error {
+	do := func(off int64) error {
+		_, err := s.home.WriteAt(p, off)
+		return err
+	}
+	err := s.attached.ChangeHome(c, do)
+	if err == ErrDetached {
+		return do(c.Off)
+	}
+	return err
+}
+
+func (s *source) truncate(t *testing.T, size int64) {
+	t.Helper()
+	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, s.home.truncate))
+}
+
+var (
+	_ Source      = (*source)(nil)
+	_ Home        = (*memoryHome)(nil)
+	_ KernelPages = (*kernel)(nil)
+)

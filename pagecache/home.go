@@ -1,0 +1,47 @@
+package pagecache
+
+import (
+	"fmt"
+	"time"
+)
+
+// FileID names a file of the backing filesystem for as long as a Home of it is open.
+type FileID struct {
+	Dev, Ino uint64
+}
+
+func (id FileID) String() string { return fmt.Sprintf("%x:%d", id.Dev, id.Ino) }
+
+// Signature tells whether somebody changed the backing file behind the mount's back.
+type Signature struct {
+	Size         int64
+	Mtime, Ctime time.Time
+}
+
+// Home is the backing file of a File, as buffered I/O sees it. Its methods may be called from any goroutine. Errors
+// are syscall.Errno, wrapped or not.
+type Home interface {
+	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
+	ReadAt(p []byte, off int64) (int, error)
+	// WriteAt writes all of p at off, or fails. After an error any part of p may have been written.
+	WriteAt(p []byte, off int64) (int, error)
+	// Writable reports whether WriteAt can succeed.
+	Writable() bool
+	// Signature stats the file.
+	Signature() (Signature, error)
+	// Changing reports whether a request of the mount is changing the file, or its metadata, or has and did not say so
+	// yet (HomeTouched, ChangeHome): a Signature says nothing about others then. It is called with File.mu held.
+	Changing() bool
+	// Sync waits until what was written is on stable storage.
+	Sync() error
+	// Close gives up the file.
+	Close() error
+}
+
+// KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
+type KernelPages interface {
+	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before
+	// it returns, and drops every page of the range, and the inode's cached attributes. A negative n means to the
+	// end. It blocks, and must be called without any lock that a FUSE request handler takes.
+	Invalidate(off, n int64) error
+}

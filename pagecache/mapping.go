@@ -1,0 +1,285 @@
+package pagecache
+
+import (
+	"context"
+	"math"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/prefetch"
+)
+
+// MapRequest is what a client asks for.
+type MapRequest struct {
+	// Device is the ordinal of a device.
+	Device int
+	// Off is a multiple of page.Size, Len is positive. They are bytes of the file; the end may lie past end of file.
+	Off, Len int64
+	Writable bool
+	// Lazy leaves the pages to be fetched by Acquire or Advise; otherwise Map acquires the whole range.
+	Lazy bool
+	// Launder asks Map to flush the kernel's dirty pages of the range itself. Clients that flushed with
+	// sync_file_range leave it false.
+	Launder bool
+}
+
+// Extent is a piece of device memory that a client maps.
+type Extent struct {
+	// Offset is the file offset of the extent's first byte.
+	Offset int64
+	// Size is in bytes.
+	Size int64
+	// Descriptor stays the cache's; send it before the Mapping ends.
+	Descriptor *os.File
+}
+
+// Mapping is a client's window on what a device holds of a file. Its methods may be called from any goroutine.
+type Mapping struct {
+	f        *File
+	h        *holding
+	dev      *device
+	pages    page.Range // of the file
+	off, len int64      // bytes of the file
+	writable bool
+	lazy     bool
+	extents  []Extent // immutable once Map returned
+
+	advice atomic.Uint32
+	// readAhead predicts what a lazy mapping acquires next. Protected by readAheadMu.
+	readAheadMu sync.Mutex
+	readAhead   prefetch.Stream
+
+	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
+	life  context.Context
+	end   context.CancelFunc
+	calls sync.WaitGroup
+	ended sync.Once
+	gone  atomic.Bool
+	// unmapErr is what the implicit release came to. Written once, before ended is done.
+	unmapErr error
+	callsMu  sync.Mutex // guards calls.Add against calls.Wait
+}
+
+// Map lets a client map a range of a file on a device. Unless the request is lazy, the whole range is up to date on the
+// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), ENODEV (device),
+// EACCES (the descriptor does not allow it), ENOMEM (budget; the error names it), ESHUTDOWN, and errors of home.
+func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
+	dev, err := c.device(req.Device)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case req.Off < 0 || req.Off%page.Size != 0:
+		return nil, fail(syscall.EINVAL, "the offset %d is not a multiple of %d", req.Off, page.Size)
+	case req.Len <= 0:
+		return nil, fail(syscall.EINVAL, "the length %d is not positive", req.Len)
+	case req.Len > math.MaxInt64-req.Off-page.Size:
+		return nil, fail(syscall.EINVAL, "the range ends past the largest file offset")
+	case !src.Readable():
+		return nil, fail(syscall.EACCES, "the descriptor is not open for reading")
+	case req.Writable && !src.Writable():
+		return nil, fail(syscall.EACCES, "a writable mapping needs a descriptor open for reading and writing")
+	}
+	if req.Launder {
+		if err := src.Kernel().Invalidate(req.Off, req.Len); err != nil && err != syscall.ENOENT {
+			return nil, err
+		}
+	}
+	f, done, err := c.open(src, req.Writable)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := f.checkHome(); err != nil {
+		return nil, err
+	}
+	m := &Mapping{
+		f:        f,
+		dev:      dev,
+		pages:    page.Covering(req.Off, req.Len),
+		off:      req.Off,
+		len:      req.Len,
+		writable: req.Writable,
+		lazy:     req.Lazy,
+	}
+	m.life, m.end = context.WithCancel(context.Background())
+	if err := c.reserve(ctx, f, dev, m.pages); err != nil {
+		m.end()
+		return nil, err
+	}
+	f.mu.Lock()
+	m.h = f.holdings[dev.owner]
+	f.mappings[m] = struct{}{}
+	f.mu.Unlock()
+	if !req.Lazy {
+		if _, err := f.acquire(ctx, m.h, m.pages); err != nil {
+			m.ended.Do(func() { m.leave() })
+			return nil, err
+		}
+	}
+	if err := m.export(); err != nil {
+		m.ended.Do(func() { m.leave() })
+		return nil, err
+	}
+	f.count(func(c *Counters) { c.Maps.Add(1) })
+	return m, nil
+}
+
+// checkHome refreshes replicas and the kernel's pages if home was changed directly.
+func (f *File) checkHome() error {
+	changed, err := f.CheckHome()
+	if !changed {
+		return err
+	}
+	f.mu.Lock()
+	kernel := f.kernel
+	f.mu.Unlock()
+	if kerr := kernel.Invalidate(0, -1); err == nil && kerr != syscall.ENOENT {
+		err = kerr
+	}
+	return err
+}
+
+// Device returns the device's description.
+func (m *Mapping) Device() gpubackend.Info { return m.dev.info }
+
+// Extents returns the extents that cover the mapping, in order. A read-only mapping has descriptors that cannot be
+// written through.
+func (m *Mapping) Extents() []Extent { return m.extents }
+
+// export fills in the extents. The mapping pins them.
+func (m *Mapping) export() error {
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	if m.dev.lost.Load() {
+		return fail(syscall.ENODEV, "device %d is lost", m.dev.info.Ordinal)
+	}
+	var err error
+	m.h.each(m.pages, func(x *extent, _ page.Range) {
+		if err != nil {
+			return
+		}
+		var d *os.File
+		if d, err = x.mem.Export(m.writable); err == nil {
+			m.extents = append(m.extents, Extent{Offset: x.index * x.size, Size: x.size, Descriptor: d})
+		}
+	})
+	return err
+}
+
+// enter counts a call that uses the extents, which calls.Done ends.
+func (m *Mapping) enter() error {
+	m.callsMu.Lock()
+	defer m.callsMu.Unlock()
+	if m.gone.Load() {
+		return fail(syscall.EINVAL, "the mapping has ended")
+	}
+	m.calls.Add(1)
+	return nil
+}
+
+// at returns the pages of the file at the n bytes at off of the mapping.
+func (m *Mapping) at(off, n int64) (page.Range, error) {
+	if off < 0 || n <= 0 || off > m.len || n > m.pages.Bytes()-off {
+		return page.Range{}, fail(syscall.EINVAL, "[%d, %d) is not inside the mapping of %d bytes", off, off+n, m.len)
+	}
+	return page.Covering(m.off+off, n), nil
+}
+
+// Acquire brings the n bytes at off (counted from the start of the mapping) up to date on the device, and returns the
+// number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside the
+// mapping.
+func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
+	rg, err := m.at(off, n)
+	if err != nil {
+		return 0, err
+	}
+	if err := m.enter(); err != nil {
+		return 0, err
+	}
+	defer m.calls.Done()
+	if launder {
+		m.f.mu.Lock()
+		kernel := m.f.kernel
+		m.f.mu.Unlock()
+		if err := kernel.Invalidate(rg.Offset(), rg.Bytes()); err != nil && err != syscall.ENOENT {
+			return 0, err
+		}
+	}
+	if err := m.f.checkHome(); err != nil {
+		return 0, err
+	}
+	m.f.count(func(c *Counters) { c.Acquires.Add(1) })
+	pages, err = m.f.acquire(ctx, m.h, rg)
+	if err == nil && m.lazy {
+		m.predict(rg)
+	}
+	return pages, err
+}
+
+// Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number of
+// pages modified since the last agreement. Programs that store into the range at the same time have those bytes released
+// now or later. EINVAL outside the mapping.
+func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err error) {
+	rg, err := m.at(off, n)
+	if err != nil || !m.writable {
+		return 0, err
+	}
+	if err := m.enter(); err != nil {
+		return 0, err
+	}
+	defer m.calls.Done()
+	return m.f.release(ctx, m.h, rg)
+}
+
+// Sync is Release, then waits until the bytes are home and, if durable, on stable storage.
+func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
+	if _, err := m.Release(ctx, off, n); err != nil {
+		return err
+	}
+	if err := m.enter(); err != nil {
+		return err
+	}
+	defer m.calls.Done()
+	return m.f.Sync(func() error {
+		if !durable {
+			return nil
+		}
+		m.f.mu.Lock()
+		home := m.f.home
+		m.f.mu.Unlock()
+		return home.Sync()
+	})
+}
+
+// Unmap is an implicit release of the whole mapping and ends it. It waits for calls in progress. It is idempotent: every
+// call returns what the first one came to.
+func (m *Mapping) Unmap(ctx context.Context) error {
+	m.ended.Do(func() {
+		m.end()
+		m.callsMu.Lock()
+		m.gone.Store(true)
+		m.callsMu.Unlock()
+		m.calls.Wait()
+		if m.writable {
+			_, m.unmapErr = m.f.release(context.WithoutCancel(ctx), m.h, m.pages)
+		}
+		m.leave()
+	})
+	return m.unmapErr
+}
+
+// leave takes the mapping out of the file.
+func (m *Mapping) leave() {
+	m.end()
+	m.gone.Store(true)
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	delete(m.f.mappings, m)
+	m.h.each(m.pages, func(x *extent, _ page.Range) { x.mapped-- })
+	m.f.dropIdleLocked()
+}

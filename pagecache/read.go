@@ -1,0 +1,113 @@
+package pagecache
+
+import (
+	"context"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// peerReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
+// to bring: 1 MiB, more than the kernel's read-ahead asks for.
+const peerReadPages = 256
+
+// Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
+// cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
+// are in p. It blocks on home and on devices, never on the kernel.
+func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err error) {
+	ctx := context.Background()
+	rg := page.Covering(off, int64(len(p)))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return 0, true, nil
+	}
+	if !direct {
+		f.lrc.CPURead(rg)
+	}
+	// A read that does not enter the kernel's page cache may come while the kernel has a dirty copy, so it leaves
+	// draining pages alone: their release has not returned yet.
+	pending := f.lrc.Pending(rg, !direct)
+	if len(pending) == 0 {
+		return 0, true, nil
+	}
+	start := time.Now()
+	if err := f.collectLocked(ctx, rg, !direct); err != nil {
+		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not keep a page
+		// of which something is pending.
+		if !direct {
+			f.redropSoon(rg)
+		}
+		return f.readMergedLocked(ctx, p, off, !direct)
+	}
+	// What follows will be asked for next; transfers page by page cost an order of magnitude.
+	ahead := page.Range{Start: rg.Start, End: rg.Start + peerReadPages}.Intersect(f.fileRangeLocked())
+	if ahead.End > rg.End {
+		_ = f.collectLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false)
+	}
+	var pages int64
+	for _, q := range pending {
+		pages += q.Range.Len()
+	}
+	f.count(func(c *Counters) { c.PeerReads.Add(1); c.PeerReadPages.Add(pages) })
+	f.c.counters.PeerReadTime.observe(time.Since(start))
+	return 0, true, nil
+}
+
+// redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read that
+// it waits for is answered.
+func (f *File) redropSoon(rg page.Range) {
+	f.c.background.Add(1)
+	go func() {
+		defer f.c.background.Done()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if drops, id := f.lrc.Redrop(rg); len(drops) > 0 {
+			f.drainLocked(drops, id)
+		}
+	}()
+}
+
+// ReadRange brings what devices released of [off, off+n) home, for requests that read home other than by Read.
+func (f *File) ReadRange(off, n int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return nil
+	}
+	return f.collectLocked(context.Background(), page.Covering(off, n).Intersect(page.Range{End: f.lrc.End()}), false)
+}
+
+// readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.
+func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, entering bool) (n int, fromHome bool, err error) {
+	rg := page.Covering(off, int64(len(p)))
+	buf := make([]byte, rg.Bytes())
+	if err := f.readHomeLocked(rg, buf); err != nil {
+		return 0, false, err
+	}
+	mine := make([]byte, page.Size)
+	before := make([]byte, page.Size)
+	for i := rg.Start; i < rg.End; i++ {
+		at := (i - rg.Start).Offset()
+		theirs := buf[at : at+page.Size]
+		copy(before, theirs)
+		for _, q := range f.lrc.AllPending(i, entering) {
+			h := f.holdings[q.Owner]
+			if err := h.dev.CopyOut(ctx, h.copies(q.Range, mine)); err != nil {
+				return 0, false, err
+			}
+			base := before
+			if b := f.bases[baseKey{i, q.Base}]; q.Base != lrc.BaseHome && b != nil {
+				base = b[:]
+			}
+			lrc.Merge3(theirs, base, mine, theirs)
+		}
+	}
+	end := min(off+int64(len(p)), f.size)
+	if end <= off {
+		return 0, false, nil
+	}
+	skip := off - rg.Offset()
+	return copy(p, buf[skip:skip+end-off]), false, nil
+}

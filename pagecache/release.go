@@ -1,0 +1,186 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// dropGap is the number of clean pages between two dropped runs that are dropped along with them, to save a call.
+const dropGap = 8
+
+// maxRedrops bounds how often pages that come back to the kernel during one release are dropped again.
+const maxRedrops = 100
+
+// release publishes what programs stored into the pages of rg on the device of h, and returns the number of pages that
+// differ from their base. When it returns, the kernel holds no old copy of them. No data moves.
+func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
+	start := time.Now()
+	modified, err := f.modified(ctx, h, rg)
+	if err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	// A device knows nothing of pages past end of file, and what is stored there goes nowhere.
+	for i := range modified {
+		modified[i] = modified[i].Intersect(f.fileRangeLocked())
+		pages += modified[i].Len()
+	}
+	if f.lrc.HeldUnasked {
+		// The kernel may hold a page that a program wrote whole after it saw an earlier release. What was released then
+		// comes home before that page does.
+		for _, run := range modified {
+			if err := f.collectLocked(ctx, run, false); err != nil {
+				f.c.log.Warn("an earlier release could not be written back before the next", "file", f.name, "error", err)
+			}
+		}
+	}
+	drops, id := f.lrc.Release(modified, h.dev.owner)
+	if pages > 0 && f.pendingSince.IsZero() {
+		f.pendingSince = time.Now()
+	}
+	for tries := 0; len(drops) > 0; tries++ {
+		f.drainLocked(drops, id)
+		if tries == maxRedrops {
+			f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.name)
+			break
+		}
+		// A page that a program wrote whole meanwhile is in the kernel again, without the released bytes.
+		drops, id = f.lrc.Redrop(rg)
+	}
+	f.mu.Unlock()
+
+	// Another process's release of a shared page may have published our bytes too, and be draining still.
+	if err := f.waitDrains(ctx, rg); err != nil {
+		return pages, err
+	}
+	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(pages) })
+	f.c.counters.ReleaseTime.observe(time.Since(start))
+	return pages, nil
+}
+
+// drainLocked has the kernel drop the pages of the release id. It lets go of mu meanwhile.
+func (f *File) drainLocked(drops []page.Range, id lrc.DrainID) {
+	kernel, done := f.kernel, make(chan struct{})
+	f.drains[id] = done
+	f.mu.Unlock()
+	f.dropKernelPages(kernel, drops)
+	f.mu.Lock()
+	f.lrc.Drained(id)
+	delete(f.drains, id)
+	close(done)
+}
+
+// modified returns the tracked pages of rg whose digests are not those of their bases. The pass over device memory is
+// made without File.mu; the mapping on whose behalf it is made pins the extents.
+func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
+	f.mu.Lock()
+	var scans []gpubackend.Scan
+	var starts []page.Index
+	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.dev.owner) {
+		h.each(run, func(x *extent, part page.Range) {
+			scans = append(scans, gpubackend.Scan{
+				Mem:    x.mem,
+				Off:    part.Offset() - x.index*x.size,
+				Agreed: slices.Clone(x.agreedAt(part)),
+			})
+			starts = append(starts, part.Start)
+		})
+	}
+	f.mu.Unlock()
+	found, err := h.dev.Modified(ctx, scans)
+	if err != nil {
+		f.mu.Lock()
+		f.lostLocked(h.dev, err)
+		f.mu.Unlock()
+		return nil, err
+	}
+
+	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with the
+	// older one, so it is looked at again, now that nothing moves.
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var modified []page.Range
+	for i, scan := range scans {
+		pages := page.Range{Start: starts[i], End: starts[i] + page.Index(len(scan.Agreed))}
+		runs := make([]page.Range, len(found[i]))
+		for k, run := range found[i] {
+			runs[k] = page.Range{Start: starts[i] + run.Start, End: starts[i] + run.End}
+		}
+		for _, moved := range f.movedLocked(h, pages, scan.Agreed) {
+			again, err := f.modifiedLocked(ctx, h, moved)
+			if err != nil {
+				f.lostLocked(h.dev, err)
+				return nil, err
+			}
+			runs = append(page.Subtract(runs, moved), again...)
+		}
+		slices.SortFunc(runs, func(a, b page.Range) int { return cmp.Compare(a.Start, b.Start) })
+		for _, run := range runs {
+			modified = page.AppendRange(modified, run)
+		}
+	}
+	return modified, nil
+}
+
+// movedLocked returns the runs of pages whose agreed digests are not those of before any more.
+func (f *File) movedLocked(h *holding, pages page.Range, before []gpubackend.Digest) (moved []page.Range) {
+	h.each(pages, func(x *extent, part page.Range) {
+		for k, now := range x.agreedAt(part) {
+			if p := part.Start + page.Index(k); now != before[p-pages.Start] {
+				moved = page.AppendRange(moved, page.Range{Start: p, End: p + 1})
+			}
+		}
+	})
+	return moved
+}
+
+// modifiedLocked is modified for callers that hold mu.
+func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
+	for _, run := range f.lrc.Tracked(rg, h.dev.owner) {
+		h.each(run, func(x *extent, part page.Range) {
+			if err != nil {
+				return
+			}
+			var found [][]page.Range
+			found, err = h.dev.Modified(ctx, []gpubackend.Scan{{
+				Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: x.agreedAt(part),
+			}})
+			if err != nil {
+				return
+			}
+			for _, r := range found[0] {
+				modified = page.AppendRange(modified, page.Range{Start: part.Start + r.Start, End: part.Start + r.End})
+			}
+		})
+	}
+	return modified, err
+}
+
+// dropKernelPages has the kernel write its dirty pages of the runs home and forget all of them. The caller holds no lock.
+func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
+	start := time.Now()
+	joined := []page.Range{drops[0]}
+	for _, d := range drops[1:] {
+		if last := &joined[len(joined)-1]; d.Start-last.End <= dropGap {
+			last.End = d.End
+		} else {
+			joined = append(joined, d)
+		}
+	}
+	for _, d := range joined {
+		err := kernel.Invalidate(d.Offset(), d.Bytes())
+		if err != nil && !errors.Is(err, syscall.ENOENT) {
+			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", d.String(), "error", err)
+		}
+	}
+	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(joined))) })
+	f.c.counters.InvalidateTime.observe(time.Since(start))
+}

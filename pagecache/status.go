@@ -1,0 +1,197 @@
+package pagecache
+
+import (
+	"cmp"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"time"
+)
+
+// StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
+// removed or changes its meaning.
+const StatusVersion = 1
+
+// Status is what `gaiafs status` shows. Its JSON form is documented in docs/status.md.
+type Status struct {
+	Version int            `json:"version"`
+	Devices []DeviceStatus `json:"devices"`
+	Files   []FileStatus   `json:"files"`
+	// BaseBytes is what base copies take of BaseLimit bytes of host memory, StateBytes what versions and page states
+	// take, DigestBytes what the digests of tracked pages take.
+	BaseBytes   int64 `json:"base_bytes"`
+	BaseLimit   int64 `json:"base_limit"`
+	StateBytes  int64 `json:"state_bytes"`
+	DigestBytes int64 `json:"digest_bytes"`
+	// Goroutines is the number of goroutines of the daemon, HeapLiveBytes what its heap held in use at the last garbage
+	// collection: for those who look for leaks.
+	Goroutines    int   `json:"goroutines"`
+	HeapLiveBytes int64 `json:"heap_live_bytes"`
+	// WriteBackInterval is in seconds.
+	WriteBackInterval float64            `json:"write_back_interval_s"`
+	Counters          map[string]int64   `json:"counters"`
+	Latencies         map[string]Latency `json:"latencies"`
+}
+
+// DeviceStatus describes a device and what of its memory is used.
+type DeviceStatus struct {
+	Device int    `json:"device"`
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	// MemoryBytes is the budget, UsedBytes what extents take of it, MappedBytes what clients map of them.
+	MemoryBytes int64 `json:"memory_bytes"`
+	UsedBytes   int64 `json:"used_bytes"`
+	MappedBytes int64 `json:"mapped_bytes"`
+	Extents     int   `json:"extents"`
+	Lost        bool  `json:"lost"`
+}
+
+// FileStatus describes a file that devices hold something of.
+type FileStatus struct {
+	Name string `json:"name"`
+	// SizeBytes is the size of the file.
+	SizeBytes int64 `json:"size_bytes"`
+	Mappings  int   `json:"mappings"`
+	// Bases is the number of base copies held, Error why the last attempt to bring released bytes home failed.
+	Bases   int64           `json:"bases"`
+	Error   string          `json:"error,omitempty"`
+	Holders []HoldingStatus `json:"holders"`
+	// PendingSeconds is the age of the oldest released bytes that are not home, 0 if all are.
+	PendingSeconds float64          `json:"pending_s"`
+	Counters       map[string]int64 `json:"counters"`
+}
+
+// HoldingStatus is what one device holds of a file, in pages.
+type HoldingStatus struct {
+	Device      int   `json:"device"`
+	ExtentBytes int64 `json:"extent_bytes"`
+	Extents     int   `json:"extents"`
+	Resident    int64 `json:"resident_pages"`
+	Tracked     int64 `json:"tracked_pages"`
+	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks.
+	Stale int64 `json:"stale_pages"`
+	Dirty int64 `json:"dirty_pages"`
+}
+
+func (c *Counters) snapshot() map[string]int64 {
+	return map[string]int64{
+		"maps":              c.Maps.Load(),
+		"acquires":          c.Acquires.Load(),
+		"releases":          c.Releases.Load(),
+		"released_pages":    c.ReleasedPages.Load(),
+		"fills":             c.Fills.Load(),
+		"filled_pages":      c.FilledPages.Load(),
+		"refreshed_pages":   c.RefreshedPages.Load(),
+		"patched_pages":     c.PatchedPages.Load(),
+		"prefetched_pages":  c.PrefetchedPages.Load(),
+		"peer_reads":        c.PeerReads.Load(),
+		"peer_read_pages":   c.PeerReadPages.Load(),
+		"collects":          c.Collects.Load(),
+		"collected_pages":   c.CollectedPages.Load(),
+		"merged_pages":      c.MergedPages.Load(),
+		"overlapping_bytes": c.OverlappingBytes.Load(),
+		"invalidations":     c.Invalidations.Load(),
+		"evictions":         c.Evictions.Load(),
+		"lost_pages":        c.LostPages.Load(),
+		"home_replacements": c.HomeReplacements.Load(),
+	}
+}
+
+// heapLive is what the last garbage collection of this process found in use, in bytes. What is resident says less about
+// leaks: it moves with how much garbage there was between two collections.
+func heapLive() int64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return int64(sample[0].Value.Uint64())
+}
+
+// Status returns a snapshot. Files are seen one after another, not at one moment.
+func (c *Cache) Status() Status {
+	s := Status{
+		Version:           StatusVersion,
+		Devices:           []DeviceStatus{},
+		Files:             []FileStatus{},
+		BaseBytes:         c.baseBytes.Load(),
+		BaseLimit:         c.baseLimit,
+		Goroutines:        runtime.NumGoroutine(),
+		HeapLiveBytes:     heapLive(),
+		WriteBackInterval: c.interval.Seconds(),
+		Counters:          c.counters.snapshot(),
+		Latencies: map[string]Latency{
+			"fill":       c.counters.FillTime.snapshot(),
+			"collect":    c.counters.CollectTime.snapshot(),
+			"release":    c.counters.ReleaseTime.snapshot(),
+			"peer_read":  c.counters.PeerReadTime.snapshot(),
+			"invalidate": c.counters.InvalidateTime.snapshot(),
+		},
+	}
+	mapped := make(map[*device]int64)
+	for _, f := range c.snapshotFiles() {
+		f.mu.Lock()
+		if !f.detached.Load() {
+			s.Files = append(s.Files, f.statusLocked(mapped, &s.DigestBytes))
+			s.StateBytes += f.lrc.Memory()
+		}
+		f.mu.Unlock()
+	}
+	slices.SortFunc(s.Files, func(a, b FileStatus) int { return cmp.Compare(a.Name, b.Name) })
+	for _, d := range c.devices {
+		c.mu.Lock()
+		extents := len(d.extents)
+		c.mu.Unlock()
+		s.Devices = append(s.Devices, DeviceStatus{
+			Device:      d.info.Ordinal,
+			Kind:        d.info.Kind.String(),
+			Name:        d.info.Name,
+			MemoryBytes: d.info.Memory,
+			UsedBytes:   d.Used(),
+			MappedBytes: mapped[d],
+			Extents:     extents,
+			Lost:        d.lost.Load(),
+		})
+	}
+	return s
+}
+
+func (f *File) statusLocked(mapped map[*device]int64, digests *int64) FileStatus {
+	fs := FileStatus{
+		Name:      f.name,
+		SizeBytes: f.size,
+		Mappings:  len(f.mappings),
+		Bases:     f.counters.Bases.Load(),
+		Holders:   []HoldingStatus{},
+		Counters:  f.counters.snapshot(),
+	}
+	if f.collectErr != nil {
+		fs.Error = f.collectErr.Error()
+	}
+	if !f.pendingSince.IsZero() {
+		fs.PendingSeconds = time.Since(f.pendingSince).Seconds()
+	}
+	for o, h := range f.holdings {
+		n := f.lrc.Count(o)
+		for _, x := range h.extents {
+			if x.mapped > 0 {
+				mapped[h.dev] += x.size
+			}
+			*digests += int64(len(x.agreed)) * 8
+		}
+		if len(h.extents) == 0 {
+			continue
+		}
+		fs.Holders = append(fs.Holders, HoldingStatus{
+			Device:      h.dev.info.Ordinal,
+			ExtentBytes: h.extentSize,
+			Extents:     len(h.extents),
+			Resident:    n.Resident,
+			Tracked:     n.Tracked,
+			Stale:       n.Stale,
+			Dirty:       n.Pending,
+		})
+	}
+	slices.SortFunc(fs.Holders, func(a, b HoldingStatus) int { return cmp.Compare(a.Device, b.Device) })
+	return fs
+}

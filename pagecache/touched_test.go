@@ -1,0 +1,79 @@
+package pagecache
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// A request of the mount changes times, and a device acquires before the request came to say so. To take that for somebody
+// else's change would give up the bases, and with them the bytes that others wrote into pages that a device modified.
+func TestTouchedHomeIsNotChangedDirectly(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	src.write(t, 8, []byte{2})
+
+	src.home.changing.Store(true)
+	src.home.mu.Lock()
+	src.home.ctime++
+	src.home.mu.Unlock()
+	p.acquire()
+	src.attached.HomeTouched()
+	src.home.changing.Store(false)
+	p.acquire()
+	require.Zero(t, m.cache.Status().Counters["home_replacements"])
+
+	p.release()
+	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 2}, src.read(t, 0, 9))
+	require.Equal(t, byte(2), p.mem[8])
+}
+
+// A write of released bytes that fails halfway leaves times and bytes of its own in the backing file.
+func TestFailedCollectIsNotADirectChange(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.mem[0] = 1
+	p.release()
+	src.home.fail(syscall.ENOSPC)
+	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
+	_, err := src.attached.CheckHome()
+	require.NoError(t, err)
+	require.Zero(t, m.cache.Status().Counters["home_replacements"])
+	require.Equal(t, byte(1), src.read(t, 0, 1)[0])
+	src.home.fail(nil)
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
+}
+
+// Somebody changes the backing file directly while released bytes are not home yet. They are still to be seen by everyone, and
+// to be brought home by fsync.
+func TestReleasedBytesSurviveADirectChange(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.mem[0] = 1
+	p.release()
+	p.mem[page.Size] = 3 // not released
+
+	src.home.mu.Lock()
+	src.home.data[page.Size+9] = 7
+	src.home.clock++
+	src.home.mu.Unlock()
+	changed, err := src.attached.CheckHome()
+	require.NoError(t, err)
+	require.True(t, changed)
+	require.Equal(t, byte(1), src.read(t, 0, 1)[0])
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
+	require.Equal(t, []byte{0, 7}, []byte{src.home.bytes(page.Size, 1)[0], src.home.bytes(page.Size+9, 1)[0]})
+	q := m.run(src, 1, 0, 2*page.Size, false)
+	require.Equal(t, byte(1), q.mem[0])
+	p.release()
+	require.Equal(t, byte(3), src.read(t, page.Size, 1)[0])
+}
