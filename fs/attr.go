@@ -1,0 +1,132 @@
+package fs
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
+
+// statx describes name in the directory dir, not following it, or dir itself if name is empty.
+func statx(dir int, name string, st *unix.Statx_t) error {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if name == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	return retry(func() error { return unix.Statx(dir, name, flags, statxMask, st) })
+}
+
+// identify returns what tells the inode of st from others. Filesystems without birth times leave that part zero.
+func identify(st *unix.Statx_t) identity {
+	who := identity{
+		key:  inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino},
+		kind: uint32(st.Mode) & unix.S_IFMT,
+	}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		who.birth = st.Btime
+	}
+	return who
+}
+
+// inodeNumber returns the number that programs see: the backing's own on the device of SOURCE, and mixed with the
+// device where another filesystem is mounted underneath, since the mount has one st_dev for all.
+func (fs *fileSystem) inodeNumber(k inodeKey) uint64 {
+	if k.dev == fs.root.key.dev {
+		return k.ino
+	}
+	// The finaliser of splitmix64; the top bit keeps clear of the numbers that filesystems count up from 1.
+	h := k.dev*0x9e3779b97f4a7c15 + k.ino
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return (h ^ h>>31) | 1<<63
+}
+
+// encodeDevice packs a device number as the protocol wants it (new_encode_dev of the kernel).
+func encodeDevice(major, minor uint32) uint32 {
+	return minor&0xff | major<<8 | (minor&^0xff)<<12
+}
+
+// decodeDevice is the inverse of encodeDevice, in the form mknod(2) wants.
+func decodeDevice(rdev uint32) int {
+	return int(unix.Mkdev(rdev>>8&0xfff, rdev&0xff|rdev>>12&0xfff00))
+}
+
+// fillAttr turns what the backing says into what the kernel is told.
+func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
+	a.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})
+	a.Size = st.Size
+	a.Blocks = st.Blocks
+	a.Atime, a.Atimensec = uint64(st.Atime.Sec), st.Atime.Nsec
+	a.Mtime, a.Mtimensec = uint64(st.Mtime.Sec), st.Mtime.Nsec
+	a.Ctime, a.Ctimensec = uint64(st.Ctime.Sec), st.Ctime.Nsec
+	a.Mode = uint32(st.Mode)
+	a.Nlink = st.Nlink
+	a.Uid, a.Gid = st.Uid, st.Gid
+	a.Rdev = encodeDevice(st.Rdev_major, st.Rdev_minor)
+	a.Blksize = st.Blksize
+}
+
+// fillEntry answers a request that gave the kernel a reference to n.
+func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
+	out.NodeId = uint64(n.id)
+	out.SetEntryTimeout(fs.entryTimeout)
+	out.SetAttrTimeout(fs.attrTimeout)
+	fs.fillAttr(&out.Attr, st)
+}
+
+func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, st *unix.Statx_t) {
+	out.SetTimeout(fs.attrTimeout)
+	fs.fillAttr(&out.Attr, st)
+}
+
+// GetAttr implements fuse.RawFileSystem.
+func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	var st unix.Statx_t
+	if errno := fs.statFor(in.NodeId, in.Flags()&fuse.FUSE_GETATTR_FH != 0, in.Fh(), &st); errno != 0 {
+		return fuse.Status(errno)
+	}
+	fs.fillAttrOut(out, &st)
+	return fuse.OK
+}
+
+// Statx implements fuse.RawFileSystem. The kernel asks for it where a program wants the birth time.
+func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+	var st unix.Statx_t
+	if errno := fs.statFor(in.NodeId, in.GetattrFlags&fuse.FUSE_GETATTR_FH != 0, in.Fh, &st); errno != 0 {
+		return fuse.Status(errno)
+	}
+	out.SetTimeout(fs.attrTimeout)
+	out.FromStatx(&st)
+	out.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})
+	return fuse.OK
+}
+
+// statFor describes a node, through the open file if the request names one.
+func (fs *fileSystem) statFor(id uint64, hasHandle bool, handle uint64, st *unix.Statx_t) unix.Errno {
+	if hasHandle {
+		if of := fs.files.get(handle); of != nil {
+			return toErrno(statx(of.fd, "", st))
+		}
+	}
+	n := fs.node(id)
+	if n == nil {
+		return unix.ESTALE
+	}
+	return fs.stat(n, st)
+}
+
+// timespec returns the argument of utimensat for one of the two times of a request.
+func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {
+	switch {
+	case valid&now != 0:
+		return unix.Timespec{Nsec: unix.UTIME_NOW}
+	case valid&set != 0:
+		return unix.Timespec{Sec: int64(sec), Nsec: int64(nsec)}
+	}
+	return unix.Timespec{Nsec: unix.UTIME_OMIT}
+}
+
+// defaultTimeout is how long the kernel may keep attributes and names without asking.
+const defaultTimeout = time.Second

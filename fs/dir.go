@@ -1,0 +1,180 @@
+package fs
+
+import (
+	"encoding/binary"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// direntBuffer is how many bytes of entries are asked of the backing at once.
+const direntBuffer = 32 << 10
+
+// openDir is an open directory. The offsets that the kernel sees are the backing's own, so that seekdir works and what
+// happens to entries made or removed meanwhile is up to the backing.
+type openDir struct {
+	node   *node
+	handle uint64
+	fd     int
+
+	mu     sync.Mutex
+	buf    []byte // entries as the backing gave them; protected by mu
+	next   int    // the first in buf that was not passed on; protected by mu
+	filled int    // end of the entries in buf; protected by mu
+	offset int64  // of the entry at next; protected by mu
+}
+
+// dirent is one entry, whose name is good until the buffer is filled again.
+type dirent struct {
+	ino    uint64
+	offset int64 // of the entry after it
+	kind   uint8
+	name   []byte
+	size   int
+}
+
+// OpenDir implements fuse.RawFileSystem.
+func (fs *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	n := fs.node(in.NodeId)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	fd, errno := fs.hold(n)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer fs.unhold(n)
+	flags := unix.O_RDONLY | unix.O_DIRECTORY | int(in.Flags&unix.O_NOATIME)
+	opened, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
+	if err == syscall.EPERM && flags&unix.O_NOATIME != 0 {
+		opened, err = fs.openat(fs.procDir, strconv.Itoa(fd), flags&^unix.O_NOATIME, 0)
+	}
+	if err != nil {
+		return toStatus(err)
+	}
+	d := &openDir{node: n, fd: opened, handle: fs.lastHandle.Add(1)}
+	fs.dirs.put(d.handle, d)
+	out.Fh = d.handle
+	return fuse.OK
+}
+
+// ReleaseDir implements fuse.RawFileSystem.
+func (fs *fileSystem) ReleaseDir(in *fuse.ReleaseIn) {
+	if d, ok := fs.dirs.take(in.Fh); ok {
+		d.close()
+	}
+}
+
+func (d *openDir) close() { unix.Close(d.fd) }
+
+// FsyncDir implements fuse.RawFileSystem.
+func (fs *fileSystem) FsyncDir(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	d := fs.dirs.get(in.Fh)
+	if d == nil {
+		return fuse.EBADF
+	}
+	return toStatus(syncDescriptor(d.fd, in.FsyncFlags))
+}
+
+// ReadDir implements fuse.RawFileSystem.
+func (fs *fileSystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	d := fs.dirs.get(in.Fh)
+	if d == nil {
+		return fuse.EBADF
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.each(int64(in.Offset), out, func(e *dirent) bool {
+		return out.AddDirEntry(e.toFuse())
+	})
+}
+
+// ReadDirPlus implements fuse.RawFileSystem. Entries become nodes without being opened.
+func (fs *fileSystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	d := fs.dirs.get(in.Fh)
+	if d == nil {
+		return fuse.EBADF
+	}
+	d.node.names.RLock()
+	defer d.node.names.RUnlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.each(int64(in.Offset), out, func(e *dirent) bool {
+		entry := e.toFuse()
+		reply := out.AddDirLookupEntry(entry)
+		if reply == nil {
+			return false
+		}
+		if !entryName(entry.Name) {
+			return true // "." and ".." are no lookups
+		}
+		var st unix.Statx_t
+		if err := statx(d.fd, entry.Name, &st); err != nil {
+			return true // gone meanwhile; without a node the kernel takes it as a mere name
+		}
+		out.FixMode(uint32(st.Mode))
+		fs.fillEntry(reply, fs.register(d.node, entry.Name, &st), &st)
+		return true
+	})
+}
+
+func (e *dirent) toFuse() fuse.DirEntry {
+	return fuse.DirEntry{Ino: e.ino, Mode: uint32(e.kind) << 12, Name: string(e.name), Off: uint64(e.offset)}
+}
+
+// each passes the entries from offset on to add, until it returns false or the directory ends. d.mu is held. An error
+// after some entries were added is left for the next request.
+func (d *openDir) each(offset int64, out *fuse.DirEntryList, add func(*dirent) bool) fuse.Status {
+	if offset != d.offset || offset == 0 {
+		if _, err := unix.Seek(d.fd, offset, unix.SEEK_SET); err != nil {
+			return toStatus(err)
+		}
+		d.next, d.filled, d.offset = 0, 0, offset
+	}
+	for {
+		for d.next < d.filled {
+			e := parseDirent(d.buf[d.next:d.filled])
+			if !add(&e) {
+				return fuse.OK
+			}
+			d.next += e.size
+			d.offset = e.offset
+		}
+		if d.buf == nil {
+			d.buf = make([]byte, direntBuffer)
+		}
+		n, err := unix.Getdents(d.fd, d.buf)
+		if err == syscall.EINTR {
+			continue
+		}
+		d.next, d.filled = 0, max(n, 0)
+		if err != nil && len(out.Bytes()) == 0 {
+			return toStatus(err)
+		}
+		if n <= 0 {
+			return fuse.OK
+		}
+	}
+}
+
+// parseDirent reads the first struct linux_dirent64 of p (getdents(2)).
+func parseDirent(p []byte) dirent {
+	e := dirent{
+		ino:    binary.NativeEndian.Uint64(p),
+		offset: int64(binary.NativeEndian.Uint64(p[8:])),
+		size:   int(binary.NativeEndian.Uint16(p[16:])),
+		kind:   p[18],
+	}
+	name := p[19:e.size]
+	for i, c := range name {
+		if c == 0 {
+			name = name[:i]
+			break
+		}
+	}
+	e.name = name
+	return e
+}

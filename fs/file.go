@@ -1,0 +1,270 @@
+package fs
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// openFile is an open of a regular file, from OPEN or CREATE until RELEASE. It implements pagecache.Source.
+type openFile struct {
+	fs      *fileSystem
+	node    *node
+	content *content
+	handle  uint64
+	fd      int
+	// flags are those the program opened with. The backing was opened with backingFlags of them.
+	flags uint32
+	// direct says that the kernel keeps no pages for this open.
+	direct bool
+	// writesHome says that fd can be written.
+	writesHome bool
+
+	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open.
+	mu     sync.RWMutex
+	closed bool // protected by mu
+
+	released atomic.Bool
+}
+
+// backingFlags returns the flags to open the backing file with for a program's.
+//
+// O_APPEND is left out, since pages that a program mapped are written back at their place through the same descriptor, and
+// pwrite(2) on an O_APPEND descriptor appends. O_DIRECT breaks mapped write-back too. O_SYNC and O_DSYNC: the kernel sends
+// FSYNC after such a write. With write-back caching the kernel reads pages that a write covers in part through whatever
+// open it has at hand, so a file to be written is opened for reading too.
+func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
+	access := int(flags & unix.O_ACCMODE)
+	if fs.writeBack && access == unix.O_WRONLY {
+		access = unix.O_RDWR
+	}
+	return access | int(flags&unix.O_NOATIME) | unix.O_LARGEFILE, false
+}
+
+// Open implements fuse.RawFileSystem.
+func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	n := fs.node(in.NodeId)
+	if n == nil || !n.isRegular() {
+		return fuse.Status(syscall.ESTALE)
+	}
+	c := n.content()
+	flags, direct := fs.backingFlags(in.Flags)
+	mark := c.signature.snapshot()
+	fd, errno := fs.openContent(n, flags)
+	if (errno == syscall.EACCES || errno == syscall.EPERM) && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
+		// A file that may be written but not read: without pages of the kernel's there is nothing to read for.
+		fd, errno = fs.openContent(n, flags&^unix.O_ACCMODE|unix.O_WRONLY)
+		direct = true
+	}
+	if errno == syscall.EPERM && flags&unix.O_NOATIME != 0 {
+		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME)
+	}
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	if in.Flags&unix.O_TRUNC != 0 {
+		errno = fs.truncateOpen(n, fd, in)
+	} else {
+		errno = fs.checkSource(n, fd, mark)
+	}
+	if errno != 0 {
+		unix.Close(fd)
+		return fuse.Status(errno)
+	}
+	fs.newOpenFile(n, fd, in.Flags, direct).fillOpen(out)
+	return fuse.OK
+}
+
+// openContent opens n's bytes.
+func (fs *fileSystem) openContent(n *node, flags int) (int, syscall.Errno) {
+	for {
+		n.mu.Lock()
+		where := n.where
+		if n.fd >= 0 || where.parent == nil {
+			n.mu.Unlock()
+			fd, errno := fs.hold(n)
+			if errno != 0 {
+				return -1, errno
+			}
+			defer fs.unhold(n)
+			content, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
+			return content, toErrno(err)
+		}
+		n.mu.Unlock()
+		fd, again, errno := fs.openContentAt(n, where, flags)
+		if !again {
+			return fd, errno
+		}
+	}
+}
+
+// openContentAt opens n's bytes by its name, which saves opening it twice. again says that n moved meanwhile.
+func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, again bool, errno syscall.Errno) {
+	parent, errno := fs.hold(where.parent)
+	if errno != 0 {
+		return -1, false, errno
+	}
+	defer fs.unhold(where.parent)
+	where.parent.names.RLock()
+	defer where.parent.names.RUnlock()
+	n.mu.Lock()
+	moved := n.where != where
+	n.mu.Unlock()
+	if moved {
+		return -1, true, 0
+	}
+	// Should the name lead to a fifo by now, opening it must not wait for its other end.
+	fd, errno = fs.openVerified(n, parent, where.name, flags|unix.O_NONBLOCK)
+	if errno == syscall.ENXIO || errno == syscall.ENODEV {
+		errno = syscall.ESTALE
+	}
+	return fd, false, errno
+}
+
+// truncateOpen carries out O_TRUNC. The kernel drops the pages itself.
+func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Errno {
+	c := n.content()
+	if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
+		if errno := fs.killSetIDOf(n); errno != 0 {
+			return errno
+		}
+	}
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	c.signature.begin()
+	defer c.signature.endWith(fd)
+	truncate := func(int64) error {
+		return retry(func() error {
+			if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {
+				return unix.Truncate(procPath(fd), 0)
+			}
+			return unix.Ftruncate(fd, 0)
+		})
+	}
+	return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+}
+
+// killSetIDOf is killSetID for a node whose descriptor is not at hand.
+func (fs *fileSystem) killSetIDOf(n *node) syscall.Errno {
+	fd, errno := fs.hold(n)
+	if errno != 0 {
+		return errno
+	}
+	defer fs.unhold(n)
+	return fs.killSetID(n, fd)
+}
+
+// checkSource looks whether the file was changed in SOURCE since it was last touched through the mount. If so the
+// kernel's pages are dropped, and what devices hold, before the open is answered. mark was taken before fd was opened.
+func (fs *fileSystem) checkSource(n *node, fd int, mark uint64) syscall.Errno {
+	c := n.content()
+	var st unix.Statx_t
+	if err := statx(fd, "", &st); err != nil {
+		return toErrno(err)
+	}
+	changed := c.signature.differs(mark, &st)
+	if f := c.live(); f != nil {
+		// A File remembers home for longer than the kernel remembers the inode.
+		foreign, err := f.CheckHome()
+		if err != nil {
+			return toErrno(err)
+		}
+		changed = changed || foreign
+	}
+	if changed {
+		fs.changed.Add(1)
+		var err error
+		fs.aside(0, func() { err = fs.invalidate(n, 0, -1) })
+		if err != nil {
+			return toErrno(err)
+		}
+	}
+	c.signature.record(mark, &st)
+	return 0
+}
+
+// newOpenFile takes over fd and gives it a handle.
+func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct bool) *openFile {
+	of := &openFile{
+		fs: fs, node: n, content: n.content(), fd: fd, flags: flags, direct: direct,
+		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
+		handle:     fs.lastHandle.Add(1),
+	}
+	fs.files.put(of.handle, of)
+	of.content.opened.Store(of)
+	return of
+}
+
+// fillOpen answers an open. The kernel keeps its pages from one open to the next: what must be dropped is dropped by
+// invalidation, and a drop at open could meet a write in flight.
+func (of *openFile) fillOpen(out *fuse.OpenOut) {
+	out.Fh = of.handle
+	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	if of.direct {
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	}
+}
+
+// Release implements fuse.RawFileSystem.
+func (fs *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	if of, ok := fs.files.take(in.Fh); ok {
+		of.close()
+	}
+}
+
+func (of *openFile) close() {
+	of.released.Store(true)
+	of.content.opened.CompareAndSwap(of, nil)
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if !of.closed {
+		of.closed = true
+		unix.Close(of.fd)
+	}
+}
+
+// Flush implements fuse.RawFileSystem. It is there for backing filesystems that report errors at close.
+func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	if !fs.flushCloses {
+		return fuse.ENOSYS // the kernel remembers, and spares one request a close
+	}
+	of := fs.files.get(in.Fh)
+	if of == nil {
+		return fuse.EBADF
+	}
+	fd, err := unix.FcntlInt(uintptr(of.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fuse.OK // out of descriptors; close never fails for that
+	}
+	return toStatus(unix.Close(fd))
+}
+
+// Fsync implements fuse.RawFileSystem.
+func (fs *fileSystem) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	of := fs.files.get(in.Fh)
+	if of == nil {
+		return fuse.EBADF
+	}
+	sync := func() error { return syncDescriptor(of.fd, in.FsyncFlags) }
+	if f := of.content.live(); f != nil {
+		return toStatus(f.Sync(sync))
+	}
+	return toStatus(sync())
+}
+
+// syncDescriptor is fsync, or fdatasync if flags say so.
+func syncDescriptor(fd int, flags uint32) error {
+	const dataOnly = 1 // FUSE_FSYNC_FDATASYNC
+	return retry(func() error {
+		if flags&dataOnly != 0 {
+			return unix.Fdatasync(fd)
+		}
+		return unix.Fsync(fd)
+	})
+}

@@ -1,0 +1,122 @@
+package fs
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+const (
+	// IoctlGrant is GAIAFS_IOC_GRANT, _IOR('G', 0x01, 128 bytes). On a regular file it grants access to its pages on
+	// devices; on a directory it gives the socket and a token that is good for asking for the mount's status.
+	IoctlGrant = 0x80804701
+	// GrantMagic opens the answer: "gaia", little endian.
+	GrantMagic = 0x61696167
+	// GrantVersion is the version of the answer's layout.
+	GrantVersion = 1
+	// GrantSize is the bytes of the answer: magic (4), version (2), flags (2), token (16), the socket's path (104,
+	// zero-terminated). Integers are little endian.
+	GrantSize = 128
+	// GrantForStatus in the flags says that the token is good for the status only.
+	GrantForStatus = 1
+	// MaxSocketPath is the longest path that fits.
+	MaxSocketPath = 103
+)
+
+// Grant is what the helper library needs to speak with the daemon about an open file.
+type Grant struct {
+	Token [16]byte
+	// Socket is the path of the daemon's socket, at most MaxSocketPath bytes.
+	Socket string
+}
+
+// Granter gives out Grants. Its methods are called from request handlers: they must not wait for requests of the mount.
+type Granter interface {
+	// Grant is for the file that a program has open as src.
+	Grant(src pagecache.Source) (Grant, error)
+	// GrantStatus is for status only.
+	GrantStatus() (Grant, error)
+}
+
+// ioctlReadXFlags is FS_IOC_FSGETXATTR, _IOR('X', 31, struct fsxattr).
+const (
+	ioctlReadXFlags = 0x801c581f
+	sizeOfXFlags    = 28
+)
+
+// Ioctl implements fuse.RawFileSystem. Two ioctls of the backing that only read inode flags are answered, for lsattr and
+// for tools that ask whether a file is shared or immutable. Nothing else reaches the backing: there are ioctls that trim,
+// freeze or shut down a whole filesystem, which the caller may not be allowed but the daemon is.
+func (fs *fileSystem) Ioctl(_ <-chan struct{}, in *fuse.IoctlIn, _ []byte, out *fuse.IoctlOut, reply []byte) fuse.Status {
+	clear(reply)
+	of, dir := (*openFile)(nil), (*openDir)(nil)
+	fd := -1
+	if in.Flags&fuse.IOCTL_DIR != 0 {
+		if dir = fs.dirs.get(in.Fh); dir != nil {
+			fd = dir.fd
+		}
+	} else if of = fs.files.get(in.Fh); of != nil {
+		fd = of.fd
+	}
+	if fd < 0 {
+		return fuse.EBADF
+	}
+	switch in.Cmd {
+	case IoctlGrant:
+		return fs.grant(of, reply)
+	case unix.FS_IOC_GETFLAGS:
+		if len(reply) < 4 {
+			return fuse.EINVAL
+		}
+		flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+		if err != nil {
+			return toStatus(err)
+		}
+		binary.NativeEndian.PutUint32(reply, flags)
+		return fuse.OK
+	case ioctlReadXFlags:
+		if len(reply) < sizeOfXFlags {
+			return fuse.EINVAL
+		}
+		// reply belongs to this request until it is answered, and is as long as the kernel writes.
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlReadXFlags, uintptr(unsafe.Pointer(&reply[0])))
+		return fuse.Status(errno)
+	}
+	return fuse.Status(syscall.ENOTTY)
+}
+
+// grant answers IoctlGrant. of is nil for a directory.
+func (fs *fileSystem) grant(of *openFile, reply []byte) fuse.Status {
+	if fs.granter == nil {
+		return fuse.Status(syscall.ENOTTY)
+	}
+	if len(reply) != GrantSize {
+		return fuse.EINVAL
+	}
+	var g Grant
+	var err error
+	var flags uint16
+	if of != nil {
+		g, err = fs.granter.Grant(of)
+	} else {
+		flags = GrantForStatus
+		g, err = fs.granter.GrantStatus()
+	}
+	if err != nil {
+		return toStatus(err)
+	}
+	if len(g.Socket) > MaxSocketPath {
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
+	binary.LittleEndian.PutUint32(reply, GrantMagic)
+	binary.LittleEndian.PutUint16(reply[4:], GrantVersion)
+	binary.LittleEndian.PutUint16(reply[6:], flags)
+	copy(reply[8:24], g.Token[:])
+	copy(reply[24:], g.Socket)
+	return fuse.OK
+}

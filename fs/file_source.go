@@ -1,0 +1,134 @@
+package fs
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+var _ pagecache.Source = (*openFile)(nil)
+
+// ID implements pagecache.Source.
+func (of *openFile) ID() pagecache.FileID { return of.node.key.fileID() }
+
+// Name implements pagecache.Source.
+func (of *openFile) Name() string { return of.node.path() }
+
+// Readable implements pagecache.Source.
+func (of *openFile) Readable() bool { return of.flags&unix.O_ACCMODE != unix.O_WRONLY }
+
+// Writable implements pagecache.Source.
+func (of *openFile) Writable() bool { return of.flags&unix.O_ACCMODE != unix.O_RDONLY }
+
+// Open implements pagecache.Source.
+func (of *openFile) Open() bool { return !of.released.Load() }
+
+// Kernel implements pagecache.Source.
+func (of *openFile) Kernel() pagecache.KernelPages { return kernelPages{of.fs, of.node.key} }
+
+// Attach implements pagecache.Source. It must be called without any lock that a change of home takes.
+func (of *openFile) Attach(f *pagecache.File) {
+	of.content.file.Store(f)
+	// Whoever took the gate before and saw no File is through once the gate was ours.
+	of.content.gate.Lock()
+	//lint:ignore SA2001 nothing is guarded; the point is to have waited
+	of.content.gate.Unlock()
+}
+
+// OpenHome implements pagecache.Source.
+func (of *openFile) OpenHome(writable bool) (pagecache.Home, error) {
+	of.mu.RLock()
+	defer of.mu.RUnlock()
+	if of.closed {
+		return nil, syscall.EBADF
+	}
+	flags := unix.O_RDONLY
+	if writable {
+		flags = unix.O_RDWR
+	}
+	fd, err := of.fs.openat(unix.AT_FDCWD, procPath(of.fd), flags|unix.O_LARGEFILE, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &home{fs: of.fs, key: of.node.key, fd: fd, writable: writable}, nil
+}
+
+// home implements pagecache.Home with a descriptor of its own, which stays good after the node and every open are gone.
+type home struct {
+	fs       *fileSystem
+	key      inodeKey
+	fd       int
+	writable bool
+}
+
+// ReadAt implements pagecache.Home.
+func (h *home) ReadAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pread(h.fd, p[done:], off+int64(done))
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, nil
+		default:
+			done += n
+		}
+	}
+	return done, nil
+}
+
+// WriteAt implements pagecache.Home. It is a change through the mount, so opens do not take it for somebody else's.
+func (h *home) WriteAt(p []byte, off int64) (int, error) {
+	if n := h.fs.table.byInode(h.key); n != nil {
+		s := &n.content().signature
+		s.begin()
+		defer s.endWith(h.fd)
+	}
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pwrite(h.fd, p[done:], off+int64(done))
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, syscall.EIO
+		default:
+			done += n
+		}
+	}
+	return done, nil
+}
+
+// Writable implements pagecache.Home.
+func (h *home) Writable() bool { return h.writable }
+
+// Signature implements pagecache.Home.
+func (h *home) Signature() (pagecache.Signature, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(h.fd, &st); err != nil {
+		return pagecache.Signature{}, err
+	}
+	return pagecache.Signature{
+		Size:  st.Size,
+		Mtime: time.Unix(st.Mtim.Unix()),
+		Ctime: time.Unix(st.Ctim.Unix()),
+	}, nil
+}
+
+// Changing implements pagecache.Home. A request is counted before it changes anything and until the File knows of it.
+func (h *home) Changing() bool {
+	n := h.fs.table.byInode(h.key)
+	return n != nil && n.content().signature.changing()
+}
+
+// Sync implements pagecache.Home.
+func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }
+
+// Close implements pagecache.Home.
+func (h *home) Close() error { return unix.Close(h.fd) }

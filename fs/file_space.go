@@ -1,0 +1,121 @@
+package fs
+
+import (
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// Fallocate implements fuse.RawFileSystem. The kernel passes on allocating, punching holes and zeroing, and refuses the
+// other modes itself.
+func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	of := fs.files.get(in.Fh)
+	if of == nil {
+		return fuse.EBADF
+	}
+	if errno := fs.killSetIDFor(&in.Caller, of); errno != 0 {
+		return fuse.Status(errno)
+	}
+	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: int64(in.Offset), Len: int64(in.Length)}
+	switch {
+	case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:
+		change.Kind = pagecache.ChangeZero
+	case in.Mode&(unix.FALLOC_FL_COLLAPSE_RANGE|unix.FALLOC_FL_INSERT_RANGE) != 0:
+		change.Kind = pagecache.ChangeShift
+	}
+	allocate := func(off int64) error {
+		return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, int64(in.Length)) })
+	}
+	c := of.content
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	c.signature.begin()
+	defer c.signature.endWith(of.fd)
+	return toStatus(c.changeHome(change, allocate))
+}
+
+// killSetIDFor is killSetID for requests that change bytes without saying whether the caller may keep set-id bits: the
+// superuser may.
+func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno {
+	if who.Uid == 0 {
+		return 0
+	}
+	return fs.killSetID(of.node, of.fd)
+}
+
+// Lseek implements fuse.RawFileSystem, for SEEK_DATA and SEEK_HOLE.
+func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	of := fs.files.get(in.Fh)
+	if of == nil {
+		if d := fs.dirs.get(in.Fh); d != nil {
+			return fuse.EINVAL
+		}
+		return fuse.EBADF
+	}
+	if f := of.content.live(); f != nil {
+		if err := f.ReadRange(int64(in.Offset), restOfFile-int64(in.Offset)); err != nil {
+			return toStatus(err)
+		}
+	}
+	// The position of the descriptor is used by nobody.
+	off, err := unix.Seek(of.fd, int64(in.Offset), int(in.Whence))
+	if err != nil {
+		return toStatus(err)
+	}
+	out.Offset = uint64(off)
+	return fuse.OK
+}
+
+// restOfFile is larger than any file.
+const restOfFile = 1<<63 - 1
+
+// maxCopy bounds one copy_file_range request, whose answer has 32 bits.
+const maxCopy = 1 << 30
+
+// CopyFileRange implements fuse.RawFileSystem.
+func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
+	src, dst := fs.files.get(in.FhIn), fs.files.get(in.FhOut)
+	if src == nil || dst == nil {
+		return 0, fuse.EBADF
+	}
+	if errno := fs.killSetIDFor(&in.Caller, dst); errno != 0 {
+		return 0, fuse.Status(errno)
+	}
+	size := int(min(in.Len, maxCopy))
+	if f := src.content.live(); f != nil {
+		if err := f.ReadRange(int64(in.OffIn), int64(size)); err != nil {
+			return 0, toStatus(err)
+		}
+	}
+	copied := 0
+	transfer := func(off int64) error {
+		from := int64(in.OffIn)
+		return retry(func() (err error) {
+			copied, err = unix.CopyFileRange(src.fd, &from, dst.fd, &off, size, int(in.Flags))
+			return err
+		})
+	}
+	c := dst.content
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	c.signature.begin()
+	defer c.signature.endWith(dst.fd)
+	err := c.changeHome(pagecache.Change{Kind: pagecache.ChangeWrite, Off: int64(in.OffOut), Len: int64(size)}, transfer)
+	if err != nil {
+		return 0, fuse.Status(copyErrno(err))
+	}
+	return uint32(copied), fuse.OK
+}
+
+// copyErrno makes the kernel copy by reading and writing where the backing filesystem cannot copy for itself.
+func copyErrno(err error) syscall.Errno {
+	switch errno := toErrno(err); errno {
+	case syscall.EXDEV, syscall.ENOSYS:
+		return syscall.EOPNOTSUPP
+	default:
+		return errno
+	}
+}

@@ -1,0 +1,190 @@
+package fs
+
+import (
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// Write implements fuse.RawFileSystem. It takes three kinds of request: bytes that a program just wrote, bytes that it
+// appends, and pages that were dirty in the kernel (WRITE_CACHE), because a program mapped them or because the mount caches
+// writes. The last always go to their place.
+func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	of := fs.files.get(in.Fh)
+	if of == nil {
+		return 0, fuse.EBADF
+	}
+	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
+		if errno := fs.killSetID(of.node, of.fd); errno != 0 {
+			return 0, fuse.Status(errno)
+		}
+	}
+	w := homeWrite{
+		of:        of,
+		off:       int64(in.Offset),
+		data:      data,
+		writeBack: in.WriteFlags&fuse.WRITE_CACHE != 0,
+	}
+	// With write-back caching the kernel has placed the bytes even where it sends them one by one.
+	w.appends = in.Flags&unix.O_APPEND != 0 && !w.writeBack && !fs.writeBack
+	if of.direct {
+		w.flags = syncFlags(in.Flags)
+	}
+	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
+	err := w.run(fs.withoutCure)
+	if w.written == 0 && err != nil {
+		fs.correct(of.node, w.again, w.patience)
+		return 0, toStatus(err)
+	}
+	fs.correct(of.node, w.again, w.patience)
+	if w.appends && w.off != int64(in.Offset) {
+		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to be.
+		from := min(w.off, int64(in.Offset))
+		fs.aside(correctionPatience, func() { _ = fs.invalidate(of.node, from, -1) })
+	}
+	return uint32(w.written), fuse.OK
+}
+
+// syncFlags are the flags of pwritev2 that make one write durable. They are for opens without kernel pages, after whose
+// writes the kernel sends no FSYNC.
+func syncFlags(flags uint32) int {
+	switch {
+	case flags&unix.O_SYNC == unix.O_SYNC:
+		return unix.RWF_SYNC
+	case flags&unix.O_DSYNC != 0:
+		return unix.RWF_DSYNC
+	}
+	return 0
+}
+
+// homeWrite brings bytes home.
+type homeWrite struct {
+	of        *openFile
+	off       int64 // where the bytes went, once written
+	data      []byte
+	writeBack bool
+	appends   bool
+	direct    bool // not through the kernel's pages
+	flags     int
+
+	written int
+	// again is what the kernel has to drop once more, and patience how long to wait for that.
+	again    []span
+	patience time.Duration
+}
+
+// run carries the write out under the rules.
+func (w *homeWrite) run(withoutCure bool) error {
+	c := w.of.content
+	c.gate.RLock()
+	if !c.hazard.lasts() || withoutCure {
+		defer c.gate.RUnlock()
+		return w.change(nil)
+	}
+	c.gate.RUnlock()
+
+	c.gate.Lock()
+	defer c.gate.Unlock()
+	h := &c.hazard
+	if w.writeBack {
+		return w.change(func(off int64) (err error) {
+			w.data, err = h.mergeSuspects(w.data, off, w.of.fd)
+			return err
+		})
+	}
+	again, patience := h.overlap(w.off, int64(len(w.data)))
+	err := w.change(func(int64) error {
+		h.suspectPages(again, w.of.fd)
+		w.again, w.patience = again, patience
+		return nil
+	})
+	if !w.direct {
+		h.written()
+	}
+	return err
+}
+
+// change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before, with the
+// offset.
+func (w *homeWrite) change(prepare func(off int64) error) error {
+	c := w.of.content
+	c.signature.begin()
+	defer c.signature.endWith(w.of.fd)
+	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
+	if w.appends {
+		change.Kind = pagecache.ChangeAppend
+	}
+	return c.changeHome(change, func(off int64) error {
+		if prepare != nil {
+			if err := prepare(off); err != nil {
+				return err
+			}
+		}
+		if w.appends && c.live() == nil {
+			return w.appendHome()
+		}
+		w.off = off
+		return w.place(off)
+	})
+}
+
+// place writes at off.
+func (w *homeWrite) place(off int64) error {
+	for w.written < len(w.data) {
+		n, err := pwrite(w.of.fd, w.data[w.written:], off+int64(w.written), w.flags)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return err
+		case n == 0:
+			return syscall.EIO
+		default:
+			w.written += n
+		}
+	}
+	return nil
+}
+
+// appendHome writes at the end of the file, wherever that is by now, and finds out where it was.
+func (w *homeWrite) appendHome() error {
+	for w.written < len(w.data) {
+		n, err := pwrite(w.of.fd, w.data[w.written:], 0, w.flags|unix.RWF_APPEND)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EOPNOTSUPP && w.written == 0:
+			return w.appendAtEnd()
+		case err != nil:
+			return err
+		default:
+			w.written += n
+		}
+	}
+	// The kernel holds the inode's lock, so nobody on the mount has appended meanwhile.
+	var st unix.Stat_t
+	if err := unix.Fstat(w.of.fd, &st); err == nil && st.Size-int64(w.written) != w.off {
+		w.off = max(0, st.Size-int64(w.written))
+	}
+	return nil
+}
+
+// appendAtEnd is for backing filesystems that cannot append to order. Only somebody writing to SOURCE directly could get
+// between.
+func (w *homeWrite) appendAtEnd() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(w.of.fd, &st); err != nil {
+		return err
+	}
+	w.off = st.Size
+	return w.place(st.Size)
+}
+
+func pwrite(fd int, p []byte, off int64, flags int) (int, error) {
+	if flags == 0 {
+		return unix.Pwrite(fd, p, off)
+	}
+	return unix.Pwritev2(fd, [][]byte{p}, off, flags)
+}

@@ -1,0 +1,153 @@
+package fs
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// notifier is the part of the FUSE server that tells the kernel to drop things.
+type notifier interface {
+	InodeNotify(node uint64, off int64, length int64) fuse.Status
+}
+
+// fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,
+// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go and file_ioctl.go.
+type fileSystem struct {
+	fuse.RawFileSystem // says ENOSYS to what is not implemented
+
+	// Set before the first request, immutable.
+	root         *node
+	procDir      int // O_PATH descriptor of /proc/self/fd
+	cache        *pagecache.Cache
+	granter      Granter
+	log          *slog.Logger
+	creator      creator
+	attrTimeout  time.Duration
+	entryTimeout time.Duration
+	writeBack    bool
+	flushCloses  bool // closing a file of the backing filesystem may report an error
+	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
+	notify       notifier
+
+	table       nodeTable
+	descriptors descriptors
+	files       index[*openFile]
+	dirs        index[*openDir]
+	lastHandle  atomic.Uint64
+
+	background sync.WaitGroup // goroutines of aside
+
+	corrections atomic.Int64 // WRITEs that had pages dropped again
+	impatient   atomic.Int64 // of which so many did not wait to the end
+	changed     atomic.Int64 // opens that found the file changed underneath
+}
+
+var _ fuse.RawFileSystem = (*fileSystem)(nil)
+
+// newFileSystem opens source. The caller ends it with close, once no request is served any more.
+func newFileSystem(o *Options) (*fileSystem, error) {
+	creator, err := newCreator()
+	if err != nil {
+		return nil, err
+	}
+	fs := &fileSystem{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		cache:         o.Cache,
+		granter:       o.Granter,
+		log:           o.Log,
+		creator:       creator,
+		attrTimeout:   o.AttrTimeout,
+		entryTimeout:  o.EntryTimeout,
+		writeBack:     o.WriteBack,
+		withoutCure:   o.withoutCure,
+	}
+	if fs.descriptors.limit, err = raiseDescriptorLimit(); err != nil {
+		return nil, err
+	}
+	fs.procDir, err = unix.Open("/proc/self/fd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("/proc/self/fd cannot be opened (%w): mount proc on /proc", err)
+	}
+	fd, err := unix.Open(o.Source, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		unix.Close(fs.procDir)
+		return nil, err
+	}
+	var st unix.Statx_t
+	if err := statx(fd, "", &st); err != nil {
+		unix.Close(fd)
+		unix.Close(fs.procDir)
+		return nil, err
+	}
+	fs.root = fs.table.refer(identify(&st), fs.joinCache)
+	fs.root.fd = fd
+	fs.root.users = 1 // never closed
+	fs.flushCloses = closeMayFail(fd)
+	return fs, nil
+}
+
+// close gives up every descriptor. No request may be under way.
+func (fs *fileSystem) close() {
+	fs.background.Wait()
+	for _, of := range fs.files.all() {
+		of.close()
+	}
+	for _, d := range fs.dirs.all() {
+		d.close()
+	}
+	for _, n := range fs.table.byID.all() {
+		n.mu.Lock()
+		if n.fd >= 0 {
+			unix.Close(n.fd)
+			n.fd = -1
+		}
+		n.mu.Unlock()
+	}
+	unix.Close(fs.procDir)
+}
+
+// String implements fuse.RawFileSystem.
+func (fs *fileSystem) String() string { return "gaiafs" }
+
+// Init implements fuse.RawFileSystem. It is called before any other request.
+func (fs *fileSystem) Init(s *fuse.Server) { fs.notify = s }
+
+// raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may keep;
+// the others are for open files.
+func raiseDescriptorLimit() (int, error) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, err
+	}
+	if limit.Cur < limit.Max {
+		raised := syscall.Rlimit{Cur: limit.Max, Max: limit.Max}
+		if err := syscall.Setrlimit(unix.RLIMIT_NOFILE, &raised); err == nil {
+			limit = raised
+		}
+	}
+	return int(min(max(limit.Cur/2, 16), 1<<16)), nil
+}
+
+// closeMayFail reports whether fd is on a filesystem that writes when a file is closed and says then what went wrong, as
+// network filesystems do. On others the kernel need not ask us at each close.
+func closeMayFail(fd int) bool {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return true
+	}
+	switch uint32(st.Type) {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.F2FS_SUPER_MAGIC,
+		unix.OVERLAYFS_SUPER_MAGIC, 0x2fc12fc1 /* ZFS */ :
+		return false
+	}
+	return true
+}

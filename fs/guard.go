@@ -1,0 +1,166 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A killed daemon may not die. When SIGKILL comes while a thread of it has the kernel drop pages, and one of the pages is on
+// its way home, then the thread waits for a WRITE that nobody will ever answer, and cannot be interrupted. As long as it
+// waits, the process keeps its descriptors, so the kernel does not notice that the daemon is gone, and every program that uses
+// the mount waits with it, unkillable too. Only ending the connection from outside helps.
+//
+// So a mount has a guard: a process that does nothing until the daemon begins to die. It cannot wait for the daemon's end or
+// for a pipe to close, since neither happens. But the kernel sends it a signal when the thread that started it ends
+// (PR_SET_PDEATHSIG), and that thread does nothing else, so it always can. Where the daemon then does not end within
+// guardPatience, the guard ends the connection: requests fail with ENOTCONN, and the process goes.
+
+// guardVariable makes a process a guard. It says of which mount: the device number and the mountpoint.
+const guardVariable = "GAIAFS_GUARD"
+
+// guardPatience is how long a dying daemon may take before its connection is ended. The wait only spares a daemon that ends by
+// itself; nothing is lost by ending the connection of a dead one.
+const guardPatience = 250 * time.Millisecond
+
+// guardReady says that this program calls Guard, so that it can be started as one.
+var guardReady atomic.Bool
+
+// Guard must be called first thing in main by a program that calls Mount. It does not return where the process was started
+// to guard a mount. Without it Mount makes mounts without a guard: killing such a daemon may leave programs hanging until
+// somebody calls `umount -f`.
+func Guard() {
+	guardReady.Store(true)
+	what, is := os.LookupEnv(guardVariable)
+	if !is {
+		return
+	}
+	if err := watch(what); err != nil {
+		fmt.Fprintln(os.Stderr, "gaiafs: a mount whose daemon was killed may hang, `umount -f` helps:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// watch is the guard. It returns when the daemon has ended or its connection has.
+func watch(what string) error {
+	dying := make(chan os.Signal, 1)
+	signal.Notify(dying, syscall.SIGUSR1)
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	fmt.Println("ready")
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	select {
+	case <-gone:
+		return nil
+	case <-dying:
+	}
+	select {
+	case <-gone:
+		return nil
+	case <-time.After(guardPatience):
+	}
+	device, mountpoint, _ := strings.Cut(what, " ")
+	return endConnection(device, mountpoint)
+}
+
+// endConnection has the kernel answer every request of a mount with an error. The mount stays where it is, unless nobody uses
+// it.
+func endConnection(device, mountpoint string) error {
+	// The mount is not touched, not even looked at: that could wait for the daemon.
+	all, err := readMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if m.device != device || m.Mountpoint != mountpoint || !m.isFUSE() {
+			continue
+		}
+		_, minor, _ := strings.Cut(device, ":")
+		abort := filepath.Join("/sys/fs/fuse/connections", minor, "abort")
+		if err := os.WriteFile(abort, []byte("1"), 0); err == nil {
+			return nil
+		}
+		// fusectl is not mounted. A forced unmount ends the connection first, and then may find that the mount is in use.
+		err := unix.Unmount(mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, syscall.EBUSY) {
+			return nil
+		}
+		return err
+	}
+	return nil // unmounted already
+}
+
+// guard is the daemon's side.
+type guard struct {
+	cmd  *exec.Cmd
+	pipe io.WriteCloser
+	done chan struct{} // closed when the guard has ended
+}
+
+// startGuard starts a guard for the mount at mountpoint and returns when it watches.
+func startGuard(mountpoint string) (*guard, error) {
+	m, err := mountOf(mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args[0] = "gaiafs-guard"
+	cmd.Env = append(os.Environ(), guardVariable+"="+m.device+" "+mountpoint)
+	cmd.Dir = "/"
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGUSR1, Setpgid: true}
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{cmd: cmd, pipe: pipe, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// The thread that starts the guard is the one whose end it is told of, so it must live as long as the process.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err == nil {
+			var word [6]byte
+			_, err = io.ReadFull(out, word[:])
+		}
+		started <- err
+		if cmd.Process != nil {
+			_ = cmd.Wait()
+		}
+		close(g.done)
+	}()
+	if err := <-started; err != nil {
+		g.stop()
+		return nil, err
+	}
+	return g, nil
+}
+
+// stop ends the guard and waits for it. There need not be one.
+func (g *guard) stop() {
+	if g == nil {
+		return
+	}
+	_ = g.pipe.Close()
+	<-g.done
+}

@@ -1,0 +1,135 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// ioctl passes arg, which the kernel reads and writes.
+func ioctl(f *os.File, request uint, arg []byte) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(unsafe.Pointer(&arg[0])))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// notary grants whatever is asked and keeps the last Source.
+type notary struct {
+	mu     sync.Mutex
+	source pagecache.Source
+	socket string
+	err    error
+}
+
+func (n *notary) Grant(src pagecache.Source) (Grant, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.source = src
+	return Grant{Token: [16]byte{1, 2, 3}, Socket: n.socket}, n.err
+}
+
+func (n *notary) GrantStatus() (Grant, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return Grant{Token: [16]byte{9}, Socket: n.socket}, n.err
+}
+
+// last returns the Source of the last grant.
+func (n *notary) last() pagecache.Source {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.source
+}
+
+// answer sets what is granted from now on.
+func (n *notary) answer(socket string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.socket, n.err = socket, err
+}
+
+func TestGrant(t *testing.T) {
+	n := &notary{socket: "/run/gaiafs.sock"}
+	s := mount(t, func(o *Options) { o.Granter = n })
+	require.NoError(t, os.MkdirAll(filepath.Join(s.mnt, "d"), 0755))
+	f, err := os.Create(filepath.Join(s.mnt, "d/f"))
+	require.NoError(t, err)
+	reply := bytes.Repeat([]byte{0xff}, GrantSize)
+	require.NoError(t, ioctl(f, IoctlGrant, reply))
+	assert.EqualValues(t, GrantMagic, binary.LittleEndian.Uint32(reply))
+	assert.Equal(t, "gaia", string(reply[:4]))
+	assert.EqualValues(t, GrantVersion, binary.LittleEndian.Uint16(reply[4:]))
+	assert.EqualValues(t, 0, binary.LittleEndian.Uint16(reply[6:]))
+	assert.Equal(t, append([]byte{1, 2, 3}, make([]byte, 13)...), reply[8:24])
+	assert.Equal(t, "/run/gaiafs.sock", strings.TrimRight(string(reply[24:]), "\x00"))
+
+	src := n.last()
+	assert.Equal(t, "d/f", src.Name())
+	assert.True(t, src.Readable())
+	assert.True(t, src.Writable())
+	assert.True(t, src.Open())
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(filepath.Join(s.source, "d/f"), &st))
+	assert.Equal(t, pagecache.FileID{Dev: st.Dev, Ino: st.Ino}, src.ID())
+
+	home, err := src.OpenHome(true)
+	require.NoError(t, err)
+	defer home.Close()
+	assert.True(t, home.Writable())
+	_, err = home.WriteAt([]byte("from below"), 5)
+	require.NoError(t, err)
+	got := make([]byte, 100)
+	k, err := home.ReadAt(got, 0)
+	require.NoError(t, err)
+	assert.Equal(t, "\x00\x00\x00\x00\x00from below", string(got[:k]))
+	sig, err := home.Signature()
+	require.NoError(t, err)
+	assert.EqualValues(t, 15, sig.Size)
+	require.NoError(t, home.Sync())
+	assert.NoError(t, src.Kernel().Invalidate(0, -1))
+	content, err := os.ReadFile(filepath.Join(s.mnt, "d/f"))
+	require.NoError(t, err)
+	assert.Equal(t, "\x00\x00\x00\x00\x00from below", string(content))
+	assert.Zero(t, s.fs.changed.Load(), "a change made through Home was taken for somebody else's")
+
+	duplicate, err := unix.Dup(int(f.Fd()))
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	assert.True(t, src.Open())
+	require.NoError(t, unix.Close(duplicate))
+	require.Eventually(t, func() bool { return !src.Open() }, eventually, tick)
+	_, err = src.OpenHome(false)
+	assert.ErrorIs(t, err, unix.EBADF)
+
+	d, err := os.Open(s.mnt)
+	require.NoError(t, err)
+	defer d.Close()
+	require.NoError(t, ioctl(d, IoctlGrant, reply))
+	assert.EqualValues(t, 9, reply[8])
+	assert.EqualValues(t, GrantForStatus, binary.LittleEndian.Uint16(reply[6:]))
+	n.answer("/s", errors.New("no"))
+	assert.Equal(t, unix.EIO, ioctl(d, IoctlGrant, reply))
+	n.answer(strings.Repeat("s", MaxSocketPath+1), nil)
+	assert.Equal(t, unix.ENAMETOOLONG, ioctl(d, IoctlGrant, reply))
+
+	readOnly, err := os.Open(filepath.Join(s.mnt, "d/f"))
+	require.NoError(t, err)
+	defer readOnly.Close()
+	n.answer("/s", nil)
+	require.NoError(t, ioctl(readOnly, IoctlGrant, reply))
+	assert.False(t, n.last().Writable())
+}

@@ -1,0 +1,347 @@
+package fs
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// The kernel's page cache of a file is the CPU's replica. Dropping pages from it while a program writes has a race that
+// ends with a reader getting old bytes for good:
+//
+//	write()        copies the new bytes into a page, unlocks the page, sends WRITE and waits
+//	invalidation   drops that page: it is neither dirty nor locked
+//	read()         finds no page, sends READ
+//	daemon         answers READ from home, before it carries out WRITE
+//
+// The page that READ filled stays, with bytes older than what write() stored and returned for.
+//
+// The cure rests on this: the kernel holds the inode's lock from the copy into the page until WRITE is answered, so at
+// most one such WRITE of an inode is in flight. A hazard begins when an invalidation starts. While it lasts, the ranges
+// of READs that may fill the page cache are remembered, each before home is read. A WRITE that completes while the
+// invalidation runs may have been in flight when its page was dropped; of those that complete later, only the first may
+// have been, and it ends the hazard. If the bytes of such a WRITE overlap a remembered READ, these pages are dropped once
+// more, before WRITE is answered, so that nobody who waited for write() sees the old page. The READ was remembered before
+// it read home, hence before this WRITE changed home if what it got is old. The second invalidation waits for a READ that
+// is still under way, because the kernel keeps its page locked. It needs no hazard of its own: the WRITE that causes it
+// is home already and no other can have begun.
+//
+// Between the stale fill and the second invalidation a program that maps the page may store into it. Then the page goes
+// home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and before a
+// WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages were filled with.
+// What the kernel writes back of such a page, until the second invalidation is done, is merged by bytes against them.
+//
+// WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
+// invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the WRITE
+// has the very page locked that is to be dropped: a partial write to a page that was not up to date. Waiting would never
+// end, so the answer is given after a short while and the invalidation finishes behind it.
+
+// correctionPatience is how long a WRITE waits for pages to be dropped again. An invalidation takes some microseconds
+// unless it waits for a READ, or for the WRITE itself. The latter needs that the WRITE ends inside a page and, since reads
+// from before an invalidation are forgotten when it ends, that another invalidation is still running, most likely
+// waiting for the same page; then the wait is shorter.
+const (
+	correctionPatience      = 50 * time.Millisecond
+	shortCorrectionPatience = 10 * time.Millisecond
+)
+
+// maxRemembered is the number of ranges remembered before everything counts as read.
+const maxRemembered = 64
+
+// span is the bytes [start, end) of a file.
+type span struct {
+	start, end int64
+}
+
+// remembered is a range that was read.
+type remembered struct {
+	span
+	// invalidation is the number of the last invalidation that had begun.
+	invalidation uint64
+}
+
+// hazard remembers what was read since an invalidation began. The zero hazard is none.
+//
+// A later invalidation drops for good what a read that was remembered before it began brought in, because the kernel had
+// the page, locked or filled, by then. So when one ends, such reads in its range are forgotten. This keeps down how often
+// a WRITE meets the rare case above, whose wait is in vain.
+type hazard struct {
+	// on is set while reads must be remembered, so that the common path takes no lock. Set before the invalidation is
+	// sent, so every read that comes after a page was dropped sees it.
+	on atomic.Bool
+
+	mu         sync.Mutex
+	running    int          // invalidations under way; protected by mu
+	begun      uint64       // invalidations begun; protected by mu
+	reads      []remembered // protected by mu
+	everything bool         // reads is not all; protected by mu
+
+	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them when it
+	// last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts, which counts the
+	// corrections under way.
+	suspects map[page.Index]*suspect
+	doubts   atomic.Int32
+}
+
+// suspect is a page that the kernel may have filled too early.
+type suspect struct {
+	base  [page.Size]byte
+	users int // corrections that will drop it
+}
+
+// lasts reports whether reads and writes have to exclude each other.
+func (h *hazard) lasts() bool { return h.on.Load() || h.doubts.Load() > 0 }
+
+// invalidationBegins must be called before the kernel is told. It returns the invalidation's number.
+func (h *hazard) invalidationBegins() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.running++
+	h.begun++
+	h.on.Store(true)
+	return h.begun
+}
+
+// invalidationEnded must be called after the kernel answered, with what it dropped.
+func (h *hazard) invalidationEnded(number uint64, dropped span) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.running--
+	h.reads = slices.DeleteFunc(h.reads, func(r remembered) bool {
+		return r.invalidation < number && dropped.start <= r.start && r.end <= dropped.end
+	})
+}
+
+// read remembers that n bytes at off may get into the kernel's pages. It must be called before home is read.
+func (h *hazard) read(off, n int64) {
+	if !h.on.Load() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.on.Load() || h.everything {
+		return
+	}
+	s := pageSpan(off, n)
+	for i := range h.reads {
+		r := &h.reads[i]
+		if r.invalidation == h.begun && r.start <= s.end && s.start <= r.end {
+			r.start, r.end = min(r.start, s.start), max(r.end, s.end)
+			return
+		}
+	}
+	if len(h.reads) == maxRemembered {
+		h.reads, h.everything = nil, true
+		return
+	}
+	h.reads = append(h.reads, remembered{s, h.begun})
+}
+
+// overlap returns the ranges to drop again after n bytes at off came home, and how long to wait for that.
+func (h *hazard) overlap(off, n int64) (again []span, patience time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.on.Load() {
+		return nil, 0
+	}
+	patience = correctionPatience
+	if h.running > 0 && (off+n)%page.Size != 0 {
+		patience = shortCorrectionPatience
+	}
+	w := pageSpan(off, n)
+	if h.everything {
+		again = []span{w}
+	}
+	for _, r := range h.reads {
+		if o := (span{max(r.start, w.start), min(r.end, w.end)}); o.start < o.end {
+			again = append(again, o)
+		}
+	}
+	return again, patience
+}
+
+// written must be called when a WRITE came home of which no two can be in flight: it ends the hazard, unless an
+// invalidation is still running.
+func (h *hazard) written() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.running == 0 {
+		h.on.Store(false)
+		h.reads, h.everything = nil, false
+	}
+}
+
+// suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to change
+// home. The gate is locked.
+func (h *hazard) suspectPages(spans []span, fd int) {
+	if len(spans) == 0 {
+		return
+	}
+	h.doubts.Add(1)
+	for _, s := range spans {
+		for i := page.Index(s.start >> page.Shift); i.Offset() < s.end; i++ {
+			if known := h.suspects[i]; known != nil {
+				known.users++
+				continue
+			}
+			fresh := &suspect{users: 1}
+			// A page that cannot be read was not given to the kernel either.
+			if _, err := readAt(fd, fresh.base[:], i.Offset()); err != nil {
+				continue
+			}
+			if h.suspects == nil {
+				h.suspects = make(map[page.Index]*suspect)
+			}
+			h.suspects[i] = fresh
+		}
+	}
+}
+
+// trustPages ends what suspectPages began, once the kernel dropped the pages. The gate is locked.
+func (h *hazard) trustPages(spans []span) {
+	for _, s := range spans {
+		for i := page.Index(s.start >> page.Shift); i.Offset() < s.end; i++ {
+			if known := h.suspects[i]; known != nil {
+				if known.users--; known.users == 0 {
+					delete(h.suspects, i)
+				}
+			}
+		}
+	}
+	h.doubts.Add(-1)
+}
+
+// mergeSuspects returns what is to go home for data, which the kernel writes back at off: where a page is suspect, only the
+// bytes that a program changed. The gate is locked.
+func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
+	merged := data
+	for i := page.Index(off >> page.Shift); i.Offset() < off+int64(len(data)); i++ {
+		known := h.suspects[i]
+		if known == nil {
+			continue
+		}
+		if &merged[0] == &data[0] {
+			merged = slices.Clone(data) // the request's buffer is not ours to change
+		}
+		var home [page.Size]byte
+		if _, err := readAt(fd, home[:], i.Offset()); err != nil {
+			return nil, err
+		}
+		lo, hi := max(off, i.Offset()), min(off+int64(len(data)), i.Offset()+page.Size)
+		for at := lo; at < hi; at++ {
+			b := &known.base[at-i.Offset()]
+			if mine := data[at-off]; mine == *b {
+				merged[at-off] = home[at-i.Offset()]
+			} else {
+				*b = mine
+			}
+		}
+	}
+	return merged, nil
+}
+
+// pageSpan returns the bytes of the pages that hold n bytes at off.
+func pageSpan(off, n int64) span {
+	r := page.Covering(off, n)
+	return span{r.Offset(), r.End.Offset()}
+}
+
+// kernelPages implements pagecache.KernelPages for whatever node has the inode at the time of the call: the kernel may
+// forget a file and look it up again while a device still holds it.
+type kernelPages struct {
+	fs  *fileSystem
+	key inodeKey
+}
+
+// Invalidate implements pagecache.KernelPages.
+func (k kernelPages) Invalidate(off, n int64) error {
+	if n == 0 {
+		return nil
+	}
+	node := k.fs.table.byInode(k.key)
+	if node == nil {
+		return nil // the kernel knows no such inode, and has no page of it
+	}
+	return k.fs.invalidate(node, off, n)
+}
+
+// invalidate drops the kernel's pages of n bytes at off, or to the end if n is negative, and its attributes. No lock may be
+// held that a request needs.
+func (fs *fileSystem) invalidate(node *node, off, n int64) error {
+	h := &node.content().hazard
+	dropped := span{0, restOfFile}
+	if off >= 0 && n > 0 {
+		dropped = pageSpan(off, n)
+	} else if off >= 0 {
+		dropped.start = off &^ (page.Size - 1)
+	}
+	number := h.invalidationBegins()
+	defer func() { h.invalidationEnded(number, dropped) }()
+	// Requests that did not see the hazard are over when the gate was ours.
+	node.content().gate.Lock()
+	//lint:ignore SA2001 nothing is guarded; the point is to have waited
+	node.content().gate.Unlock()
+	return fs.dropPages(node, off, n)
+}
+
+// dropPages tells the kernel to drop pages, without hazard.
+func (fs *fileSystem) dropPages(node *node, off, n int64) error {
+	switch status := fs.notify.InodeNotify(uint64(node.id), off, n); status {
+	case fuse.OK, fuse.ENOENT: // ENOENT: the kernel forgot the inode
+		return nil
+	case fuse.Status(syscall.EBADF), fuse.ENODEV, fuse.Status(syscall.ENOTCONN):
+		return nil // unmounted, so there are no pages
+	default:
+		return syscall.Errno(status)
+	}
+}
+
+// correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and without
+// any lock.
+func (fs *fileSystem) correct(n *node, again []span, patience time.Duration) {
+	if len(again) == 0 {
+		return
+	}
+	fs.corrections.Add(1)
+	fs.aside(patience, func() {
+		for _, s := range again {
+			if err := fs.dropPages(n, s.start, s.end-s.start); err != nil {
+				fs.log.Warn("pages that were read during a write could not be dropped", "node", n.path(), "error", err)
+			}
+		}
+		c := n.content()
+		c.gate.Lock()
+		defer c.gate.Unlock()
+		c.hazard.trustPages(again)
+	})
+}
+
+// aside runs call in a goroutine of its own and waits for it, but no longer than patience if that is positive. Telling the
+// kernel to drop pages from the goroutine that serves a request could wait for a page that another request of the same
+// goroutine's must unlock.
+func (fs *fileSystem) aside(patience time.Duration, call func()) {
+	done := make(chan struct{})
+	fs.background.Add(1)
+	go func() {
+		defer fs.background.Done()
+		defer close(done)
+		call()
+	}()
+	if patience <= 0 {
+		<-done
+		return
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		fs.impatient.Add(1)
+	}
+}

@@ -1,0 +1,132 @@
+package fs
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestHazard(t *testing.T) {
+	const page = 4096
+	again := func(h *hazard, off, n int64, only bool) []span {
+		spans, _ := h.overlap(off, n)
+		if only {
+			h.written()
+		}
+		return spans
+	}
+	t.Run("nothing is remembered without an invalidation", func(t *testing.T) {
+		var h hazard
+		h.read(0, page)
+		assert.Empty(t, again(&h, 0, page, true))
+	})
+	t.Run("a read before the first write after", func(t *testing.T) {
+		var h hazard
+		n := h.invalidationBegins()
+		h.read(100, 10)
+		h.invalidationEnded(n, span{0, restOfFile})
+		assert.Equal(t, []span{{0, page}}, again(&h, page-1, 2, true))
+		assert.Empty(t, again(&h, 0, page, true), "a second write was not in flight")
+		h.read(0, page)
+		assert.Empty(t, again(&h, 0, page, true))
+	})
+	t.Run("every write while an invalidation runs", func(t *testing.T) {
+		var h hazard
+		n := h.invalidationBegins()
+		h.read(0, 2*page)
+		for range 3 {
+			assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
+		}
+		h.invalidationEnded(n, span{0, restOfFile})
+		assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, 3*page, true))
+		assert.False(t, h.on.Load())
+	})
+	t.Run("writes that need not be alone end nothing", func(t *testing.T) {
+		var h hazard
+		h.invalidationEnded(h.invalidationBegins(), span{0, restOfFile})
+		h.read(0, page)
+		assert.Len(t, again(&h, 0, 1, false), 1)
+		assert.Len(t, again(&h, 0, 1, true), 1)
+		assert.Empty(t, again(&h, 0, 1, true))
+	})
+	t.Run("a later invalidation forgets what it drops", func(t *testing.T) {
+		var h hazard
+		first := h.invalidationBegins()
+		h.read(0, page)
+		h.read(5*page, page)
+		second := h.invalidationBegins()
+		h.read(9*page, page)
+		h.invalidationEnded(second, span{0, page})
+		assert.Empty(t, again(&h, 0, page, true))
+		assert.Len(t, again(&h, 5*page, page, true), 1)
+		assert.Len(t, again(&h, 9*page, page, true), 1)
+		h.invalidationEnded(first, span{0, restOfFile})
+		assert.Len(t, again(&h, 5*page, 5*page, true), 2)
+	})
+	t.Run("many reads", func(t *testing.T) {
+		var h hazard
+		h.invalidationBegins()
+		for i := range int64(10 * maxRemembered) {
+			h.read(i*2*page, page)
+		}
+		assert.LessOrEqual(t, len(h.reads), maxRemembered)
+		assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
+	})
+	t.Run("neighbours are joined", func(t *testing.T) {
+		var h hazard
+		h.invalidationBegins()
+		for i := range int64(1000) {
+			h.read(i*page, page)
+		}
+		assert.Len(t, h.reads, 1)
+		assert.Equal(t, []span{{0, 1000 * page}}, again(&h, 0, 2000*page, true))
+	})
+}
+
+// A page that was filled before a write came home, and dirtied since, must not take the written bytes back.
+func TestSuspectPagesAreMerged(t *testing.T) {
+	const page = 4096
+	f, err := os.Create(filepath.Join(t.TempDir(), "home"))
+	require.NoError(t, err)
+	defer f.Close()
+	stale := make([]byte, page) // what the kernel filled its page with
+	_, err = f.WriteAt(stale, page)
+	require.NoError(t, err)
+
+	var h hazard
+	n := h.invalidationBegins()
+	h.read(page, page)
+	h.invalidationEnded(n, span{0, restOfFile})
+	again, _ := h.overlap(page+10, 2)
+	fd := int(f.Fd())
+	h.suspectPages(again, fd)
+	_, err = f.WriteAt([]byte("ww"), page+10) // the write
+	require.NoError(t, err)
+	h.written()
+	require.True(t, h.lasts(), "until the pages are dropped")
+
+	back := func() {
+		merged, err := h.mergeSuspects(stale, page, fd)
+		require.NoError(t, err)
+		_, err = f.WriteAt(merged, page)
+		require.NoError(t, err)
+	}
+	stale[100] = 'm' // a program's store through a mapping
+	back()
+	stale[100], stale[11] = 'n', 'x' // it stores again, once over what was written
+	back()
+	got := make([]byte, page)
+	_, err = f.ReadAt(got, page)
+	require.NoError(t, err)
+	assert.Equal(t, "wx", string(got[10:12]))
+	assert.Equal(t, byte('n'), got[100])
+
+	h.trustPages(again)
+	assert.False(t, h.lasts())
+	merged, err := h.mergeSuspects(stale, page, fd)
+	require.NoError(t, err)
+	assert.Equal(t, stale, merged)
+}

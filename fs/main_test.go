@@ -1,0 +1,163 @@
+package fs
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// Programs on the mount are this test binary, started again with the name of a program and its arguments: the file
+// operations of one process must not meet the daemon's in the same runtime.
+const programVariable = "GAIAFS_FS_TEST_PROGRAM"
+
+// testPrefix begins the names of this run's directories; other runs may be under way.
+var testPrefix = fmt.Sprintf("gaiafs-fs-test-%d-", os.Getpid())
+
+// programs are the bodies of the processes that tests start. What they return goes to standard error and fails them.
+var programs = map[string]func(args []string) error{}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(programVariable); name != "" {
+		if err := programs[name](os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if code == 0 {
+			code = leakedMounts()
+		}
+		os.Exit(code)
+	}))
+}
+
+// leakedMounts fails the run if a mount of a test is still there.
+func leakedMounts() int {
+	mounts, err := Mounts()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	for _, m := range mounts {
+		if strings.Contains(m.Mountpoint, testPrefix) {
+			fmt.Fprintln(os.Stderr, "leaked mount:", m.Mountpoint)
+			return 1
+		}
+	}
+	return 0
+}
+
+// program prepares a process that runs one of programs.
+func program(name string, args ...string) *exec.Cmd {
+	if programs[name] == nil {
+		panic("no program " + name)
+	}
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), programVariable+"="+name)
+	return cmd
+}
+
+// user makes cmd run as an ordinary user with the given groups, the first of which is its own.
+func user(cmd *exec.Cmd, uid uint32, groups ...uint32) *exec.Cmd {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: groups[0], Groups: groups[1:]}}
+	return cmd
+}
+
+// run runs cmd and returns what it printed.
+func run(t testing.TB, cmd *exec.Cmd) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	require.NoError(t, err, "%s: %s%s", cmd.Args, out.String(), errs.String())
+	return out.String()
+}
+
+// sh runs a shell script in dir.
+func sh(t testing.TB, dir, script string, args ...string) string {
+	t.Helper()
+	return run(t, shell(dir, script, args...))
+}
+
+// shell prepares a script in dir. The shell changes the directory itself: exec.Cmd's Dir would have the forked child do it
+// before exec, while this process, whose daemon has to answer, waits for that exec inside the runtime.
+func shell(dir, script string, args ...string) *exec.Cmd {
+	return exec.Command("/bin/sh", append([]string{"-euc", `cd "$0"` + "\n" + script, dir}, args...)...)
+}
+
+// requireRoot skips what needs other users or devices.
+func requireRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+// requireTool skips what needs a program that is not installed.
+func requireTool(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skipf("%s is not installed", name)
+	}
+}
+
+// scene is a mount for one test.
+type scene struct {
+	*Server
+	source, mnt string
+}
+
+// mount mounts a new directory. The mount is gone, and nothing of it open, when the test ends.
+func mount(t testing.TB, change ...func(*Options)) *scene {
+	t.Helper()
+	dir, err := os.MkdirTemp("", testPrefix)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0755))
+	s := &scene{source: filepath.Join(dir, "source"), mnt: filepath.Join(dir, "mnt")}
+	require.NoError(t, os.Mkdir(s.source, 0755))
+	require.NoError(t, os.Chmod(s.source, 0777))
+	require.NoError(t, os.Mkdir(s.mnt, 0755))
+	o := Options{Source: s.source, Mountpoint: s.mnt, AllowOther: os.Geteuid() == 0, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	for _, c := range change {
+		c(&o)
+	}
+	if s.Server, err = Mount(o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := s.Unmount()
+		if err != nil {
+			_ = unix.Unmount(s.mnt, unix.MNT_DETACH) // so that the failure does not spread
+		}
+		require.NoError(t, err)
+	})
+	return s
+}
+
+func writeBack(o *Options) { o.WriteBack = true }
+
+// bothModes runs a test with each way of writing.
+func bothModes(t *testing.T, test func(t *testing.T, s *scene)) {
+	t.Helper()
+	t.Run("write-through", func(t *testing.T) { test(t, mount(t)) })
+	t.Run("write-back", func(t *testing.T) { test(t, mount(t, writeBack)) })
+}
+
+// How long and how often to look for what happens in the background.
+const (
+	eventually = 10 * time.Second
+	tick       = time.Millisecond
+)

@@ -1,0 +1,210 @@
+package fs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// MountInfo describes a mount, as /proc/self/mountinfo has it (proc_pid_mountinfo(5)).
+type MountInfo struct {
+	Mountpoint string
+	// Type is the filesystem's, "fuse.gaiafs" for ours. Source is what is mounted: for ours, the SOURCE directory.
+	Type, Source string
+
+	device string // major:minor
+	root   string // of the mount, in its filesystem
+}
+
+// ErrNotMounted says that a path is not a mountpoint.
+var ErrNotMounted = errors.New("not a mountpoint")
+
+// fsType is the type of our mounts.
+const fsType = "fuse.gaiafs"
+
+func (m MountInfo) isFUSE() bool {
+	return m.Type == "fuse" || m.Type == "fuseblk" || strings.HasPrefix(m.Type, "fuse.")
+}
+
+// within returns the place in the filesystem of a path that is at or below the mountpoint.
+func (m MountInfo) within(path string) string {
+	below, err := filepath.Rel(m.Mountpoint, path)
+	if err != nil {
+		return m.root
+	}
+	return filepath.Join(m.root, below)
+}
+
+// Mounts returns the mounts of gaiafs that this process can see, in the order they were made.
+func Mounts() ([]MountInfo, error) {
+	all, err := readMounts()
+	if err != nil {
+		return nil, err
+	}
+	var ours []MountInfo
+	for _, m := range all {
+		if m.Type == fsType {
+			ours = append(ours, m)
+		}
+	}
+	return ours, nil
+}
+
+// IsMount reports whether a gaiafs is mounted at path, also one whose daemon has ended.
+func IsMount(path string) (bool, error) {
+	m, err := mountAt(path)
+	if errors.Is(err, ErrNotMounted) {
+		return false, nil
+	}
+	return err == nil && m.Type == fsType, err
+}
+
+// mountOf returns the mount that an absolute path without symbolic links is on.
+func mountOf(path string) (MountInfo, error) {
+	all, err := readMounts()
+	if err != nil {
+		return MountInfo{}, err
+	}
+	best := MountInfo{}
+	for _, m := range all {
+		// Of mounts at one place the last one covers the others.
+		if below(path, m.Mountpoint) && len(m.Mountpoint) >= len(best.Mountpoint) {
+			best = m
+		}
+	}
+	if best.Mountpoint == "" {
+		return best, fmt.Errorf("%s: %w", path, ErrNotMounted)
+	}
+	return best, nil
+}
+
+// mountAt returns the mount at path itself.
+func mountAt(path string) (MountInfo, error) {
+	resolved, err := resolveMountpoint(path)
+	if err != nil {
+		return MountInfo{}, err
+	}
+	m, err := mountOf(resolved)
+	if err != nil {
+		return m, err
+	}
+	if m.Mountpoint != resolved {
+		return m, fmt.Errorf("%s: %w", path, ErrNotMounted)
+	}
+	return m, nil
+}
+
+// resolveMountpoint resolves symbolic links in all of path but the last name where that cannot be examined, because the
+// daemon of a mount there has ended.
+func resolveMountpoint(path string) (string, error) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	resolved, err := filepath.EvalSymlinks(absolute)
+	if err == nil {
+		return resolved, nil
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("%s does not exist", path)
+	}
+	dir, dirErr := filepath.EvalSymlinks(filepath.Dir(absolute))
+	if dirErr != nil {
+		return "", dirErr
+	}
+	return filepath.Join(dir, filepath.Base(absolute)), nil
+}
+
+func below(path, dir string) bool {
+	return dir == "/" || path == dir || strings.HasPrefix(path, dir+"/")
+}
+
+func readMounts() ([]MountInfo, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("mounts cannot be listed (%w): mount proc on /proc", err)
+	}
+	defer f.Close()
+	return parseMounts(f)
+}
+
+// parseMounts reads lines of the form
+//
+//	36 35 98:0 /root /mountpoint rw,noatime shared:1 - fuse.gaiafs source rw
+func parseMounts(r io.Reader) ([]MountInfo, error) {
+	var mounts []MountInfo
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		left, right, ok := strings.Cut(lines.Text(), " - ")
+		a, b := strings.Fields(left), strings.Fields(right)
+		if !ok || len(a) < 5 || len(b) < 2 {
+			continue
+		}
+		mounts = append(mounts, MountInfo{
+			device: a[2], root: unescape(a[3]), Mountpoint: unescape(a[4]),
+			Type: b[0], Source: unescape(b[1]),
+		})
+	}
+	return mounts, lines.Err()
+}
+
+// unescape undoes the octal escapes for space, tab, newline and backslash.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// Unmount unmounts the gaiafs at mountpoint from another process than its daemon. The daemon writes back what it has before
+// its mount goes, and ends by itself; Unmount does not wait for that. While programs use the mount the error wraps EBUSY.
+func Unmount(mountpoint string) error {
+	m, err := mountAt(mountpoint)
+	if errors.Is(err, ErrNotMounted) || err == nil && m.Type != fsType {
+		return fmt.Errorf("%s is not a mountpoint of gaiafs: `findmnt -t %s` lists those there are", mountpoint, fsType)
+	}
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() == 0 {
+		switch err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW); err {
+		case nil:
+			return nil
+		case syscall.EBUSY:
+			return busyError(m.Mountpoint)
+		default:
+			return fmt.Errorf("%s cannot be unmounted: %w", m.Mountpoint, err)
+		}
+	}
+	program, err := fusermount()
+	if err != nil {
+		return err
+	}
+	out, err := exec.Command(program, "-u", m.Mountpoint).CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	said := strings.TrimSpace(string(out))
+	if strings.Contains(said, "busy") {
+		return busyError(m.Mountpoint)
+	}
+	return fmt.Errorf("%s cannot be unmounted: %s", m.Mountpoint, said)
+}

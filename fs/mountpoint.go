@@ -1,0 +1,202 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// place is where a mount goes, with symbolic links resolved.
+type place struct {
+	source, mountpoint string
+}
+
+// checkPlace refuses what cannot or should not be mounted.
+func checkPlace(source, mountpoint string) (place, error) {
+	source, err := directoryPath("SOURCE", source)
+	if err != nil {
+		return place{}, err
+	}
+	if mountpoint, err = directoryPath("MOUNTPOINT", mountpoint); err != nil {
+		return place{}, err
+	}
+	if info, err := mountOf(mountpoint); err == nil && info.Mountpoint == mountpoint && info.isFUSE() {
+		return place{}, fmt.Errorf("%s is the mountpoint of %s (%s) already: unmount it first or choose another directory",
+			mountpoint, info.Source, info.Type)
+	}
+	if err := checkNesting(source, mountpoint); err != nil {
+		return place{}, err
+	}
+	entries, err := os.ReadDir(mountpoint)
+	if err != nil {
+		return place{}, fmt.Errorf("MOUNTPOINT %s cannot be read (%w): choose a directory of your own", mountpoint, toErrno(err))
+	}
+	if len(entries) > 0 {
+		return place{}, fmt.Errorf("MOUNTPOINT %s is not empty: choose an empty directory, since the mount would hide what is in it", mountpoint)
+	}
+	return place{source, mountpoint}, nil
+}
+
+// directoryPath returns the absolute path, without symbolic links, of what must be a directory.
+func directoryPath(what, path string) (string, error) {
+	if path == "" {
+		return "", fmt.Errorf("%s is missing: name a directory", what)
+	}
+	st, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", fmt.Errorf("%s %s does not exist: create it with mkdir, or check the spelling", what, path)
+	case errors.Is(err, syscall.ENOTCONN):
+		return "", fmt.Errorf("%s %s is a mount whose daemon has ended: unmount it with `gaiafs umount %s`", what, path, path)
+	case err != nil:
+		return "", fmt.Errorf("%s %s cannot be reached (%w): check the permissions of the directories above it", what, path, toErrno(err))
+	case !st.IsDir():
+		return "", fmt.Errorf("%s %s is not a directory: name a directory", what, path)
+	}
+	absolute, err := filepath.Abs(path)
+	if err == nil {
+		absolute, err = filepath.EvalSymlinks(absolute)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s %s cannot be resolved: %w", what, path, err)
+	}
+	return absolute, nil
+}
+
+// checkNesting refuses a mountpoint inside the source, where the mount would show itself without end, and a source inside
+// the mountpoint, which would hide it. Bind mounts count: directories are compared by inode on the way up, and by their
+// place in their filesystem.
+func checkNesting(source, mountpoint string) error {
+	inside := func(inner, outer string) (bool, error) {
+		above, err := isAbove(outer, inner)
+		if above || err != nil {
+			return above, err
+		}
+		return sameFilesystemAbove(outer, inner), nil
+	}
+	if same, err := sameDirectory(source, mountpoint); err != nil || same {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("SOURCE and MOUNTPOINT are the same directory %s: choose another MOUNTPOINT", source)
+	}
+	if in, err := inside(mountpoint, source); err != nil || in {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("MOUNTPOINT %s is inside SOURCE %s: choose a directory outside of it", mountpoint, source)
+	}
+	if in, err := inside(source, mountpoint); err != nil || in {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("SOURCE %s is inside MOUNTPOINT %s, which would hide it: choose another MOUNTPOINT", source, mountpoint)
+	}
+	return nil
+}
+
+func inodeOf(path string) (inodeKey, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return inodeKey{}, fmt.Errorf("%s cannot be examined: %w", path, err)
+	}
+	return inodeKey{st.Dev, st.Ino}, nil
+}
+
+func sameDirectory(a, b string) (bool, error) {
+	ka, err := inodeOf(a)
+	if err != nil {
+		return false, err
+	}
+	kb, err := inodeOf(b)
+	return ka == kb, err
+}
+
+// isAbove reports whether one of the directories above the absolute path inner is outer.
+func isAbove(outer, inner string) (bool, error) {
+	want, err := inodeOf(outer)
+	if err != nil {
+		return false, err
+	}
+	for dir := inner; dir != "/"; {
+		dir = filepath.Dir(dir)
+		k, err := inodeOf(dir)
+		if err != nil {
+			return false, err
+		}
+		if k == want {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// sameFilesystemAbove reports whether inner is below outer in one filesystem, though perhaps seen through different mounts.
+func sameFilesystemAbove(outer, inner string) bool {
+	o, err := mountOf(outer)
+	if err != nil {
+		return false
+	}
+	i, err := mountOf(inner)
+	if err != nil || o.device != i.device {
+		return false
+	}
+	op, ip := o.within(outer), i.within(inner)
+	return op == "/" || strings.HasPrefix(ip, op+"/")
+}
+
+// checkRights finds out whether the process may mount.
+func checkRights(allowOther bool) error {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case err == syscall.ENOENT || err == syscall.ENODEV || err == syscall.ENXIO:
+		return fmt.Errorf("there is no /dev/fuse: load the kernel module with `modprobe fuse`, or give the container the device")
+	case err == syscall.EACCES || err == syscall.EPERM:
+		if os.Geteuid() == 0 {
+			return fmt.Errorf("/dev/fuse may not be opened (%w): give the container the device", err)
+		}
+		return fmt.Errorf("/dev/fuse may not be opened (%w): ask for membership in its group, or mount as root", err)
+	case err != nil:
+		return fmt.Errorf("/dev/fuse cannot be opened: %w", err)
+	}
+	unix.Close(fd)
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	if _, err := fusermount(); err != nil {
+		return err
+	}
+	if allowOther && !fuseConfAllowsOther("/etc/fuse.conf") {
+		return errors.New("users other than root may not use --allow-other: put the line user_allow_other into /etc/fuse.conf, or mount as root")
+	}
+	return nil
+}
+
+// fusermount returns the path of the program that mounts for ordinary users.
+func fusermount() (string, error) {
+	for _, name := range []string{"fusermount3", "/bin/fusermount3", "fusermount", "/bin/fusermount"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("fusermount3 is not installed: install the package fuse3, or run as root")
+}
+
+func fuseConfAllowsOther(path string) bool {
+	conf, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(conf)) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return true
+		}
+	}
+	return false
+}

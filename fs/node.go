@@ -1,0 +1,269 @@
+package fs
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// nodeID is the number by which the kernel names a node. Numbers are never given to another node.
+type nodeID uint64
+
+const rootID nodeID = 1
+
+// inodeKey names an inode of the backing filesystems for as long as it exists.
+type inodeKey struct {
+	dev, ino uint64
+}
+
+func (k inodeKey) fileID() pagecache.FileID { return pagecache.FileID{Dev: k.dev, Ino: k.ino} }
+
+// identity tells an inode from a later one that got the same number.
+type identity struct {
+	key   inodeKey
+	birth unix.StatxTimestamp
+	kind  uint32 // S_IFMT bits
+}
+
+// locator is a way to find a node again: a name in a directory. The zero locator is none.
+type locator struct {
+	parent *node
+	name   string
+}
+
+// node is an inode of the mount.
+//
+// Invariants: fd >= 0 or where is set, unless the node is the victim of a change underneath (then requests get ESTALE).
+// A descriptor is closed only while users is 0 and, before the node is dropped, while where is set. parent.kids counts
+// the nodes whose where names parent.
+type node struct {
+	id nodeID
+	identity
+
+	// names is used in directories only; see the package comment.
+	names sync.RWMutex
+
+	mu      sync.Mutex
+	fd      int     // -1 when closed; protected by mu
+	users   int     // callers between hold and unhold; protected by mu
+	where   locator // protected by mu; changes away from (parent, name) only under parent.names
+	recent  bool    // used since the clock hand last passed; protected by mu
+	dropped bool    // no longer in the table; protected by mu
+
+	slot int // place in descriptors.ring, -1 when not there; protected by descriptors.mu
+
+	lookups uint64 // the kernel's references; protected by the table's shard
+	kids    int    // locators that name this node; protected by the table's shard
+
+	data atomic.Pointer[content] // set once, for regular files, when first needed
+}
+
+// content is what a node of a regular file has besides, once it was opened or a device holds something of it.
+type content struct {
+	// gate is read-locked around every change of home; Attach locks it to wait for those that did not consult the File.
+	gate sync.RWMutex
+	file atomic.Pointer[pagecache.File]
+
+	signature signature
+	hazard    hazard
+
+	// opened is an open of the file that may have been closed by now, or nil.
+	opened atomic.Pointer[openFile]
+}
+
+// live returns the File that requests must consult, or nil.
+func (c *content) live() *pagecache.File {
+	if f := c.file.Load(); f != nil && !f.Detached() {
+		return f
+	}
+	return nil
+}
+
+// content returns the node's content, making it on first use.
+func (n *node) content() *content {
+	if c := n.data.Load(); c != nil {
+		return c
+	}
+	n.data.CompareAndSwap(nil, new(content))
+	return n.data.Load()
+}
+
+func (n *node) isRegular() bool { return n.kind == unix.S_IFREG }
+
+// hold returns an O_PATH descriptor of n, opening it if needed, that stays open until unhold. It must be called without any
+// node.names. ESTALE says that n is no longer where it was.
+func (fs *fileSystem) hold(n *node) (int, syscall.Errno) {
+	for {
+		n.mu.Lock()
+		if n.fd >= 0 {
+			n.users++
+			n.recent = true
+			fd := n.fd
+			n.mu.Unlock()
+			return fd, 0
+		}
+		where := n.where
+		n.mu.Unlock()
+		if where.parent == nil {
+			return -1, syscall.ESTALE
+		}
+		parent, errno := fs.hold(where.parent)
+		if errno != 0 {
+			return -1, errno
+		}
+		fd, again, errno := fs.holdAt(n, where, parent)
+		fs.unhold(where.parent)
+		if errno != 0 {
+			return -1, errno
+		}
+		if !again {
+			fs.descriptors.trim()
+			return fd, 0
+		}
+	}
+}
+
+// holdAt opens n at where, whose parent's descriptor is given. again says that n moved meanwhile.
+func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again bool, errno syscall.Errno) {
+	where.parent.names.RLock()
+	defer where.parent.names.RUnlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fd >= 0 || n.where != where {
+		return -1, true, 0
+	}
+	fd, errno = fs.openVerified(n, parent, where.name, unix.O_PATH)
+	if errno != 0 {
+		return -1, false, errno
+	}
+	fs.adoptLocked(n, fd)
+	n.users++
+	return fd, false, 0
+}
+
+// adoptLocked makes fd the node's descriptor. n.mu is held and n has none.
+func (fs *fileSystem) adoptLocked(n *node, fd int) {
+	n.fd = fd
+	n.recent = true
+	fs.descriptors.add(n)
+}
+
+// unhold ends what hold began.
+func (fs *fileSystem) unhold(n *node) {
+	n.mu.Lock()
+	n.users--
+	n.mu.Unlock()
+}
+
+// openVerified opens name in the directory dir, without following it, and makes sure that it is n.
+func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (int, syscall.Errno) {
+	fd, err := fs.openat(dir, name, flags|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		if err == syscall.ENOENT || err == syscall.ELOOP || err == syscall.ENOTDIR {
+			return -1, syscall.ESTALE
+		}
+		return -1, toErrno(err)
+	}
+	var st unix.Statx_t
+	if err := statx(fd, "", &st); err != nil || identify(&st) != n.identity {
+		unix.Close(fd)
+		return -1, syscall.ESTALE
+	}
+	return fd, 0
+}
+
+// openat opens name relative to dir. When descriptors have run out it closes idle ones of nodes and tries again.
+func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int, error) {
+	for tries := 0; ; {
+		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, mode)
+		switch {
+		case err == nil:
+			return fd, nil
+		case err == syscall.EINTR:
+		case (err == syscall.EMFILE || err == syscall.ENFILE) && tries < 3 && fs.descriptors.shed():
+			tries++
+		default:
+			return -1, err
+		}
+	}
+}
+
+// stat fills st for n, without opening n if that can be avoided.
+func (fs *fileSystem) stat(n *node, st *unix.Statx_t) syscall.Errno {
+	for {
+		n.mu.Lock()
+		where := n.where
+		if n.fd >= 0 || where.parent == nil {
+			n.mu.Unlock()
+			fd, errno := fs.hold(n)
+			if errno != 0 {
+				return errno
+			}
+			defer fs.unhold(n)
+			return toErrno(statx(fd, "", st))
+		}
+		n.mu.Unlock()
+		again, errno := fs.statAt(n, where, st)
+		if !again {
+			return errno
+		}
+	}
+}
+
+// statAt fills st for n at where. again says that n moved meanwhile.
+func (fs *fileSystem) statAt(n *node, where locator, st *unix.Statx_t) (again bool, errno syscall.Errno) {
+	parent, errno := fs.hold(where.parent)
+	if errno != 0 {
+		return false, errno
+	}
+	defer fs.unhold(where.parent)
+	where.parent.names.RLock()
+	defer where.parent.names.RUnlock()
+	n.mu.Lock()
+	moved := n.where != where
+	n.mu.Unlock()
+	if moved {
+		return true, 0
+	}
+	switch err := statx(parent, where.name, st); {
+	case err == syscall.ENOENT || err == syscall.ENOTDIR:
+		return false, syscall.ESTALE
+	case err != nil:
+		return false, toErrno(err)
+	case identify(st) != n.identity:
+		return false, syscall.ESTALE
+	}
+	return false, 0
+}
+
+// path returns the names that lead from the root to n at the time of the call, for people.
+func (n *node) path() string {
+	var names []string
+	for n != nil && n.id != rootID {
+		n.mu.Lock()
+		where := n.where
+		n.mu.Unlock()
+		if where.parent == nil {
+			names = append(names, "(deleted)")
+			break
+		}
+		names = append(names, where.name)
+		n = where.parent
+	}
+	size := 0
+	for _, name := range names {
+		size += len(name) + 1
+	}
+	p := make([]byte, 0, size)
+	for i := len(names) - 1; i >= 0; i-- {
+		p = append(p, names[i]...)
+		if i > 0 {
+			p = append(p, '/')
+		}
+	}
+	return string(p)
+}

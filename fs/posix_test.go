@@ -1,0 +1,22 @@
+package fs
+
+import (
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/posixtest"
+)
+
+// lockTest tests that a lock of one descriptor excludes another of the same process, which fcntl locks do not do. It fails
+// on any Linux filesystem.
+const lockTest = "FcntlFlockLocksFile"
+
+func TestPosix(t *testing.T) {
+	for name, test := range posixtest.All {
+		if name == lockTest {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			bothModes(t, func(t *testing.T, s *scene) { test(t, s.mnt) })
+		})
+	}
+}

@@ -1,0 +1,230 @@
+package fs
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// Options says what to mount where.
+type Options struct {
+	// Source is the directory to show, Mountpoint an empty directory to show it at.
+	Source, Mountpoint string
+	// Cache knows what devices hold; nil for a mount without devices. It stays the caller's.
+	Cache *pagecache.Cache
+	// Granter answers the helper library's ioctl; without one the ioctl is refused with ENOTTY.
+	Granter Granter
+	// AllowOther lets other users than the one who mounts use the mount. The kernel checks their permissions.
+	AllowOther bool
+	ReadOnly   bool
+	// WriteBack lets the kernel collect writes before it sends them.
+	WriteBack bool
+	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
+	// in Source directly are seen that late. Zero means one second, negative not at all.
+	AttrTimeout, EntryTimeout time.Duration
+	// Log takes what goes wrong; nil discards it. Debug logs every request.
+	Log   *slog.Logger
+	Debug bool
+
+	withoutCure bool
+}
+
+const (
+	// maxRequest is the bytes of the largest read or write request.
+	maxRequest = 1 << 20
+	// readAhead is how far the kernel reads ahead in a file, in KiB.
+	readAhead = 1024
+	// maxBackground is the number of requests that nobody waits for (read-ahead, write-back) in flight at once.
+	maxBackground = 256
+)
+
+// Server is a mount in service.
+type Server struct {
+	fs         *fileSystem
+	server     *fuse.Server
+	mountpoint string
+	served     chan struct{}
+}
+
+// Mount shows o.Source at o.Mountpoint and returns once the mount can be used. It sets the umask of the process to 0 and
+// raises its limit of descriptors. Its errors are sentences that say what to do.
+func Mount(o Options) (*Server, error) {
+	setDefaults(&o)
+	place, err := checkPlace(o.Source, o.Mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	o.Source, o.Mountpoint = place.source, place.mountpoint
+	if err := checkRights(o.AllowOther); err != nil {
+		return nil, err
+	}
+	unix.Umask(0) // the umask that counts is the caller's, see credentials.go
+	fs, err := newFileSystem(&o)
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be opened: %w", o.Source, err)
+	}
+	server, err := newServer(fs, &o)
+	if err != nil {
+		fs.close()
+		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
+	}
+	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{})}
+	guarded := make(chan *guard, 1)
+	go func() {
+		defer close(s.served)
+		server.Serve()
+		(<-guarded).stop()
+		fs.close()
+	}()
+	if err := server.WaitMount(); err != nil {
+		guarded <- nil
+		_ = s.Unmount()
+		return nil, fmt.Errorf("%s was mounted but does not answer: %w", o.Mountpoint, err)
+	}
+	s.setReadAhead()
+	var g *guard
+	if guardReady.Load() {
+		if g, err = startGuard(o.Mountpoint); err != nil {
+			o.Log.Warn("the mount has no guard: programs may hang if its daemon is killed", "error", err)
+		}
+	}
+	guarded <- g
+	return s, nil
+}
+
+// newServer mounts. Programs that the process starts must not inherit the connection to the kernel: with it open in one of
+// them, the mount would hang instead of failing when the daemon dies. go-fuse leaves it to be inherited where it mounts
+// without fusermount, so no program is started until that is put right.
+func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
+	m := mountOptions(o)
+	if !m.DirectMountStrict {
+		return fuse.NewServer(fs, o.Mountpoint, m)
+	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	server, err := fuse.NewServer(fs, o.Mountpoint, m)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return server, nil // /proc/self/fd was there a moment ago
+	}
+	for _, e := range entries {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && target == "/dev/fuse" {
+			if fd, err := strconv.Atoi(e.Name()); err == nil {
+				unix.CloseOnExec(fd)
+			}
+		}
+	}
+	return server, nil
+}
+
+func setDefaults(o *Options) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	for _, t := range []*time.Duration{&o.AttrTimeout, &o.EntryTimeout} {
+		if *t == 0 {
+			*t = defaultTimeout
+		}
+		*t = max(*t, 0)
+	}
+}
+
+// mountOptions says what the kernel is asked for.
+func mountOptions(o *Options) *fuse.MountOptions {
+	m := &fuse.MountOptions{
+		FsName:        o.Source,
+		Name:          "gaiafs",
+		AllowOther:    o.AllowOther,
+		MaxWrite:      maxRequest,
+		MaxBackground: maxBackground,
+		Options:       []string{"default_permissions"},
+		Logger:        slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn),
+		Debug:         o.Debug,
+		DisableSplice: true,
+		EnableAcl:     true,
+		// A symbolic link never changes its target, so the kernel may keep it with the inode.
+		EnableSymlinkCaching:     true,
+		ExplicitDataCacheControl: true,
+		DisabledCapabilities:     fuse.CAP_PASSTHROUGH,
+		// CAP_READDIRPLUS_AUTO is left out: with it the kernel asks for names only after the first batch, and programs that
+		// list a directory and then look at every entry pay a request for each.
+		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_IOCTL_DIR |
+			fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_SETXATTR_EXT | fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
+	}
+	if o.WriteBack {
+		m.ExtraCapabilities |= fuse.CAP_WRITEBACK_CACHE
+	}
+	if os.Geteuid() == 0 {
+		m.DirectMountStrict = true
+		m.DirectMountFlags = unix.MS_MGC_VAL // neither nosuid nor nodev: SOURCE decides
+		if o.ReadOnly {
+			m.DirectMountFlags |= unix.MS_RDONLY
+		}
+	} else if o.ReadOnly {
+		m.Options = append(m.Options, "ro")
+	}
+	return m
+}
+
+// setReadAhead lets the kernel read ahead as much as one request can carry. The protocol only allows to lower its default,
+// but root may raise it for the mount's device. Without, reading is correct and somewhat slower.
+func (s *Server) setReadAhead() {
+	var st unix.Stat_t
+	if os.Geteuid() != 0 || unix.Stat(s.mountpoint, &st) != nil {
+		return
+	}
+	setting := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err := os.WriteFile(setting, []byte(strconv.Itoa(readAhead)), 0); err != nil {
+		s.fs.log.Debug("the kernel's default read-ahead stays", "error", err)
+	}
+}
+
+// Mountpoint returns the absolute path of the mountpoint, without symbolic links.
+func (s *Server) Mountpoint() string { return s.mountpoint }
+
+// Wait returns when the mount is gone and every request is answered.
+func (s *Server) Wait() { <-s.served }
+
+// Unmount takes the mount away and waits until every request is answered. While programs use it, it fails with an error
+// that wraps EBUSY, and the mount stays in service. It may be called again.
+func (s *Server) Unmount() error {
+	select {
+	case <-s.served:
+		return nil
+	default:
+	}
+	if err := s.server.Unmount(); err != nil {
+		select {
+		case <-s.served: // somebody else unmounted it
+			return nil
+		default:
+		}
+		if isBusy(err) {
+			return busyError(s.mountpoint)
+		}
+		return fmt.Errorf("%s cannot be unmounted: %w", s.mountpoint, err)
+	}
+	<-s.served
+	return nil
+}
+
+func isBusy(err error) bool {
+	return toErrno(err) == syscall.EBUSY || strings.Contains(err.Error(), "busy")
+}
+
+func busyError(mountpoint string) error {
+	return fmt.Errorf("%s is in use (%w): end the programs that use it, which `fuser -vm %s` lists, and try again",
+		mountpoint, syscall.EBUSY, mountpoint)
+}

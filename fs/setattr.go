@@ -1,0 +1,154 @@
+package fs
+
+import (
+	"strconv"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// SetAttr implements fuse.RawFileSystem. Owner goes before mode, since changing the owner clears set-id bits, and times
+// go last, since everything else changes them.
+func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	n := fs.node(in.NodeId)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	var of *openFile
+	if handle, ok := in.GetFh(); ok {
+		of = fs.files.get(handle)
+	}
+	fd, errno := fs.hold(n)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer fs.unhold(n)
+
+	touch := fs.beginTouch(n)
+	var st unix.Statx_t
+	errno = fs.setAttr(n, fd, of, in)
+	if err := statx(fd, "", &st); err != nil {
+		touch.end(nil)
+		if errno == 0 {
+			errno = toErrno(err)
+		}
+		return fuse.Status(errno)
+	}
+	touch.end(&st)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	fs.fillAttrOut(out, &st)
+	return fuse.OK
+}
+
+func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
+	if size, ok := in.GetSize(); ok {
+		if errno := fs.setSize(n, fd, of, int64(size), in.Valid&fuse.FATTR_KILL_SUIDGID != 0); errno != 0 {
+			return errno
+		}
+	}
+	uid, setUID := in.GetUID()
+	gid, setGID := in.GetGID()
+	if setUID || setGID {
+		owner, group := -1, -1
+		if setUID {
+			owner = int(uid)
+		}
+		if setGID {
+			group = int(gid)
+		}
+		if err := unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return toErrno(err)
+		}
+	}
+	if mode, ok := in.GetMode(); ok {
+		if errno := fs.chmod(n, fd, mode); errno != 0 {
+			return errno
+		}
+	}
+	atime := timespec(in.Valid, fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec)
+	mtime := timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec)
+	if atime.Nsec != unix.UTIME_OMIT || mtime.Nsec != unix.UTIME_OMIT {
+		return fs.setTimes(n, fd, atime, mtime)
+	}
+	return 0
+}
+
+// setSize truncates or extends a regular file.
+func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64, killSetID bool) syscall.Errno {
+	if !n.isRegular() {
+		return syscall.EINVAL
+	}
+	if killSetID {
+		if errno := fs.killSetID(n, fd); errno != 0 {
+			return errno
+		}
+	}
+	c := n.content()
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	truncate := func(int64) error {
+		return retry(func() error {
+			if of != nil && of.writesHome {
+				return unix.Ftruncate(of.fd, size)
+			}
+			return unix.Truncate(procPath(fd), size)
+		})
+	}
+	return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+}
+
+// chmod sets the permission bits of n, whose descriptor is fd.
+func (fs *fileSystem) chmod(n *node, fd int, mode uint32) syscall.Errno {
+	if n.kind == unix.S_IFLNK {
+		// Linux keeps no mode for symbolic links; the backing says so as for any lchmod.
+		return syscall.EOPNOTSUPP
+	}
+	return toErrno(unix.Fchmodat(fs.procDir, strconv.Itoa(fd), mode&07777, 0))
+}
+
+// setTimes sets times to the nanosecond. A descriptor opened with O_PATH takes AT_EMPTY_PATH since Linux 5.8; before that
+// only what is not a symbolic link can be reached, through /proc.
+func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) syscall.Errno {
+	times := []unix.Timespec{atime, mtime}
+	err := unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
+	if err == syscall.EINVAL || err == syscall.ENOENT {
+		if n.kind == unix.S_IFLNK {
+			return syscall.EOPNOTSUPP
+		}
+		err = unix.UtimesNanoAt(fs.procDir, strconv.Itoa(fd), times, 0)
+	}
+	return toErrno(err)
+}
+
+// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute, as the kernel does on
+// a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
+func (fs *fileSystem) killSetID(n *node, fd int) syscall.Errno {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return toErrno(err)
+	}
+	mode := st.Mode &^ unix.S_ISUID
+	if mode&unix.S_IXGRP != 0 {
+		mode &^= unix.S_ISGID
+	}
+	if mode == st.Mode {
+		return 0
+	}
+	touch := fs.beginTouch(n)
+	defer touch.endWith(fd)
+	if errno := fs.chmod(n, fd, mode); errno != 0 {
+		return errno
+	}
+	// The kernel asked for this and still keeps the old mode. Without an offset, the notification drops attributes only
+	// and waits for no page, so it may be sent from here.
+	fs.notify.InodeNotify(uint64(n.id), -1, 0)
+	return 0
+}
+
+// procPath names what fd refers to, for calls that take no descriptor. It reaches through O_PATH descriptors.
+func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

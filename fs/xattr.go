@@ -1,0 +1,179 @@
+package fs
+
+import (
+	"bytes"
+	"strings"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// onPath runs call with a path to n that the calls for extended attributes understand. They take no O_PATH descriptor. The
+// path of a symbolic link leads through its directory, since following /proc/self/fd is the only way to the descriptor
+// and a link found that way is followed too; follow says which of the two it is. A link without a name has no path.
+func (fs *fileSystem) onPath(id uint64, call func(n *node, fd int, path string, follow bool) error) fuse.Status {
+	n := fs.node(id)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	fd, errno := fs.hold(n)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer fs.unhold(n)
+	if n.kind != unix.S_IFLNK {
+		return toStatus(call(n, fd, procPath(fd), true))
+	}
+	n.mu.Lock()
+	where := n.where
+	n.mu.Unlock()
+	if where.parent == nil {
+		return fuse.Status(syscall.EOPNOTSUPP)
+	}
+	parent, errno := fs.hold(where.parent)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer fs.unhold(where.parent)
+	where.parent.names.RLock()
+	defer where.parent.names.RUnlock()
+	var st unix.Statx_t
+	if err := statx(parent, where.name, &st); err != nil || identify(&st) != n.identity {
+		return fuse.Status(syscall.ESTALE)
+	}
+	return toStatus(call(n, fd, procPath(parent)+"/"+where.name, false))
+}
+
+// GetXAttr implements fuse.RawFileSystem.
+func (fs *fileSystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+	size := 0
+	// The kernel asks for security.capability before it writes a file for the first time.
+	if n := fs.node(header.NodeId); n != nil {
+		if size, err, ok := n.getOpenXattr(attr, dest); ok {
+			return uint32(max(size, 0)), toStatus(err)
+		}
+	}
+	status := fs.onPath(header.NodeId, func(_ *node, _ int, path string, follow bool) (err error) {
+		if follow {
+			size, err = unix.Getxattr(path, attr, dest)
+		} else {
+			size, err = unix.Lgetxattr(path, attr, dest)
+		}
+		return err
+	})
+	return uint32(max(size, 0)), status
+}
+
+// getOpenXattr is fgetxattr on a descriptor of a file that is open, which saves opening it. ok says that it is.
+func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok bool) {
+	c := n.data.Load()
+	if c == nil {
+		return 0, nil, false
+	}
+	of := c.opened.Load()
+	if of == nil {
+		return 0, nil, false
+	}
+	of.mu.RLock()
+	defer of.mu.RUnlock()
+	if of.closed {
+		return 0, nil, false
+	}
+	size, err = unix.Fgetxattr(of.fd, attr, dest)
+	return size, err, true
+}
+
+// SetXAttr implements fuse.RawFileSystem.
+func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
+	return fs.onPath(in.NodeId, func(n *node, fd int, path string, follow bool) error {
+		touch := fs.beginTouch(n)
+		defer touch.endWith(fd)
+		data := data[:min(len(data), int(in.Size))]
+		if !follow {
+			return unix.Lsetxattr(path, attr, data, int(in.Flags))
+		}
+		if err := unix.Setxattr(path, attr, data, int(in.Flags)); err != nil {
+			return err
+		}
+		if in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID == 0 {
+			return nil
+		}
+		// The backing would have cleared the bit had the caller set the ACL itself.
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		if st.Mode&unix.S_ISGID == 0 {
+			return nil
+		}
+		if errno := fs.chmod(n, fd, st.Mode&^unix.S_ISGID); errno != 0 {
+			return errno
+		}
+		return nil
+	})
+}
+
+// RemoveXAttr implements fuse.RawFileSystem.
+func (fs *fileSystem) RemoveXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string) fuse.Status {
+	return fs.onPath(header.NodeId, func(n *node, fd int, path string, follow bool) error {
+		touch := fs.beginTouch(n)
+		defer touch.endWith(fd)
+		if follow {
+			return unix.Removexattr(path, attr)
+		}
+		return unix.Lremovexattr(path, attr)
+	})
+}
+
+// ListXAttr implements fuse.RawFileSystem.
+func (fs *fileSystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	var names []byte
+	status := fs.onPath(header.NodeId, func(_ *node, _ int, path string, follow bool) (err error) {
+		list := unix.Llistxattr
+		if follow {
+			list = unix.Listxattr
+		}
+		names, err = readNames(func(p []byte) (int, error) { return list(path, p) })
+		return err
+	})
+	if !status.Ok() {
+		return 0, status
+	}
+	if header.Uid != 0 {
+		names = withoutTrusted(names)
+	}
+	if len(dest) == 0 {
+		return uint32(len(names)), fuse.OK
+	}
+	if len(names) > len(dest) {
+		return uint32(len(names)), fuse.ERANGE
+	}
+	return uint32(copy(dest, names)), fuse.OK
+}
+
+// readNames calls list with a buffer that is large enough for its answer.
+func readNames(list func([]byte) (int, error)) ([]byte, error) {
+	for size := 1 << 10; ; size = 1 << 16 { // XATTR_LIST_MAX
+		names := make([]byte, size)
+		n, err := list(names)
+		if err == syscall.ERANGE && size < 1<<16 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return names[:n], nil
+	}
+}
+
+// withoutTrusted leaves out attributes that only the superuser sees (xattr(7)), which the daemon's own list has.
+func withoutTrusted(names []byte) []byte {
+	kept := make([]byte, 0, len(names))
+	for name := range bytes.SplitAfterSeq(names, []byte{0}) {
+		if !strings.HasPrefix(string(name), "trusted.") {
+			kept = append(kept, name...)
+		}
+	}
+	return kept
+}
