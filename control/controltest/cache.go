@@ -1,0 +1,346 @@
+package controltest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// ExtentSize is the size of the extents of a Cache, unless its field says otherwise.
+const ExtentSize = 2 << 20
+
+// maxMapping bounds the length of a mapping.
+const maxMapping = 64 << 20
+
+// Cache is a small page cache. Its exported fields are set before the first use.
+type Cache struct {
+	// Devices is the number of devices, 0 to Devices-1.
+	Devices int
+	// Kind is the kind of their memory: 1, emulated, where it is 0.
+	Kind uint8
+	// Extent is the size of extents: ExtentSize where it is 0.
+	Extent int64
+	// Gate, if not nil, is called by Acquire and may block until its context ends.
+	Gate func(ctx context.Context) error
+	// Advised, if not nil, gets every advice.
+	Advised func(off, n int64, a pagecache.Advice)
+	// MapError, if not nil, is what Map fails with.
+	MapError error
+
+	mu      sync.Mutex
+	copies  map[copyKey]*replica // guarded by mu
+	mapped  int                  // mappings that live; guarded by mu
+	unmaps  int                  // mappings that ended; guarded by mu
+	changed chan struct{}        // closed when mapped changes; guarded by mu
+}
+
+type copyKey struct {
+	id     pagecache.FileID
+	device int
+}
+
+// replica is what a device holds of a file.
+type replica struct {
+	mu      sync.Mutex
+	home    pagecache.Home
+	extents map[int64]*extent // by number
+}
+
+type extent struct {
+	memfd, readOnly *os.File
+	mem, base       []byte
+}
+
+// Map makes a mapping and fetches its pages.
+func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (control.Mapping, error) {
+	if c.MapError != nil {
+		return nil, c.MapError
+	}
+	if req.Device >= c.Devices {
+		return nil, fmt.Errorf("there is no device %d: %w", req.Device, syscall.ENODEV)
+	}
+	if req.Len > maxMapping {
+		return nil, fmt.Errorf("%d bytes are more than a mapping may have: %w", req.Len, syscall.ENOMEM)
+	}
+	c.mu.Lock()
+	key := copyKey{src.ID(), req.Device}
+	r := c.copies[key]
+	if r == nil {
+		h, err := src.OpenHome(src.Writable())
+		if err != nil {
+			c.mu.Unlock()
+			return nil, err
+		}
+		r = &replica{home: h, extents: make(map[int64]*extent)}
+		if c.copies == nil {
+			c.copies = make(map[copyKey]*replica)
+		}
+		c.copies[key] = r
+	}
+	c.countLocked(1)
+	c.mu.Unlock()
+	m := &Mapping{cache: c, replica: r, req: req}
+	if err := m.populate(src); err != nil {
+		m.ended()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *Cache) countLocked(d int) {
+	c.mapped += d
+	if d < 0 {
+		c.unmaps++
+	}
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// Mapped returns the number of mappings that live, and of those that ended.
+func (c *Cache) Mapped() (live, ended int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mapped, c.unmaps
+}
+
+// WaitMapped waits until n mappings live.
+func (c *Cache) WaitMapped(ctx context.Context, n int) error {
+	for {
+		c.mu.Lock()
+		got := c.mapped
+		if c.changed == nil {
+			c.changed = make(chan struct{})
+		}
+		changed := c.changed
+		c.mu.Unlock()
+		if got == n {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%d mappings live, not %d: %w", got, n, ctx.Err())
+		}
+	}
+}
+
+// Close frees all memory. No mapping may live.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.copies {
+		for _, e := range r.extents {
+			unix.Munmap(e.mem)
+			e.memfd.Close()
+			e.readOnly.Close()
+		}
+		r.home.Close()
+	}
+	c.copies = nil
+	return nil
+}
+
+// Mapping is a client's window. It implements control.Mapping.
+type Mapping struct {
+	cache   *Cache
+	replica *replica
+	req     pagecache.MapRequest
+	list    []pagecache.Extent
+}
+
+func (m *Mapping) populate(src pagecache.Source) error {
+	size := m.cache.Extent
+	if size == 0 {
+		size = ExtentSize
+	}
+	r := m.replica
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.req.Writable && !r.home.Writable() {
+		h, err := src.OpenHome(true)
+		if err != nil {
+			return err
+		}
+		r.home.Close()
+		r.home = h
+	}
+	for k := m.req.Off / size; k*size < m.req.Off+m.req.Len; k++ {
+		e := r.extents[k]
+		if e == nil {
+			var err error
+			if e, err = newExtent(size); err != nil {
+				return err
+			}
+			r.extents[k] = e
+		}
+		f := e.readOnly
+		if m.req.Writable {
+			f = e.memfd
+		}
+		m.list = append(m.list, pagecache.Extent{Offset: k * size, Size: size, Descriptor: f})
+	}
+	if m.req.Lazy {
+		return nil
+	}
+	_, err := r.refresh(m.req.Off, m.req.Len, size)
+	return err
+}
+
+func newExtent(size int64) (*extent, error) {
+	fd, err := unix.MemfdCreate("controltest", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	e := &extent{memfd: os.NewFile(uintptr(fd), "memfd"), base: make([]byte, size)}
+	if err := e.memfd.Truncate(size); err != nil {
+		return nil, err
+	}
+	if e.readOnly, err = os.OpenFile(procPath(e.memfd), os.O_RDONLY, 0); err != nil {
+		return nil, err
+	}
+	e.mem, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return e, err
+}
+
+func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// pages calls do for every page of the range, with the bytes of the device and the base.
+func (r *replica) pages(off, n, size int64, do func(at int64, mem, base []byte) (bool, error)) (count int64, err error) {
+	for p := range page.Covering(off, n).Len() {
+		at := page.Covering(off, n).Offset() + p*page.Size
+		e := r.extents[at/size]
+		in := at % size
+		did, err := do(at, e.mem[in:in+page.Size], e.base[in:in+page.Size])
+		if err != nil {
+			return count, err
+		}
+		if did {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// refresh merges home into the device.
+func (r *replica) refresh(off, n, size int64) (int64, error) {
+	now := make([]byte, page.Size)
+	return r.pages(off, n, size, func(at int64, mem, base []byte) (bool, error) {
+		clear(now)
+		if _, err := r.home.ReadAt(now, at); err != nil {
+			return false, err
+		}
+		if bytes.Equal(now, base) {
+			return false, nil
+		}
+		for i := range now {
+			if now[i] != base[i] && mem[i] == base[i] {
+				mem[i] = now[i]
+			}
+		}
+		copy(base, now)
+		return true, nil
+	})
+}
+
+// collect brings the device's stores home.
+func (r *replica) collect(off, n, size int64) (int64, error) {
+	sig, err := r.home.Signature()
+	if err != nil {
+		return 0, err
+	}
+	return r.pages(off, n, size, func(at int64, mem, base []byte) (bool, error) {
+		if bytes.Equal(mem, base) {
+			return false, nil
+		}
+		for i := range mem {
+			if b := mem[i]; b != base[i] && at+int64(i) < sig.Size {
+				if _, err := r.home.WriteAt([]byte{b}, at+int64(i)); err != nil {
+					return false, err
+				}
+				base[i] = b
+			}
+		}
+		return true, nil
+	})
+}
+
+func (m *Mapping) extentSize() int64 { return m.list[0].Size }
+
+// Device describes where the memory is.
+func (m *Mapping) Device() control.Device {
+	kind := m.cache.Kind
+	if kind == 0 {
+		kind = 1
+	}
+	return control.Device{Ordinal: m.req.Device, Kind: kind}
+}
+
+// Extents returns the extents that cover the mapping.
+func (m *Mapping) Extents() []pagecache.Extent { return m.list }
+
+// Acquire merges home into the device.
+func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (int64, error) {
+	if m.cache.Gate != nil {
+		if err := m.cache.Gate(ctx); err != nil {
+			return 0, err
+		}
+	}
+	m.replica.mu.Lock()
+	defer m.replica.mu.Unlock()
+	return m.replica.refresh(m.req.Off+off, n, m.extentSize())
+}
+
+// Release brings the device's stores home.
+func (m *Mapping) Release(ctx context.Context, off, n int64) (int64, error) {
+	m.replica.mu.Lock()
+	defer m.replica.mu.Unlock()
+	return m.replica.collect(m.req.Off+off, n, m.extentSize())
+}
+
+// Sync is Release and fsync.
+func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
+	if m.req.Writable {
+		if _, err := m.Release(ctx, off, n); err != nil {
+			return err
+		}
+	}
+	if !durable {
+		return nil
+	}
+	return m.replica.home.Sync()
+}
+
+// Advise reports the advice.
+func (m *Mapping) Advise(ctx context.Context, off, n int64, a pagecache.Advice) error {
+	if m.cache.Advised != nil {
+		m.cache.Advised(off, n, a)
+	}
+	return nil
+}
+
+// Unmap releases everything and ends the mapping.
+func (m *Mapping) Unmap(ctx context.Context) error {
+	defer m.ended()
+	if !m.req.Writable {
+		return nil
+	}
+	_, err := m.Release(ctx, 0, m.req.Len)
+	return err
+}
+
+func (m *Mapping) ended() {
+	m.cache.mu.Lock()
+	defer m.cache.mu.Unlock()
+	m.cache.countLocked(-1)
+}

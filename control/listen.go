@@ -1,0 +1,159 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSocketPath is what the ioctl has room for, the terminating zero byte not counted.
+const maxSocketPath = 103
+
+// DefaultSocket returns the path of the socket for a mount: a name made of the mountpoint in a runtime directory that
+// belongs to the user. It touches no file. Every daemon of one mountpoint gets the same path, so that a new one
+// finds what a killed one left.
+func DefaultSocket(mountpoint string) string {
+	sum := sha256.Sum256([]byte(mountpoint))
+	name := hex.EncodeToString(sum[:8]) + ".sock"
+	if os.Geteuid() == 0 {
+		return filepath.Join("/run/gaiafs", name)
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		if path := filepath.Join(dir, "gaiafs", name); len(path) <= maxSocketPath {
+			return path
+		}
+	}
+	return filepath.Join("/tmp", fmt.Sprintf("gaiafs-%d", os.Geteuid()), name)
+}
+
+// listen binds the socket. It replaces one that no daemon listens on any more and refuses with EADDRINUSE where one
+// does.
+func listen(path string, allowOther bool) (*net.UnixListener, error) {
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("control socket %s: the path must be absolute", path)
+	}
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("control socket %s: the path has more than %d bytes; choose a shorter one", path, maxSocketPath)
+	}
+	unlock, err := openRuntimeDir(filepath.Dir(path), allowOther)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	mode := uint32(0o600)
+	if allowOther {
+		mode = 0o666
+	}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		// The mode of the unbound socket is the one that bind gives the file, less the umask: nobody can connect
+		// between bind and the chmod below.
+		var chmod error
+		if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), mode) }); err != nil {
+			return err
+		}
+		return chmod
+	}}
+	l, err := lc.Listen(context.Background(), "unixpacket", path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	ul := l.(*net.UnixListener)
+	if err := os.Chmod(path, fs.FileMode(mode)); err != nil {
+		ul.Close()
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	return ul, nil
+}
+
+// openRuntimeDir makes the socket's directory where it is missing, refuses one in which others could replace the
+// socket, and locks it: two daemons that start at once look at the socket one after the other.
+func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
+	mode := fs.FileMode(0o700)
+	if allowOther {
+		mode = 0o755
+	}
+	switch err := os.Mkdir(dir, mode); {
+	case err == nil:
+		if err := os.Chmod(dir, mode); err != nil {
+			return nil, fmt.Errorf("control socket: %w", err)
+		}
+	case !errors.Is(err, fs.ErrExist):
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		d.Close()
+		return nil, fmt.Errorf("control socket: directory %s belongs to user %d, who could replace the socket", dir, st.Uid)
+	}
+	if st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
+		d.Close()
+		return nil, fmt.Errorf("control socket: directory %s is writable for others, who could replace the socket", dir)
+	}
+	if allowOther && int(st.Uid) == os.Geteuid() && st.Mode&0o001 == 0 {
+		// Made by an earlier mount without allow-other: others must reach the socket, which has its own mode.
+		if err := os.Chmod(dir, fs.FileMode(st.Mode&0o777)|0o011); err != nil {
+			d.Close()
+			return nil, fmt.Errorf("control socket: %w", err)
+		}
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { d.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+			d.Close()
+			return nil, fmt.Errorf("control socket: lock of directory %s: %w", dir, err)
+		}
+		time.Sleep(10 * time.Millisecond) // another daemon holds it for the time of a bind
+	}
+}
+
+// removeStale removes a socket that nobody listens on.
+func removeStale(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	if st.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("control socket %s: a file that is no socket is in the way: %w", path, syscall.EEXIST)
+	}
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("control socket %s: another gaiafs listens on it: %w", path, syscall.EADDRINUSE)
+	case errors.Is(err, syscall.ECONNREFUSED):
+	default: // EAGAIN is a full queue, EPROTOTYPE a live socket of another kind, EACCES somebody else's
+		return fmt.Errorf("control socket %s: something else may be using it: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	return nil
+}

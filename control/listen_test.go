@@ -1,0 +1,104 @@
+package control
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestSocketModes(t *testing.T) {
+	for _, allowOther := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "run", "s")
+		l, err := listen(path, allowOther)
+		require.NoError(t, err)
+		st, err := os.Stat(path)
+		require.NoError(t, err)
+		dir, err := os.Stat(filepath.Dir(path))
+		require.NoError(t, err)
+		if allowOther {
+			require.Equal(t, os.FileMode(0o666), st.Mode().Perm())
+			require.Equal(t, os.FileMode(0o755), dir.Mode().Perm())
+		} else {
+			require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
+			require.Equal(t, os.FileMode(0o700), dir.Mode().Perm())
+		}
+		require.NoError(t, l.Close())
+		_, err = os.Stat(path)
+		require.ErrorIs(t, err, os.ErrNotExist, "Close removes the socket")
+	}
+}
+
+func TestDirectoryOfAnEarlierMountIsOpened(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	l, err := listen(filepath.Join(dir, "private"), false)
+	require.NoError(t, err)
+	defer l.Close()
+	shared, err := listen(filepath.Join(dir, "shared"), true)
+	require.NoError(t, err)
+	defer shared.Close()
+	st, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o711), st.Mode().Perm())
+}
+
+func TestStaleSocketIsReplacedAndLiveOneRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := listen(path, false)
+	require.NoError(t, err)
+	_, err = listen(path, false)
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	require.ErrorContains(t, err, "another gaiafs")
+
+	l.SetUnlinkOnClose(false) // as after a kill
+	require.NoError(t, l.Close())
+	_, err = os.Stat(path)
+	require.NoError(t, err)
+	l, err = listen(path, false)
+	require.NoError(t, err)
+	conn, err := net.Dial("unixpacket", path)
+	require.NoError(t, err)
+	conn.Close()
+	require.NoError(t, l.Close())
+}
+
+func TestSocketPathsThatAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	_, err := listen("relative/s", false)
+	require.ErrorContains(t, err, "must be absolute")
+	_, err = listen(filepath.Join(dir, strings.Repeat("x", maxSocketPath)), false)
+	require.ErrorContains(t, err, "shorter")
+	_, err = listen(filepath.Join(dir, "no", "such", "s"), false)
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, []byte("keep"), 0o600))
+	_, err = listen(file, false)
+	require.ErrorIs(t, err, syscall.EEXIST)
+	kept, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "keep", string(kept))
+
+	open := filepath.Join(dir, "open")
+	require.NoError(t, os.Mkdir(open, 0o777))
+	require.NoError(t, os.Chmod(open, 0o777))
+	_, err = listen(filepath.Join(open, "s"), false)
+	require.ErrorContains(t, err, "could replace the socket")
+	require.NoError(t, os.Chmod(open, os.ModeSticky|0o777)) // as /tmp is
+	l, err := listen(filepath.Join(open, "s"), false)
+	require.NoError(t, err)
+	l.Close()
+}
+
+func TestDefaultSocketFitsTheIoctl(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/"+strings.Repeat("9", 200))
+	a, b := DefaultSocket("/mnt/a"), DefaultSocket("/mnt/b")
+	require.NotEqual(t, a, b)
+	require.Equal(t, a, DefaultSocket("/mnt/a"))
+	require.LessOrEqual(t, len(a), maxSocketPath)
+	require.True(t, filepath.IsAbs(a))
+}

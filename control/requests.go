@@ -1,0 +1,345 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// begin checks a request and starts the goroutine that carries it out. An error ends the connection.
+func (s *session) begin(h header, body []byte) error {
+	if h.typ&replyBit != 0 || h.typ == typeHello {
+		return breach(h.id, "frame type %#x is no request", uint16(h.typ))
+	}
+	if h.id == 0 {
+		return breach(h.id, "request id 0")
+	}
+	work, err := s.parse(h, body)
+	if err != nil {
+		return breach(h.id, "%v", err)
+	}
+	s.mu.Lock()
+	_, twice := s.running[h.id]
+	full := len(s.running) >= s.server.opts.MaxRequests
+	if !twice && !full {
+		s.running[h.id] = struct{}{}
+	}
+	s.mu.Unlock()
+	switch {
+	case twice:
+		return breach(h.id, "request id %d is still running", h.id)
+	case full:
+		return s.reply(h.id, 0, failure(syscall.EAGAIN, "more than %d requests at once", s.server.opts.MaxRequests))
+	}
+	// A free id and no free slot means that answers wait to be read. So does the reader then, until they are or the
+	// write timeout closes the connection.
+	s.slots <- struct{}{}
+	s.requests.Go(func() {
+		defer func() { <-s.slots }()
+		work(h.id)
+	})
+	return nil
+}
+
+// parse returns what carries the request out. The work copies what it needs of body.
+func (s *session) parse(h header, body []byte) (work func(requestID), err error) {
+	switch h.typ {
+	case typeMap:
+		r, err := decodeMap(body)
+		return func(id requestID) { s.serveMap(id, r) }, err
+	case typeAcquire, typeRelease, typeSync, typeAdvise:
+		r, err := decodeRange(body)
+		return func(id requestID) {
+			pages, err := s.serveRange(h.typ, r)
+			s.finish(id, pages, err)
+		}, err
+	case typeUnmap:
+		m, err := decodeUnmap(body)
+		return func(id requestID) { s.finish(id, 0, s.serveUnmap(m)) }, err
+	case typeStatus:
+		token, err := decodeStatus(body)
+		return func(id requestID) { s.serveStatus(id, token) }, err
+	case typePing:
+		return func(id requestID) { s.finish(id, 0, nil) }, wantBody(body, 0)
+	}
+	return func(id requestID) {
+		s.finish(id, 0, failure(syscall.ENOSYS, "this gaiafs knows no request of type %d", h.typ))
+	}, nil
+}
+
+// requestError is a failure with a text for the client's user.
+type requestError struct {
+	errno syscall.Errno
+	text  string
+}
+
+func (e *requestError) Error() string { return e.text }
+func (e *requestError) Unwrap() error { return e.errno }
+
+func failure(errno syscall.Errno, format string, args ...any) error {
+	return &requestError{errno, fmt.Sprintf(format, args...)}
+}
+
+// errnoOf finds the errno that err wraps. EIO stands for an error without one.
+func errnoOf(err error) syscall.Errno {
+	var errno syscall.Errno
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &errno) && errno != 0:
+		return errno
+	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return syscall.ECANCELED
+	}
+	return syscall.EIO
+}
+
+// finish frees the request id and then answers: a client that got the answer may use the id again.
+func (s *session) finish(id requestID, pages int64, err error) {
+	s.forget(id)
+	if s.ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return // cut short because the session ends, which the client learns from the socket
+	}
+	// A failed write closed the connection, which the reader notices.
+	_ = s.reply(id, pages, err)
+}
+
+func (s *session) forget(id requestID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.running, id)
+}
+
+func (s *session) reply(id requestID, pages int64, err error) error {
+	r := result{errno: uint32(errnoOf(err)), pages: pages}
+	if err != nil {
+		r.text = err.Error()
+	}
+	return s.send(appendFrame(nil, typeResult, 0, id, r.append), nil)
+}
+
+// serveMap makes a mapping and sends it with its descriptors.
+func (s *session) serveMap(id requestID, r mapRequest) {
+	m, reply, err := s.openMapping(r)
+	if err != nil {
+		s.finish(id, 0, err)
+		return
+	}
+	defer m.users.Done()
+	all := m.Extents()
+	reply.extents = uint32(len(all))
+	var more uint16
+	if len(all) > 0 {
+		more = flagMore
+	} else {
+		s.forget(id)
+	}
+	if s.send(appendFrame(nil, typeMapped, more, id, reply.append), nil) != nil {
+		s.forget(id)
+		return
+	}
+	for first := 0; first < len(all); first += maxExtents {
+		part := all[first:min(first+maxExtents, len(all))]
+		e := extents{first: uint32(first), places: make([]extentPlace, len(part))}
+		files := make([]*os.File, len(part))
+		for i, x := range part {
+			e.places[i] = extentPlace{x.Offset, x.Size}
+			files[i] = x.Descriptor
+		}
+		if first+len(part) == len(all) {
+			more = 0
+			s.forget(id)
+		}
+		if s.send(appendFrame(nil, typeExtents, more, id, e.append), files) != nil {
+			s.forget(id)
+			return
+		}
+	}
+}
+
+// openMapping redeems the token and adds a mapping to the session, held for the caller.
+func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
+	// The token goes first, whatever else is wrong: a refused request has used it up.
+	src, ok := s.server.tokens.redeem(r.token)
+	if !ok || src == nil {
+		return nil, mapped{}, failure(syscall.EACCES, "the token is not valid, or no longer")
+	}
+	if err := checkMap(r, src); err != nil {
+		return nil, mapped{}, err
+	}
+	writable := r.prot&protWrite != 0
+	s.mu.Lock()
+	full := len(s.mappings)+s.reserved >= s.server.opts.MaxMappings
+	if !full {
+		s.reserved++
+	}
+	s.mu.Unlock()
+	if full {
+		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings already", s.server.opts.MaxMappings)
+	}
+	cm, err := s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
+		Device:   int(r.device),
+		Off:      r.off,
+		Len:      r.len,
+		Writable: writable,
+		Lazy:     r.flags&mapLazy != 0,
+		Launder:  r.flags&mapLaunder != 0,
+	})
+	s.mu.Lock()
+	s.reserved--
+	if err != nil {
+		s.mu.Unlock()
+		return nil, mapped{}, err
+	}
+	m := &openMap{Mapping: cm, length: r.len, writable: writable}
+	m.users.Add(1)
+	s.lastMapping++
+	id := s.lastMapping
+	s.mappings[id] = m
+	s.mu.Unlock()
+	d := cm.Device()
+	return m, mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), size: homeSize(src)}, nil
+}
+
+// checkMap refuses what the page cache must not be asked, and what the descriptor gives no right to.
+func checkMap(r mapRequest, src pagecache.Source) error {
+	switch {
+	case r.off < 0 || r.off%page.Size != 0:
+		return failure(syscall.EINVAL, "offset %d is not a multiple of %d", uint64(r.off), page.Size)
+	case r.len <= 0:
+		return failure(syscall.EINVAL, "length %d is not positive", r.len)
+	case !rangeWithin(r.off, r.len, mapEnd):
+		return failure(syscall.EOVERFLOW, "offset and length end past the largest file")
+	case r.prot&protRead == 0 || r.prot&^(protRead|protWrite) != 0:
+		return failure(syscall.EINVAL, "protection %#x is neither read nor read and write", r.prot)
+	case r.flags&^(mapLazy|mapLaunder) != 0:
+		return failure(syscall.EINVAL, "flags %#x are not known", r.flags)
+	case r.device > 1<<16:
+		return failure(syscall.ENODEV, "there is no device %d", r.device)
+	case !src.Readable():
+		return failure(syscall.EACCES, "%s is not open for reading", src.Name())
+	case r.prot&protWrite != 0 && !src.Writable():
+		return failure(syscall.EACCES, "%s is not open for writing", src.Name())
+	}
+	return nil
+}
+
+// homeSize returns the size of the file at home, or -1 where home does not say.
+func homeSize(src pagecache.Source) int64 {
+	home, err := src.OpenHome(false)
+	if err != nil {
+		return -1
+	}
+	defer home.Close()
+	sig, err := home.Signature()
+	if err != nil {
+		return -1
+	}
+	return sig.Size
+}
+
+// serveRange carries out ACQUIRE, RELEASE, SYNC and ADVISE.
+func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, err error) {
+	m, ok := s.use(r.mapping)
+	if !ok {
+		return 0, failure(syscall.EINVAL, "mapping %d does not exist", r.mapping)
+	}
+	defer m.users.Done()
+	off, n, ok := m.clip(r.off, r.len)
+	if !ok {
+		return 0, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(r.len), uint64(r.off), m.length)
+	}
+	switch typ {
+	case typeAcquire:
+		if r.arg&^acquireLaunder != 0 {
+			return 0, failure(syscall.EINVAL, "flags %#x of an acquire are not known", r.arg)
+		}
+		return m.Acquire(s.ctx, off, n, r.arg&acquireLaunder != 0)
+	case typeRelease:
+		if r.arg != 0 {
+			return 0, failure(syscall.EINVAL, "flags %#x of a release are not known", r.arg)
+		}
+		if !m.writable {
+			return 0, nil
+		}
+		return m.Release(s.ctx, off, n)
+	case typeSync:
+		if r.arg&^syncDurable != 0 {
+			return 0, failure(syscall.EINVAL, "flags %#x of a sync are not known", r.arg)
+		}
+		return 0, m.Sync(s.ctx, off, n, r.arg&syncDurable != 0)
+	}
+	advice, ok := advices[r.arg]
+	if !ok {
+		return 0, failure(syscall.EINVAL, "advice %d is not known", r.arg)
+	}
+	return 0, m.Advise(s.ctx, off, n, advice)
+}
+
+var advices = map[uint32]pagecache.Advice{
+	adviceNormal:     pagecache.AdviceNormal,
+	adviceRandom:     pagecache.AdviceRandom,
+	adviceSequential: pagecache.AdviceSequential,
+	adviceWillNeed:   pagecache.AdviceWillNeed,
+	adviceDontNeed:   pagecache.AdviceDontNeed,
+}
+
+func (s *session) serveUnmap(id mappingID) error {
+	m, ok := s.take(id)
+	if !ok {
+		return failure(syscall.EINVAL, "mapping %d does not exist", id)
+	}
+	return s.unmap(m)
+}
+
+// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large.
+func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
+	src, ok := s.server.tokens.redeem(token)
+	if !ok || src != nil {
+		s.finish(id, 0, failure(syscall.EACCES, "the token is not valid, or no longer"))
+		return
+	}
+	s.mu.Lock()
+	busy := s.inStatus
+	s.inStatus = true
+	s.mu.Unlock()
+	if busy {
+		s.finish(id, 0, failure(syscall.EAGAIN, "another status is being sent"))
+		return
+	}
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.inStatus = false
+	}()
+	if s.server.opts.Status == nil {
+		s.finish(id, 0, failure(syscall.ENOTSUP, "this server has no status"))
+		return
+	}
+	doc, err := json.Marshal(s.server.opts.Status())
+	if err != nil {
+		s.finish(id, 0, err)
+		return
+	}
+	const most = maxFrame - headerSize
+	for len(doc) > most {
+		if s.sendDocument(id, flagMore, doc[:most]) != nil {
+			s.forget(id)
+			return
+		}
+		doc = doc[most:]
+	}
+	s.forget(id)
+	_ = s.sendDocument(id, 0, doc)
+}
+
+func (s *session) sendDocument(id requestID, flags uint16, part []byte) error {
+	return s.send(appendFrame(make([]byte, 0, headerSize+len(part)), typeDocument, flags, id,
+		func(b []byte) []byte { return append(b, part...) }), nil)
+}

@@ -1,0 +1,273 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// Options configures a Server. Cache and Socket are required; a zero number stands for its default.
+type Options struct {
+	// Socket is the absolute path of the socket, at most 103 bytes. Its directory is made where it is missing.
+	Socket string
+	// AllowOther lets other users connect. What they may map is still decided by their descriptors.
+	AllowOther bool
+	// Cache makes the mappings.
+	Cache Cache
+	// Status returns what `gaiafs status` shows; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
+	Status func() any
+	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
+	Log *slog.Logger
+
+	// MaxSessions bounds the connections of all users, by default 4096. A user other than the daemon's own and
+	// root gets at most half of them.
+	MaxSessions int
+	// MaxRequests bounds the requests that run at once in a session, by default 128.
+	MaxRequests int
+	// MaxMappings bounds the mappings of a session, by default 65536.
+	MaxMappings int
+	// HandshakeTimeout is how long a connection may say nothing, by default 5 s.
+	HandshakeTimeout time.Duration
+	// WriteTimeout is how long a client may not read while a frame waits for it, by default 10 s.
+	WriteTimeout time.Duration
+	// TokenLife is how long a grant may be redeemed, by default 30 s.
+	TokenLife time.Duration
+}
+
+func (o *Options) setDefaults() {
+	number := func(p *int, v int) {
+		if *p <= 0 {
+			*p = v
+		}
+	}
+	duration := func(p *time.Duration, v time.Duration) {
+		if *p <= 0 {
+			*p = v
+		}
+	}
+	number(&o.MaxSessions, 4096)
+	number(&o.MaxRequests, 128)
+	number(&o.MaxMappings, 1<<16)
+	duration(&o.HandshakeTimeout, 5*time.Second)
+	duration(&o.WriteTimeout, 10*time.Second)
+	duration(&o.TokenLife, 30*time.Second)
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+}
+
+// Grant is what a client needs to reach the server with a right to one open file: the answer of the ioctl.
+type Grant struct {
+	Token  [16]byte
+	Socket string
+}
+
+// Stats counts what a Server holds now.
+type Stats struct {
+	Sessions int
+	Mappings int
+	// Tokens is the number of grants given and neither redeemed nor forgotten.
+	Tokens int
+}
+
+// Server serves clients on one socket. Its methods may be called from any goroutine.
+type Server struct {
+	opts     Options           // immutable
+	listener *net.UnixListener // immutable
+	tokens   *tokens
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	work     sync.WaitGroup // the accepting goroutine and the sessions
+
+	mu       sync.Mutex
+	sessions map[*session]struct{} // guarded by mu
+	perUser  map[uint32]int        // sessions of each user id; guarded by mu
+	closed   bool                  // guarded by mu
+}
+
+// Listen binds the socket and begins to serve. A socket that a killed daemon left is replaced; one that is listened
+// on is refused with EADDRINUSE.
+func Listen(o Options) (*Server, error) {
+	o.setDefaults()
+	if o.Cache == nil {
+		return nil, errors.New("control: no page cache")
+	}
+	l, err := listen(o.Socket, o.AllowOther)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		opts:     o,
+		listener: l,
+		tokens:   newTokens(o.TokenLife),
+		sessions: make(map[*session]struct{}),
+		perUser:  make(map[uint32]int),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.work.Go(s.accept)
+	return s, nil
+}
+
+// Socket returns the path that clients connect to.
+func (s *Server) Socket() string { return s.opts.Socket }
+
+// Grant makes a single-use token for the open file src. It is called by the ioctl, does not block, and keeps src until
+// the token is redeemed or expires. ESHUTDOWN after Close.
+func (s *Server) Grant(src pagecache.Source) (Grant, error) {
+	if src == nil {
+		return Grant{}, syscall.EINVAL
+	}
+	return s.grant(src)
+}
+
+// GrantStatus makes a single-use token for the status, as Grant does for a file.
+func (s *Server) GrantStatus() (Grant, error) { return s.grant(nil) }
+
+func (s *Server) grant(src pagecache.Source) (Grant, error) {
+	token, err := s.tokens.give(src)
+	if err != nil {
+		return Grant{}, err
+	}
+	return Grant{Token: token, Socket: s.opts.Socket}, nil
+}
+
+// Stats returns a snapshot.
+func (s *Server) Stats() Stats {
+	st := Stats{Tokens: s.tokens.count()}
+	for _, ses := range s.snapshot() {
+		st.Sessions++
+		st.Mappings += ses.mappingCount()
+	}
+	return st
+}
+
+func (s *Server) snapshot() []*session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*session, 0, len(s.sessions))
+	for ses := range s.sessions {
+		all = append(all, ses)
+	}
+	return all
+}
+
+// Close removes the socket, ends every session and waits until their mappings are unmapped. It is idempotent.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	var err error
+	if first {
+		s.tokens.close()
+		err = s.listener.Close()
+		s.cancel()
+		for _, ses := range s.snapshot() {
+			ses.conn.Close()
+		}
+	}
+	s.work.Wait()
+	return err
+}
+
+// accept takes connections until Close. Where the machine is out of descriptors or memory it waits and goes on.
+func (s *Server) accept() {
+	const firstWait, longestWait = 5 * time.Millisecond, time.Second
+	wait := firstWait
+	short := false
+	for {
+		conn, err := s.listener.AcceptUnix()
+		switch {
+		case err == nil:
+			if short {
+				s.opts.Log.Info("control: accepts connections again")
+			}
+			short, wait = false, firstWait
+			s.start(conn)
+			continue
+		case s.ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+			return
+		case errors.Is(err, syscall.ECONNABORTED):
+			continue
+		}
+		if !short {
+			short = true
+			s.opts.Log.Error("control: cannot accept connections, will go on trying", "error", err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+			return
+		}
+		wait = min(2*wait, longestWait)
+	}
+}
+
+// start begins a session, or refuses the connection in one frame.
+func (s *Server) start(conn *net.UnixConn) {
+	peer, err := peerOf(conn)
+	if err != nil {
+		s.opts.Log.Warn("control: peer of a connection is unknown", "error", err)
+		conn.Close()
+		return
+	}
+	ses := newSession(s, conn, peer)
+	why := ""
+	s.mu.Lock()
+	switch {
+	case s.closed:
+		why = "gaiafs is shutting down"
+	case len(s.sessions) >= s.opts.MaxSessions:
+		why = "too many clients are connected"
+	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid() && s.perUser[peer.Uid] >= max(s.opts.MaxSessions/2, 1):
+		why = "too many clients of this user are connected"
+	default:
+		s.sessions[ses] = struct{}{}
+		s.perUser[peer.Uid]++
+		s.work.Go(ses.run)
+	}
+	s.mu.Unlock()
+	if why == "" {
+		return
+	}
+	s.opts.Log.Warn("control: connection refused: "+why, "pid", peer.Pid, "uid", peer.Uid)
+	ses.refuse(syscall.EUSERS, why)
+}
+
+// ended forgets a session whose mappings are gone.
+func (s *Server) ended(ses *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, ses)
+	if s.perUser[ses.peer.Uid]--; s.perUser[ses.peer.Uid] <= 0 {
+		delete(s.perUser, ses.peer.Uid)
+	}
+}
+
+// peerOf returns who made the connection, as the kernel saw it at connect.
+func peerOf(conn *net.UnixConn) (unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	var cred *unix.Ucred
+	var sockErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return unix.Ucred{}, err
+	}
+	if sockErr != nil {
+		return unix.Ucred{}, sockErr
+	}
+	return *cred, nil
+}

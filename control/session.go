@@ -1,0 +1,272 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// session is one connection of a client. Its reader goroutine owns it; requests run in goroutines of their own, which
+// the reader waits for before it unmaps what is left.
+type session struct {
+	server *Server       // immutable
+	conn   *net.UnixConn // immutable
+	peer   unix.Ucred    // immutable
+	log    *slog.Logger  // immutable
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	requests sync.WaitGroup
+	// slots has an element for each request whose goroutine runs. A request frees its id just before its answer goes
+	// out, so that the client may use the id again, but its slot only afterwards: that is what bounds the goroutines
+	// of a client that does not read.
+	slots chan struct{}
+
+	writeMu sync.Mutex // held while one frame goes out
+
+	mu          sync.Mutex
+	running     map[requestID]struct{} // guarded by mu
+	mappings    map[mappingID]*openMap // guarded by mu
+	lastMapping mappingID              // guarded by mu
+	reserved    int                    // mappings being made; guarded by mu
+	inStatus    bool                   // a STATUS is being answered; guarded by mu
+}
+
+// openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
+type openMap struct {
+	Mapping
+	length   int64 // immutable
+	writable bool  // immutable
+	// users is added to under session.mu while the mapping is in the table, so that nobody joins once it is out.
+	users sync.WaitGroup
+}
+
+// clip checks that the n bytes at off lie within the pages of the mapping and cuts them to its length. A range that
+// lies in the last page past the length becomes the last byte, which stands for its page.
+func (m *openMap) clip(off, n int64) (int64, int64, bool) {
+	pages := page.Range{End: page.Count(m.length)}.Bytes()
+	if n == 0 || !rangeWithin(off, n, pages) {
+		return 0, 0, false
+	}
+	off = min(off, m.length-1)
+	return off, min(n, m.length-off), true
+}
+
+func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
+	ses := &session{
+		server:   s,
+		conn:     conn,
+		peer:     peer,
+		log:      s.opts.Log.With("pid", peer.Pid, "uid", peer.Uid),
+		slots:    make(chan struct{}, s.opts.MaxRequests),
+		running:  make(map[requestID]struct{}),
+		mappings: make(map[mappingID]*openMap),
+	}
+	ses.ctx, ses.cancel = context.WithCancel(s.ctx)
+	return ses
+}
+
+// refuse tells a connection that gets no session why, without waiting, and closes it.
+func (s *session) refuse(errno syscall.Errno, why string) {
+	s.cancel()
+	s.conn.SetWriteDeadline(time.Now().Add(time.Second)) // an empty socket takes the frame at once
+	s.conn.Write(errorFrame(0, errno, why))
+	s.conn.Close()
+}
+
+func errorFrame(id requestID, errno syscall.Errno, why string) []byte {
+	return appendFrame(nil, typeError, 0, id, result{errno: uint32(errno), text: why}.append)
+}
+
+// protocolError is a breach that ends the connection.
+type protocolError struct {
+	id    requestID
+	errno syscall.Errno
+	why   string
+}
+
+func (e *protocolError) Error() string { return e.why }
+
+func breach(id requestID, format string, args ...any) error {
+	return &protocolError{id, syscall.EPROTO, fmt.Sprintf(format, args...)}
+}
+
+// run serves the connection until it ends and then unmaps what the client left.
+func (s *session) run() {
+	defer s.server.ended(s)
+	s.log.Debug("control: client connected")
+	err := s.serve()
+	var bad *protocolError
+	switch {
+	case errors.As(err, &bad):
+		s.log.Warn("control: client dropped", "error", bad.why)
+		s.send(errorFrame(bad.id, bad.errno, bad.why), nil)
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
+		s.log.Debug("control: client went")
+	default:
+		s.log.Warn("control: client dropped", "error", err)
+	}
+	s.conn.Close()
+	s.cancel()
+	s.requests.Wait()
+	s.unmapAll()
+}
+
+// serve reads requests. It never returns nil.
+func (s *session) serve() error {
+	buf := make([]byte, maxRequest)
+	if err := s.handshake(buf); err != nil {
+		return err
+	}
+	for {
+		h, body, err := s.read(buf)
+		if err != nil {
+			return err
+		}
+		if err := s.begin(h, body); err != nil {
+			return err
+		}
+	}
+}
+
+// handshake reads the HELLO and answers it.
+func (s *session) handshake(buf []byte) error {
+	s.conn.SetReadDeadline(time.Now().Add(s.server.opts.HandshakeTimeout))
+	h, body, err := s.read(buf)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &protocolError{0, syscall.ETIMEDOUT, "no HELLO in time"}
+	}
+	if err != nil {
+		return err
+	}
+	if h.typ != typeHello {
+		return breach(h.id, "first frame has type %d, not HELLO", h.typ)
+	}
+	hi, err := decodeHello(body)
+	if err != nil {
+		return breach(h.id, "HELLO: %v", err)
+	}
+	if hi.max < minVersion || hi.min > maxVersion {
+		return &protocolError{h.id, syscall.EPROTONOSUPPORT, fmt.Sprintf(
+			"client speaks versions %d to %d of the protocol, this gaiafs %d to %d", hi.min, hi.max, minVersion, maxVersion)}
+	}
+	s.conn.SetReadDeadline(time.Time{})
+	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests)}
+	return s.send(appendFrame(nil, typeWelcome, 0, h.id, w.append), nil)
+}
+
+// read returns the next frame; the body aliases buf.
+func (s *session) read(buf []byte) (header, []byte, error) {
+	n, _, flags, _, err := s.conn.ReadMsgUnix(buf, nil)
+	if err != nil {
+		return header{}, nil, err
+	}
+	if flags&unix.MSG_TRUNC != 0 {
+		return header{}, nil, breach(0, "frame is larger than %d bytes", maxRequest)
+	}
+	if flags&unix.MSG_CTRUNC != 0 { // the kernel has closed them already
+		return header{}, nil, breach(0, "descriptors came with a request")
+	}
+	h, body, err := decodeHeader(buf[:n])
+	if err != nil {
+		return header{}, nil, breach(0, "%v", err)
+	}
+	return h, body, nil
+}
+
+// send writes one frame, with descriptors that the caller keeps open until it returns. It waits at most the write
+// timeout; after a failure the connection is closed, since the client's idea of it is lost.
+func (s *session) send(frame []byte, files []*os.File) error {
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	deadline := time.Now().Add(s.server.opts.WriteTimeout)
+	s.conn.SetWriteDeadline(deadline)
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	var err error
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		_, _, err = s.conn.WriteMsgUnix(frame, rights, nil)
+		// ETOOMANYREFS: this user has too many descriptors in flight. They land as clients read.
+		if !errors.Is(err, syscall.ETOOMANYREFS) || !time.Now().Add(wait).Before(deadline) {
+			break
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+		}
+		if s.ctx.Err() != nil {
+			break
+		}
+	}
+	runtime.KeepAlive(files)
+	if err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			s.log.Warn("control: client does not read, dropped")
+		}
+		s.conn.Close()
+	}
+	return err
+}
+
+func (s *session) mappingCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mappings)
+}
+
+// use returns a mapping of the session and holds it until its users.Done.
+func (s *session) use(id mappingID) (*openMap, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, ok := s.mappings[id]
+	if ok {
+		m.users.Add(1)
+	}
+	return m, ok
+}
+
+// take removes a mapping from the session; the caller unmaps it.
+func (s *session) take(id mappingID) (*openMap, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, ok := s.mappings[id]
+	delete(s.mappings, id)
+	return m, ok
+}
+
+// unmap ends a mapping taken out of the table. The server's end does not stop it: it is the implicit release.
+func (s *session) unmap(m *openMap) error {
+	m.users.Wait()
+	return m.Unmap(context.WithoutCancel(s.ctx))
+}
+
+// unmapAll ends the mappings that the client left.
+func (s *session) unmapAll() {
+	s.mu.Lock()
+	left := s.mappings
+	s.mappings = nil
+	s.mu.Unlock()
+	for _, m := range left {
+		if err := s.unmap(m); err != nil {
+			s.log.Error("control: implicit release failed", "error", err)
+		}
+	}
+}

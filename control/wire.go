@@ -1,0 +1,295 @@
+package control
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// The wire format, version 1. docs/protocol.md describes it; the clients have their own copies of these numbers and
+// testdata/frames.txt keeps the copies equal.
+const (
+	// helloMagic opens the first frame of a connection: the bytes "GAIA".
+	helloMagic = 0x41494147
+
+	minVersion = 1
+	maxVersion = 1
+
+	headerSize = 16
+	// maxFrame bounds every frame, maxRequest those from the client to the daemon.
+	maxFrame   = 64 << 10
+	maxRequest = 4 << 10
+	// maxExtents bounds the descriptors in one EXTENTS frame. The kernel's own bound is 253.
+	maxExtents = 128
+	// maxText bounds the text of a RESULT or ERROR.
+	maxText = 1024
+)
+
+// frameType says what a frame's body is. Types of replies have replyBit set.
+type frameType uint16
+
+const replyBit frameType = 0x8000
+
+const (
+	typeHello   frameType = 1
+	typeMap     frameType = 2
+	typeAcquire frameType = 3
+	typeRelease frameType = 4
+	typeSync    frameType = 5
+	typeAdvise  frameType = 6
+	typeUnmap   frameType = 7
+	typeStatus  frameType = 8
+	typePing    frameType = 9
+
+	typeWelcome  = replyBit | 1
+	typeMapped   = replyBit | 2
+	typeExtents  = replyBit | 3
+	typeResult   = replyBit | 4
+	typeDocument = replyBit | 5
+	typeError    = replyBit | 6
+)
+
+// flagMore in a header says that another frame of the same reply follows.
+const flagMore uint16 = 1
+
+// Bits of the prot and flags of a MAP.
+const (
+	protRead  uint32 = 1
+	protWrite uint32 = 2
+
+	mapLazy    uint32 = 1
+	mapLaunder uint32 = 2
+)
+
+// The argument of an ACQUIRE and of a SYNC.
+const (
+	acquireLaunder uint32 = 1
+	syncDurable    uint32 = 1
+)
+
+// The argument of an ADVISE has the numbers of Linux's MADV_ constants.
+const (
+	adviceNormal     uint32 = 0
+	adviceRandom     uint32 = 1
+	adviceSequential uint32 = 2
+	adviceWillNeed   uint32 = 3
+	adviceDontNeed   uint32 = 4
+)
+
+// requestID is chosen by the client and comes back in every frame of the reply.
+type requestID uint64
+
+// mappingID names a mapping within one session.
+type mappingID uint64
+
+// header begins every frame.
+type header struct {
+	length uint32
+	typ    frameType
+	flags  uint16
+	id     requestID
+}
+
+// appendFrame appends a frame whose body the function appends, and fills in the length.
+func appendFrame(b []byte, typ frameType, flags uint16, id requestID, body func([]byte) []byte) []byte {
+	start := len(b)
+	b = append(b, 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint16(b, uint16(typ))
+	b = binary.LittleEndian.AppendUint16(b, flags)
+	b = binary.LittleEndian.AppendUint64(b, uint64(id))
+	if body != nil {
+		b = body(b)
+	}
+	binary.LittleEndian.PutUint32(b[start:], uint32(len(b)-start))
+	return b
+}
+
+// decodeHeader splits one record of the socket into header and body. The body aliases record.
+func decodeHeader(record []byte) (header, []byte, error) {
+	if len(record) < headerSize {
+		return header{}, nil, fmt.Errorf("frame of %d bytes is shorter than its header", len(record))
+	}
+	h := header{
+		length: binary.LittleEndian.Uint32(record),
+		typ:    frameType(binary.LittleEndian.Uint16(record[4:])),
+		flags:  binary.LittleEndian.Uint16(record[6:]),
+		id:     requestID(binary.LittleEndian.Uint64(record[8:])),
+	}
+	if int64(h.length) != int64(len(record)) {
+		return header{}, nil, fmt.Errorf("frame says %d bytes and has %d", h.length, len(record))
+	}
+	return h, record[headerSize:], nil
+}
+
+func wantBody(body []byte, n int) error {
+	if len(body) != n {
+		return fmt.Errorf("body has %d bytes, not %d", len(body), n)
+	}
+	return nil
+}
+
+// hello opens a connection with the versions that the client speaks.
+type hello struct{ min, max uint16 }
+
+func decodeHello(body []byte) (hello, error) {
+	if err := wantBody(body, 8); err != nil {
+		return hello{}, err
+	}
+	if m := binary.LittleEndian.Uint32(body); m != helloMagic {
+		return hello{}, fmt.Errorf("magic %#x is not gaiafs's", m)
+	}
+	h := hello{binary.LittleEndian.Uint16(body[4:]), binary.LittleEndian.Uint16(body[6:])}
+	if h.min > h.max {
+		return hello{}, fmt.Errorf("version range %d to %d is empty", h.min, h.max)
+	}
+	return h, nil
+}
+
+// welcome answers a hello with the version chosen and the limits of the session.
+type welcome struct {
+	version     uint16
+	maxRequests uint32
+}
+
+func (w welcome) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint16(b, w.version)
+	b = binary.LittleEndian.AppendUint16(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, w.maxRequests)
+	b = binary.LittleEndian.AppendUint32(b, maxRequest)
+	return binary.LittleEndian.AppendUint32(b, maxExtents)
+}
+
+// mapRequest asks for a mapping.
+type mapRequest struct {
+	token    [tokenSize]byte
+	device   uint32
+	prot     uint32
+	flags    uint32
+	off, len int64
+}
+
+func decodeMap(body []byte) (mapRequest, error) {
+	if err := wantBody(body, 48); err != nil {
+		return mapRequest{}, err
+	}
+	var r mapRequest
+	copy(r.token[:], body)
+	r.device = binary.LittleEndian.Uint32(body[16:])
+	r.prot = binary.LittleEndian.Uint32(body[20:])
+	r.flags = binary.LittleEndian.Uint32(body[24:])
+	// Numbers past MaxInt64 come out negative, and the checks of a mapping refuse those.
+	r.off = int64(binary.LittleEndian.Uint64(body[32:]))
+	r.len = int64(binary.LittleEndian.Uint64(body[40:]))
+	return r, nil
+}
+
+// mapped answers a mapRequest. Frames with the extents follow.
+type mapped struct {
+	mapping mappingID
+	kind    uint32
+	device  uint32
+	// size is the file's size at home in bytes, negative where it is not known.
+	size    int64
+	extents uint32
+}
+
+func (m mapped) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.mapping))
+	b = binary.LittleEndian.AppendUint32(b, m.kind)
+	b = binary.LittleEndian.AppendUint32(b, m.device)
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.size))
+	b = binary.LittleEndian.AppendUint32(b, m.extents)
+	return binary.LittleEndian.AppendUint32(b, 0)
+}
+
+// extentPlace is an extent's offset in the file and its size, in bytes.
+type extentPlace struct{ off, size int64 }
+
+// extents carries places whose descriptors travel beside the frame, in the same order.
+type extents struct {
+	first  uint32
+	places []extentPlace
+}
+
+func (e extents) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, e.first)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(e.places)))
+	for _, p := range e.places {
+		b = binary.LittleEndian.AppendUint64(b, uint64(p.off))
+		b = binary.LittleEndian.AppendUint64(b, uint64(p.size))
+	}
+	return b
+}
+
+// rangeRequest is the body of ACQUIRE, RELEASE, SYNC and ADVISE. off counts bytes from the start of the mapping.
+type rangeRequest struct {
+	mapping  mappingID
+	off, len int64
+	arg      uint32
+}
+
+func decodeRange(body []byte) (rangeRequest, error) {
+	if err := wantBody(body, 32); err != nil {
+		return rangeRequest{}, err
+	}
+	return rangeRequest{
+		mapping: mappingID(binary.LittleEndian.Uint64(body)),
+		off:     int64(binary.LittleEndian.Uint64(body[8:])),
+		len:     int64(binary.LittleEndian.Uint64(body[16:])),
+		arg:     binary.LittleEndian.Uint32(body[24:]),
+	}, nil
+}
+
+func decodeUnmap(body []byte) (mappingID, error) {
+	if err := wantBody(body, 8); err != nil {
+		return 0, err
+	}
+	return mappingID(binary.LittleEndian.Uint64(body)), nil
+}
+
+func decodeStatus(body []byte) (token [tokenSize]byte, err error) {
+	if err := wantBody(body, tokenSize); err != nil {
+		return token, err
+	}
+	copy(token[:], body)
+	return token, nil
+}
+
+// result is the body of RESULT and of ERROR.
+type result struct {
+	errno uint32
+	pages int64
+	text  string
+}
+
+func (r result) append(b []byte) []byte {
+	text := cutText(r.text)
+	b = binary.LittleEndian.AppendUint32(b, r.errno)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(text)))
+	b = binary.LittleEndian.AppendUint64(b, uint64(max(r.pages, 0)))
+	return append(b, text...)
+}
+
+// cutText makes s fit a result: valid UTF-8 of at most maxText bytes without a zero byte.
+func cutText(s string) string {
+	out := make([]byte, 0, min(len(s), maxText))
+	for _, r := range s { // an invalid byte comes out as U+FFFD
+		if r == 0 {
+			r = ' '
+		}
+		c := string(r)
+		if len(out)+len(c) > maxText {
+			break
+		}
+		out = append(out, c...)
+	}
+	return string(out)
+}
+
+// rangeWithin reports whether the n bytes at off lie within size bytes, without overflowing.
+func rangeWithin(off, n, size int64) bool {
+	return off >= 0 && n >= 0 && off <= size && n <= size-off
+}
+
+// mapEnd is the largest end of a mapping in the file. No file is as large, and whoever rounds an end up to whole extents
+// stays within an int64.
+const mapEnd = 1 << 62
