@@ -1,0 +1,50 @@
+# Rules for the C library. The top Makefile includes this file; client/c/Makefile does too, for those who want nothing
+# else. It leaves libgaiafs.so, libgaiafs.a and gaiafs.pc in $(GAIAFS_BUILD).
+GAIAFS_C ?= client/c
+GAIAFS_BUILD ?= build
+GAIAFS_VERSION ?= 0.1.0
+PREFIX ?= /usr/local
+CC ?= cc
+
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c conn.c table.c memory.c grant.c wire.c error.c)
+GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h wire.h)
+LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a gaiafs.pc)
+GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
+GAIAFS_C_WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+GAIAFS_C_FLAGS := -std=c11 -O2 -g -fPIC -pthread -fvisibility=hidden -D_FILE_OFFSET_BITS=64 $(GAIAFS_C_WARNINGS)
+
+.PHONY: libgaiafs libgaiafs-install libgaiafs-clean
+libgaiafs: $(LIBGAIAFS)
+
+$(GAIAFS_BUILD)/c/%.o: $(GAIAFS_C)/%.c $(GAIAFS_C_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(GAIAFS_C_FLAGS) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
+
+$(GAIAFS_BUILD)/libgaiafs.so.0: $(GAIAFS_C_OBJECTS)
+	$(CC) -shared -pthread -Wl,-soname,libgaiafs.so.0 -Wl,-z,defs $(LDFLAGS) -o $@ $^
+
+$(GAIAFS_BUILD)/libgaiafs.so: $(GAIAFS_BUILD)/libgaiafs.so.0
+	ln -sf $(<F) $@
+
+$(GAIAFS_BUILD)/libgaiafs.a: $(GAIAFS_C_OBJECTS)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+$(GAIAFS_BUILD)/gaiafs.pc: $(GAIAFS_C)/gaiafs.pc.in
+	@mkdir -p $(@D)
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $< > $@
+
+libgaiafs-install: libgaiafs
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 $(GAIAFS_C)/gaiafs.h $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(GAIAFS_BUILD)/libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib
+	ln -sf libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib/libgaiafs.so
+	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 $(GAIAFS_BUILD)/gaiafs.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	for page in gaia_macquire gaia_mrelease gaia_msync gaia_madvise gaia_munmap gaia_error; do \
+		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
+	done
+
+libgaiafs-clean:
+	rm -rf $(GAIAFS_BUILD)/c $(GAIAFS_BUILD)/libgaiafs.* $(GAIAFS_BUILD)/gaiafs.pc

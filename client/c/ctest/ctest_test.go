@@ -1,0 +1,355 @@
+package ctest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/control/controltest"
+)
+
+// clients are the programs compiled so far, by build.
+var clients = struct {
+	mu   sync.Mutex
+	dir  string
+	path map[string]string
+}{path: make(map[string]string)}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "ctest")
+	if err != nil {
+		panic(err)
+	}
+	clients.dir = dir
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(dir)
+		os.Exit(code)
+	}))
+}
+
+// daemon is a live server over a small page cache.
+type daemon struct {
+	t      *testing.T
+	dir    string
+	socket string
+	cache  *controltest.Cache
+	server *control.Server
+	stop   func()
+}
+
+func startDaemon(t *testing.T, cache *controltest.Cache) *daemon {
+	dir := t.TempDir()
+	if cache.Devices == 0 {
+		cache.Devices = 2
+	}
+	d := &daemon{t: t, dir: dir, socket: filepath.Join(dir, "run", "s"), cache: cache}
+	t.Cleanup(func() { require.NoError(t, cache.Close()) })
+	d.start()
+	t.Cleanup(func() { d.stop() })
+	return d
+}
+
+func (d *daemon) grants() string { return filepath.Join(d.dir, "grants") }
+
+func (d *daemon) start() {
+	server, err := control.Listen(control.Options{Socket: d.socket, Cache: d.cache})
+	require.NoError(d.t, err)
+	grants, err := controltest.ListenGrants(server, d.grants())
+	require.NoError(d.t, err)
+	d.server = server
+	d.stop = sync.OnceFunc(func() {
+		require.NoError(d.t, server.Close())
+		grants.Close() // closes files that the server was using
+	})
+}
+
+// file makes the file that the scenarios expect.
+func (d *daemon) file() string {
+	content := make([]byte, 5<<20)
+	for i := range content {
+		content[i] = byte(i / 7)
+	}
+	path := filepath.Join(d.dir, "file")
+	require.NoError(d.t, os.WriteFile(path, content, 0o600))
+	return path
+}
+
+func (d *daemon) waitMapped(n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	require.NoError(d.t, d.cache.WaitMapped(ctx, n))
+}
+
+// command returns the client with the daemon's grants.
+func (d *daemon) command(client string, args ...string) *exec.Cmd {
+	cmd := exec.Command(client, args...)
+	if strings.HasSuffix(client, "-thread") {
+		// The thread sanitizer needs the addresses that it was made for.
+		if setarch, err := exec.LookPath("setarch"); err == nil {
+			cmd = exec.Command(setarch, append([]string{"-R", client}, args...)...)
+		}
+	}
+	cmd.Env = append(os.Environ(), "GAIAFS_TEST_GRANTS="+d.grants(), "TSAN_OPTIONS=die_after_fork=0")
+	return cmd
+}
+
+func (d *daemon) run(client string, args ...string) string {
+	d.t.Helper()
+	out, err := d.command(client, args...).CombinedOutput()
+	require.NoError(d.t, err, "%s", out)
+	return string(out)
+}
+
+var warnings = []string{"-std=c11", "-g", "-O1", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall", "-Wextra", "-Werror"}
+
+// builds are the ways in which the client is compiled.
+var builds = map[string][]string{
+	"plain":   nil,
+	"address": {"-fsanitize=address,undefined", "-fno-sanitize-recover=all"},
+	"thread":  {"-fsanitize=thread"},
+}
+
+// sources returns the library's files.
+func sources(t *testing.T) []string {
+	all, err := filepath.Glob("../*.c")
+	require.NoError(t, err)
+	require.NotEmpty(t, all)
+	return all
+}
+
+// compile builds testdata/client.c with the library. A sanitizer that the compiler lacks is skipped; a compiler is
+// not.
+func compile(t *testing.T, build string) string {
+	t.Helper()
+	clients.mu.Lock()
+	defer clients.mu.Unlock()
+	if path := clients.path[build]; path != "" {
+		return path
+	}
+	dir := clients.dir
+	flags := builds[build]
+	if flags != nil {
+		probe := filepath.Join(dir, "probe.c")
+		require.NoError(t, os.WriteFile(probe, []byte("int main(void) { return 0; }\n"), 0o600))
+		if out, err := exec.Command("cc", append(append([]string{}, flags...), "-o", probe+".out", probe)...).CombinedOutput(); err != nil {
+			t.Skipf("this compiler has no %s sanitizer: %s", build, out)
+		}
+	}
+	client := filepath.Join(dir, "client-"+build)
+	args := append(append(append([]string{}, warnings...), flags...), "-o", client, "testdata/client.c")
+	out, err := exec.Command("cc", append(args, sources(t)...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	clients.path[build] = client
+	return client
+}
+
+func TestScenarios(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, build)
+			t.Run("wire", func(t *testing.T) {
+				out, err := exec.Command(client, "wire", "../../../control/testdata/frames.txt").CombinedOutput()
+				if build == "thread" && err != nil && strings.Contains(string(out), "unexpected memory mapping") {
+					t.Skip("the thread sanitizer does not run with these address spaces")
+				}
+				require.NoError(t, err, "%s", out)
+			})
+			for _, scenario := range []string{"basic", "bad", "addresses", "threads", "forks", "forks-among-threads"} {
+				t.Run(scenario, func(t *testing.T) {
+					if build == "thread" && scenario == "forks-among-threads" {
+						t.Skip("the thread sanitizer does not support threads made by a forked process")
+					}
+					d := startDaemon(t, &controltest.Cache{})
+					d.run(client, scenario, d.file())
+					d.waitMapped(0)
+				})
+			}
+			t.Run("many extents", func(t *testing.T) {
+				d := startDaemon(t, &controltest.Cache{Extent: 4096})
+				d.run(client, "basic", d.file())
+				d.waitMapped(0)
+			})
+			t.Run("restart", func(t *testing.T) { restart(t, client) })
+		})
+	}
+}
+
+// talk starts a client that says a word and waits for a byte.
+func (d *daemon) talk(client string, args ...string) (cmd *exec.Cmd, expect func(string), answer io.WriteCloser) {
+	cmd = d.command(client, args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(d.t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(d.t, err)
+	require.NoError(d.t, cmd.Start())
+	lines := bufio.NewReader(out)
+	return cmd, func(want string) {
+		d.t.Helper()
+		line, err := lines.ReadString('\n')
+		require.NoError(d.t, err)
+		require.Equal(d.t, want+"\n", line)
+	}, in
+}
+
+func restart(t *testing.T, client string) {
+	d := startDaemon(t, &controltest.Cache{})
+	cmd, expect, answer := d.talk(client, "restart", d.file())
+	say := func() {
+		_, err := answer.Write([]byte{1})
+		require.NoError(t, err)
+	}
+	expect("mapped")
+	d.stop()
+	say()
+	expect("lost")
+	d.start()
+	say()
+	expect("mapped again")
+	d.stop()
+	d.start()
+	say()
+	expect("third")
+	d.stop()
+	d.start()
+	say()
+	require.NoError(t, cmd.Wait())
+}
+
+func TestKilledClientIsReleased(t *testing.T) {
+	client := compile(t, "plain")
+	d := startDaemon(t, &controltest.Cache{})
+	path := d.file()
+	for i := range 20 {
+		text := fmt.Sprintf("last words %02d", i)
+		cmd, expect, _ := d.talk(client, "stay", path, text)
+		expect("mapped")
+		d.waitMapped(1)
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait() // "signal: killed"
+		d.waitMapped(0)
+		got, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, text, string(got[:len(text)]))
+	}
+	require.Eventually(t, func() bool { return d.server.Stats() == control.Stats{} }, 10*time.Second, time.Millisecond)
+}
+
+func TestRefusals(t *testing.T) {
+	client := compile(t, "plain")
+	t.Run("budget", func(t *testing.T) {
+		d := startDaemon(t, &controltest.Cache{
+			MapError: fmt.Errorf("no room: the budget of device 0 (1 GiB) is spent: %w", syscall.ENOMEM)})
+		require.Equal(t, "12 no room: the budget of device 0 (1 GiB) is spent: cannot allocate memory\n",
+			d.run(client, "refused", d.file()))
+	})
+	t.Run("unknown kind", func(t *testing.T) {
+		d := startDaemon(t, &controltest.Cache{Kind: 77})
+		require.Equal(t, "95 device 0 has memory of kind 77, which this library cannot map\n", d.run(client, "refused", d.file()))
+		d.waitMapped(0)
+	})
+	t.Run("no daemon", func(t *testing.T) {
+		d := startDaemon(t, &controltest.Cache{})
+		path := d.file()
+		grants, err := controltest.ListenGrants(d.server, d.grants()+"2")
+		require.NoError(t, err)
+		defer grants.Close()
+		// The ioctl still answers, as it does between a killed daemon and the end of its mount.
+		require.NoError(t, os.Remove(d.socket))
+		cmd := d.command(client, "refused", path)
+		cmd.Env = append(cmd.Env, "GAIAFS_TEST_GRANTS="+d.grants()+"2")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "111 gaiafs does not listen on")
+	})
+	t.Run("no mount", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "plain")
+		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+		out, err := exec.Command(client, "foreign", path).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	})
+}
+
+// TestLibraryAsShipped builds the library by its Makefile with every warning on, and a C++ program against it as
+// pkg-config says.
+func TestLibraryAsShipped(t *testing.T) {
+	dir := t.TempDir()
+	build := filepath.Join(dir, "build")
+	run := func(name string, args ...string) string {
+		t.Helper()
+		out, err := exec.Command(name, args...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	analyzer := ""
+	if strings.Contains(run("cc", "--version"), "Free Software Foundation") {
+		analyzer = " -fanalyzer"
+	}
+	run("make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+dir+"/usr", "CFLAGS=-Werror"+analyzer, "libgaiafs-install")
+
+	symbols := strings.Fields(run("nm", "-D", "--defined-only", "--format=just-symbols", filepath.Join(build, "libgaiafs.so")))
+	require.ElementsMatch(t, []string{"gaia_error", "gaia_macquire", "gaia_madvise", "gaia_mmap", "gaia_mrelease", "gaia_msync",
+		"gaia_munmap"}, symbols)
+	require.Contains(t, run("readelf", "-d", filepath.Join(build, "libgaiafs.so")), "Library soname: [libgaiafs.so.0]")
+	for _, name := range []string{"include/gaiafs.h", "lib/libgaiafs.a", "lib/libgaiafs.so.0", "share/man/man3/gaia_munmap.3"} {
+		_, err := os.Stat(filepath.Join(dir, "usr", name))
+		require.NoError(t, err)
+	}
+
+	program := filepath.Join(dir, "program.cc")
+	require.NoError(t, os.WriteFile(program, []byte(`#include <gaiafs.h>
+#include <cerrno>
+int main() {
+	if (gaia_mmap(nullptr, 0, PROT_READ, MAP_SHARED, 0, 0, 0) != MAP_FAILED || errno != EINVAL)
+		return 1;
+	return gaia_error()[0] == '\0';
+}
+`), 0o600))
+	flags := []string{"-I" + dir + "/usr/include", "-L" + dir + "/usr/lib", "-lgaiafs"}
+	if _, err := exec.LookPath("pkg-config"); err == nil {
+		cmd := exec.Command("pkg-config", "--cflags", "--libs", "gaiafs")
+		cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+dir+"/usr/lib/pkgconfig")
+		out, err := cmd.Output()
+		require.NoError(t, err)
+		require.Equal(t, flags, strings.Fields(string(out)))
+	}
+	// C is what the scenarios compile the header as.
+	run("c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program}, flags...)...)
+	cmd := exec.Command(program + ".out")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir+"/usr/lib")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// TestManualPage checks the manual page with the formatters that are installed.
+func TestManualPage(t *testing.T) {
+	checked := false
+	for _, c := range [][]string{
+		{"mandoc", "-T", "lint", "-W", "warning", "../gaia_mmap.3"},
+		{"groff", "-man", "-ww", "-z", "-T", "utf8", "../gaia_mmap.3"},
+	} {
+		if _, err := exec.LookPath(c[0]); err != nil {
+			continue
+		}
+		checked = true
+		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Empty(t, string(out), c[0])
+	}
+	if !checked {
+		t.Skip("neither mandoc nor groff is installed")
+	}
+}

@@ -1,0 +1,81 @@
+/*
+ * gaiafs.h - map files of a gaiafs mount into the memory of a device and share them with every program of the machine.
+ *
+ * gaia_mmap gives a window on a file in a device's memory; all processes that map the file on that device share the same
+ * memory. What is stored there is seen by everyone else, CPU programs with plain reads included, after gaia_mrelease;
+ * what others released or wrote is seen after gaia_macquire. Two programs may write the same page at once: the bytes
+ * that each changed are merged.
+ *
+ * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
+ * until the daemon has answered. On failure they return -1 (gaia_mmap: MAP_FAILED) and set errno, and gaia_error says
+ * more. The manual is gaia_mmap(3).
+ */
+#ifndef GAIAFS_H
+#define GAIAFS_H
+
+#include <sys/mman.h>
+#include <sys/types.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define GAIA_API __attribute__((visibility("default")))
+#else
+#define GAIA_API
+#endif
+
+/* A flag of gaia_mmap: fetch nothing now. gaia_macquire does, or gaia_madvise with GAIA_MADV_WILLNEED. */
+#define GAIA_LAZY 0x20000000
+
+/* The advice of gaia_madvise, with the numbers of madvise(2). */
+#define GAIA_MADV_NORMAL 0
+#define GAIA_MADV_RANDOM 1
+#define GAIA_MADV_SEQUENTIAL 2
+#define GAIA_MADV_WILLNEED 3
+#define GAIA_MADV_DONTNEED 4
+
+/*
+ * gaia_mmap maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev. off is
+ * a multiple of 4096. prot is PROT_READ or PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0
+ * means it too), with MAP_FIXED, MAP_FIXED_NOREPLACE and GAIA_LAZY as options. fd may be closed afterwards.
+ */
+GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev);
+
+/*
+ * gaia_macquire brings the len bytes at addr up to date: it sees every release, and every write of a CPU program, that
+ * happened before. Bytes stored by this device and not yet released stay.
+ */
+GAIA_API int gaia_macquire(void *addr, size_t len, int dev);
+
+/* gaia_mrelease makes the stores into the len bytes at addr visible to everyone. */
+GAIA_API int gaia_mrelease(void *addr, size_t len, int dev);
+
+/*
+ * gaia_msync releases, and waits until the bytes are in the backing file (MS_ASYNC, or no flag) and on stable storage
+ * (MS_SYNC). With MS_INVALIDATE it acquires afterwards; MS_INVALIDATE alone is an acquire.
+ */
+GAIA_API int gaia_msync(void *addr, size_t len, int flags);
+
+/* gaia_madvise gives one of the GAIA_MADV_ hints. */
+GAIA_API int gaia_madvise(void *addr, size_t len, int advice);
+
+/*
+ * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. The mapping is
+ * gone after every failure but EINVAL; the failure says that the release could not be confirmed.
+ */
+GAIA_API int gaia_munmap(void *addr, size_t len);
+
+/*
+ * gaia_error returns what the last failure of a function of this library in this thread was, in words; the daemon's own
+ * where it failed there. The string is never NULL and valid until the thread's next failure.
+ */
+GAIA_API const char *gaia_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

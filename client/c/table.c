@@ -1,0 +1,175 @@
+/* The mappings of this process, by address. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Ascending by base; guarded by gaiafs_table_lock. Address ranges of two mappings never overlap. */
+static struct gaiafs_mapping **table;
+static size_t used, room;
+
+/* after_locked returns the number of mappings that begin at or before addr. */
+static size_t after_locked(const void *addr)
+{
+	size_t lo = 0, hi = used;
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if ((uintptr_t)table[mid]->base <= (uintptr_t)addr)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+static bool overlaps_locked(const void *addr, uint64_t n)
+{
+	size_t i = after_locked(addr);
+
+	if (i > 0 && (uintptr_t)addr - (uintptr_t)table[i - 1]->base < table[i - 1]->size)
+		return true;
+	return i < used && (uintptr_t)table[i]->base - (uintptr_t)addr < n;
+}
+
+static int grow_locked(void)
+{
+	size_t more = room == 0 ? 16 : 2 * room;
+	struct gaiafs_mapping **bigger;
+
+	if (used < room)
+		return 0;
+	bigger = realloc(table, more * sizeof *bigger);
+	if (bigger == NULL)
+		return ENOMEM;
+	table = bigger;
+	room = more;
+	return 0;
+}
+
+static void remove_locked(size_t i)
+{
+	memmove(table + i, table + i + 1, (used - i - 1) * sizeof *table);
+	used--;
+}
+
+struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
+{
+	struct gaiafs_mapping *m = calloc(1, sizeof *m);
+
+	if (m == NULL) {
+		gaiafs_failed(f, ENOMEM, "out of memory");
+		return NULL;
+	}
+	m->refs = 1;
+	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (m->fd >= 0)
+		return m;
+	gaiafs_failed(f, errno, "descriptor %d could not be duplicated: %s", fd, strerror(errno));
+	free(m);
+	return NULL;
+}
+
+int gaiafs_table_reserve(struct gaiafs_mapping *m, void *addr, int flags)
+{
+	void *base = NULL;
+	int err;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	err = grow_locked();
+	/* MAP_FIXED replaces what the program mapped there itself, but not a mapping of ours, which others may be using. */
+	if (err == 0 && (flags & MAP_FIXED) && overlaps_locked(addr, m->size))
+		err = EEXIST;
+	if (err == 0)
+		err = m->kind->reserve(addr, (size_t)m->size, flags, &base);
+	if (err == 0) {
+		size_t i = after_locked(base);
+
+		m->base = base;
+		m->ready = false;
+		m->generation = gaiafs_generation;
+		memmove(table + i + 1, table + i, (used - i) * sizeof *table);
+		table[i] = m;
+		used++;
+	}
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return err;
+}
+
+void gaiafs_table_ready(struct gaiafs_mapping *m)
+{
+	pthread_mutex_lock(&gaiafs_table_lock);
+	m->ready = true;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+}
+
+struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine)
+{
+	struct gaiafs_mapping *m = NULL;
+	size_t i;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	i = after_locked(addr);
+	if (i > 0 && table[i - 1]->ready && (uintptr_t)addr - (uintptr_t)table[i - 1]->base < table[i - 1]->size) {
+		m = table[i - 1];
+		m->refs++;
+		*mine = m->generation == gaiafs_generation;
+	}
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return m;
+}
+
+struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine)
+{
+	struct gaiafs_mapping *m = NULL;
+	size_t i;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	i = after_locked(addr);
+	if (i > 0 && table[i - 1]->ready && table[i - 1]->base == addr && table[i - 1]->size == size) {
+		m = table[i - 1];
+		*mine = m->generation == gaiafs_generation;
+		remove_locked(i - 1);
+		/* Under the lock: nobody else may get the addresses while the table still has them, nor the other way
+		 * round. */
+		(void)m->kind->drop(m->base, (size_t)m->size);
+	}
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return m;
+}
+
+void gaiafs_table_cancel(struct gaiafs_mapping *m)
+{
+	pthread_mutex_lock(&gaiafs_table_lock);
+	for (size_t i = 0; i < used; i++)
+		if (table[i] == m) {
+			remove_locked(i);
+			(void)m->kind->drop(m->base, (size_t)m->size);
+			break;
+		}
+	pthread_mutex_unlock(&gaiafs_table_lock);
+}
+
+void gaiafs_mapping_unref(struct gaiafs_mapping *m)
+{
+	struct gaiafs_conn *conn = NULL;
+	bool last;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	last = --m->refs == 0;
+	/* The connection of a process that this one was forked from is left alone: its structures may be in any state. */
+	if (last && m->generation == gaiafs_generation)
+		conn = m->conn;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	if (!last)
+		return;
+	if (conn != NULL)
+		gaiafs_conn_unref(conn);
+	close(m->fd);
+	free(m);
+}

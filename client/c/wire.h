@@ -1,0 +1,110 @@
+/*
+ * The wire format of docs/protocol.md, version 1, from the client's side. The daemon has its own copy of these numbers;
+ * the frames in control/testdata/frames.txt are what both are tested against.
+ */
+#ifndef GAIAFS_WIRE_H
+#define GAIAFS_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	GAIAFS_HEADER = 16,
+	GAIAFS_MAX_FRAME = 64 << 10,
+	GAIAFS_MAX_EXTENTS = 128, /* in one EXTENTS frame */
+	GAIAFS_TOKEN = 16,
+	GAIAFS_MAX_BODY = 64, /* of a request */
+	GAIAFS_MAX_TEXT = 1024,
+	GAIAFS_VERSION = 1,
+	GAIAFS_PAGE = 4096,
+};
+
+#define GAIAFS_HELLO_MAGIC UINT32_C(0x41494147)
+
+enum gaiafs_type {
+	GAIAFS_HELLO = 1,
+	GAIAFS_MAP = 2,
+	GAIAFS_ACQUIRE = 3,
+	GAIAFS_RELEASE = 4,
+	GAIAFS_SYNC = 5,
+	GAIAFS_ADVISE = 6,
+	GAIAFS_UNMAP = 7,
+	GAIAFS_STATUS = 8,
+	GAIAFS_PING = 9,
+	GAIAFS_WELCOME = 0x8001,
+	GAIAFS_MAPPED = 0x8002,
+	GAIAFS_EXTENTS = 0x8003,
+	GAIAFS_RESULT = 0x8004,
+	GAIAFS_DOCUMENT = 0x8005,
+	GAIAFS_ERROR = 0x8006,
+};
+
+enum { GAIAFS_MORE = 1 };                             /* in the flags of a header */
+enum { GAIAFS_READ = 1, GAIAFS_WRITE = 2 };           /* the prot of a MAP */
+enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP */
+enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
+enum { GAIAFS_SYNC_DURABLE = 1 };
+
+struct gaiafs_header {
+	uint32_t length;
+	uint16_t type;
+	uint16_t flags;
+	uint64_t id;
+};
+
+struct gaiafs_welcome {
+	uint16_t version;
+	uint32_t max_requests;
+};
+
+struct gaiafs_mapped {
+	uint64_t mapping;
+	uint32_t kind;
+	uint32_t device;
+	int64_t size; /* of the file at home; negative: unknown */
+	uint32_t extents;
+};
+
+struct gaiafs_place {
+	int64_t off, size;
+};
+
+struct gaiafs_extents {
+	uint32_t first, count;
+	struct gaiafs_place place[GAIAFS_MAX_EXTENTS];
+};
+
+struct gaiafs_result {
+	uint32_t errnum;
+	int64_t pages;
+	const char *text; /* in the frame, not terminated */
+	size_t text_len;
+};
+
+/* The ioctl's answer. */
+enum { GAIAFS_GRANT_SIZE = 128, GAIAFS_SOCKET_PATH = 104 };
+
+struct gaiafs_grant {
+	bool status;
+	uint8_t token[GAIAFS_TOKEN];
+	char socket[GAIAFS_SOCKET_PATH];
+};
+
+/* Encoders of bodies return the number of bytes stored, at most GAIAFS_MAX_BODY. */
+void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body);
+size_t gaiafs_put_hello(uint8_t *b);
+size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, uint32_t prot, uint32_t flags,
+		      uint64_t off, uint64_t len);
+size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
+size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
+
+/* Decoders return false for what is malformed. */
+bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);
+bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w);
+bool gaiafs_get_mapped(const uint8_t *body, size_t n, struct gaiafs_mapped *m);
+bool gaiafs_get_extents(const uint8_t *body, size_t n, struct gaiafs_extents *e);
+bool gaiafs_get_result(const uint8_t *body, size_t n, struct gaiafs_result *r);
+bool gaiafs_get_grant(const uint8_t *b, size_t n, struct gaiafs_grant *g);
+
+#endif

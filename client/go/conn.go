@@ -1,0 +1,325 @@
+package gaiafs
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// conn is the process's connection to one daemon. Requests of many goroutines run on it at once.
+type conn struct {
+	socket string // immutable
+	refs   int    // guarded by pool.mu
+
+	dialOnce sync.Once
+	uc       *net.UnixConn // immutable after dialOnce
+	slots    chan struct{} // one element for each request that runs; immutable after dialOnce
+	reader   sync.WaitGroup
+
+	writeMu sync.Mutex // held while one frame goes out
+
+	mu     sync.Mutex
+	calls  map[requestID]*call // guarded by mu
+	lastID requestID           // guarded by mu
+	err    *Error              // why the connection is of no use any more; guarded by mu
+}
+
+// call is a request whose reply is awaited. take is called for each frame of the reply by the connection's reader,
+// which owns the descriptors again when it returns; done is closed after the last one or when the connection is
+// lost.
+type call struct {
+	take func(h header, body []byte, fds []int) error
+	err  error // set before done is closed
+	done chan struct{}
+}
+
+// pool has the connections that are in use, by socket.
+var pool = struct {
+	mu    sync.Mutex
+	conns map[string]*conn // guarded by mu
+}{conns: make(map[string]*conn)}
+
+// openConn returns the process's connection to the socket, which it makes where there is none. It belongs to the
+// caller until release.
+func openConn(socket string) (*conn, error) {
+	pool.mu.Lock()
+	c := pool.conns[socket]
+	if c == nil || c.lost() != nil {
+		c = &conn{socket: socket, calls: make(map[requestID]*call)}
+		pool.conns[socket] = c
+	}
+	c.refs++
+	pool.mu.Unlock()
+
+	c.dialOnce.Do(c.dial)
+	if err := c.lost(); err != nil {
+		c.release()
+		return nil, err
+	}
+	return c, nil
+}
+
+// release ends an owner's use. The last one closes the connection and waits for its reader.
+func (c *conn) release() {
+	pool.mu.Lock()
+	c.refs--
+	last := c.refs == 0
+	if last && pool.conns[c.socket] == c {
+		delete(pool.conns, c.socket)
+	}
+	pool.mu.Unlock()
+	if last && c.uc != nil {
+		c.shut(failed(syscall.ENOTCONN, "the connection was closed"))
+		c.reader.Wait()
+	}
+}
+
+func (c *conn) lost() *Error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// dial connects and shakes hands. On failure c.err says why.
+func (c *conn) dial() {
+	if err := c.connect(); err != nil {
+		c.shut(asError(err, "gaiafs at %s", c.socket))
+	}
+}
+
+// connectPatience bounds the wait for a daemon that has a full queue of connections, or that does not answer HELLO.
+const connectPatience = 30 * time.Second
+
+func (c *conn) connect() error {
+	deadline := time.Now().Add(connectPatience)
+	var uc *net.UnixConn
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		var err error
+		uc, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
+		if err == nil {
+			break
+		}
+		switch {
+		case errors.Is(err, syscall.EAGAIN) && time.Now().Before(deadline):
+			time.Sleep(wait) // the queue of connections is full, and the kernel tells no moment when it is not
+			continue
+		case errors.Is(err, syscall.ENOENT):
+			err = syscall.ECONNREFUSED
+		}
+		return asError(err, "gaiafs does not listen on %s", c.socket)
+	}
+	uc.SetDeadline(deadline)
+	c.uc = uc
+	if _, err := uc.Write(frame(typeHello, 0, helloBody(protocolVersion, protocolVersion))); err != nil &&
+		!errors.Is(err, syscall.EPIPE) { // after EPIPE the refusal can still be read
+		return gone(err)
+	}
+	r := newReceiver(uc)
+	h, body, fds, _, err := r.next()
+	if err != nil {
+		return gone(err)
+	}
+	closeAll(fds)
+	if h.typ == typeError {
+		return errorOf(body)
+	}
+	if h.typ != typeWelcome {
+		return failed(syscall.EPROTO, "the daemon answered HELLO with type %#x", uint16(h.typ))
+	}
+	w, err := decodeWelcome(body)
+	if err != nil {
+		return failed(syscall.EPROTO, "%v", err)
+	}
+	uc.SetDeadline(time.Time{})
+	c.slots = make(chan struct{}, min(w.maxRequests, 1<<16))
+	c.reader.Go(func() { c.receive(r) })
+	return nil
+}
+
+// gone is the error of a connection that ended.
+func gone(err error) *Error {
+	return failed(syscall.ENOTCONN, "the connection to gaiafs is lost: %v", err)
+}
+
+// errorOf decodes the body of an ERROR, which ends the connection.
+func errorOf(body []byte) *Error {
+	r, err := decodeResult(body)
+	if err != nil || r.errno == 0 {
+		return failed(syscall.EPROTO, "the daemon sent a malformed error")
+	}
+	return failed(syscall.Errno(r.errno), "%s", r.text)
+}
+
+// shut makes the connection useless: calls that begin later fail with err, and those that run end when the reader,
+// which alone ends calls, notices. Only the first err counts.
+func (c *conn) shut(err *Error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.mu.Unlock()
+	if c.uc != nil {
+		c.uc.Close()
+	}
+}
+
+// end is shut for the reader, after its last use of a call.
+func (c *conn) end(err *Error) {
+	c.shut(err)
+	c.mu.Lock()
+	err = c.err
+	calls := c.calls
+	c.calls = nil
+	c.mu.Unlock()
+	for _, k := range calls {
+		k.err = err
+		close(k.done)
+	}
+}
+
+// do sends a request and waits for the reply, whose frames take gets. An error of take, or of the connection, is
+// returned; take's error counts once the reply is complete.
+func (c *conn) do(typ frameType, body []byte, take func(header, []byte, []int) error) error {
+	c.slots <- struct{}{}
+	defer func() { <-c.slots }()
+	k := &call{take: take, done: make(chan struct{})}
+	c.mu.Lock()
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return c.err
+	}
+	c.lastID++
+	id := c.lastID
+	c.calls[id] = k
+	c.mu.Unlock()
+
+	c.writeMu.Lock()
+	_, err := c.uc.Write(frame(typ, id, body))
+	c.writeMu.Unlock()
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
+		c.shut(gone(err))
+	}
+	// After EPIPE the reader ends every call, with the daemon's last word if it left one.
+	<-k.done
+	return k.err
+}
+
+// simple is do for requests that one RESULT answers.
+func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
+	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
+		if h.typ != typeResult {
+			return failed(syscall.EPROTO, "the daemon answered with type %#x", uint16(h.typ))
+		}
+		pages, err = resultOf(body)
+		return err
+	})
+	return pages, err
+}
+
+// resultOf decodes the body of a RESULT.
+func resultOf(body []byte) (pages int64, err error) {
+	r, err := decodeResult(body)
+	if err != nil {
+		return 0, failed(syscall.EPROTO, "%v", err)
+	}
+	if r.errno != 0 {
+		return r.pages, failed(syscall.Errno(r.errno), "%s", r.text)
+	}
+	return r.pages, nil
+}
+
+// receive reads until the connection ends.
+func (c *conn) receive(r *receiver) {
+	for {
+		h, body, fds, truncated, err := r.next()
+		if err != nil {
+			c.end(gone(err))
+			return
+		}
+		if h.typ == typeError {
+			closeAll(fds)
+			c.end(errorOf(body))
+			return
+		}
+		c.mu.Lock()
+		k := c.calls[h.id]
+		if h.flags&flagMore == 0 {
+			delete(c.calls, h.id)
+		}
+		c.mu.Unlock()
+		if k == nil {
+			closeAll(fds)
+			c.end(failed(syscall.EPROTO, "the daemon answered a request that does not run"))
+			return
+		}
+		err = k.take(h, body, fds)
+		closeAll(fds)
+		if truncated && err == nil {
+			err = failed(syscall.EMFILE, "this process has no descriptors left for the extents")
+		}
+		if err != nil && k.err == nil {
+			k.err = err
+		}
+		if h.flags&flagMore == 0 {
+			close(k.done)
+		}
+	}
+}
+
+// receiver reads frames and the descriptors beside them.
+type receiver struct {
+	uc     *net.UnixConn
+	record []byte
+	rights []byte
+}
+
+func newReceiver(uc *net.UnixConn) *receiver {
+	return &receiver{uc, make([]byte, maxFrame), make([]byte, unix.CmsgSpace(4*maxExtents))}
+}
+
+// next returns the next frame. The body is valid until the next call, and the descriptors, which close on exec, are the
+// caller's. truncated says that some could not be received because the process has too many.
+func (r *receiver) next() (h header, body []byte, fds []int, truncated bool, err error) {
+	n, rn, flags, _, err := r.uc.ReadMsgUnix(r.record, r.rights)
+	if errors.Is(err, syscall.ECONNRESET) {
+		// The daemon closed without reading everything. Its last words come after this error.
+		n, rn, flags, _, err = r.uc.ReadMsgUnix(r.record, r.rights)
+	}
+	if err != nil {
+		return header{}, nil, nil, false, err
+	}
+	fds = parseRights(r.rights[:rn])
+	if flags&unix.MSG_TRUNC != 0 {
+		closeAll(fds)
+		return header{}, nil, nil, false, syscall.EMSGSIZE
+	}
+	h, body, err = decodeHeader(r.record[:n])
+	if err != nil {
+		closeAll(fds)
+		return header{}, nil, nil, false, err
+	}
+	return h, body, fds, flags&unix.MSG_CTRUNC != 0, nil
+}
+
+func parseRights(oob []byte) (fds []int) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range messages {
+		if got, err := unix.ParseUnixRights(&messages[i]); err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

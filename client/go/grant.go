@@ -1,0 +1,67 @@
+package gaiafs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The ioctl by which the mount answers with a grant: _IOR('G', 0x01, 128 bytes).
+const (
+	ioctlGrantRequest = 2<<30 | grantSize<<16 | 'G'<<8 | 0x01
+	grantSize         = 128
+	grantMagic        = 0x61696167
+	grantVersion      = 1
+	// grantStatus in the flags says that the token stands for the status and not for a file.
+	grantStatus uint16 = 1
+)
+
+// grant is the right to one open file, or to the status.
+type grant struct {
+	status bool
+	token  [16]byte
+	socket string
+}
+
+// requestGrant asks the mount for a grant of the descriptor. Tests without a mount replace it.
+var requestGrant = ioctlGrant
+
+func ioctlGrant(fd int) (grant, error) {
+	var b [grantSize]byte
+	// The kernel fills b before the call returns and keeps nothing of it.
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlGrantRequest, uintptr(unsafe.Pointer(&b)))
+	if errno != 0 {
+		switch errno {
+		case syscall.ENOTTY, syscall.EINVAL, syscall.ENOSYS:
+			return grant{}, failed(errno, "the descriptor is not of a gaiafs mount")
+		}
+		return grant{}, failed(errno, "the mount gave no access")
+	}
+	g, err := decodeGrant(b[:])
+	if err != nil {
+		return grant{}, failed(syscall.EPROTO, "%v", err)
+	}
+	return g, nil
+}
+
+// decodeGrant reads what the ioctl filled in.
+func decodeGrant(b []byte) (grant, error) {
+	if len(b) != grantSize || binary.LittleEndian.Uint32(b) != grantMagic {
+		return grant{}, fmt.Errorf("the ioctl was answered by something that is not gaiafs")
+	}
+	if v := binary.LittleEndian.Uint16(b[4:]); v != grantVersion {
+		return grant{}, fmt.Errorf("the mount grants in version %d, this library knows %d", v, grantVersion)
+	}
+	g := grant{status: binary.LittleEndian.Uint16(b[6:])&grantStatus != 0}
+	copy(g.token[:], b[8:24])
+	path, _, ok := bytes.Cut(b[24:], []byte{0})
+	if !ok || len(path) == 0 {
+		return grant{}, fmt.Errorf("the grant names no socket")
+	}
+	g.socket = string(path)
+	return g, nil
+}

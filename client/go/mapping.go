@@ -1,0 +1,341 @@
+package gaiafs
+
+import (
+	"errors"
+	"math"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Prot says what a mapping may be used for.
+type Prot uint32
+
+const (
+	// ProtRead allows loads. Every mapping has it.
+	ProtRead Prot = 1
+	// ProtWrite allows stores, and loads with them.
+	ProtWrite Prot = 2
+)
+
+// Advice is a hint about future use, with the meaning of the MADV_ constant of the same name.
+type Advice uint32
+
+const (
+	AdviceNormal     Advice = unix.MADV_NORMAL
+	AdviceRandom     Advice = unix.MADV_RANDOM
+	AdviceSequential Advice = unix.MADV_SEQUENTIAL
+	// AdviceWillNeed begins to fetch and returns before the bytes are there.
+	AdviceWillNeed Advice = unix.MADV_WILLNEED
+	// AdviceDontNeed says that the device may use the memory for something else.
+	AdviceDontNeed Advice = unix.MADV_DONTNEED
+)
+
+// Option changes how Map maps.
+type Option func(*options)
+
+type options struct{ flags uint32 }
+
+// Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
+func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
+
+// Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
+// the daemon has answered. Offsets count bytes from the start of the mapping.
+type Mapping struct {
+	off, length int64 // immutable
+	prot        Prot  // immutable
+	device      int   // immutable
+
+	mu     sync.RWMutex // held for reading while a call runs
+	conn   *conn        // nil after Close; guarded by mu
+	file   *os.File     // a duplicate of the caller's descriptor; guarded by mu
+	memory assembly     // guarded by mu
+}
+
+// Map maps length bytes at off of an open file of a gaiafs mount into the memory of the device with that number. off is
+// a multiple of 4096 and length is positive; the mapping may reach past the end of the file, where it reads as zero
+// and stores are not kept. The file's descriptor may be closed afterwards: the mapping keeps a duplicate.
+//
+// Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES where f is not open for it, ENODEV for no
+// such device, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the daemon is gone, and whatever
+// reading the file failed with. ENOTSUP: memory of a kind this library cannot map.
+func Map(f *os.File, off, length int64, prot Prot, device int, opts ...Option) (*Mapping, error) {
+	m, err := newMapping(f, off, length, prot, device, opts)
+	return m, during("map", err)
+}
+
+func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Option) (*Mapping, error) {
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if prot&ProtWrite != 0 {
+		prot |= ProtRead
+	}
+	switch {
+	case length <= 0:
+		return nil, failed(syscall.EINVAL, "length %d is not positive", length)
+	case off < 0 || off%pageSize != 0:
+		return nil, failed(syscall.EINVAL, "offset %d is not a multiple of %d", off, pageSize)
+	case off > math.MaxInt64-pageSize-length:
+		return nil, failed(syscall.EOVERFLOW, "offset and length end past the largest file")
+	case prot&ProtRead == 0 || prot&^(ProtRead|ProtWrite) != 0:
+		return nil, failed(syscall.EINVAL, "protection %#x is neither read nor write", uint32(prot))
+	case device < 0 || device > math.MaxInt32:
+		return nil, failed(syscall.ENODEV, "there is no device %d", device)
+	}
+	file, err := duplicate(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkFile(file, prot); err != nil {
+		file.Close()
+		return nil, err
+	}
+	m := &Mapping{off: off, length: length, prot: prot, device: device, file: file}
+	// A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
+	for attempt := 0; ; attempt++ {
+		if err = m.open(o.flags); err == nil {
+			return m, nil
+		}
+		if attempt > 0 || !errors.Is(err, syscall.ENOTCONN) {
+			file.Close()
+			return nil, err
+		}
+	}
+}
+
+// duplicate returns a descriptor of the same open file that is the mapping's own.
+func duplicate(f *os.File) (*os.File, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, failed(syscall.EBADF, "%v", err)
+	}
+	var fd int
+	var dupErr error
+	if err := raw.Control(func(p uintptr) { fd, dupErr = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return nil, failed(syscall.EBADF, "%v", err)
+	}
+	if dupErr != nil {
+		return nil, asError(dupErr, "the descriptor could not be duplicated")
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// checkFile refuses what no mount grants anything for, before it is asked.
+func checkFile(f *os.File, prot Prot) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return asError(err, "fstat")
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return failed(syscall.EINVAL, "the descriptor is not of a regular file")
+	}
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return asError(err, "fcntl")
+	}
+	mode := flags & unix.O_ACCMODE
+	switch {
+	case flags&unix.O_PATH != 0:
+		return failed(syscall.EBADF, "the descriptor was opened with O_PATH")
+	case mode == unix.O_WRONLY:
+		return failed(syscall.EACCES, "the descriptor is not open for reading")
+	case mode == unix.O_RDONLY && prot&ProtWrite != 0:
+		return failed(syscall.EACCES, "the descriptor is not open for writing")
+	}
+	return nil
+}
+
+// open gets a grant, asks for the mapping and maps its extents.
+func (m *Mapping) open(flags uint32) error {
+	if flags&mapLazy == 0 {
+		launder, err := m.flushKernel(0, m.length)
+		if err != nil {
+			return err
+		}
+		if launder {
+			flags |= mapLaunder
+		}
+	}
+	g, err := requestGrant(int(m.file.Fd()))
+	if err != nil {
+		return err
+	}
+	if g.status {
+		return failed(syscall.EINVAL, "the descriptor is of a directory")
+	}
+	c, err := openConn(g.socket)
+	if err != nil {
+		return err
+	}
+	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot}
+	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length), a.take)
+	if err == nil && !a.complete() {
+		err = failed(syscall.EPROTO, "the extents do not cover the mapping")
+	}
+	if err != nil {
+		_ = a.drop()
+		if a.known {
+			_, _ = c.simple(typeUnmap, unmapBody(a.reply.mapping)) // the first failure is the one to report
+		}
+		c.release()
+		return err
+	}
+	m.conn, m.memory = c, a
+	return nil
+}
+
+func wholePages(n int64) int64 { return (n + pageSize - 1) &^ (pageSize - 1) }
+
+// flushKernel brings the stores of CPU programs that mapped the file home. launder says that the kernel cannot be
+// made to wait for that, and that the daemon has to see to it.
+func (m *Mapping) flushKernel(off, n int64) (launder bool, err error) {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for {
+		err := unix.SyncFileRange(int(m.file.Fd()), m.off+off, n, all)
+		if err == nil {
+			return !kernelWaits(), nil
+		}
+		if !errors.Is(err, syscall.EINTR) {
+			return false, asError(err, "sync_file_range")
+		}
+	}
+}
+
+// kernelWaits reports whether sync_file_range on a FUSE file returns only after the write was served: since Linux
+// 6.16.
+var kernelWaits = sync.OnceValue(func() bool {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	return releaseAtLeast(unix.ByteSliceToString(u.Release[:]), 6, 16)
+})
+
+// releaseAtLeast compares a kernel's release such as "6.1.0-13-amd64" with a version.
+func releaseAtLeast(release string, major, minor int) bool {
+	var got [2]int
+	i := 0
+	for _, c := range release {
+		switch {
+		case c >= '0' && c <= '9' && got[i] < 1<<20:
+			got[i] = 10*got[i] + int(c-'0')
+			continue
+		case c == '.' && i == 0:
+			i++
+			continue
+		}
+		break
+	}
+	return got[0] > major || got[0] == major && got[1] >= minor
+}
+
+// Bytes returns the memory of the mapping, Len bytes, or nil after Close. Stores into a mapping without ProtWrite
+// fault. The memory is the device's, shared with every process that maps the file there.
+func (m *Mapping) Bytes() []byte {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.conn == nil {
+		return nil
+	}
+	// The range belongs to the mapping until Close, whose doc says that the slice ends with it.
+	return unsafe.Slice((*byte)(m.memory.base), m.length)
+}
+
+// Len returns the length that the mapping was made with.
+func (m *Mapping) Len() int64 { return m.length }
+
+// Device returns the number of the device that holds the memory.
+func (m *Mapping) Device() int { return m.device }
+
+// Acquire brings the n bytes at off up to date: it sees every Release, and every write of a CPU program, that
+// happened before. Bytes stored here and not yet released stay. It returns the number of pages that were not up to
+// date. EINVAL outside the mapping, EBADF after Close, ENOTCONN where the daemon is gone.
+func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
+	pages, err = m.call(off, n, func(c *conn) (int64, error) {
+		launder, err := m.flushKernel(off, n)
+		if err != nil {
+			return 0, err
+		}
+		var flags uint32
+		if launder {
+			flags = acquireLaunder
+		}
+		return c.simple(typeAcquire, rangeBody(m.memory.reply.mapping, off, n, flags))
+	})
+	return pages, during("acquire", err)
+}
+
+// Release makes the stores into the n bytes at off visible to everyone, and returns the number of pages that had any.
+// Bytes do not move. For a mapping without ProtWrite it does nothing. Errors are those of Acquire.
+func (m *Mapping) Release(off, n int64) (pages int64, err error) {
+	pages, err = m.call(off, n, func(c *conn) (int64, error) {
+		if m.prot&ProtWrite == 0 {
+			return 0, nil
+		}
+		return c.simple(typeRelease, rangeBody(m.memory.reply.mapping, off, n, 0))
+	})
+	return pages, during("release", err)
+}
+
+// Sync is Release, and then waits until the bytes are in the backing file and on stable storage. It reports an
+// earlier write-back that failed. Other errors are those of Acquire.
+func (m *Mapping) Sync(off, n int64) error { return during("sync", m.sync(off, n, syncDurable)) }
+
+// Flush is Sync without the wait for stable storage.
+func (m *Mapping) Flush(off, n int64) error { return during("flush", m.sync(off, n, 0)) }
+
+func (m *Mapping) sync(off, n int64, flags uint32) error {
+	_, err := m.call(off, n, func(c *conn) (int64, error) {
+		return c.simple(typeSync, rangeBody(m.memory.reply.mapping, off, n, flags))
+	})
+	return err
+}
+
+// Advise gives a hint about the n bytes at off. Errors are those of Acquire.
+func (m *Mapping) Advise(off, n int64, advice Advice) error {
+	_, err := m.call(off, n, func(c *conn) (int64, error) {
+		return c.simple(typeAdvise, rangeBody(m.memory.reply.mapping, off, n, uint32(advice)))
+	})
+	return during("advise", err)
+}
+
+// call runs a request on the open mapping.
+func (m *Mapping) call(off, n int64, request func(*conn) (int64, error)) (int64, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.conn == nil {
+		return 0, failed(syscall.EBADF, "the mapping is closed")
+	}
+	if size := wholePages(m.length); off < 0 || n <= 0 || off > size || n > size-off {
+		return 0, failed(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", n, off, m.length)
+	}
+	return request(m.conn)
+}
+
+// Close releases the whole mapping and takes it away; it waits for calls that run. Nobody may touch Bytes any more.
+// The mapping is gone even where an error is returned: the daemon could not be told, or failed to release it. EBADF
+// where it was closed before.
+func (m *Mapping) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.conn == nil {
+		return during("close", failed(syscall.EBADF, "the mapping is closed"))
+	}
+	c := m.conn
+	m.conn = nil
+	dropErr := m.memory.drop()
+	_, err := c.simple(typeUnmap, unmapBody(m.memory.reply.mapping))
+	c.release()
+	if closeErr := m.file.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = dropErr
+	}
+	return during("close", err)
+}

@@ -1,0 +1,53 @@
+package gaiafs
+
+import (
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. ENOTTY or
+// EINVAL where nothing of gaiafs is mounted there, ECONNREFUSED or ENOTCONN where the daemon is gone, and the errors
+// of opening the directory.
+func Status(mountpoint string) ([]byte, error) {
+	doc, err := status(mountpoint)
+	return doc, during("status", err)
+}
+
+func status(mountpoint string) ([]byte, error) {
+	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, asError(err, "%v", err)
+	}
+	defer d.Close()
+	g, err := requestGrant(int(d.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	if !g.status {
+		return nil, failed(syscall.EINVAL, "the mount gave no access to the status")
+	}
+	c, err := openConn(g.socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.release()
+	var doc []byte
+	err = c.do(typeStatus, g.token[:], func(h header, body []byte, _ []int) error {
+		switch h.typ {
+		case typeDocument:
+			doc = append(doc, body...)
+			return nil
+		case typeResult:
+			if _, err := resultOf(body); err != nil {
+				return err
+			}
+		}
+		return failed(syscall.EPROTO, "the daemon answered a STATUS with type %#x", uint16(h.typ))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return doc, nil
+}

@@ -1,0 +1,125 @@
+package gaiafs
+
+import (
+	"encoding/hex"
+	"os"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// loadFrames reads the frames that every implementation of the protocol is tested against.
+func loadFrames(t testing.TB) map[string][]byte {
+	t.Helper()
+	text, err := os.ReadFile("../../control/testdata/frames.txt")
+	require.NoError(t, err)
+	frames := make(map[string][]byte)
+	for line := range strings.Lines(string(text)) {
+		name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || name == "#" {
+			continue
+		}
+		frames[name], err = hex.DecodeString(digits)
+		require.NoError(t, err, name)
+	}
+	return frames
+}
+
+func countingToken() (token [16]byte) {
+	for i := range token {
+		token[i] = byte(i)
+	}
+	return token
+}
+
+func TestRequestsAreEncodedAsDocumented(t *testing.T) {
+	frames := loadFrames(t)
+	token := countingToken()
+	for name, got := range map[string][]byte{
+		"hello":             frame(typeHello, 0, helloBody(1, 1)),
+		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0x200000, 0x123456789)),
+		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 1)),
+		"acquire":           frame(typeAcquire, 3, rangeBody(7, 4096, 8192, acquireLaunder)),
+		"release":           frame(typeRelease, 4, rangeBody(7, 0, 1, 0)),
+		"sync":              frame(typeSync, 5, rangeBody(7, 0, 0x123456789, syncDurable)),
+		"advise-normal":     frame(typeAdvise, 6, rangeBody(7, 0, 4096, uint32(AdviceNormal))),
+		"advise-random":     frame(typeAdvise, 7, rangeBody(7, 0, 4096, uint32(AdviceRandom))),
+		"advise-sequential": frame(typeAdvise, 8, rangeBody(7, 0, 4096, uint32(AdviceSequential))),
+		"advise-willneed":   frame(typeAdvise, 9, rangeBody(7, 0, 4096, uint32(AdviceWillNeed))),
+		"advise-dontneed":   frame(typeAdvise, 10, rangeBody(7, 0, 4096, uint32(AdviceDontNeed))),
+		"unmap":             frame(typeUnmap, 11, unmapBody(7)),
+		"status":            frame(typeStatus, 12, token[:]),
+		"ping":              frame(typePing, 0xfedcba9876543210, nil),
+	} {
+		require.Equal(t, frames[name], got, name)
+	}
+}
+
+func TestRepliesAreDecodedAsDocumented(t *testing.T) {
+	frames := loadFrames(t)
+	check := func(name string, want header, body any, wantBody any) {
+		t.Helper()
+		h, b, err := decodeHeader(frames[name])
+		require.NoError(t, err, name)
+		require.Equal(t, want, h, name)
+		out := reflect.ValueOf(body).Call([]reflect.Value{reflect.ValueOf(b)})
+		require.True(t, out[1].IsNil(), "%s: %v", name, out[1])
+		require.Equal(t, wantBody, out[0].Interface(), name)
+	}
+	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{1, 128, 4096, 128})
+	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, kindEmulated, 3, 0x123456000, 2})
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, kindCUDA, 0, -1, 1})
+	check("extents", header{typeExtents, 0, 1}, decodeExtents,
+		extents{0, []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}})
+	check("result", header{typeResult, 0, 3}, decodeResult, result{0, 0x1234567890, ""})
+	check("result-enomem", header{typeResult, 0, 4}, decodeResult,
+		result{uint32(syscall.ENOMEM), 0, "no room: 1 GiB budget of device 3 is spent é"})
+	check("error", header{typeError, 0, 0}, decodeResult, result{uint32(syscall.ETIMEDOUT), 0, "no HELLO in time"})
+	check("document", header{typeDocument, flagMore, 12}, func(b []byte) (string, error) { return string(b), nil }, `{"a":`)
+
+	for name, status := range map[string]bool{"ioctl-grant": false, "ioctl-grant-status": true} {
+		g, err := decodeGrant(frames[name])
+		require.NoError(t, err)
+		require.Equal(t, grant{status, countingToken(), "/run/gaiafs/x.sock"}, g)
+	}
+}
+
+// FuzzReply feeds the decoders what a daemon might send. They must neither panic nor keep more than the frame holds.
+func FuzzReply(f *testing.F) {
+	for _, b := range loadFrames(f) {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, record []byte) {
+		_, _ = decodeGrant(record)
+		h, body, err := decodeHeader(record)
+		if err != nil {
+			return
+		}
+		switch h.typ {
+		case typeWelcome:
+			_, _ = decodeWelcome(body)
+		case typeMapped:
+			_, _ = decodeMapped(body)
+		case typeExtents:
+			if e, err := decodeExtents(body); err == nil && len(body) != 8+16*len(e.places) {
+				t.Fatalf("%d extents of %d bytes", len(e.places), len(body))
+			}
+		case typeResult, typeError:
+			if r, err := decodeResult(body); err == nil && len(r.text) != len(body)-16 {
+				t.Fatalf("text of %d bytes in %d", len(r.text), len(body))
+			}
+		}
+	})
+}
+
+func TestReleaseAtLeast(t *testing.T) {
+	for release, want := range map[string]bool{
+		"6.16.0": true, "6.18.3-x": true, "7.0": true, "6.15.9": false, "5.20.1": false, "6": false, "6.16rc1": true, "": false,
+		"10.2-foo": true,
+	} {
+		require.Equal(t, want, releaseAtLeast(release, 6, 16), release)
+	}
+}
