@@ -1,0 +1,119 @@
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// startDaemon serves the mount in a new process in a session of its own and returns when the mount can be used, or with
+// the reason why it cannot. arguments is the command line of this process: "mount" and what follows.
+func startDaemon(m *mountPlan, arguments []string) error {
+	log, name, err := m.daemonLog()
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd, err := startServing(arguments[1:], func(cmd *exec.Cmd) {
+		cmd.Stderr = log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	})
+	if errors.Is(err, errDiedSilently) {
+		return fmt.Errorf("%w; its last words are in %s", err, name)
+	}
+	if err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}
+
+// startServing runs "gaiafs mount" with arguments in a new process and waits until its mount can be used. Where it
+// cannot, the process has ended.
+func startServing(arguments []string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	cmd := exec.Command("/proc/self/exe", append([]string{"mount", "--ready-fd=3"}, arguments...)...)
+	cmd.Args[0] = "gaiafs"
+	cmd.ExtraFiles = []*os.File{write} // descriptor 3 of the new process
+	prepare(cmd)
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		return nil, fmt.Errorf("the process that serves the mount cannot be started: %w", err)
+	}
+	if err := awaitOutcome(read); err != nil {
+		_ = cmd.Wait() // the outcome says more than the exit status
+		return nil, err
+	}
+	return cmd, nil
+}
+
+// daemonLog opens where a daemon logs to: the file that was asked for; standard error where that is the journal; else a file
+// named after the mountpoint. name is for people.
+func (m *mountPlan) daemonLog() (log *os.File, name string, err error) {
+	path := m.logFile
+	if path == "" {
+		if isJournal(os.Stderr, os.Getenv("JOURNAL_STREAM")) {
+			fd, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, "", err
+			}
+			return os.NewFile(uintptr(fd), "journal"), "the journal", nil
+		}
+		dir, err := logDirectory()
+		if err != nil {
+			return nil, "", err
+		}
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, "", fmt.Errorf("the folder for the log cannot be made: %w; choose a file with --log-file", err)
+		}
+		path = filepath.Join(dir, logName(m.mountpoint))
+	}
+	f, err := openLog(path)
+	return f, path, err
+}
+
+// isJournal reports whether f is the stream to the journal that the variable names by device and inode
+// (systemd.exec(5), $JOURNAL_STREAM).
+func isJournal(f *os.File, stream string) bool {
+	var dev, ino uint64
+	if n, err := fmt.Sscanf(stream, "%d:%d", &dev, &ino); n != 2 || err != nil {
+		return false
+	}
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Dev == dev && st.Ino == ino
+}
+
+func logDirectory() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/log/gaiafs", nil
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "gaiafs"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("there is no place for the log: %w; choose a file with --log-file", err)
+	}
+	return filepath.Join(home, ".local", "state", "gaiafs"), nil
+}
+
+// logName makes a file name of a mountpoint, as systemd makes one of a path: - for /.
+func logName(mountpoint string) string {
+	name := strings.NewReplacer("-", `\x2d`, "/", "-").Replace(strings.Trim(mountpoint, "/"))
+	if len(name) > 200 {
+		sum := sha256.Sum256([]byte(mountpoint))
+		name = fmt.Sprintf("%.100s-%x", name, sum[:8])
+	}
+	return name + ".log"
+}

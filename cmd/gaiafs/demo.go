@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/cmd/gaiafs/demo"
+)
+
+func newDemo() *cobra.Command {
+	o := demoOptions{gpus: gpuChoice{backend: "auto"}}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Let a CPU and a GPU program stitch one picture together",
+		Long: `demo cuts photographs into overlapping tiles and stitches them into one file on a fresh mount, by two processes at once: a
+CPU program that stores the left half of each row through an ordinary mmap, and a device program that stores the right
+half through the client library. In every row there is a page that both write. It compares every byte of the result with
+what a single process makes, and leaves the stitched picture. It fails if a byte differs.`,
+		Example: `  gaiafs demo
+  gaiafs demo --input ~/Pictures --output mosaic.png
+  gaiafs demo --json | jq .merged_pages`,
+		Args:              arguments(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	cmd.Flags().StringVar(&o.input, "input", "", "use the JPEG and PNG pictures of the folder `DIR`")
+	cmd.Flags().StringVar(&o.output, "output", "gaiafs-demo.png", "leave the stitched picture in `FILE`")
+	cmd.Flags().Var(&o.gpus, "gpus", "device for the device program: auto, emulated:N or cuda:0,1")
+	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and say where")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the result as JSON; docs/demo.md describes it")
+	cmd.Flags().IntVar(&o.width, "width", demo.DefaultWidth, "width of the stitched picture in `PIXELS`")
+	return cmd
+}
+
+type demoOptions struct {
+	input, output string
+	gpus          gpuChoice
+	keep, json    bool
+	width         int
+}
+
+func (o *demoOptions) run(cmd *cobra.Command) (err error) {
+	switch {
+	case o.gpus.backend == "none":
+		return usagef("the demo needs a device: use --gpus emulated:1")
+	case o.width < 64 || o.width > 16384:
+		return usagef("--width %d: from 64 to 16384 pixels are possible", o.width)
+	}
+	pictures, err := o.pictures()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "gaiafs-demo-")
+	if err != nil {
+		return fmt.Errorf("a folder for the demo cannot be made: %w; set TMPDIR to where there is room", err)
+	}
+	defer func() {
+		if o.keep {
+			fmt.Fprintf(cmd.ErrOrStderr(), "Tiles, output file and log are kept in %s.\n", dir)
+		} else if rerr := os.RemoveAll(dir); err == nil {
+			err = rerr
+		}
+	}()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	progress := demo.Lines(cmd.ErrOrStderr())
+	if f, ok := cmd.ErrOrStderr().(*os.File); ok && isTerminal(f) {
+		progress = demo.Bars(f)
+	}
+	report, err := demo.Run(ctx, demo.Options{
+		Pictures:  pictures,
+		Width:     o.width,
+		Directory: dir,
+		Output:    o.output,
+		Mount:     o.mount,
+		Program:   program,
+		Progress:  progress,
+	})
+	if report == nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	if o.json {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return errors.Join(err, e.Encode(report))
+	}
+	fmt.Fprintln(out)
+	return errors.Join(err, report.Print(out))
+}
+
+func (o *demoOptions) pictures() ([]demo.Picture, error) {
+	if o.input == "" {
+		return demo.Photos()
+	}
+	return demo.Folder(o.input)
+}
+
+// mount serves source at mountpoint in a process of its own, with no settings but the demo's.
+func (o *demoOptions) mount(_ context.Context, source, mountpoint string) (func() error, error) {
+	logPath := filepath.Join(filepath.Dir(source), "gaiafs.log")
+	log, err := openLog(logPath)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd, err := startServing([]string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source, mountpoint}, func(cmd *exec.Cmd) {
+		cmd.Stderr = log
+		cmd.Env = withoutSettings(os.Environ())
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends it
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return endMount(cmd, logPath) }, nil
+}
+
+// endMount ends the process that serves the demo's mount, and waits for it.
+func endMount(cmd *exec.Cmd, logPath string) error {
+	const patience = time.Minute
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	late := time.AfterFunc(patience, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // a second signal forces
+	defer late.Stop()
+	if err := cmd.Wait(); err != nil {
+		text := fmt.Sprintf("the mount did not end well: %v", err)
+		if words, rerr := os.ReadFile(logPath); rerr == nil {
+			lines := strings.Split(strings.TrimSpace(string(words)), "\n")
+			text += "; its last words: " + lines[len(lines)-1]
+		}
+		return errors.New(text)
+	}
+	return nil
+}
+
+// withoutSettings takes the environment's settings of a mount away.
+func withoutSettings(environment []string) []string {
+	own := map[string]bool{variable("config"): true}
+	for _, name := range settingNames() {
+		own[variable(name)] = true
+	}
+	var kept []string
+	for _, e := range environment {
+		if name, _, _ := strings.Cut(e, "="); !own[name] {
+			kept = append(kept, e)
+		}
+	}
+	return kept
+}
+
+// program returns the command that newProgram makes.
+func program(ctx context.Context) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "demo-program")
+	cmd.Args[0] = "gaiafs"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
+// newProgram is one of the demo's two programs; it is told on standard input which.
+func newProgram() *cobra.Command {
+	return &cobra.Command{
+		Use:    "demo-program",
+		Hidden: true,
+		Args:   arguments(),
+		RunE:   func(cmd *cobra.Command, _ []string) error { return demo.Work(cmd.InOrStdin(), cmd.OutOrStdout()) },
+	}
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,53 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Lines returns a Progress that writes plain lines, for what is no terminal.
+func Lines(w io.Writer) Progress { return &lines{w: w} }
+
+type lines struct {
+	w       io.Writer
+	quarter int // of the rows, as last written
+}
+
+func (l *lines) Step(format string, args ...any) {
+	l.quarter = 0
+	fmt.Fprintf(l.w, format+"\n", args...)
+}
+
+func (l *lines) Rows(cpu, device, of int) {
+	if q := 4 * min(cpu, device) / max(of, 1); q > l.quarter {
+		l.quarter = q
+		fmt.Fprintf(l.w, "  CPU program %d of %d rows, device program %d\n", cpu, of, device)
+	}
+}
+
+// Bars returns a Progress for a terminal: the row counts are drawn over each other.
+func Bars(w io.Writer) Progress { return &bars{w: w} }
+
+type bars struct {
+	w    io.Writer
+	open bool // the cursor is at the end of the bars
+}
+
+func (b *bars) Step(format string, args ...any) {
+	if b.open {
+		fmt.Fprintln(b.w)
+		b.open = false
+	}
+	fmt.Fprintf(b.w, format+"\n", args...)
+}
+
+func (b *bars) Rows(cpu, device, of int) {
+	const width = 30
+	bar := func(n int) string {
+		filled := width * n / max(of, 1)
+		return strings.Repeat("#", filled) + strings.Repeat("-", width-filled)
+	}
+	fmt.Fprintf(b.w, "\r  CPU [%s]  device [%s]", bar(cpu), bar(device))
+	b.open = true
+}

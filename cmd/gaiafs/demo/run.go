@@ -1,0 +1,304 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// outputName is the output file's name on the mount.
+const outputName = "stitched.raw"
+
+// defaultBand is the number of rows that the device program releases at a time.
+const defaultBand = 64
+
+// ErrDiffers says that the output is not what a single process makes of the same tiles. It is a fault of gaiafs.
+var ErrDiffers = errors.New("the result is wrong")
+
+// Options says how to run the demo. Pictures, Directory, Picture, Mount and Program are required.
+type Options struct {
+	Pictures []Picture
+	// Width of the slide in pixels; 0 stands for DefaultWidth.
+	Width int
+	// Directory is where the folders source and mountpoint are made. It stays.
+	Directory string
+	// Output is where the stitched PNG is left.
+	Output string
+	// Mount shows source at an empty mountpoint, in a process of its own. unmount returns when that process has ended.
+	Mount func(ctx context.Context, source, mountpoint string) (unmount func() error, err error)
+	// Program returns a command that runs Work and ends with ctx.
+	Program func(ctx context.Context) *exec.Cmd
+	// Progress is told how far things are; nil for nobody.
+	Progress Progress
+}
+
+// Progress follows a run. Its methods are not called at once.
+type Progress interface {
+	// Step says in a sentence what begins.
+	Step(format string, args ...any)
+	// Rows says how many of the rows each program has stored.
+	Rows(cpu, device, of int)
+}
+
+type silent struct{}
+
+func (silent) Step(string, ...any) {}
+func (silent) Rows(_, _, _ int)    {}
+
+// Run runs the demo. It blocks for some seconds; ctx ends it early. The Report is complete where the error is nil or
+// ErrDiffers.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if o.Width == 0 {
+		o.Width = DefaultWidth
+	}
+	if o.Progress == nil {
+		o.Progress = silent{}
+	}
+	begin := time.Now()
+	r := &run{Options: o, source: filepath.Join(o.Directory, "source"), mountpoint: filepath.Join(o.Directory, "mountpoint")}
+	if err := r.prepare(); err != nil {
+		return nil, err
+	}
+	if err := r.onMount(ctx); err != nil {
+		return nil, err
+	}
+	backing, err := os.ReadFile(filepath.Join(r.source, outputName))
+	if err != nil {
+		return nil, fmt.Errorf("the backing file is gone after the unmount: %w", err)
+	}
+	r.report.BackingDifferences = differences(backing, r.want)
+	if err := r.writePicture(backing); err != nil {
+		return nil, err
+	}
+	r.report.Seconds = time.Since(begin).Seconds()
+	return &r.report, r.verdict()
+}
+
+// run is the state of Run.
+type run struct {
+	Options
+	source, mountpoint string
+	slide              *raster
+	grid               grid
+	layout             layout
+	want               []byte // the output file as a single process makes it
+	report             Report
+}
+
+// prepare makes the slide and the folders.
+func (r *run) prepare() error {
+	r.Progress.Step("laying %d pictures out on a slide", len(r.Pictures))
+	var err error
+	r.slide, err = drawSlide(r.Pictures, r.Width, func(p *Picture) {
+		r.report.Pictures = append(r.report.Pictures, PictureReport{p.Name, p.W, p.H})
+	})
+	if err != nil {
+		return err
+	}
+	r.grid = grid{W: r.slide.w, H: r.slide.h, Side: tileSide, Overlap: tileOverlap}
+	r.layout = layout{w: r.slide.w, h: r.slide.h}
+	r.report.Version = ReportVersion
+	r.report.Width, r.report.Height = r.slide.w, r.slide.h
+	r.report.Tiles = len(r.grid.tiles())
+	r.report.OutputBytes = r.layout.size()
+	for y := range r.layout.h {
+		written, shared := r.layout.pages(deviceProgram, y)
+		r.report.Device.ExpectedPages += written
+		r.report.SharedPages += shared
+		written, _ = r.layout.pages(cpuProgram, y)
+		r.report.CPU.ExpectedPages += written
+	}
+	for _, dir := range []string{r.source, r.mountpoint} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return fmt.Errorf("the demo's folder cannot be made: %w", err)
+		}
+	}
+	return nil
+}
+
+// onMount does everything that needs the mount.
+func (r *run) onMount(ctx context.Context) (err error) {
+	r.Progress.Step("mounting %s at %s", r.source, r.mountpoint)
+	unmount, err := r.Mount(ctx, r.source, r.mountpoint)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		r.Progress.Step("unmounting, and checking the backing file")
+		if uerr := unmount(); err == nil {
+			err = uerr
+		}
+	}()
+	r.Progress.Step("cutting the slide into %d tiles that overlap by %d pixels, as files on the mount", r.report.Tiles, tileOverlap)
+	if err := cut(r.slide, r.grid, r.mountpoint); err != nil {
+		return err
+	}
+	output, err := r.createOutput()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := output.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	if err := r.stitch(ctx); err != nil {
+		return err
+	}
+	if err := output.Sync(); err != nil { // collects what was released
+		return fmt.Errorf("fsync of the output: %w", err)
+	}
+	if err := r.readStatus(); err != nil {
+		return err
+	}
+	r.Progress.Step("stitching once more in a single process, and comparing every byte")
+	if r.want, err = r.plainRun(); err != nil {
+		return err
+	}
+	got, err := os.ReadFile(output.Name())
+	if err != nil {
+		return fmt.Errorf("the output cannot be read through the mount: %w", err)
+	}
+	r.report.MountDifferences = differences(got, r.want)
+	return ctx.Err()
+}
+
+// createOutput makes the output file with its header, all else zeros.
+func (r *run) createOutput() (*os.File, error) {
+	f, err := os.Create(filepath.Join(r.mountpoint, outputName))
+	if err != nil {
+		return nil, fmt.Errorf("the output file cannot be made: %w", err)
+	}
+	if err = f.Truncate(r.layout.size()); err == nil {
+		_, err = f.Write(r.layout.header())
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("the output file cannot be made: %w", err)
+	}
+	return f, nil
+}
+
+// stitch runs the two programs.
+func (r *run) stitch(ctx context.Context) error {
+	r.Progress.Step("stitching and sharpening %d × %d pixels: a CPU program (left) and a device program (right) at once", r.layout.w, r.layout.h)
+	var mu sync.Mutex
+	var rows [2]int
+	begin := time.Now()
+	cpu, device, err := both(ctx, r.Program, job{Directory: r.mountpoint, Output: outputName, Grid: r.grid, Band: defaultBand},
+		func(p program, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			rows[p] = n
+			r.Progress.Rows(rows[cpuProgram], rows[deviceProgram], r.layout.h)
+		})
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	if err != nil {
+		return err
+	}
+	r.report.StitchSeconds = time.Since(begin).Seconds()
+	r.report.CPU.work, r.report.Device.work = cpu, device
+	return nil
+}
+
+// readStatus takes the counters from the mount.
+func (r *run) readStatus() error {
+	doc, err := gaiafs.Status(r.mountpoint)
+	if err != nil {
+		return err
+	}
+	var s struct {
+		Devices []struct {
+			Kind string `json:"kind"`
+			Name string `json:"name"`
+		} `json:"devices"`
+		Counters map[string]int64 `json:"counters"`
+	}
+	if err := json.Unmarshal(doc, &s); err != nil {
+		return fmt.Errorf("the mount's status cannot be read: %w", err)
+	}
+	if len(s.Devices) > 0 {
+		r.report.Device.Kind, r.report.Device.Name = s.Devices[0].Kind, s.Devices[0].Name
+	}
+	r.report.MergedPages = s.Counters["merged_pages"]
+	r.report.OverlappingBytes = s.Counters["overlapping_bytes"]
+	return nil
+}
+
+// plainRun stitches in this process, from the tiles in the backing directory, into plain memory.
+func (r *run) plainRun() ([]byte, error) {
+	files := make(map[string][]byte)
+	for _, t := range r.grid.tiles() {
+		file, err := os.ReadFile(filepath.Join(r.source, t.name()))
+		if err != nil {
+			return nil, fmt.Errorf("a tile is gone from the backing directory: %w", err)
+		}
+		files[t.name()] = file
+	}
+	return r.layout.reference(r.grid, files)
+}
+
+// writePicture leaves the PNG; an old one is replaced only by a complete one.
+func (r *run) writePicture(file []byte) error {
+	if int64(len(file)) < r.layout.size() {
+		return fmt.Errorf("%w: the backing file has %d bytes in the place of %d", ErrDiffers, len(file), r.layout.size())
+	}
+	path, err := filepath.Abs(r.Output)
+	if err != nil {
+		return err
+	}
+	r.Progress.Step("writing %s", path)
+	f, err := os.CreateTemp(filepath.Dir(path), ".gaiafs-demo-*.png")
+	if err != nil {
+		return fmt.Errorf("the picture cannot be written: %w", err)
+	}
+	defer os.Remove(f.Name())
+	err = r.layout.encode(f, file)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Chmod(f.Name(), 0o644)
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("the picture cannot be written: %w", err)
+	}
+	r.report.Picture = path
+	return nil
+}
+
+func (r *run) verdict() error {
+	p := &r.report
+	switch {
+	case p.MountDifferences > 0 || p.BackingDifferences > 0:
+		return fmt.Errorf("%w: %d bytes read through the mount and %d bytes of the backing file differ from a single-process run",
+			ErrDiffers, p.MountDifferences, p.BackingDifferences)
+	case p.OverlappingBytes > 0:
+		return fmt.Errorf("%w: %d bytes were counted as written by both programs, which write none in common", ErrDiffers, p.OverlappingBytes)
+	}
+	return nil
+}
+
+// differences counts the bytes that differ; those that only one of them has do.
+func differences(got, want []byte) int64 {
+	n := int64(max(len(got), len(want)) - min(len(got), len(want)))
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/cmd/gaiafs/demo"
+)
+
+func TestCommandDemo(t *testing.T) {
+	dir := t.TempDir()
+	picture := filepath.Join(dir, "stitched.png")
+	cmd := command(t, "demo", "--width=1400", "--json", "--keep", "--output", picture)
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir, variable("read-only")+"=true") // a setting of the user that is none of the demo's
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	var report demo.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Zero(t, report.MountDifferences+report.BackingDifferences+report.OverlappingBytes)
+	require.Len(t, report.Pictures, 4)
+	require.Equal(t, 1400, report.Width)
+	require.GreaterOrEqual(t, report.SharedPages, int64(report.Height), "every row shares a page")
+	require.Equal(t, report.CPU.ExpectedPages, report.CPU.Pages)
+	require.Equal(t, report.Device.ExpectedPages, report.Device.Pages, "releases found every page that was stored into")
+	require.Equal(t, picture, report.Picture)
+	f, err := os.Open(picture)
+	require.NoError(t, err)
+	defer f.Close()
+	c, err := png.DecodeConfig(f)
+	require.NoError(t, err)
+	require.Equal(t, report.Width, c.Width)
+	require.Equal(t, report.Height, c.Height)
+	kept, err := filepath.Glob(filepath.Join(dir, "gaiafs-demo-*", "source", "stitched.raw"))
+	require.NoError(t, err)
+	require.Len(t, kept, 1)
+	require.Contains(t, r.err, "stitching once more in a single process")
+}
+
+func TestCommandDemoWithOwnPictures(t *testing.T) {
+	dir := t.TempDir()
+	r := gaiafsCommand(t, "demo", "--input", dir)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "has no file that ends with .jpg, .jpeg or .png")
+
+	photo, err := os.ReadFile("demo/photos/chelsea.png")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "mine.png"), photo, 0o600))
+	cmd := command(t, "demo", "--input", dir, "--width=300", "--output", filepath.Join(dir, "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r = execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	for _, row := range []string{"pages written", "pages shared", "pages merged", "overlapping bytes", "seconds", "are those of a single-process run"} {
+		require.Contains(t, r.out, row)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "gaiafs-demo-*"))
+	require.NoError(t, err)
+	require.Empty(t, left, "the working folder is gone")
+}
+
+func TestCommandDemoCannotLeaveItsPicture(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "demo", "--width=64", "--output", filepath.Join(dir, "missing", "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r := execute(t, cmd)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "the picture cannot be written")
+}
+
+func TestCommandDemoIsInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "demo", "--output", filepath.Join(dir, "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	errs, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	said := make([]byte, 0, 4096)
+	for !strings.Contains(string(said), "stitching and sharpening") {
+		n, err := errs.Read(said[len(said):cap(said)])
+		require.NoError(t, err, "%s", said)
+		said = said[:len(said)+n]
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Error(t, cmd.Wait())
+	require.Equal(t, exitFailure, cmd.ProcessState.ExitCode())
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	require.Empty(t, left, "no folder, no mount and no picture stay")
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+)
+
+// gpuBackend is a way to get devices. A new one is one more entry in gpuBackends.
+type gpuBackend struct {
+	name string
+	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for.
+	parse func(argument string) (ordinals []int, err error)
+	// available says why there is no device of the kind; nil where there is.
+	available func() error
+	// open makes the devices, each with that much memory, 0 for a choice of its own.
+	open func(ordinals []int, memory int64) ([]gpubackend.Device, error)
+}
+
+// gpuBackends are in the order in which auto tries them.
+var gpuBackends = []gpuBackend{
+	{name: "cuda", parse: parseOrdinals, available: noCUDA, open: func([]int, int64) ([]gpubackend.Device, error) { return nil, noCUDA() }},
+	{name: "emulated", parse: parseCount, available: func() error { return nil }, open: openEmulated},
+}
+
+// maxEmulated is the largest number of emulated devices.
+const maxEmulated = 160
+
+func noCUDA() error { return errors.New("this version of gaiafs has no CUDA support") }
+
+// gpuChoice is the value of --gpus.
+type gpuChoice struct {
+	backend  string // "auto", "none" or the name of one
+	argument string
+}
+
+func (g *gpuChoice) Set(text string) error {
+	name, argument, colon := strings.Cut(strings.ToLower(strings.TrimSpace(text)), ":")
+	if name == "auto" || name == "none" {
+		if colon {
+			return fmt.Errorf("%q: nothing follows %s", text, name)
+		}
+		*g = gpuChoice{backend: name}
+		return nil
+	}
+	i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == name })
+	if i < 0 || colon && argument == "" {
+		return fmt.Errorf("%q is none of auto, none, emulated:N and cuda:0,1", text)
+	}
+	if _, err := gpuBackends[i].parse(argument); err != nil {
+		return fmt.Errorf("%q: %w", text, err)
+	}
+	*g = gpuChoice{name, argument}
+	return nil
+}
+
+func (g *gpuChoice) String() string {
+	if g.argument != "" {
+		return g.backend + ":" + g.argument
+	}
+	return g.backend
+}
+
+func (g *gpuChoice) Type() string { return "DEVICES" }
+
+// parseOrdinals reads "0,1"; nothing means the first device.
+func parseOrdinals(argument string) ([]int, error) {
+	if argument == "" {
+		return []int{0}, nil
+	}
+	var ordinals []int
+	for _, field := range strings.Split(argument, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil || n < 0 || n > 254 {
+			return nil, fmt.Errorf("%q is no device number from 0 to 254", field)
+		}
+		if slices.Contains(ordinals, n) {
+			return nil, fmt.Errorf("device %d is named twice", n)
+		}
+		ordinals = append(ordinals, n)
+	}
+	return ordinals, nil
+}
+
+// parseCount reads "4"; nothing means one.
+func parseCount(argument string) ([]int, error) {
+	n := 1
+	if argument != "" {
+		var err error
+		if n, err = strconv.Atoi(argument); err != nil || n < 1 || n > maxEmulated {
+			return nil, fmt.Errorf("the number of emulated devices is from 1 to %d", maxEmulated)
+		}
+	}
+	ordinals := make([]int, n)
+	for i := range ordinals {
+		ordinals[i] = i
+	}
+	return ordinals, nil
+}
+
+// open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes them.
+func (g *gpuChoice) open(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
+	switch g.backend {
+	case "none":
+		return nil, nil
+	case "auto":
+		for _, b := range gpuBackends {
+			if err := b.available(); err != nil {
+				log.Info("devices of a kind are not used", "kind", b.name, "reason", err)
+				continue
+			}
+			return b.make("", memory, log)
+		}
+		return nil, nil
+	}
+	i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == g.backend })
+	b := gpuBackends[i] // Set let only those pass
+	if err := b.available(); err != nil {
+		return nil, fmt.Errorf("--gpus %s cannot be had: %w; use --gpus emulated:1 or --gpus none", g, err)
+	}
+	return b.make(g.argument, memory, log)
+}
+
+func (b *gpuBackend) make(argument string, memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
+	ordinals, err := b.parse(argument)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := b.open(ordinals, memory)
+	if err != nil {
+		return nil, fmt.Errorf("devices of kind %s cannot be opened: %w", b.name, err)
+	}
+	for _, d := range devices {
+		info := d.Info()
+		log.Info("device", "number", info.Ordinal, "kind", info.Kind, "name", info.Name, "memory", info.Memory)
+	}
+	return devices, nil
+}
+
+// openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
+func openEmulated(ordinals []int, memory int64) ([]gpubackend.Device, error) {
+	if memory == 0 {
+		memory = emulatedMemory(availableMemory(), len(ordinals))
+	}
+	var devices []gpubackend.Device
+	for _, o := range ordinals {
+		d, err := emulated.New(emulated.Options{Ordinal: o, Memory: memory})
+		if err != nil {
+			return nil, errors.Join(err, closeDevices(devices))
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+func closeDevices(devices []gpubackend.Device) error {
+	var errs []error
+	for _, d := range devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// emulatedMemory shares half of the available host memory among n devices, within reasonable bounds.
+func emulatedMemory(available int64, n int) int64 {
+	const least, most = 64 << 20, 4 << 30
+	return min(max(available/2/int64(n), least), most)
+}
+
+// availableMemory is what programs can have without swapping, in bytes; a careful guess where the kernel does not say.
+func availableMemory() int64 {
+	const guess = 1 << 30
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return guess
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
+			if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				return kib << 10
+			}
+		}
+	}
+	return guess
+}

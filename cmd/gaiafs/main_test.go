@@ -1,0 +1,486 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/fs"
+)
+
+// asMain makes this binary the command itself: the tests run it in processes of its own.
+const asMain = "GAIAFS_TEST_AS_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMain) != "" {
+		main()
+		return
+	}
+	code := m.Run()
+	if left, err := fs.Mounts(); err == nil && code == 0 {
+		for _, mount := range left {
+			if strings.Contains(mount.Mountpoint, "TestCommand") {
+				fmt.Fprintln(os.Stderr, "a test left a mount behind:", mount.Mountpoint)
+				code = 1
+			}
+		}
+	}
+	os.Exit(code)
+}
+
+// command returns a gaiafs to be run, with no settings but those of the test.
+func command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(withoutSettings(os.Environ()), asMain+"=1", "XDG_CONFIG_HOME="+t.TempDir(), variable("config")+"=/dev/null")
+	return cmd
+}
+
+type result struct {
+	out, err string
+	code     int
+}
+
+func execute(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+func gaiafsCommand(t *testing.T, args ...string) result {
+	t.Helper()
+	return execute(t, command(t, args...))
+}
+
+// place has the directories of a mount to be.
+type place struct {
+	source, mountpoint, log string
+}
+
+func newPlace(t *testing.T) place {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Fatal("these tests need /dev/fuse")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	p := place{filepath.Join(dir, "source"), filepath.Join(dir, "mnt"), filepath.Join(dir, "log")}
+	require.NoError(t, os.Mkdir(p.source, 0o755))
+	require.NoError(t, os.Mkdir(p.mountpoint, 0o755))
+	t.Cleanup(func() {
+		if mounted, err := fs.IsMount(p.mountpoint); err == nil && mounted {
+			t.Error("the mount is left behind")
+			_ = detach(p.mountpoint)
+		}
+		if t.Failed() {
+			log, _ := os.ReadFile(p.log)
+			t.Logf("log of the mount:\n%s", log)
+		}
+	})
+	return p
+}
+
+// serving is a mount in the foreground of a process.
+type serving struct {
+	place
+	cmd *exec.Cmd
+}
+
+// mountForeground starts "gaiafs mount" and waits until it says that it mounted.
+func mountForeground(t *testing.T, flags ...string) *serving {
+	t.Helper()
+	p := newPlace(t)
+	cmd := command(t, append(append([]string{"mount"}, flags...), p.source, p.mountpoint)...)
+	pipe, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	log, err := os.Create(p.log)
+	require.NoError(t, err)
+	lines := bufio.NewReader(io.TeeReader(pipe, log))
+	for {
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err, "it ended: %s", line)
+		if strings.Contains(line, "msg=mounted") {
+			break
+		}
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it should be gone
+	})
+	go func() {
+		_, _ = io.Copy(io.Discard, lines)
+		log.Close()
+	}()
+	return &serving{p, cmd}
+}
+
+// end waits for the process and returns its exit code.
+func (s *serving) end(t *testing.T) int {
+	t.Helper()
+	state, err := waitFor(s.cmd.Process, 30*time.Second)
+	require.NoError(t, err)
+	return state.ExitCode()
+}
+
+func waitFor(p *os.Process, limit time.Duration) (*os.ProcessState, error) {
+	late := time.AfterFunc(limit, func() { _ = p.Kill() })
+	defer late.Stop()
+	return p.Wait()
+}
+
+func (s *serving) signal(t *testing.T, sig os.Signal) {
+	t.Helper()
+	require.NoError(t, s.cmd.Process.Signal(sig))
+}
+
+func TestCommandUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"mont"}, `there is no command "mont"; did you mean mount or umount?`},
+		{[]string{"mount"}, "needs SOURCE and MOUNTPOINT; 0 arguments were given"},
+		{[]string{"mount", "a"}, "1 arguments were given"},
+		{[]string{"mount", "--frobnicate", "a", "b"}, "unknown flag: --frobnicate"},
+		{[]string{"mount", "--gpus=quantum", "a", "b"}, "none of auto, none, emulated:N and cuda:0,1"},
+		{[]string{"mount", "--gpus=emulated:161", "a", "b"}, "from 1 to 160"},
+		{[]string{"mount", "--gpu-memory=much", "a", "b"}, "is no size; write one as 512M"},
+		{[]string{"mount", "--write-back-interval=0s", "a", "b"}, "too short"},
+		{[]string{"mount", "--log-level=loud", "a", "b"}, "none of debug, info, warn, error"},
+		{[]string{"mount", "--socket=here", "a", "b"}, "the path must be absolute"},
+		{[]string{"mount", "--config=/does/not/exist", "a", "b"}, "configuration file cannot be read"},
+		{[]string{"umount"}, "needs MOUNTPOINT"},
+		{[]string{"status", "a", "b"}, "2 arguments were given"},
+		{[]string{"version", "a"}, "takes no arguments"},
+		{[]string{"demo", "--gpus=none"}, "the demo needs a device"},
+		{[]string{"demo", "--width=3"}, "from 64 to 16384"},
+	} {
+		r := gaiafsCommand(t, c.args...)
+		require.Equal(t, exitUsage, r.code, "%v: %s", c.args, r.err)
+		require.Contains(t, r.err, c.says, "%v", c.args)
+		require.Contains(t, r.err, "--help'", "%v says where help is", c.args)
+		require.Empty(t, r.out)
+	}
+}
+
+func TestCommandHelp(t *testing.T) {
+	for _, args := range [][]string{nil, {"--help"}, {"mount", "--help"}, {"umount", "--help"}, {"status", "-h"}, {"demo", "-h"}, {"version", "-h"}} {
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+		require.Contains(t, r.out, "Examples:", "%v", args)
+	}
+	require.NotContains(t, gaiafsCommand(t, "mount", "--help").out, "ready-fd")
+	require.NotContains(t, gaiafsCommand(t, "--help").out, "demo-program")
+	require.Contains(t, gaiafsCommand(t, "completion", "bash").out, "bash completion")
+	require.Contains(t, gaiafsCommand(t, "version").out, "gaiafs "+version)
+}
+
+func TestCommandRefusesBadPlaces(t *testing.T) {
+	p := newPlace(t)
+	full := filepath.Join(filepath.Dir(p.source), "full")
+	require.NoError(t, os.MkdirAll(filepath.Join(full, "x"), 0o755))
+	inside := filepath.Join(p.source, "inside")
+	require.NoError(t, os.Mkdir(inside, 0o755))
+	file := filepath.Join(p.source, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, daemon := range []bool{false, true} {
+		for _, c := range []struct {
+			args []string
+			says string
+		}{
+			{[]string{p.source + "/missing", p.mountpoint}, "does not exist: create it with mkdir"},
+			{[]string{p.source, p.mountpoint + "/missing"}, "does not exist: create it with mkdir"},
+			{[]string{file, p.mountpoint}, "is not a directory"},
+			{[]string{p.source, full}, "is not empty"},
+			{[]string{p.source, p.source}, "are the same directory"},
+			{[]string{p.source, inside}, "is inside SOURCE"},
+			{[]string{inside, p.source}, "which would hide it"},
+			{[]string{"--socket=" + file, p.source, p.mountpoint}, "no socket is in the way"},
+		} {
+			args := append([]string{"mount", "--log-file=" + p.log}, c.args...)
+			if daemon {
+				args = append([]string{"mount", "--daemon"}, args[1:]...)
+			}
+			r := gaiafsCommand(t, args...)
+			require.Equal(t, exitFailure, r.code, "%v", args)
+			require.Contains(t, r.err, c.says, "%v", args)
+			require.Equal(t, 1, strings.Count(r.err, "\n"), "one line: %s", r.err)
+		}
+	}
+	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", p.source, p.mountpoint)
+	if r.code == exitFailure { // where there is a CUDA device, and support for it, TestCommandDaemon is the test
+		require.Contains(t, r.err, "use --gpus emulated:1")
+	}
+}
+
+func TestCommandDaemon(t *testing.T) {
+	p := newPlace(t)
+	cmd := command(t, "mount", "--daemon", "--log-file", "../log", "--gpus", "emulated:2", "--gpu-memory", "64M", "../source", "--", "../mnt")
+	cmd.Dir = p.source // relative paths are those of the caller
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Empty(t, r.out+r.err)
+
+	f, err := os.Create(filepath.Join(p.mountpoint, "file"))
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(3*4096))
+	m, err := gaiafs.Map(f, 0, 3*4096, gaiafs.ProtRead|gaiafs.ProtWrite, 1)
+	require.NoError(t, err)
+	copy(m.Bytes()[5000:], "from a device")
+	_, err = f.WriteAt([]byte("from the cpu"), 4096)
+	require.NoError(t, err)
+	_, err = m.Release(0, m.Len())
+	require.NoError(t, err)
+
+	doc := gaiafsCommand(t, "status", "--json", p.mountpoint)
+	require.Equal(t, exitOK, doc.code, doc.err)
+	var s statusDocument
+	require.NoError(t, json.Unmarshal([]byte(doc.out), &s))
+	require.Equal(t, p.source, s.Mount.Source)
+	require.Equal(t, p.mountpoint, s.Mount.Mountpoint)
+	require.Equal(t, 1, s.Mount.Mappings)
+	require.Len(t, s.Devices, 2)
+	require.Equal(t, int64(64<<20), s.Devices[0].MemoryBytes)
+	require.Len(t, s.Files, 1)
+	require.Equal(t, int64(1), s.Counters["releases"])
+	table := gaiafsCommand(t, "status", p.mountpoint)
+	require.Equal(t, exitOK, table.code, table.err)
+	for _, word := range []string{p.source, "gpu1", "emulated", "64 MiB", "file", "12 KiB", "overlapping bytes"} {
+		require.Contains(t, table.out, word)
+	}
+
+	again := gaiafsCommand(t, "mount", "--daemon", "--log-file", p.log, p.source, p.mountpoint)
+	require.Equal(t, exitFailure, again.code)
+	require.Contains(t, again.err, "already: unmount it")
+
+	busy := gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitFailure, busy.code)
+	require.Contains(t, busy.err, fmt.Sprintf("(process %d, open file %s)", os.Getpid(), f.Name()))
+	require.NoError(t, f.Close())
+	require.NoError(t, m.Close())
+
+	pid := s.Mount.PID
+	down := gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitOK, down.code, down.err)
+	require.False(t, runs(pid), "the daemon is gone when umount returns")
+	got, err := os.ReadFile(filepath.Join(p.source, "file"))
+	require.NoError(t, err)
+	require.Equal(t, "from the cpu", string(got[4096:4108]))
+	require.Equal(t, "from a device", string(got[5000:5013]))
+	_, err = os.Stat(s.Mount.Socket)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	log, err := os.ReadFile(p.log)
+	require.NoError(t, err)
+	require.Contains(t, string(log), "everything is written back")
+
+	down = gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitFailure, down.code)
+	require.Contains(t, down.err, "is not a mountpoint of gaiafs")
+}
+
+// runs reports whether a process has not ended; one that nobody has waited for has.
+func runs(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func TestCommandStatusElsewhere(t *testing.T) {
+	r := gaiafsCommand(t, "status", t.TempDir())
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "is not a mountpoint of gaiafs")
+	r = gaiafsCommand(t, "status", "/does/not/exist")
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "does not exist")
+}
+
+func TestCommandEndsOnSignals(t *testing.T) {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		s := mountForeground(t, "--gpus=none")
+		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("content"), 0o600))
+		s.signal(t, sig)
+		require.Equal(t, exitOK, s.end(t))
+		got, err := os.ReadFile(filepath.Join(s.source, "file"))
+		require.NoError(t, err)
+		require.Equal(t, "content", string(got))
+	}
+}
+
+func TestCommandEndsWhenUnmountedByOthers(t *testing.T) {
+	s := mountForeground(t)
+	require.NoError(t, fs.Unmount(s.mountpoint))
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// A mapping that its program never released is released when the daemon ends.
+func TestCommandReleasesForClientsWhenItEnds(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--write-back-interval=50ms")
+	f, err := os.Create(filepath.Join(s.mountpoint, "file"))
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(4096))
+	m, err := gaiafs.Map(f, 0, 4096, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	copy(m.Bytes()[100:], "never released")
+	s.signal(t, syscall.SIGTERM)
+	// The mapping keeps the mount in use, so the daemon detaches it and goes on for our sake.
+	require.Eventually(t, func() bool {
+		mounted, err := fs.IsMount(s.mountpoint)
+		return err == nil && !mounted
+	}, 20*time.Second, time.Millisecond)
+	require.ErrorIs(t, m.Close(), syscall.ENOTCONN)
+	require.Equal(t, exitOK, s.end(t))
+	got, err := os.ReadFile(filepath.Join(s.source, "file"))
+	require.NoError(t, err)
+	require.Equal(t, "never released", string(got[100:114]))
+	log, err := os.ReadFile(s.log)
+	require.NoError(t, err)
+	require.Contains(t, string(log), "is in use")
+	require.Contains(t, string(log), fmt.Sprintf("process %d", os.Getpid()))
+}
+
+func TestCommandSecondSignalForces(t *testing.T) {
+	s := mountForeground(t)
+	f, err := os.Create(filepath.Join(s.mountpoint, "file"))
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteString("written")
+	require.NoError(t, err)
+	s.signal(t, syscall.SIGTERM)
+	require.Eventually(t, func() bool {
+		mounted, err := fs.IsMount(s.mountpoint)
+		return err == nil && !mounted
+	}, 20*time.Second, time.Millisecond)
+	_, err = f.WriteString(" after it was detached")
+	require.NoError(t, err, "it serves those who have files open")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitFailure, s.end(t))
+	_, err = f.WriteString("lost")
+	require.ErrorIs(t, err, syscall.ENOTCONN)
+	got, err := os.ReadFile(filepath.Join(s.source, "file"))
+	require.NoError(t, err)
+	require.Equal(t, "written after it was detached", string(got))
+}
+
+func TestCommandUmountOfADeadDaemon(t *testing.T) {
+	s := mountForeground(t)
+	require.NoError(t, s.cmd.Process.Kill())
+	_, err := s.cmd.Process.Wait()
+	require.NoError(t, err)
+	r := gaiafsCommand(t, "status", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "has ended: unmount it with")
+	r = gaiafsCommand(t, "mount", s.source, s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "gaiafs umount")
+	r = gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+}
+
+func TestCommandUmountTimeout(t *testing.T) {
+	s := mountForeground(t)
+	d, err := findDaemon(s.mountpoint)
+	require.NoError(t, err)
+	defer d.close()
+	require.Equal(t, s.cmd.Process.Pid, d.pid)
+	_, _, err = d.wait(0)
+	require.ErrorIs(t, err, errStillRuns)
+	require.NoError(t, unix.PidfdSendSignal(d.fd, unix.SIGTERM, nil, 0))
+	_, _, err = d.wait(30 * time.Second)
+	require.NoError(t, err)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestCommandGoesOnWhenNobodyReadsItsLog(t *testing.T) {
+	p := newPlace(t)
+	cmd := command(t, "mount", "--log-level=debug", p.source, p.mountpoint)
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	cmd.Stderr = write
+	require.NoError(t, cmd.Start())
+	write.Close()
+	for lines := bufio.NewReader(read); ; {
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		if strings.Contains(line, "msg=mounted") {
+			break
+		}
+	}
+	read.Close()
+	s := &serving{p, cmd}
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestCommandWriteBack(t *testing.T) {
+	s := mountForeground(t, "--write-back", "--gpus=emulated:160", "--gpu-memory=64M", "--log-format=text")
+	name := filepath.Join(s.mountpoint, "file")
+	require.NoError(t, os.WriteFile(name, bytes.Repeat([]byte("cpu "), 2048), 0o600))
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 8192, gaiafs.ProtWrite, 159)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	copy(m.Bytes()[4096:], "device")
+	require.NoError(t, m.Close())
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+	got, err := os.ReadFile(filepath.Join(s.source, "file"))
+	require.NoError(t, err)
+	require.Equal(t, "deviceu cpu ", string(got[4096:4108]))
+	require.Equal(t, "cpu cpu ", string(got[:8]))
+}
+
+func TestCommandReadOnly(t *testing.T) {
+	s := mountForeground(t, "--read-only", "--log-format=text", "--attr-timeout=0", "--entry-timeout=0")
+	require.ErrorIs(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), nil, 0o600), syscall.EROFS)
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "file"), []byte("x"), 0o600))
+	got, err := os.ReadFile(filepath.Join(s.mountpoint, "file"))
+	require.NoError(t, err)
+	require.Equal(t, "x", string(got))
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestDaemonsExitCodeIsKnown(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "read x; exit 3")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	require.NoError(t, err)
+	d := &daemon{cmd.Process.Pid, fd}
+	defer d.close()
+	require.NoError(t, in.Close())
+	require.Error(t, cmd.Wait())
+	code, known, err := d.wait(30 * time.Second)
+	require.NoError(t, err)
+	if known { // since Linux 6.15
+		require.Equal(t, 3, code)
+	}
+	var u unix.Utsname
+	require.NoError(t, unix.Uname(&u))
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err == nil && (major > 6 || major == 6 && minor >= 15) {
+		require.True(t, known)
+	}
+}

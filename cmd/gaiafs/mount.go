@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+)
+
+func newMount() *cobra.Command {
+	s := newSettings()
+	var daemon bool
+	var config string
+	var readyFD int
+	cmd := &cobra.Command{
+		Use:   "mount SOURCE MOUNTPOINT",
+		Short: "Show a directory at a mountpoint",
+		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted, by
+'gaiafs umount', by umount(8), or by SIGTERM or SIGINT to this process. Whatever devices hold by then is written back
+before it ends. A second signal ends it without waiting any longer.
+
+Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memory) and from a configuration file in TOML
+(gpu-memory = "4G"): the one named by --config or GAIAFS_CONFIG, else ~/.config/gaiafs/config.toml and then
+/etc/gaiafs.toml. A flag counts more than the environment, and that more than a file.`,
+		Example: `  gaiafs mount ~/data /mnt/data                          # in the foreground; Ctrl-C ends it
+  gaiafs mount --daemon ~/data /mnt/data                 # returns when /mnt/data can be used
+  gaiafs mount --gpus emulated:2 --gpu-memory 512M ~/data /mnt/data
+  GAIAFS_LOG_LEVEL=debug gaiafs mount --read-only /srv/models /mnt/models`,
+		Args: arguments("SOURCE", "MOUNTPOINT"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			report := func(err error) error { return err }
+			if readyFD > 0 {
+				report = reporter(readyFD)
+			}
+			if err := complete(cmd.Flags(), config, osEnvironment); err != nil {
+				return report(err)
+			}
+			m, err := newMountPlan(s, args[0], args[1])
+			if err != nil {
+				return report(err)
+			}
+			if daemon && readyFD == 0 { // the process that is started gets the same command line, and a descriptor
+				return startDaemon(m, os.Args[1:])
+			}
+			return m.serve(readyFD > 0, cmd.ErrOrStderr(), report)
+		},
+	}
+	cmd.Flags().AddFlagSet(s.flags())
+	cmd.Flags().BoolVar(&daemon, "daemon", false, "go on in the background; return when the mount can be used")
+	cmd.Flags().StringVar(&config, "config", "", "read the settings from the TOML file `PATH`, and from no other")
+	cmd.Flags().IntVar(&readyFD, "ready-fd", 0, "tell the outcome of mounting through this descriptor, and log to standard error")
+	if err := errors.Join(cmd.Flags().MarkHidden("ready-fd"), cmd.MarkFlagFilename("config", "toml"),
+		cmd.RegisterFlagCompletionFunc("gpus", cobra.FixedCompletions([]string{"auto", "none", "emulated:1", "cuda:0"}, cobra.ShellCompDirectiveNoFileComp))); err != nil {
+		panic(err) // a flag is not named as above
+	}
+	return cmd
+}
+
+// mountPlan is a mount to be made. Its paths are absolute.
+type mountPlan struct {
+	*settings
+	source, mountpoint string
+}
+
+func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
+	m := &mountPlan{settings: s}
+	var err error
+	if m.source, err = filepath.Abs(source); err != nil {
+		return nil, err
+	}
+	m.mountpoint = resolve(mountpoint) // what is wrong with it is said later
+	if s.logFile != "" {
+		if s.logFile, err = filepath.Abs(s.logFile); err != nil {
+			return nil, err
+		}
+	}
+	if s.socket != "" && !filepath.IsAbs(s.socket) {
+		return nil, usagef("--socket %s: the path must be absolute", s.socket)
+	}
+	return m, nil
+}
+
+// openLog opens a log file to append to.
+func openLog(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("the log file cannot be opened: %w; choose another with --log-file", err)
+	}
+	return f, nil
+}

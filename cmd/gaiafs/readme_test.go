@@ -1,0 +1,102 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// example returns the only block of README.md in that language.
+func example(t *testing.T, language string) string {
+	t.Helper()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(readme), -1)
+	require.Len(t, blocks, 1)
+	return blocks[0][1]
+}
+
+// buildExample compiles a program of README.md and returns its path.
+func buildExample(t *testing.T, language string) string {
+	t.Helper()
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "hello."+language), filepath.Join(dir, "hello")
+	require.NoError(t, os.WriteFile(source, []byte(example(t, language)), 0o600))
+	compiler := os.Getenv("CC")
+	if compiler == "" {
+		compiler = "cc"
+	}
+	commands := [][]string{{"go", "build", "-o", program, source}}
+	if language == "c" {
+		library, err := filepath.Glob("../../client/c/*.c")
+		require.NoError(t, err)
+		link := []string{compiler, "-std=c11", "-pthread", "-I../../client/c", "-o", program, program + ".o"}
+		commands = [][]string{
+			{compiler, "-Wall", "-Wextra", "-Werror", "-I../../client/c", "-c", "-o", program + ".o", source},
+			append(link, library...),
+		}
+	}
+	for _, c := range commands {
+		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
+		require.NoError(t, err, "%s\n%s", strings.Join(c, " "), out)
+	}
+	return program
+}
+
+// The programs of README.md are compiled and do what it says.
+func TestReadmeExamples(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1")
+	for _, language := range []string{"go", "c"} {
+		t.Run(language, func(t *testing.T) {
+			name := filepath.Join(s.mountpoint, "file."+language)
+			require.NoError(t, os.WriteFile(name, []byte(strings.Repeat("cpu ", 2048)), 0o600))
+			out, err := exec.Command(buildExample(t, language), name).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Empty(t, string(out))
+			got, err := os.ReadFile(name)
+			require.NoError(t, err)
+			require.Equal(t, "cpu cpu ", string(got[:8]))
+			require.Equal(t, "hello from a device", string(got[4096:4115]))
+			require.Equal(t, "cpu ", string(got[8188:]))
+		})
+	}
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// What README.md and docs/ point at exists.
+func TestDocumentsPointAtFiles(t *testing.T) {
+	documents, err := filepath.Glob("../../docs/*.md")
+	require.NoError(t, err)
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	for _, name := range append(documents, "../../README.md", "../../CHANGELOG.md") {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(name), m[1]))
+			require.NoError(t, err, "%s points at %s", name, m[1])
+		}
+	}
+}
+
+// docs/configuration.md has a row for every setting and knows no others.
+func TestEverySettingIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/configuration.md")
+	require.NoError(t, err)
+	var documented []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z][a-z-]*)` \\|").FindAllStringSubmatch(string(text), -1) {
+		if m[1] != "auto" && m[1] != "none" { // values of --gpus
+			documented = append(documented, m[1])
+		}
+	}
+	require.ElementsMatch(t, settingNames(), documented)
+	for _, block := range regexp.MustCompile("(?ms)^```toml\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		require.NoError(t, complete(newSettings().flags(), write(t, block[1]), environment(nil)))
+	}
+}

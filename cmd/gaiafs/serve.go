@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// forcedWriteBack is how long a forced end goes on bringing bytes home.
+const forcedWriteBack = 10 * time.Second
+
+// service is a mount and everything under it.
+type service struct {
+	plan    *mountPlan
+	log     *slog.Logger
+	started time.Time
+	cache   *pagecache.Cache
+	control *control.Server
+	mount   *fs.Server
+}
+
+// serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
+// return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of report
+// is another process of gaiafs, which has arranged for that.
+func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) error) error {
+	out := stderr
+	if m.logFile != "" && !reported {
+		f, err := openLog(m.logFile)
+		if err != nil {
+			return report(err)
+		}
+		defer f.Close()
+		out = f
+	}
+	log, err := m.logger(out)
+	if err != nil {
+		return report(err)
+	}
+	// Signals are caught before there is a mount that they could leave behind.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
+
+	s, err := m.start(log)
+	if err != nil {
+		return report(err)
+	}
+	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(), "version", version)
+	if reported {
+		if err := os.Chdir("/"); err != nil { // keep no directory of the caller busy
+			log.Warn("the working directory stays", "error", err)
+		}
+	}
+	if err := report(nil); err != nil {
+		log.Warn("whoever started the mount does not listen", "error", err)
+	}
+	return s.run(signals)
+}
+
+func (m *mountPlan) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(m.logLevel.word)); err != nil {
+		return nil, err
+	}
+	o := &slog.HandlerOptions{Level: level}
+	if m.debugFuse {
+		o.Level = slog.LevelDebug
+	}
+	if m.logFormat.word == "json" {
+		return slog.New(slog.NewJSONHandler(w, o)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, o)), nil
+}
+
+// start makes devices, cache, socket and mount, or nothing of them.
+func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
+	if is, err := fs.IsMount(m.mountpoint); err == nil && is {
+		return nil, fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount %s' or choose another directory",
+			m.mountpoint, m.mountpoint)
+	}
+	s := &service{plan: m, log: log, started: time.Now()}
+	devices, err := m.gpus.open(int64(m.gpuMemory), log)
+	if err != nil {
+		return nil, err
+	}
+	s.cache, err = pagecache.New(pagecache.Options{
+		Devices:           devices,
+		HostMemory:        int64(m.hostMemory),
+		WriteBackInterval: m.writeBackInterval.Duration,
+		WriteBack:         m.writeBack,
+		Log:               log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, closeDevices(devices))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.cache.Close(context.Background()))
+		}
+	}()
+	socket := m.socket
+	if socket == "" {
+		socket = control.DefaultSocket(m.mountpoint)
+	}
+	s.control, err = control.Listen(control.Options{
+		Socket:     socket,
+		AllowOther: m.allowOther,
+		Cache:      control.ForCache(s.cache),
+		Status:     func() any { return s.status() },
+		Log:        log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.mount, err = fs.Mount(fs.Options{
+		Source:       m.source,
+		Mountpoint:   m.mountpoint,
+		Cache:        s.cache,
+		Granter:      granter{s.control},
+		AllowOther:   m.allowOther,
+		ReadOnly:     m.readOnly,
+		WriteBack:    m.writeBack,
+		AttrTimeout:  kernelTimeout(m.attrTimeout),
+		EntryTimeout: kernelTimeout(m.entryTimeout),
+		Log:          log,
+		Debug:        m.debugFuse,
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.control.Close())
+	}
+	return s, nil
+}
+
+// kernelTimeout says "not at all" as package fs does: it takes zero for its default.
+func kernelTimeout(d span) time.Duration {
+	if d.Duration == 0 {
+		return -1
+	}
+	return d.Duration
+}
+
+// granter lets package fs and package control, which do not know each other, agree on grants.
+type granter struct{ *control.Server }
+
+func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
+	grant, err := g.Server.Grant(src)
+	return fs.Grant(grant), err
+}
+
+func (g granter) GrantStatus() (fs.Grant, error) {
+	grant, err := g.Server.GrantStatus()
+	return fs.Grant(grant), err
+}
+
+// run serves until the mount is gone or a signal says so.
+func (s *service) run(signals <-chan os.Signal) error {
+	gone := make(chan struct{})
+	go func() { s.mount.Wait(); close(gone) }()
+	select {
+	case <-gone:
+		s.log.Info("unmounted by somebody else, ending")
+	case sig := <-signals:
+		s.log.Info("ending", "signal", sig.String())
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.end() }()
+	select {
+	case err := <-ended:
+		return err
+	case sig := <-signals:
+		return s.force(sig)
+	}
+}
+
+// end takes everything down in the order of the package comment. It blocks while programs use the mount.
+func (s *service) end() error {
+	errs := []error{s.control.Close()}
+	if err := s.mount.Unmount(); errors.Is(err, syscall.EBUSY) {
+		where := s.mount.Mountpoint()
+		s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a second signal ends it at once",
+			"mountpoint", where, "users", describe(mountUsers(where)))
+		if err := detach(where); err != nil {
+			errs = append(errs, fmt.Errorf("%s cannot be detached: %w", where, err))
+		}
+		s.mount.Wait()
+	} else if err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, s.cache.Close(context.Background()))
+	err := errors.Join(errs...)
+	if err == nil {
+		s.log.Info("everything is written back")
+	} else {
+		s.log.Error("ended with errors", "error", err)
+	}
+	return err
+}
+
+// force ends without waiting for programs that use the mount, which get errors from then on.
+func (s *service) force(sig os.Signal) error {
+	s.log.Error("ending at once; programs that use the mount get errors", "signal", sig.String())
+	where := s.mount.Mountpoint()
+	if mounted, err := fs.IsMount(where); err == nil && mounted {
+		if err := detach(where); err != nil {
+			s.log.Error("the mountpoint stays behind", "mountpoint", where, "error", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), forcedWriteBack)
+	defer cancel()
+	err := errors.Join(s.cache.Close(ctx), fmt.Errorf("ended by a second signal (%s)", strings.ToLower(sig.String())))
+	s.log.Error("ended", "error", err)
+	return err
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// settings are what a mount can be told. docs/configuration.md describes them.
+type settings struct {
+	gpus              gpuChoice
+	gpuMemory         size
+	hostMemory        size
+	socket            string
+	allowOther        bool
+	readOnly          bool
+	writeBack         bool
+	writeBackInterval span
+	attrTimeout       span
+	entryTimeout      span
+	logLevel          choice
+	logFormat         choice
+	logFile           string
+	debugFuse         bool
+}
+
+func newSettings() *settings {
+	return &settings{
+		gpus:              gpuChoice{backend: "auto"},
+		hostMemory:        pagecache.DefaultHostMemory,
+		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
+		attrTimeout:       span{Duration: time.Second},
+		entryTimeout:      span{Duration: time.Second},
+		logLevel:          choice{"info", []string{"debug", "info", "warn", "error"}},
+		logFormat:         choice{"text", []string{"text", "json"}},
+	}
+}
+
+// flags returns the settings as flags. Their names are also the keys of a configuration file.
+func (s *settings) flags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
+	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated:N or cuda:0,1")
+	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
+	f.Var(&s.hostMemory, "host-memory", "host memory for base copies of pages with several writers")
+	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
+	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
+	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
+	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")
+	f.Var(&s.writeBackInterval, "write-back-interval", "age at which released bytes are in the backing file at the latest")
+	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
+	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
+	f.Var(&s.logLevel, "log-level", "least severity that is logged")
+	f.Var(&s.logFormat, "log-format", "form of the log")
+	f.StringVar(&s.logFile, "log-file", "", "append the log to `PATH` (default: standard error; with --daemon a file of the mountpoint)")
+	f.BoolVar(&s.debugFuse, "debug-fuse", false, "log every request of the kernel")
+	return f
+}
+
+// variable returns the environment variable of a setting.
+func variable(setting string) string {
+	return "GAIAFS_" + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
+}
+
+// complete sets what the command line left open from the environment, then from the configuration files. f has the
+// settings' flags, parsed.
+func complete(f *pflag.FlagSet, config string, environment func(string) (string, bool)) error {
+	given := make(map[string]bool)
+	f.Visit(func(fl *pflag.Flag) { given[fl.Name] = true })
+	own := newSettings().flags() // f may have flags that are no settings
+	var failed error
+	own.VisitAll(func(fl *pflag.Flag) {
+		text, ok := environment(variable(fl.Name))
+		if !ok || given[fl.Name] || failed != nil {
+			return
+		}
+		given[fl.Name] = true
+		if err := f.Set(fl.Name, text); err != nil {
+			failed = usagef("%s: %w", variable(fl.Name), cause(err))
+		}
+	})
+	if failed != nil {
+		return failed
+	}
+	files, err := configFiles(config, environment)
+	if err != nil {
+		return err
+	}
+	for _, c := range files {
+		values, err := c.read(own)
+		if err != nil {
+			return err
+		}
+		for name, text := range values {
+			if given[name] {
+				continue
+			}
+			given[name] = true
+			if err := f.Set(name, text); err != nil {
+				return c.fault(name, cause(err))
+			}
+		}
+	}
+	return nil
+}
+
+// cause takes away what pflag puts around the error of a Value, which speaks of flags.
+func cause(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	if invalid.GetFlag().Value.Type() == "bool" {
+		return fmt.Errorf("%q is neither true nor false", invalid.GetValue())
+	}
+	return invalid.Unwrap()
+}
+
+// osEnvironment is the process's environment, in which an empty variable counts as none.
+func osEnvironment(name string) (string, bool) {
+	v := os.Getenv(name)
+	return v, v != ""
+}
+
+// settingNames lists the settings.
+func settingNames() []string {
+	var names []string
+	newSettings().flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
+}

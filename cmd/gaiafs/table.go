@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// print writes the status for people.
+func (s *statusDocument) print(w io.Writer) error {
+	var b strings.Builder
+	m := s.Mount
+	fmt.Fprintf(&b, "%s at %s", m.Source, m.Mountpoint)
+	if m.ReadOnly {
+		b.WriteString(", read-only")
+	}
+	if m.WriteBack {
+		b.WriteString(", write-back")
+	}
+	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID, m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
+
+	b.WriteString("\nDevices\n")
+	table(&b, func(t io.Writer) {
+		if len(s.Devices) == 0 {
+			fmt.Fprintf(t, "  none\n")
+			return
+		}
+		fmt.Fprintf(t, "  \tkind\tmemory\tused\tmapped\textents\t\n")
+		for _, d := range s.Devices {
+			state := ""
+			if d.Lost {
+				state = "lost"
+			}
+			fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\t%s\n", d.Device, d.Kind, bytesText(d.MemoryBytes), bytesText(d.UsedBytes),
+				bytesText(d.MappedBytes), d.Extents, state)
+		}
+	})
+
+	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
+	table(&b, s.files)
+
+	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s for page states, %s for page hashes\n",
+		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.StateBytes), bytesText(s.DigestBytes))
+
+	b.WriteString("\nCounters\n")
+	table(&b, func(t io.Writer) {
+		for _, name := range sortedKeys(s.Counters) {
+			fmt.Fprintf(t, "  %s\t%d\n", strings.ReplaceAll(name, "_", " "), s.Counters[name])
+		}
+	})
+
+	b.WriteString("\nLatencies (µs)\n")
+	table(&b, func(t io.Writer) {
+		fmt.Fprintf(t, "  \tcount\tmean\tp50 below\tp99 below\tmax below\n")
+		for _, name := range sortedKeys(s.Latencies) {
+			l := s.Latencies[name]
+			fmt.Fprintf(t, "  %s\t%d\t%.0f\t%d\t%d\t%d\n", strings.ReplaceAll(name, "_", " "), l.Count, l.Mean, l.P50, l.P99, l.Max)
+		}
+	})
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (s *statusDocument) files(t io.Writer) {
+	if len(s.Files) == 0 {
+		fmt.Fprintf(t, "  none\n")
+		return
+	}
+	fmt.Fprintf(t, "  file\tsize\tmappings\twhere\tresident\tstale\tdirty\tbases\toverlaps\n")
+	for _, f := range s.Files {
+		holders := f.Holders
+		if len(holders) == 0 {
+			holders = []pagecache.HoldingStatus{{Device: -1}}
+		}
+		for i, h := range holders {
+			where := "-"
+			if h.Device >= 0 {
+				where = fmt.Sprintf("gpu%d", h.Device)
+			}
+			if i > 0 {
+				fmt.Fprintf(t, "  \t\t\t%s\t%d\t%d\t%d\t\t\n", where, h.Resident, h.Stale, h.Dirty)
+				continue
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", f.Name, bytesText(f.SizeBytes), f.Mappings, where, h.Resident, h.Stale,
+				h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
+		}
+		if f.Error != "" {
+			fmt.Fprintf(t, "    cannot be written back: %s\n", f.Error)
+		}
+	}
+}
+
+func table(w io.Writer, fill func(io.Writer)) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fill(t)
+	_ = t.Flush() // into memory
+}
+
+func bytesText(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+func overlapText(n int64) string { return fmt.Sprintf("%d B", n) }
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

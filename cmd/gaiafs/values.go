@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// The types below are flag values (pflag.Value) that refuse what makes no sense.
+
+// size is a number of bytes; 0 leaves the choice to gaiafs.
+type size int64
+
+// units of a size. A single letter is a power of 1024, as GPU memory is counted.
+var units = map[string]float64{
+	"": 1, "B": 1,
+	"K": 1 << 10, "KIB": 1 << 10, "KB": 1e3,
+	"M": 1 << 20, "MIB": 1 << 20, "MB": 1e6,
+	"G": 1 << 30, "GIB": 1 << 30, "GB": 1e9,
+	"T": 1 << 40, "TIB": 1 << 40, "TB": 1e12,
+}
+
+func (s *size) Set(text string) error {
+	trimmed := strings.TrimSpace(text)
+	end := strings.LastIndexAny(trimmed, "0123456789.") + 1
+	number, err := strconv.ParseFloat(trimmed[:end], 64)
+	unit, ok := units[strings.ToUpper(strings.TrimSpace(trimmed[end:]))]
+	bytes := number * unit
+	if err != nil || !ok || !(bytes >= 0 && bytes < math.MaxInt64) {
+		return fmt.Errorf("%q is no size; write one as 512M, 1.5G or 2GiB", text)
+	}
+	*s = size(bytes)
+	return nil
+}
+
+func (s *size) String() string {
+	if *s == 0 {
+		return "auto"
+	}
+	return strings.ReplaceAll(humanize.IBytes(uint64(*s)), " ", "")
+}
+
+func (s *size) Type() string { return "SIZE" }
+
+// span is a duration of at least min.
+type span struct {
+	time.Duration
+	min time.Duration
+}
+
+func (s *span) Set(text string) error {
+	d, err := time.ParseDuration(strings.TrimSpace(text))
+	if err != nil {
+		return fmt.Errorf("%q is no duration; write one as 500ms, 2s or 1m", text)
+	}
+	if d < s.min {
+		return fmt.Errorf("%q is too short; the least is %s", text, s.min)
+	}
+	s.Duration = d
+	return nil
+}
+
+func (s *span) Type() string { return "DURATION" }
+
+// choice is one of a few words.
+type choice struct {
+	word  string
+	among []string
+}
+
+func (c *choice) Set(text string) error {
+	for _, w := range c.among {
+		if strings.EqualFold(w, strings.TrimSpace(text)) {
+			c.word = w
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of %s", text, strings.Join(c.among, ", "))
+}
+
+func (c *choice) String() string { return c.word }
+func (c *choice) Type() string   { return strings.Join(c.among, "|") }
