@@ -1,0 +1,217 @@
+package arrows
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/gaiafs/gaiafs"
+
+// Modules outside the standard library.
+const (
+	fuse      = "github.com/hanwen/go-fuse/v2/..."
+	sys       = "golang.org/x/sys/..."
+	purego    = "github.com/ebitengine/purego/..."
+	ristretto = "github.com/dgraph-io/ristretto/v2/..."
+	cobra     = "github.com/spf13/cobra/..."
+	pflag     = "github.com/spf13/pflag/..."
+	toml      = "github.com/BurntSushi/toml/..."
+	humanize  = "github.com/dustin/go-humanize/..."
+	sync      = "golang.org/x/sync/..."
+	testify   = "github.com/stretchr/testify/..."
+	rapid     = "pgregory.net/rapid/..."
+	goleak    = "go.uber.org/goleak/..."
+)
+
+// rule says what the packages of a folder may import: import paths, those of gaiafs itself from the module's root; one that
+// ends with /... stands for what is below, too. The standard library and the own folder always may be.
+type rule struct {
+	folder  string
+	imports []string
+	// support is a folder that tests are made with: only tests and other such folders may import it.
+	support bool
+}
+
+// rules are in the order of the layers, the lowest first. The longest folder that a package is in counts.
+var rules = []rule{
+	{"internal/page", nil, false},
+	{"internal/arrows", nil, false},
+	{"internal/testsummary", nil, false},
+	{"internal/model", []string{"internal/page", "versions"}, false},
+	{"versions", []string{"internal/page"}, false},
+	{"lrc", []string{"versions", "internal/page", "golang.org/x/sys/cpu"}, false},
+	{"gpubackend", []string{"internal/page", sys, purego}, false},
+	{"prefetch", []string{"internal/page"}, false},
+	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "internal/page", ristretto, humanize, sys, sync}, false},
+	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
+	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
+	// Tests of sessions need memory that clients can map.
+	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
+	{"client", []string{sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "client/go", "internal/page", cobra, pflag, toml, humanize, sys}, false},
+	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
+	// The bench starts itself again as a daemon, so that what it compares is one build; its measurements are made through
+	// the mount and the client. Loopback is what it compares with.
+	{"bench", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", sys, humanize}, false},
+	{"bench/parts", []string{"gpubackend", "gpubackend/emulated", "lrc", "versions", "internal/page"}, false},
+	{"bench/loopback", []string{fuse, sys}, false},
+	// What several packages' tests are made with. Nothing else may import these folders.
+	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
+	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
+	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", testify, sys}, true},
+	{"internal/mounttest", []string{"client/go", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
+	{"internal/stress", []string{"client/go", "internal/page", "internal/testmount", testify, sys}, true},
+}
+
+// forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it needs,
+// but for those that keepPure names.
+var forTests = []string{testify, rapid, goleak}
+
+// keepPure are folders whose tests may reach nothing that does I/O either.
+var keepPure = []string{"internal/page", "versions", "lrc", "prefetch"}
+
+// pure are what such a test may import of gaiafs.
+var pure = []string{"internal/page", "internal/model", "versions", "lrc", "prefetch"}
+
+// pkg is what the test needs of go list -json.
+type pkg struct {
+	ImportPath   string
+	Standard     bool
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+}
+
+// list runs go list on the module for one operating system, and without cgo, as the binary is built.
+func list(t *testing.T, tags string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Standard,Imports,TestImports,XTestImports", "-tags="+tags, module+"/...")
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	cmd.Dir = root
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	require.NoError(t, err, errs.String())
+	var all []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		err := d.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		require.NoError(t, err)
+		all = append(all, p)
+	}
+}
+
+// within reports whether path is prefix or in the folder of that name.
+func within(path, prefix string) bool {
+	return path == prefix || strings.HasPrefix(path, prefix+"/")
+}
+
+// allowed reports whether one of the patterns of a rule fits.
+func allowed(path string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		tree, isTree := strings.CutSuffix(p, "/...")
+		return path == p || isTree && within(path, tree)
+	})
+}
+
+func anyWithin(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return within(path, p) })
+}
+
+// ruleFor returns the rule with the longest folder.
+func ruleFor(folder string) (best rule, ok bool) {
+	for _, r := range rules {
+		if within(folder, r.folder) && len(r.folder) >= len(best.folder) {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+// standard reports whether an import path is the standard library's: its first element has no dot.
+func standard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
+}
+
+// forbidden returns those of imports that the rule for folder does not allow.
+func forbidden(folder string, imports []string, test bool) []string {
+	r, ok := ruleFor(folder)
+	if !ok {
+		return []string{"anything, for it has no rule in arrows_test.go"}
+	}
+	var wrong []string
+	for _, path := range imports {
+		own, ours := strings.CutPrefix(path, module+"/")
+		switch {
+		case standard(path):
+			continue
+		case !ours:
+			own = path
+		case within(own, r.folder) && (r.support || !forTestsOnly(own)):
+			continue
+		case test && !anyWithin(folder, keepPure), test && anyWithin(own, pure):
+			continue
+		}
+		if allowed(own, r.imports) || test && !ours && (allowed(own, forTests) || allowed(own, []string{sys})) {
+			continue
+		}
+		wrong = append(wrong, own)
+	}
+	return wrong
+}
+
+// forTestsOnly reports whether a package's rule says so.
+func forTestsOnly(path string) bool {
+	r, ok := ruleFor(path)
+	return ok && r.support
+}
+
+func TestImportsGoOneWay(t *testing.T) {
+	for _, tags := range []string{"", "invariants"} {
+		for _, p := range list(t, tags) {
+			folder := strings.TrimPrefix(p.ImportPath, module+"/")
+			if wrong := forbidden(folder, p.Imports, false); len(wrong) > 0 {
+				t.Errorf("%s may not import this: %s", folder, strings.Join(wrong, ", "))
+			}
+			if wrong := forbidden(folder, append(p.TestImports, p.XTestImports...), true); len(wrong) > 0 {
+				t.Errorf("tests of %s may not import this: %s", folder, strings.Join(wrong, ", "))
+			}
+		}
+	}
+}
+
+// The test of the test: arrows that must be found, and some that are allowed.
+func TestForbiddenArrowsAreFound(t *testing.T) {
+	ours := func(folder string) []string { return []string{module + "/" + folder} }
+	require.NotEmpty(t, forbidden("pagecache", ours("fs"), false))
+	require.NotEmpty(t, forbidden("pagecache", ours("gpubackend/emulated"), false))
+	require.NotEmpty(t, forbidden("lrc", ours("pagecache"), false))
+	require.NotEmpty(t, forbidden("lrc", ours("pagecache"), true))
+	require.NotEmpty(t, forbidden("control", ours("fs"), false))
+	require.NotEmpty(t, forbidden("control", []string{"github.com/hanwen/go-fuse/v2/fuse"}, false))
+	require.NotEmpty(t, forbidden("client/go", ours("control"), false))
+	require.NotEmpty(t, forbidden("versions", ours("lrc"), false))
+	require.NotEmpty(t, forbidden("elsewhere", nil, false))
+	require.NotEmpty(t, forbidden("gpubackend/emulated", ours("gpubackend/conformance"), false))
+	require.Empty(t, forbidden("gpubackend/emulated", ours("gpubackend/conformance"), true))
+	require.Empty(t, forbidden("cmd/gaiafs", ours("cmd/gaiafs/demo"), false))
+	require.NotEmpty(t, forbidden("pagecache", []string{"github.com/stretchr/testify/require"}, false))
+	require.Empty(t, forbidden("client/go", ours("control"), true))
+	require.Empty(t, forbidden("fs", []string{"github.com/hanwen/go-fuse/v2/fuse", "os", "golang.org/x/sys/unix"}, false))
+	require.Empty(t, forbidden("gpubackend/emulated", ours("gpubackend"), false))
+	require.Empty(t, forbidden("lrc", append(ours("internal/model"), "pgregory.net/rapid"), true))
+}

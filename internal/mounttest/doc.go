@@ -1,0 +1,18 @@
+// Package mounttest runs the random programs of package model on real mounts, with every program in a process of its own:
+// two CPU programs that use pwrite, pread, mmap, fsync, ftruncate and fallocate, and four GPU programs that use client/go
+// on three emulated devices, of which two share the first. It has only tests.
+//
+// # Model
+//
+// The test binary is the test, the daemon (package testmount) and the programs. The test sends a program one step at a
+// time and waits for it, so the order of steps is the test's. Everything is compared with the reference model: what is
+// read and loaded, and the backing file after every step. That needs a daemon that does nothing of its own: its write-back
+// interval is long, and a collect is made by a client's Flush.
+//
+// Other programs run on a daemon that collects, untracks and refreshes all the time. When it does is not known, so there
+// the model's Oracle judges alone what may be read, and at the end everybody must see the same bytes.
+//
+// # What it does not do
+//
+// A step has ended before the next one begins. What may happen in the midst of a release or a collect is tested on lrc.
+package mounttest

@@ -1,0 +1,254 @@
+package mounttest
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/model"
+)
+
+const programVariable = "GAIAFS_MOUNTTEST_PROGRAM"
+
+// order tells a program what to do: to open a file and forget the last one, or to carry out a step on it.
+type order struct {
+	Open string
+	// Limit is how much of the file a CPU program maps, of whatever size the file is.
+	Limit  int64
+	Device int
+	Step   model.Step
+	// SyncRange asks for the range of a Write to be written back.
+	SyncRange bool
+}
+
+type answer struct {
+	Data []byte
+	Err  string
+}
+
+// serveProgram is the body of a program's process.
+func serveProgram(in io.Reader, out io.Writer) error {
+	orders, answers := gob.NewDecoder(in), gob.NewEncoder(out)
+	var p program
+	for {
+		var o order
+		if err := orders.Decode(&o); err != nil {
+			if errors.Is(err, io.EOF) {
+				return p.close()
+			}
+			return err
+		}
+		data, err := p.carryOut(o)
+		a := answer{Data: data}
+		if err != nil {
+			a.Err = err.Error()
+		}
+		if err := answers.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+// program is what a process has open.
+type program struct {
+	file, direct *os.File
+	memory       []byte // of the file, shared
+	mapping      *gaiafs.Mapping
+	start        int64 // of mapping in the file
+}
+
+func (p *program) close() error {
+	var errs []error
+	if p.mapping != nil {
+		errs = append(errs, p.mapping.Close())
+	}
+	if p.memory != nil {
+		errs = append(errs, unix.Munmap(p.memory))
+	}
+	for _, f := range []*os.File{p.file, p.direct} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	*p = program{}
+	return errors.Join(errs...)
+}
+
+func (p *program) open(o order) (err error) {
+	if err := p.close(); err != nil {
+		return err
+	}
+	if p.file, err = os.OpenFile(o.Open, os.O_RDWR, 0); err != nil {
+		return err
+	}
+	if o.Limit == 0 {
+		return nil
+	}
+	if p.direct, err = os.OpenFile(o.Open, os.O_RDONLY|unix.O_DIRECT, 0); err != nil {
+		return err
+	}
+	if p.memory, err = unix.Mmap(int(p.file.Fd()), 0, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return err
+	}
+	// The kernel reads the pages that a step touches, and no others.
+	return errors.Join(unix.Madvise(p.memory, unix.MADV_RANDOM), unix.Fadvise(int(p.file.Fd()), 0, 0, unix.FADV_RANDOM))
+}
+
+func (p *program) carryOut(o order) ([]byte, error) {
+	if o.Open != "" {
+		return nil, p.open(o)
+	}
+	s, fd := o.Step, int(p.file.Fd())
+	switch s.Op {
+	case model.Write:
+		if _, err := p.file.WriteAt(s.Bytes(), s.Off); err != nil || !o.SyncRange {
+			return nil, err
+		}
+		return nil, unix.SyncFileRange(fd, s.Off, s.Len, syncAll)
+	case model.MapStore:
+		copy(p.memory[s.Off:], s.Bytes())
+	case model.Read:
+		return readAt(p.file, s)
+	case model.DirectRead:
+		return readAt(p.direct, s)
+	case model.Fsync:
+		return nil, p.file.Sync()
+	case model.Truncate:
+		return nil, p.file.Truncate(s.Off)
+	case model.Punch:
+		return nil, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, s.Off, s.Len)
+	case model.Flush:
+		return nil, unix.SyncFileRange(fd, s.Off, s.Len, syncAll)
+	case model.Reclaim:
+		return nil, unix.Fadvise(fd, s.Off, s.Len, unix.FADV_DONTNEED)
+	default:
+		return p.gpu(o)
+	}
+	return nil, nil
+}
+
+const syncAll = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+
+func readAt(f *os.File, s model.Step) ([]byte, error) {
+	b := make([]byte, s.Len)
+	n, err := f.ReadAt(b, s.Off)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b[:n], err
+}
+
+func (p *program) gpu(o order) (data []byte, err error) {
+	s, m := o.Step, p.mapping
+	// The pages of the step that the mapping has.
+	off, n := s.Off-p.start, s.Len
+	if m != nil && s.Op != model.Store && s.Op != model.Load {
+		end := min(off+n, m.Len())
+		off = max(off, 0)
+		n = end - off
+	}
+	switch s.Op {
+	case model.Map:
+		prot := gaiafs.ProtRead
+		if s.Writable {
+			prot |= gaiafs.ProtWrite
+		}
+		var options []gaiafs.Option
+		if s.Lazy {
+			options = append(options, gaiafs.Lazy())
+		}
+		p.start = s.Off
+		if p.mapping, err = gaiafs.Map(p.file, s.Off, s.Len, prot, o.Device, options...); err != nil {
+			return nil, err
+		}
+		// Nothing is fetched but what a step asks for.
+		return nil, p.mapping.Advise(0, s.Len, gaiafs.AdviceRandom)
+	case model.Unmap:
+		p.mapping = nil
+		return nil, m.Close()
+	case model.Store:
+		copy(m.Bytes()[off:], s.Bytes())
+	case model.Load:
+		return append(data, m.Bytes()[off:off+n]...), nil
+	case model.Acquire:
+		_, err = m.Acquire(off, n)
+	case model.Release:
+		_, err = m.Release(off, n)
+	case model.Collect:
+		err = m.Flush(off, n)
+	case model.DontNeed:
+		err = m.Advise(off, n, gaiafs.AdviceDontNeed)
+	default:
+		err = fmt.Errorf("a program cannot do %v", s.Op)
+	}
+	return nil, err
+}
+
+// process is a program's, as the test sees it.
+type process struct {
+	cmd     *exec.Cmd
+	stdin   io.WriteCloser
+	orders  *gob.Encoder
+	answers *gob.Decoder
+}
+
+func startProcess() (*process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: exec.Command(exe)}
+	p.cmd.Env = append(os.Environ(), programVariable+"=1", "GOMAXPROCS=2")
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	p.orders, p.answers = gob.NewEncoder(p.stdin), gob.NewDecoder(out)
+	return p, nil
+}
+
+func (p *process) do(o order) ([]byte, error) {
+	if err := p.orders.Encode(o); err != nil {
+		return nil, fmt.Errorf("the program is gone: %w", err)
+	}
+	var a answer
+	if err := p.answers.Decode(&a); err != nil {
+		return nil, fmt.Errorf("the program is gone: %w", err)
+	}
+	if a.Err != "" {
+		return nil, errors.New(a.Err)
+	}
+	return a.Data, nil
+}
+
+// kill ends the process with SIGKILL.
+func (p *process) kill() error {
+	if err := p.cmd.Process.Kill(); err != nil {
+		return err
+	}
+	_ = p.cmd.Wait() // it says that it was killed
+	return nil
+}
+
+// end lets the process close what it has open.
+func (p *process) end() error {
+	if err := p.stdin.Close(); err != nil {
+		return err
+	}
+	return p.cmd.Wait()
+}

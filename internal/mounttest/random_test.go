@@ -1,0 +1,235 @@
+package mounttest
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/model"
+)
+
+var (
+	seedFlag  = flag.Uint64("seed", 0, "run only the random program of this seed")
+	stepsFlag = flag.Int("steps", 5_200, "number of steps of random programs in all")
+)
+
+const programSteps = 100
+
+// possible reports whether a program on a mount can do it as a step of its own. A collect follows a release.
+func possible(o model.Op) bool {
+	switch o {
+	case model.Publish, model.Drop, model.Finish, model.Untrack, model.Collect:
+		return false
+	}
+	return true
+}
+
+// expand returns the steps that a random step stands for on a mount.
+func expand(run *model.Run, s model.Step) []model.Step {
+	l := run.Layout
+	flush := model.Step{Op: model.Flush, Len: run.Model.Size()}
+	switch s.Op {
+	case model.Reclaim:
+		// posix_fadvise writes back what it is told to drop.
+		flush.Off, flush.Len = s.Off, s.Len
+		return []model.Step{flush, s}
+	case model.Truncate, model.Punch, model.Unmap, model.Kill:
+		// So do ftruncate and fallocate, and every close of a descriptor.
+		return []model.Step{flush, s}
+	case model.Store:
+		if !run.Loose && s.Off+s.Len > run.Model.Size() {
+			// A page of which only bytes past end of file changed is released, which does no harm but that a collect may
+			// bring home early what else the page has.
+			return nil
+		}
+	case model.Release:
+		if s.Val%4 == 0 {
+			collect := s
+			collect.Op = model.Collect
+			return []model.Step{s, collect}
+		}
+	case model.Evict:
+		// An extent goes as a whole, and only if nobody maps a page of it.
+		for c := range l.Clients() {
+			if c := model.Client(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) && run.Model.Mapped(c) {
+				return nil
+			}
+		}
+		s.Off, s.Len = 0, int64(l.Pages)*model.PageSize
+		if !run.Loose {
+			// What is pending of an extent comes home even if its device holds nothing of those pages.
+			return []model.Step{{Op: model.Fsync}, s}
+		}
+	}
+	return []model.Step{s}
+}
+
+// runProgram runs steps, of which next makes one after the other, on a fresh file, and what closes it. It returns the steps
+// that next made.
+func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (program []model.Step, err error) {
+	if err := x.begin(); err != nil {
+		return nil, err
+	}
+	for s, ok := next(); ok; s, ok = next() {
+		program = append(program, s)
+		for _, s := range expand(run, s) {
+			if done, err := run.Step(s); err != nil {
+				return program, err
+			} else if !done && s.Op != model.Flush {
+				break
+			}
+		}
+	}
+	// The kernel has nothing dirty when clients close their descriptors.
+	for _, s := range append([]model.Step{{Op: model.Fsync}}, x.layout.Closing()...) {
+		if _, err := run.Step(s); err != nil {
+			return program, err
+		}
+	}
+	return program, x.converged(run)
+}
+
+// replay makes runProgram run what was run before.
+func replay(program []model.Step) func() (model.Step, bool) {
+	i := 0
+	return func() (s model.Step, ok bool) {
+		if i == len(program) {
+			return s, false
+		}
+		i++
+		return program[i-1], true
+	}
+}
+
+// converged reports an error unless everybody sees the same bytes, now that everything was released and came home.
+func (x *system) converged(run *model.Run) error {
+	whole := model.Step{Op: model.Read, Len: int64(x.layout.Pages) * model.PageSize}
+	home, err := x.Home()
+	if err != nil {
+		return err
+	}
+	read, err := x.Do(whole)
+	if err != nil {
+		return err
+	}
+	whole.Op = model.DirectRead
+	direct, err := x.Do(whole)
+	if err != nil {
+		return err
+	}
+	if string(read) != string(home) || string(direct) != string(home) {
+		return fmt.Errorf("in the end, the page cache, a direct read and the backing file do not have the same bytes")
+	}
+	for c := x.layout.CPUs; c < x.layout.Clients() && len(home) > 0; c++ {
+		client := model.Client(c)
+		for _, s := range []model.Step{
+			{Op: model.Map, Client: client, Len: whole.Len},
+			{Op: model.Load, Client: client, Len: int64(len(home))},
+			{Op: model.Unmap, Client: client},
+		} {
+			got, err := x.Do(s)
+			if err != nil {
+				return err
+			}
+			if s.Op == model.Load && string(got) != string(home) {
+				return fmt.Errorf("in the end, device %d does not have the bytes of the backing file", x.layout.Device(client))
+			}
+		}
+	}
+	return nil
+}
+
+func layoutOf(writeBack bool) model.Layout {
+	l := model.DefaultLayout(writeBack)
+	l.ReadAhead = true
+	return l
+}
+
+// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one.
+func TestRandomPrograms(t *testing.T) {
+	modes := []struct {
+		name      string
+		writeBack bool
+		interval  time.Duration
+		loose     bool
+	}{
+		{"write-through", false, time.Hour, false},
+		{"write-back", true, time.Hour, false},
+		{"write-through-busy", false, 20 * time.Millisecond, true},
+		{"write-back-busy", true, 20 * time.Millisecond, true},
+	}
+	for i, mode := range modes {
+		t.Run(mode.name, func(t *testing.T) {
+			x := newSystem(t, layoutOf(mode.writeBack), mode.interval)
+			start, done := time.Now(), 0
+			for seed := uint64(1000*(i+1) + 1); done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
+				if *seedFlag != 0 {
+					seed = *seedFlag
+				}
+				run := x.run(mode.loose)
+				before := x.overlaps()
+				src := model.NewSource(seed)
+				program, err := runProgram(x, run, func() (model.Step, bool) {
+					return x.layout.Random(src, possible), len(run.Program) < programSteps
+				})
+				done += len(run.Program)
+				if err != nil {
+					fail(t, x, run, program, seed, mode.name, err)
+				}
+				if !mode.loose {
+					require.Equal(t, run.Model.Overlaps, x.overlaps()-before, "overlapping bytes of seed %d", seed)
+				}
+				if *seedFlag != 0 {
+					break
+				}
+			}
+			t.Logf("%d steps in %v", done, time.Since(start).Round(time.Millisecond))
+		})
+	}
+}
+
+func (x *system) run(loose bool) *model.Run {
+	run := model.NewRun(x.layout, x)
+	run.Loose, run.EarlyFlush = loose, true
+	return run
+}
+
+// fail shrinks a program that failed and fails t with it.
+func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed uint64, name string, err error) {
+	t.Helper()
+	tries := 0
+	last, lastErr := run, err
+	fails := func(p []model.Step) bool {
+		if tries++; tries > 400 || x.recover() != nil {
+			return false
+		}
+		again := x.run(run.Loose)
+		_, err := runProgram(x, again, replay(p))
+		if err != nil {
+			last, lastErr = again, err
+		}
+		return err != nil
+	}
+	text := "it did not fail when it was run again"
+	if fails(program) {
+		text = fmt.Sprintf("shrunk to %d steps", len(model.Shrink(program, fails)))
+	}
+	t.Fatalf("seed %d, step %d: %v\nrun it again: go test ./internal/mounttest -run '^TestRandomPrograms$/^%s$' -seed=%d\n%s: %v\n%s",
+		seed, len(run.Program), err, name, seed, text, lastErr, x.layout.FormatProgram(last.Program))
+}
+
+// recover replaces programs that a failed step may have ended.
+func (x *system) recover() error {
+	for c, p := range x.processes {
+		_ = p.kill()
+		q, err := startProcess()
+		if err != nil {
+			return err
+		}
+		x.processes[c] = q
+	}
+	return nil
+}

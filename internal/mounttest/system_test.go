@@ -1,0 +1,204 @@
+package mounttest
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/testmount"
+)
+
+// deviceMemory is two extents: a mapping of all of it leaves room for nothing else.
+const deviceMemory = 4 << 20
+
+// patience is how long to wait for the daemon to notice that a client died.
+const patience = 30 * time.Second
+
+// system is a file on a mount, and the programs that use it. It is a model.System.
+type system struct {
+	t         testing.TB
+	layout    model.Layout
+	mount     *testmount.Mount
+	processes []*process
+	filler    *process // has a file that is as large as a device
+	name      string
+	files     int
+	mapped    map[model.Client]bool
+	// released has the range that a client released last.
+	released map[model.Client]model.Step
+}
+
+func newSystem(t testing.TB, l model.Layout, interval time.Duration) *system {
+	x := &system{t: t, layout: l}
+	x.mount = testmount.Start(t, testmount.Options{
+		Devices:           l.Devices,
+		Memory:            deviceMemory,
+		Poison:            true,
+		WriteBackInterval: interval,
+		WriteBack:         l.WriteBack,
+	})
+	require.NoError(t, os.WriteFile(filepath.Join(x.mount.Source, "filler"), make([]byte, deviceMemory), 0o644))
+	for range l.Clients() {
+		p, err := startProcess()
+		require.NoError(t, err)
+		x.processes = append(x.processes, p)
+	}
+	var err error
+	x.filler, err = startProcess()
+	require.NoError(t, err)
+	_, err = x.filler.do(order{Open: x.mount.Path("filler")})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, p := range append(x.processes, x.filler) {
+			if err := p.end(); err != nil && !t.Failed() {
+				t.Errorf("a program ended with %v", err)
+			}
+		}
+	})
+	return x
+}
+
+// begin gives the programs a fresh file.
+func (x *system) begin() error {
+	x.files++
+	x.name = fmt.Sprintf("file%d", x.files)
+	x.mapped, x.released = make(map[model.Client]bool), make(map[model.Client]model.Step)
+	if err := os.WriteFile(filepath.Join(x.mount.Source, x.name), make([]byte, x.layout.Size), 0o644); err != nil {
+		return err
+	}
+	for c := range x.processes {
+		if err := x.open(model.Client(c)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *system) open(c model.Client) error {
+	o := order{Open: x.mount.Path(x.name)}
+	if x.layout.IsCPU(c) {
+		o.Limit = int64(x.layout.Pages) * model.PageSize
+	}
+	_, err := x.processes[c].do(o)
+	return err
+}
+
+// Home is model.Homer's.
+func (x *system) Home() ([]byte, error) { return os.ReadFile(filepath.Join(x.mount.Source, x.name)) }
+
+// Do is model.System's.
+func (x *system) Do(s model.Step) ([]byte, error) {
+	o := order{Step: s}
+	if !x.layout.IsCPU(s.Client) {
+		o.Device = x.layout.Device(s.Client)
+	}
+	switch s.Op {
+	case model.Write:
+		// The model writes a write back that makes the file grow.
+		home, err := x.Home()
+		if err != nil {
+			return nil, err
+		}
+		o.SyncRange = x.layout.WriteBack && s.Off+s.Len > int64(len(home))
+	case model.Map:
+		x.mapped[s.Client] = true
+	case model.Unmap:
+		delete(x.mapped, s.Client)
+	case model.Kill:
+		return nil, x.kill(s.Client)
+	case model.Release:
+		x.released[s.Client] = s
+	case model.Collect:
+		last := x.released[s.Client]
+		o.Step.Off, o.Step.Len = last.Off, last.Len
+	case model.Evict:
+		return nil, x.evict(o.Device)
+	case model.Load:
+		// Past end of file there is nothing to be compared.
+		home, err := x.Home()
+		if err != nil {
+			return nil, err
+		}
+		o.Step.Len = min(s.Len, int64(len(home))-s.Off)
+	}
+	return x.processes[s.Client].do(o)
+}
+
+// evict maps something that takes the whole device. Another process does it: a program that closes a descriptor of the
+// file makes the kernel write it back.
+func (x *system) evict(device int) error {
+	for _, s := range []model.Step{{Op: model.Map, Len: deviceMemory}, {Op: model.Unmap}} {
+		if _, err := x.filler.do(order{Step: s, Device: device}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kill ends a client with SIGKILL, waits until the daemon released what it mapped, and starts the program again.
+func (x *system) kill(c model.Client) error {
+	if err := x.processes[c].kill(); err != nil {
+		return err
+	}
+	delete(x.mapped, c)
+	for start := time.Now(); ; {
+		n, err := x.mappings()
+		if err != nil {
+			return err
+		}
+		if n == len(x.mapped) {
+			break
+		}
+		if time.Since(start) > patience {
+			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped))
+		}
+	}
+	p, err := startProcess()
+	if err != nil {
+		return err
+	}
+	x.processes[c] = p
+	return x.open(c)
+}
+
+// status is what the daemon says of itself.
+type status struct {
+	Counters map[string]int64 `json:"counters"`
+	Files    []struct {
+		Name     string `json:"name"`
+		Mappings int    `json:"mappings"`
+	} `json:"files"`
+}
+
+func (x *system) status() (s status, err error) {
+	text, err := gaiafs.Status(x.mount.Dir)
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(text, &s)
+}
+
+// mappings returns how many clients map the file.
+func (x *system) mappings() (n int, err error) {
+	s, err := x.status()
+	for _, f := range s.Files {
+		if f.Name == x.name {
+			n = f.Mappings
+		}
+	}
+	return n, err
+}
+
+// overlaps returns the overlapping bytes of all files so far.
+func (x *system) overlaps() int64 {
+	s, err := x.status()
+	require.NoError(x.t, err)
+	return s.Counters["overlapping_bytes"]
+}

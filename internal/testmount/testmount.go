@@ -1,0 +1,323 @@
+// Package testmount serves a mount to tests from a process of its own, as a user would have it: the test and its programs do
+// I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill it.
+//
+// The daemon is the test binary itself, run again: a test package calls Main first thing in its TestMain.
+package testmount
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+const environment = "GAIAFS_TESTMOUNT"
+
+// Options says what to mount. The zero Options mount a fresh directory with one device of 256 MiB.
+type Options struct {
+	// Source is the backing directory; "" stands for a fresh one.
+	Source string
+	// Devices is the number of emulated devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each.
+	Devices int
+	Memory  int64
+	// Poison fills device memory with a pattern, so that whoever takes it for zeros is noticed.
+	Poison            bool
+	HostMemory        int64
+	WriteBackInterval time.Duration
+	WriteBack         bool
+	AllowOther        bool
+	ReadOnly          bool
+	// Mountpoint is the directory to mount at; "" stands for a fresh one.
+	Mountpoint string
+	// WithoutCure leaves out the cure for stale readers of package fs, for a test that shows what it is for.
+	WithoutCure bool
+	// Limit is the daemon's limit of descriptors; 0 leaves it.
+	Limit uint64
+	// Env is added to the daemon's environment.
+	Env []string
+}
+
+// Mount is a mount in service.
+type Mount struct {
+	t testing.TB
+	// Source is the backing directory, Dir the mountpoint.
+	Source, Dir string
+	Process     *os.Process
+	cmd         *exec.Cmd
+	ended       chan struct{}
+	err         error // of the daemon; set before ended is closed
+	killed      bool
+}
+
+type job struct {
+	Options
+	Socket string
+}
+
+// Main serves a mount and does not return if the process was started to do so. Call it first in TestMain.
+func Main() {
+	fs.Guard()
+	text, ok := os.LookupEnv(environment)
+	if !ok {
+		return
+	}
+	if err := os.Unsetenv(environment); err != nil {
+		panic(err)
+	}
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		panic(err)
+	}
+	if err := serve(j); err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+type granter struct{ *control.Server }
+
+func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
+	x, err := g.Server.Grant(src)
+	return fs.Grant(x), err
+}
+
+func (g granter) GrantStatus() (fs.Grant, error) {
+	x, err := g.Server.GrantStatus()
+	return fs.Grant(x), err
+}
+
+func serve(j job) error {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	var devices []gpubackend.Device
+	for i := range j.Devices {
+		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: j.Memory, Poison: j.Poison})
+		if err != nil {
+			return err
+		}
+		devices = append(devices, d)
+	}
+	cache, err := pagecache.New(pagecache.Options{
+		Devices:           devices,
+		HostMemory:        j.HostMemory,
+		WriteBackInterval: j.WriteBackInterval,
+		WriteBack:         j.WriteBack,
+		Log:               log,
+	})
+	if err != nil {
+		return err
+	}
+	server, err := control.Listen(control.Options{
+		Socket:     j.Socket,
+		AllowOther: j.AllowOther,
+		Cache:      control.ForCache(cache),
+		Status: func() any {
+			runtime.GC() // twice, for heap_live_bytes to be of now and without pooled buffers
+			runtime.GC()
+			return cache.Status()
+		},
+		Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	options := fs.Options{
+		Source:     j.Source,
+		Mountpoint: j.Mountpoint,
+		Cache:      cache,
+		Granter:    granter{server},
+		AllowOther: j.AllowOther,
+		ReadOnly:   j.ReadOnly,
+		WriteBack:  j.WriteBack,
+		Log:        log,
+	}
+	if j.WithoutCure {
+		options.LeaveOutCureForTesting()
+	}
+	mount, err := fs.Mount(options)
+	if err != nil {
+		return err
+	}
+	if j.Limit > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: j.Limit, Max: j.Limit}); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	served := make(chan struct{})
+	go func() {
+		mount.Wait()
+		close(served)
+	}()
+	var errs []error
+	select {
+	case <-stop:
+		errs = append(errs, server.Close(), cache.Close(context.Background()), mount.Unmount())
+	case <-served:
+		errs = append(errs, server.Close(), cache.Close(context.Background()))
+	}
+	return errors.Join(errs...)
+}
+
+// Start mounts. The test fails if that does not work, or if the daemon does not end well. It is unmounted when the test ends.
+func Start(t testing.TB, o Options) *Mount {
+	t.Helper()
+	m, err := Try(t, o)
+	if err != nil {
+		t.Fatalf("mounting failed: %v", err)
+	}
+	return m
+}
+
+// Try is Start for a mount that may be refused: the error is what the daemon said before it ended.
+func Try(t testing.TB, o Options) (*Mount, error) {
+	t.Helper()
+	if o.Source == "" {
+		o.Source = t.TempDir()
+	}
+	switch {
+	case o.Devices == 0:
+		o.Devices = 1
+	case o.Devices < 0:
+		o.Devices = 0
+	}
+	if o.Memory == 0 {
+		o.Memory = 256 << 20
+	}
+	place := t.TempDir()
+	if o.Mountpoint == "" {
+		o.Mountpoint = filepath.Join(place, "mnt")
+		require.NoError(t, os.Mkdir(o.Mountpoint, 0o755))
+	}
+	text, err := json.Marshal(job{o, filepath.Join(place, "run", "sock")})
+	require.NoError(t, err)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe)
+	cmd.Env = append(append(os.Environ(), environment+"="+string(text)), o.Env...)
+	cmd.Stderr = &logWriter{t: t}
+	// The daemon does not outlive a test binary that crashed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	m := &Mount{t: t, Source: o.Source, Dir: o.Mountpoint, Process: cmd.Process, cmd: cmd, ended: make(chan struct{})}
+	lines := bufio.NewScanner(out)
+	ready := lines.Scan() && lines.Text() == "ready"
+	first := lines.Text()
+	go func() {
+		var rest []string
+		for lines.Scan() {
+			rest = append(rest, lines.Text())
+		}
+		m.err = cmd.Wait()
+		if m.err != nil && len(rest) > 0 {
+			m.err = fmt.Errorf("%w: %s", m.err, strings.Join(rest, "; "))
+		}
+		close(m.ended)
+	}()
+	if !ready {
+		<-m.ended
+		return nil, fmt.Errorf("%s (%w)", first, m.err)
+	}
+	t.Cleanup(func() {
+		m.stop()
+		if m.killed || m.err != nil {
+			_ = unix.Unmount(m.Dir, unix.MNT_DETACH)
+		}
+	})
+	return m, nil
+}
+
+// Wait waits until the daemon ended by itself, or because somebody unmounted it, and returns the error it ended with.
+func (m *Mount) Wait(patience time.Duration) error {
+	m.t.Helper()
+	select {
+	case <-m.ended:
+	case <-time.After(patience):
+		m.t.Fatalf("the daemon did not end within %v", patience)
+	}
+	return m.err
+}
+
+// Path joins the mountpoint and names.
+func (m *Mount) Path(names ...string) string {
+	return filepath.Join(append([]string{m.Dir}, names...)...)
+}
+
+// Stop ends the daemon with SIGTERM, which collects and unmounts, and fails the test if it reports an error.
+func (m *Mount) Stop() {
+	m.t.Helper()
+	m.stop()
+	require.NoError(m.t, m.err)
+}
+
+func (m *Mount) stop() {
+	select {
+	case <-m.ended:
+		return
+	default:
+	}
+	_ = m.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-m.ended:
+	case <-time.After(30 * time.Second):
+		m.killed = true
+		_ = m.Process.Signal(syscall.SIGQUIT) // for the stacks
+		select {
+		case <-m.ended:
+		case <-time.After(5 * time.Second):
+			_ = m.Process.Kill()
+			<-m.ended
+		}
+		m.t.Errorf("the daemon did not end within 30 s of SIGTERM")
+	}
+}
+
+// Crash ends the daemon with SIGKILL and leaves the dead mount where it is, for the programs that use it to notice.
+func (m *Mount) Crash() {
+	m.t.Helper()
+	m.killed = true
+	require.NoError(m.t, m.Process.Kill())
+	<-m.ended
+	m.err = nil
+}
+
+// Kill ends the daemon with SIGKILL and takes the dead mount away.
+func (m *Mount) Kill() {
+	m.t.Helper()
+	m.Crash()
+	if err := unix.Unmount(m.Dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		require.NoError(m.t, err)
+	}
+}
+
+// logWriter passes the daemon's log to the test's.
+type logWriter struct{ t testing.TB }
+
+func (w *logWriter) Write(p []byte) (int, error) {
+	fmt.Fprintf(os.Stderr, "%s", p)
+	return len(p), nil
+}

@@ -1,0 +1,178 @@
+// Command testsummary reads the output of go test -json and prints what a person wants to know of it: a line for each
+// package, everything that a failed test wrote, and at the end how many tests passed, failed and were skipped, the latter
+// with their reasons, so that no test is skipped in silence.
+//
+//	go test -json ./... | go run ./internal/testsummary
+//
+// It exits with 1 if a test or a build failed, or if the input has no test at all.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// event is a line of go test -json (go doc test2json).
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string // of build output
+	Test       string
+	Elapsed    float64
+	Output     string
+	// FailedBuild is set where a package could not be tested since this one could not be built.
+	FailedBuild string
+}
+
+// test names a test, or with an empty name a package.
+type test struct{ pkg, name string }
+
+// summary is what was read so far.
+type summary struct {
+	out      io.Writer
+	module   string
+	output   map[test][]string // of tests and packages that have not ended
+	builds   map[string][]string
+	passed   int
+	failed   []test
+	skipped  []skip
+	packages int
+	broken   int // packages that failed
+}
+
+type skip struct {
+	test
+	reason string
+}
+
+func main() {
+	s := newSummary(os.Stdout)
+	start := time.Now()
+	if err := s.read(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "testsummary:", err)
+		os.Exit(1)
+	}
+	if !s.finish(time.Since(start)) {
+		os.Exit(1)
+	}
+}
+
+func newSummary(out io.Writer) *summary {
+	return &summary{out: out, module: "github.com/gaiafs/gaiafs/", output: make(map[test][]string), builds: make(map[string][]string)}
+}
+
+// read takes in all events. Lines that are none are printed as they are.
+func (s *summary) read(r io.Reader) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			var e event
+			if json.Unmarshal([]byte(line), &e) == nil && e.Action != "" {
+				s.take(e)
+			} else {
+				fmt.Fprint(s.out, line)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *summary) take(e event) {
+	t := test{strings.TrimPrefix(e.Package, s.module), e.Test}
+	switch e.Action {
+	case "build-output":
+		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+	case "output":
+		s.output[t] = append(s.output[t], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.endPackage(t, e)
+		} else {
+			s.endTest(t, e.Action)
+		}
+		delete(s.output, t)
+	}
+}
+
+func (s *summary) endTest(t test, action string) {
+	switch action {
+	case "pass":
+		s.passed++
+	case "skip":
+		s.skipped = append(s.skipped, skip{t, reason(s.output[t])})
+	case "fail":
+		s.failed = append(s.failed, t)
+		fmt.Fprintf(s.out, "\n%s %s failed:\n%s\n", t.pkg, t.name, strings.Join(s.output[t], ""))
+	}
+}
+
+// reason finds what t.Skip was given: the last line that names a file and a line number.
+func reason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		if file, text, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && strings.Contains(file, ".go:") {
+			return text
+		}
+	}
+	return "no reason given"
+}
+
+func (s *summary) endPackage(t test, e event) {
+	if e.Action == "skip" { // no tests
+		return
+	}
+	s.packages++
+	if e.Action == "pass" {
+		fmt.Fprintf(s.out, "ok    %6.1f s  %s\n", e.Elapsed, t.pkg)
+		return
+	}
+	s.broken++
+	fmt.Fprintf(s.out, "FAIL  %6.1f s  %s\n", e.Elapsed, t.pkg)
+	if e.FailedBuild != "" {
+		fmt.Fprint(s.out, strings.Join(s.builds[e.FailedBuild], ""))
+	}
+	// What no test of its own wrote: a panic, a leak that TestMain found, a timeout and the tests it met.
+	fmt.Fprint(s.out, strings.Join(s.output[t], ""))
+	for running, output := range s.output {
+		if running.pkg == t.pkg && running.name != "" {
+			fmt.Fprintf(s.out, "\n%s %s did not end:\n%s\n", running.pkg, running.name, strings.Join(output, ""))
+			s.failed = append(s.failed, running)
+			delete(s.output, running)
+		}
+	}
+}
+
+// finish prints the totals and reports whether all is well.
+func (s *summary) finish(took time.Duration) bool {
+	slices.SortFunc(s.skipped, func(a, b skip) int { return cmp.Or(cmp.Compare(a.pkg, b.pkg), cmp.Compare(a.name, b.name)) })
+	if len(s.skipped) > 0 {
+		fmt.Fprintln(s.out, "\nSkipped:")
+		for _, k := range s.skipped {
+			fmt.Fprintf(s.out, "  %s %s: %s\n", k.pkg, k.name, k.reason)
+		}
+	}
+	if len(s.failed) > 0 {
+		fmt.Fprintln(s.out, "\nFailed:")
+		for _, t := range s.failed {
+			fmt.Fprintf(s.out, "  %s %s\n", t.pkg, t.name)
+		}
+	}
+	fmt.Fprintf(s.out, "\n%d packages: %d tests passed, %d failed, %d were skipped, in %s.\n",
+		s.packages, s.passed, len(s.failed), len(s.skipped), took.Round(time.Second))
+	if s.packages == 0 {
+		fmt.Fprintln(s.out, "There were no tests.")
+	}
+	return s.broken == 0 && len(s.failed) == 0 && s.packages > 0
+}
