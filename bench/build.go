@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// builtModules are compiled in the Go build: modules that this program was built with and that need no others.
+var builtModules = map[string]string{
+	"golang.org/x/sys":              "unix",
+	"github.com/spf13/pflag":        "",
+	"github.com/dustin/go-humanize": "",
+	"github.com/BurntSushi/toml":    "",
+}
+
+// goBuild compiles and links a program with sources, build cache and output in one place.
+type goBuild struct {
+	// sources are the directories of builtModules in the module cache.
+	sources map[string]string
+	edits   int
+}
+
+func buildRows(ctx context.Context, s *session, places []*place) ([]row, error) {
+	if _, err := exec.LookPath("go"); err != nil {
+		return []row{skippedRow("go build", "there is no go command")}, nil
+	}
+	b := &goBuild{sources: make(map[string]string)}
+	for module := range builtModules {
+		dir, _, err := command(ctx, "", nil, "go", "list", "-m", "-f", "{{.Dir}}", module)
+		if err != nil || dir == "" {
+			return []row{skippedRow("go build", "run it in the module's directory, after `go mod download`")}, nil
+		}
+		b.sources[module] = dir
+	}
+	s.later(func() {
+		for _, p := range places {
+			_ = os.RemoveAll(p.path("build"))
+		}
+	})
+	return []row{perPlace("go build", seconds, places, b.prepare, func(ctx context.Context, p *place) (float64, error) {
+		took, err := b.run(ctx, p)
+		return took.Seconds(), err
+	})}, nil
+}
+
+func (b *goBuild) run(ctx context.Context, p *place) (time.Duration, error) {
+	env := []string{"GOCACHE=" + p.path("build", "cache"), "GOTMPDIR=" + p.path("build", "tmp"), "GOFLAGS=-mod=mod",
+		"GOWORK=off", "GOPROXY=off", "CGO_ENABLED=0"}
+	_, took, err := command(ctx, p.path("build"), env, "go", "build", "-o", "program", ".")
+	return took, err
+}
+
+// prepare makes the sources when it first comes to a place, and each time makes every package new to the build cache.
+func (b *goBuild) prepare(ctx context.Context, p *place) error {
+	if _, err := os.Stat(p.path("build")); err != nil {
+		if err := b.lay(p); err != nil {
+			return err
+		}
+		if _, err := b.run(ctx, p); err != nil { // the standard library goes into the cache
+			return err
+		}
+	}
+	b.edits++
+	for module, sub := range builtModules {
+		dir := p.path("build", moduleDir(module), sub)
+		text := fmt.Sprintf("package %s\n\nconst benchEdit = %d\n", packageName(module, sub), b.edits)
+		if err := os.WriteFile(dir+"/bench_edit.go", []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lay writes a program that imports the modules, and their sources beside it.
+func (b *goBuild) lay(p *place) error {
+	mod := "module program\n\ngo 1.26.0\n"
+	program := "package main\n\nimport (\n"
+	for module, sub := range builtModules {
+		if _, err := copyTree(b.sources[module], p.path("build", moduleDir(module))); err != nil {
+			return err
+		}
+		mod += fmt.Sprintf("require %s v0.0.0\nreplace %s => ./%s\n", module, module, moduleDir(module))
+		program += fmt.Sprintf("\t_ %q\n", strings.TrimSuffix(module+"/"+sub, "/"))
+	}
+	program += ")\n\nfunc main() {}\n"
+	return errors.Join(
+		os.MkdirAll(p.path("build", "tmp"), 0o755),
+		os.WriteFile(p.path("build", "go.mod"), []byte(mod), 0o644),
+		os.WriteFile(p.path("build", "main.go"), []byte(program), 0o644),
+	)
+}
+
+// moduleDir is where a module's sources lie below the program's.
+func moduleDir(module string) string { return strings.ReplaceAll(module, "/", "_") }
+
+// packageName is the name of a package of builtModules.
+func packageName(module, sub string) string {
+	name := sub
+	if name == "" {
+		name = module[strings.LastIndexByte(module, '/')+1:]
+	}
+	return strings.TrimPrefix(name, "go-")
+}

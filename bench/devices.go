@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+const pageSize = 4096
+
+// deviceFile is a file that devices map, and the mappings that rows share.
+type deviceFile struct {
+	place *place
+	name  string
+	size  int64
+
+	mappings map[mappingKey]*gaiafs.Mapping
+	round    byte
+}
+
+type mappingKey struct {
+	device   int
+	writable bool
+}
+
+const readWrite = gaiafs.ProtRead | gaiafs.ProtWrite
+
+// open opens the file on the mount.
+func (d *deviceFile) open() (*os.File, error) { return os.OpenFile(d.place.path(d.name), os.O_RDWR, 0) }
+
+// mapping returns a mapping of the whole file that stays until the group ends.
+func (d *deviceFile) mapping(device int, writable bool) (*gaiafs.Mapping, error) {
+	key := mappingKey{device, writable}
+	if m := d.mappings[key]; m != nil {
+		return m, nil
+	}
+	prot := gaiafs.ProtRead
+	if writable {
+		prot = readWrite
+	}
+	m, err := d.mapAnew(prot, device)
+	if err == nil {
+		d.mappings[key] = m
+	}
+	return m, err
+}
+
+func (d *deviceFile) mapAnew(prot gaiafs.Prot, device int) (*gaiafs.Mapping, error) {
+	f, err := d.open()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return gaiafs.Map(f, 0, d.size, prot, device)
+}
+
+func (d *deviceFile) close() {
+	for _, m := range d.mappings {
+		_ = m.Close()
+	}
+	clear(d.mappings)
+}
+
+// forget has the device give up what it holds of the file. No mapping of it may exist.
+func (d *deviceFile) forget(device int) error {
+	f, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, gaiafs.Lazy())
+	if err != nil {
+		return err
+	}
+	if err := m.Advise(0, d.size, gaiafs.AdviceDontNeed); err != nil {
+		_ = m.Close()
+		return err
+	}
+	return m.Close()
+}
+
+// modify changes a byte in one page of a hundred.
+func (d *deviceFile) modify(m *gaiafs.Mapping) {
+	d.round++
+	p := m.Bytes()
+	for at := 0; at < len(p); at += 100 * pageSize {
+		p[at] += 1 + d.round%2
+	}
+}
+
+func deviceRows(_ context.Context, s *session) ([]row, error) {
+	p, err := s.place(placeGaiafs)
+	if err != nil {
+		return nil, err
+	}
+	backing, err := s.place(placeBacking)
+	if err != nil {
+		return nil, err
+	}
+	d := &deviceFile{place: p, name: "device.dat", size: 1 << 30, mappings: make(map[mappingKey]*gaiafs.Mapping)}
+	if s.quick {
+		d.size = 256 << 20
+	}
+	for _, dir := range []*place{p, backing} {
+		if err := fill(dir.home(d.name), d.size); err != nil {
+			return nil, err
+		}
+	}
+	s.later(func() {
+		d.close()
+		_ = os.Remove(p.path(d.name))
+		_ = os.Remove(backing.path(d.name))
+	})
+	size := fmt.Sprintf("%d MiB", d.size>>20)
+	rows := []row{d.mapRow("gaia_mmap cold, "+size, backing, true), d.mapRow("gaia_mmap warm, "+size, backing, false)}
+	rows = append(rows, d.secondMapRow("second gaia_mmap, another process, "+size))
+	return append(rows, d.callRows(size)...), nil
+}
+
+// mapRow compares bringing the file onto a device with reading it into a buffer.
+func (d *deviceFile) mapRow(name string, backing *place, cold bool) row {
+	prepare := func(p *place) func(context.Context) error {
+		return func(ctx context.Context) error {
+			d.close()
+			if err := d.forget(0); err != nil {
+				return err
+			}
+			if cold {
+				return p.dropCaches(d.name)
+			}
+			return p.warm(ctx, d.name)
+		}
+	}
+	rate := func(took time.Duration) float64 { return float64(d.size) / 1e6 / took.Seconds() }
+	read := func(p *place) func(context.Context) (float64, error) {
+		return func(context.Context) (float64, error) {
+			took, err := readInto(p.path(d.name), d.size)
+			return rate(took), err
+		}
+	}
+	return row{group: "device", name: name, unit: mbPerSecond, sides: []side{
+		{name: "gaia_mmap", prepare: prepare(d.place), measure: func(context.Context) (float64, error) {
+			f, err := d.open()
+			if err != nil {
+				return 0, err
+			}
+			defer f.Close()
+			start := time.Now()
+			m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, 0)
+			took := time.Since(start)
+			if err != nil {
+				return 0, err
+			}
+			return rate(took), m.Close()
+		}},
+		{name: "read(2) on gaiafs", prepare: prepare(d.place), measure: read(d.place)},
+		{name: "read(2) on backing", prepare: prepare(backing), measure: read(backing)},
+	}}
+}
+
+// readInto reads a file into fresh memory, a MiB at a time.
+func readInto(path string, n int64) (time.Duration, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	start := time.Now()
+	buf, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return 0, err
+	}
+	for at := 0; at < len(buf) && err == nil; at += 1 << 20 {
+		_, err = io.ReadFull(f, buf[at:min(at+1<<20, len(buf))])
+	}
+	took := time.Since(start)
+	if unmapErr := unix.Munmap(buf); err == nil {
+		err = unmapErr
+	}
+	return took, err
+}
+
+// secondMapRow asks what the second process pays for a file that the device has.
+func (d *deviceFile) secondMapRow(name string) row {
+	var moved int64
+	return row{
+		group: "device", name: name, unit: milliseconds,
+		sides: []side{{name: "gaiafs",
+			prepare: func(context.Context) error { _, err := d.mapping(0, false); return err },
+			measure: func(ctx context.Context) (float64, error) {
+				before, err := filledPages(d.place.dir)
+				if err != nil {
+					return 0, err
+				}
+				took, err := mapInProcess(ctx, d.place.path(d.name), d.size)
+				if err != nil {
+					return 0, err
+				}
+				after, err := filledPages(d.place.dir)
+				moved += (after - before) * pageSize
+				return ms(took), err
+			},
+		}},
+		note: func() string { return fmt.Sprintf("%d bytes moved", moved) },
+	}
+}
+
+// filledPages returns how many pages the mount brought to devices so far.
+func filledPages(mountpoint string) (int64, error) {
+	doc, err := gaiafs.Status(mountpoint)
+	if err != nil {
+		return 0, err
+	}
+	var status struct {
+		Counters map[string]int64 `json:"counters"`
+	}
+	err = json.Unmarshal(doc, &status)
+	c := status.Counters
+	return c["filled_pages"] + c["refreshed_pages"] + c["patched_pages"], err
+}
+
+// mapEnvironment makes this program map a file, given as "LENGTH PATH", and print how many nanoseconds that took.
+const mapEnvironment = "GAIAFS_BENCH_MAP"
+
+func mapInProcess(ctx context.Context, path string, n int64) (time.Duration, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, exe)
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", mapEnvironment, n, path))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("mapping in another process: %w: %s", err, out)
+	}
+	took, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
+	return time.Duration(took), err
+}
+
+// mapIfAsked maps a file and does not return if this process was started to do so.
+func mapIfAsked() {
+	text, ok := os.LookupEnv(mapEnvironment)
+	if !ok {
+		return
+	}
+	length, path, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseInt(length, 10, 64)
+	if err == nil {
+		err = mapOnce(path, n)
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func mapOnce(path string, n int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Println(time.Since(start).Nanoseconds())
+	return m.Close()
+}
+
+// callRows ask what acquire and release cost on a mapping of the whole file.
+func (d *deviceFile) callRows(size string) []row {
+	// timed measures one call on a mapping.
+	timed := func(device int, writable bool, call func(m *gaiafs.Mapping) error) func(context.Context) (float64, error) {
+		return func(context.Context) (float64, error) {
+			m, err := d.mapping(device, writable)
+			if err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			err = call(m)
+			return ms(time.Since(start)), err
+		}
+	}
+	acquire := func(m *gaiafs.Mapping) error { _, err := m.Acquire(0, d.size); return err }
+	release := func(m *gaiafs.Mapping) error { _, err := m.Release(0, d.size); return err }
+	// settle makes the mapping and brings it up to date.
+	settle := func(device int, writable bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := timed(device, writable, acquire)(ctx)
+			return err
+		}
+	}
+	modified := func(ctx context.Context) error {
+		if err := settle(0, true)(ctx); err != nil {
+			return err
+		}
+		d.modify(d.mappings[mappingKey{0, true}])
+		return nil
+	}
+	return []row{
+		{group: "device", name: "macquire, nothing changed, " + size, unit: milliseconds, targets: []target{{limit: 1}},
+			sides: []side{{name: "gaiafs", prepare: settle(0, true), measure: timed(0, true, acquire)}}},
+		{group: "device", name: "mrelease, read-only, " + size, unit: milliseconds, targets: []target{{limit: 1}},
+			sides: []side{{name: "gaiafs", prepare: settle(0, false), measure: timed(0, false, release)}}},
+		{group: "device", name: "mrelease, writable, nothing changed, " + size, unit: milliseconds,
+			targets: []target{{against: "read pass", limit: 1 / 1.5}},
+			sides: []side{
+				{name: "gaiafs", prepare: settle(0, true), measure: timed(0, true, release)},
+				{name: "read pass", prepare: settle(0, true), measure: timed(0, true, func(m *gaiafs.Mapping) error {
+					readPass(m.Bytes())
+					return nil
+				})},
+			}},
+		{group: "device", name: "mrelease, 1 % of the pages changed, " + size, unit: milliseconds,
+			sides: []side{{name: "gaiafs", prepare: modified, measure: timed(0, true, release)}}},
+		{group: "device", name: "macquire by another device, 1 % of the pages changed, " + size, unit: milliseconds,
+			sides: []side{{name: "gaiafs",
+				prepare: func(ctx context.Context) error {
+					if err := settle(1, true)(ctx); err != nil {
+						return err
+					}
+					if err := modified(ctx); err != nil {
+						return err
+					}
+					_, err := timed(0, true, release)(ctx)
+					return err
+				},
+				measure: timed(1, true, acquire)}}},
+	}
+}
+
+// readPass loads every byte of p once, on as many goroutines as there are processors.
+func readPass(p []byte) {
+	workers := runtime.GOMAXPROCS(0)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() { bytes.Count(p[len(p)*w/workers:len(p)*(w+1)/workers], []byte{0}) })
+	}
+	wg.Wait()
+}

@@ -1,0 +1,97 @@
+package parts
+
+import (
+	"math/rand/v2"
+	"runtime"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Memory is what the coherence state of a file takes, per page of the file.
+type Memory struct {
+	// Accounted is what the state says of itself, Heap by how much Go's heap grew.
+	Accounted, Heap float64
+}
+
+// Agreeing measures a file of n pages of which so many devices hold every page writable and up to date.
+func Agreeing(n page.Index, devices int) Memory {
+	return weigh(n, func(f *lrc.File) {
+		for d := range devices {
+			f.Updated(page.Range{End: n}, versions.GPU(d), true)
+		}
+	})
+}
+
+// Disagreeing measures a file of n pages that so many devices hold writable, and of which no two neighbours agree in
+// anything: how often who released, whose releases came home, who is stale, whose base was kept.
+func Disagreeing(n page.Index, devices int) Memory {
+	return weigh(n, func(f *lrc.File) {
+		rnd := rand.New(rand.NewPCG(5, 6))
+		for d := range devices {
+			f.Updated(page.Range{End: n}, versions.GPU(d), true)
+		}
+		for p := range n {
+			scramble(f, page.Range{Start: p, End: p + 1}, devices, rnd)
+		}
+	})
+}
+
+// scramble has the devices and the CPU change the page in a random order and number.
+func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
+	release := func(o versions.Owner) {
+		_, id := f.Release([]page.Range{rg}, o)
+		f.Drained(id)
+	}
+	for range 2 * devices {
+		o := versions.GPU(rnd.IntN(devices))
+		switch rnd.IntN(4) {
+		case 0:
+			f.KeepBases(rg, versions.CPU)
+			f.CPUWrote(rg)
+		case 1:
+			release(o)
+		case 2: // a collect of everything, as before any write
+			for pending := f.Pending(rg, false); len(pending) > 0; pending = f.Pending(rg, false) {
+				agrees := pending[0].Base == lrc.BaseHome
+				f.KeepBases(rg, pending[0].Owner)
+				f.Collected(rg, pending[0].Owner, agrees)
+			}
+		case 3:
+			if len(f.Pending(rg, false)) == 0 {
+				f.Updated(rg, o, true)
+			}
+		}
+	}
+	// At the end everybody has released, and a part of that came home: the longest state.
+	for _, d := range rnd.Perm(devices) {
+		release(versions.GPU(d))
+	}
+	for range rnd.IntN(devices) {
+		if pending := f.Pending(rg, false); len(pending) > 0 {
+			f.KeepBases(rg, pending[0].Owner)
+			f.Collected(rg, pending[0].Owner, false)
+		}
+	}
+}
+
+// weigh measures the state that fill makes.
+func weigh(n page.Index, fill func(f *lrc.File)) Memory {
+	before := heap()
+	f := new(lrc.File)
+	fill(f)
+	after := heap()
+	m := Memory{Accounted: float64(f.Memory()) / float64(n), Heap: (float64(after) - float64(before)) / float64(n)}
+	runtime.KeepAlive(f)
+	return m
+}
+
+// heap returns the bytes in live objects.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // the first leaves what finalizers and pools held
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"text/tabwriter"
+)
+
+// report is everything that one run found out, and the form of its JSON file.
+type report struct {
+	Machine machine     `json:"machine"`
+	Rounds  int         `json:"rounds"`
+	Rows    []rowResult `json:"rows"`
+}
+
+func (r *report) writeJSON(file string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+// cells returns the lines of a row's part of the table: one for each side.
+func (r *rowResult) cells() [][]string {
+	if r.Skipped != "" {
+		return [][]string{{r.Name, "skipped", "", "", "", r.Skipped}}
+	}
+	var lines [][]string
+	for i, s := range r.Sides {
+		line := []string{"", s.Name, number(s.Summary.Median) + " " + r.Unit, spread(s.Summary), "", ""}
+		if i == 0 {
+			line[0] = r.Name
+			line[5] = r.ownVerdict()
+		}
+		if s.Ratio != nil {
+			line[4] = fmt.Sprintf("%.2f (%.2f–%.2f)", s.Ratio.Median, s.Ratio.Q1, s.Ratio.Q3)
+			line[5] = r.verdictAgainst(s.Name)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (r *rowResult) ownVerdict() string {
+	for _, t := range r.Targets {
+		if strings.HasPrefix(t.Target, "≤") {
+			return t.Target + ": " + string(t.Verdict)
+		}
+	}
+	return ""
+}
+
+func (r *rowResult) verdictAgainst(name string) string {
+	for _, t := range r.Targets {
+		if strings.HasSuffix(t.Target, "× "+name) {
+			return strings.TrimSuffix(t.Target, " "+name) + ": " + string(t.Verdict)
+		}
+	}
+	return ""
+}
+
+var tableHead = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
+
+// writeTable writes the rows for a terminal.
+func (r *report) writeTable(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	group := ""
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		if row.Group != group {
+			group = row.Group
+			fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+		}
+		for _, line := range row.cells() {
+			fmt.Fprintln(w, strings.Join(line, "\t"))
+		}
+		if row.Note != "" {
+			fmt.Fprintf(w, "  (%s)\t\t\t\t\t\n", row.Note)
+		}
+	}
+	return w.Flush()
+}
+
+// writeMarkdown writes the machine and the rows as they go into docs/performance.md.
+func (r *report) writeMarkdown(out io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())
+	fmt.Fprintf(&b, "- %d rounds of each side in turns; median, then the quartiles\n", r.Rounds)
+	group := ""
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		if row.Group != group {
+			group = row.Group
+			fmt.Fprintf(&b, "\n### %s\n\n| %s |\n|%s\n", group, strings.Join(tableHead, " | "), strings.Repeat(" --- |", len(tableHead)))
+		}
+		for k, line := range row.cells() {
+			if k == 0 && row.Note != "" {
+				line[0] += " (" + row.Note + ")"
+			}
+			fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
+		}
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func spread(s summary) string {
+	if s.Min == s.Max {
+		return ""
+	}
+	return number(s.Q1) + "–" + number(s.Q3)
+}
+
+// number writes three significant digits, and no exponent.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 100 || a == 0:
+		return fmt.Sprintf("%.0f", v)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// failures counts the targets that were missed.
+func (r *report) failures() (missedTargets, all int) {
+	for _, row := range r.Rows {
+		for _, t := range row.Targets {
+			all++
+			if t.Verdict == missed {
+				missedTargets++
+			}
+		}
+	}
+	return missedTargets, all
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// strided is a file that a CPU program and a device write at once, each every other stride.
+type strided struct {
+	path    string // on the mount
+	private string // on the backing filesystem, for the comparison
+	size    int
+	stride  int
+
+	value byte // what the CPU stores this time; the device stores its complement
+	lost  *int64
+
+	device *gaiafs.Mapping
+	cpu    []byte // of path, shared
+	file   *os.File
+	read   []byte // what a read of the result gave
+}
+
+func sharingRows(_ context.Context, s *session) ([]row, error) {
+	p, err := s.place(placeGaiafs)
+	if err != nil {
+		return nil, err
+	}
+	backing, err := s.place(placeBacking)
+	if err != nil {
+		return nil, err
+	}
+	large := 64 << 20
+	if s.quick {
+		large = 8 << 20
+	}
+	var lost, written int64
+	var rows []row
+	for _, size := range []int{pageSize, large} {
+		for _, stride := range []int{1, 8, 64, 4096} {
+			if size <= stride {
+				continue
+			}
+			x := &strided{size: size, stride: stride, lost: &lost}
+			name := fmt.Sprintf("shared-%d-%d", size, stride)
+			x.path, x.private = p.path(name), backing.path(name)
+			for _, path := range []string{p.home(name), x.private} {
+				if err := fill(path, int64(size)); err != nil {
+					return nil, err
+				}
+			}
+			s.later(x.close)
+			rows = append(rows, row{
+				group: "sharing", name: fmt.Sprintf("%d KiB, strides of %d B", size>>10, stride), unit: milliseconds,
+				sides: []side{
+					{name: "gaiafs", prepare: x.prepare, measure: func(context.Context) (float64, error) {
+						written += int64(size)
+						return x.shared()
+					}},
+					{name: "private buffers", measure: func(context.Context) (float64, error) { return x.privately() }},
+				},
+			})
+		}
+	}
+	return append(rows, row{
+		group: "sharing", name: "lost updates", unit: count, rounds: 1, targets: []target{{limit: 0}},
+		sides: []side{{name: "gaiafs", measure: func(context.Context) (float64, error) { return float64(lost), nil }}},
+		note:  func() string { return fmt.Sprintf("of %d bytes", written) },
+	}), nil
+}
+
+// prepare maps the file on both sides and brings the device up to date.
+func (x *strided) prepare(context.Context) (err error) {
+	if x.file == nil {
+		if x.file, err = os.OpenFile(x.path, os.O_RDWR, 0); err != nil {
+			return err
+		}
+		x.cpu, err = unix.Mmap(int(x.file.Fd()), 0, x.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		if x.device, err = gaiafs.Map(x.file, 0, int64(x.size), readWrite, 0); err != nil {
+			return err
+		}
+		x.read = make([]byte, x.size)
+	}
+	x.value++
+	_, err = x.device.Acquire(0, int64(x.size))
+	return err
+}
+
+func (x *strided) close() {
+	if x.device != nil {
+		_ = x.device.Close()
+	}
+	if x.cpu != nil {
+		_ = unix.Munmap(x.cpu)
+	}
+	if x.file != nil {
+		_ = x.file.Close()
+	}
+	_ = os.Remove(x.path)
+	_ = os.Remove(x.private)
+}
+
+// store writes every other stride of p, from the first or the second on.
+func (x *strided) store(p []byte, first int, value byte) {
+	for at := first * x.stride; at < len(p); at += 2 * x.stride {
+		part := p[at:min(at+x.stride, len(p))]
+		for i := range part {
+			part[i] = value
+		}
+	}
+}
+
+// shared has both write the file at once. It ends when a read shows all of it.
+func (x *strided) shared() (float64, error) {
+	start := time.Now()
+	var wg sync.WaitGroup
+	var err error
+	wg.Go(func() { x.store(x.cpu, 0, x.value) })
+	wg.Go(func() {
+		x.store(x.device.Bytes(), 1, ^x.value)
+		_, err = x.device.Release(0, int64(x.size))
+	})
+	wg.Wait()
+	if err != nil {
+		return 0, err
+	}
+	if _, err := x.file.ReadAt(x.read, 0); err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	x.check()
+	return ms(took), nil
+}
+
+// check counts the bytes that are not what one of the two stored.
+func (x *strided) check() {
+	for i, b := range x.read {
+		want := x.value
+		if i/x.stride%2 == 1 {
+			want = ^want
+		}
+		if b != want {
+			*x.lost++
+		}
+	}
+}
+
+// privately has both write memory of their own, merges by hand, writes the file and reads it.
+func (x *strided) privately() (float64, error) {
+	f, err := os.OpenFile(x.private, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	start := time.Now()
+	a, b := make([]byte, x.size), make([]byte, x.size)
+	var wg sync.WaitGroup
+	wg.Go(func() { x.store(a, 0, x.value) })
+	wg.Go(func() { x.store(b, 1, ^x.value) })
+	wg.Wait()
+	for at := x.stride; at < x.size; at += 2 * x.stride {
+		copy(a[at:min(at+x.stride, x.size)], b[at:])
+	}
+	if _, err := f.WriteAt(a, 0); err != nil {
+		return 0, err
+	}
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return 0, err
+	}
+	return ms(time.Since(start)), nil
+}

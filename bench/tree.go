@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+func treeRows(ctx context.Context, s *session) ([]row, error) {
+	places, err := s.threePlaces()
+	if err != nil {
+		return nil, err
+	}
+	rows := smallFileRows(s, places)
+	git, err := gitRows(ctx, s, places)
+	if err != nil {
+		return nil, err
+	}
+	rows = append(rows, git...)
+	if s.quick {
+		return append(rows, skippedRow("go build", "takes longer than -quick has")), nil
+	}
+	build, err := buildRows(ctx, s, places)
+	return append(rows, build...), err
+}
+
+// skippedRow stands in the table for rows that cannot run here.
+func skippedRow(name, reason string) row {
+	return row{group: "tree", name: name, skip: reason}
+}
+
+// againstLoopback is the target of rows in which the size of requests does not matter.
+var againstLoopback = []target{{against: placeLoopback, limit: 1}}
+
+// perPlace makes a row with a side for each place.
+func perPlace(name string, u unit, places []*place, prepare func(context.Context, *place) error,
+	measure func(context.Context, *place) (float64, error)) row {
+	r := row{group: "tree", name: name, unit: u, targets: againstLoopback}
+	for _, p := range places {
+		x := side{name: p.name, measure: func(ctx context.Context) (float64, error) { return measure(ctx, p) }}
+		if prepare != nil {
+			x.prepare = func(ctx context.Context) error { return prepare(ctx, p) }
+		}
+		r.sides = append(r.sides, x)
+	}
+	return r
+}
+
+// command runs a program and returns what it printed, and how long it took.
+func command(ctx context.Context, dir string, env []string, name string, args ...string) (string, time.Duration, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	cmd.WaitDelay = 5 * time.Second
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	start := time.Now()
+	err := cmd.Run()
+	took := time.Since(start)
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(said.String()))
+	}
+	return strings.TrimSpace(out.String()), took, err
+}
+
+// dropNames makes names and attributes cold, and pages too. Without the right to, the row is about a warm tree.
+func dropNames() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0)
+}
+
+// gitRows clone a repository that is made on the spot of Go's own source tree: thousands of real files.
+func gitRows(ctx context.Context, s *session, places []*place) ([]row, error) {
+	if _, err := exec.LookPath("git"); err != nil {
+		return []row{skippedRow("git", "git is not installed")}, nil
+	}
+	source, _, err := command(ctx, "", nil, "go", "env", "GOROOT")
+	if err != nil {
+		return []row{skippedRow("git", "there is no go command to find a source tree with")}, nil
+	}
+	origin := filepath.Join(s.dir, "origin")
+	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull}
+	var files int
+	make := func(ctx context.Context) error {
+		if files > 0 {
+			return nil
+		}
+		parts := []string{"archive", "cmd", "crypto", "encoding", "go", "internal", "net", "runtime", "syscall"}
+		if s.quick {
+			parts = []string{"encoding", "go", "net"}
+		}
+		for _, part := range parts {
+			n, err := copyTree(filepath.Join(source, "src", part), filepath.Join(origin, part))
+			if err != nil {
+				return err
+			}
+			files += n
+		}
+		for _, args := range [][]string{
+			{"init", "-q", "-b", "main"}, {"add", "-A"},
+			{"-c", "user.name=bench", "-c", "user.email=bench@localhost", "commit", "-q", "-m", "tree"},
+			{"gc", "-q"},
+		} {
+			if _, _, err := command(ctx, origin, env, "git", args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	clone := func(ctx context.Context, p *place) (float64, error) {
+		_, took, err := command(ctx, p.dir, env, "git", "clone", "-q", "--no-hardlinks", origin, "clone")
+		return took.Seconds(), err
+	}
+	absent := func(ctx context.Context, p *place) error {
+		return errors.Join(make(ctx), os.RemoveAll(p.path("clone")))
+	}
+	present := func(ctx context.Context, p *place) error {
+		if err := make(ctx); err != nil {
+			return err
+		}
+		if _, err := os.Stat(p.path("clone")); err == nil {
+			return nil
+		}
+		_, err := clone(ctx, p)
+		return err
+	}
+	rows := []row{
+		perPlace("git clone", seconds, places, absent, clone),
+		perPlace("git status of the clone", seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
+			_, took, err := command(ctx, p.path("clone"), env, "git", "status", "--porcelain")
+			return took.Seconds(), err
+		}),
+		perPlace("git grep in the clone, cold", seconds, places,
+			func(ctx context.Context, p *place) error {
+				return errors.Join(present(ctx, p), dropNames())
+			},
+			func(ctx context.Context, p *place) (float64, error) {
+				_, took, err := command(ctx, p.path("clone"), env, "git", "grep", "-c", "func main", "--", "*.go")
+				return took.Seconds(), err
+			}),
+		perPlace("rm -r of the clone", seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
+			_, took, err := command(ctx, p.dir, nil, "rm", "-r", "clone")
+			return took.Seconds(), err
+		}),
+	}
+	rows[0].note = func() string { return fmt.Sprintf("%d files", files) }
+	return rows, nil
+}
+
+// copyTree copies the regular files below from to below to, and returns how many there were.
+func copyTree(from, to string) (files int, err error) {
+	err = filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rel)
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		if !e.Type().IsRegular() {
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		files++
+		return os.WriteFile(target, content, 0o644)
+	})
+	return files, err
+}
+
+// smallFileRows make, look at and remove many small files, one after another.
+func smallFileRows(s *session, places []*place) []row {
+	dirs, perDir := 20, 100
+	if s.quick {
+		dirs = 5
+	}
+	total := float64(dirs * perDir)
+	content := bytes.Repeat([]byte("gaia"), 256)
+	dirOf := func(p *place, d int) string { return p.path("small", fmt.Sprintf("d%d", d)) }
+	each := func(p *place, fn func(path string) error) error {
+		for d := range dirs {
+			for f := range perDir {
+				if err := fn(filepath.Join(dirOf(p, d), fmt.Sprintf("f%d", f))); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	create := func(p *place) error {
+		return each(p, func(path string) error { return os.WriteFile(path, content, 0o644) })
+	}
+	empty := func(_ context.Context, p *place) error {
+		err := os.RemoveAll(p.path("small"))
+		for d := 0; d < dirs && err == nil; d++ {
+			err = os.MkdirAll(dirOf(p, d), 0o755)
+		}
+		return err
+	}
+	full := func(ctx context.Context, p *place) error {
+		if _, err := os.Stat(filepath.Join(dirOf(p, dirs-1), fmt.Sprintf("f%d", perDir-1))); err == nil {
+			return nil
+		}
+		return errors.Join(empty(ctx, p), create(p))
+	}
+	cold := func(ctx context.Context, p *place) error { return errors.Join(full(ctx, p), dropNames()) }
+	timed := func(work func(p *place) error) func(context.Context, *place) (float64, error) {
+		return func(_ context.Context, p *place) (float64, error) {
+			start := time.Now()
+			err := work(p)
+			return total / time.Since(start).Seconds(), err
+		}
+	}
+	list := func(p *place) error {
+		for d := range dirs {
+			entries, err := os.ReadDir(dirOf(p, d))
+			if err != nil {
+				return err
+			}
+			if len(entries) != perDir {
+				return fmt.Errorf("%s has %d entries and not %d", dirOf(p, d), len(entries), perDir)
+			}
+			for _, e := range entries {
+				if _, err := e.Info(); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	return []row{
+		perPlace("create 1 KiB files", perSecond, places, empty, timed(create)),
+		perPlace("stat by name, cold", perSecond, places, cold, timed(func(p *place) error {
+			return each(p, func(path string) error { _, err := os.Lstat(path); return err })
+		})),
+		perPlace("readdir and stat, cold", perSecond, places, cold, timed(list)),
+		perPlace("read 1 KiB files, cold names", perSecond, places, cold, timed(func(p *place) error {
+			return each(p, func(path string) error { _, err := os.ReadFile(path); return err })
+		})),
+		perPlace("read 1 KiB files, warm", perSecond, places, full, timed(func(p *place) error {
+			return each(p, func(path string) error { _, err := os.ReadFile(path); return err })
+		})),
+		perPlace("unlink", perSecond, places, full, timed(func(p *place) error { return each(p, os.Remove) })),
+	}
+}
