@@ -1,0 +1,122 @@
+# gaiafs. "make help" lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+GO ?= go
+BUILD := build
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# The version is stamped here, also where git does not trust the folder's owner.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+
+# The longest that the tests of one package may take.
+TEST_TIMEOUT ?= 10m
+# How long each fuzz target runs.
+FUZZ_TIME ?= 20s
+# What is passed on to the programs.
+DEMO_FLAGS ?=
+BENCH_FLAGS ?=
+
+# The C library: build/libgaiafs.so, header, pkg-config file and manual page.
+include client/c/build.mk
+
+# The page kernels for NVIDIA GPUs.
+include gpubackend/cuda/build.mk
+
+##@ The two that a newcomer needs
+
+.PHONY: demo
+demo: setup-demo build ## Set everything up, build, and stitch a picture by a CPU and a GPU program at once
+	$(BUILD)/gaiafs demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: setup-test build ## Build, and run all tests
+	$(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(GO) run ./internal/testsummary
+
+##@ Building
+
+.PHONY: build
+build: $(BUILD)/gaiafs $(LIBGAIAFS) ## Build build/gaiafs and the C library
+
+# Go knows best what has changed.
+.PHONY: $(BUILD)/gaiafs
+$(BUILD)/gaiafs:
+	@mkdir -p $(BUILD)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/gaiafs
+
+.PHONY: install
+install: build libgaiafs-install ## Install gaiafs and the C library below PREFIX (/usr/local)
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BUILD)/gaiafs $(DESTDIR)$(PREFIX)/bin
+
+.PHONY: setup-demo
+setup-demo: # Install what building and mounting need
+	@.ci/setup demo
+
+.PHONY: setup-test
+setup-test: # Install what the tests need besides
+	@.ci/setup test
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf $(BUILD)
+
+##@ Checking. None of these changes a file of the source.
+
+.PHONY: check
+check: check-format check-vet check-static check-imports check-tidy ## Everything below
+
+.PHONY: check-format
+check-format: ## Files that gofmt would change
+	@wrong=$$(gofmt -l .); \
+	if [ -n "$$wrong" ]; then printf 'not formatted, run gofmt -w on:\n%s\n' "$$wrong"; exit 1; fi
+
+.PHONY: check-vet
+check-vet: ## What go vet finds, for each set of build tags
+	$(GO) vet ./...
+	$(GO) vet -tags invariants ./...
+
+.PHONY: check-static
+check-static: ## What staticcheck finds
+	$(GO) run $(STATICCHECK) ./...
+
+.PHONY: check-imports
+check-imports: ## Imports that go the wrong way
+	$(GO) test ./internal/arrows
+
+.PHONY: check-tidy
+check-tidy: ## What go mod tidy would change
+	$(GO) mod tidy -diff
+
+##@ More tests
+
+.PHONY: test-race
+test-race: ## All tests under the race detector, with invariants checked
+	$(GO) test -json -race -tags invariants -timeout 30m ./... | $(GO) run ./internal/testsummary
+
+.PHONY: test-gpu
+test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fails
+	GAIAFS_REQUIRE_GPU=1 $(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(GO) run ./internal/testsummary
+
+.PHONY: fuzz
+fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)
+	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do \
+		for target in $$(grep -h '^func Fuzz' $$package/*_test.go | sed 's/func \(Fuzz[A-Za-z0-9_]*\).*/\1/'); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME) $$package; \
+		done; \
+	done
+
+.PHONY: bench
+bench: build ## Compare with what there is, and print a table of ratios
+	$(GO) run ./bench $(BENCH_FLAGS)
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
