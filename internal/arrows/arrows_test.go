@@ -67,6 +67,7 @@ var rules = []rule{
 	// What several packages' tests are made with. Nothing else may import these folders.
 	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
+	{"internal/fakecuda", []string{testify}, true},
 	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", testify, sys}, true},
 	{"internal/mounttest", []string{"client/go", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testmount", testify, sys}, true},

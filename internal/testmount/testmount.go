@@ -40,6 +40,9 @@ type Options struct {
 	// Devices is the number of emulated devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each.
 	Devices int
 	Memory  int64
+	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their memory
+	// by its libcuda.
+	Disguised bool
 	// Poison fills device memory with a pattern, so that whoever takes it for zeros is noticed.
 	Poison            bool
 	HostMemory        int64
@@ -95,6 +98,15 @@ func Main() {
 	os.Exit(0)
 }
 
+// disguise is an emulated device that says that it is a CUDA device.
+type disguise struct{ gpubackend.Device }
+
+func (d disguise) Info() gpubackend.Info {
+	info := d.Device.Info()
+	info.Kind = gpubackend.KindCUDA
+	return info
+}
+
 type granter struct{ *control.Server }
 
 func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
@@ -117,7 +129,11 @@ func serve(j job) error {
 		if err != nil {
 			return err
 		}
-		devices = append(devices, d)
+		if j.Disguised {
+			devices = append(devices, disguise{d})
+		} else {
+			devices = append(devices, d)
+		}
 	}
 	cache, err := pagecache.New(pagecache.Options{
 		Devices:           devices,

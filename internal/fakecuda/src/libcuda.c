@@ -1,0 +1,807 @@
+/*
+ * A libcuda.so.1 for tests: what a program needs that maps device memory of another process, copies and orders work in
+ * streams. Device memory is a memfd, a device address the address of its mapping here, so that a test can look at it.
+ *
+ * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity, calls
+ * on memory need a current context, and nothing can be touched before access was set. A failure is an error and never a
+ * crash. What it does not do: kernels, peers, graphs.
+ *
+ * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a code;
+ * cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on standard
+ * error where it ends normally with something imported, mapped or reserved.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+	SUCCESS = 0,
+	INVALID_VALUE = 1,
+	OUT_OF_MEMORY = 2,
+	NOT_INITIALIZED = 3,
+	NO_DEVICE = 100,
+	INVALID_DEVICE = 101,
+	INVALID_CONTEXT = 201,
+	INVALID_HANDLE = 400,
+	NOT_READY = 600,
+	NOT_SUPPORTED = 801,
+};
+
+#define GRANULARITY ((size_t)2 << 20)
+#define MOST_DEVICES 16
+
+typedef int result;
+typedef uint64_t address;
+
+struct context {
+	int device;
+	int retained;
+};
+
+/* What a stream does, in order. */
+struct work {
+	struct work *next;
+	void (*call)(void *);
+	void *argument;
+	void *to;
+	const void *from;
+	size_t n;
+};
+
+struct stream {
+	struct context *context;
+	pthread_t thread;
+	pthread_mutex_t mu;
+	pthread_cond_t changed;
+	struct work *first, **last;
+	bool busy, ending;
+};
+
+struct allocation {
+	int fd;
+	size_t size;
+	int users; /* the importer's own handle, and mappings */
+};
+
+struct mapping {
+	struct mapping *next;
+	address at;
+	size_t size;
+	struct allocation *of;
+	int device;
+};
+
+struct range {
+	struct range *next;
+	address at;
+	size_t size;
+};
+
+/* mu guards everything but streams, which have their own. */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static bool initialized;
+static int devices;
+static pid_t owner;
+static struct context contexts[MOST_DEVICES];
+static struct stream *defaults[MOST_DEVICES];
+static struct mapping *mappings;
+static struct range *ranges;
+static int imported;
+
+static __thread struct context *stack[16];
+static __thread int depth;
+
+/* fails says with which code the environment wants the call to fail, 0 for not at all. */
+static result fails(const char *name)
+{
+	static int calls; /* of the one name that is counted */
+	const char *list = getenv("FAKECUDA_FAIL");
+	size_t n = strlen(name);
+
+	while (list && *list) {
+		if (strncmp(list, name, n) == 0 && list[n] == ':') {
+			char *end;
+			long code = strtol(list + n + 1, &end, 10);
+			if (*end != ':')
+				return (result)code;
+			return __atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) >= strtol(end + 1, NULL, 10) ? (result)code : SUCCESS;
+		}
+		list = strchr(list, ',');
+		if (list)
+			list++;
+	}
+	return SUCCESS;
+}
+
+#define ENTER(name)                                                                                                           \
+	do {                                                                                                                  \
+		result code_ = fails(#name);                                                                                  \
+		if (code_)                                                                                                    \
+			return code_;                                                                                         \
+		if (!initialized || owner != getpid())                                                                        \
+			return NOT_INITIALIZED;                                                                               \
+	} while (0)
+
+static struct context *current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+
+static void leaks(void)
+{
+	if (owner != getpid() || (!imported && !mappings && !ranges))
+		return;
+	fprintf(stderr, "fakecuda: left behind: %d handles, %s, %s\n", imported, mappings ? "mappings" : "no mappings",
+		ranges ? "address ranges" : "no address ranges");
+	_exit(86);
+}
+
+result cuInit(unsigned flags)
+{
+	result code = fails("cuInit");
+	const char *n = getenv("FAKECUDA_DEVICES");
+
+	if (code)
+		return code;
+	if (flags)
+		return INVALID_VALUE;
+	pthread_mutex_lock(&mu);
+	if (!initialized) {
+		devices = n ? atoi(n) : 2;
+		if (devices > MOST_DEVICES)
+			devices = MOST_DEVICES;
+		for (int i = 0; i < devices; i++)
+			contexts[i].device = i;
+		owner = getpid();
+		if (getenv("FAKECUDA_LEAKS"))
+			atexit(leaks);
+		initialized = true;
+	}
+	code = owner != getpid() ? NOT_INITIALIZED : devices > 0 ? SUCCESS : NO_DEVICE;
+	pthread_mutex_unlock(&mu);
+	return code;
+}
+
+result cuDriverGetVersion(int *version)
+{
+	*version = 13000;
+	return SUCCESS;
+}
+
+result cuDeviceGetCount(int *count)
+{
+	ENTER(cuDeviceGetCount);
+	*count = devices;
+	return SUCCESS;
+}
+
+result cuDeviceGet(int *device, int ordinal)
+{
+	ENTER(cuDeviceGet);
+	if (ordinal < 0 || ordinal >= devices)
+		return INVALID_DEVICE;
+	*device = ordinal;
+	return SUCCESS;
+}
+
+result cuDeviceGetName(char *name, int n, int device)
+{
+	ENTER(cuDeviceGetName);
+	snprintf(name, (size_t)n, "Fake GPU %d", device);
+	return SUCCESS;
+}
+
+result cuDeviceGetUuid_v2(char uuid[16], int device)
+{
+	ENTER(cuDeviceGetUuid_v2);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	memcpy(uuid, "fakecuda-device", 15);
+	uuid[15] = (char)device;
+	return SUCCESS;
+}
+
+result cuDeviceGetUuid(char uuid[16], int device) { return cuDeviceGetUuid_v2(uuid, device); }
+
+result cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	ENTER(cuDeviceGetAttribute);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	*value = attribute == 41 || attribute == 102 || attribute == 103; /* unified addresses, VMM, descriptors */
+	return SUCCESS;
+}
+
+result cuDeviceTotalMem_v2(size_t *n, int device)
+{
+	ENTER(cuDeviceTotalMem_v2);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	*n = (size_t)1 << 30;
+	return SUCCESS;
+}
+
+result cuDevicePrimaryCtxRetain(struct context **ctx, int device)
+{
+	ENTER(cuDevicePrimaryCtxRetain);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	__atomic_add_fetch(&contexts[device].retained, 1, __ATOMIC_SEQ_CST);
+	*ctx = &contexts[device];
+	return SUCCESS;
+}
+
+result cuDevicePrimaryCtxRelease_v2(int device)
+{
+	ENTER(cuDevicePrimaryCtxRelease);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	return __atomic_sub_fetch(&contexts[device].retained, 1, __ATOMIC_SEQ_CST) < 0 ? INVALID_CONTEXT : SUCCESS;
+}
+
+result cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
+
+result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+	ENTER(cuDevicePrimaryCtxGetState);
+	if (device < 0 || device >= devices)
+		return INVALID_DEVICE;
+	*flags = 0;
+	*active = contexts[device].retained > 0;
+	return SUCCESS;
+}
+
+result cuCtxGetCurrent(struct context **ctx)
+{
+	ENTER(cuCtxGetCurrent);
+	*ctx = current();
+	return SUCCESS;
+}
+
+result cuCtxSetCurrent(struct context *ctx)
+{
+	ENTER(cuCtxSetCurrent);
+	if (depth > 0)
+		depth--;
+	if (ctx)
+		stack[depth++] = ctx;
+	return SUCCESS;
+}
+
+result cuCtxPushCurrent_v2(struct context *ctx)
+{
+	ENTER(cuCtxPushCurrent);
+	if (!ctx || depth == (int)(sizeof stack / sizeof stack[0]))
+		return INVALID_CONTEXT;
+	stack[depth++] = ctx;
+	return SUCCESS;
+}
+
+result cuCtxPopCurrent_v2(struct context **ctx)
+{
+	ENTER(cuCtxPopCurrent);
+	if (depth == 0)
+		return INVALID_CONTEXT;
+	depth--;
+	if (ctx)
+		*ctx = stack[depth];
+	return SUCCESS;
+}
+
+result cuCtxPushCurrent(struct context *ctx) { return cuCtxPushCurrent_v2(ctx); }
+result cuCtxPopCurrent(struct context **ctx) { return cuCtxPopCurrent_v2(ctx); }
+
+result cuCtxGetDevice(int *device)
+{
+	ENTER(cuCtxGetDevice);
+	if (!current())
+		return INVALID_CONTEXT;
+	*device = current()->device;
+	return SUCCESS;
+}
+
+/* Memory. */
+
+struct prop {
+	int kind, handles;
+	struct {
+		int kind, id;
+	} location;
+};
+
+struct access {
+	struct {
+		int kind, id;
+	} location;
+	int flags;
+};
+
+result cuMemGetAllocationGranularity(size_t *n, const struct prop *prop, int option)
+{
+	ENTER(cuMemGetAllocationGranularity);
+	(void)prop, (void)option;
+	*n = GRANULARITY;
+	return SUCCESS;
+}
+
+result cuMemImportFromShareableHandle(uint64_t *handle, void *descriptor, int kind)
+{
+	struct stat st;
+	struct allocation *a;
+
+	ENTER(cuMemImportFromShareableHandle);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (kind != 1 || fstat((int)(intptr_t)descriptor, &st) || st.st_size == 0 || (size_t)st.st_size % GRANULARITY)
+		return INVALID_VALUE;
+	a = calloc(1, sizeof *a);
+	if (!a || (a->fd = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 3)) < 0) {
+		free(a);
+		return OUT_OF_MEMORY;
+	}
+	a->size = (size_t)st.st_size;
+	a->users = 1;
+	pthread_mutex_lock(&mu);
+	imported++;
+	pthread_mutex_unlock(&mu);
+	*handle = (uint64_t)(uintptr_t)a;
+	return SUCCESS;
+}
+
+static void drop(struct allocation *a)
+{
+	if (--a->users == 0) {
+		close(a->fd);
+		free(a);
+	}
+}
+
+result cuMemRelease(uint64_t handle)
+{
+	ENTER(cuMemRelease);
+	if (!handle)
+		return INVALID_VALUE;
+	pthread_mutex_lock(&mu);
+	imported--;
+	drop((struct allocation *)(uintptr_t)handle);
+	pthread_mutex_unlock(&mu);
+	return SUCCESS;
+}
+
+result cuMemAddressReserve(address *at, size_t n, size_t alignment, address hint, unsigned long long flags)
+{
+	struct range *r;
+	char *p;
+	size_t skip;
+
+	ENTER(cuMemAddressReserve);
+	(void)hint;
+	if (!n || n % GRANULARITY || flags || (alignment && (alignment & (alignment - 1))))
+		return INVALID_VALUE;
+	if (alignment < GRANULARITY)
+		alignment = GRANULARITY;
+	p = mmap(NULL, n + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return OUT_OF_MEMORY;
+	skip = (alignment - (uintptr_t)p % alignment) % alignment;
+	if (skip)
+		munmap(p, skip);
+	p += skip;
+	munmap(p + n, alignment - skip);
+	r = calloc(1, sizeof *r);
+	r->at = (address)(uintptr_t)p;
+	r->size = n;
+	pthread_mutex_lock(&mu);
+	r->next = ranges;
+	ranges = r;
+	pthread_mutex_unlock(&mu);
+	*at = r->at;
+	return SUCCESS;
+}
+
+static struct range **reserved(address at, size_t n)
+{
+	for (struct range **r = &ranges; *r; r = &(*r)->next)
+		if (at >= (*r)->at && at + n <= (*r)->at + (*r)->size)
+			return r;
+	return NULL;
+}
+
+static bool mapped(address at, size_t n)
+{
+	for (struct mapping *m = mappings; m; m = m->next)
+		if (at < m->at + m->size && m->at < at + n)
+			return true;
+	return false;
+}
+
+result cuMemAddressFree(address at, size_t n)
+{
+	struct range **r, *gone;
+	result code = INVALID_VALUE;
+
+	ENTER(cuMemAddressFree);
+	pthread_mutex_lock(&mu);
+	r = reserved(at, n);
+	if (r && (*r)->at == at && (*r)->size == n && !mapped(at, n)) {
+		gone = *r;
+		*r = gone->next;
+		free(gone);
+		munmap((void *)(uintptr_t)at, n);
+		code = SUCCESS;
+	}
+	pthread_mutex_unlock(&mu);
+	return code;
+}
+
+result cuMemMap(address at, size_t n, size_t offset, uint64_t handle, unsigned long long flags)
+{
+	struct allocation *a = (struct allocation *)(uintptr_t)handle;
+	struct mapping *m;
+	result code = INVALID_VALUE;
+
+	ENTER(cuMemMap);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (offset)
+		return NOT_SUPPORTED;
+	if (!a || flags || n != a->size || at % GRANULARITY)
+		return INVALID_VALUE;
+	pthread_mutex_lock(&mu);
+	if (reserved(at, n) && !mapped(at, n)) {
+		m = calloc(1, sizeof *m);
+		*m = (struct mapping){.next = mappings, .at = at, .size = n, .of = a, .device = current()->device};
+		mappings = m;
+		a->users++;
+		code = SUCCESS;
+	}
+	pthread_mutex_unlock(&mu);
+	return code;
+}
+
+result cuMemSetAccess(address at, size_t n, const struct access *desc, size_t count)
+{
+	size_t covered = 0;
+	result code = SUCCESS;
+
+	ENTER(cuMemSetAccess);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (count != 1 || desc->location.kind != 1 || desc->location.id < 0 || desc->location.id >= devices)
+		return INVALID_VALUE;
+	pthread_mutex_lock(&mu);
+	for (struct mapping *m = mappings; m && !code; m = m->next) {
+		int prot = desc->flags == 3 ? PROT_READ | PROT_WRITE : desc->flags == 1 ? PROT_READ : PROT_NONE;
+		if (m->at < at || m->at >= at + n)
+			continue;
+		covered += m->size;
+		if (mmap((void *)(uintptr_t)m->at, m->size, prot, MAP_SHARED | MAP_FIXED, m->of->fd, 0) == MAP_FAILED)
+			code = errno == EACCES ? NOT_SUPPORTED : OUT_OF_MEMORY;
+	}
+	if (!code && covered != n)
+		code = INVALID_VALUE;
+	pthread_mutex_unlock(&mu);
+	return code;
+}
+
+result cuMemUnmap(address at, size_t n)
+{
+	size_t covered = 0;
+
+	ENTER(cuMemUnmap);
+	pthread_mutex_lock(&mu);
+	for (struct mapping *m = mappings; m; m = m->next)
+		if (m->at >= at && m->at + m->size <= at + n)
+			covered += m->size;
+	if (covered == n) {
+		for (struct mapping **m = &mappings; *m;) {
+			struct mapping *gone = *m;
+			if (gone->at < at || gone->at >= at + n) {
+				m = &gone->next;
+				continue;
+			}
+			mmap((void *)(uintptr_t)gone->at, gone->size, PROT_NONE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+			*m = gone->next;
+			drop(gone->of);
+			free(gone);
+		}
+	}
+	pthread_mutex_unlock(&mu);
+	return covered == n ? SUCCESS : INVALID_VALUE;
+}
+
+result cuMemGetInfo_v2(size_t *left, size_t *total)
+{
+	ENTER(cuMemGetInfo);
+	*total = (size_t)1 << 30;
+	*left = *total;
+	return SUCCESS;
+}
+
+result cuPointerGetAttribute(void *data, int attribute, address at)
+{
+	result code = INVALID_VALUE;
+
+	ENTER(cuPointerGetAttribute);
+	pthread_mutex_lock(&mu);
+	for (struct mapping *m = mappings; m; m = m->next) {
+		if (at < m->at || at >= m->at + m->size)
+			continue;
+		code = SUCCESS;
+		if (attribute == 2) /* memory type: device */
+			*(unsigned *)data = 2;
+		else if (attribute == 9) /* ordinal */
+			*(int *)data = m->device;
+		else
+			code = NOT_SUPPORTED;
+	}
+	pthread_mutex_unlock(&mu);
+	return code;
+}
+
+/* Streams. */
+
+static void *serve(void *argument)
+{
+	struct stream *s = argument;
+
+	pthread_mutex_lock(&s->mu);
+	for (;;) {
+		struct work *w = s->first;
+		if (!w) {
+			if (s->ending)
+				break;
+			pthread_cond_wait(&s->changed, &s->mu);
+			continue;
+		}
+		s->first = w->next;
+		if (!s->first)
+			s->last = &s->first;
+		s->busy = true;
+		pthread_mutex_unlock(&s->mu);
+		if (w->call)
+			w->call(w->argument);
+		else
+			memmove(w->to, w->from, w->n);
+		free(w);
+		pthread_mutex_lock(&s->mu);
+		s->busy = false;
+		pthread_cond_broadcast(&s->changed);
+	}
+	pthread_mutex_unlock(&s->mu);
+	return NULL;
+}
+
+static struct stream *make_stream(struct context *ctx)
+{
+	struct stream *s = calloc(1, sizeof *s);
+
+	if (!s)
+		return NULL;
+	s->context = ctx;
+	s->last = &s->first;
+	pthread_mutex_init(&s->mu, NULL);
+	pthread_cond_init(&s->changed, NULL);
+	if (pthread_create(&s->thread, NULL, serve, s)) {
+		free(s);
+		return NULL;
+	}
+	return s;
+}
+
+/* stream_of finds the stream: small numbers stand for the default one of the current context. */
+static struct stream *stream_of(struct stream *s)
+{
+	if ((uintptr_t)s > 2)
+		return s;
+	if (!current())
+		return NULL;
+	pthread_mutex_lock(&mu);
+	struct stream **d = &defaults[current()->device];
+	if (!*d)
+		*d = make_stream(current());
+	s = *d;
+	pthread_mutex_unlock(&mu);
+	return s;
+}
+
+static result enqueue(struct stream *s, struct work w)
+{
+	struct work *copy = malloc(sizeof *copy);
+
+	s = stream_of(s);
+	if (!s || !copy) {
+		free(copy);
+		return s ? OUT_OF_MEMORY : INVALID_CONTEXT;
+	}
+	*copy = w;
+	copy->next = NULL;
+	pthread_mutex_lock(&s->mu);
+	*s->last = copy;
+	s->last = &copy->next;
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->mu);
+	return SUCCESS;
+}
+
+static result drain(struct stream *s)
+{
+	s = stream_of(s);
+	if (!s)
+		return INVALID_CONTEXT;
+	pthread_mutex_lock(&s->mu);
+	while (s->first || s->busy)
+		pthread_cond_wait(&s->changed, &s->mu);
+	pthread_mutex_unlock(&s->mu);
+	return SUCCESS;
+}
+
+result cuStreamCreate(struct stream **s, unsigned flags)
+{
+	ENTER(cuStreamCreate);
+	(void)flags;
+	if (!current())
+		return INVALID_CONTEXT;
+	*s = make_stream(current());
+	return *s ? SUCCESS : OUT_OF_MEMORY;
+}
+
+result cuStreamDestroy_v2(struct stream *s)
+{
+	ENTER(cuStreamDestroy);
+	if ((uintptr_t)s <= 2)
+		return INVALID_HANDLE;
+	pthread_mutex_lock(&s->mu);
+	s->ending = true;
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->mu);
+	pthread_join(s->thread, NULL);
+	free(s);
+	return SUCCESS;
+}
+
+result cuStreamSynchronize(struct stream *s)
+{
+	ENTER(cuStreamSynchronize);
+	return drain(s);
+}
+
+result cuCtxSynchronize(void)
+{
+	ENTER(cuCtxSynchronize);
+	return drain(NULL);
+}
+
+result cuStreamQuery(struct stream *s)
+{
+	bool idle;
+
+	ENTER(cuStreamQuery);
+	s = stream_of(s);
+	if (!s)
+		return INVALID_CONTEXT;
+	pthread_mutex_lock(&s->mu);
+	idle = !s->first && !s->busy;
+	pthread_mutex_unlock(&s->mu);
+	return idle ? SUCCESS : NOT_READY;
+}
+
+result cuStreamGetCtx(struct stream *s, struct context **ctx)
+{
+	ENTER(cuStreamGetCtx);
+	if ((uintptr_t)s <= 2) {
+		*ctx = current();
+		return *ctx ? SUCCESS : INVALID_CONTEXT;
+	}
+	*ctx = s->context;
+	return SUCCESS;
+}
+
+result cuStreamIsCapturing(struct stream *s, int *status)
+{
+	ENTER(cuStreamIsCapturing);
+	(void)s;
+	*status = 0;
+	return SUCCESS;
+}
+
+result cuLaunchHostFunc(struct stream *s, void (*call)(void *), void *argument)
+{
+	ENTER(cuLaunchHostFunc);
+	return enqueue(s, (struct work){.call = call, .argument = argument});
+}
+
+/* Copies. Addresses are those of the host. A copy from or to what is not mapped is refused as far as it can be known. */
+
+static result copy(struct stream *s, bool wait, address to, address from, size_t n)
+{
+	result code;
+
+	if (!current())
+		return INVALID_CONTEXT;
+	if (n == 0)
+		return SUCCESS;
+	code = enqueue(s, (struct work){.to = (void *)(uintptr_t)to, .from = (const void *)(uintptr_t)from, .n = n});
+	return code || !wait ? code : drain(s);
+}
+
+result cuMemcpyHtoD_v2(address to, const void *from, size_t n)
+{
+	ENTER(cuMemcpyHtoD);
+	return copy(NULL, true, to, (address)(uintptr_t)from, n);
+}
+
+result cuMemcpyDtoH_v2(void *to, address from, size_t n)
+{
+	ENTER(cuMemcpyDtoH);
+	return copy(NULL, true, (address)(uintptr_t)to, from, n);
+}
+
+result cuMemcpyDtoD_v2(address to, address from, size_t n)
+{
+	ENTER(cuMemcpyDtoD);
+	return copy(NULL, true, to, from, n);
+}
+
+result cuMemcpy(address to, address from, size_t n)
+{
+	ENTER(cuMemcpy);
+	return copy(NULL, true, to, from, n);
+}
+
+result cuMemcpyHtoDAsync_v2(address to, const void *from, size_t n, struct stream *s)
+{
+	ENTER(cuMemcpyHtoDAsync);
+	return copy(s, false, to, (address)(uintptr_t)from, n);
+}
+
+result cuMemcpyDtoHAsync_v2(void *to, address from, size_t n, struct stream *s)
+{
+	ENTER(cuMemcpyDtoHAsync);
+	return copy(s, false, (address)(uintptr_t)to, from, n);
+}
+
+result cuMemcpyDtoDAsync_v2(address to, address from, size_t n, struct stream *s)
+{
+	ENTER(cuMemcpyDtoDAsync);
+	return copy(s, false, to, from, n);
+}
+
+/* Words. */
+
+result cuGetErrorName(result r, const char **name)
+{
+	switch (r) {
+	case SUCCESS: *name = "CUDA_SUCCESS"; break;
+	case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
+	case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+	case NOT_INITIALIZED: *name = "CUDA_ERROR_NOT_INITIALIZED"; break;
+	case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; break;
+	case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
+	case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
+	case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
+	case NOT_READY: *name = "CUDA_ERROR_NOT_READY"; break;
+	case NOT_SUPPORTED: *name = "CUDA_ERROR_NOT_SUPPORTED"; break;
+	default: *name = "CUDA_ERROR_UNKNOWN";
+	}
+	return SUCCESS;
+}
+
+result cuGetErrorString(result r, const char **text)
+{
+	switch (r) {
+	case OUT_OF_MEMORY: *text = "out of memory"; break;
+	case INVALID_VALUE: *text = "invalid argument"; break;
+	case NO_DEVICE: *text = "no CUDA-capable device is detected"; break;
+	case NOT_SUPPORTED: *text = "operation not supported"; break;
+	default: return cuGetErrorName(r, text);
+	}
+	return SUCCESS;
+}
