@@ -39,7 +39,7 @@
 
 enum { PAGE = 4096 };
 
-static int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
+static inline int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 {
 	union {
 		struct cmsghdr align;
@@ -71,7 +71,7 @@ static int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 	return 0;
 }
 
-static int open_file(const char *path, int flags)
+static inline int open_file(const char *path, int flags)
 {
 	int fd = open(path, flags | O_CLOEXEC);
 
@@ -80,12 +80,12 @@ static int open_file(const char *path, int flags)
 }
 
 /* The file's bytes as the tests write them. */
-static uint8_t at(size_t i)
+static inline uint8_t at(size_t i)
 {
 	return (uint8_t)(i / 7);
 }
 
-static void wait_for(pid_t child)
+static inline void wait_for(pid_t child)
 {
 	int status;
 
@@ -93,7 +93,7 @@ static void wait_for(pid_t child)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void say_and_wait(const char *word)
+static inline void say_and_wait(const char *word)
 {
 	char b;
 
