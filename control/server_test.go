@@ -26,8 +26,7 @@ func TestHandshake(t *testing.T) {
 	r := c.read()
 	require.Equal(t, uint16(welcome), r.typ)
 	require.Equal(t, uint64(9), r.id)
-	require.Equal(t, []byte{1, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
-		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body)
+	require.Equal(t, []byte{1, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, r.body)
 	require.Zero(t, c.call(frame(ping, 1)).errno())
 }
 
@@ -138,7 +137,8 @@ func TestLifeOfAMapping(t *testing.T) {
 	require.Equal(t, uint16(mapped), r.typ)
 	require.Equal(t, uint64(7), r.id)
 	// mapping, kind 1, device 0, 16 pages of file, 1 extent
-	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, r.body)
+	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body)
 	e := c.read()
 	require.Equal(t, 1, e.fds)
 	require.Equal(t, control.Stats{Sessions: 1, Mappings: 1}, s.Stats())

@@ -125,12 +125,13 @@ func TestOpenUnwinds(t *testing.T) {
 func TestOpenOptions(t *testing.T) {
 	drv := newFake().driver()
 	for want, o := range map[string]Options{
-		"1 such devices":         {CUDA: 1},
-		"negative":               {Ordinal: -1},
-		"less than one":          {Memory: 2<<20 - 1},
-		"2147483648 bytes asked": {Memory: 2 << 30},
-		"numbered from 0":        {CUDA: -1},
-		"(-5)":                   {Memory: -5},
+		"1 such devices":                        {CUDA: 1},
+		"negative":                              {Ordinal: -1},
+		"less than one":                         {Memory: 2<<20 - 1},
+		"2048 MiB asked for, Fake GPU has 1024": {Memory: 2 << 30},
+		"1024 MiB asked for, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
+		"numbered from 0": {CUDA: -1},
+		"(-5)":            {Memory: -5},
 	} {
 		_, err := open(drv, o, kernelsPTX)
 		require.ErrorContains(t, err, want)
