@@ -72,6 +72,7 @@ func TestDeviceLost(t *testing.T) {
 			m.devices[0].Lose()
 			if err := lose(p, src); err != nil {
 				require.ErrorIs(t, err, gpubackend.ErrDeviceLost)
+				require.ErrorIs(t, err, syscall.ENODEV)
 			}
 			if name == "acquire" {
 				want[3*page.Size] = 9
@@ -92,7 +93,9 @@ func TestDeviceLost(t *testing.T) {
 			_, err := m.cache.Map(context.Background(), src, MapRequest{Len: page.Size})
 			require.ErrorIs(t, err, syscall.ENODEV)
 			_, err = p.Acquire(context.Background(), 0, p.len, false)
-			require.Error(t, err)
+			require.ErrorIs(t, err, syscall.ENODEV)
+			_, err = p.Release(context.Background(), 0, p.len)
+			require.ErrorIs(t, err, syscall.ENODEV)
 			_ = p.Unmap(context.Background())
 		})
 	}
