@@ -17,6 +17,9 @@ static void example(const arguments &args)
 	const std::size_t n = args.count;
 	const int size = static_cast<int>(n);
 	const float one = 1, zero = 0;
+
+	if (n > 30000)
+		throw std::runtime_error("matrices of that size take too long to check: COUNT is at most 30000");
 	std::vector<float> a(n * n), b(n * n); /* by columns, as cuBLAS has them */
 
 	for (std::size_t i = 0; i < n * n; i++) {
