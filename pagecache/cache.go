@@ -53,6 +53,9 @@ type Cache struct {
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
 
+	// noPeer has the devicePairs that turned out to have no direct way.
+	noPeer sync.Map
+
 	baseBytes atomic.Int64
 	counters  Counters
 

@@ -38,6 +38,9 @@ type device struct {
 	buffers             buffers
 	loss                atomic.Pointer[error] // the error by which the device was lost
 
+	peersMu sync.Mutex
+	peers   map[deviceHandle]error // protected by peersMu; why a GPU's memory cannot be reached, nil if it can
+
 	mu       sync.Mutex
 	used     int64 // protected by mu; in [0, info.Memory]
 	memories int   // protected by mu; Memory not freed, or being allocated

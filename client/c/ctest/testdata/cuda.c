@@ -175,6 +175,7 @@ static void many(const char *path)
 	uint8_t *p = gaia_mmap(NULL, len - PAGE, PROT_WRITE, GAIA_LAZY, fd, PAGE, 0);
 	CHECK(p != MAP_FAILED);
 	CHECK(gaia_macquire(p + len - PAGE - 3, 3, 0) == 0 && memcmp(p + len - PAGE - 3, "far", 3) == 0);
+	CHECK(gaia_macquire(p + ((size_t)270 << 20), 6, 0) == 0);
 	memcpy(p + ((size_t)270 << 20), "within", 6);
 	CHECK(gaia_mrelease(p + ((size_t)270 << 20), 6, 0) == 0);
 	char got[6];
