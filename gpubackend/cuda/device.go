@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -20,7 +19,7 @@ type Options struct {
 	// three quarters of what is free when the device is opened; more than what is free is refused. It is a limit and no
 	// reservation: when others have taken the GPU's memory, Alloc fails earlier.
 	Memory int64
-	// Key is the key of the digests; nil draws one.
+	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
 
@@ -83,7 +82,7 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 		return nil, fmt.Errorf("%w: %d MiB asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name, f.Memory>>20)
 	}
 	if o.Key == nil {
-		if o.Key, err = gpubackend.NewDigestKey(rand.Reader); err != nil {
+		if o.Key, err = gpubackend.SharedKey(); err != nil {
 			return nil, err
 		}
 	}
