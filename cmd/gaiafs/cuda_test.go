@@ -71,7 +71,7 @@ func TestGPUsAreChosen(t *testing.T) {
 	for _, choice := range []string{"auto", "cuda:0"} {
 		_, _, err = opened(t, choice, 2<<30)
 		require.ErrorIs(t, err, gpubackend.ErrNoMemory)
-		require.ErrorContains(t, err, "ask for less with --gpu-memory")
+		require.ErrorContains(t, err, "change --gpu-memory, or leave it out")
 	}
 	require.Equal(t, "0 (A), 1 (Old GPU, not usable: "+old.Error()+"), 2 (B)", cudaSummary())
 
@@ -156,7 +156,7 @@ func TestCommandGPUHasNoRoom(t *testing.T) {
 	p := newPlace(t)
 	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", "--gpu-memory=100T", p.source, p.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "ask for less with --gpu-memory")
+	require.Contains(t, r.err, "change --gpu-memory, or leave it out")
 }
 
 func TestCommandDemoOnGPUs(t *testing.T) {
