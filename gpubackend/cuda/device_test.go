@@ -273,13 +273,22 @@ func TestPinnedIsKnown(t *testing.T) {
 		defer release()
 		kept = append(kept, p)
 	}
+	seen := make(map[address]bool)
 	for _, p := range kept {
-		require.True(t, d.buffers.holds(p))
-		require.True(t, d.buffers.holds(p[99_999:]))
-		require.True(t, d.buffers.holds(p[:1]))
+		of, ok := d.buffers.holds(p)
+		require.True(t, ok)
+		seen[of] = true
+		for _, part := range [][]byte{p[99_999:], p[:1]} {
+			same, ok := d.buffers.holds(part)
+			require.True(t, ok)
+			require.Equal(t, of, same)
+		}
 	}
-	require.False(t, d.buffers.holds(make([]byte, 10)))
-	require.False(t, d.buffers.holds(nil))
+	require.Len(t, seen, 5)
+	for _, p := range [][]byte{make([]byte, 10), nil} {
+		_, ok := d.buffers.holds(p)
+		require.False(t, ok)
+	}
 	require.NoError(t, d.Close())
 }
 
