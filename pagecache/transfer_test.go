@@ -117,7 +117,7 @@ func TestAcquireInHolds(t *testing.T) {
 	f, holds := src.attached, 0
 	for rest := mp.pages; !rest.Empty(); holds++ {
 		f.mu.Lock()
-		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, time.Now().Add(-time.Hour))
+		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, -time.Hour)
 		f.mu.Unlock()
 		require.NoError(t, err)
 		require.Greater(t, next, rest.Start)
