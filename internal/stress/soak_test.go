@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -111,7 +112,7 @@ func (c *churn) share(name string) (err error) {
 		return err
 	}
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, int64(len(want)), gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(c.rng.IntN(2)))
+	m, err := gaiafs.Map(f, 0, int64(len(want)), gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(c.rng.IntN(2)))
 	if errors.Is(err, unix.ENOMEM) {
 		return nil // both churners and the crew fill the devices at times
 	}
