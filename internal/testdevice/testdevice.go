@@ -35,10 +35,12 @@ func gpus() (int, error) {
 	return len(numbers), nil
 }
 
+// mustGPUs is gpus for callers that have no test to fail. What is written wrong ends the process.
 func mustGPUs() int {
 	n, err := gpus()
 	if err != nil {
-		panic(err)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
 	}
 	return n
 }
