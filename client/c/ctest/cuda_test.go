@@ -2,6 +2,7 @@ package ctest
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,6 +52,26 @@ func TestCUDA(t *testing.T) {
 				d.run(client, "lost-context", d.file())
 				d.waitMapped(0)
 			})
+		})
+	}
+}
+
+// TestGraphs has streams captured, by a fake libcuda that has graphs too.
+func TestGraphs(t *testing.T) {
+	fakecuda.Dir(t) // skips where it cannot be built
+	libcuda := t.TempDir()
+	run(t, "cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread",
+		"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(libcuda, "libcuda.so.1"), "testdata/graphs.c")
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "cuda", build)
+			d := startGPUs(t, libcuda)
+			d.run(client, "graphs", d.file())
+			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuLaunchHostFunc"} {
+				d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
+				d.run(client, "no-capture", d.file())
+				d.waitMapped(0)
+			}
 		})
 	}
 }
