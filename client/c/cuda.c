@@ -77,6 +77,7 @@ static struct {
 	/* NULL in old drivers. */
 	result (*capture_mode)(int *mode);
 	result (*capture_info)(stream s, int *status, uint64_t *id, graph *g, const void **nodes, size_t *n);
+	result (*is_capturing)(stream s, int *status);
 	result (*object_create)(void **object, void *data, void (*destroy)(void *), unsigned refs, unsigned flags);
 	result (*object_release)(void *object, unsigned refs);
 	result (*graph_retain)(graph g, void *object, unsigned refs, unsigned flags);
@@ -112,6 +113,7 @@ static const struct {
 	{ &cu.launch, "cuLaunchHostFunc", NULL, false },
 	{ &cu.capture_mode, "cuThreadExchangeStreamCaptureMode", NULL, true },
 	{ &cu.capture_info, "cuStreamGetCaptureInfo_v2", NULL, true },
+	{ &cu.is_capturing, "cuStreamIsCapturing", NULL, true },
 	{ &cu.object_create, "cuUserObjectCreate", NULL, true },
 	{ &cu.object_release, "cuUserObjectRelease", NULL, true },
 	{ &cu.graph_retain, "cuGraphRetainUserObject", NULL, true },
@@ -453,13 +455,16 @@ static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiaf
 	graph g = NULL;
 	void *object;
 
-	if (cu.capture_info == NULL)
-		return 0;
-	if (check(cu.capture_info(s, &status, &id, &g, NULL, NULL), "cuStreamGetCaptureInfo", f) != 0)
-		return f->errnum;
+	if (cu.capture_info != NULL) {
+		if (check(cu.capture_info(s, &status, &id, &g, NULL, NULL), "cuStreamGetCaptureInfo", f) != 0)
+			return f->errnum;
+	} else if (cu.is_capturing != NULL) {
+		if (check(cu.is_capturing(s, &status), "cuStreamIsCapturing", f) != 0)
+			return f->errnum;
+	}
 	if (status != CAPTURE_ACTIVE)
 		return 0;
-	if (cu.object_create == NULL || cu.object_release == NULL || cu.graph_retain == NULL)
+	if (g == NULL || cu.object_create == NULL || cu.object_release == NULL || cu.graph_retain == NULL)
 		return gaiafs_failed(f, ENOTSUP, "the stream is captured, and this driver's graphs cannot keep what the call "
 				     "needs: install one for CUDA 11.3 or newer");
 	w->leave(w);

@@ -433,8 +433,8 @@ static void graphs(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* The graph cannot keep what the call needs; the environment says so. */
-static void no_capture(const char *path)
+/* The graph cannot keep what the call needs, for want of memory or of a newer driver. */
+static void no_capture(const char *path, int want)
 {
 	int fd = open_file(path, O_RDWR);
 	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
@@ -445,10 +445,21 @@ static void no_capture(const char *path)
 	load_cuda();
 	use(0);
 	CHECK(cu.stream_create(&s, 0) == 0 && cu.begin_capture(s, 0) == 0);
-	FAILS(gaia_macquire_async(p, PAGE, 0, s), ENOMEM);
+	FAILS(gaia_macquire_async(p, PAGE, 0, s), want);
 	CHECK(cu.end_capture(s, &g) == 0 && cu.destroy_graph(g) == 0);
 	CHECK(gaia_munmap(p, PAGE) == 0);
 	CHECK(cu.stream_destroy(s) == 0);
+}
+
+static void failing_capture(const char *path)
+{
+	no_capture(path, ENOMEM);
+}
+
+static void old_driver(const char *path)
+{
+	no_capture(path, ENOTSUP);
+	CHECK(strstr(gaia_error(), "CUDA 11.3") != NULL);
 }
 
 /* The launch is refused; the environment says so. */
@@ -554,6 +565,25 @@ static void late_failure(const char *path)
 	CHECK(cu.stream_wait(s) == 0);
 	FAILS(gaia_munmap(p, PAGE), ENOTCONN);
 	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* The daemon refuses the first acquire. msync, whose own work succeeds, is told so, once. */
+static void late_failure_at_msync(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, NULL) == 0);
+	CHECK(cu.stream_wait(NULL) == 0);
+	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* speaks of itself only */
+	CHECK(gaia_macquire(p, PAGE, 0) == 0);
+	FAILS(gaia_msync(p, PAGE, MS_SYNC), EIO);
+	CHECK(gaia_msync(p, PAGE, MS_SYNC) == 0);
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
 }
 
 /* fork and threads */
@@ -679,11 +709,13 @@ int main(int argc, char **argv)
 		{ "null-stream", null_stream },
 		{ "wrong-stream", wrong_stream },
 		{ "graphs", graphs },
-		{ "no-capture", no_capture },
+		{ "failing-capture", failing_capture },
+		{ "old-driver", old_driver },
 		{ "no-launch", no_launch },
 		{ "munmap-waits", munmap_waits },
 		{ "lost-context", lost_context },
 		{ "late-failure", late_failure },
+		{ "late-failure-at-msync", late_failure_at_msync },
 		{ "forks", forks },
 		{ "forks-before", forks_before },
 		{ "threads", threads },

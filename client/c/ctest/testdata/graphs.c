@@ -1,13 +1,15 @@
 /*
  * The fake libcuda with graphs of host functions: a capture records them, a launch runs them in order. It is strict where
  * the driver is: while a stream is captured, other threads may reserve memory only in relaxed mode, and what a graph was given
- * to keep is destroyed with it.
+ * to keep is destroyed with it. With OLD_DRIVER defined graphs can keep nothing.
  */
 #define cuLaunchHostFunc launch_now
 #define cuMemAddressReserve reserve_now
+#define cuStreamIsCapturing never_capturing
 #include "../../../../internal/fakecuda/src/libcuda.c"
 #undef cuLaunchHostFunc
 #undef cuMemAddressReserve
+#undef cuStreamIsCapturing
 
 enum { MOST_NODES = 16, CAPTURE_UNSUPPORTED = 900 };
 
@@ -54,6 +56,19 @@ result cuStreamEndCapture(struct stream *s, struct graph **g)
 	return SUCCESS;
 }
 
+static void destroy(struct object *o)
+{
+	o->destroy(o->data);
+	free(o);
+}
+
+result cuStreamIsCapturing(struct stream *s, int *status)
+{
+	*status = s && s == captured;
+	return SUCCESS;
+}
+
+#ifndef OLD_DRIVER
 result cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, struct graph **g, const void **nodes, size_t *n)
 {
 	ENTER(cuStreamGetCaptureInfo_v2);
@@ -77,8 +92,7 @@ result cuUserObjectRelease(struct object *o, unsigned refs)
 {
 	if (refs != 1)
 		return INVALID_VALUE;
-	o->destroy(o->data);
-	free(o);
+	destroy(o);
 	return SUCCESS;
 }
 
@@ -91,10 +105,12 @@ result cuGraphRetainUserObject(struct graph *g, struct object *o, unsigned refs,
 	return SUCCESS;
 }
 
+#endif
+
 result cuGraphDestroy(struct graph *g)
 {
 	for (int i = 0; i < g->objects; i++)
-		cuUserObjectRelease(g->kept[i], 1);
+		destroy(g->kept[i]);
 	free(g);
 	return SUCCESS;
 }
