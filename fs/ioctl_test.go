@@ -33,6 +33,8 @@ type notary struct {
 	source pagecache.Source
 	socket string
 	err    error
+	// devices are those of the mount.
+	devices []*device
 }
 
 func (n *notary) Grant(src pagecache.Source) (Grant, error) {
