@@ -235,3 +235,54 @@ func testCopiesOfManyBuffers(f *fixture) {
 		require.True(f, bytes.Equal(whole[i*n:(i+1)*n], b), "buffer %d", i)
 	}
 }
+
+// testScatteredPages copies many single pages, and small runs of them, between here and there on the device and buffers of
+// either kind.
+func testScatteredPages(f *fixture) {
+	const count, size = 2600, 12 << 20
+	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size)}
+	twins := [][]byte{f.random(size), f.random(size)}
+	for i, m := range mems {
+		f.write(m, 0, twins[i])
+	}
+	buffer, release, err := f.dev.HostBuffer(count * page.Size)
+	require.NoError(f, err)
+	defer release()
+	other := make([]byte, count*page.Size)
+	for _, host := range [][]byte{buffer, other, nil} {
+		var pieces []gpubackend.Copy
+		places := f.rnd.Perm(size / page.Size)
+		for i := 0; i < count; {
+			n := 1 + f.rnd.IntN(2)
+			from := host
+			if from == nil { // of both kinds, in turns
+				from = buffer
+				if i/7%2 == 0 {
+					from = other
+				}
+			}
+			n = min(n, count-i)
+			at, which := places[len(pieces)], 0
+			if at >= len(places)/2 {
+				at, which = at-len(places)/2, 1
+			}
+			pieces = append(pieces, gpubackend.Copy{Mem: mems[which], Off: int64(at) * 2 * page.Size, Host: from[i*page.Size : (i+n)*page.Size]})
+			i += n
+		}
+		for _, p := range pieces {
+			copy(p.Host, f.random(int64(len(p.Host))))
+			copy(twins[slices.Index(mems, p.Mem)][p.Off:], p.Host)
+		}
+		require.NoError(f, f.dev.CopyIn(f.ctx, pieces))
+		for i, m := range mems {
+			require.True(f, bytes.Equal(twins[i], f.read(m, 0, size)), "exactly the pages named were stored")
+		}
+		for _, p := range pieces {
+			clear(p.Host)
+		}
+		require.NoError(f, f.dev.CopyOut(f.ctx, pieces))
+		for i, p := range pieces {
+			require.True(f, bytes.Equal(twins[slices.Index(mems, p.Mem)][p.Off:][:len(p.Host)], p.Host), "piece %d", i)
+		}
+	}
+}

@@ -38,6 +38,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"Copies", testCopies},
 		{"CopiesAcrossBatches", testCopiesAcrossBatches},
 		{"CopiesOfManyBuffers", testCopiesOfManyBuffers},
+		{"ScatteredPages", testScatteredPages},
 		{"PeerCopies", testPeerCopies},
 		{"Zero", testZero},
 		{"FaultyArguments", testFaultyArguments},

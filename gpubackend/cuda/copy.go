@@ -17,6 +17,11 @@ func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gp
 		return err
 	}
 	defer done()
+	if scattered(pieces) {
+		if ok, err := d.scatterPieces(ctx, pieces, c.toHost); ok || err != nil {
+			return err
+		}
+	}
 	moves := make([]move, 0, len(pieces))
 	for _, p := range pieces {
 		m := p.Mem.(*memory)

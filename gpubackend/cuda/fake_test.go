@@ -186,6 +186,25 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 		}
 		return success
 	}
+	if f == 4 || f == 5 {
+		for b := range uint64(blocks) {
+			at := words(w[0]+8*b, 1)
+			here := find(address(w[1]+b*pageSize), pageSize, g.device)
+			if at == nil || here == nil {
+				return illegalAddress
+			}
+			there := find(address(binary.LittleEndian.Uint64(at)), pageSize, g.device)
+			switch {
+			case there == nil:
+				return illegalAddress
+			case f == 4:
+				copy(there, here)
+			default:
+				copy(here, there)
+			}
+		}
+		return success
+	}
 	runs, pages := words(w[0], 2*w[1]), w[2]
 	key, err := gpubackend.DecodeDigestKey(find(address(w[3]), gpubackend.DigestKeySize, g.device))
 	if runs == nil || err != nil {

@@ -161,3 +161,22 @@ gaiafs_patch(const u64 *addresses, const ulonglong2 *versions)
 		}
 	}
 }
+
+// The two kernels below have one block of 256 threads for each page: at addresses[block], and page `block` of pages.
+
+// gaiafs_scatter stores pages that lie side by side to where they belong.
+extern "C" __global__ void __launch_bounds__(256)
+gaiafs_scatter(const u64 *addresses, const ulonglong2 *pages)
+{
+	ulonglong2 *to = (ulonglong2 *)addresses[blockIdx.x];
+	to[threadIdx.x] = pages[(u64)blockIdx.x * 256 + threadIdx.x];
+}
+
+// gaiafs_gather puts pages from here and there side by side.
+extern "C" __global__ void __launch_bounds__(256)
+gaiafs_gather(const u64 *addresses, ulonglong2 *pages)
+{
+	ulonglong2 words;
+	loadPair(addresses[blockIdx.x] + threadIdx.x * 16, words.x, words.y);
+	pages[(u64)blockIdx.x * 256 + threadIdx.x] = words;
+}

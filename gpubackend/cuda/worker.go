@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -38,10 +39,14 @@ type worker struct {
 	digests  functionHandle
 	modified functionHandle
 	patch    functionHandle
-	blocks   uint32 // that fill the device
-	event    eventHandle
-	dev      address
-	host     pinned
+	scatter  functionHandle
+	gather   functionHandle
+	// slowUntil is when page kernels are worth trying again for copies; see scatter.go.
+	slowUntil time.Time
+	blocks    uint32 // that fill the device
+	event     eventHandle
+	dev       address
+	host      pinned
 }
 
 const (
@@ -97,7 +102,7 @@ func (w *worker) load(ptx []byte) error {
 	for _, f := range []struct {
 		name     string
 		function *functionHandle
-	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch}} {
+	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch}, {"gaiafs_scatter\x00", &w.scatter}, {"gaiafs_gather\x00", &w.gather}} {
 		name := []byte(f.name)
 		if err := drv.check("cuModuleGetFunction", drv.moduleGetFunction(f.function, w.module, &name[0])); err != nil {
 			return err

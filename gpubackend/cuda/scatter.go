@@ -1,0 +1,150 @@
+package cuda
+
+import (
+	"context"
+	"time"
+	"unsafe"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// Copy engines take more than a microsecond for each piece, however small. Many scattered pages are therefore copied side by
+// side, in one piece, between the host and memory of the worker, and a page kernel scatters or gathers them there. That
+// is not for a GPU on which other programs' kernels run: there a page kernel waits for its time slice, and copy engines do not.
+const (
+	// leastScatter is the number of pieces from which kernels are faster, mostScattered the bytes of a piece up to which.
+	leastScatter  = 64
+	mostScattered = 4 * pageSize
+	// roundScatter is the number of pages of one round: with their addresses they fit upSize.
+	roundScatter = upSize / (pageSize + 8)
+	pagesAt      = upSize - roundScatter*pageSize
+	// A round that takes longer than slowRound and slowPage for each of its pages had to wait for others; the copy engines
+	// do the copies of the time after it.
+	slowRound = time.Millisecond
+	slowPage  = 1200 * time.Nanosecond
+	slowFor   = 100 * time.Millisecond
+)
+
+// scattered reports whether pieces are many, small, and whole pages of the device.
+func scattered(pieces []gpubackend.Copy) bool {
+	if len(pieces) < leastScatter {
+		return false
+	}
+	for _, p := range pieces {
+		if p.Off%pageSize != 0 || len(p.Host)%pageSize != 0 || len(p.Host) > mostScattered {
+			return false
+		}
+	}
+	return true
+}
+
+// scatterPieces copies pieces by page kernels. It is not ok, and has copied nothing, where copy engines are the better choice.
+func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, toHost bool) (ok bool, err error) {
+	var pages []move
+	for _, p := range pieces {
+		pinned, direct := d.buffers.holds(p.Host)
+		m := p.Mem.(*memory)
+		for off := 0; off < len(p.Host); off += pageSize {
+			pages = append(pages, move{mem: m, dev: m.base + address(p.Off) + address(off), host: p.Host[off : off+pageSize], direct: direct, pinned: pinned})
+		}
+	}
+	err = d.run(ctx, d.workLane, func() error {
+		if time.Now().Before(d.worker.slowUntil) {
+			return nil
+		}
+		ok = true
+		for len(pages) > 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			n := min(len(pages), roundScatter)
+			if err := d.worker.scatterPages(pages[:n], toHost); err != nil {
+				return err
+			}
+			pages = pages[n:]
+		}
+		return nil
+	})
+	return ok, err
+}
+
+// scatterPages does one round, in the worker's lane.
+func (w *worker) scatterPages(pages []move, toHost bool) error {
+	start := time.Now()
+	host := w.host.bytes()
+	for i, m := range pages {
+		putWords(host[8*i:], uint64(m.dev))
+	}
+	err := w.up(0, 8*len(pages))
+	if !toHost {
+		w.stage(pages, false)
+		if err == nil {
+			err = w.between(pages, false)
+		}
+	}
+	kernel := w.scatter
+	if toHost {
+		kernel = w.gather
+	}
+	if err == nil {
+		err = w.launch(kernel, uint32(len(pages)), uint64(w.dev), uint64(w.dev+pagesAt))
+	}
+	if err == nil && toHost {
+		err = w.between(pages, true)
+	}
+	if err = w.finish(err); err != nil {
+		return err
+	}
+	if toHost {
+		w.stage(pages, true)
+	}
+	if took := time.Since(start); took > slowRound+time.Duration(len(pages))*slowPage {
+		w.slowUntil = start.Add(took + slowFor)
+	}
+	return nil
+}
+
+// stage copies between the worker's page-locked memory and pages that are not page-locked themselves.
+func (w *worker) stage(pages []move, out bool) {
+	staging := w.host.bytes()[pagesAt:]
+	inParallel(len(pages), len(pages)*pageSize, func(i int) {
+		switch here := staging[i*pageSize:][:pageSize]; {
+		case pages[i].direct:
+		case out:
+			copy(pages[i].host, here)
+		default:
+			copy(here, pages[i].host)
+		}
+	})
+}
+
+// between queues the copies between the host and the worker's memory of the device, where the pages are side by side. Those
+// that are so in the host's memory too are one copy, unless it would reach over two allocations.
+func (w *worker) between(pages []move, toHost bool) error {
+	drv := w.lane.drv
+	at := func(i int) address {
+		if pages[i].direct {
+			return address(uintptr(unsafe.Pointer(unsafe.SliceData(pages[i].host))))
+		}
+		return w.host.at(pagesAt + i*pageSize)
+	}
+	for from := 0; from < len(pages); {
+		to := from + 1
+		for to < len(pages) && pages[to].direct == pages[from].direct && pages[to].pinned == pages[from].pinned &&
+			at(to) == at(from)+address((to-from)*pageSize) {
+			to++
+		}
+		dev, n := w.dev+address(pagesAt+from*pageSize), uintptr((to-from)*pageSize)
+		var err error
+		if toHost {
+			err = drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(at(from), dev, n, w.lane.stream))
+		} else {
+			err = drv.check("cuMemcpyHtoDAsync", drv.memcpyHtoDAsync(dev, at(from), n, w.lane.stream))
+		}
+		if err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
