@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,9 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/cuda"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their files
@@ -95,27 +94,18 @@ func newRig(b *testing.B, devices int) *rig {
 	key, err := gpubackend.NewDigestKey(rand.Reader)
 	require.NoError(b, err)
 	o := Options{WriteBackInterval: time.Hour, HostMemory: 4 << 30}
-	spec := os.Getenv("GAIAFS_TEST_GPUS")
-	numbers, isCUDA := strings.CutPrefix(spec, "cuda:")
-	if spec != "" && !isCUDA {
-		b.Fatalf("GAIAFS_TEST_GPUS=%s: say cuda: and the numbers of GPUs, as in cuda:0,1", spec)
-	}
-	r.gpu = isCUDA
-	list := strings.Split(numbers, ",")
-	if isCUDA && len(list) < devices {
-		b.Skipf("needs %d GPUs, and GAIAFS_TEST_GPUS is %s", devices, spec)
+	testdevice.Require(b)
+	if n := testdevice.Count(devices); n < devices {
+		b.Skipf("%d devices are needed, and there are %d GPUs", devices, n)
 	}
 	for i := range devices {
-		var d gpubackend.Device
-		if isCUDA {
-			number, err := strconv.Atoi(list[i])
-			require.NoError(b, err, "GAIAFS_TEST_GPUS")
-			d, err = cuda.Open(cuda.Options{Ordinal: i, CUDA: number, Key: key})
-			require.NoError(b, err)
-		} else {
-			d, err = emulated.New(emulated.Options{Ordinal: i, Memory: 64 << 30, Key: key})
-			require.NoError(b, err)
+		// No memory stands for most of a GPU's, and is none at all of an emulated device.
+		d, err := testdevice.Open(emulated.Options{Ordinal: i, Key: key})
+		if err != nil {
+			d, err = testdevice.Open(emulated.Options{Ordinal: i, Memory: 64 << 30, Key: key})
 		}
+		require.NoError(b, err)
+		r.gpu = d.Info().Kind == gpubackend.KindCUDA
 		o.Devices = append(o.Devices, d)
 	}
 	r.cache, err = New(o)

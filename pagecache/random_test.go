@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -17,10 +18,7 @@ import (
 // Peer copies are of any length, so that they meet everything else.
 func TestRandomDevices(t *testing.T) {
 	for seed := range uint64(40) {
-		randomDevices(t, seed)
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomDevices(t, seed) })
 	}
 }
 
@@ -80,12 +78,12 @@ func randomDevices(t *testing.T, seed uint64) {
 			n := 1 + rnd.IntN(pages-from)
 			q := m.run(src, d, int64(from)*page.Size, int64(n)*page.Size, rnd.IntN(2) == 0)
 			programs[d] = append(programs[d], q)
-			check(d, int(q.pages.Offset()), q.mem)
+			check(d, int(q.pages.Offset()), q.all())
 		case op < 6 && p.writable:
-			at := int(p.pages.Offset()) + rnd.IntN(len(p.mem))
+			at := int(p.pages.Offset()) + rnd.IntN(p.end())
 			if at = at - at%4 + d; at < size {
 				b := byte(rnd.Uint32())
-				p.mem[at-int(p.pages.Offset())] = b
+				p.store(at-int(p.pages.Offset()), b)
 				stored[d][at] = append(stored[d][at], b)
 			}
 		case op < 8:
@@ -95,7 +93,7 @@ func randomDevices(t *testing.T, seed uint64) {
 			}
 		case op == 8:
 			p.acquire()
-			check(d, int(p.pages.Offset()), p.mem)
+			check(d, int(p.pages.Offset()), p.all())
 		case op == 9:
 			at := rnd.IntN(size/4)*4 + cpu
 			b := byte(rnd.Uint32())
