@@ -6,9 +6,9 @@
  * what others released or wrote is seen after gaia_macquire. Two programs may write the same page at once: the bytes
  * that each changed are merged.
  *
- * The device of a mapping is a GPU, and the pointer one for its kernels and for every library of CUDA; or an emulated device,
- * and the pointer an address of the process. The library needs no CUDA to be built or linked: it loads libcuda.so.1 when it
- * maps the memory of a GPU.
+ * The device of a mapping is a GPU, and the pointer one for its kernels and for every library of CUDA; or an emulated
+ * device, and the pointer an address of the process. The library needs no CUDA to be built or linked: it loads
+ * libcuda.so.1 when it maps the memory of a GPU.
  *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
  * until the daemon has answered, but for those whose names end with _async. On failure they return -1 (gaia_mmap:
@@ -46,8 +46,9 @@ typedef struct CUstream_st *gaia_stream_t;
 
 /*
  * gaia_mmap maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev, a CUDA
- * ordinal as this process counts where the mount has GPUs. off is a multiple of 4096. prot is PROT_READ or PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0
- * means it too), with MAP_FIXED, MAP_FIXED_NOREPLACE and GAIA_LAZY as options. fd may be closed afterwards.
+ * ordinal as this process counts where the mount has GPUs. off is a multiple of 4096. prot is PROT_READ or
+ * PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0 means it too), with MAP_FIXED,
+ * MAP_FIXED_NOREPLACE (both not for GPUs) and GAIA_LAZY as options. fd may be closed afterwards.
  */
 GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev);
 

@@ -3,7 +3,9 @@ package ctest
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -193,6 +195,27 @@ func TestCUDAOnAMount(t *testing.T) {
 					d.run(client, scenario, d.file())
 				})
 			}
+		})
+	}
+}
+
+// TestProgramsCompile compiles the examples and the tests of ../gputest where there is nvcc. They run on a GPU only, by
+// ../gputest/run.sh.
+func TestProgramsCompile(t *testing.T) {
+	if _, err := exec.LookPath("nvcc"); err != nil {
+		t.Skip(err)
+	}
+	programs, err := filepath.Glob("../*/*.cu")
+	require.NoError(t, err)
+	require.NotEmpty(t, programs)
+	for _, program := range programs {
+		t.Run(filepath.Base(program), func(t *testing.T) {
+			out, err := exec.Command("nvcc", "-c", "-std=c++17", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra", "-I..",
+				"-o", filepath.Join(t.TempDir(), "program.o"), program).CombinedOutput()
+			if strings.Contains(string(out), "cublas_v2.h") {
+				t.Skip("cuBLAS is not installed")
+			}
+			require.NoError(t, err, "%s", out)
 		})
 	}
 }
