@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 import weakref
-from typing import Callable
+from typing import Callable, TypeVar
 
 from . import wire
 from .errors import Error
@@ -29,6 +29,7 @@ from .errors import Error
 # Seconds that a daemon with a full queue of connections, or one that does not answer HELLO, is waited for.
 PATIENCE = 30
 
+_E = TypeVar("_E", bound=Exception)
 Take = Callable[[wire.Header, bytes, "list[int]"], None]
 
 _pool_lock = threading.Lock()
@@ -146,7 +147,7 @@ class Connection:
 
         take runs in whichever thread reads, has the descriptors until it returns, and what it raises is raised here once the
         reply is complete. A call that is interrupted (KeyboardInterrupt) ends at once; abandoned gets the frames that are
-        still to come.
+        still to come. Should the request not have gone out, one call less can run at once from then on.
         """
         if self._pid != os.getpid():
             raise Error(errno.ECHILD, "the connection belongs to the process that this one was forked from")
@@ -167,7 +168,7 @@ class Connection:
         finally:
             self._adopt()
         if c.error is not None:
-            raise _again(c.error)
+            raise c.error
 
     def simple(self, type: int, body: bytes) -> int:
         """Is call for requests that one RESULT answers. It returns the pages in it."""
@@ -224,10 +225,6 @@ class Connection:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self.lost = self.lost or _gone(e)
-        except BaseException:  # interrupted: nobody knows whether it went out
-            self.lost = self.lost or Error(errno.ENOTCONN, "the connection to gaiafs was interrupted")
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-            raise
 
     def _until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition, with _changed held. It reads, while nobody else does."""
@@ -254,8 +251,9 @@ class Connection:
         """Ends every call, with _changed held."""
         if self.lost is None:
             self.lost = why
+        self.lost = _again(self.lost)
         for c in self._calls.values():
-            c.error = c.error or self.lost
+            c.error = c.error or _again(self.lost)
             c.done = True
         self._calls.clear()
         self._changed.notify_all()
@@ -304,7 +302,7 @@ class Connection:
         except wire.Malformed as e:
             c.error = c.error or Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}")
         except Exception as e:
-            c.error = c.error or e
+            c.error = c.error or _again(e)
         if not h.flags & wire.MORE:
             with self._changed:
                 c.done = True
@@ -347,9 +345,9 @@ def _gone(e: OSError) -> Error:
     return Error(errno.ENOTCONN, f"the connection to gaiafs is lost: {e.strerror or e}")
 
 
-def _again(e: Exception) -> Exception:
-    """Copies an error that several threads raise, so that they do not share a traceback."""
-    return Error(e.errno or errno.EIO, e.strerror or "") if isinstance(e, Error) else e
+def _again(e: _E) -> _E:
+    """Copies an error that is kept, or that several threads raise: without a traceback, which would keep the connection."""
+    return type(e)(e.errno or errno.EIO, e.strerror or "") if isinstance(e, Error) else e
 
 
 def _error_of(body: bytes) -> Error:

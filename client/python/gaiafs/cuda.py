@@ -71,8 +71,9 @@ _driver: Driver | None = None  # guarded by _lock
 
 
 def _after_fork_in_child() -> None:
-    global _lock
+    global _lock, _driver
     _lock = threading.Lock()
+    _driver = None  # what it initialised is the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -336,7 +336,7 @@ class Window:
                 os.close(fd)
                 return
             if n := len(self._leases):
-                raise BufferError(f"the mapping cannot be closed: {n} arrays or tensors of its memory exist")
+                raise BufferError(f"the mapping cannot be closed: arrays or tensors of its memory exist ({n})")
             self._closed = True
             while self._running:
                 self._lock.wait()
