@@ -24,7 +24,7 @@ import weakref
 from typing import Callable, TypeVar
 
 from . import wire
-from .errors import Error
+from .errors import Error, raise_first
 
 # Seconds that a daemon with a full queue of connections, or one that does not answer HELLO, is waited for.
 PATIENCE = 30
@@ -168,7 +168,9 @@ class Connection:
         finally:
             self._adopt()
         if c.error is not None:
-            raise c.error
+            failures = [c.error]
+            c.error = None
+            raise_first(failures)
 
     def simple(self, type: int, body: bytes) -> int:
         """Is call for requests that one RESULT answers. It returns the pages in it."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 from . import wire
-from .errors import Error
+from .errors import Error, raise_first
 
 LIBRARY = "libcuda.so.1"
 GRANULARITY = 2 << 20  # of reserved addresses; where a device asks for more, its extents have it too
@@ -273,8 +273,7 @@ class DeviceMemory:
             self._primary.release()
         except Error as e:
             failures.append(e)
-        if failures:
-            raise failures[0]
+        raise_first(failures)
 
     def disown(self) -> None:
         """Forgets everything, in a forked child."""

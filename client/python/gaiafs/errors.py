@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+_E = TypeVar("_E", bound=Exception)
 
 
 class Error(OSError):
@@ -17,3 +20,18 @@ class Error(OSError):
 
 class FormatError(ValueError):
     """A file is not what its name says it is."""
+
+
+def raise_first(failures: list[_E]) -> None:
+    """Raises the first of some failures, if there is one, and forgets them.
+
+    An error that is still in a variable of a frame that its traceback has would keep everything in these frames, mappings
+    included, until garbage is collected.
+    """
+    if failures:
+        first = failures[0]
+        failures.clear()
+        try:
+            raise first
+        finally:
+            del first

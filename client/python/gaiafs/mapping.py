@@ -17,7 +17,7 @@ from typing import Any, Callable, Protocol, SupportsIndex, Union
 from . import connection, cuda, dlpack, host, wire
 from .array import Array, buffer
 from .dtypes import dtype_of
-from .errors import Error
+from .errors import Error, raise_first
 
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
 
@@ -346,12 +346,11 @@ class Window:
             try:
                 step()
             except Error as e:
-                failures.append(e)
+                failures.append(named(e, self.name))
         fd, self._fd = self._fd, -1
         os.close(fd)
         del self._connection
-        if failures:
-            raise named(failures[0], self.name)
+        raise_first(failures)
 
 
 def named(e: Error, name: str | None) -> Error:
