@@ -54,6 +54,9 @@ func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) 
 // acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
 // Transfers begin until then, or without end if that is zero.
 func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, until time.Time) (pages int64, next page.Index, err error) {
+	if err := h.dev.gone(nil); err != nil {
+		return 0, rg.Start, err
+	}
 	part := rg.Intersect(page.Range{Start: rg.Start, End: rg.Start + holdPages})
 	part.End, err = f.collectSomeLocked(ctx, part)
 	if err != nil {
@@ -74,7 +77,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, unt
 		}
 		if err != nil {
 			f.lostLocked(h.dev, err)
-			return pages, part.Start, err
+			return pages, part.Start, h.dev.gone(err)
 		}
 	}
 	return pages, part.End, f.trackLocked(ctx, h, part)
@@ -141,7 +144,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 		}
 		if err := f.digestLocked(ctx, h, span, runs[i:n]); err != nil {
 			f.lostLocked(h.dev, err)
-			return err
+			return h.dev.gone(err)
 		}
 		for _, run := range runs[i:n] {
 			f.lrc.Track(run, h.dev.owner)

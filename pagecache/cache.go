@@ -75,6 +75,18 @@ type device struct {
 	extents []*extent
 }
 
+// gone returns what a client is told once the device is lost, because of err if that is not nil; else err.
+func (d *device) gone(err error) error {
+	switch {
+	case !d.lost.Load():
+		return err
+	case err == nil:
+		err = gpubackend.ErrDeviceLost
+	}
+	return fmt.Errorf("device %d is lost, and what was not home with it; remount to use it again: %w (%w)",
+		d.info.Ordinal, syscall.ENODEV, err)
+}
+
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
 func New(o Options) (*Cache, error) {
 	if o.HostMemory == 0 {

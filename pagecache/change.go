@@ -272,8 +272,8 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	}
 	// What clients map for writing has to be tracked at once, or stores would go unnoticed.
 	for m := range f.mappings {
-		if m.writable && !m.lazy {
-			if err := f.acquireAllLocked(ctx, m.h, m.pages); err != nil {
+		if m.writable && !m.lazy && !m.dev.lost.Load() {
+			if err := f.acquireAllLocked(ctx, m.h, m.pages); err != nil && !m.dev.lost.Load() {
 				return err
 			}
 		}

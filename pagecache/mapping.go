@@ -182,6 +182,9 @@ func (m *Mapping) enter() error {
 	if m.gone.Load() {
 		return fail(syscall.EINVAL, "the mapping has ended")
 	}
+	if err := m.dev.gone(nil); err != nil {
+		return err
+	}
 	m.calls.Add(1)
 	return nil
 }

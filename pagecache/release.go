@@ -112,7 +112,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	}
 	if err != nil {
 		f.lostLocked(h.dev, err)
-		return nil, err
+		return nil, h.dev.gone(err)
 	}
 	var modified []page.Range
 	for i, s := range scans {
@@ -126,7 +126,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 				more, err := f.modifiedLocked(ctx, h, again)
 				if err != nil {
 					f.lostLocked(h.dev, err)
-					return nil, err
+					return nil, h.dev.gone(err)
 				}
 				runs = append(runs, more...)
 			}

@@ -122,6 +122,15 @@ func TestOpenUnwinds(t *testing.T) {
 	}
 }
 
+func TestFullGPU(t *testing.T) {
+	g := newFake()
+	g.total = 60 << 20
+	_, err := open(g.driver(), Options{}, kernelsPTX)
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
+	require.ErrorContains(t, err, "at least 64 MiB are needed, and 59 of the 60 MiB of Fake GPU (CUDA device 0) are free")
+	require.Zero(t, g.left())
+}
+
 func TestOpenOptions(t *testing.T) {
 	drv := newFake().driver()
 	for want, o := range map[string]Options{
@@ -129,7 +138,7 @@ func TestOpenOptions(t *testing.T) {
 		"negative":                              {Ordinal: -1},
 		"less than one":                         {Memory: 2<<20 - 1},
 		"2048 MiB asked for, Fake GPU has 1024": {Memory: 2 << 30},
-		"1024 MiB asked for, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
+		"at least 1024 MiB are needed, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
 		"numbered from 0": {CUDA: -1},
 		"(-5)":            {Memory: -5},
 	} {
@@ -264,13 +273,22 @@ func TestPinnedIsKnown(t *testing.T) {
 		defer release()
 		kept = append(kept, p)
 	}
+	seen := make(map[address]bool)
 	for _, p := range kept {
-		require.True(t, d.buffers.holds(p))
-		require.True(t, d.buffers.holds(p[99_999:]))
-		require.True(t, d.buffers.holds(p[:1]))
+		of, ok := d.buffers.holds(p)
+		require.True(t, ok)
+		seen[of] = true
+		for _, part := range [][]byte{p[99_999:], p[:1]} {
+			same, ok := d.buffers.holds(part)
+			require.True(t, ok)
+			require.Equal(t, of, same)
+		}
 	}
-	require.False(t, d.buffers.holds(make([]byte, 10)))
-	require.False(t, d.buffers.holds(nil))
+	require.Len(t, seen, 5)
+	for _, p := range [][]byte{make([]byte, 10), nil} {
+		_, ok := d.buffers.holds(p)
+		require.False(t, ok)
+	}
 	require.NoError(t, d.Close())
 }
 
