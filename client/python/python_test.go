@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +68,50 @@ func TestPackage(t *testing.T) {
 			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source))
 		})
 	}
+}
+
+// The package's types are consistent.
+func TestTypes(t *testing.T) {
+	cmd := exec.Command(interpreter(t), "-m", "mypy", "--cache-dir", t.TempDir())
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// The package can be installed from its folder, without the network, and then works without the folder.
+func TestInstall(t *testing.T) {
+	python := interpreter(t)
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "source"), os.DirFS("."))) // building leaves files behind
+	cmd := exec.Command(python, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps",
+		"--disable-pip-version-check", "--root-user-action=ignore", "--target", filepath.Join(dir, "site"), filepath.Join(dir, "source"))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd = exec.Command(python, "-m", "gaiafs", "--version")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(dir, "site"))
+	out, err = cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.FileExists(t, filepath.Join(dir, "site", "gaiafs", "py.typed"))
+}
+
+// The program of README.md does what it says.
+func TestReadme(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{})
+	text, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(text), "```python\n")
+	require.True(t, ok)
+	program, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	require.NoError(t, os.WriteFile(m.Path("file"), make([]byte, 8192), 0o600))
+	cmd := exec.Command(python, "-W", "error", "-c", program, m.Path("file"))
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	got, err := os.ReadFile(m.Path("file"))
+	require.NoError(t, err)
+	require.Equal(t, "hello from a device", string(got[4096:4115]))
 }
 
 // The daemon dies under a program that uses its mount.
