@@ -94,6 +94,10 @@ check-tidy: ## What go mod tidy would change
 
 ##@ More tests
 
+.PHONY: python-test
+python-test: setup-test ## The tests of the Python package, in build/python
+	GAIAFS_REQUIRE_TOOLS=1 $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -v ./client/python
+
 .PHONY: test-race
 test-race: ## All tests under the race detector, with invariants checked
 	$(GO) test -json -race -tags invariants -timeout 30m ./... | $(GO) run ./internal/testsummary

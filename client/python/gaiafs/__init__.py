@@ -1,0 +1,42 @@
+"""Files of a gaiafs mount in the memory of GPUs, shared with every other program of the machine.
+
+::
+
+    import gaiafs
+
+    weights = gaiafs.load_safetensors("/mnt/data/model.safetensors", device=0)   # PyTorch tensors, no copy
+
+    with gaiafs.mmap("/mnt/data/out.bin", device=0, mode="r+") as m:
+        with m.acquire():                        # sees what everyone wrote until now
+            m.tensor("float32").add_(1)
+                                                 # released: from now on every read sees it
+
+The package is pure Python. It speaks docs/protocol.md with the daemon, and loads libcuda.so.1 where a mount has GPUs. NumPy,
+PyTorch and every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
+
+A process has one connection for each mount, shared by its threads and mappings. A forked child makes its own: it cannot use
+its parent's mappings and, where they are of a GPU, no CUDA at all.
+"""
+
+from .array import Array
+from .dtypes import DType
+from .errors import Error, FormatError
+from .mapping import Acquired, Mapping, mmap
+from .residency import info, status, warm
+from .safetensors import load_safetensors
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Acquired",
+    "Array",
+    "DType",
+    "Error",
+    "FormatError",
+    "Mapping",
+    "info",
+    "load_safetensors",
+    "mmap",
+    "status",
+    "warm",
+]

@@ -1,0 +1,152 @@
+"""Arrays in device memory, for every library that speaks DLPack or an array interface."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+from . import dlpack
+from .dtypes import UINT8, DType, numpy_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    from .mapping import Lease
+
+
+class Array:
+    """Contiguous elements in a mapping's memory.
+
+    It keeps the mapping's memory, and so does everything that is made of it. The memory is shared: it changes when a program
+    on the same device stores into it, and with the mapping's next acquire.
+
+    ``__dlpack__`` and, where the memory is a GPU's, ``__cuda_array_interface__`` (version 3), or else
+    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only where the
+    consumer's protocol can say so. Where it cannot (PyTorch, DLPack before 1.0), the memory itself is protected, and a
+    store into it ends the process or, on a GPU, its context.
+    """
+
+    __slots__ = ("_lease", "ptr", "dtype", "shape", "readonly", "__weakref__")
+
+    def __init__(self, lease: Lease, ptr: int, dtype: DType, shape: tuple[int, ...], readonly: bool) -> None:
+        self._lease = lease
+        self.ptr = ptr  #: address of the first element, a device pointer where the memory is a GPU's
+        self.dtype = dtype  #: str() is its name
+        self.shape = shape
+        self.readonly = readonly
+
+    def __repr__(self) -> str:
+        return f"<gaiafs.Array {self.dtype} {list(self.shape)} on {self.device}>"
+
+    @property
+    def device(self) -> str:
+        """ "cuda:N", or "cpu" for memory of an emulated device."""
+        ordinal = self._lease.ordinal
+        return "cpu" if ordinal is None else f"cuda:{ordinal}"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.bits // 8
+
+    def tobytes(self) -> bytes:
+        """Copies the elements, also from a GPU."""
+        return self._lease.window.read(self.ptr, self.nbytes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        ordinal = self._lease.ordinal
+        return (dlpack.CPU, 0) if ordinal is None else (dlpack.CUDA, ordinal)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Exports the array. No stream has to wait: what an acquire brought is there when it returns.
+
+        Work that this process has on a stream of its own is not known here; whoever passes an array on between streams orders
+        them.
+        """
+        device = self.__dlpack_device__()
+        if device[0] == dlpack.CPU and stream is not None:
+            raise BufferError("memory of the host has no streams: stream must be None")
+        if device[0] == dlpack.CUDA and stream == 0:
+            raise ValueError("stream 0 is ambiguous for DLPack: 1 is the legacy default stream, 2 the per-thread one")
+        if dl_device is not None and tuple(int(x) for x in dl_device) != device:
+            raise BufferError(f"the array is on device {device}: copy it to {tuple(dl_device)} yourself")
+        if copy:
+            raise BufferError("an array of gaiafs shares its memory: copy it yourself")
+        if self.dtype.bits < 8:
+            raise BufferError(f"elements of {self.dtype.bits} bits ({self.dtype}) have no exchange format: use a view of uint8")
+        versioned = max_version is not None and max_version[0] >= 1
+        return dlpack.export(self._lease, self.ptr, device, self.dtype, self.shape, self.readonly, versioned)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._lease.ordinal is None:
+            raise AttributeError("memory of the host has no __cuda_array_interface__")
+        return {**self._interface(), "strides": None, "stream": None}
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._lease.ordinal is not None:
+            raise AttributeError("memory of a GPU has no __array_interface__")
+        return self._interface()
+
+    def _interface(self) -> dict[str, Any]:
+        if self.dtype.typestr is None:
+            raise AttributeError(f"array interfaces have no word for {self.dtype}: use DLPack or a view of uint8")
+        return {"shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, self.readonly), "version": 3}
+
+    def __buffer__(self, flags: int) -> memoryview:
+        """The bytes, for ``memoryview(array)`` from Python 3.12 on; ``Mapping.buffer`` is for all."""
+        return buffer(self)
+
+    def numpy(self) -> Any:
+        """Returns a NumPy array of the same memory."""
+        import numpy
+
+        dtype = numpy_dtype(self.dtype)
+        if not self.nbytes:
+            return numpy.empty(self.shape, dtype)
+        return numpy.frombuffer(buffer(self), numpy.uint8).view(dtype).reshape(self.shape)
+
+    def torch(self) -> Any:
+        """Returns a tensor of the same memory."""
+        import torch
+
+        dtype = torch_dtype(self.dtype)
+        shape = self.shape
+        if self.dtype.bits == 4:
+            if not shape or shape[-1] % 2:
+                raise TypeError(f"PyTorch has {self.dtype} in pairs only, and the shape {list(shape)} ends in half of one")
+            shape = (*shape[:-1], shape[-1] // 2)
+        if not self.nbytes:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        # Of the ways into PyTorch these two keep a Python object, so that the memory goes with the last tensor, at once. They
+        # do not look at read-only, and the first would warn of it.
+        if self._lease.ordinal is None:
+            flat = torch.frombuffer(_bytes(self), dtype=torch.uint8)
+        else:
+            whole = Array(self._lease, self.ptr, UINT8, (self.nbytes,), readonly=False)
+            flat = torch.as_tensor(whole, device=self.device)
+        return flat.view(dtype).view(shape)
+
+
+def _bytes(a: Array) -> Any:
+    """Returns a writable object with a buffer of the array's bytes, which keeps the memory."""
+    if a._lease.ordinal is not None:
+        raise BufferError("memory of a GPU cannot be touched by the CPU: use tensor() or array()")
+    block: Any = (ctypes.c_uint8 * a.nbytes).from_address(a.ptr)
+    block.lease = a._lease
+    return block
+
+
+def buffer(a: Array) -> memoryview:
+    view = memoryview(_bytes(a)).cast("B")
+    return view.toreadonly() if a.readonly else view

@@ -1,0 +1,291 @@
+"""CUDA's driver, loaded when a mount has GPUs: UUIDs of devices, and mapping of memory that the daemon exports.
+
+Ownership: the daemon owns the memory. What is imported here is a right to it, which ends with cuMemUnmap or with the process.
+A forked child must not call the driver: ``drop`` belongs to the process that mapped, ``disown`` to its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Iterator
+
+from . import wire
+from .errors import Error, raise_first
+
+LIBRARY = "libcuda.so.1"
+GRANULARITY = 2 << 20  # of reserved addresses; where a device asks for more, its extents have it too
+
+_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_READ, _READ_WRITE = 1, 3
+_ERRNO = {2: errno.ENOMEM, 100: errno.ENODEV, 101: errno.ENODEV, 801: errno.ENOTSUP}
+
+_int, _size, _address, _handle, _pointer = (
+    ctypes.c_int,
+    ctypes.c_size_t,
+    ctypes.c_uint64,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("type", _int), ("id", _int), ("flags", _int)]
+
+
+_to = ctypes.POINTER
+_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "cuInit": (ctypes.c_uint,),
+    "cuDeviceGetCount": (_to(_int),),
+    "cuDeviceGet": (_to(_int), _int),
+    "cuDeviceGetUuid": (ctypes.c_char * 16, _int),
+    "cuDevicePrimaryCtxRetain": (_to(_pointer), _int),
+    "cuDevicePrimaryCtxRelease_v2": (_int,),
+    "cuCtxGetCurrent": (_to(_pointer),),
+    "cuCtxGetDevice": (_to(_int),),
+    "cuCtxPushCurrent_v2": (_pointer,),
+    "cuCtxPopCurrent_v2": (_to(_pointer),),
+    "cuCtxSynchronize": (),
+    "cuStreamSynchronize": (_pointer,),
+    "cuMemImportFromShareableHandle": (_to(_handle), _pointer, _int),
+    "cuMemAddressReserve": (_to(_address), _size, _size, _address, ctypes.c_ulonglong),
+    "cuMemAddressFree": (_address, _size),
+    "cuMemMap": (_address, _size, _size, _handle, ctypes.c_ulonglong),
+    "cuMemUnmap": (_address, _size),
+    "cuMemSetAccess": (_address, _size, _to(_Access), _size),
+    "cuMemRelease": (_handle,),
+    "cuMemcpyDtoH_v2": (_pointer, _address, _size),
+    "cuMemcpyHtoD_v2": (_address, _pointer, _size),
+    "cuGetErrorName": (_int, _to(ctypes.c_char_p)),
+    "cuGetErrorString": (_int, _to(ctypes.c_char_p)),
+}
+
+_lock = threading.Lock()
+_driver: Driver | None = None  # guarded by _lock
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _driver
+    _lock = threading.Lock()
+    _driver = None  # what it initialised is the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def driver() -> Driver:
+    """Loads the driver, once. ENODEV where there is none."""
+    global _driver
+    with _lock:
+        if _driver is None:
+            _driver = Driver()
+        return _driver
+
+
+class Driver:
+    """libcuda.so.1, initialised."""
+
+    def __init__(self) -> None:
+        try:
+            library = ctypes.CDLL(LIBRARY)
+            self._functions = {name: getattr(library, name) for name in _SIGNATURES}
+            uuid = getattr(library, "cuDeviceGetUuid_v2", None)
+        except (OSError, AttributeError) as e:
+            raise Error(
+                errno.ENODEV, f"the mount has GPUs, and {LIBRARY} cannot be loaded ({e}): is NVIDIA's driver installed here?"
+            ) from None
+        if uuid is not None:
+            self._functions["cuDeviceGetUuid"] = uuid
+        for name, f in self._functions.items():
+            f.argtypes, f.restype = _SIGNATURES[name], _int
+        self._functions["cuDeviceGetUuid"].argtypes = (_pointer, _int)
+        code = self._functions["cuInit"](0)
+        if code:
+            hint = "; a forked child cannot use CUDA: start it with multiprocessing's spawn" if code == 3 else ""
+            raise Error(errno.ENODEV, f"CUDA cannot be used: cuInit of {LIBRARY}: {self._words(code)}{hint}")
+
+    def call(self, name: str, *arguments: object) -> None:
+        code = self._functions[name](*arguments)
+        if code:
+            raise Error(_ERRNO.get(code, errno.EIO), f"{name}: {self._words(code)}")
+
+    def _words(self, code: int) -> str:
+        words = []
+        for name in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            if self._functions[name](code, ctypes.byref(text)) == 0 and text.value:
+                words.append(text.value.decode("ascii", "replace"))
+        return ": ".join(words) or f"error {code}"
+
+    def count(self) -> int:
+        n = _int()
+        self.call("cuDeviceGetCount", ctypes.byref(n))
+        return n.value
+
+    def uuid(self, ordinal: int) -> bytes:
+        """Returns the UUID of a device by its number in this process. ENODEV where there is none."""
+        n = self.count()
+        if not 0 <= ordinal < n:
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            why = f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "CUDA_VISIBLE_DEVICES is not set"
+            raise Error(errno.ENODEV, f"there is no CUDA device {ordinal}: {LIBRARY} shows this process {n} ({why})")
+        device = _int()
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        text = ctypes.create_string_buffer(16)
+        self.call("cuDeviceGetUuid", text, device)
+        return text.raw
+
+    def ordinal(self, uuid: bytes) -> int:
+        """Returns the number of the device with that UUID."""
+        for i in range(self.count()):
+            if self.uuid(i) == uuid:
+                return i
+        raise Error(errno.ENODEV, "the daemon's memory is on a GPU that this process cannot see: see CUDA_VISIBLE_DEVICES")
+
+    @contextlib.contextmanager
+    def context(self, device: int, keep: Primary) -> Iterator[None]:
+        """Has a context of the device current: the caller's if it is one, else the primary one, which keep retains."""
+        current, its = _pointer(), _int(-1)
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value:
+            self.call("cuCtxGetDevice", ctypes.byref(its))
+        if current.value and its.value == device:
+            yield
+            return
+        self.call("cuCtxPushCurrent_v2", keep.retain())
+        try:
+            yield
+        finally:
+            # The stack is the caller's again.
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(_pointer()))
+
+
+class Primary:
+    """The primary context of a device, retained from the first need on until release."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device = driver, device
+        self._lock = threading.Lock()
+        self._context = _pointer()  # guarded by _lock
+
+    def retain(self) -> ctypes.c_void_p:
+        with self._lock:
+            if not self._context.value:
+                self._driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+            return self._context
+
+    def release(self) -> None:
+        with self._lock:
+            if self._context.value:
+                self._context = _pointer()
+                self._driver.call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+
+class DeviceMemory:
+    """Extents of a CUDA device, side by side at one range of device addresses.
+
+    A handle can only be mapped whole, so that the range may begin before the mapping and end after it. Handles are imported
+    as they come, and mapped when the last has come, since only then it is known how many there are.
+    """
+
+    def __init__(self, uuid: bytes, offset: int, writable: bool) -> None:
+        self._driver = driver()
+        self.ordinal = self._driver.ordinal(uuid)
+        device = _int()
+        self._driver.call("cuDeviceGet", ctypes.byref(device), self.ordinal)
+        self._device = device.value
+        self._primary = Primary(self._driver, self._device)
+        self._offset = offset
+        self._access = _READ_WRITE if writable else _READ
+        self._handles: list[tuple[int, int]] = []  # imported and not yet mapped, with their sizes
+        self._first: int | None = None  # offset in the file of the first extent
+        self._base = self._size = self._mapped = 0  # what is reserved, and how much of it is mapped
+
+    def _current(self) -> contextlib.AbstractContextManager[None]:
+        return self._driver.context(self._device, self._primary)
+
+    def add(self, place: wire.Extent, fd: int) -> None:
+        """Imports an extent. It does not keep fd."""
+        if place.size % GRANULARITY:
+            raise Error(errno.EPROTO, f"an extent has {place.size} bytes, no multiple of {GRANULARITY}")
+        if self._first is None:
+            self._first = place.offset
+        handle = _handle()
+        with self._current():
+            self._driver.call("cuMemImportFromShareableHandle", ctypes.byref(handle), fd, _DESCRIPTOR)
+        self._handles.append((handle.value, place.size))
+
+    def finish(self) -> int:
+        """Maps what was imported, and returns the address of the mapping's first byte."""
+        assert self._first is not None
+        size = sum(n for _, n in self._handles)
+        base = _address()
+        call = self._driver.call
+        with self._current():
+            call("cuMemAddressReserve", ctypes.byref(base), size, GRANULARITY, 0, 0)
+            self._base, self._size = base.value, size
+            while self._handles:
+                handle, n = self._handles[0]
+                call("cuMemMap", self._base + self._mapped, n, 0, handle, 0)
+                self._mapped += n
+                del self._handles[0]
+                call("cuMemRelease", handle)  # the mapping keeps the memory
+            access = _Access(_DEVICE, self._device, self._access)
+            call("cuMemSetAccess", self._base, size, ctypes.byref(access), 1)
+        return self._base + self._offset - self._first
+
+    def settle(self, stream: int | None) -> None:
+        """Waits for the kernels and copies that were begun: those of one stream, or all of the device."""
+        with self._current():
+            if stream is None:
+                self._driver.call("cuCtxSynchronize")
+            else:
+                self._driver.call("cuStreamSynchronize", stream)
+
+    def drop(self) -> None:
+        """Gives everything back, after the kernels that may use it. The first failure is raised once all was tried."""
+        failures: list[Error] = []
+
+        def attempt(name: str, *arguments: object) -> None:
+            try:
+                self._driver.call(name, *arguments)
+            except Error as e:
+                failures.append(e)
+
+        handles, self._handles = self._handles, []
+        base, mapped, size = self._base, self._mapped, self._size
+        self._base = self._mapped = self._size = 0
+        try:
+            with self._current():
+                if mapped:
+                    attempt("cuCtxSynchronize")  # unlike cudaFree, unmapping waits for nobody
+                    attempt("cuMemUnmap", base, mapped)
+                if size:
+                    attempt("cuMemAddressFree", base, size)
+                for handle, _ in handles:
+                    attempt("cuMemRelease", handle)
+            self._primary.release()
+        except Error as e:
+            failures.append(e)
+        raise_first(failures)
+
+    def disown(self) -> None:
+        """Forgets everything, in a forked child."""
+        self._handles = []
+        self._base = self._mapped = self._size = 0
+
+    def read(self, at: int, n: int) -> bytes:
+        into = ctypes.create_string_buffer(n)
+        with self._current():
+            self._driver.call("cuMemcpyDtoH_v2", into, at, n)
+        return into.raw
+
+    def write(self, at: int, data: bytes) -> None:
+        with self._current():
+            self._driver.call("cuMemcpyHtoD_v2", at, data, len(data))

@@ -1,0 +1,691 @@
+"""Mappings of files into the memory of devices."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import operator
+import os
+import stat
+import sys
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Protocol, SupportsIndex, Union
+
+from . import connection, cuda, dlpack, host, wire
+from .array import Array, buffer
+from .dtypes import dtype_of
+from .errors import Error, raise_first
+
+ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def ordinal_of(device: Any) -> int:
+    """Returns the number in 0, "cuda:0", "cuda" or a torch.device; without a number it is PyTorch's current device, or 0."""
+    if isinstance(device, bool):
+        raise TypeError("a device is a number, 'cuda:N' or a torch.device, not a bool")
+    if isinstance(device, SupportsIndex):
+        n = operator.index(device)
+    else:
+        kind, colon, digits = str(device).partition(":")
+        if kind not in ("cuda", "emulated") or colon and not (digits.isascii() and digits.isdigit()):
+            raise ValueError(f"{device!r} is no device: use a number, 'cuda:N' or a torch.device")
+        if colon:
+            n = int(digits)
+        else:
+            torch = sys.modules.get("torch")
+            n = torch.cuda.current_device() if kind == "cuda" and torch is not None and torch.cuda.is_available() else 0
+    if not 0 <= n < 1 << 31:
+        raise Error(errno.ENODEV, f"there is no device {n}")
+    return n
+
+
+def stream_of(stream: Any) -> int | None:
+    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__."""
+    if stream is None or isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        found = stream.__cuda_stream__
+        return int((found() if callable(found) else found)[1])
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise TypeError(f"{stream!r} is no CUDA stream")
+
+
+def whole_pages(n: int) -> int:
+    return -(-n // wire.PAGE) * wire.PAGE
+
+
+class _Memory(Protocol):
+    def add(self, place: wire.Extent, fd: int) -> None: ...
+    def finish(self) -> int: ...
+    def settle(self, stream: int | None) -> None: ...
+    def drop(self) -> None: ...
+    def disown(self) -> None: ...
+    def read(self, at: int, n: int) -> bytes: ...
+    def write(self, at: int, data: bytes) -> None: ...
+
+
+class _Nowhere:
+    """Memory that is not wanted: the daemon holds it, and this process does not map it."""
+
+    def add(self, place: wire.Extent, fd: int) -> None: ...
+    def finish(self) -> int:
+        return 0
+
+    def settle(self, stream: int | None) -> None: ...
+    def drop(self) -> None: ...
+    def disown(self) -> None: ...
+    def read(self, at: int, n: int) -> bytes:
+        raise ValueError("the mapping has no memory in this process")
+
+    def write(self, at: int, data: bytes) -> None:
+        raise ValueError("the mapping has no memory in this process")
+
+
+class _Assembly:
+    """A mapping while its reply arrives."""
+
+    def __init__(self, offset: int, size: int, writable: bool, hold_only: bool) -> None:
+        self._offset, self._size, self._writable, self._hold_only = offset, size, writable, hold_only
+        self._lock = threading.Lock()
+        self.reply: wire.Mapped | None = None  # the daemon has a mapping
+        self.memory: _Memory | None = None
+        self._next: int | None = None  # offset in the file at which the next extent begins
+        self._got = 0
+        self._failed = False
+        self._whole = False  # the last frame came
+        self._abandoned = False
+
+    def take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
+        with self._lock:
+            self._whole = not h.flags & wire.MORE
+            try:
+                self._take(h, body, fds)
+            except BaseException:
+                self._failed = True
+                raise
+
+    def _take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
+        if h.type == wire.RESULT:
+            connection.result(body)
+            raise wire.Malformed("MAP was answered with no mapping")
+        if h.type == wire.MAPPED:
+            if self.reply is not None:
+                raise wire.Malformed("MAP was answered twice")
+            self.reply = wire.decode_mapped(body)
+            if not self._abandoned:
+                self.memory = self._begin(self.reply)
+        elif h.type == wire.EXTENTS:
+            e = wire.decode_extents(body)
+            if self.reply is None or e.first != self._got:
+                raise wire.Malformed(f"extents from {e.first} on came after {self._got}")
+            self._got += len(e.places)
+            if not self._failed and not self._abandoned:
+                for i, place in enumerate(e.places):
+                    self._add(place, fds[i] if i < len(fds) else -1)
+        else:
+            raise wire.Malformed(f"MAP was answered with type {h.type:#x}")
+
+    def _begin(self, m: wire.Mapped) -> _Memory:
+        if self._hold_only:
+            return _Nowhere()
+        if m.kind == wire.EMULATED:
+            return host.HostMemory(self._offset, self._size, self._writable)
+        if m.kind == wire.CUDA:
+            return cuda.DeviceMemory(m.uuid, self._offset, self._writable)
+        raise Error(errno.ENOTSUP, f"device {m.device} has memory of kind {m.kind}, which this package cannot map")
+
+    def _add(self, place: wire.Extent, fd: int) -> None:
+        first = self._next is None
+        bad = place.offset < 0 or place.size <= 0 or place.offset % wire.PAGE or place.size % wire.PAGE
+        if bad or (place.offset > self._offset if first else place.offset != self._next):
+            raise wire.Malformed(f"an extent of {place.size} bytes at {place.offset} does not fit the mapping")
+        if fd < 0:
+            raise Error(errno.EMFILE, "this process has no descriptors left for the extents: see ulimit -n")
+        self._next = place.offset + place.size
+        assert self.memory is not None
+        self.memory.add(place, fd)
+
+    def finish(self) -> int:
+        """Returns the address of the mapping, once the reply is whole."""
+        if self.reply is None or self.memory is None or self._got != self.reply.extents:
+            raise Error(errno.EPROTO, "the daemon's answer to MAP has not all its extents")
+        if self._next is None or self._next < self._offset + self._size:
+            raise Error(errno.EPROTO, "the extents do not cover the mapping")
+        return self.memory.finish()
+
+    def undo(self, c: connection.Connection) -> Callable[[wire.Header, bytes, list[int]], None] | None:
+        """Gives everything back. What is still to come of the reply goes to the function that it returns."""
+        with self._lock:
+            self._abandoned = True
+            memory, self.memory = self.memory, None
+            if memory is not None:
+                try:
+                    memory.drop()
+                except Error:
+                    pass  # the first failure is the one to report
+            if self._whole:
+                if self.reply is not None:
+                    c.forget(self.reply.mapping)
+                return None
+
+        def rest(h: wire.Header, body: bytes, fds: list[int]) -> None:
+            self.take(h, body, fds)
+            if self._whole and self.reply is not None:
+                c.forget(self.reply.mapping)
+
+        return rest
+
+
+class Lease:
+    """Keeps a window's memory for an export."""
+
+    __slots__ = ("window", "__weakref__")
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+
+    @property
+    def ordinal(self) -> int | None:
+        return self.window.ordinal
+
+
+class Window:
+    """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it."""
+
+    def __init__(
+        self, fd: int, name: str | None, offset: int, length: int, writable: bool, device: int, lazy: bool, hold_only: bool
+    ) -> None:
+        self._closed = True  # until everything is there
+        self._fd = fd  # this object's own
+        self._pid = os.getpid()
+        self._lock = threading.Condition(threading.Lock())
+        self._running = 0  # guarded by _lock
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # guarded by _lock for additions
+        self.offset, self.length, self.writable, self.name = offset, length, writable, name
+        # A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
+        for attempt in range(2):
+            try:
+                self._open(device, lazy, hold_only)
+                break
+            except Error as e:
+                if attempt or e.errno != errno.ENOTCONN:
+                    raise
+        self._closed = False
+
+    def _open(self, device: int, lazy: bool, hold_only: bool) -> None:
+        flags = wire.MAP_LAZY if lazy else 0
+        if not lazy and host.flush_kernel(self._fd, self.offset, self.length):
+            flags |= wire.MAP_LAUNDER
+        grant = request_grant(self._fd)
+        if grant.status:
+            raise Error(errno.EISDIR, "a directory cannot be mapped")
+        c = connection.open_connection(grant.socket)
+        uuid = cuda.driver().uuid(device) if c.welcome.has(wire.CUDA) else wire.NO_UUID
+        a = _Assembly(self.offset, whole_pages(self.length), self.writable, hold_only)
+        prot = wire.READ | (wire.WRITE if self.writable else 0)
+        body = wire.map(grant.token, device, prot, flags, self.offset, self.length, uuid)
+        rest: list[Callable[[wire.Header, bytes, list[int]], None] | None] = []
+
+        def abandoned(h: wire.Header, body: bytes, fds: list[int]) -> None:
+            if not rest:
+                rest.append(a.undo(c))
+            if rest[0] is not None:
+                rest[0](h, body, fds)
+
+        try:
+            c.call(wire.MAP, body, a.take, abandoned)
+            self.ptr = a.finish()
+        except BaseException:
+            if not rest:
+                rest.append(a.undo(c))
+            raise
+        assert a.reply is not None and a.memory is not None
+        self._connection, self._memory, self.reply = c, a.memory, a.reply
+        self.ordinal = a.memory.ordinal if isinstance(a.memory, cuda.DeviceMemory) else None
+
+    def __del__(self) -> None:
+        fd = getattr(self, "_fd", -1)
+        if fd < 0 or sys.is_finalizing():
+            return  # a process that ends loses everything by itself, and CUDA may be gone already
+        self._fd = -1
+        try:
+            if not self._closed:
+                self._closed = True
+                if self._pid != os.getpid():
+                    self._memory.disown()
+                else:
+                    self._memory.drop()
+                    self._connection.forget(self.reply.mapping)
+        except Exception:
+            pass  # nobody is there to be told
+        os.close(fd)
+
+    def check(self) -> None:
+        """Raises where the window cannot be used."""
+        if self._closed:
+            raise ValueError("the mapping is closed")
+        if self._pid != os.getpid():
+            raise Error(errno.ECHILD, "the mapping belongs to the process that this one was forked from: map the file here")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def lease(self) -> Lease:
+        lease = Lease(self)
+        with self._lock:
+            self.check()
+            self._leases.add(lease)
+        return lease
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.check()
+            self._running += 1
+
+    def __exit__(self, *ignored: object) -> None:
+        with self._lock:
+            self._running -= 1
+            self._lock.notify_all()
+
+    def request(self, type: int, offset: int, length: int, argument: int = 0) -> int:
+        """Sends a request about a range, and returns the pages in the answer."""
+        with self:
+            try:
+                if type == wire.ACQUIRE and host.flush_kernel(self._fd, self.offset + offset, length):
+                    argument |= wire.ACQUIRE_LAUNDER
+                body = wire.range_of(self.reply.mapping, offset, length, argument)
+                return self._connection.simple(type, body)
+            except Error as e:
+                raise named(e, self.name) from None
+
+    def settle(self, stream: int | None) -> None:
+        with self:
+            self._memory.settle(stream)
+
+    def read(self, at: int, n: int) -> bytes:
+        with self:
+            return self._memory.read(at, n) if n else b""
+
+    def write(self, at: int, data: bytes) -> None:
+        with self:
+            if data:
+                self._memory.write(at, data)
+
+    def close(self) -> None:
+        """Gives everything back, after the calls that run."""
+        dlpack.sweep()
+        with self._lock:
+            if self._closed:
+                return
+            if self._pid != os.getpid():
+                self._closed = True
+                self._memory.disown()
+                fd, self._fd = self._fd, -1
+                os.close(fd)
+                return
+            if n := len(self._leases):
+                raise BufferError(f"the mapping cannot be closed: arrays or tensors of its memory exist ({n})")
+            self._closed = True
+            while self._running:
+                self._lock.wait()
+        failures: list[Error] = []
+        mapping = wire.unmap(self.reply.mapping)
+        for step in (self._memory.drop, lambda: self._connection.simple(wire.UNMAP, mapping)):
+            try:
+                step()
+            except Error as e:
+                failures.append(named(e, self.name))
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+        del self._connection
+        raise_first(failures)
+
+
+def named(e: Error, name: str | None) -> Error:
+    """Returns the error with the file's name."""
+    if e.filename is not None or name is None:
+        return e
+    return Error(e.errno or errno.EIO, e.strerror or "", name)
+
+
+def request_grant(fd: int) -> wire.Grant:
+    """Asks the mount for the right to map an open file."""
+    answer = bytearray(wire.GRANT_SIZE)
+    try:
+        fcntl.ioctl(fd, wire.GRANT_REQUEST, answer, True)
+    except OSError as e:
+        if e.errno in (errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise Error(e.errno, "it is not on a gaiafs mount: see gaiafs mount") from None
+        raise Error(e.errno or errno.EIO, f"the mount gave no access: {e.strerror}") from None
+    try:
+        return wire.decode_grant(bytes(answer))
+    except wire.Malformed as e:
+        raise Error(errno.EPROTO, str(e)) from None
+
+
+def open_file(file: PathLike | HasFileno | int, writable: bool) -> tuple[int, str | None]:
+    """Returns a descriptor that the caller owns, and the file's name where it is known."""
+    if isinstance(file, (str, bytes, os.PathLike)):
+        name = os.fsdecode(file)
+        try:
+            return os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC), name
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    flush = getattr(file, "flush", None)
+    if flush is not None and writable:
+        flush()  # what a buffered file keeps would come later, over the device's stores
+    fd = file if isinstance(file, int) else file.fileno()
+    known = getattr(file, "name", None)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), known if isinstance(known, str) else None
+
+
+def check_file(fd: int, writable: bool) -> int:
+    """Refuses what no mount grants anything for, and returns the file's size."""
+    st = os.fstat(fd)
+    if stat.S_ISDIR(st.st_mode):
+        raise Error(errno.EISDIR, "a directory cannot be mapped")
+    if not stat.S_ISREG(st.st_mode):
+        raise Error(errno.EINVAL, "it is not a regular file")
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    mode = flags & os.O_ACCMODE
+    if flags & os.O_PATH:
+        raise Error(errno.EBADF, "the descriptor was opened with O_PATH")
+    if mode == os.O_WRONLY:
+        raise Error(errno.EACCES, "the file is not open for reading")
+    if mode == os.O_RDONLY and writable:
+        raise Error(errno.EACCES, "the file is not open for writing, which mode 'r+' needs")
+    return st.st_size
+
+
+def open_window(
+    file: PathLike | HasFileno | int,
+    device: Any,
+    writable: bool,
+    offset: int,
+    length: int | None,
+    lazy: bool,
+    hold_only: bool = False,
+) -> Window:
+    ordinal = ordinal_of(device)
+    offset = operator.index(offset)
+    fd, name = open_file(file, writable)
+    window: Window | None = None
+    try:
+        size = check_file(fd, writable)
+        if offset < 0 or offset % wire.PAGE:
+            raise ValueError(f"offset {offset} is not a multiple of {wire.PAGE}")
+        if length is None:
+            length = size - offset
+            if length <= 0:
+                raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
+        length = operator.index(length)
+        if length <= 0:
+            raise ValueError(f"length {length} is not positive")
+        if offset + length > (1 << 63) - 1 - wire.PAGE:
+            raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
+        dlpack.sweep()
+        window = Window.__new__(Window)  # so that it closes fd, whatever happens from here on
+        window._fd, window._closed = fd, True
+        fd = -1
+        window.__init__(window._fd, name, offset, length, writable, ordinal, lazy, hold_only)  # type: ignore[misc]
+        return window
+    except Error as e:
+        raise named(e, name) from None
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def mmap(
+    file: PathLike | HasFileno | int,
+    device: Any = 0,
+    mode: str = "r",
+    offset: int = 0,
+    length: int | None = None,
+    lazy: bool = False,
+) -> Mapping:
+    """Maps a file of a gaiafs mount into the memory of a device.
+
+    file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process counts
+    them, "cuda:N" or a torch.device. mode is "r", or "r+" to store into it too. offset is a multiple of 4096. Without a
+    length the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing is
+    fetched before the first acquire; otherwise everything is when this returns.
+
+    Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where the
+    file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and ValueError.
+    """
+    if mode not in ("r", "r+"):
+        raise ValueError(f"mode is 'r' or 'r+', not {mode!r}")
+    return Mapping(open_window(file, device, mode == "r+", offset, length, lazy))
+
+
+class Acquired:
+    """A range that an acquire brought up to date. As a context manager it releases the range at the end."""
+
+    def __init__(self, mapping: Mapping, offset: int, length: int, stream: Any, pages: int) -> None:
+        self._mapping, self._offset, self._length, self._stream = mapping, offset, length, stream
+        self.pages = pages  #: how many pages were not up to date
+
+    def __enter__(self) -> Mapping:
+        return self._mapping
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._mapping.release(self._offset, self._length, stream=self._stream)
+
+
+class Mapping:
+    """A window on a file in a device's memory, from ``gaiafs.mmap``.
+
+    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else, CPU
+    programs with plain reads included, after ``release``; what others released or wrote is seen here after ``acquire``.
+
+    Its methods may be called from any thread, and block until the daemon has answered; offsets count bytes from the start of
+    the mapping. ``close``, or the end of the last object that uses the memory, is an implicit release, and so is the end of
+    the process. A forked child cannot use its parent's mappings (Error ECHILD).
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def __repr__(self) -> str:
+        w = self._window
+        if w.closed:
+            return "<gaiafs.Mapping, closed>"
+        return f"<gaiafs.Mapping of {w.name or 'a file'}, {w.length} bytes at {w.offset}, {self.kind} device {self.device}>"
+
+    def __len__(self) -> int:
+        return self._window.length
+
+    @property
+    def nbytes(self) -> int:
+        """The length that the mapping was made with."""
+        return self._window.length
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it begins."""
+        return self._window.offset
+
+    @property
+    def mode(self) -> str:
+        return "r+" if self._window.writable else "r"
+
+    @property
+    def closed(self) -> bool:
+        return self._window.closed
+
+    @property
+    def kind(self) -> str:
+        """The kind of memory: "cuda", or "emulated" where the addresses are of the host."""
+        self._window.check()
+        return "emulated" if self._window.ordinal is None else "cuda"
+
+    @property
+    def device(self) -> int:
+        """The device's number: of CUDA as this process counts, or of the mount's emulated devices."""
+        self._window.check()
+        ordinal = self._window.ordinal
+        return self._window.reply.device if ordinal is None else ordinal
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first byte. It is valid as long as the mapping or something made of it exists."""
+        self._window.check()
+        return self._window.ptr
+
+    def __enter__(self) -> Mapping:
+        self._window.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if value is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except BufferError:
+            pass  # the frames of the exception may hold arrays; the first failure is the one to report
+
+    def close(self) -> None:
+        """Releases the whole mapping and takes it away, after the calls that run. A second time it does nothing.
+
+        BufferError while arrays or tensors of its memory exist. It is closed even where Error is raised: the daemon could
+        not be told, or failed to release it.
+        """
+        self._window.close()
+
+    def _range(self, offset: int, length: int | None) -> tuple[int, int]:
+        self._window.check()
+        offset = operator.index(offset)
+        size = whole_pages(self._window.length)
+        n = self._window.length - offset if length is None else operator.index(length)
+        if offset < 0 or n <= 0 or offset + n > size:
+            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+        return offset, n
+
+    def acquire(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> Acquired:
+        """Brings a range up to date, when it returns: every release and every write before is seen.
+
+        Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the end, in the order of
+        stream as ``release`` does.
+        """
+        offset, n = self._range(offset, length)
+        return Acquired(self, offset, n, stream, self._window.request(wire.ACQUIRE, offset, n))
+
+    def release(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> int:
+        """Makes what was stored into a range visible to everyone, and returns how many pages that were.
+
+        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of the
+        whole device. With mode "r" it does nothing.
+        """
+        offset, n = self._range(offset, length)
+        if not self._window.writable:
+            return 0
+        self._window.settle(stream_of(stream))
+        return self._window.request(wire.RELEASE, offset, n)
+
+    def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:
+        """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage."""
+        offset, n = self._range(offset, length)
+        if self._window.writable:
+            self._window.settle(None)
+        self._window.request(wire.SYNC, offset, n, wire.SYNC_DURABLE if durable else 0)
+
+    def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
+        """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""
+        number = ADVICE.get(advice, -1) if isinstance(advice, str) else operator.index(advice)
+        if number not in ADVICE.values():
+            raise ValueError(f"{advice!r} is no advice; there are {', '.join(ADVICE)}")
+        offset, n = self._range(offset, length)
+        self._window.request(wire.ADVISE, offset, n, number)
+
+    def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        """Copies bytes out of the memory, also from a GPU."""
+        offset, n = self._part(offset, length)
+        return self._window.read(self._window.ptr + offset, n)
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """Copies bytes into the memory, also to a GPU."""
+        if not self._window.writable:
+            raise TypeError("the mapping is read-only: map with mode 'r+'")
+        data = bytes(data)
+        offset, n = self._part(offset, len(data))
+        self._window.write(self._window.ptr + offset, data)
+
+    def _part(self, offset: int, length: int | None) -> tuple[int, int]:
+        self._window.check()
+        offset = operator.index(offset)
+        n = self._window.length - offset if length is None else operator.index(length)
+        if offset < 0 or n < 0 or offset + n > self._window.length:
+            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+        return offset, n
+
+    def array(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Array:
+        """Returns elements of the memory, for every library that speaks DLPack or an array interface.
+
+        dtype is a name ("float32", "bfloat16", "BF16", ...), or a dtype of NumPy or PyTorch; without one it is uint8. Without
+        a shape the array has one dimension and goes to the end of the mapping. offset is in bytes.
+        """
+        t = dtype_of(dtype)
+        offset, left = self._part(offset, None)
+        if shape is None:
+            sizes: tuple[int, ...] = (left * 8 // t.bits,)
+        elif isinstance(shape, SupportsIndex):
+            sizes = (operator.index(shape),)
+        else:
+            sizes = tuple(operator.index(n) for n in shape)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"the shape {list(sizes)} has a negative size")
+        bits = math.prod(sizes) * t.bits
+        if bits % 8:
+            raise ValueError(f"{t} elements of shape {list(sizes)} end within a byte")
+        if bits > 8 * left:
+            raise ValueError(f"{bits // 8} bytes at {offset} are not within the mapping's {self._window.length}")
+        if t.itemsize and (self._window.ptr + offset) % t.itemsize:
+            raise ValueError(f"offset {offset} is not a multiple of the {t.itemsize} bytes of {t}")
+        return Array(self._window.lease(), self._window.ptr + offset, t, sizes, not self._window.writable)
+
+    def buffer(self, offset: int = 0, length: int | None = None) -> memoryview:
+        """Returns the memory of an emulated device as bytes; BufferError for a GPU's."""
+        offset, n = self._part(offset, length)
+        return buffer(self.array("uint8", (n,), offset))
+
+    def numpy(self, dtype: Any = "uint8", shape: Any = None, offset: int = 0) -> Any:
+        """Returns a NumPy array of the memory of an emulated device; BufferError for a GPU's.
+
+        dtype is anything that NumPy takes, structured types included.
+        """
+        import numpy
+
+        try:
+            t = numpy.dtype(dtype)
+        except TypeError:
+            return self.array(dtype, shape, offset).numpy()
+        if t.hasobject:
+            raise TypeError("Python objects cannot be shared with other processes")
+        offset, left = self._part(offset, None)
+        sizes = left // t.itemsize if shape is None else shape
+        view = self.buffer(offset, left)
+        return numpy.ndarray(sizes, t, view)
+
+    def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Any:
+        """Returns a PyTorch tensor of the memory, on the mapping's GPU, or on the CPU for an emulated device.
+
+        PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process or, on
+        a GPU, its CUDA context. Use mode "r+" for tensors that are stored into.
+        """
+        return self.array(dtype, shape, offset).torch()

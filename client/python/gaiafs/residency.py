@@ -1,0 +1,124 @@
+"""Bringing files into device memory before they are needed, and looking at what is there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any, Callable
+
+from . import connection, safetensors, wire
+from .errors import Error, FormatError
+from .mapping import PathLike, check_file, named, open_file, open_window, request_grant
+
+STEP = 256 << 20  # bytes between two words on the progress
+
+
+def files_of(path: PathLike) -> list[str]:
+    """Returns the file, or the safetensors files of a directory or an index."""
+    return list(safetensors.shards_of(path))
+
+
+def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
+    """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
+
+    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that a mapping made later
+    finds them. progress is called with a file's name, how many of its bytes are loaded, and its size.
+    """
+    total = 0
+    for file in files_of(path):
+        fd, _ = open_file(file, writable=False)
+        try:
+            size = check_file(fd, writable=False)
+            if size:
+                _warm(fd, size, device, lambda done: progress(file, done, size) if progress else None)
+        except Error as e:
+            raise named(e, file) from None
+        finally:
+            os.close(fd)
+        total += size
+    return total
+
+
+def _warm(fd: int, size: int, device: Any, progress: Callable[[int], None]) -> None:
+    window = open_window(fd, device, False, 0, size, lazy=True, hold_only=True)
+    try:
+        for at in range(0, size, STEP):
+            n = min(STEP, size - at)
+            window.request(wire.ACQUIRE, at, n)
+            progress(at + n)
+    finally:
+        window.close()
+
+
+def status(mountpoint: PathLike) -> dict[str, Any]:
+    """Returns what the daemon of a mountpoint says about itself: the document of docs/status.md."""
+    name = os.fspath(mountpoint)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    try:
+        grant = request_grant(fd)
+        if not grant.status:
+            raise Error(errno.EINVAL, "it is not a mountpoint of gaiafs")
+        parts: list[bytes] = []
+
+        def take(h: wire.Header, body: bytes, fds: list[int]) -> None:
+            if h.type == wire.RESULT:
+                connection.result(body)
+            if h.type != wire.DOCUMENT:
+                raise wire.Malformed(f"STATUS was answered with type {h.type:#x}")
+            parts.append(body)
+
+        connection.open_connection(grant.socket).call(wire.STATUS, grant.token, take)
+        document: dict[str, Any] = json.loads(b"".join(parts))
+        return document
+    except Error as e:
+        raise named(e, name) from None
+    finally:
+        os.close(fd)
+
+
+def mountpoint_of(path: PathLike) -> str:
+    """Returns the mountpoint that a path is below."""
+    name = os.path.realpath(os.fspath(path))
+    while not os.path.ismount(name):
+        name = os.path.dirname(name)
+    return name
+
+
+def info(path: PathLike) -> dict[str, Any]:
+    """Says what a path is, and what devices hold of it: its files, their tensors where they have any, and the devices."""
+    mountpoint = mountpoint_of(path)
+    document = status(mountpoint)
+    held = {f["name"]: f for f in document.get("files") or []}
+    found: dict[str, Any] = {"path": os.fspath(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
+    whole = os.path.realpath(os.fspath(path)) == mountpoint
+    found["files"] = [] if whole else [_file_info(file, mountpoint, held) for file in files_of(path)]
+    if whole:
+        found["files"] = list(held.values())
+    return found
+
+
+def _file_info(file: str, mountpoint: str, held: dict[str, Any]) -> dict[str, Any]:
+    fd, _ = open_file(file, writable=False)
+    try:
+        size = check_file(fd, writable=False)
+        below = os.path.relpath(os.path.realpath(file), mountpoint)
+        f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": held.get(below, {}).get("holders", [])}
+        if file.endswith(safetensors.SUFFIX):
+            try:
+                header = safetensors.read_header(fd)
+            except FormatError as e:
+                raise FormatError(f"{file}: {e}") from None
+            f["metadata"] = header.metadata
+            f["tensors"] = {
+                t.name: {"dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.end - t.begin}
+                for t in header.tensors.values()
+            }
+        return f
+    except Error as e:
+        raise named(e, file) from None
+    finally:
+        os.close(fd)

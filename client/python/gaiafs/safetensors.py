@@ -1,0 +1,323 @@
+"""Model weights in safetensors files, in the memory of a device that all processes share.
+
+The parser trusts nothing: whatever a file holds, the answer is its tensors or a FormatError that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import struct
+from typing import Any, NamedTuple
+
+from .array import Array
+from .dtypes import SAFETENSORS, UINT8, DType, numpy_dtype, torch_dtype
+from .errors import Error, FormatError
+from .mapping import Lease, PathLike, check_file, named, open_file, open_window
+
+MAX_HEADER = 100_000_000
+MAX_INDEX = 100_000_000
+MAX_DIMENSIONS = 64
+INDEX = ".safetensors.index.json"
+SUFFIX = ".safetensors"
+
+
+class Tensor(NamedTuple):
+    """Where a tensor is: begin and end count bytes of the file."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file says about itself."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    size: int  # of the whole file
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise FormatError(f"the key {_shown(key)} appears twice")
+        found[key] = value
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise FormatError(f"the number {text[:40]} is not an integer")
+
+
+def _shown(text: object) -> str:
+    """Quotes what a file holds, so that it can be printed: ASCII, and not much of it."""
+    return ascii(text) if len(ascii(text)) < 100 else ascii(text)[:100] + "…"
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(
+            text.decode("utf-8"), object_pairs_hook=_object, parse_float=_no_number, parse_constant=_no_number
+        )
+    except FormatError:
+        raise
+    except UnicodeDecodeError as e:
+        raise FormatError(f"it is not UTF-8 at byte {e.start}") from None
+    except RecursionError:
+        raise FormatError("it is nested too deeply") from None
+    except ValueError as e:  # JSON's own, and integers with thousands of digits
+        raise FormatError(f"it is not JSON: {e}") from None
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise FormatError("a tensor has no name")
+    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in name):
+        raise FormatError(f"the tensor name {_shown(name)} has characters that no name has")
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def parse_header(text: bytes, data: int) -> Header:
+    """Parses a header. data is how many bytes follow it; offsets in what is returned count from the first byte of them."""
+    if not text.startswith(b"{"):
+        raise FormatError("the header does not begin with {")
+    document = _parse(text)
+    if not isinstance(document, dict):
+        raise FormatError("the header is no JSON object")
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise FormatError("__metadata__ is not an object of strings")
+    tensors = [_tensor(name, entry, data) for name, entry in document.items()]
+    # The bytes of the tensors, in order, are all the bytes there are.
+    at = 0
+    for t in sorted(tensors, key=lambda t: (t.begin, t.end)):
+        if t.begin != at:
+            what = "overlaps the one before it" if t.begin < at else f"begins at {t.begin}, which leaves a hole after {at}"
+            raise FormatError(f"tensor {_shown(t.name)} {what}")
+        at = t.end
+    if at != data:
+        raise FormatError(f"the tensors end at {at} of {data} bytes")
+    return Header({t.name: t for t in tensors}, metadata, data)
+
+
+def _tensor(name: str, entry: Any, data: int) -> Tensor:
+    _check_name(name)
+    if not isinstance(entry, dict):
+        raise FormatError(f"the entry of tensor {_shown(name)} is no JSON object")
+    of = f"of tensor {_shown(name)}"
+    for key in ("dtype", "shape", "data_offsets"):
+        if key not in entry:
+            raise FormatError(f"the entry {of} has no {key}")
+    word, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = SAFETENSORS.get(word) if isinstance(word, str) else None
+    if dtype is None:
+        raise FormatError(f"the dtype {_shown(word)} {of} is not known")
+    if not isinstance(shape, list) or not all(_integer(n) and n >= 0 for n in shape):
+        raise FormatError(f"the shape {of} is not a list of sizes")
+    if len(shape) > MAX_DIMENSIONS:
+        raise FormatError(f"the shape {of} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
+    # With a size of 0 the others could be anything, and overflow whoever computes strides.
+    if math.prod(n for n in shape if n) * dtype.bits >= 1 << 63:
+        raise FormatError(f"the shape {of} is too large")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_integer(n) for n in offsets):
+        raise FormatError(f"data_offsets {of} are not two integers")
+    begin, end = offsets
+    if not 0 <= begin <= end <= data:
+        raise FormatError(f"data_offsets {of} are not within the {data} bytes that there are")
+    bits = math.prod(shape) * dtype.bits
+    if bits != 8 * (end - begin):
+        raise FormatError(f"data_offsets {of} have {end - begin} bytes, its shape and dtype {bits / 8:g}")
+    return Tensor(name, dtype, tuple(shape), begin, end)
+
+
+def read_header(fd: int) -> Header:
+    """Reads the header of an open file. Offsets in what is returned count from the beginning of the file."""
+    size = os.fstat(fd).st_size
+    if size < 8:
+        raise FormatError(f"the file has {size} bytes, and no room for the length of a header")
+    (n,) = struct.unpack("<Q", _read(fd, 0, 8))
+    if n > MAX_HEADER:
+        raise FormatError(f"the header says that it has {n} bytes, more than the {MAX_HEADER} that the format allows")
+    if n > size - 8:
+        raise FormatError(f"the header says that it has {n} bytes, and the file has {size}")
+    h = parse_header(_read(fd, 8, n), size - 8 - n)
+    shift = 8 + n
+    return Header({k: t._replace(begin=t.begin + shift, end=t.end + shift) for k, t in h.tensors.items()}, h.metadata, size)
+
+
+def _read(fd: int, at: int, n: int) -> bytes:
+    parts = []
+    while n > 0:
+        part = os.pread(fd, min(n, 1 << 20), at)
+        if not part:
+            raise FormatError("the file ends in the middle of its header")
+        parts.append(part)
+        at += len(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def _about(path: str, e: Exception) -> FormatError:
+    return FormatError(f"{path}: {e}")
+
+
+def shards_of(path: PathLike) -> dict[str, list[str] | None]:
+    """Returns the files that a path stands for, each with the tensors to take from it; None stands for all of them."""
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        files = sorted(f for f in os.listdir(name) if not f.startswith("."))
+        indexes = [f for f in files if f.endswith(INDEX)]
+        if len(indexes) > 1:
+            if "model" + INDEX not in indexes:
+                raise FormatError(f"{name}: it has several indexes, name one of {', '.join(indexes)}")
+            indexes = ["model" + INDEX]
+        if indexes:
+            return _read_index(os.path.join(name, indexes[0]))
+        shards = [f for f in files if f.endswith(SUFFIX)]
+        if not shards:
+            raise Error(errno.ENOENT, f"there is no *{SUFFIX} in the directory", name)
+        return {os.path.join(name, f): None for f in shards}
+    if name.endswith(".index.json"):
+        return _read_index(name)
+    return {name: None}
+
+
+def _read_index(path: str) -> dict[str, list[str] | None]:
+    try:
+        with open(path, "rb") as f:
+            text = f.read(MAX_INDEX + 1)
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", path) from None
+    try:
+        if len(text) > MAX_INDEX:
+            raise FormatError(f"the index has more than {MAX_INDEX} bytes")
+        return {os.path.join(os.path.dirname(path), file): names for file, names in parse_index(text).items()}
+    except FormatError as e:
+        raise _about(path, e) from None
+
+
+def parse_index(text: bytes) -> dict[str, list[str]]:
+    """Parses an index: the tensors of each file. Files are below the index's own directory."""
+    try:
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_object)  # its metadata may have any numbers
+    except FormatError:
+        raise
+    except (RecursionError, ValueError) as e:
+        raise FormatError(f"the index is not JSON in UTF-8: {e}") from None
+    weights = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weights, dict):
+        raise FormatError("the index has no object weight_map")
+    files: dict[str, list[str]] = {}
+    for name, file in weights.items():
+        _check_name(name)
+        if not isinstance(file, str) or not file or any(c < " " or "\ud800" <= c <= "\udfff" for c in file):
+            raise FormatError(f"the index has no file name for tensor {_shown(name)}")
+        if file.startswith("/") or not all(part not in ("", ".", "..") for part in file.split("/")):
+            raise FormatError(f"the index places tensor {_shown(name)} into {_shown(file)}, outside of its directory")
+        files.setdefault(file, []).append(name)
+    return files
+
+
+def framework_of(framework: str | None, ordinal: int | None) -> str:
+    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's on the host."""
+    if framework is not None:
+        if framework not in ("torch", "numpy", "array"):
+            raise ValueError(f"framework is 'torch', 'numpy' or 'array', not {framework!r}")
+        if framework == "numpy" and ordinal is not None:
+            raise ValueError("NumPy cannot use memory of a GPU: use framework='torch' or 'array'")
+        return framework
+    try:
+        import torch  # noqa: F401
+
+        return "torch"
+    except ImportError:
+        pass
+    if ordinal is not None:
+        raise ImportError("PyTorch is not installed: install it, or use framework='array' and its __dlpack__")
+    return "numpy"
+
+
+def load_safetensors(
+    path: PathLike, device: Any = 0, *, framework: str | None = None, copy_unaligned: bool = False
+) -> dict[str, Any]:
+    """Returns the tensors of safetensors files, in the one copy that all processes of the machine share on the device.
+
+    path is a file, a directory with files, or an ``*.safetensors.index.json``. framework is "torch", "numpy" (on emulated
+    devices) or "array" (gaiafs.Array); without it, it is "torch" where PyTorch is installed. The tensors keep the memory; when
+    the last is gone, so is the mapping. They are of a mapping with mode "r": a store into one ends the process or, on a GPU,
+    its CUDA context; clone a tensor to change it.
+
+    The format allows tensors that are not aligned to their elements. Such a one is a ValueError, or with copy_unaligned a
+    copy of its own.
+
+    Raises FormatError for a file that is not what the format demands, and what ``gaiafs.mmap`` raises.
+    """
+    tensors: dict[str, Any] = {}
+    for file, names in shards_of(path).items():
+        for name, tensor in _load(file, names, device, framework, copy_unaligned).items():
+            if name in tensors:
+                raise FormatError(f"{file}: tensor {_shown(name)} is in another file, too")
+            tensors[name] = tensor
+    return tensors
+
+
+def _load(file: str, names: list[str] | None, device: Any, framework: str | None, copy: bool) -> dict[str, Any]:
+    fd, _ = open_file(file, writable=False)
+    try:
+        try:
+            check_file(fd, writable=False)
+        except Error as e:
+            raise named(e, file) from None
+        try:
+            header = read_header(fd)
+            wanted = list(header.tensors) if names is None else names
+            for name in wanted:
+                if name not in header.tensors:
+                    raise FormatError(f"the index places tensor {_shown(name)} here, and it is not")
+        except FormatError as e:
+            raise _about(file, e) from None
+        try:
+            window = open_window(fd, device, False, 0, header.size, lazy=False)
+        except Error as e:
+            raise named(e, file) from None
+    finally:
+        os.close(fd)
+    if window.reply.size >= 0 and window.reply.size < header.size:
+        raise FormatError(f"{file}: the file shrank from {header.size} to {window.reply.size} bytes while it was loaded")
+    chosen = framework_of(framework, window.ordinal)
+    lease = window.lease()
+    return {name: _tensor_of(file, header.tensors[name], lease, chosen, copy) for name in wanted}
+
+
+def _tensor_of(file: str, t: Tensor, lease: Lease, framework: str, copy: bool) -> Any:
+    ptr = lease.window.ptr + t.begin
+    a = Array(lease, ptr, t.dtype, t.shape, readonly=True)
+    if t.dtype.itemsize and ptr % t.dtype.itemsize and a.nbytes:
+        if not copy:
+            raise ValueError(
+                f"{file}: tensor {_shown(t.name)} begins at byte {t.begin}, which is not a multiple of its "
+                f"{t.dtype.itemsize}-byte elements: pass copy_unaligned=True for a copy of it"
+            )
+        if framework == "array":
+            raise ValueError(f"{file}: tensor {_shown(t.name)} is unaligned, and framework='array' makes no copies")
+        a = Array(lease, ptr, UINT8, (a.nbytes,), readonly=True)
+        return _copied(a, t, framework)
+    if framework == "torch":
+        return a.torch()
+    return a.numpy() if framework == "numpy" else a
+
+
+def _copied(a: Array, t: Tensor, framework: str) -> Any:
+    """Copies the bytes to where they are aligned."""
+    if framework == "torch":
+        return a.torch().clone().view(torch_dtype(t.dtype)).view(t.shape)
+    return a.numpy().copy().view(numpy_dtype(t.dtype)).reshape(t.shape)

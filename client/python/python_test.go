@@ -1,0 +1,126 @@
+// Package python has the Python package's tests run where go test runs the others: on mounts, of emulated devices and of ones that
+// are disguised as GPUs.
+package python
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/fakecuda"
+	"github.com/gaiafs/gaiafs/internal/testmount"
+)
+
+func TestMain(m *testing.M) {
+	testmount.Main()
+	os.Exit(m.Run())
+}
+
+// interpreter returns the Python of the virtual environment that .ci/setup makes.
+func interpreter(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../build/python/bin/python")
+	require.NoError(t, err)
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("GAIAFS_REQUIRE_TOOLS") != "" {
+			t.Fatal("build/python is missing: make it with .ci/setup test")
+		}
+		t.Skip("build/python is missing: make it with .ci/setup test")
+	}
+	return path
+}
+
+// pytest runs the tests in files, or all, with the package of this folder.
+func pytest(t *testing.T, python string, env []string, files ...string) {
+	t.Helper()
+	cmd := exec.Command(python, append([]string{"-m", "pytest", "-q", "-p", "no:cacheprovider"}, files...)...)
+	cmd.Env = append(append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1",
+		"FAKECUDA_LEAKS=1"), env...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Logf("%s", out)
+}
+
+func must(path string, err error) string {
+	if err != nil {
+		panic(err)
+	}
+	return path
+}
+
+func TestPackage(t *testing.T) {
+	python := interpreter(t)
+	for _, kind := range []string{"emulated", "cuda"} {
+		t.Run(kind, func(t *testing.T) {
+			env := []string{"GAIAFS_TEST_KIND=" + kind}
+			if kind == "cuda" {
+				env = append(env, "LD_LIBRARY_PATH="+fakecuda.Dir(t))
+			}
+			m := testmount.Start(t, testmount.Options{
+				Devices: 2, Memory: 64 << 20, Poison: true, Disguised: kind == "cuda", WriteBackInterval: 20 * time.Millisecond,
+			})
+			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source))
+		})
+	}
+}
+
+// The package's types are consistent.
+func TestTypes(t *testing.T) {
+	cmd := exec.Command(interpreter(t), "-m", "mypy", "--cache-dir", t.TempDir())
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// The package can be installed from its folder, without the network, and then works without the folder.
+func TestInstall(t *testing.T) {
+	python := interpreter(t)
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "source"), os.DirFS("."))) // building leaves files behind
+	cmd := exec.Command(python, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps",
+		"--disable-pip-version-check", "--root-user-action=ignore", "--target", filepath.Join(dir, "site"), filepath.Join(dir, "source"))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd = exec.Command(python, "-m", "gaiafs", "--version")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(dir, "site"))
+	out, err = cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.FileExists(t, filepath.Join(dir, "site", "gaiafs", "py.typed"))
+}
+
+// The program of README.md does what it says.
+func TestReadme(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{})
+	text, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(text), "```python\n")
+	require.True(t, ok)
+	program, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	require.NoError(t, os.WriteFile(m.Path("file"), make([]byte, 8192), 0o600))
+	cmd := exec.Command(python, "-W", "error", "-c", program, m.Path("file"))
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	got, err := os.ReadFile(m.Path("file"))
+	require.NoError(t, err)
+	require.Equal(t, "hello from a device", string(got[4096:4115]))
+}
+
+// The daemon dies under a program that uses its mount.
+func TestDaemonGone(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{Devices: 1})
+	pytest(t, python, []string{
+		"GAIAFS_TEST_KIND=emulated", "GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source,
+		fmt.Sprint("GAIAFS_TEST_DAEMON=", m.Process.Pid),
+	}, "tests/test_daemon_gone.py")
+	m.Wait(10 * time.Second)
+}

@@ -1,0 +1,76 @@
+"""Tests run on a mount that python_test.go makes: of emulated devices, or of ones that say they are GPUs, with a libcuda for
+tests. Its address is in the environment; without it only tests run that need no mount."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+KIND = os.environ.get("GAIAFS_TEST_KIND", "")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def mount() -> pathlib.Path:
+    if "GAIAFS_TEST_MOUNT" not in os.environ:
+        pytest.skip("there is no mount: run the tests with go test ./client/python")
+    return pathlib.Path(os.environ["GAIAFS_TEST_MOUNT"])
+
+
+@pytest.fixture(scope="session")
+def source() -> pathlib.Path:
+    if "GAIAFS_TEST_SOURCE" not in os.environ:
+        pytest.skip("there is no mount: run the tests with go test ./client/python")
+    return pathlib.Path(os.environ["GAIAFS_TEST_SOURCE"])
+
+
+@pytest.fixture
+def directory(mount: pathlib.Path) -> pathlib.Path:
+    d = mount / f"{os.getpid()}-{next(_numbers)}"
+    d.mkdir()
+    return d
+
+
+@pytest.fixture
+def make(directory: pathlib.Path) -> Callable[[bytes], pathlib.Path]:
+    """Makes a file on the mount."""
+
+    def make(content: bytes, name: str = "file") -> pathlib.Path:
+        path = directory / name
+        path.write_bytes(content)
+        return path
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_mapping_is_left() -> Iterator[None]:
+    """No test leaves a connection: the last mapping takes it along."""
+    from gaiafs import connection
+
+    yield
+    gc.collect()
+    assert not list(connection._pool.items())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("kind"):
+            if KIND and marker.args[0] != KIND:
+                item.add_marker(pytest.mark.skip(reason=f"for {marker.args[0]} devices"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kind(name): only on a mount with devices of that kind")
+
+
+@pytest.fixture
+def python() -> list[str]:
+    """The command of a Python that fails on warnings."""
+    return [sys.executable, "-W", "error", "-X", "dev"]

@@ -1,0 +1,306 @@
+"""Connections to daemons that misbehave. The daemon is a thread here, which says what the test wants."""
+
+import errno
+import os
+import signal
+import socket
+import struct
+import threading
+
+import pytest
+
+from gaiafs import connection, wire
+from gaiafs.errors import Error
+
+WELCOME = struct.pack("<HHIIIII", 1, 0, 4, 4096, 128, 1, 0)
+
+
+def reply(type, id, body=b"", flags=0):
+    return struct.pack("<IHHQ", 16 + len(body), type, flags, id) + body
+
+
+def result(id, code=0, text=b"", pages=0):
+    return reply(wire.RESULT, id, struct.pack("<IIQ", code, len(text), pages) + text)
+
+
+class Daemon:
+    """Accepts one connection after another and hands each to serve, with the requests after HELLO."""
+
+    def __init__(self, path, serve, welcome=WELCOME):
+        self.path, self.accepted, self.failure = str(path), 0, None
+        self.serving = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(self.path)
+        self.listener.listen()
+        self.thread = threading.Thread(target=self.run, args=(serve, welcome))
+        self.thread.start()
+
+    def run(self, serve, welcome):
+        while True:
+            try:
+                s, _ = self.listener.accept()
+            except OSError:
+                return
+            self.serving.close()
+            self.serving = s
+            with s:
+                self.accepted += 1
+                try:
+                    s.recv(4096)
+                    if welcome is not None:
+                        s.send(reply(wire.WELCOME, 0, welcome))
+                    serve(s)
+                except OSError:
+                    pass
+                except Exception as e:
+                    self.failure = e
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        try:
+            self.serving.shutdown(socket.SHUT_RDWR)  # the client may have it still, in the frames of a failure
+        except OSError:
+            pass
+        self.thread.join()
+        self.serving.close()
+        self.listener.close()
+        assert self.failure is None, self.failure
+
+
+@pytest.fixture
+def start(tmp_path):
+    daemons = []
+
+    def start(serve, **options):
+        daemons.append(Daemon(tmp_path / f"s{len(daemons)}", serve, **options))
+        return daemons[-1]
+
+    yield start
+    for d in daemons:
+        d.close()
+
+
+def requests(s):
+    while record := s.recv(4096):
+        yield wire.decode_header(record)
+
+
+def answer_all(s):
+    for h, _ in requests(s):
+        s.send(result(h.id, pages=h.type))
+
+
+def test_threads_share_a_connection(start):
+    def out_of_order(s):
+        waiting = []
+        for h, _ in requests(s):
+            waiting.append(h.id)
+            if len(waiting) == 4:
+                for id in reversed(waiting):
+                    s.send(result(id, pages=id))
+                waiting.clear()
+
+    d = start(out_of_order)
+    c = connection.open_connection(d.path)
+    pages = []
+    together = threading.Barrier(8)  # or the last requests would wait for a fourth that never comes
+
+    def ask():
+        for _ in range(8):
+            together.wait()
+            pages.append(c.simple(wire.PING, b""))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(pages) == list(range(1, 65))
+    assert d.accepted == 1
+    assert connection.open_connection(d.path) is c
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"\1",
+        reply(wire.RESULT, 1)[:-1],
+        reply(wire.RESULT, 99, bytes(16)),
+        reply(wire.RESULT, 1, bytes(16)) + b"x",
+        reply(0x8777, 99),
+        reply(wire.ERROR, 0, bytes(3)),
+        reply(wire.ERROR, 0, bytes(16)),
+    ],
+)
+def test_malformed_frames_end_the_connection(start, bad):
+    def serve(s):
+        s.recv(4096)
+        if bad:
+            s.send(bad)
+
+    c = connection.open_connection(start(serve).path)
+    for _ in range(2):
+        with pytest.raises(Error) as e:
+            c.simple(wire.PING, b"")
+        assert e.value.errno in (errno.EPROTO, errno.ENOTCONN)
+
+
+def test_replies_that_do_not_fit_fail_the_call_only(start):
+    def serve(s):
+        for h, _ in requests(s):
+            if h.id == 1:
+                s.send(reply(wire.DOCUMENT, h.id, b"x"))
+            elif h.id == 2:
+                s.send(reply(wire.RESULT, h.id, b"short"))
+            else:
+                s.send(result(h.id))
+
+    c = connection.open_connection(start(serve).path)
+    for _ in range(2):
+        with pytest.raises(Error) as e:
+            c.simple(wire.PING, b"")
+        assert e.value.errno == errno.EPROTO
+    assert c.simple(wire.PING, b"") == 0
+
+
+def test_errors_have_the_daemons_words(start):
+    def serve(s):
+        for h, _ in requests(s):
+            s.send(result(h.id, errno.ENOMEM, "no room é".encode()))
+
+    c = connection.open_connection(start(serve).path)
+    with pytest.raises(Error, match="no room é") as e:
+        c.simple(wire.PING, b"")
+    assert e.value.errno == errno.ENOMEM
+    assert isinstance(e.value, OSError)
+
+
+def test_last_words_are_heard_after_a_reset(start):
+    def serve(s):
+        s.recv(4096)
+        s.send(reply(wire.ERROR, 0, struct.pack("<IIQ", errno.EUSERS, 8, 0) + b"too many"))
+        s.close()  # with requests unread
+
+    c = connection.open_connection(start(serve).path)
+    with pytest.raises(Error, match="too many"):
+        c.simple(wire.PING, b"")
+
+
+@pytest.mark.parametrize(
+    "welcome, code",
+    [
+        (b"", errno.EPROTO),
+        (struct.pack("<HHIIIII", 2, 0, 4, 4096, 128, 1, 0), errno.EPROTO),
+        (struct.pack("<HHIIIII", 1, 0, 0, 4096, 128, 1, 0), errno.EPROTO),
+        (None, errno.ENOTCONN),
+    ],
+)
+def test_handshake_fails_clearly(start, welcome, code):
+    d = start(lambda s: None, welcome=welcome)
+    with pytest.raises(Error) as e:
+        connection.open_connection(d.path)
+    assert e.value.errno == code
+
+
+def test_nobody_listens(tmp_path):
+    with pytest.raises(Error, match="does not listen") as e:
+        connection.open_connection(str(tmp_path / "none"))
+    assert e.value.errno == errno.ECONNREFUSED
+
+
+def test_forgotten_mappings_are_ended_without_a_wait(start):
+    ended, hold = [], threading.Event()
+
+    def serve(s):
+        for h, body in requests(s):
+            if h.type == wire.UNMAP:
+                ended.append(struct.unpack("<Q", body)[0])
+            hold.wait()
+            s.send(result(h.id))
+
+    c = connection.open_connection(start(serve).path)
+    for i in range(40):  # ten times as many as may run at once
+        c.forget(i)
+    hold.set()
+    for _ in range(40):
+        c.simple(wire.PING, b"")
+    assert sorted(ended) == list(range(40))
+
+
+def test_forget_where_the_lock_is_held(start):
+    ended = []
+
+    def serve(s):
+        for h, body in requests(s):
+            if h.type == wire.UNMAP:
+                ended.append(struct.unpack("<Q", body)[0])
+            s.send(result(h.id))
+
+    c = connection.open_connection(start(serve).path)
+    with c._changed:  # as in a finalizer that garbage collection runs in the middle of a call
+        c.forget(5)
+    c.simple(wire.PING, b"")
+    c.simple(wire.PING, b"")
+    assert ended == [5]
+
+
+def test_interrupted_call_leaves_the_connection_usable(start):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*ignored):
+        raise Interrupted
+
+    main = threading.main_thread().ident
+
+    def serve(s):
+        first = s.recv(4096)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        s.recv(4096)
+        s.send(result(2, pages=22))
+        s.send(result(wire.decode_header(first)[0].id, pages=11))
+        answer_all(s)
+
+    old = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        c = connection.open_connection(start(serve).path)
+        late = []
+        with pytest.raises(Interrupted):
+            c.call(wire.PING, b"", lambda *a: None, lambda h, body, fds: late.append(h.id))
+        assert c.simple(wire.PING, b"") == 22
+        assert c.simple(wire.PING, b"") == wire.PING
+        assert late == [1]
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_descriptors_close_on_exec_and_are_not_leaked(start):
+    before = len(os.listdir("/proc/self/fd"))
+    seen = []
+
+    def serve(s):
+        for h, _ in requests(s):
+            socket.send_fds(s, [reply(wire.RESULT, h.id, bytes(16))], [0, 0, 0])
+
+    d = start(serve)
+    c = connection.open_connection(d.path)
+    open_now = len(os.listdir("/proc/self/fd"))
+    c.call(wire.PING, b"", lambda h, b, fds: seen.extend((fd, os.get_inheritable(fd)) for fd in fds))
+    assert len(seen) == 3 and not any(inheritable for _, inheritable in seen)
+    assert len(os.listdir("/proc/self/fd")) == open_now
+    assert before < open_now
+
+
+def test_child_cannot_use_the_connection(start):
+    c = connection.open_connection(start(answer_all).path)
+    c.simple(wire.PING, b"")
+    child = os.fork()
+    if child == 0:
+        try:
+            c.simple(wire.PING, b"")
+        except Error as e:
+            os._exit(0 if e.errno == errno.ECHILD and not connection._pool else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert c.simple(wire.PING, b"") == wire.PING

@@ -1,0 +1,626 @@
+"""Mappings on a mount: what they see, what they keep, and what they refuse."""
+
+import ctypes
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import gaiafs
+from conftest import KIND
+from gaiafs import dlpack
+
+PAGE = 4096
+CONTENT = bytes(range(256)) * 16 * 1280  # 5 MiB: three extents
+
+
+@pytest.fixture
+def path(make):
+    return make(CONTENT)
+
+
+def stored(address, n):
+    """Reads memory as a program does; the test's device pointers are addresses of the host."""
+    return ctypes.string_at(address, n)
+
+
+@pytest.mark.parametrize("offset, length", [(0, None), (PAGE, 100), (2 << 20, 1 << 20), (3 * PAGE, 4 << 20), (4 << 20, None)])
+def test_mapping_has_the_files_bytes(path, offset, length):
+    with gaiafs.mmap(path, device=1, offset=offset, length=length) as m:
+        assert m.kind == KIND and m.device == 1 and m.mode == "r" and m.offset == offset
+        n = length or len(CONTENT) - offset
+        assert len(m) == m.nbytes == n
+        assert stored(m.ptr, n) == m.read() == CONTENT[offset : offset + n]
+
+
+@pytest.mark.parametrize("how", ["path", "str", "file", "descriptor"])
+def test_what_can_be_mapped(path, how):
+    with open(path, "rb") as f:
+        m = gaiafs.mmap({"path": path, "str": str(path), "file": f, "descriptor": f.fileno()}[how], "cuda:0", length=8)
+    assert m.read() == CONTENT[:8]  # the file is closed
+    m.close()
+
+
+def test_stores_are_seen_after_release(path):
+    with gaiafs.mmap(path, mode="r+") as m:
+        with m.acquire() as same:
+            assert same is m
+            ctypes.memmove(m.ptr + PAGE + 7, b"from the device", 15)
+            assert path.read_bytes() == CONTENT
+        want = CONTENT[: PAGE + 7] + b"from the device" + CONTENT[PAGE + 22 :]
+        assert path.read_bytes() == want
+        m.write(b"!", 0)
+        assert m.release(PAGE, PAGE) == 0
+        assert m.release(0, 1) == 1
+        assert path.read_bytes() == b"!" + want[1:]
+
+
+def test_writes_are_seen_after_acquire(path):
+    with gaiafs.mmap(path) as m, gaiafs.mmap(path, device=1, mode="r+") as other:
+        with open(path, "r+b") as f:
+            f.write(b"from the CPU")
+        assert m.acquire().pages == 1
+        assert m.read(0, 12) == b"from the CPU"
+        other.acquire()
+        other.write(b"from a device", 2 << 20)
+        other.release()
+        assert m.acquire(2 << 20, 100).pages == 1
+        assert m.read(2 << 20, 13) == b"from a device"
+        assert m.acquire().pages == 0
+        assert m.release() == 0
+
+
+def test_release_at_the_end_also_after_an_exception(path):
+    with gaiafs.mmap(path, mode="r+") as m:
+        with pytest.raises(KeyError), m.acquire():
+            m.write(b"kept", 0)
+            raise KeyError
+        assert path.read_bytes()[:4] == b"kept"
+
+
+def test_close_is_a_release(path):
+    m = gaiafs.mmap(path, mode="r+")
+    m.write(b"closed", 0)
+    m.close()
+    m.close()
+    assert path.read_bytes()[:6] == b"closed"
+    n = gaiafs.mmap(path, mode="r+")
+    n.write(b"gone..", 0)
+    n.sync(durable=False)
+    del n
+    gc.collect()
+    assert path.read_bytes()[:6] == b"gone.."
+
+
+def test_sync_reaches_the_backing_file(path, source, mount):
+    with gaiafs.mmap(path, mode="r+") as m:
+        m.write(b"synced", PAGE)
+        m.sync()
+        assert (source / path.relative_to(mount)).read_bytes()[PAGE : PAGE + 6] == b"synced"
+        m.write(b"again.", PAGE)
+        m.sync(durable=False, offset=PAGE, length=PAGE)
+        assert (source / path.relative_to(mount)).read_bytes()[PAGE : PAGE + 6] == b"again."
+
+
+def test_lazy_and_advice(path):
+    with gaiafs.mmap(path, lazy=True) as m:
+        for advice in ("sequential", "willneed", "dontneed", "random", "normal", 3):
+            m.advise(advice)
+        m.acquire(PAGE, PAGE)
+        assert m.read(PAGE, PAGE) == CONTENT[PAGE : 2 * PAGE]
+        with pytest.raises(ValueError, match="no advice"):
+            m.advise("often")
+
+
+def test_past_the_end_are_zeros(make):
+    path = make(b"short")
+    with gaiafs.mmap(path, length=PAGE * 3) as m:
+        assert m.read() == b"short" + bytes(PAGE * 3 - 5)
+    with gaiafs.mmap(path, offset=PAGE * 8, length=10) as m:
+        assert m.read() == bytes(10)
+
+
+def test_file_that_shrinks(path):
+    with gaiafs.mmap(path) as m:
+        os.truncate(path, 10)
+        m.acquire()
+        assert m.read() == CONTENT[:10] + bytes(len(CONTENT) - 10)
+
+
+def test_threads(path):
+    with gaiafs.mmap(path, mode="r+") as m:
+        failures = []
+
+        def work(i):
+            try:
+                for k in range(20):
+                    at = (i * 20 + k) * PAGE
+                    m.acquire(at, PAGE)
+                    m.write(bytes([i]) * PAGE, at)
+                    m.release(at, PAGE)
+            except Exception as e:
+                failures.append(e)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not failures
+    assert path.read_bytes()[: 160 * PAGE] == b"".join(bytes([i]) * PAGE for i in range(8) for _ in range(20))
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"device": 7}, gaiafs.Error, "7|lists its devices"),
+        ({"device": -1}, gaiafs.Error, "no device -1"),
+        ({"device": "gpu"}, ValueError, "no device"),
+        ({"device": True}, TypeError, "not a bool"),
+        ({"mode": "w"}, ValueError, "mode is"),
+        ({"offset": 1}, ValueError, "multiple of 4096"),
+        ({"offset": -PAGE}, ValueError, "multiple of 4096"),
+        ({"offset": 1 << 40}, ValueError, "pass a length"),
+        ({"length": 0}, ValueError, "not positive"),
+        ({"length": 1 << 63}, gaiafs.Error, "largest file"),
+        ({"length": 1 << 40}, gaiafs.Error, "room|budget|memory"),
+    ],
+)
+def test_bad_arguments(path, options, error, words):
+    with pytest.raises(error, match=words):
+        gaiafs.mmap(path, **options)
+
+
+def test_bad_files(path, directory, tmp_path, make):
+    with pytest.raises(gaiafs.Error) as e:
+        gaiafs.mmap(directory / "none")
+    assert e.value.errno == errno.ENOENT and e.value.filename == str(directory / "none")
+    elsewhere = tmp_path / "file"
+    elsewhere.write_bytes(b"x")
+    with pytest.raises(gaiafs.Error, match="not on a gaiafs mount"):
+        gaiafs.mmap(elsewhere)
+    with pytest.raises(gaiafs.Error) as e:
+        gaiafs.mmap(directory)
+    assert e.value.errno == errno.EISDIR
+    with pytest.raises(ValueError, match="0 bytes"):
+        gaiafs.mmap(make(b"", "empty"))
+    with open(path, "rb") as f, pytest.raises(gaiafs.Error, match="not open for writing"):
+        gaiafs.mmap(f, mode="r+")
+    with open(path, "ab") as f, pytest.raises(gaiafs.Error, match="not open for reading"):
+        gaiafs.mmap(f)
+    r, w = os.pipe()
+    with pytest.raises(gaiafs.Error, match="regular"):
+        gaiafs.mmap(r)
+    os.close(r), os.close(w)
+
+
+def test_bad_ranges(path):
+    with gaiafs.mmap(path, mode="r+", length=100) as m:
+        for call in (m.acquire, m.release, lambda o, n: m.sync(True, o, n), lambda o, n: m.advise("normal", o, n)):
+            for offset, n in [(-1, 5), (0, 0), (0, PAGE + 1), (PAGE, 1), (5, -1)]:
+                with pytest.raises(ValueError, match="not within"):
+                    call(offset, n)
+        m.acquire(0, PAGE)  # the whole page is the mapping's
+        for offset, n in [(0, 101), (-1, 1), (101, 0), (1, 100)]:
+            with pytest.raises(ValueError, match="not within"):
+                m.read(offset, n)
+        with pytest.raises(ValueError, match="not within"):
+            m.write(b"xx", 99)
+    with gaiafs.mmap(path) as m, pytest.raises(TypeError, match="read-only"):
+        m.write(b"x")
+
+
+def test_use_after_close(path):
+    m = gaiafs.mmap(path)
+    m.close()
+    assert m.closed and "closed" in repr(m)
+    for use in (
+        m.acquire, m.release, m.sync, m.read, m.array, m.tensor, m.numpy, m.buffer, m.__enter__,
+        lambda: m.ptr, lambda: m.kind, lambda: m.device, lambda: m.advise("normal"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_close_refuses_while_arrays_live(path):
+    m = gaiafs.mmap(path)
+    a = m.array("uint16", (4,), 2)
+    with pytest.raises(BufferError, match="arrays or tensors"):
+        m.close()
+    assert a.tobytes() == CONTENT[2:10]
+    del a
+    m.close()
+
+
+def test_arrays_keep_the_memory(path):
+    a = gaiafs.mmap(path, offset=PAGE).array("float32", (2, 2))
+    gc.collect()
+    assert a.tobytes() == stored(a.ptr, 16) == CONTENT[:16]
+    assert a.shape == (2, 2) and a.nbytes == 16 and a.size == 4 and a.readonly and str(a.dtype) == "float32"
+
+
+def test_array_arguments(path):
+    with gaiafs.mmap(path, length=101) as m:
+        for of, name in [
+            ("F32", "float32"),
+            (np.int16, "int16"),
+            (np.dtype("u8"), "uint64"),
+            ("<f2", "float16"),
+            ("BF16", "bfloat16"),
+            (None, "uint8"),
+        ]:
+            assert str(m.array(of).dtype) == name
+        assert m.array("float32").shape == (25,)
+        assert m.array("uint8", 5).shape == (5,)
+        assert m.array("F4", (3, 4)).nbytes == 6
+        for arguments, words in [
+            (("float32", (26,)), "not within"),
+            (("float32", (-1,)), "negative"),
+            (("float32", (1 << 62, 8)), "not within"),
+            (("float32", (1,), 2), "multiple of the 4 bytes"),
+            (("F4", (3,)), "within a byte"),
+            (("uint8", None, 102), "not within"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                m.array(*arguments)
+        with pytest.raises(TypeError, match="no type of elements"):
+            m.array("float31")
+
+
+def test_child_cannot_use_the_parents_mapping(path):
+    m = gaiafs.mmap(path)
+    a = m.array()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            m.acquire()
+        except gaiafs.Error as e:
+            code = 0 if e.errno == errno.ECHILD else 2
+        try:
+            a.tobytes()
+            code = 3
+        except gaiafs.Error:
+            pass
+        m.close()
+        try:
+            n = gaiafs.mmap(path)  # a connection of its own; CUDA has none in a child
+            code = code or (0 if KIND == "emulated" and n.read(0, 256) == CONTENT[:256] else 4)
+        except gaiafs.Error as e:
+            code = code or (0 if KIND == "cuda" and "spawn" in str(e) else 5)
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert m.read(0, 9) == CONTENT[:9]  # the parent's is as it was
+    del a
+    m.close()
+
+
+def run(python, script, *arguments, **environment):
+    env = {k: v for k, v in {**os.environ, **environment}.items() if v}
+    return subprocess.run([*python, "-c", script, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_interpreter_exit_with_everything_open(path, python):
+    script = """
+import sys, numpy, gaiafs
+m = gaiafs.mmap(sys.argv[1], mode="r+")
+a = m.array()
+if m.kind == "emulated":
+    n, d = m.numpy(), numpy.from_dlpack(a)
+else:
+    d = a.__dlpack__()
+class Cycle: pass
+c = Cycle(); c.self = c; c.keep = (m, a, d)
+m.write(b"exit")
+"""
+    done = run(python, script, path, FAKECUDA_LEAKS="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.read_bytes()[:4] == b"exit"
+
+
+def test_death_is_a_release(path, python):
+    done = run(python, "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)", path)
+    assert done.returncode == -signal.SIGKILL
+    with gaiafs.mmap(path, device=1) as m:  # an answer comes after the daemon noticed, or it tells nothing
+        for _ in range(500):
+            m.acquire()
+            if m.read(0, 4) == b"dead":
+                break
+        assert m.read(0, 4) in (b"dead", CONTENT[:4])
+
+
+def test_status_and_info(path, mount):
+    with gaiafs.mmap(path) as m:
+        s = gaiafs.status(mount)
+        assert s["version"] == 1 and len(s["devices"]) == 2
+        i = gaiafs.info(path)
+        assert i["mountpoint"] == str(mount)
+        assert i["files"][0]["size_bytes"] == len(CONTENT)
+        assert i["files"][0]["holders"][0]["resident_pages"] == len(CONTENT) // PAGE
+        del m
+    with pytest.raises(gaiafs.Error):
+        gaiafs.status("/")
+    with pytest.raises(gaiafs.Error):
+        gaiafs.info("/proc/self/status")
+
+
+def test_warm(path, mount):
+    seen = []
+    assert gaiafs.warm(path, device=1, progress=lambda *a: seen.append(a)) == len(CONTENT)
+    assert seen == [(str(path), len(CONTENT), len(CONTENT))]
+    f = next(f for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
+    assert f["mappings"] == 0
+    assert f["holders"][0]["device"] == 1 and f["holders"][0]["resident_pages"] == len(CONTENT) // PAGE
+    with gaiafs.mmap(path, device=1) as m:
+        assert m.read() == CONTENT
+
+
+# Emulated devices: memory of the host.
+
+host = pytest.mark.kind("emulated")
+
+
+@host
+def test_numpy(path):
+    m = gaiafs.mmap(path, mode="r+")
+    a = m.numpy("<u4", (2, 3), PAGE)
+    assert a.tobytes() == CONTENT[PAGE : PAGE + 24] and a.shape == (2, 3)
+    assert a.__array_interface__["data"][0] == m.ptr + PAGE
+    a += 1
+    m.release()
+    assert path.read_bytes()[PAGE : PAGE + 24] == a.tobytes()
+    record = np.dtype([("a", "<u2"), ("b", "<f8")])
+    assert m.numpy(record)[1]["a"] == 0x0B0A
+    assert m.numpy().shape == (len(CONTENT),)
+    assert m.numpy("bfloat16", (3,)).nbytes == 6
+    with pytest.raises(TypeError, match="objects"):
+        m.numpy(object)
+    del a
+    m.close()
+
+
+@host
+def test_read_only_arrays(path):
+    with gaiafs.mmap(path) as m:
+        a = m.numpy()
+        with pytest.raises(ValueError, match="read-only"):
+            a[0] = 1
+        view = m.buffer(0, 10)
+        assert view.readonly and bytes(view) == CONTENT[:10]
+        assert not np.asarray(m.array()).flags.writeable
+        assert not np.from_dlpack(m.array()).flags.writeable
+        del a, view
+
+
+@host
+def test_dlpack_and_array_interface(path):
+    m = gaiafs.mmap(path, mode="r+")
+    a = m.array("int32", (3, 4, 5), 8)
+    want = np.frombuffer(CONTENT, "<i4", 60, 8).reshape(3, 4, 5)
+    for b in (np.from_dlpack(a), np.asarray(a)):
+        assert (b == want).all() and b.ctypes.data == m.ptr + 8
+    del a
+    with pytest.raises(BufferError):
+        m.close()
+    del b
+    m.close()  # from_dlpack's is noticed although no Python code ran
+
+
+@host
+def test_dlpack_deleter_runs_during_exceptions(path):
+    m = gaiafs.mmap(path)
+    for _ in range(100):
+        with pytest.raises(ZeroDivisionError):
+            kept = np.from_dlpack(m.array())
+            del kept
+            (lambda kept: 1 / 0)(np.from_dlpack(m.array()))
+    gc.collect()
+    m.close()
+    assert not dlpack._exports
+
+
+@host
+def test_dlpack_in_memory_order_after_collection(path):
+    b = np.from_dlpack(gaiafs.mmap(path).array())
+    assert b.tobytes() == CONTENT
+    del b
+    gc.collect()  # notices, without a call of the package
+    assert not dlpack._exports
+
+
+def test_dlpack_refuses(path):
+    m = gaiafs.mmap(path)
+    a = m.array("float32", (4,))
+    for options in ({"copy": True}, {"dl_device": (13, 0)}):
+        with pytest.raises(BufferError):
+            a.__dlpack__(**options)
+    with pytest.raises(BufferError, match="bits"):
+        m.array("F4", (4,)).__dlpack__()
+    with pytest.raises(BufferError if KIND == "emulated" else ValueError):
+        a.__dlpack__(stream=0)
+    c, v = a.__dlpack__(), a.__dlpack__(max_version=(1, 0))
+    assert '"dltensor"' in repr(c) and '"dltensor_versioned"' in repr(v)
+    del a
+    with pytest.raises(BufferError):
+        m.close()
+    del c, v  # nobody took them
+    m.close()
+
+
+@host
+def test_tensor(path):
+    torch = pytest.importorskip("torch")
+    m = gaiafs.mmap(path, mode="r+")
+    t = m.tensor(torch.float32, (2, 3), PAGE)
+    assert t.data_ptr() == m.ptr + PAGE and t.shape == (2, 3) and t.dtype is torch.float32
+    for dtype in ("bfloat16", "float8_e4m3fn", "bool", "complex64", "uint16"):
+        assert m.tensor(dtype, (3,), 8).dtype is getattr(torch, dtype)
+    assert m.tensor("int8", (0, 3)).shape == (0, 3) and m.tensor("int8", ()).shape == ()
+    t.fill_(2)
+    m.release()
+    assert path.read_bytes()[PAGE : PAGE + 24] == b"\0\0\0\x40" * 6
+    f = torch.from_dlpack(m.array("int16", (4,)))
+    assert f.data_ptr() == m.ptr
+    with pytest.raises(BufferError):
+        m.close()
+    del t, f
+    m.close()
+    t = gaiafs.mmap(path, device=torch.device("cuda:1")).tensor()
+    gc.collect()
+    assert t[PAGE + 3] == 0x40
+
+
+# Devices that say they are GPUs.
+
+cuda = pytest.mark.kind("cuda")
+
+
+@cuda
+def test_cuda_array_interface(path):
+    with gaiafs.mmap(path, device=1, mode="r+") as m:
+        a = m.array("float64", (3,), 16)
+        assert a.device == "cuda:1" and a.__dlpack_device__() == (2, 1)
+        assert a.__cuda_array_interface__ == {
+            "shape": (3,), "typestr": "<f8", "data": (m.ptr + 16, False), "version": 3, "strides": None, "stream": None,
+        }  # fmt: skip
+        assert not hasattr(a, "__array_interface__") and not hasattr(m.array("BF16"), "__cuda_array_interface__")
+        assert "dltensor" in repr(a.__dlpack__(stream=1))
+        for use in (m.numpy, m.buffer):
+            with pytest.raises(BufferError, match="GPU"):
+                use()
+        del a
+
+
+@cuda
+def test_no_libcuda(path, python):
+    script = """
+import errno, sys, gaiafs
+try:
+    gaiafs.mmap(sys.argv[1])
+except gaiafs.Error as e:
+    assert e.errno == errno.ENODEV and "libcuda.so.1" in str(e), e
+else:
+    sys.exit(1)
+"""
+    done = run(python, script, path, LD_LIBRARY_PATH="")
+    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.raises(gaiafs.Error, match="no CUDA device 2: .*CUDA_VISIBLE_DEVICES") as e:
+        gaiafs.mmap(path, device=2)
+    assert e.value.errno == errno.ENODEV
+    # A device that this process sees and the mount does not use.
+    script = script.replace("sys.argv[1]", "sys.argv[1], 2").replace("libcuda.so.1", "--gpus")
+    done = run(python, script, path, FAKECUDA_DEVICES="3")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@cuda
+@pytest.mark.parametrize(
+    "call", ["cuInit", "cuDeviceGetUuid_v2", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemMap:2:1",
+             "cuMemSetAccess", "cuMemRelease", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetCurrent"]
+)  # fmt: skip
+def test_driver_that_fails(path, python, call):
+    script = """
+import errno, os, sys, gaiafs
+before = len(os.listdir("/proc/self/fd"))
+try:
+    gaiafs.mmap(sys.argv[1])
+except gaiafs.Error as e:
+    print(e)
+else:
+    sys.exit(1)
+assert len(os.listdir("/proc/self/fd")) == before or "cuMemRelease" in os.environ["FAKECUDA_FAIL"]
+"""
+    fail = call if ":" in call else call + ":2"
+    done = run(python, script, path, FAKECUDA_FAIL=fail, FAKECUDA_LEAKS="" if call == "cuMemRelease" else "1")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in done.stdout
+
+
+@cuda
+def test_context_stack_is_left_as_it_was(path):
+    lib = ctypes.CDLL("libcuda.so.1")
+    lib.cuInit(0)
+    current = ctypes.c_void_p()
+
+    def stack():
+        lib.cuCtxGetCurrent(ctypes.byref(current))
+        return current.value
+
+    for own in (None, 0, 1):
+        context = ctypes.c_void_p()
+        if own is not None:
+            lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), own)
+            lib.cuCtxPushCurrent_v2(context)
+        before = stack()
+        with gaiafs.mmap(path, device=0, mode="r+") as m:
+            assert stack() == before
+            m.write(b"x")
+            m.release()
+            m.release(stream=0 if own == 0 else None)
+            assert stack() == before
+        assert stack() == before
+        if own is not None:
+            lib.cuCtxPopCurrent_v2(ctypes.byref(context))
+            lib.cuDevicePrimaryCtxRelease_v2(own)
+
+
+@cuda
+def test_release_waits_for_the_stream(path):
+    lib = ctypes.CDLL("libcuda.so.1")
+    m = gaiafs.mmap(path, mode="r+")
+    context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+    lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    lib.cuCtxPushCurrent_v2(context)
+    try:
+        assert lib.cuStreamCreate(ctypes.byref(stream), 0) == 0
+        begun = threading.Event()
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def slowly(argument):
+            begun.wait()
+            ctypes.memmove(m.ptr, b"late", 4)
+
+        class Stream:
+            cuda_stream = stream.value
+
+        for handle in (stream.value, Stream()):
+            begun.clear()
+            m.write(b"----")
+            assert lib.cuLaunchHostFunc(stream, slowly, None) == 0
+            begun.set()
+            m.release(stream=handle)
+            assert path.read_bytes()[:4] == b"late"
+        with pytest.raises(TypeError, match="no CUDA stream"):
+            m.release(stream="fast")
+        lib.cuStreamDestroy_v2(stream)
+    finally:
+        lib.cuCtxPopCurrent_v2(ctypes.byref(context))
+        lib.cuDevicePrimaryCtxRelease_v2(0)
+    m.close()
+
+
+def test_unmapped_at_the_end(path, python):
+    """No mapping, reservation, descriptor is left behind, whichever way a mapping ended."""
+    script = """
+import gc, os, pathlib, sys, gaiafs
+def descriptors():
+    return sorted(os.readlink(f"/proc/self/fd/{d}") for d in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{d}"))
+def maps():
+    return pathlib.Path("/proc/self/maps").read_text().count("memfd")
+gaiafs.mmap(sys.argv[1]).close()
+before, mapped = descriptors(), maps()
+for _ in range(5):
+    m = gaiafs.mmap(sys.argv[1], mode="r+"); m.close()
+    m = gaiafs.mmap(sys.argv[1]); a = m.array(); del m; c = a.__dlpack__(); del a; del c; gc.collect()
+    m = gaiafs.mmap(sys.argv[1]); m.self = m; del m; gc.collect()
+assert descriptors() == before, (descriptors(), before)
+assert maps() == mapped, (maps(), mapped)
+"""
+    done = run(python, script, path, FAKECUDA_LEAKS="1")
+    assert (done.returncode, done.stderr) == (0, "")
