@@ -12,6 +12,8 @@ type Device struct {
 	Ordinal int
 	// Kind tells the client how to map an extent; the numbers are those of gpubackend.Kind and of the wire.
 	Kind uint8
+	// UUID names the GPU; zero where the kind has none.
+	UUID [16]byte
 }
 
 // Cache is what the Server needs of the page cache. ForCache makes one of a pagecache.Cache.
@@ -19,6 +21,8 @@ type Cache interface {
 	// Map lets a client map a range of a file on a device. Its errors wrap a syscall.Errno, and their text is
 	// shown to the client's user.
 	Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (Mapping, error)
+	// Kinds has a bit, 1 << (kind-1), for each kind of memory among the devices. It does not change.
+	Kinds() uint32
 }
 
 // Mapping is a client's window on a file, with the meaning of the methods of pagecache.Mapping. They are called
@@ -46,9 +50,16 @@ func (p pageCache) Map(ctx context.Context, src pagecache.Source, req pagecache.
 	return pageMapping{m}, nil
 }
 
+func (p pageCache) Kinds() (kinds uint32) {
+	for _, d := range p.cache.Devices() {
+		kinds |= 1 << (d.Kind - 1)
+	}
+	return kinds
+}
+
 type pageMapping struct{ *pagecache.Mapping }
 
 func (p pageMapping) Device() Device {
 	info := p.Mapping.Device()
-	return Device{Ordinal: info.Ordinal, Kind: uint8(info.Kind)}
+	return Device{Ordinal: info.Ordinal, Kind: uint8(info.Kind), UUID: info.UUID}
 }

@@ -62,7 +62,11 @@ func helloFrame() []byte {
 }
 
 func mapFrame(id uint64, token [16]byte, prot uint32, off, n int64) []byte {
-	return frame(mapFile, id, token, uint32(0), prot, uint32(0), uint32(0), off, n)
+	return mapFrameOn(id, token, 0, [16]byte{}, prot, off, n)
+}
+
+func mapFrameOn(id uint64, token [16]byte, device uint32, uuid [16]byte, prot uint32, off, n int64) []byte {
+	return frame(mapFile, id, token, device, prot, uint32(0), uint32(0), off, n, uuid)
 }
 
 func rangeFrame(typ uint16, id, mapping uint64, off, n int64, arg uint32) []byte {

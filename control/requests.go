@@ -185,6 +185,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	}
 	cm, err := s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
 		Device:   int(r.device),
+		UUID:     r.uuid,
 		Off:      r.off,
 		Len:      r.len,
 		Writable: writable,
@@ -204,7 +205,8 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	s.mappings[id] = m
 	s.mu.Unlock()
 	d := cm.Device()
-	return m, mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), size: homeSize(src)}, nil
+	reply := mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), size: homeSize(src), uuid: d.UUID}
+	return m, reply, nil
 }
 
 // checkMap refuses what the page cache must not be asked, and what the descriptor gives no right to.
@@ -220,7 +222,7 @@ func checkMap(r mapRequest, src pagecache.Source) error {
 		return failure(syscall.EINVAL, "protection %#x is neither read nor read and write", r.prot)
 	case r.flags&^(mapLazy|mapLaunder) != 0:
 		return failure(syscall.EINVAL, "flags %#x are not known", r.flags)
-	case r.device > 1<<16:
+	case r.device > 1<<16 && r.uuid == [uuidSize]byte{}:
 		return failure(syscall.ENODEV, "there is no device %d", r.device)
 	case !src.Readable():
 		return failure(syscall.EACCES, "%s is not open for reading", src.Name())

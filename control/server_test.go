@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
 func TestHandshake(t *testing.T) {
@@ -24,7 +26,7 @@ func TestHandshake(t *testing.T) {
 	r := c.read()
 	require.Equal(t, uint16(welcome), r.typ)
 	require.Equal(t, uint64(9), r.id)
-	require.Equal(t, []byte{1, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0}, r.body)
+	require.Equal(t, []byte{1, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, r.body)
 	require.Zero(t, c.call(frame(ping, 1)).errno())
 }
 
@@ -74,8 +76,8 @@ func TestMalformedFramesEndTheConnection(t *testing.T) {
 		"a reply":          frame(result, 1, make([]byte, 16)),
 		"a second hello":   helloFrame(),
 		"ping with a body": frame(ping, 1, byte(1)),
-		"short map":        frame(mapFile, 1, make([]byte, 47)),
-		"long map":         frame(mapFile, 1, make([]byte, 49)),
+		"short map":        frame(mapFile, 1, make([]byte, 63)),
+		"long map":         frame(mapFile, 1, make([]byte, 65)),
 		"short range":      frame(acquire, 1, make([]byte, 31)),
 		"short unmap":      frame(unmap, 1, make([]byte, 7)),
 		"short status":     frame(status, 1, make([]byte, 15)),
@@ -104,6 +106,29 @@ func TestUnknownRequestIsAnswered(t *testing.T) {
 	require.Zero(t, c.call(frame(ping, 6)).errno())
 }
 
+// A UUID names the device whatever the number says, and the reply says which it is.
+func TestDeviceByUUID(t *testing.T) {
+	s := start(t, &controltest.Cache{Devices: 2, Kind: 2, UUIDs: []gpubackend.UUID{{1}, {15: 9}}})
+	c := s.dial()
+	c.send(helloFrame())
+	require.Equal(t, byte(2), c.read().body[16], "the kinds of memory")
+	for _, x := range []struct {
+		number uint32
+		uuid   [16]byte
+		want   uint32
+	}{{0, [16]byte{15: 9}, 1}, {1 << 20, [16]byte{1}, 0}, {1, [16]byte{}, 1}} {
+		c.send(mapFrameOn(1, s.token(), x.number, x.uuid, 3, 0, 4096))
+		r := c.read()
+		require.Equal(t, uint16(mapped), r.typ)
+		require.Equal(t, uint32(2), binary.LittleEndian.Uint32(r.body[8:]), "kind")
+		require.Equal(t, x.want, binary.LittleEndian.Uint32(r.body[12:]))
+		require.Equal(t, []gpubackend.UUID{{1}, {15: 9}}[x.want], gpubackend.UUID(r.body[32:]))
+		c.read()
+	}
+	require.Equal(t, syscall.ENODEV, c.call(mapFrameOn(2, s.token(), 0, [16]byte{7}, 3, 0, 4096)).errno())
+	require.Equal(t, syscall.ENODEV, c.call(mapFrameOn(3, s.token(), 1<<20, [16]byte{}, 3, 0, 4096)).errno())
+}
+
 func TestLifeOfAMapping(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c := s.connect()
@@ -112,7 +137,8 @@ func TestLifeOfAMapping(t *testing.T) {
 	require.Equal(t, uint16(mapped), r.typ)
 	require.Equal(t, uint64(7), r.id)
 	// mapping, kind 1, device 0, 16 pages of file, 1 extent
-	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, r.body)
+	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body)
 	e := c.read()
 	require.Equal(t, 1, e.fds)
 	require.Equal(t, control.Stats{Sessions: 1, Mappings: 1}, s.Stats())
@@ -143,7 +169,7 @@ func TestMapsThatAreRefused(t *testing.T) {
 		return g.Token
 	}
 	raw := func(device, prot, flags uint32, off, n int64) []byte {
-		return frame(mapFile, 1, s.token(), device, prot, flags, uint32(0), off, n)
+		return frame(mapFile, 1, s.token(), device, prot, flags, uint32(0), off, n, [16]byte{})
 	}
 	for name, b := range map[string]struct {
 		frame []byte

@@ -163,7 +163,7 @@ func (s *session) handshake(buf []byte) error {
 			"client speaks versions %d to %d of the protocol, this gaiafs %d to %d", hi.min, hi.max, minVersion, maxVersion)}
 	}
 	s.conn.SetReadDeadline(time.Time{})
-	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests)}
+	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests), kinds: s.server.opts.Cache.Kinds()}
 	return s.send(appendFrame(nil, typeWelcome, 0, h.id, w.append), nil)
 }
 

@@ -22,6 +22,8 @@ const (
 	maxExtents = 128
 	// maxText bounds the text of a RESULT or ERROR.
 	maxText = 1024
+	// uuidSize is the size of a GPU's UUID.
+	uuidSize = 16
 )
 
 // frameType says what a frame's body is. Types of replies have replyBit set.
@@ -148,6 +150,7 @@ func decodeHello(body []byte) (hello, error) {
 type welcome struct {
 	version     uint16
 	maxRequests uint32
+	kinds       uint32 // as Cache.Kinds
 }
 
 func (w welcome) append(b []byte) []byte {
@@ -155,7 +158,9 @@ func (w welcome) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint16(b, 0)
 	b = binary.LittleEndian.AppendUint32(b, w.maxRequests)
 	b = binary.LittleEndian.AppendUint32(b, maxRequest)
-	return binary.LittleEndian.AppendUint32(b, maxExtents)
+	b = binary.LittleEndian.AppendUint32(b, maxExtents)
+	b = binary.LittleEndian.AppendUint32(b, w.kinds)
+	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
 // mapRequest asks for a mapping.
@@ -165,10 +170,12 @@ type mapRequest struct {
 	prot     uint32
 	flags    uint32
 	off, len int64
+	// uuid names the device where it is not zero; device counts otherwise.
+	uuid [uuidSize]byte
 }
 
 func decodeMap(body []byte) (mapRequest, error) {
-	if err := wantBody(body, 48); err != nil {
+	if err := wantBody(body, 64); err != nil {
 		return mapRequest{}, err
 	}
 	var r mapRequest
@@ -179,6 +186,7 @@ func decodeMap(body []byte) (mapRequest, error) {
 	// Numbers past MaxInt64 come out negative, and the checks of a mapping refuse those.
 	r.off = int64(binary.LittleEndian.Uint64(body[32:]))
 	r.len = int64(binary.LittleEndian.Uint64(body[40:]))
+	copy(r.uuid[:], body[48:])
 	return r, nil
 }
 
@@ -190,6 +198,8 @@ type mapped struct {
 	// size is the file's size at home in bytes, negative where it is not known.
 	size    int64
 	extents uint32
+	// uuid is the GPU's, zero where the kind has none.
+	uuid [uuidSize]byte
 }
 
 func (m mapped) append(b []byte) []byte {
@@ -198,7 +208,8 @@ func (m mapped) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, m.device)
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.size))
 	b = binary.LittleEndian.AppendUint32(b, m.extents)
-	return binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	return append(b, m.uuid[:]...)
 }
 
 // extentPlace is an extent's offset in the file and its size, in bytes.

@@ -28,13 +28,21 @@ func loadFrames(t testing.TB) map[string][]byte {
 	return frames
 }
 
+// countingUUID is the UUID of the frames.
+func countingUUID() (uuid [uuidSize]byte) {
+	for i := range uuid {
+		uuid[i] = byte(0x10 + i)
+	}
+	return uuid
+}
+
 func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	places := []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}
 	for name, got := range map[string][]byte{
-		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{1, 128}.append),
-		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2}.append),
-		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1}.append),
+		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{1, 128, 3}.append),
+		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
+		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID()}.append),
 		"extents":             appendFrame(nil, typeExtents, 0, 1, extents{0, places}.append),
 		"result":              appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
 		"result-enomem": appendFrame(nil, typeResult, 0, 4,
@@ -64,10 +72,10 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, hello{1, 1}, hi)
 	m, err := decodeMap(open("map", typeMap, 1))
 	require.NoError(t, err)
-	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0x200000, 0x123456789}, m)
+	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0x200000, 0x123456789, countingUUID()}, m)
 	m, err = decodeMap(open("map-read", typeMap, 2))
 	require.NoError(t, err)
-	require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 1}, m)
+	require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 1, [16]byte{}}, m)
 	for i, c := range []struct {
 		name string
 		typ  frameType
@@ -101,7 +109,7 @@ func TestMalformedBodies(t *testing.T) {
 		_, err := decodeHello(b)
 		require.Error(t, err, "no magic")
 		_, err = decodeMap(b)
-		require.Equal(t, n == 48, err == nil)
+		require.Equal(t, n == 64, err == nil)
 		_, err = decodeRange(b)
 		require.Equal(t, n == 32, err == nil)
 		_, err = decodeUnmap(b)

@@ -3,6 +3,7 @@ package gpubackend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -44,11 +45,24 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
+// UUID is a GPU's, in the order of bytes that the driver gives it in.
+type UUID [16]byte
+
+// String returns the UUID as nvidia-smi shows it, or "" for zero.
+func (u UUID) String() string {
+	if u == (UUID{}) {
+		return ""
+	}
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
 // Info describes a device. It never changes.
 type Info struct {
 	// Ordinal is the number that clients name the device by.
 	Ordinal int
 	Kind    Kind
+	// UUID names the same GPU in every process; zero where the kind has none.
+	UUID UUID
 	// Name is for people.
 	Name string
 	// Memory is the bytes that Alloc may hand out in all.

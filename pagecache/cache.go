@@ -120,15 +120,20 @@ func (c *Cache) Devices() []gpubackend.Info {
 	return infos
 }
 
-func (c *Cache) device(ordinal int) (*device, error) {
+// device returns the device with the UUID, or with the number where the UUID is zero.
+func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
+	byUUID := uuid != gpubackend.UUID{}
 	for _, d := range c.devices {
-		if d.info.Ordinal != ordinal {
+		if byUUID && d.info.UUID != uuid || !byUUID && d.info.Ordinal != ordinal {
 			continue
 		}
 		if d.lost.Load() {
-			return nil, fail(syscall.ENODEV, "device %d is lost; remount to use it again", ordinal)
+			return nil, fail(syscall.ENODEV, "device %d is lost; remount to use it again", d.info.Ordinal)
 		}
 		return d, nil
+	}
+	if byUUID {
+		return nil, fail(syscall.ENODEV, "the mount does not use %s; 'gaiafs status' lists its devices, --gpus chooses them", uuid)
 	}
 	if len(c.devices) == 0 {
 		return nil, fail(syscall.ENODEV, "there is no device %d: the mount has no devices (--gpus none)", ordinal)

@@ -15,8 +15,9 @@ import (
 
 // MapRequest is what a client asks for.
 type MapRequest struct {
-	// Device is the ordinal of a device.
+	// Device is the ordinal of a device. It is not looked at where UUID is not zero, which then names the device.
 	Device int
+	UUID   gpubackend.UUID
 	// Off is a multiple of page.Size, Len is positive. They are bytes of the file; the end may lie past end of file.
 	Off, Len int64
 	Writable bool
@@ -68,7 +69,7 @@ type Mapping struct {
 // device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), ENODEV (device),
 // EACCES (the descriptor does not allow it), ENOMEM (budget; the error names it), ESHUTDOWN, and errors of home.
 func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
-	dev, err := c.device(req.Device)
+	dev, err := c.device(req.Device, req.UUID)
 	if err != nil {
 		return nil, err
 	}

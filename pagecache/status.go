@@ -37,7 +37,9 @@ type Status struct {
 type DeviceStatus struct {
 	Device int    `json:"device"`
 	Kind   string `json:"kind"`
-	Name   string `json:"name"`
+	// UUID names the GPU as nvidia-smi does; empty where the kind has none.
+	UUID string `json:"uuid,omitempty"`
+	Name string `json:"name"`
 	// MemoryBytes is the budget, UsedBytes what extents take of it, MappedBytes what clients map of them.
 	MemoryBytes int64 `json:"memory_bytes"`
 	UsedBytes   int64 `json:"used_bytes"`
@@ -145,6 +147,7 @@ func (c *Cache) Status() Status {
 		s.Devices = append(s.Devices, DeviceStatus{
 			Device:      d.info.Ordinal,
 			Kind:        d.info.Kind.String(),
+			UUID:        d.info.UUID.String(),
 			Name:        d.info.Name,
 			MemoryBytes: d.info.Memory,
 			UsedBytes:   d.Used(),

@@ -173,7 +173,7 @@ func (m *Mapping) open(flags uint32) error {
 		return err
 	}
 	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot}
-	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length), a.take)
+	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length, [16]byte{}), a.take)
 	if err == nil && !a.complete() {
 		err = failed(syscall.EPROTO, "the extents do not cover the mapping")
 	}

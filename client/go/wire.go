@@ -79,14 +79,16 @@ func helloBody(minVersion, maxVersion uint16) []byte {
 	return binary.LittleEndian.AppendUint16(b, maxVersion)
 }
 
-func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, off, length int64) []byte {
+// mapBody names the device by uuid where that is not zero.
+func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, off, length int64, uuid [16]byte) []byte {
 	b := append([]byte(nil), token[:]...)
 	b = binary.LittleEndian.AppendUint32(b, device)
 	b = binary.LittleEndian.AppendUint32(b, uint32(prot))
 	b = binary.LittleEndian.AppendUint32(b, flags)
 	b = binary.LittleEndian.AppendUint32(b, 0)
 	b = binary.LittleEndian.AppendUint64(b, uint64(off))
-	return binary.LittleEndian.AppendUint64(b, uint64(length))
+	b = binary.LittleEndian.AppendUint64(b, uint64(length))
+	return append(b, uuid[:]...)
 }
 
 func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
@@ -126,10 +128,14 @@ type welcome struct {
 	maxRequests uint32
 	maxRequest  uint32
 	maxExtents  uint32
+	kinds       uint32 // a bit (1 << (kind-1)) for each kind of memory among the mount's devices
 }
 
+// has reports whether some device of the mount has memory of the kind.
+func (w welcome) has(kind uint32) bool { return w.kinds&(1<<(kind-1)) != 0 }
+
 func decodeWelcome(body []byte) (welcome, error) {
-	if err := bodySize("WELCOME", body, 16); err != nil {
+	if err := bodySize("WELCOME", body, 24); err != nil {
 		return welcome{}, err
 	}
 	w := welcome{
@@ -137,6 +143,7 @@ func decodeWelcome(body []byte) (welcome, error) {
 		maxRequests: binary.LittleEndian.Uint32(body[4:]),
 		maxRequest:  binary.LittleEndian.Uint32(body[8:]),
 		maxExtents:  binary.LittleEndian.Uint32(body[12:]),
+		kinds:       binary.LittleEndian.Uint32(body[16:]),
 	}
 	if w.version != protocolVersion || w.maxRequests == 0 {
 		return welcome{}, fmt.Errorf("WELCOME chose version %d and %d requests", w.version, w.maxRequests)
@@ -150,10 +157,11 @@ type mapped struct {
 	device  uint32
 	size    int64
 	extents uint32
+	uuid    [16]byte // of the GPU; zero where the kind has none
 }
 
 func decodeMapped(body []byte) (mapped, error) {
-	if err := bodySize("MAPPED", body, 32); err != nil {
+	if err := bodySize("MAPPED", body, 48); err != nil {
 		return mapped{}, err
 	}
 	return mapped{
@@ -162,6 +170,7 @@ func decodeMapped(body []byte) (mapped, error) {
 		device:  binary.LittleEndian.Uint32(body[12:]),
 		size:    int64(binary.LittleEndian.Uint64(body[16:])),
 		extents: binary.LittleEndian.Uint32(body[24:]),
+		uuid:    [16]byte(body[32:]),
 	}, nil
 }
 

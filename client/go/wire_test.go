@@ -35,13 +35,20 @@ func countingToken() (token [16]byte) {
 	return token
 }
 
+func countingUUID() (uuid [16]byte) {
+	for i := range uuid {
+		uuid[i] = byte(0x10 + i)
+	}
+	return uuid
+}
+
 func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
-	token := countingToken()
+	token, uuid := countingToken(), countingUUID()
 	for name, got := range map[string][]byte{
 		"hello":             frame(typeHello, 0, helloBody(1, 1)),
-		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0x200000, 0x123456789)),
-		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 1)),
+		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0x200000, 0x123456789, uuid)),
+		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 1, [16]byte{})),
 		"acquire":           frame(typeAcquire, 3, rangeBody(7, 4096, 8192, acquireLaunder)),
 		"release":           frame(typeRelease, 4, rangeBody(7, 0, 1, 0)),
 		"sync":              frame(typeSync, 5, rangeBody(7, 0, 0x123456789, syncDurable)),
@@ -69,9 +76,9 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 		require.True(t, out[1].IsNil(), "%s: %v", name, out[1])
 		require.Equal(t, wantBody, out[0].Interface(), name)
 	}
-	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{1, 128, 4096, 128})
-	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, kindEmulated, 3, 0x123456000, 2})
-	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, kindCUDA, 0, -1, 1})
+	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{1, 128, 4096, 128, 3})
+	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, kindEmulated, 3, 0x123456000, 2, [16]byte{}})
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, kindCUDA, 0, -1, 1, countingUUID()})
 	check("extents", header{typeExtents, 0, 1}, decodeExtents,
 		extents{0, []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}})
 	check("result", header{typeResult, 0, 3}, decodeResult, result{0, 0x1234567890, ""})

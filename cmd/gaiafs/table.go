@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -32,14 +33,14 @@ func (s *statusDocument) print(w io.Writer) error {
 			fmt.Fprintf(t, "  none\n")
 			return
 		}
-		fmt.Fprintf(t, "  \tkind\tmemory\tused\tmapped\textents\t\n")
+		fmt.Fprintf(t, "  \tkind\tmemory\tused\tmapped\textents\tUUID\t\n")
 		for _, d := range s.Devices {
 			state := ""
 			if d.Lost {
 				state = "lost"
 			}
-			fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\t%s\n", d.Device, d.Kind, bytesText(d.MemoryBytes), bytesText(d.UsedBytes),
-				bytesText(d.MappedBytes), d.Extents, state)
+			fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", d.Device, d.Kind, bytesText(d.MemoryBytes), bytesText(d.UsedBytes),
+				bytesText(d.MappedBytes), d.Extents, cmp.Or(d.UUID, "-"), state)
 		}
 	})
 

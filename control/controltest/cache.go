@@ -5,12 +5,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -27,6 +29,8 @@ type Cache struct {
 	Devices int
 	// Kind is the kind of their memory: 1, emulated, where it is 0.
 	Kind uint8
+	// UUIDs are those of the devices, if they have any.
+	UUIDs []gpubackend.UUID
 	// Extent is the size of extents: ExtentSize where it is 0.
 	Extent int64
 	// Gate, if not nil, is called by Acquire and may block until its context ends.
@@ -65,7 +69,10 @@ func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.Map
 	if c.MapError != nil {
 		return nil, c.MapError
 	}
-	if req.Device >= c.Devices {
+	if (req.UUID != gpubackend.UUID{}) {
+		req.Device = slices.Index(c.UUIDs, req.UUID)
+	}
+	if req.Device < 0 || req.Device >= c.Devices {
 		return nil, fmt.Errorf("there is no device %d: %w", req.Device, syscall.ENODEV)
 	}
 	if req.Len > maxMapping {
@@ -95,6 +102,11 @@ func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.Map
 	}
 	return m, nil
 }
+
+func (c *Cache) kind() uint8 { return max(c.Kind, 1) }
+
+// Kinds has the bit of the one kind.
+func (c *Cache) Kinds() uint32 { return 1 << (c.kind() - 1) }
 
 func (c *Cache) countLocked(d int) {
 	c.mapped += d
@@ -279,11 +291,11 @@ func (m *Mapping) extentSize() int64 { return m.list[0].Size }
 
 // Device describes where the memory is.
 func (m *Mapping) Device() control.Device {
-	kind := m.cache.Kind
-	if kind == 0 {
-		kind = 1
+	d := control.Device{Ordinal: m.req.Device, Kind: m.cache.kind()}
+	if m.req.Device < len(m.cache.UUIDs) {
+		d.UUID = m.cache.UUIDs[m.req.Device]
 	}
-	return control.Device{Ordinal: m.req.Device, Kind: kind}
+	return d
 }
 
 // Extents returns the extents that cover the mapping.

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
 // symbols is a library that lacks one function.
@@ -62,7 +64,7 @@ func TestProbe(t *testing.T) {
 	g := newFake()
 	all, err := g.driver().probe()
 	require.NoError(t, err)
-	require.Equal(t, []Found{{Name: "Fake GPU", UUID: [16]byte{7}, Memory: 1 << 30, Major: 9}}, all)
+	require.Equal(t, []Found{{Name: "Fake GPU", UUID: gpubackend.UUID{7}, Memory: 1 << 30, Major: 9}}, all)
 
 	g.fail["cuDeviceGetCount"] = invalidValue
 	_, err = g.driver().probe()

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
 // Found is a GPU of this machine.
@@ -13,7 +15,7 @@ type Found struct {
 	// Name is the driver's, for people.
 	Name string
 	// UUID names the same GPU in every process.
-	UUID [16]byte
+	UUID gpubackend.UUID
 	// Memory is its memory in bytes, whoever uses it.
 	Memory int64
 	// Major and Minor are its compute capability.
@@ -70,7 +72,7 @@ func (d *driver) inspect(device deviceHandle) (Found, error) {
 	var total uint64
 	err := errors.Join(
 		d.check("cuDeviceGetName", d.deviceGetName(&name[0], int32(len(name)), device)),
-		d.check("cuDeviceGetUuid", d.deviceGetUUID(&f.UUID, device)),
+		d.check("cuDeviceGetUuid", d.deviceGetUUID((*[16]byte)(&f.UUID), device)),
 		d.check("cuDeviceTotalMem", d.deviceTotalMem(&total, device)))
 	f.Name, _, _ = strings.Cut(string(name[:]), "\x00")
 	f.Memory = int64(total)
