@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 		childMain()
 		return
 	}
+	if os.Getenv(fakeVariable) != "" {
+		exitThroughC(m.Run())
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -18,6 +18,7 @@ type conn struct {
 	dialOnce sync.Once
 	uc       *net.UnixConn // immutable after dialOnce
 	slots    chan struct{} // one element for each request that runs; immutable after dialOnce
+	welcome  welcome       // what the daemon said of itself; immutable after dialOnce
 	reader   sync.WaitGroup
 
 	writeMu sync.Mutex // held while one frame goes out
@@ -135,6 +136,7 @@ func (c *conn) connect() error {
 		return failed(syscall.EPROTO, "%v", err)
 	}
 	uc.SetDeadline(time.Time{})
+	c.welcome = w
 	c.slots = make(chan struct{}, min(w.maxRequests, 1<<16))
 	c.reader.Go(func() { c.receive(r) })
 	return nil

@@ -11,9 +11,19 @@
 //
 //	f, err := os.OpenFile("/mnt/gaia/out.dat", os.O_RDWR, 0)
 //	m, err := gaiafs.Map(f, 0, 1<<20, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
-//	copy(m.Bytes()[4096:], result)
+//	_, err = m.WriteAt(result, 4096)
 //	_, err = m.Release(0, m.Len())
 //	err = m.Close()
+//
+// # Kinds of memory
+//
+// The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an emulated
+// device has one address for everyone. ReadAt and WriteAt copy out of and into either. A program that launches kernels waits
+// for them before it releases what they store.
+//
+// libcuda.so.1 is loaded at run time, without cgo, by processes that map memory of a GPU and by no others. Calls need a
+// context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives, and is current only
+// inside of calls.
 //
 // # Errors
 //

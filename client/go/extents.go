@@ -1,6 +1,7 @@
 package gaiafs
 
 import (
+	"errors"
 	"syscall"
 	"unsafe"
 
@@ -10,48 +11,84 @@ import (
 // pageSize is the unit of mapping, on every machine: the page of a gaiafs file.
 const pageSize = 4096
 
-// memoryKind maps the memory of one kind of device into this process.
-type memoryKind struct {
-	// reserve makes an address range of n bytes in which nothing can be touched.
-	reserve func(n int64) (unsafe.Pointer, error)
-	// place puts n bytes of an extent, from its byte from on, at an address of a reserved range. It keeps no fd.
-	place func(at unsafe.Pointer, n int64, prot Prot, fd int, from int64) error
-	// drop gives the whole range back.
-	drop func(at unsafe.Pointer, n int64) error
+// memory is what a mapping has of a device's memory in this process. Extents are placed as they come, in order, each
+// beginning where the one before it ended; finish then makes all of them usable. Nobody else uses it before that. drop
+// undoes everything, at any time, once.
+type memory interface {
+	// place takes an extent. It keeps no fd.
+	place(p extentPlace, fd int) error
+	finish() error
+	drop() error
+	// base returns the address of the mapping's first byte.
+	base() uintptr
+	// read and write copy between the host and the mapping's bytes from off on, which the caller has checked.
+	read(p []byte, off int64) error
+	write(p []byte, off int64) error
 }
 
-var memoryKinds = map[uint32]memoryKind{
-	kindEmulated: {reserve: reserveHost, place: placeHost, drop: dropHost},
+// hostMemory is memory that the CPU addresses.
+type hostMemory struct {
+	off, size int64 // of the mapping in the file; whole pages
+	prot      Prot
+	start     unsafe.Pointer // of size bytes
 }
 
-func reserveHost(n int64) (unsafe.Pointer, error) {
-	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+// reserveHost makes an address range in which nothing can be touched yet.
+func reserveHost(off, size int64, prot Prot) (*hostMemory, error) {
+	start, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, asError(err, "no %d bytes of address space", size)
+	}
+	return &hostMemory{off, size, prot, start}, nil
 }
 
-// placeHost replaces part of a range that reserveHost made and nobody else knows of yet.
-func placeHost(at unsafe.Pointer, n int64, prot Prot, fd int, from int64) error {
+// place maps the part of an extent that belongs to the mapping over part of the range, which nobody else knows of yet.
+func (h *hostMemory) place(p extentPlace, fd int) error {
+	from, to := max(p.off, h.off), min(p.off+p.size, h.off+h.size)
+	if from >= to {
+		return nil
+	}
 	bits := unix.PROT_READ
-	if prot&ProtWrite != 0 {
+	if h.prot&ProtWrite != 0 {
 		bits |= unix.PROT_WRITE
 	}
-	_, err := unix.MmapPtr(fd, from, at, uintptr(n), bits, unix.MAP_SHARED|unix.MAP_FIXED)
-	return err
+	_, err := unix.MmapPtr(fd, from-p.off, unsafe.Add(h.start, from-h.off), uintptr(to-from), bits, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		return asError(err, "an extent could not be mapped")
+	}
+	return nil
 }
 
-func dropHost(at unsafe.Pointer, n int64) error { return unix.MunmapPtr(at, uintptr(n)) }
+func (h *hostMemory) finish() error { return nil }
 
-// assembly is a mapping while its reply arrives: extents are put side by side into one address range. It is used by
-// one goroutine at a time.
+func (h *hostMemory) drop() error { return unix.MunmapPtr(h.start, uintptr(h.size)) }
+
+func (h *hostMemory) base() uintptr { return uintptr(h.start) }
+
+// bytes is the memory as a slice. It belongs to the mapping until drop.
+func (h *hostMemory) bytes() []byte { return unsafe.Slice((*byte)(h.start), h.size) }
+
+func (h *hostMemory) read(p []byte, off int64) error {
+	copy(p, h.bytes()[off:])
+	return nil
+}
+
+func (h *hostMemory) write(p []byte, off int64) error {
+	copy(h.bytes()[off:], p)
+	return nil
+}
+
+// assembly is a mapping while its reply arrives. It is used by one goroutine at a time.
 type assembly struct {
 	off, size int64 // of the mapping in the file; whole pages
 	prot      Prot
+	gpu       *gpu // that the memory is asked for of; nil: an emulated device
 
-	reply mapped
-	known bool // reply is valid: the daemon has a mapping
-	kind  memoryKind
-	base  unsafe.Pointer // nil: nothing is reserved
-	next  int64          // file offset at which the next extent begins, once one has come
-	got   uint32         // extents so far
+	reply  mapped
+	known  bool   // reply is valid: the daemon has a mapping
+	memory memory // nil: nothing can be placed
+	next   int64  // file offset at which the next extent begins, once one has come
+	got    uint32 // extents so far
 }
 
 // take takes one frame of the reply.
@@ -69,7 +106,7 @@ func (a *assembly) take(h header, body []byte, fds []int) error {
 		if !a.known {
 			return failed(syscall.EPROTO, "extents came before their mapping")
 		}
-		if a.base == nil {
+		if a.memory == nil {
 			return nil // an earlier frame failed
 		}
 		return a.add(body, fds)
@@ -86,14 +123,20 @@ func (a *assembly) begin(body []byte) error {
 		return failed(syscall.EPROTO, "the daemon answered a MAP twice")
 	}
 	a.reply, a.known = m, true
-	kind, ok := memoryKinds[m.kind]
-	if !ok {
+	switch Kind(m.kind) {
+	case KindEmulated:
+		host, err := reserveHost(a.off, a.size, a.prot)
+		if err != nil {
+			return err
+		}
+		a.memory = host
+	case KindCUDA:
+		if a.gpu == nil || a.gpu.uuid != m.uuid {
+			return failed(syscall.EPROTO, "the daemon answered with memory of a GPU that was not asked for")
+		}
+		a.memory = &cudaMemory{gpu: a.gpu, off: a.off, prot: a.prot}
+	default:
 		return failed(syscall.ENOTSUP, "device %d has memory of kind %d, which this library cannot map", m.device, m.kind)
-	}
-	a.kind = kind
-	if a.base, err = kind.reserve(a.size); err != nil {
-		a.base = nil
-		return asError(err, "no %d bytes of address space", a.size)
 	}
 	return nil
 }
@@ -118,34 +161,32 @@ func (a *assembly) add(body []byte, fds []int) error {
 	return nil
 }
 
-// place maps the part of an extent that belongs to the mapping.
 func (a *assembly) place(p extentPlace, fd int, first bool) error {
 	bad := p.off < 0 || p.size <= 0 || p.off%pageSize != 0 || p.size%pageSize != 0 || p.off+p.size < 0
 	if bad || first && p.off > a.off || !first && p.off != a.next {
 		return failed(syscall.EPROTO, "an extent of %d bytes at %d does not fit the mapping", p.size, p.off)
 	}
 	a.next = p.off + p.size
-	from, to := max(p.off, a.off), min(p.off+p.size, a.off+a.size)
-	if from >= to {
-		return nil
-	}
-	if err := a.kind.place(unsafe.Add(a.base, from-a.off), to-from, a.prot, fd, from-p.off); err != nil {
-		return asError(err, "an extent could not be mapped")
-	}
-	return nil
+	return a.memory.place(p, fd)
 }
 
-// complete reports whether extents cover the whole mapping.
-func (a *assembly) complete() bool {
-	return a.base != nil && a.got == a.reply.extents && a.next >= a.off+a.size
+// finish makes the memory usable once the reply is complete.
+func (a *assembly) finish() error {
+	if a.memory == nil || a.got != a.reply.extents || a.next < a.off+a.size {
+		return failed(syscall.EPROTO, "the extents do not cover the mapping")
+	}
+	return a.memory.finish()
 }
 
-// drop gives the address range back.
-func (a *assembly) drop() error {
-	if a.base == nil {
-		return nil
+// drop gives back what was taken.
+func (a *assembly) drop() (err error) {
+	if a.memory != nil {
+		err = a.memory.drop()
+		a.memory = nil
 	}
-	base := a.base
-	a.base = nil
-	return a.kind.drop(base, a.size)
+	if a.gpu != nil {
+		err = errors.Join(err, a.gpu.release())
+		a.gpu = nil
+	}
+	return err
 }

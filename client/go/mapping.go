@@ -6,7 +6,6 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +33,26 @@ const (
 	AdviceDontNeed Advice = unix.MADV_DONTNEED
 )
 
+// Kind is a kind of device memory. The numbers are those of the protocol.
+type Kind uint32
+
+const (
+	// KindEmulated is host memory, of a device that stands in for a GPU.
+	KindEmulated Kind = 1
+	// KindCUDA is memory of a GPU, which the CPU cannot address.
+	KindCUDA Kind = 2
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindEmulated:
+		return "emulated"
+	case KindCUDA:
+		return "cuda"
+	}
+	return "unknown"
+}
+
 // Option changes how Map maps.
 type Option func(*options)
 
@@ -48,19 +67,24 @@ type Mapping struct {
 	off, length int64 // immutable
 	prot        Prot  // immutable
 	device      int   // immutable
+	kind        Kind  // immutable once Map returned
 
-	mu     sync.RWMutex // held for reading while a call runs
-	conn   *conn        // nil after Close; guarded by mu
-	file   *os.File     // a duplicate of the caller's descriptor; guarded by mu
-	memory assembly     // guarded by mu
+	mu       sync.RWMutex // held for reading while a call runs
+	conn     *conn        // nil after Close; guarded by mu
+	file     *os.File     // a duplicate of the caller's descriptor; guarded by mu
+	assembly assembly     // with the memory; guarded by mu
 }
 
-// Map maps length bytes at off of an open file of a gaiafs mount into the memory of the device with that number. off is
-// a multiple of 4096 and length is positive; the mapping may reach past the end of the file, where it reads as zero
+// Map maps length bytes at off of an open file of a gaiafs mount into the memory of a device. On a mount with GPUs, device
+// is the number by which CUDA counts the GPU in this process, whatever the daemon calls it; on one with emulated devices it is
+// the number that the mount knows the device by. off is a multiple of 4096 and length is positive; the mapping may reach past the end of the file, where it reads as zero
 // and stores are not kept. The file's descriptor may be closed afterwards: the mapping keeps a duplicate.
 //
+// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until Close. It leaves the current context of
+// the calling thread alone.
+//
 // Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES where f is not open for it, ENODEV for no
-// such device, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the daemon is gone, and whatever
+// such device, or no libcuda.so.1 for a GPU, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the daemon is gone, and whatever
 // reading the file failed with. ENOTSUP: memory of a kind this library cannot map.
 func Map(f *os.File, off, length int64, prot Prot, device int, opts ...Option) (*Mapping, error) {
 	m, err := newMapping(f, off, length, prot, device, opts)
@@ -173,9 +197,17 @@ func (m *Mapping) open(flags uint32) error {
 		return err
 	}
 	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot}
-	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length, [16]byte{}), a.take)
-	if err == nil && !a.complete() {
-		err = failed(syscall.EPROTO, "the extents do not cover the mapping")
+	var uuid [16]byte
+	if c.welcome.has(KindCUDA) {
+		if a.gpu, err = openGPU(m.device); err != nil {
+			c.release()
+			return err
+		}
+		uuid = a.gpu.uuid
+	}
+	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length, uuid), a.take)
+	if err == nil {
+		err = a.finish()
 	}
 	if err != nil {
 		_ = a.drop()
@@ -185,7 +217,7 @@ func (m *Mapping) open(flags uint32) error {
 		c.release()
 		return err
 	}
-	m.conn, m.memory = c, a
+	m.conn, m.assembly, m.kind = c, a, Kind(a.reply.kind)
 	return nil
 }
 
@@ -234,17 +266,33 @@ func releaseAtLeast(release string, major, minor int) bool {
 	return got[0] > major || got[0] == major && got[1] >= minor
 }
 
-// Bytes returns the memory of the mapping, Len bytes, or nil after Close. Stores into a mapping without ProtWrite
-// fault. The memory is the device's, shared with every process that maps the file there.
+// Bytes returns the memory of the mapping, Len bytes, where the CPU can address it: nil for a mapping on a GPU, and after
+// Close. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process that maps
+// the file there.
 func (m *Mapping) Bytes() []byte {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.conn == nil {
+	host, ok := m.assembly.memory.(*hostMemory)
+	if !ok {
 		return nil
 	}
 	// The range belongs to the mapping until Close, whose doc says that the slice ends with it.
-	return unsafe.Slice((*byte)(m.memory.base), m.length)
+	return host.bytes()[:m.length:m.length]
 }
+
+// DevicePointer returns the address of the mapping's first byte: for kernels of any context of the GPU in this process where
+// it is memory of one, for the CPU where it is emulated. It is good until Close, and 0 afterwards.
+func (m *Mapping) DevicePointer() uintptr {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.conn == nil {
+		return 0
+	}
+	return m.assembly.memory.base()
+}
+
+// Kind returns the kind of memory that the mapping has.
+func (m *Mapping) Kind() Kind { return m.kind }
 
 // Len returns the length that the mapping was made with.
 func (m *Mapping) Len() int64 { return m.length }
@@ -265,7 +313,7 @@ func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
 		if launder {
 			flags = acquireLaunder
 		}
-		return c.simple(typeAcquire, rangeBody(m.memory.reply.mapping, off, n, flags))
+		return c.simple(typeAcquire, rangeBody(m.assembly.reply.mapping, off, n, flags))
 	})
 	return pages, during("acquire", err)
 }
@@ -277,7 +325,7 @@ func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 		if m.prot&ProtWrite == 0 {
 			return 0, nil
 		}
-		return c.simple(typeRelease, rangeBody(m.memory.reply.mapping, off, n, 0))
+		return c.simple(typeRelease, rangeBody(m.assembly.reply.mapping, off, n, 0))
 	})
 	return pages, during("release", err)
 }
@@ -291,7 +339,7 @@ func (m *Mapping) Flush(off, n int64) error { return during("flush", m.sync(off,
 
 func (m *Mapping) sync(off, n int64, flags uint32) error {
 	_, err := m.call(off, n, func(c *conn) (int64, error) {
-		return c.simple(typeSync, rangeBody(m.memory.reply.mapping, off, n, flags))
+		return c.simple(typeSync, rangeBody(m.assembly.reply.mapping, off, n, flags))
 	})
 	return err
 }
@@ -299,7 +347,7 @@ func (m *Mapping) sync(off, n int64, flags uint32) error {
 // Advise gives a hint about the n bytes at off. Errors are those of Acquire.
 func (m *Mapping) Advise(off, n int64, advice Advice) error {
 	_, err := m.call(off, n, func(c *conn) (int64, error) {
-		return c.simple(typeAdvise, rangeBody(m.memory.reply.mapping, off, n, uint32(advice)))
+		return c.simple(typeAdvise, rangeBody(m.assembly.reply.mapping, off, n, uint32(advice)))
 	})
 	return during("advise", err)
 }
@@ -328,8 +376,8 @@ func (m *Mapping) Close() error {
 	}
 	c := m.conn
 	m.conn = nil
-	dropErr := m.memory.drop()
-	_, err := c.simple(typeUnmap, unmapBody(m.memory.reply.mapping))
+	dropErr := m.assembly.drop()
+	_, err := c.simple(typeUnmap, unmapBody(m.assembly.reply.mapping))
 	c.release()
 	if closeErr := m.file.Close(); err == nil {
 		err = closeErr

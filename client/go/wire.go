@@ -46,12 +46,6 @@ const (
 	syncDurable    uint32 = 1
 )
 
-// Kinds of memory that an extent's descriptor may be.
-const (
-	kindEmulated uint32 = 1
-	kindCUDA     uint32 = 2
-)
-
 type (
 	requestID uint64
 	mappingID uint64
@@ -132,7 +126,7 @@ type welcome struct {
 }
 
 // has reports whether some device of the mount has memory of the kind.
-func (w welcome) has(kind uint32) bool { return w.kinds&(1<<(kind-1)) != 0 }
+func (w welcome) has(kind Kind) bool { return w.kinds&(1<<(kind-1)) != 0 }
 
 func decodeWelcome(body []byte) (welcome, error) {
 	if err := bodySize("WELCOME", body, 24); err != nil {

@@ -77,8 +77,8 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 		require.Equal(t, wantBody, out[0].Interface(), name)
 	}
 	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{1, 128, 4096, 128, 3})
-	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, kindEmulated, 3, 0x123456000, 2, [16]byte{}})
-	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, kindCUDA, 0, -1, 1, countingUUID()})
+	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, uint32(KindEmulated), 3, 0x123456000, 2, [16]byte{}})
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID()})
 	check("extents", header{typeExtents, 0, 1}, decodeExtents,
 		extents{0, []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}})
 	check("result", header{typeResult, 0, 3}, decodeResult, result{0, 0x1234567890, ""})

@@ -141,6 +141,7 @@ func (d *driver) functions() []function {
 		{"cuDeviceGet", &d.deviceGet, false},
 		{"cuDeviceGetName", &d.deviceGetName, false},
 		{"cuDeviceGetUuid", &d.deviceGetUUID, false},
+		{"cuDeviceGetUuid_v2", &d.deviceGetUUID, true}, // tells the instances of one GPU apart
 		{"cuDeviceTotalMem_v2", &d.deviceTotalMem, false},
 		{"cuDeviceGetAttribute", &d.deviceGetAttribute, false},
 		{"cuDevicePrimaryCtxRetain", &d.devicePrimaryCtxRetain, false},

@@ -56,8 +56,8 @@ var rules = []rule{
 	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
-	{"client", []string{sys}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "client/go", "internal/page", cobra, pflag, toml, humanize, sys}, false},
+	{"client", []string{sys, purego}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "internal/page", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
 	// The bench starts itself again as a daemon, so that what it compares is one build; its measurements are made through
 	// the mount and the client. Loopback is what it compares with.
@@ -71,7 +71,7 @@ var rules = []rule{
 	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
 	{"internal/fakecuda", []string{testify}, true},
-	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", testify, sys}, true},
+	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "pagecache", "internal/fakecuda", "internal/page", testify, sys}, true},
 	{"internal/mounttest", []string{"client/go", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testmount", testify, sys}, true},
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -104,6 +105,7 @@ type disguise struct{ gpubackend.Device }
 func (d disguise) Info() gpubackend.Info {
 	info := d.Device.Info()
 	info.Kind = gpubackend.KindCUDA
+	info.UUID = fakecuda.UUID(info.Ordinal)
 	return info
 }
 
