@@ -67,24 +67,30 @@ func (r *Result) verdictAgainst(name string) string {
 
 var tableHead = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
 
-// WriteTable writes the rows for a terminal.
+// WriteTable writes the rows for a terminal, and below those of each group what there is to say about them.
 func (r *Report) WriteTable(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	group := ""
-	for i := range r.Rows {
-		row := &r.Rows[i]
-		if row.Group != group {
-			group = row.Group
-			fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+	for first := 0; first < len(r.Rows); {
+		group := r.Rows[first].Group
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+		notes := ""
+		for ; first < len(r.Rows) && r.Rows[first].Group == group; first++ {
+			row := &r.Rows[first]
+			for _, line := range row.cells() {
+				fmt.Fprintln(w, strings.Join(line, "\t"))
+			}
+			if row.Note != "" {
+				notes += fmt.Sprintf("  (%s: %s)\n", row.Name, row.Note)
+			}
 		}
-		for _, line := range row.cells() {
-			fmt.Fprintln(w, strings.Join(line, "\t"))
+		if err := w.Flush(); err != nil {
+			return err
 		}
-		if row.Note != "" {
-			fmt.Fprintf(w, "  (%s)\t\t\t\t\t\n", row.Note)
+		if _, err := io.WriteString(out, notes); err != nil {
+			return err
 		}
 	}
-	return w.Flush()
+	return nil
 }
 
 // WriteMarkdown writes the machine and the rows as they go into docs/performance.md.
