@@ -9,7 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-var _ pagecache.Source = (*openFile)(nil)
+var (
+	_ pagecache.Source     = (*openFile)(nil)
+	_ pagecache.HostCached = (*home)(nil)
+)
 
 // ID implements pagecache.Source.
 func (of *openFile) ID() pagecache.FileID { return of.node.key.fileID() }
@@ -80,6 +83,37 @@ func (h *home) ReadAt(p []byte, off int64) (int, error) {
 		}
 	}
 	return done, nil
+}
+
+// ReadCached implements pagecache.HostCached. Filesystems that cannot say have nothing.
+func (h *home) ReadCached(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Preadv2(h.fd, [][]byte{p[done:]}, off+int64(done), unix.RWF_NOWAIT)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN, err == syscall.EOPNOTSUPP, err == syscall.ENOSYS, err == nil && n == 0:
+			return done, nil
+		case err != nil:
+			return done, err
+		default:
+			done += n
+		}
+	}
+	return done, nil
+}
+
+// adviceSize is what is asked for in one call: the kernel takes no more of a larger one than the device's read-ahead, which
+// is this by default.
+const adviceSize = 128 << 10
+
+// WillNeed implements pagecache.HostCached.
+func (h *home) WillNeed(off, n int64) {
+	for end := off + n; off < end; off += adviceSize {
+		if unix.Fadvise(h.fd, off, min(adviceSize, end-off), unix.FADV_WILLNEED) != nil {
+			return // a filesystem that has none
+		}
+	}
 }
 
 // WriteAt implements pagecache.Home. It is a change through the mount, so opens do not take it for somebody else's.

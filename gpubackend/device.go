@@ -21,6 +21,8 @@ var (
 	ErrRange = errors.New("not a range of this device's memory")
 	// ErrInUse says that Memory was not freed when its device was to be closed.
 	ErrInUse = errors.New("device memory still allocated")
+	// ErrNoPeer says that a device cannot copy from another one's memory directly.
+	ErrNoPeer = errors.New("no direct way between the devices")
 	// ErrClosed says that a device was used after Close.
 	ErrClosed = errors.New("device closed")
 )
@@ -82,6 +84,15 @@ type Copy struct {
 	Host []byte
 }
 
+// PeerCopy moves N bytes from From, memory of another device, to Mem.
+type PeerCopy struct {
+	Mem  Memory
+	Off  int64
+	From Memory
+	// FromOff is the byte offset in From.
+	FromOff, N int64
+}
+
 // Patch brings the page at byte offset Off of Mem from Base to Next under the feet of running programs: exactly the
 // bytes that differ between Base and Next, and that Mem still has as in Base, are stored, one by one. Base and Next
 // have page.Size bytes.
@@ -131,6 +142,10 @@ type Device interface {
 	// be copied in any order and at once.
 	CopyIn(ctx context.Context, pieces []Copy) error
 	CopyOut(ctx context.Context, pieces []Copy) error
+	// CopyPeer copies from other devices' memory without a detour through the host: over NVLink or PCIe between GPUs. The
+	// sources may be stored into meanwhile, as in CopyOut. It fails with ErrNoPeer, and copies nothing, where a source's
+	// device is of another kind, is lost, or cannot be reached.
+	CopyPeer(ctx context.Context, pieces []PeerCopy) error
 	// Zero stores zeros into the n bytes of mem at byte offset off.
 	Zero(ctx context.Context, mem Memory, off, n int64) error
 	// Patch applies patches to pages that other processes may be storing into.

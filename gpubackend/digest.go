@@ -1,11 +1,13 @@
 package gpubackend
 
 import (
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/bits"
+	"sync"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -16,7 +18,7 @@ const pageWords = page.Size / 8
 // foldPrime is the Mersenne prime 2^61-1.
 const foldPrime = 1<<61 - 1
 
-// DigestKey is the key of a device's digests: drawn at random when the device is opened, secret, and never changed.
+// DigestKey is the key of a device's digests: drawn at random, secret, and never changed.
 //
 // # The function
 //
@@ -67,6 +69,10 @@ func NewDigestKey(random io.Reader) (*DigestKey, error) {
 	}
 	return &k, nil
 }
+
+// SharedKey returns the key of the devices of this process that were given no other. It is drawn by the first call. That
+// they have one key lets them compare digests of each other's pages, and says no more about a page than two keys do.
+var SharedKey = sync.OnceValues(func() (*DigestKey, error) { return NewDigestKey(rand.Reader) })
 
 // AppendBinary appends the key as a device's kernel takes it: the words k and then f, little-endian. It never fails.
 func (k *DigestKey) AppendBinary(buf []byte) ([]byte, error) {

@@ -1,6 +1,8 @@
 package lrc
 
 import (
+	"sort"
+
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -13,27 +15,25 @@ type drain struct {
 	ranges []page.Range
 }
 
-// Release publishes the pages that owner o modified. drops are the runs that the kernel may hold; the caller has it
+// Release publishes the pages that owner o modified, ascending ranges that do not overlap. drops are the runs that the kernel may hold; the caller has it
 // drop them, then calls Drained with id. Pages that o does not hold tracked are left alone.
 func (f *File) Release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
 	f.checkDropped(ranges)
-	for _, rg := range ranges {
-		rg = rg.Intersect(page.Range{End: f.runs.end()})
-		f.runs.scan(rg, func(run page.Range, s *state) {
-			if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
-				drops = page.AppendRange(drops, run)
-			}
-		})
-		f.runs.update(rg, func(s *state) {
-			r := s.find(o)
-			if r == nil || !r.tracked {
-				return
-			}
-			r.v = r.v.Next(o)
-			s.released = s.released.With(o, r.v.Get(o))
-			s.cpu = false
-		})
-	}
+	ranges = f.within(ranges)
+	f.runs.scanAll(ranges, func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
+			drops = page.AppendRange(drops, run)
+		}
+	})
+	f.runs.updateAll(ranges, func(s *state) {
+		r := s.find(o)
+		if r == nil || !r.tracked {
+			return
+		}
+		r.v = r.v.Next(o)
+		s.released = s.released.With(o, r.v.Get(o))
+		s.cpu = false
+	})
 	f.last++
 	if len(drops) > 0 {
 		f.drain = append(f.drain, drain{f.last, drops})
@@ -68,9 +68,7 @@ func (f *File) Redrop(rg page.Range) (drops []page.Range, id DrainID) {
 	if len(drops) == 0 {
 		return nil, 0
 	}
-	for _, d := range drops {
-		f.runs.update(d, func(s *state) { s.cpu = false })
-	}
+	f.runs.updateAll(drops, func(s *state) { s.cpu = false })
 	f.last++
 	f.drain = append(f.drain, drain{f.last, drops})
 	f.checkInvariants(rg)
@@ -80,21 +78,28 @@ func (f *File) Redrop(rg page.Range) (drops []page.Range, id DrainID) {
 // Draining returns the ids of the releases that still drain a page of rg.
 func (f *File) Draining(rg page.Range) (ids []DrainID) {
 	for _, d := range f.drain {
-		for _, dr := range d.ranges {
-			if dr.Overlaps(rg) {
-				ids = append(ids, d.id)
-				break
-			}
+		if len(d.overlapping(rg)) > 0 {
+			ids = append(ids, d.id)
 		}
 	}
 	return ids
+}
+
+// overlapping returns the drain's ranges that share a page with rg. A release of scattered pages has thousands of others.
+func (d *drain) overlapping(rg page.Range) []page.Range {
+	first := sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].End > rg.Start })
+	n := first
+	for n < len(d.ranges) && d.ranges[n].Start < rg.End {
+		n++
+	}
+	return d.ranges[first:n]
 }
 
 // subtractDraining returns the parts of run that are not draining.
 func (f *File) subtractDraining(run page.Range) []page.Range {
 	parts := []page.Range{run}
 	for _, d := range f.drain {
-		for _, dr := range d.ranges {
+		for _, dr := range d.overlapping(run) {
 			parts = page.Subtract(parts, dr)
 		}
 	}

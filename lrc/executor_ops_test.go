@@ -268,7 +268,7 @@ func (x *executor) update(p page.Index, d int, u Update) {
 		}
 	}
 	m.agreed = bytes.Clone(x.home[p])
-	x.dropBases(x.f.Updated(page.Range{Start: p, End: p + 1}, versions.GPU(d), x.writers(d, p)))
+	x.dropBases(x.f.Updated([]page.Range{{Start: p, End: p + 1}}, versions.GPU(d), x.writers(d, p)))
 }
 
 func (x *executor) publish(c model.Client, rg page.Range) {

@@ -198,7 +198,7 @@ func (x *executor) dropBases(drop []PageBase) {
 }
 
 func (x *executor) keepBases(rg page.Range, except versions.Owner) {
-	for _, k := range x.f.KeepBases(rg, except) {
+	for _, k := range x.f.KeepBases([]page.Range{rg}, except) {
 		x.logf("keep home of %v as base %d", k.Range, k.Base)
 		for p := k.Range.Start; p < k.Range.End; p++ {
 			if x.fault != forgottenBase {
@@ -262,7 +262,7 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 		mine = bytes.Clone(m.data)
 	}
 	m.agreed = mine
-	keep, drop := x.f.Collected(one, c.Owner, agrees)
+	keep, drop := x.f.Collected([]page.Range{one}, c.Owner, agrees)
 	for _, k := range keep {
 		x.logf("keep the collected bytes of %v as base %d", k.Range, k.Base)
 		x.putBase(executorBase{p, k.Base}, mine)

@@ -92,10 +92,28 @@ func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
 	return out
 }
 
-// KeepBases must be called before home changes. It returns the runs of rg whose bytes in home have to be kept, and under
-// which Base, because a tracked replica has no other base. except is the device whose own bytes are being collected;
+// within returns the parts of ranges that some device may hold.
+func (f *File) within(ranges []page.Range) []page.Range {
+	n := len(ranges)
+	for n > 0 && ranges[n-1].End > f.runs.end() {
+		n--
+	}
+	if n == len(ranges) {
+		return ranges
+	}
+	in := append([]page.Range(nil), ranges[:n]...)
+	if last := ranges[n].Intersect(page.Range{End: f.runs.end()}); !last.Empty() {
+		in = append(in, last)
+	}
+	return in
+}
+
+// Where a method takes several ranges, they are ascending and do not overlap. It costs less than one call for each.
+
+// KeepBases must be called before home changes. It returns the runs of ranges whose bytes in home have to be kept, and
+// under which Base, because a tracked replica has no other base. except is the device whose own bytes are being collected;
 // its base is changed by Collected instead. CPU for none.
-func (f *File) KeepBases(rg page.Range, except versions.Owner) []PageBase {
+func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase {
 	var out []PageBase
 	needs := func(s *state) bool {
 		for i := range s.replicas {
@@ -106,8 +124,8 @@ func (f *File) KeepBases(rg page.Range, except versions.Owner) []PageBase {
 		}
 		return false
 	}
-	rg = rg.Intersect(page.Range{End: f.runs.end()})
-	f.runs.scan(rg, func(run page.Range, s *state) {
+	ranges = f.within(ranges)
+	f.runs.scanAll(ranges, func(run page.Range, s *state) {
 		if needs(s) {
 			out = append(out, PageBase{run, s.freeBase()})
 		}
@@ -115,7 +133,7 @@ func (f *File) KeepBases(rg page.Range, except versions.Owner) []PageBase {
 	if len(out) == 0 {
 		return nil
 	}
-	f.runs.update(rg, func(s *state) {
+	f.runs.updateAll(ranges, func(s *state) {
 		if !needs(s) {
 			return
 		}
@@ -127,15 +145,15 @@ func (f *File) KeepBases(rg page.Range, except versions.Owner) []PageBase {
 			}
 		}
 	})
-	f.checkInvariants(rg)
+	f.checkAll(ranges)
 	return out
 }
 
-// Collected says that home now contains what the owner released of rg. With agrees, home has exactly the bytes that
+// Collected says that home now contains what the owner released of the ranges. With agrees, home has exactly the bytes that
 // were collected, and is the owner's base from now on. Otherwise somebody else's bytes are in home too; the collected
 // bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any more.
-func (f *File) Collected(rg page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
-	f.runs.scan(rg, func(run page.Range, s *state) {
+func (f *File) Collected(ranges []page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
+	f.runs.scanAll(ranges, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil {
 			return
@@ -149,7 +167,7 @@ func (f *File) Collected(rg page.Range, o versions.Owner, agrees bool) (keep, dr
 			drop = append(drop, PageBase{run, old})
 		}
 	})
-	f.runs.update(rg, func(s *state) {
+	f.runs.updateAll(ranges, func(s *state) {
 		r := s.find(o)
 		if r == nil {
 			return
@@ -162,7 +180,7 @@ func (f *File) Collected(rg page.Range, o versions.Owner, agrees bool) (keep, dr
 			r.base = s.freeBase()
 		}
 	})
-	f.checkInvariants(rg)
+	f.checkAll(ranges)
 	return keep, drop
 }
 
@@ -252,23 +270,30 @@ func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
 	return out
 }
 
-// Updated says that the replicas of o in rg contain home, which is their base from now on. With track, programs may
-// store into them. drop are bases that nobody has any more.
-func (f *File) Updated(rg page.Range, o versions.Owner, track bool) (drop []PageBase) {
-	drop = f.droppedBases(rg, o)
-	f.runs.update(rg, func(s *state) {
+// Updated says that the replicas of o in the ranges contain home, which is their base from now on. With track, programs
+// may store into them. drop are bases that nobody has any more.
+func (f *File) Updated(ranges []page.Range, o versions.Owner, track bool) (drop []PageBase) {
+	drop = f.droppedBases(ranges, o)
+	f.runs.updateAll(ranges, func(s *state) {
 		r := s.add(o)
 		r.v = r.v.Join(s.home)
 		r.base = BaseHome
 		r.tracked = r.tracked || track
 	})
-	f.checkInvariants(rg)
+	f.checkAll(ranges)
 	return drop
 }
 
-// droppedBases returns the bases in rg that only o has.
-func (f *File) droppedBases(rg page.Range, o versions.Owner) (drop []PageBase) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+// checkAll is checkInvariants of several ranges.
+func (f *File) checkAll(ranges []page.Range) {
+	for _, rg := range ranges {
+		f.checkInvariants(rg)
+	}
+}
+
+// droppedBases returns the bases in ranges that only o has.
+func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
+	f.runs.scanAll(f.within(ranges), func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked && r.base != BaseHome && s.soleUser(r.base, o) {
 			drop = append(drop, PageBase{run, r.base})
 		}
@@ -282,6 +307,31 @@ func (f *File) Untracked(rg page.Range, o versions.Owner) (out []page.Range) {
 		if r := s.find(o); r != nil && !r.tracked {
 			out = page.AppendRange(out, run)
 		}
+	})
+	return out
+}
+
+// Current is a run of pages that a device holds as home has them, but for what programs there stored since the last
+// agreement and nobody released.
+type Current struct {
+	Range page.Range
+	// Tracked says that programs may have stored into the pages. Into others none did.
+	Tracked bool
+}
+
+// Current returns the runs of rg that o holds with every release that home has, no other, and home as their base: what
+// another device may be given instead of home.
+func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		r := s.find(o)
+		if r == nil || r.base != BaseHome || r.stale(s.home) || r.pending(s.home) {
+			return
+		}
+		if n := len(out); n > 0 && out[n-1].Tracked == r.tracked && out[n-1].Range.End == run.Start {
+			out[n-1].Range.End = run.End
+			return
+		}
+		out = append(out, Current{run, r.tracked})
 	})
 	return out
 }
@@ -327,7 +377,7 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 
 // Evicted says that o holds nothing of rg any more. What was pending is lost, so it is collected before.
 func (f *File) Evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
-	drop = f.droppedBases(rg, o)
+	drop = f.droppedBases([]page.Range{rg}, o)
 	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
 	f.runs.trim()
 	f.checkInvariants(rg)

@@ -18,14 +18,14 @@ func TestMemoryWherePagesAgree(t *testing.T) {
 	whole := page.Range{End: memoryPages}
 	var f File
 	for d := range 8 {
-		f.Updated(whole, versions.GPU(d), true)
+		f.Updated([]page.Range{whole}, versions.GPU(d), true)
 	}
 	t.Logf("held by 8 devices: %.3f bytes per page", perPage(&f))
 	require.Less(t, perPage(&f), 1.0)
 	for d := range 8 {
 		f.Release([]page.Range{whole}, versions.GPU(d))
 	}
-	f.KeepBases(whole, versions.CPU)
+	f.KeepBases([]page.Range{whole}, versions.CPU)
 	f.CPUWrote(whole)
 	t.Logf("all released, stale, with bases: %.3f bytes per page", perPage(&f))
 	require.Less(t, perPage(&f), 1.0)
@@ -61,7 +61,7 @@ func TestMemoryWorstCase(t *testing.T) {
 			for p := range page.Index(memoryPages) {
 				one := page.Range{Start: p, End: p + 1}
 				for d := range 8 {
-					f.Updated(one, versions.GPU(d), true)
+					f.Updated([]page.Range{one}, versions.GPU(d), true)
 				}
 				f.runs.update(one, func(s *state) {
 					// As after so many releases that came home, of which every replica lacks its own selection.

@@ -1,10 +1,6 @@
 package lrc
 
-import (
-	"bytes"
-
-	"github.com/gaiafs/gaiafs/internal/page"
-)
+import "github.com/gaiafs/gaiafs/internal/page"
 
 // segmentPages is the number of pages that share one table of states.
 const segmentPages = 512
@@ -56,143 +52,230 @@ func split(rg page.Range, fn func(seg int64, from, to int)) {
 	}
 }
 
+// memoStates is the number of states that a pass remembers. Most passes meet a few, again in every segment.
+const memoStates = 8
+
+// memo remembers what encodings stand for during one pass.
+type memo struct {
+	encodings [memoStates]string
+	states    [memoStates]*state
+	last      int // where the last one asked for is
+	n         int // how many were decoded
+}
+
+// of returns the state that enc encodes. Equal encodings have the same pointer while they are remembered. The state must
+// not be changed.
+func (m *memo) of(enc []byte) *state {
+	if m.last < m.n && string(enc) == m.encodings[m.last] {
+		return m.states[m.last]
+	}
+	for i := range min(m.n, memoStates) {
+		if string(enc) == m.encodings[i] {
+			m.last = i
+			return m.states[i]
+		}
+	}
+	m.last = m.n % memoStates
+	m.encodings[m.last], m.states[m.last] = string(enc), decode(enc)
+	m.n++
+	return m.states[m.last]
+}
+
 // scan calls fn for the pages of rg, run by run of equal states, in order. fn must not keep or change the state.
 // Neighbouring runs may have equal states.
 func (rs *runs) scan(rg page.Range, fn func(run page.Range, s *state)) {
+	rs.scanAll([]page.Range{rg}, fn)
+}
+
+// scanAll is scan for the pages of ascending ranges, which do not overlap.
+func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) {
 	var (
-		lastEnc string
-		last    *state
+		m           memo
+		lastUniform string
+		uniform     *state
 	)
-	uniform := func(enc string) *state {
-		if last == nil || enc != lastEnc {
-			if enc == "" {
-				last = &state{cpu: true}
-			} else {
-				last = decode([]byte(enc))
-			}
-			lastEnc = enc
-		}
-		return last
-	}
-	// Uniform runs are joined across segments, so that a large file that agrees is one run.
-	open := page.Range{}
+	// Runs are joined across segments, so that a large file that agrees is one run.
+	var open page.Range
 	var openState *state
-	flush := func() {
-		if !open.Empty() {
-			fn(open, openState)
-			open = page.Range{}
-		}
-	}
-	split(rg, func(seg int64, from, to int) {
-		first := page.Index(seg * segmentPages)
-		g := rs.segment(seg)
-		if g == nil || g.index == nil {
-			enc := ""
-			if g != nil {
-				enc = g.uniform
-			}
-			run := page.Range{Start: first + page.Index(from), End: first + page.Index(to)}
-			if !open.Empty() && openState != nil && enc == lastEnc && openState == last && open.End == run.Start {
-				open.End = run.End
-				return
-			}
-			flush()
-			open, openState = run, uniform(enc)
+	emit := func(run page.Range, s *state) {
+		if s == openState && open.End == run.Start {
+			open.End = run.End
 			return
 		}
-		flush()
-		memo := make(map[uint16]*state)
-		for i := from; i < to; {
-			k := g.index[i]
-			j := i + 1
-			for j < to && g.index[j] == k {
-				j++
-			}
-			s := memo[k]
-			if s == nil {
-				s = decode(g.encoding(k))
-				memo[k] = s
-			}
-			fn(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, s)
-			i = j
+		if openState != nil {
+			fn(open, openState)
 		}
-	})
+		open, openState = run, s
+	}
+	table, tableOf := []*state(nil), int64(-1) // the states of segment tableOf, as far as they were needed
+	for _, rg := range ranges {
+		split(rg, func(seg int64, from, to int) {
+			first := page.Index(seg * segmentPages)
+			g := rs.segment(seg)
+			if g == nil || g.index == nil {
+				enc := ""
+				if g != nil {
+					enc = g.uniform
+				}
+				if uniform == nil || enc != lastUniform {
+					lastUniform = enc
+					if enc == "" {
+						uniform = m.of(initial)
+					} else {
+						uniform = m.of([]byte(enc))
+					}
+				}
+				emit(page.Range{Start: first + page.Index(from), End: first + page.Index(to)}, uniform)
+				return
+			}
+			if seg != tableOf {
+				tableOf = seg
+				if cap(table) < len(g.ends) {
+					table = make([]*state, len(g.ends))
+				}
+				table = table[:len(g.ends)]
+				clear(table)
+			}
+			for i := from; i < to; {
+				k := g.index[i]
+				j := i + 1
+				for j < to && g.index[j] == k {
+					j++
+				}
+				if table[k] == nil {
+					table[k] = m.of(g.encoding(k))
+				}
+				emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, table[k])
+				i = j
+			}
+		})
+	}
+	if openState != nil {
+		fn(open, openState)
+	}
+}
+
+// update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same of
+// the same state whenever it is called: what it made once may be taken again.
+func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, fn) }
+
+// updateAll is update for the pages of ascending ranges, which do not overlap.
+func (rs *runs) updateAll(ranges []page.Range, fn func(s *state)) {
+	changes := changes{fn: fn}
+	var parts []part // of segment at
+	at := int64(-1)
+	flush := func() {
+		if len(parts) == 0 {
+			return
+		}
+		for int64(len(rs.segments)) <= at {
+			rs.segments = append(rs.segments, segment{})
+		}
+		rs.updateSegment(&rs.segments[at], parts, &changes)
+		parts = parts[:0]
+	}
+	for _, rg := range ranges {
+		split(rg, func(seg int64, from, to int) {
+			if seg != at {
+				flush()
+				at = seg
+			}
+			parts = append(parts, part{from, to})
+		})
+	}
 	flush()
 }
 
-// update calls fn once for each distinct state among the pages of rg, per segment, and stores what fn made of it.
-func (rs *runs) update(rg page.Range, fn func(s *state)) {
-	split(rg, func(seg int64, from, to int) {
-		for int64(len(rs.segments)) <= seg {
-			rs.segments = append(rs.segments, segment{})
-		}
-		rs.updateSegment(&rs.segments[seg], from, to, fn)
-	})
+// part is the pages [from, to) of a segment.
+type part struct{ from, to int }
+
+// changes remembers what an update made of the states it met.
+type changes struct {
+	fn       func(s *state)
+	old, new [memoStates]string
+	n        int // how many were made
 }
 
-func (rs *runs) updateSegment(g *segment, from, to int, fn func(s *state)) {
-	if g.index == nil {
-		old := g.uniform
-		if old == "" {
-			old = string(initial)
+// of returns the encoding of what fn makes of the state that enc encodes.
+func (c *changes) of(enc []byte) string {
+	for i := range min(c.n, memoStates) {
+		if c.old[i] == string(enc) {
+			return c.new[i]
 		}
-		s := decode([]byte(old))
-		fn(s)
-		enc := s.encode(nil)
-		if string(enc) == old {
+	}
+	s := decode(enc)
+	c.fn(s)
+	i := c.n % memoStates
+	c.old[i], c.new[i] = string(enc), string(s.encode(nil))
+	c.n++
+	return c.new[i]
+}
+
+func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
+	if g.index == nil {
+		old := initial
+		if g.uniform != "" {
+			old = []byte(g.uniform)
+		}
+		enc := c.of(old)
+		if enc == string(old) {
 			return
 		}
-		if from == 0 && to == segmentPages {
-			g.uniform = rs.intern(enc)
+		if parts[0] == (part{0, segmentPages}) {
+			g.uniform = rs.intern([]byte(enc))
 			return
 		}
 		g.index = make([]uint16, segmentPages)
 		g.blob = append(append(make([]byte, 0, len(old)+len(enc)), old...), enc...)
 		g.ends = []uint32{uint32(len(old)), uint32(len(old) + len(enc))}
 		g.uniform = ""
-		for i := from; i < to; i++ {
-			g.index[i] = 1
+		for _, p := range parts {
+			for i := p.from; i < p.to; i++ {
+				g.index[i] = 1
+			}
 		}
 		return
 	}
 
 	// A few states are looked for in the table as it is, many by a map.
 	var known map[string]uint16
-	find := func(enc []byte) (uint16, bool) {
+	find := func(enc string) (uint16, bool) {
 		if known != nil {
-			k, ok := known[string(enc)]
+			k, ok := known[enc]
 			return k, ok
 		}
 		for k := range g.ends {
-			if bytes.Equal(g.encoding(uint16(k)), enc) {
+			if string(g.encoding(uint16(k))) == enc {
 				return uint16(k), true
 			}
 		}
 		return 0, false
 	}
-	moved := make(map[uint16]uint16)
-	for i := from; i < to; i++ {
-		k := g.index[i]
-		n, ok := moved[k]
-		if !ok {
-			if len(moved) == 8 {
-				known = make(map[string]uint16, 2*len(g.ends))
-				for k := range g.ends {
-					known[string(g.encoding(uint16(k)))] = uint16(k)
+	// What became of the state with a number, plus one. States that are added are of pages that are done.
+	var scratch [3 * segmentPages]uint16
+	moved, distinct := scratch[:len(g.ends)], 0
+	for _, p := range parts {
+		for i := p.from; i < p.to; i++ {
+			k := g.index[i]
+			if moved[k] == 0 {
+				if distinct++; distinct == memoStates {
+					known = make(map[string]uint16, 2*len(g.ends))
+					for k := range g.ends {
+						known[string(g.encoding(uint16(k)))] = uint16(k)
+					}
 				}
-			}
-			s := decode(g.encoding(k))
-			fn(s)
-			enc := s.encode(nil)
-			if n, ok = find(enc); !ok {
-				n = g.add(enc)
-				if known != nil {
-					known[string(enc)] = n
+				enc := c.of(g.encoding(k))
+				n, ok := find(enc)
+				if !ok {
+					n = g.add([]byte(enc))
+					if known != nil {
+						known[enc] = n
+					}
 				}
+				moved[k] = n + 1
 			}
-			moved[k] = n
+			g.index[i] = moved[k] - 1
 		}
-		g.index[i] = n
 	}
 	rs.compact(g)
 }

@@ -98,44 +98,73 @@ type twinEvent struct {
 	agrees bool
 }
 
-func (e twinEvent) apply(f *File, rg page.Range, a answers) {
+func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
+	each := func(fn func(rg page.Range)) {
+		for _, rg := range ranges {
+			fn(rg)
+		}
+	}
 	switch e.kind {
 	case 0:
-		a.bases("drop", f.Updated(rg, e.owner, e.agrees))
+		a.bases("drop", f.Updated(ranges, e.owner, e.agrees))
 	case 1:
-		f.Track(rg, e.owner)
+		each(func(rg page.Range) { f.Track(rg, e.owner) })
 	case 2:
-		drops, id := f.Release([]page.Range{rg}, e.owner)
+		drops, id := f.Release(ranges, e.owner)
 		for _, d := range drops {
 			a.add(d, "kernel drops")
 		}
 		f.Drained(id)
 	case 3:
-		for pending := f.Pending(rg, e.agrees); len(pending) > 0; pending = f.Pending(rg, e.agrees) {
-			for _, c := range pending {
+		e.collect(f, ranges, a)
+	case 4:
+		a.bases("keep", f.KeepBases(ranges, versions.CPU))
+		each(f.CPUWrote)
+	case 5:
+		each(func(rg page.Range) {
+			for _, c := range f.Current(rg, e.owner) {
+				a.add(c.Range, "current, tracked %v", c.Tracked)
+			}
+			for _, u := range f.Stale(rg, e.owner) {
+				a.add(u.Range, "%v base %d", u.Mode, u.Base)
+			}
+		})
+		a.bases("drop", f.Updated(ranges, e.owner, e.agrees))
+	case 6:
+		each(func(rg page.Range) { a.bases("drop", f.Untrack(rg, e.owner)) })
+	case 7:
+		each(func(rg page.Range) { a.bases("drop", f.Evicted(rg, e.owner)) })
+	case 8:
+		each(func(rg page.Range) { a.bases("drop", f.Replaced(rg)) })
+	case 9:
+		each(f.CPURead)
+	}
+}
+
+// collect collects all that is pending of the ranges: what one owner has on one kind of base in one go.
+func (e twinEvent) collect(f *File, ranges []page.Range, a answers) {
+	for {
+		type group struct {
+			owner versions.Owner
+			home  bool
+		}
+		groups := make(map[group][]page.Range)
+		for _, rg := range ranges {
+			for _, c := range f.Pending(rg, e.agrees) {
 				a.add(c.Range, "pending %v base %d", c.Owner, c.Base)
-				a.bases("keep", f.KeepBases(c.Range, c.Owner))
-				keep, drop := f.Collected(c.Range, c.Owner, c.Base == BaseHome || e.agrees)
-				a.bases("keep own", keep)
-				a.bases("drop", drop)
+				g := group{c.Owner, c.Base == BaseHome}
+				groups[g] = append(groups[g], c.Range)
 			}
 		}
-	case 4:
-		a.bases("keep", f.KeepBases(rg, versions.CPU))
-		f.CPUWrote(rg)
-	case 5:
-		for _, u := range f.Stale(rg, e.owner) {
-			a.add(u.Range, "%v base %d", u.Mode, u.Base)
+		if len(groups) == 0 {
+			return
 		}
-		a.bases("drop", f.Updated(rg, e.owner, e.agrees))
-	case 6:
-		a.bases("drop", f.Untrack(rg, e.owner))
-	case 7:
-		a.bases("drop", f.Evicted(rg, e.owner))
-	case 8:
-		a.bases("drop", f.Replaced(rg))
-	case 9:
-		f.CPURead(rg)
+		for g, runs := range groups {
+			a.bases("keep", f.KeepBases(runs, g.owner))
+			keep, drop := f.Collected(runs, g.owner, g.home || e.agrees)
+			a.bases("keep own", keep)
+			a.bases("drop", drop)
+		}
 	}
 }
 
@@ -164,17 +193,24 @@ func TestFileAgainstPages(t *testing.T) {
 			}
 			from := rapid.IntRange(0, count-1).Draw(t, "from")
 			to := rapid.IntRange(from+1, count).Draw(t, "to")
-			rg := page.Range{Start: page.Index(from * spread), End: page.Index(to * spread)}
+			ranges := []page.Range{{Start: page.Index(from * spread), End: page.Index(to * spread)}}
+			if rapid.Bool().Draw(t, "scattered") { // only the pages that are looked at
+				ranges = nil
+				for i := from; i < to; i++ {
+					p := page.Index(i * spread)
+					ranges = append(ranges, page.Range{Start: p, End: p + 1}, page.Range{Start: p + spread - 1, End: p + spread})
+				}
+			}
 			events := []twinEvent{e}
 			if e.collectFirst() {
 				events = []twinEvent{{kind: 3, agrees: e.agrees}, e}
 			}
 			for _, e := range events {
 				got, want := make(answers), make(answers)
-				e.apply(&whole, rg, got)
+				e.apply(&whole, ranges, got)
 				for i := from; i < to; i++ {
 					p := page.Index(i * spread)
-					e.apply(&single[i], page.Range{Start: p, End: p + 1}, want)
+					e.apply(&single[i], []page.Range{{Start: p, End: p + 1}}, want)
 				}
 				for p := range want {
 					require.Equal(t, want[p], got[p], "page %d, event %+v", p, e)
@@ -203,14 +239,14 @@ func at(f *File, p page.Index) (text string) {
 func TestReplaced(t *testing.T) {
 	var f File
 	one := page.Range{End: 1}
-	f.Updated(one, versions.GPU(0), true)
-	f.Updated(one, versions.GPU(1), false)
+	f.Updated([]page.Range{one}, versions.GPU(0), true)
+	f.Updated([]page.Range{one}, versions.GPU(1), false)
 	f.Release([]page.Range{one}, versions.GPU(0))
 	require.Empty(t, f.Replaced(one))
 	require.Empty(t, f.Pending(one, true))
 	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(0)))
 	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(1)))
-	f.Updated(one, versions.GPU(0), true)
+	f.Updated([]page.Range{one}, versions.GPU(0), true)
 	require.Equal(t, Counts{Resident: 1, Tracked: 1}, f.Count(versions.GPU(0)))
 	f.Release([]page.Range{one}, versions.GPU(0))
 	require.Equal(t, []Pending{{one, versions.GPU(0), BaseHome}}, f.Pending(one, true))

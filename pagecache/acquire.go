@@ -9,94 +9,78 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// acquire brings the pages of rg up to date on the device of h, and returns how many were not.
+const (
+	// holdTime is how long an acquire begins new transfers under one hold of File.mu. Those under way then are waited for:
+	// a request of the CPU waits for two holds at worst, each of which is this and as long as home takes for the
+	// pieces that the readers are at (pieceBytes for each of at most maxReaders).
+	holdTime = 20 * time.Millisecond
+	// holdPages is the most pages that one hold looks at: 4 GiB.
+	holdPages = 1 << 20
+	// holdCollect is the most pages that an acquire or a flush collects under one hold, 64 MiB; holdPeer the most that
+	// it copies from other devices, 1 GiB.
+	holdCollect = 1 << 14
+	holdPeer    = 1 << 18
+	// digestGap is the number of pages between two runs whose digests are taken along with theirs, to save a call.
+	digestGap = 256
+)
+
+// acquire brings the pages of rg up to date on the device of h, and returns how many were not. It lets go of File.mu now
+// and then.
 func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
-	err = batches(rg, func(part page.Range) error {
+	for rest := rg; !rest.Empty() && err == nil; {
 		f.mu.Lock()
-		defer f.mu.Unlock()
-		if err := ctx.Err(); err != nil {
-			return err
+		if err = ctx.Err(); err == nil {
+			var n int64
+			n, rest.Start, err = f.acquireLocked(ctx, h, rest, time.Now().Add(holdTime))
+			pages += n
 		}
-		n, err := f.acquireLocked(ctx, h, part)
-		pages += n
-		return err
-	})
+		f.mu.Unlock()
+	}
 	if pages > 0 {
 		f.c.counters.FillTime.observe(time.Since(start))
 	}
 	return pages, err
 }
 
-func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
-	if err := f.collectLocked(ctx, rg, false); err != nil {
-		return 0, err
+// acquireAllLocked is acquire under one hold.
+func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
+	for rest := rg; !rest.Empty() && err == nil; {
+		_, rest.Start, err = f.acquireLocked(ctx, h, rest, time.Time{})
 	}
-	for _, u := range f.lrc.Stale(rg, h.dev.owner) {
-		if err := f.updateLocked(ctx, h, u); err != nil {
-			f.lostLocked(h.dev, err)
-			return pages, err
-		}
-		pages += u.Range.Len()
-	}
-	return pages, f.trackLocked(ctx, h, rg)
+	return err
 }
 
-// updateLocked brings one run of pages from home to the device.
-func (f *File) updateLocked(ctx context.Context, h *holding, u lrc.Update) error {
-	buf, release, err := h.dev.HostBuffer(int(u.Range.Bytes()))
+// acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
+// Transfers begin until then, or without end if that is zero.
+func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, until time.Time) (pages int64, next page.Index, err error) {
+	if err := h.dev.gone(nil); err != nil {
+		return 0, rg.Start, err
+	}
+	part := rg.Intersect(page.Range{Start: rg.Start, End: rg.Start + holdPages})
+	part.End, err = f.collectSomeLocked(ctx, part)
 	if err != nil {
-		return err
+		return 0, rg.Start, err
 	}
-	defer release()
-	if err := f.readHomeLocked(u.Range, buf); err != nil {
-		return err
+	stale := f.lrc.Stale(part, h.dev.owner)
+	if len(stale) > 0 {
+		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
+		storing := f.storingLocked(h, part)
+		var n int64
+		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing)
+		if pages += n; err == nil {
+			if n > 0 {
+				stale = f.lrc.Stale(part, h.dev.owner)
+			}
+			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until)
+			pages += n
+		}
+		if err != nil {
+			f.lostLocked(h.dev, err)
+			return pages, part.Start, h.dev.gone(err)
+		}
 	}
-	switch u.Mode {
-	case lrc.ModeFill, lrc.ModeCopy:
-		if err := h.dev.CopyIn(ctx, h.copies(u.Range, buf)); err != nil {
-			return err
-		}
-	case lrc.ModePatch:
-		if err := h.dev.Patch(ctx, f.patchesLocked(h, u, buf)); err != nil {
-			return err
-		}
-	}
-	// The device agrees with the bytes in buf: with these, and not with home as somebody may read it later.
-	for _, part := range f.writersLocked(h, u.Range) {
-		if part.track || u.Mode == lrc.ModePatch {
-			off := (part.pages.Start - u.Range.Start).Offset()
-			f.rebaseLocked(h, part.pages, buf[off:off+part.pages.Bytes()])
-		}
-		f.dropBasesLocked(f.lrc.Updated(part.pages, h.dev.owner, part.track))
-	}
-	n := u.Range.Len()
-	f.count(func(c *Counters) {
-		switch u.Mode {
-		case lrc.ModeFill:
-			c.Fills.Add(1)
-			c.FilledPages.Add(n)
-		case lrc.ModeCopy:
-			c.RefreshedPages.Add(n)
-		case lrc.ModePatch:
-			c.PatchedPages.Add(n)
-		}
-	})
-	return nil
-}
-
-func (f *File) patchesLocked(h *holding, u lrc.Update, home []byte) []gpubackend.Patch {
-	patches := make([]gpubackend.Patch, 0, u.Range.Len())
-	for p := u.Range.Start; p < u.Range.End; p++ {
-		base := f.bases[baseKey{p, u.Base}]
-		x, off := h.at(p)
-		if base == nil || x == nil {
-			continue
-		}
-		at := (p - u.Range.Start).Offset()
-		patches = append(patches, gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]})
-	}
-	return patches
+	return pages, part.End, f.trackLocked(ctx, h, part)
 }
 
 // tracking is a run of pages that clients do, or do not, map for writing.
@@ -106,10 +90,20 @@ type tracking struct {
 }
 
 // writersLocked cuts rg into the parts that some client maps for writing on the device of h, and the rest.
-func (f *File) writersLocked(h *holding, rg page.Range) (parts []tracking) {
+func (f *File) writersLocked(h *holding, rg page.Range) []tracking {
+	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable })
+}
+
+// storingLocked is writersLocked for clients whose programs may be storing already: they were given the memory.
+func (f *File) storingLocked(h *holding, rg page.Range) []tracking {
+	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable && m.exported })
+}
+
+// splitLocked cuts rg into the parts that are in a mapping that is counted, and the rest.
+func (f *File) splitLocked(rg page.Range, counts func(m *Mapping) bool) (parts []tracking) {
 	rest := []page.Range{rg}
 	for m := range f.mappings {
-		if m.h == h && m.writable {
+		if counts(m) {
 			rest = page.Subtract(rest, m.pages)
 		}
 	}
@@ -128,25 +122,81 @@ func (f *File) writersLocked(h *holding, rg page.Range) (parts []tracking) {
 }
 
 // trackLocked starts tracking the pages of rg that the device holds untracked and that clients map for writing. No
-// program can have stored into them before: the digests of what is there are those of home.
+// program can have stored into them before: the digests of what is there are those of home. So the device takes them,
+// at the speed of its memory.
 func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error {
-	for _, run := range f.lrc.Untracked(rg, h.dev.owner) {
-		for _, part := range f.writersLocked(h, run) {
-			if !part.track {
-				continue
-			}
-			var err error
-			h.each(part.pages, func(x *extent, pages page.Range) {
-				if err == nil {
-					err = h.dev.Digests(ctx, x.mem, pages.Offset()-x.index*x.size, x.agreedAt(pages))
-				}
-			})
-			if err != nil {
-				f.lostLocked(h.dev, err)
-				return err
-			}
-			f.lrc.Track(part.pages, h.dev.owner)
+	untracked := f.lrc.Untracked(rg, h.dev.owner)
+	if len(untracked) == 0 {
+		return nil
+	}
+	var runs []page.Range
+	for _, w := range f.writersLocked(h, rg) {
+		if w.track {
+			runs = append(runs, w.pages)
 		}
 	}
+	runs = intersect(untracked, runs)
+	for i := 0; i < len(runs); {
+		span, n := runs[i], i+1
+		for n < len(runs) && runs[n].Start-span.End <= digestGap {
+			span.End = runs[n].End
+			n++
+		}
+		if err := f.digestLocked(ctx, h, span, runs[i:n]); err != nil {
+			f.lostLocked(h.dev, err)
+			return h.dev.gone(err)
+		}
+		for _, run := range runs[i:n] {
+			f.lrc.Track(run, h.dev.owner)
+		}
+		i = n
+	}
 	return nil
+}
+
+// digestLocked makes the digests of runs, which lie in span, those of what the device has.
+func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, runs []page.Range) (err error) {
+	h.each(span, func(x *extent, part page.Range) {
+		if err != nil {
+			return
+		}
+		off := part.Offset() - x.index*x.size
+		if len(runs) == 1 {
+			err = h.dev.Digests(ctx, x.mem, off, x.agreeOn(part))
+			return
+		}
+		sums := make([]gpubackend.Digest, part.Len())
+		if err = h.dev.Digests(ctx, x.mem, off, sums); err != nil {
+			return
+		}
+		for _, run := range runs {
+			if run = run.Intersect(part); !run.Empty() {
+				copy(x.agreeOn(run), sums[run.Start-part.Start:])
+			}
+		}
+	})
+	return err
+}
+
+// rebaseLocked makes the digests of the pages of rg, which dev tracks, those of the bytes in base, page for page.
+func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
+	h.each(rg, func(x *extent, part page.Range) {
+		off := (part.Start - rg.Start).Offset()
+		h.dev.Key().SumPages(base[off:off+part.Bytes()], x.agreeOn(part))
+	})
+}
+
+// patchesLocked returns what brings the pages of one update, of which home has the bytes in home, up to date.
+func (f *File) patchesLocked(h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
+	patches := make([]gpubackend.Patch, 0, rg.Len())
+	for p := rg.Start; p < rg.End; p++ {
+		base := f.bases[baseKey{p, b}]
+		x, off := h.at(p)
+		if base == nil || x == nil {
+			continue
+		}
+		at := (p - rg.Start).Offset()
+		patches = append(patches, gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]})
+	}
+	return patches
 }

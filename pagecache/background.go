@@ -84,7 +84,7 @@ func (f *File) refresh(ctx context.Context, h *holding) error {
 		defer f.mu.Unlock()
 		// Nothing pins the extents between two batches, so what is there is asked for in each.
 		for _, run := range f.lrc.Tracked(part, h.dev.owner) {
-			if _, err := f.acquireLocked(ctx, h, run); err != nil {
+			if err := f.acquireAllLocked(ctx, h, run); err != nil {
 				return err
 			}
 		}

@@ -6,20 +6,30 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes. except is the device whose
-// bytes are about to be collected.
-func (f *File) keepHomeLocked(rg page.Range, except versions.Owner) error {
-	for _, k := range f.lrc.KeepBases(rg, except) {
-		if err := batches(k.Range, func(part page.Range) error {
-			buf := make([]byte, part.Bytes())
-			if err := f.readHomeLocked(part, buf); err != nil {
-				return err
-			}
-			f.putBaseLocked(part, k.Base, buf)
+// keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes in ranges. except is the device
+// whose bytes are about to be collected.
+func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
+	var parts []lrc.PageBase
+	for _, k := range f.lrc.KeepBases(ranges, except) {
+		_ = batches(k.Range, func(part page.Range) error {
+			parts = append(parts, lrc.PageBase{Range: part, Base: k.Base})
 			return nil
+		})
+	}
+	// A few at a time, so that what was read and not yet kept stays small.
+	for len(parts) > 0 {
+		n := min(len(parts), pieceRuns)
+		bufs := make([][]byte, n)
+		if err := inParallel(n, maxReaders, func(i int) error {
+			bufs[i] = make([]byte, parts[i].Range.Bytes())
+			return f.readHomeLocked(parts[i].Range, bufs[i])
 		}); err != nil {
 			return err
 		}
+		for i, buf := range bufs {
+			f.putBaseLocked(parts[i].Range, parts[i].Base, buf)
+		}
+		parts = parts[n:]
 	}
 	return nil
 }

@@ -53,6 +53,9 @@ type Cache struct {
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
 
+	// noPeer has the devicePairs that turned out to have no direct way.
+	noPeer sync.Map
+
 	baseBytes atomic.Int64
 	counters  Counters
 
@@ -70,6 +73,18 @@ type device struct {
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
+}
+
+// gone returns what a client is told once the device is lost, because of err if that is not nil; else err.
+func (d *device) gone(err error) error {
+	switch {
+	case !d.lost.Load():
+		return err
+	case err == nil:
+		err = gpubackend.ErrDeviceLost
+	}
+	return fmt.Errorf("device %d is lost, and what was not home with it; remount to use it again: %w (%w)",
+		d.info.Ordinal, syscall.ENODEV, err)
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.

@@ -78,7 +78,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 			return err
 		}
 		if c.Kind != ChangeAllocate {
-			if err := f.keepHomeLocked(rg, versions.CPU); err != nil {
+			if err := f.keepHomeLocked([]page.Range{rg}, versions.CPU); err != nil {
 				return err
 			}
 		}
@@ -259,7 +259,7 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	f.dropBasesLocked(f.lrc.Replaced(whole))
 	for h, runs := range kept {
 		for _, run := range runs {
-			f.dropBasesLocked(f.lrc.Updated(run, h.dev.owner, true))
+			f.dropBasesLocked(f.lrc.Updated([]page.Range{run}, h.dev.owner, true))
 		}
 	}
 	// What was released stays released, on top of the other change. The kernel was told of these releases before.
@@ -272,8 +272,8 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	}
 	// What clients map for writing has to be tracked at once, or stores would go unnoticed.
 	for m := range f.mappings {
-		if m.writable && !m.lazy {
-			if _, err := f.acquireLocked(ctx, m.h, m.pages); err != nil {
+		if m.writable && !m.lazy && !m.dev.lost.Load() {
+			if err := f.acquireAllLocked(ctx, m.h, m.pages); err != nil && !m.dev.lost.Load() {
 				return err
 			}
 		}

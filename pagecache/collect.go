@@ -2,15 +2,23 @@ package pagecache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
 )
 
-// collectChunk is the number of pages that are brought home in one piece: 1 MiB.
-const collectChunk = 256
+// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB; collectRun is the most
+// that home is given in one, 1 MiB.
+const (
+	collectChunk = 2048
+	collectRun   = 256
+)
 
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
@@ -22,92 +30,174 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 			return nil
 		}
 		start := time.Now()
-		for _, p := range pending {
-			if err := f.collectRunLocked(ctx, p); err != nil {
-				if d := f.c.owner(p.Owner); d != nil && f.lostLocked(d, err) {
+		// Pages of one owner go together, wherever they are.
+		slices.SortStableFunc(pending, func(a, b lrc.Pending) int { return cmp.Compare(a.Owner, b.Owner) })
+		for len(pending) > 0 {
+			n := 1
+			for n < len(pending) && pending[n].Owner == pending[0].Owner {
+				n++
+			}
+			owner := pending[0].Owner
+			if err := f.collectOwnerLocked(ctx, owner, pending[:n]); err != nil {
+				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
 				}
 				f.collectErr = err
 				return err
 			}
+			pending = pending[n:]
 		}
 		f.collectErr = nil
 		f.c.counters.CollectTime.observe(time.Since(start))
 	}
 }
 
-func (f *File) collectRunLocked(ctx context.Context, p lrc.Pending) error {
-	h := f.holdings[p.Owner]
-	size := int(min(p.Range.Len(), collectChunk)) << page.Shift
-	buf, release, err := h.dev.HostBuffer(size)
-	if err != nil {
-		return err
+// collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect pages
+// are pending.
+func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
+	next = rg.End
+	count := int64(0)
+	for _, p := range f.lrc.Pending(rg, false) {
+		if count += p.Range.Len(); count >= holdCollect {
+			next = p.Range.End - page.Index(count-holdCollect)
+			break
+		}
 	}
-	defer release()
-	for at := p.Range.Start; at < p.Range.End; at += collectChunk {
+	if count == 0 {
+		return next, nil
+	}
+	return next, f.collectLocked(ctx, page.Range{Start: rg.Start, End: next}, false)
+}
+
+// collectOwnerLocked brings home what one owner released, pieces of collectChunk pages at a time.
+func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) error {
+	h := f.holdings[o]
+	var chunk []lrc.Pending
+	room := int64(collectChunk)
+	flush := func() error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		part := page.Range{Start: at, End: min(at+collectChunk, p.Range.End)}
-		if err := f.collectChunkLocked(ctx, h, part, p, buf[:part.Bytes()]); err != nil {
+		buf, release, err := h.dev.HostBuffer(int(collectChunk-room) << page.Shift)
+		if err != nil {
 			return err
 		}
+		defer release()
+		err = f.collectChunkLocked(ctx, h, chunk, buf)
+		chunk, room = chunk[:0], collectChunk
+		return err
 	}
-	return nil
+	for _, p := range pending {
+		for !p.Range.Empty() {
+			part := p
+			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, collectRun)))
+			p.Range.Start = part.Range.End
+			chunk = append(chunk, part)
+			if room -= part.Range.Len(); room == 0 {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(chunk) == 0 {
+		return nil
+	}
+	return flush()
 }
 
-// collectChunkLocked brings the pages of part home. The device's bytes are read once, into mine; they, and not what the
-// device has a moment later, are what home gets and what the device is compared with from now on.
-func (f *File) collectChunkLocked(ctx context.Context, h *holding, part page.Range, p lrc.Pending, mine []byte) error {
-	if err := h.dev.CopyOut(ctx, h.copies(part, mine)); err != nil {
+// collectChunkLocked brings the pages of chunk home, ascending runs of one owner. The device's bytes are read once, into
+// mine, run after run; they, and not what the device has a moment later, are what home gets and what the device is
+// compared with from now on. After an error of home, the runs before the one at fault are home.
+func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.Pending, mine []byte) error {
+	o := chunk[0].Owner
+	ranges := make([]page.Range, len(chunk))
+	parts := make([][]byte, len(chunk)) // of mine
+	var copies []gpubackend.Copy
+	at := int64(0)
+	for i, p := range chunk {
+		ranges[i], parts[i] = p.Range, mine[at:at+p.Range.Bytes()]
+		at += p.Range.Bytes()
+		copies = append(copies, h.copies(p.Range, parts[i])...)
+	}
+	if err := h.dev.CopyOut(ctx, copies); err != nil {
 		return err
 	}
-	if err := f.keepHomeLocked(part, p.Owner); err != nil {
+	if err := f.keepHomeLocked(ranges, o); err != nil {
 		return err
 	}
-	merged := mine
-	agrees := func(page.Index) bool { return true }
-	if p.Base != lrc.BaseHome {
-		home := make([]byte, part.Bytes())
-		if err := f.readHomeLocked(part, home); err != nil {
+	merged := make([][]byte, len(chunk))
+	sums := make([][]gpubackend.Digest, len(chunk))
+	if err := inParallel(len(chunk), maxReaders, func(i int) error {
+		sums[i] = make([]gpubackend.Digest, ranges[i].Len())
+		h.dev.Key().SumPages(parts[i], sums[i])
+		if merged[i] = parts[i]; chunk[i].Base == lrc.BaseHome {
+			return nil
+		}
+		home := make([]byte, len(parts[i]))
+		if err := f.readHomeLocked(ranges[i], home); err != nil {
 			return err
 		}
-		merged = make([]byte, part.Bytes())
-		f.mergeLocked(part, p.Base, merged, mine, home)
-		agrees = func(i page.Index) bool {
-			off := (i - part.Start).Offset()
-			return bytes.Equal(merged[off:off+page.Size], mine[off:off+page.Size])
-		}
-	}
-	if err := f.writeHomeLocked(part, merged); err != nil {
+		merged[i] = make([]byte, len(parts[i]))
+		f.mergeLocked(ranges[i], chunk[i].Base, merged[i], parts[i], home)
+		return nil
+	}); err != nil {
 		return err
 	}
-	h.each(part, func(x *extent, pages page.Range) {
-		off := (pages.Start - part.Start).Offset()
-		sums := x.agreedAt(pages)
-		h.dev.Key().SumPages(mine[off:off+pages.Bytes()], sums)
-	})
-	// Runs of pages with the same outcome are reported together.
-	for at := part.Start; at < part.End; {
-		same := agrees(at)
-		end := at + 1
-		for end < part.End && agrees(end) == same {
-			end++
-		}
-		run := page.Range{Start: at, End: end}
-		keep, drop := f.lrc.Collected(run, p.Owner, same)
-		for _, k := range keep {
-			from := (k.Range.Start - part.Start).Offset()
-			f.putBaseLocked(k.Range, k.Base, mine[from:from+k.Range.Bytes()])
-		}
-		f.dropBasesLocked(drop)
-		if !same {
-			f.count(func(c *Counters) { c.MergedPages.Add(run.Len()) })
-		}
-		at = end
+	written, err := f.writeHomeLocked(ranges, merged)
+	for i := range written {
+		from := sums[i]
+		h.each(ranges[i], func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
 	}
-	f.count(func(c *Counters) { c.Collects.Add(1); c.CollectedPages.Add(part.Len()) })
-	return nil
+	f.collectedLocked(o, ranges[:written], parts, merged)
+	return err
+}
+
+// collectedLocked reports ranges that are home. parts has the owner's bytes of each, merged what home has now: where they
+// differ somebody else's bytes are in home too, and the owner's are kept as its base.
+func (f *File) collectedLocked(o versions.Owner, ranges []page.Range, parts, merged [][]byte) {
+	var agree, differ []page.Range
+	for i, rg := range ranges {
+		if &parts[i][0] == &merged[i][0] {
+			agree = page.AppendRange(agree, rg)
+			continue
+		}
+		for p := rg.Start; p < rg.End; p++ {
+			off, one := (p - rg.Start).Offset(), page.Range{Start: p, End: p + 1}
+			if bytes.Equal(merged[i][off:off+page.Size], parts[i][off:off+page.Size]) {
+				agree = page.AppendRange(agree, one)
+			} else {
+				differ = page.AppendRange(differ, one)
+			}
+		}
+	}
+	_, drop := f.lrc.Collected(agree, o, true)
+	f.dropBasesLocked(drop)
+	keep, drop := f.lrc.Collected(differ, o, false)
+	i := 0
+	for _, k := range keep {
+		for p := k.Range.Start; p < k.Range.End; p++ {
+			for ranges[i].End <= p {
+				i++
+			}
+			off := (p - ranges[i].Start).Offset()
+			f.putBaseLocked(page.Range{Start: p, End: p + 1}, k.Base, parts[i][off:off+page.Size])
+		}
+	}
+	f.dropBasesLocked(drop)
+	var pages, merges int64
+	for _, rg := range ranges {
+		pages += rg.Len()
+	}
+	for _, rg := range differ {
+		merges += rg.Len()
+	}
+	f.count(func(c *Counters) {
+		if c.CollectedPages.Add(pages); pages > 0 {
+			c.Collects.Add(1)
+		}
+		c.MergedPages.Add(merges)
+	})
 }
 
 // mergeLocked merges the pages of rg: dst is theirs with what mine changed since base b on top. Overlaps are counted.
@@ -132,40 +222,46 @@ func (f *File) mergeLocked(rg page.Range, b lrc.Base, dst, mine, theirs []byte) 
 	}
 }
 
-// writeHomeLocked writes the pages of rg home, up to end of file.
-func (f *File) writeHomeLocked(rg page.Range, p []byte) error {
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. It is no faster
+// on several cores: filesystems write one file under one lock.
+func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	n := min(rg.Bytes(), sig.Size-rg.Offset())
-	if n > 0 {
-		_, err = f.home.WriteAt(p[:n], rg.Offset())
+	for written < len(ranges) && err == nil {
+		rg := ranges[written]
+		if n := min(rg.Bytes(), sig.Size-rg.Offset()); n > 0 {
+			_, err = f.home.WriteAt(bufs[written][:n], rg.Offset())
+		}
+		if err == nil {
+			written++
+		}
 	}
 	// Also after an error: a part may have been written, and is not somebody else's change.
 	if note := f.noteHomeLocked(); err == nil {
 		err = note
 	}
-	return err
+	return written, err
 }
 
-// collectAll brings everything released of the file home, a batch at a time, leaving out pages that drain.
+// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain.
 func (f *File) collectAll(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	whole := page.Range{End: f.lrc.End()}
 	started := time.Now()
-	err := batches(whole, func(part page.Range) error {
-		if err := f.collectLocked(ctx, part, false); err != nil {
+	for rest := whole; !rest.Empty(); {
+		var err error
+		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
 			return err
 		}
 		// Let requests in between.
 		f.mu.Unlock()
 		f.mu.Lock()
-		return ctx.Err()
-	})
-	if err != nil {
-		return err
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 	}
 	if len(f.lrc.Pending(whole, true)) == 0 {
 		f.pendingSince = time.Time{}
@@ -204,12 +300,4 @@ func (f *File) untrackIdleLocked() {
 			f.dropBasesLocked(f.lrc.Untrack(rg, o))
 		}
 	}
-}
-
-// rebaseLocked makes the digests of the pages of rg, which dev tracks, those of the bytes in base, page for page.
-func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
-	h.each(rg, func(x *extent, part page.Range) {
-		off := (part.Start - rg.Start).Offset()
-		h.dev.Key().SumPages(base[off:off+part.Bytes()], x.agreedAt(part))
-	})
 }

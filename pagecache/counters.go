@@ -12,6 +12,7 @@ type Counters struct {
 	Fills, FilledPages, RefreshedPages, PatchedPages      atomic.Int64
 	PrefetchedPages                                       atomic.Int64
 	PeerReads, PeerReadPages                              atomic.Int64
+	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements                                      atomic.Int64

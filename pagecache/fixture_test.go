@@ -2,6 +2,8 @@ package pagecache
 
 import (
 	"context"
+	"crypto/rand"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -21,6 +25,7 @@ type memoryHome struct {
 	clock  int64
 	ctime  int64
 	werr   error
+	werrAt int64 // writes below it succeed all the same
 	writes int
 	synced int
 	open   int
@@ -42,7 +47,7 @@ func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
 func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.werr != nil {
+	if h.werr != nil && off >= h.werrAt {
 		h.clock++ // a part was written
 		return copy(h.data[min(off, int64(len(h.data))):], p[:len(p)/2]), h.werr
 	}
@@ -90,10 +95,13 @@ func (h *memoryHome) Close() error {
 	return nil
 }
 
-func (h *memoryHome) fail(err error) {
+func (h *memoryHome) fail(err error) { h.failFrom(0, err) }
+
+// failFrom makes writes at off and after it fail.
+func (h *memoryHome) failFrom(off int64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.werr = err
+	h.werr, h.werrAt = err, off
 }
 
 func (h *memoryHome) bytes(off, n int) []byte {
@@ -157,7 +165,9 @@ func (s *source) Attach(f *File)      { s.attached = f }
 type machine struct {
 	t     *testing.T
 	cache *Cache
-	next  uint64
+	// devices do as they are told, and otherwise as emulated ones.
+	devices []*faulty.Device
+	next    uint64
 }
 
 type machineOption func(*Options, *int64)
@@ -168,21 +178,31 @@ func interval(d time.Duration) machineOption {
 }
 func hostMemory(n int64) machineOption { return func(o *Options, _ *int64) { o.HostMemory = n } }
 
+// newMachine makes one whose devices have one key, as those of a mount do.
 func newMachine(t *testing.T, devices int, options ...machineOption) *machine {
 	t.Helper()
+	key, err := gpubackend.NewDigestKey(rand.Reader)
+	require.NoError(t, err)
+	return newKeyedMachine(t, slices.Repeat([]*gpubackend.DigestKey{key}, devices), options...)
+}
+
+func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...machineOption) *machine {
+	t.Helper()
+	m := &machine{t: t}
 	o := Options{WriteBackInterval: time.Hour}
 	size := int64(64 << 20)
 	for _, opt := range options {
 		opt(&o, &size)
 	}
-	for i := range devices {
-		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: size, Poison: true})
+	for i, key := range keys {
+		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: size, Poison: true, Key: key})
 		require.NoError(t, err)
-		o.Devices = append(o.Devices, d)
+		m.devices = append(m.devices, faulty.Wrap(d))
+		o.Devices = append(o.Devices, m.devices[i])
 	}
 	c, err := New(o)
 	require.NoError(t, err)
-	m := &machine{t: t, cache: c}
+	m.cache = c
 	t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
 	return m
 }

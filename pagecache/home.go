@@ -38,6 +38,15 @@ type Home interface {
 	Close() error
 }
 
+// HostCached is a Home that says what the host's page cache has of it. Its methods may be called from any goroutine.
+type HostCached interface {
+	Home
+	// ReadCached is ReadAt of what can be read without waiting for a disk. It returns fewer bytes where that is not all.
+	ReadCached(p []byte, off int64) (int, error)
+	// WillNeed has the host begin to read n bytes at off. It is a hint, and does not wait for them.
+	WillNeed(off, n int64)
+}
+
 // KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
 type KernelPages interface {
 	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before

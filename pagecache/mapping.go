@@ -48,6 +48,8 @@ type Mapping struct {
 	writable bool
 	lazy     bool
 	extents  []Extent // immutable once Map returned
+	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
+	exported bool
 
 	advice atomic.Uint32
 	// readAhead predicts what a lazy mapping acquires next. Protected by readAheadMu.
@@ -160,6 +162,7 @@ func (m *Mapping) export() error {
 		return fail(syscall.ENODEV, "device %d is lost", m.dev.info.Ordinal)
 	}
 	var err error
+	m.exported = true
 	m.h.each(m.pages, func(x *extent, _ page.Range) {
 		if err != nil {
 			return
@@ -178,6 +181,9 @@ func (m *Mapping) enter() error {
 	defer m.callsMu.Unlock()
 	if m.gone.Load() {
 		return fail(syscall.EINVAL, "the mapping has ended")
+	}
+	if err := m.dev.gone(nil); err != nil {
+		return err
 	}
 	m.calls.Add(1)
 	return nil

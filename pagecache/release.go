@@ -78,51 +78,60 @@ func (f *File) drainLocked(drops []page.Range, id lrc.DrainID) {
 	close(done)
 }
 
+// scan is a part of an extent that is being looked at for modified pages without File.mu.
+type scan struct {
+	x      *extent
+	pages  page.Range
+	agreed []gpubackend.Digest // at the beginning; nobody changes these
+}
+
 // modified returns the tracked pages of rg whose digests are not those of their bases. The pass over device memory is
 // made without File.mu; the mapping on whose behalf it is made pins the extents.
 func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
 	f.mu.Lock()
-	var scans []gpubackend.Scan
-	var starts []page.Index
+	var scans []scan
+	var asked []gpubackend.Scan
 	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.dev.owner) {
 		h.each(run, func(x *extent, part page.Range) {
-			scans = append(scans, gpubackend.Scan{
-				Mem:    x.mem,
-				Off:    part.Offset() - x.index*x.size,
-				Agreed: slices.Clone(x.agreedAt(part)),
-			})
-			starts = append(starts, part.Start)
+			s := scan{x, part, x.agreedAt(part)}
+			x.scans++
+			scans = append(scans, s)
+			asked = append(asked, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: s.agreed})
 		})
 	}
 	f.mu.Unlock()
-	found, err := h.dev.Modified(ctx, scans)
-	if err != nil {
-		f.mu.Lock()
-		f.lostLocked(h.dev, err)
-		f.mu.Unlock()
-		return nil, err
-	}
+	found, err := h.dev.Modified(ctx, asked)
 
 	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with the
 	// older one, so it is looked at again, now that nothing moves.
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	moved := make([][]page.Range, len(scans))
+	for i, s := range scans {
+		moved[i] = f.endScanLocked(h, s)
+	}
+	if err != nil {
+		f.lostLocked(h.dev, err)
+		return nil, h.dev.gone(err)
+	}
 	var modified []page.Range
-	for i, scan := range scans {
-		pages := page.Range{Start: starts[i], End: starts[i] + page.Index(len(scan.Agreed))}
+	for i, s := range scans {
 		runs := make([]page.Range, len(found[i]))
 		for k, run := range found[i] {
-			runs[k] = page.Range{Start: starts[i] + run.Start, End: starts[i] + run.End}
+			runs[k] = page.Range{Start: s.pages.Start + run.Start, End: s.pages.Start + run.End}
 		}
-		for _, moved := range f.movedLocked(h, pages, scan.Agreed) {
-			again, err := f.modifiedLocked(ctx, h, moved)
-			if err != nil {
-				f.lostLocked(h.dev, err)
-				return nil, err
+		if len(moved[i]) > 0 {
+			runs = subtract(runs, moved[i])
+			for _, again := range moved[i] {
+				more, err := f.modifiedLocked(ctx, h, again)
+				if err != nil {
+					f.lostLocked(h.dev, err)
+					return nil, h.dev.gone(err)
+				}
+				runs = append(runs, more...)
 			}
-			runs = append(page.Subtract(runs, moved), again...)
+			slices.SortFunc(runs, func(a, b page.Range) int { return cmp.Compare(a.Start, b.Start) })
 		}
-		slices.SortFunc(runs, func(a, b page.Range) int { return cmp.Compare(a.Start, b.Start) })
 		for _, run := range runs {
 			modified = page.AppendRange(modified, run)
 		}
@@ -130,15 +139,22 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	return modified, nil
 }
 
-// movedLocked returns the runs of pages whose agreed digests are not those of before any more.
-func (f *File) movedLocked(h *holding, pages page.Range, before []gpubackend.Digest) (moved []page.Range) {
-	h.each(pages, func(x *extent, part page.Range) {
-		for k, now := range x.agreedAt(part) {
-			if p := part.Start + page.Index(k); now != before[p-pages.Start] {
-				moved = page.AppendRange(moved, page.Range{Start: p, End: p + 1})
-			}
+// endScanLocked ends a scan and returns the runs of its pages whose agreed digests changed meanwhile.
+func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
+	if h.extents[s.x.index] != s.x {
+		return nil // lost with its device
+	}
+	now := s.x.agreedAt(s.pages)
+	if &now[0] == &s.agreed[0] {
+		s.x.scans--
+		return nil
+	}
+	for k, d := range now {
+		if d != s.agreed[k] {
+			p := s.pages.Start + page.Index(k)
+			moved = page.AppendRange(moved, page.Range{Start: p, End: p + 1})
 		}
-	})
+	}
 	return moved
 }
 

@@ -88,6 +88,8 @@ func (c *Counters) snapshot() map[string]int64 {
 		"prefetched_pages":  c.PrefetchedPages.Load(),
 		"peer_reads":        c.PeerReads.Load(),
 		"peer_read_pages":   c.PeerReadPages.Load(),
+		"peer_copies":       c.PeerCopies.Load(),
+		"peer_copy_pages":   c.PeerCopyPages.Load(),
 		"collects":          c.Collects.Load(),
 		"collected_pages":   c.CollectedPages.Load(),
 		"merged_pages":      c.MergedPages.Load(),

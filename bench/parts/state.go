@@ -19,7 +19,7 @@ type Memory struct {
 func Agreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		for d := range devices {
-			f.Updated(page.Range{End: n}, versions.GPU(d), true)
+			f.Updated([]page.Range{{End: n}}, versions.GPU(d), true)
 		}
 	})
 }
@@ -30,7 +30,7 @@ func Disagreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		rnd := rand.New(rand.NewPCG(5, 6))
 		for d := range devices {
-			f.Updated(page.Range{End: n}, versions.GPU(d), true)
+			f.Updated([]page.Range{{End: n}}, versions.GPU(d), true)
 		}
 		for p := range n {
 			scramble(f, page.Range{Start: p, End: p + 1}, devices, rnd)
@@ -48,19 +48,19 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 		o := versions.GPU(rnd.IntN(devices))
 		switch rnd.IntN(4) {
 		case 0:
-			f.KeepBases(rg, versions.CPU)
+			f.KeepBases([]page.Range{rg}, versions.CPU)
 			f.CPUWrote(rg)
 		case 1:
 			release(o)
 		case 2: // a collect of everything, as before any write
 			for pending := f.Pending(rg, false); len(pending) > 0; pending = f.Pending(rg, false) {
 				agrees := pending[0].Base == lrc.BaseHome
-				f.KeepBases(rg, pending[0].Owner)
-				f.Collected(rg, pending[0].Owner, agrees)
+				f.KeepBases([]page.Range{rg}, pending[0].Owner)
+				f.Collected([]page.Range{rg}, pending[0].Owner, agrees)
 			}
 		case 3:
 			if len(f.Pending(rg, false)) == 0 {
-				f.Updated(rg, o, true)
+				f.Updated([]page.Range{rg}, o, true)
 			}
 		}
 	}
@@ -70,8 +70,8 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	}
 	for range rnd.IntN(devices) {
 		if pending := f.Pending(rg, false); len(pending) > 0 {
-			f.KeepBases(rg, pending[0].Owner)
-			f.Collected(rg, pending[0].Owner, false)
+			f.KeepBases([]page.Range{rg}, pending[0].Owner)
+			f.Collected([]page.Range{rg}, pending[0].Owner, false)
 		}
 	}
 }

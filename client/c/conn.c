@@ -23,7 +23,7 @@ enum { PATIENCE = 30 };
 
 struct gaiafs_conn {
 	int fd;                            /* immutable; closed with the last reference */
-	uint32_t max_requests;             /* immutable once READY */
+	uint32_t max_requests, kinds;      /* immutable once READY */
 	uint8_t *record;                   /* GAIAFS_MAX_FRAME bytes, the reading thread's */
 	char socket[GAIAFS_SOCKET_PATH];   /* immutable */
 	pthread_mutex_t lock, send;
@@ -41,6 +41,7 @@ struct gaiafs_conn {
 	bool reading;            /* a thread reads */
 	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
 	pthread_cond_t room;     /* running fell, or the connection was lost */
+	pthread_cond_t taken;    /* the frame was, that another thread was to take */
 };
 
 pthread_mutex_t gaiafs_fd_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -139,7 +140,7 @@ static size_t find_rights(struct msghdr *msg, int fds[GAIAFS_MAX_EXTENTS])
 /* hear waits for one frame, at most timeout milliseconds (negative: without end), and returns 0 with gaiafs_fd_lock held
  * and the descriptors in fds, or an errno without. */
 static int hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
-		bool *truncated, struct gaiafs_fail *f)
+		struct gaiafs_fail *f)
 {
 	union {
 		struct cmsghdr align;
@@ -169,7 +170,7 @@ static int hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 		if (n >= 0) {
 			frame->nfds = find_rights(&msg, fds);
 			frame->fds = fds;
-			*truncated = msg.msg_flags & MSG_CTRUNC;
+			frame->truncated = msg.msg_flags & MSG_CTRUNC;
 			if (n == 0 || (msg.msg_flags & MSG_TRUNC))
 				err = n == 0 ? EPIPE : EMSGSIZE;
 			else if (!gaiafs_get_header(c->record, (size_t)n, &frame->header))
@@ -237,7 +238,6 @@ static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
 	struct gaiafs_welcome w;
-	bool truncated;
 	int err;
 
 	memcpy(address.sun_path, c->socket, sizeof c->socket);
@@ -254,7 +254,7 @@ static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
 	err = say(c, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */
 		return gone(f, strerror(err));
-	if (hear(c, PATIENCE * 1000, &frame, fds, &truncated, f) != 0)
+	if (hear(c, PATIENCE * 1000, &frame, fds, f) != 0)
 		return f->errnum;
 	err = 0;
 	if (frame.header.type == GAIAFS_ERROR) {
@@ -265,6 +265,7 @@ static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
 		err = gaiafs_failed(f, EPROTO, "the daemon's answer to HELLO is not one that this library knows");
 	} else {
 		c->max_requests = w.max_requests;
+		c->kinds = w.kinds;
 	}
 	done_with(&frame);
 	return err;
@@ -290,6 +291,7 @@ static void destroy(struct gaiafs_conn *c)
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->send);
 	pthread_cond_destroy(&c->room);
+	pthread_cond_destroy(&c->taken);
 	free(c->record);
 	free(c);
 }
@@ -303,6 +305,11 @@ void gaiafs_conn_unref(struct gaiafs_conn *c)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (last)
 		destroy(c);
+}
+
+uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c)
+{
+	return c->kinds;
 }
 
 /* lose makes c useless for calls that begin later, and takes it off the list. */
@@ -340,6 +347,7 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_mutex_init(&c->send, NULL);
 	pthread_cond_init(&c->room, NULL);
+	pthread_cond_init(&c->taken, NULL);
 	c->state = CONNECTING;
 	c->refs = 2; /* the list's and the caller's */
 	c->listed = true;
@@ -417,17 +425,39 @@ static void end_locked(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 	pthread_cond_broadcast(&c->room);
 }
 
-/* read_one reads a frame and gives it to its call, as the thread that reads. It returns false where the connection is
- * lost. */
-static bool read_one(struct gaiafs_conn *c)
+/* take has a request take a frame, and keeps its first failure. */
+static void take(struct gaiafs_request *r, const struct gaiafs_frame *frame)
+{
+	struct gaiafs_fail fail = { 0 };
+	int err = r->take(r, frame, &fail);
+
+	if (err == 0 && frame->truncated)
+		err = gaiafs_failed(&fail, EMFILE, "this process has no descriptors left for the extents");
+	if (err != 0 && r->fail.errnum == 0)
+		r->fail = fail;
+}
+
+/* hand_over has the thread that waits for r take the frame, and waits until it did. gaiafs_fd_lock stays held. */
+static void hand_over(struct gaiafs_conn *c, struct gaiafs_request *r, const struct gaiafs_frame *frame)
+{
+	pthread_mutex_lock(&c->lock);
+	r->frame = frame;
+	pthread_cond_signal(&r->wake);
+	while (r->frame != NULL)
+		pthread_cond_wait(&c->taken, &c->lock);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* read_one reads a frame and gives it to its call, as the thread that reads and that waits for mine. It returns false where
+ * the connection is lost. */
+static bool read_one(struct gaiafs_conn *c, const struct gaiafs_request *mine)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
 	struct gaiafs_fail fail = { 0 };
 	struct gaiafs_request *r;
-	bool truncated;
 
-	if (hear(c, -1, &frame, fds, &truncated, &fail) != 0)
+	if (hear(c, -1, &frame, fds, &fail) != 0)
 		goto lost;
 	if (frame.header.type == GAIAFS_ERROR) {
 		if (read_fail(&frame, &fail) == 0)
@@ -445,11 +475,10 @@ static bool read_one(struct gaiafs_conn *c)
 		done_with(&frame);
 		goto lost;
 	}
-	int err = r->take(r, &frame, &fail);
-	if (err == 0 && truncated)
-		err = gaiafs_failed(&fail, EMFILE, "this process has no descriptors left for the extents");
-	if (err != 0 && r->fail.errnum == 0)
-		r->fail = fail;
+	if (r->own && r != mine)
+		hand_over(c, r, &frame);
+	else
+		take(r, &frame);
 	done_with(&frame);
 	if (!(frame.header.flags & GAIAFS_MORE)) {
 		pthread_mutex_lock(&c->lock);
@@ -471,6 +500,7 @@ int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_
 	r->fail.errnum = 0;
 	r->fail.text[0] = '\0';
 	r->done = false;
+	r->frame = NULL;
 	pthread_cond_init(&r->wake, NULL);
 
 	pthread_mutex_lock(&c->lock);
@@ -494,13 +524,23 @@ int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_
 
 	pthread_mutex_lock(&c->lock);
 	while (!r->done) {
+		if (r->frame != NULL) {
+			const struct gaiafs_frame *frame = r->frame;
+
+			pthread_mutex_unlock(&c->lock);
+			take(r, frame);
+			pthread_mutex_lock(&c->lock);
+			r->frame = NULL;
+			pthread_cond_signal(&c->taken);
+			continue;
+		}
 		if (c->reading) {
 			pthread_cond_wait(&r->wake, &c->lock);
 			continue;
 		}
 		c->reading = true;
 		pthread_mutex_unlock(&c->lock);
-		while (read_one(c) && !r->done) /* r->done changes in this thread only, while it reads */
+		while (read_one(c, r) && !r->done) /* r->done changes in this thread only, while it reads */
 			continue;
 		pthread_mutex_lock(&c->lock);
 		c->reading = false;

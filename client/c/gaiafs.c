@@ -11,14 +11,12 @@
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
-/* Every call runs between enter and leave: a thread that is cancelled in the middle would take locks along. */
-static void enter(int *state)
+void gaiafs_enter(int *state)
 {
 	(void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, state);
 }
 
-/* leave returns the call's result and, for a failure, sets errno last. */
-static int leave(int state, int err, const struct gaiafs_fail *f)
+int gaiafs_leave(int state, int err, const struct gaiafs_fail *f)
 {
 	int ignored;
 
@@ -40,54 +38,43 @@ struct map_request {
 	struct gaiafs_mapping *m;
 	void *addr;
 	int flags;
-	bool known;    /* the daemon has a mapping: m->id */
-	bool reserved; /* m is in the table */
+	bool known; /* the daemon has a mapping: m->id */
 	uint32_t extents, got;
 	int64_t next; /* file offset at which the next extent begins, once one has come */
 };
 
 static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
 {
+	const struct gaiafs_kind *kind;
 	struct gaiafs_mapped reply;
-	int err;
 
 	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, &reply))
 		return gaiafs_failed(f, EPROTO, "the daemon's answer to MAP is malformed");
 	r->known = true;
 	r->m->id = reply.mapping;
 	r->extents = reply.extents;
-	r->m->kind = gaiafs_kind_of(reply.kind);
-	if (r->m->kind == NULL)
+	kind = gaiafs_kind_of(reply.kind);
+	if (kind == NULL)
 		return gaiafs_failed(f, ENOTSUP, "device %u has memory of kind %u, which this library cannot map",
 				     reply.device, reply.kind);
-	err = gaiafs_table_reserve(r->m, r->addr, r->flags);
-	if (err == EEXIST)
-		return gaiafs_failed(f, EEXIST, "something is mapped at the address already");
-	if (err != 0)
-		return gaiafs_failed(f, err, "no %llu bytes of address space: %s", (unsigned long long)r->m->size, strerror(err));
-	r->reserved = true;
-	return 0;
+	/* No other GPU than the one that was asked for. */
+	if (kind == &gaiafs_cuda_kind &&
+	    (r->m->cuda == NULL || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
+		return gaiafs_failed(f, EPROTO, "the daemon mapped memory of another GPU than the one that was asked for");
+	r->m->kind = kind;
+	return kind->begin(r->m, r->addr, r->flags, f);
 }
 
-/* place maps the part of an extent that belongs to the mapping. */
+/* place takes an extent, which begins where the one before it ended. */
 static int place(struct map_request *r, const struct gaiafs_place *p, int fd, bool first, struct gaiafs_fail *f)
 {
-	const struct gaiafs_mapping *m = r->m;
-	int64_t begin = (int64_t)m->off, end = begin + (int64_t)m->size, from, to;
-	int err;
+	int64_t begin = (int64_t)r->m->off;
 
 	if (p->off < 0 || p->size <= 0 || p->off % GAIAFS_PAGE != 0 || p->size % GAIAFS_PAGE != 0 ||
 	    p->size > INT64_MAX - p->off || (first ? p->off > begin : p->off != r->next))
 		return gaiafs_failed(f, EPROTO, "an extent does not fit the mapping");
 	r->next = p->off + p->size;
-	from = p->off > begin ? p->off : begin;
-	to = r->next < end ? r->next : end;
-	if (from >= to)
-		return 0;
-	err = m->kind->place(m->base + (from - begin), (size_t)(to - from), m->writable, fd, from - p->off);
-	if (err != 0)
-		return gaiafs_failed(f, err, "an extent could not be mapped: %s", strerror(err));
-	return 0;
+	return r->m->kind->add(r->m, p, fd, f);
 }
 
 static int take_extents(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
@@ -125,16 +112,39 @@ static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *f
 	}
 }
 
-/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not ready. */
-static int open_mapping(struct gaiafs_mapping *m, uint32_t device, void *addr, int flags, struct gaiafs_fail *f)
+/* ask_for sends MAP for m and has its extents mapped. */
+static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, uint32_t map_flags, struct map_request *r,
+		   struct gaiafs_fail *f)
 {
-	struct map_request r = { .request = { .take = take_map }, .m = m, .addr = addr, .flags = flags };
-	uint32_t map_flags = flags & GAIA_LAZY ? GAIAFS_MAP_LAZY : 0;
+	static const uint8_t none[GAIAFS_UUID];
 	uint32_t prot = m->writable ? GAIAFS_READ | GAIAFS_WRITE : GAIAFS_READ;
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t n;
+
+	/* A process's CUDA numbers are its own, so a GPU is asked for by its UUID. */
+	if (m->cuda == NULL && (gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0 &&
+	    gaiafs_cuda_open(m->dev, &m->cuda, f) != 0)
+		return f->errnum;
+	n = gaiafs_put_map(body, grant->token, (uint32_t)m->dev, m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none, prot,
+			   map_flags, m->off, m->len);
+	if (gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request) != 0) {
+		*f = r->request.fail;
+		return f->errnum;
+	}
+	if (r->got != r->extents || r->next < (int64_t)(m->off + m->size))
+		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
+	return m->kind->finish(m, r->addr, f);
+}
+
+/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not ready. */
+static int open_mapping(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f)
+{
+	struct map_request r = { .request = { .take = take_map, .own = true }, .m = m, .addr = addr, .flags = flags };
+	uint32_t map_flags = flags & GAIA_LAZY ? GAIAFS_MAP_LAZY : 0;
+	struct gaiafs_fail second; /* the first failure is the one to report */
 	uint8_t body[GAIAFS_MAX_BODY];
 	struct gaiafs_grant grant;
 	bool launder = false;
-	size_t n;
 	int err;
 
 	if (!(flags & GAIA_LAZY) && gaiafs_flush_kernel(m->fd, m->off, m->len, &launder, f) != 0)
@@ -149,21 +159,15 @@ static int open_mapping(struct gaiafs_mapping *m, uint32_t device, void *addr, i
 	m->conn = gaiafs_conn_open(grant.socket, f);
 	if (m->conn == NULL)
 		return f->errnum;
-	n = gaiafs_put_map(body, grant.token, device, prot, map_flags, m->off, m->len);
-	err = gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r.request);
-	if (err != 0)
-		*f = r.request.fail;
-	else if (r.got != r.extents || r.next < (int64_t)(m->off + m->size))
-		err = gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
+	err = ask_for(m, &grant, map_flags, &r, f);
 	if (err == 0)
 		return 0;
-	if (r.reserved)
-		gaiafs_table_cancel(m);
-	if (r.known) {
-		struct gaiafs_fail second; /* the first failure is the one to report */
-
+	gaiafs_table_cancel(m);
+	if (m->kind != NULL)
+		(void)m->kind->drop(m, &second);
+	m->kind = NULL;
+	if (r.known)
 		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second);
-	}
 	gaiafs_conn_unref(m->conn);
 	m->conn = NULL;
 	return err;
@@ -231,9 +235,9 @@ static int make_mapping(void **base, void *addr, size_t len, int prot, int flags
 	m->off = (uint64_t)off;
 	m->dev = dev;
 	m->writable = (prot & PROT_WRITE) != 0;
-	err = open_mapping(m, (uint32_t)dev, addr, flags, f);
+	err = open_mapping(m, addr, flags, f);
 	if (err == ENOTCONN) /* a kept connection turned out dead, the daemon was restarted: once more, with a new one */
-		err = open_mapping(m, (uint32_t)dev, addr, flags, f);
+		err = open_mapping(m, addr, flags, f);
 	if (err != 0) {
 		gaiafs_mapping_unref(m);
 		return err;
@@ -250,14 +254,13 @@ void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, 
 	void *base = MAP_FAILED;
 	int state, err;
 
-	enter(&state);
+	gaiafs_enter(&state);
 	err = make_mapping(&base, addr, len, prot, flags, fd, off, dev, &f);
-	(void)leave(state, err, &f);
+	(void)gaiafs_leave(state, err, &f);
 	return base;
 }
 
-/* find returns the mapping that has addr with a reference, or NULL with *f filled in. len fits into it. */
-static struct gaiafs_mapping *find(const void *addr, size_t len, struct gaiafs_fail *f)
+struct gaiafs_mapping *gaiafs_find(const void *addr, size_t len, struct gaiafs_fail *f)
 {
 	bool mine = false;
 	struct gaiafs_mapping *m = gaiafs_table_find(addr, &mine);
@@ -288,7 +291,7 @@ static int request(struct gaiafs_mapping *m, uint16_t type, const void *addr, si
 	return gaiafs_simple(m->conn, type, body, n, f);
 }
 
-static int acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
+int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
 {
 	bool launder = false;
 	int err = gaiafs_flush_kernel(m->fd, m->off + ((uintptr_t)addr - (uintptr_t)m->base), len, &launder, f);
@@ -298,7 +301,12 @@ static int acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struc
 	return request(m, GAIAFS_ACQUIRE, addr, len, launder ? GAIAFS_ACQUIRE_LAUNDER : 0, f);
 }
 
-static int check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_fail *f)
+int gaiafs_release(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
+{
+	return m->writable ? request(m, GAIAFS_RELEASE, addr, len, 0, f) : 0;
+}
+
+int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_fail *f)
 {
 	if (m->dev == dev)
 		return 0;
@@ -311,14 +319,14 @@ int gaia_macquire(void *addr, size_t len, int dev)
 	struct gaiafs_mapping *m;
 	int state;
 
-	enter(&state);
-	m = find(addr, len, &f);
+	gaiafs_enter(&state);
+	m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
-		if (check_device(m, dev, &f) == 0)
-			(void)acquire(m, addr, len, &f);
+		if (gaiafs_check_device(m, dev, &f) == 0)
+			(void)gaiafs_acquire(m, addr, len, &f);
 		gaiafs_mapping_unref(m);
 	}
-	return leave(state, f.errnum, &f);
+	return gaiafs_leave(state, f.errnum, &f);
 }
 
 int gaia_mrelease(void *addr, size_t len, int dev)
@@ -327,14 +335,14 @@ int gaia_mrelease(void *addr, size_t len, int dev)
 	struct gaiafs_mapping *m;
 	int state;
 
-	enter(&state);
-	m = find(addr, len, &f);
+	gaiafs_enter(&state);
+	m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
-		if (check_device(m, dev, &f) == 0 && m->writable)
-			(void)request(m, GAIAFS_RELEASE, addr, len, 0, &f);
+		if (gaiafs_check_device(m, dev, &f) == 0)
+			(void)gaiafs_release(m, addr, len, &f);
 		gaiafs_mapping_unref(m);
 	}
-	return leave(state, f.errnum, &f);
+	return gaiafs_leave(state, f.errnum, &f);
 }
 
 int gaia_msync(void *addr, size_t len, int flags)
@@ -343,21 +351,23 @@ int gaia_msync(void *addr, size_t len, int flags)
 	struct gaiafs_mapping *m = NULL;
 	int state, err = 0;
 
-	enter(&state);
+	gaiafs_enter(&state);
 	if ((flags & ~(MS_SYNC | MS_ASYNC | MS_INVALIDATE)) != 0 || (flags & (MS_SYNC | MS_ASYNC)) == (MS_SYNC | MS_ASYNC))
 		err = gaiafs_failed(&f, EINVAL, "flags %#x are not those of msync", (unsigned)flags);
 	else if ((uintptr_t)addr % GAIAFS_PAGE != 0)
 		err = gaiafs_failed(&f, EINVAL, "the address is not a multiple of %d", GAIAFS_PAGE);
 	else if (len > 0)
-		m = find(addr, len, &f);
+		m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
 		if (flags != MS_INVALIDATE)
 			err = request(m, GAIAFS_SYNC, addr, len, flags & MS_SYNC ? GAIAFS_SYNC_DURABLE : 0, &f);
 		if (err == 0 && (flags & MS_INVALIDATE))
-			(void)acquire(m, addr, len, &f);
+			err = gaiafs_acquire(m, addr, len, &f);
+		if (err == 0 && flags != MS_INVALIDATE)
+			(void)gaiafs_later_fail(m, &f);
 		gaiafs_mapping_unref(m);
 	}
-	return leave(state, f.errnum, &f);
+	return gaiafs_leave(state, f.errnum, &f);
 }
 
 int gaia_madvise(void *addr, size_t len, int advice)
@@ -366,38 +376,52 @@ int gaia_madvise(void *addr, size_t len, int advice)
 	struct gaiafs_mapping *m = NULL;
 	int state;
 
-	enter(&state);
+	gaiafs_enter(&state);
 	if (advice < GAIA_MADV_NORMAL || advice > GAIA_MADV_DONTNEED)
 		(void)gaiafs_failed(&f, EINVAL, "advice %d is not known", advice);
 	else if ((uintptr_t)addr % GAIAFS_PAGE != 0)
 		(void)gaiafs_failed(&f, EINVAL, "the address is not a multiple of %d", GAIAFS_PAGE);
 	else if (len > 0)
-		m = find(addr, len, &f);
+		m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
 		(void)request(m, GAIAFS_ADVISE, addr, len, (uint32_t)advice, &f);
 		gaiafs_mapping_unref(m);
 	}
-	return leave(state, f.errnum, &f);
+	return gaiafs_leave(state, f.errnum, &f);
+}
+
+/* unmap ends a mapping that is out of the table. The view goes even where the daemon cannot be told. */
+static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
+{
+	uint8_t body[GAIAFS_MAX_BODY];
+	struct gaiafs_fail second;
+
+	(void)gaiafs_later_fail(m, f);
+	(void)m->kind->drop(m, f->errnum == 0 ? f : &second);
+	(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), f->errnum == 0 ? f : &second);
 }
 
 int gaia_munmap(void *addr, size_t len)
 {
-	uint8_t body[GAIAFS_MAX_BODY];
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_mapping *m = NULL;
-	bool mine = false;
+	bool mine = false, busy = false;
 	int state;
 
-	enter(&state);
-	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE)
-		m = gaiafs_table_take(addr, whole_pages(len), &mine);
+	gaiafs_enter(&state);
+	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE) {
+		m = gaiafs_table_take(addr, whole_pages(len), &mine, &busy);
+		for (unsigned round = 0; busy; round++) {
+			gaiafs_later_settle(addr, round);
+			m = gaiafs_table_take(addr, whole_pages(len), &mine, &busy);
+		}
+	}
 	if (m == NULL) {
 		(void)gaiafs_failed(&f, EINVAL, "%p and %zu are not the whole of a mapping of gaiafs", addr, len);
 	} else {
-		/* A child gives up its view; the mapping is the parent's. */
-		if (mine)
-			(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &f);
+		if (mine) /* else a child gave up its view; the mapping is the parent's */
+			unmap(m, &f);
 		gaiafs_mapping_unref(m);
 	}
-	return leave(state, f.errnum, &f);
+	return gaiafs_leave(state, f.errnum, &f);
 }

@@ -6,9 +6,13 @@
  * what others released or wrote is seen after gaia_macquire. Two programs may write the same page at once: the bytes
  * that each changed are merged.
  *
+ * The device of a mapping is a GPU, and the pointer one for its kernels and for every library of CUDA; or an emulated device,
+ * and the pointer an address of the process. The library needs no CUDA to be built or linked: it loads libcuda.so.1 when it
+ * maps the memory of a GPU.
+ *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
- * until the daemon has answered. On failure they return -1 (gaia_mmap: MAP_FAILED) and set errno, and gaia_error says
- * more. The manual is gaia_mmap(3).
+ * until the daemon has answered, but for those whose names end with _async. On failure they return -1 (gaia_mmap:
+ * MAP_FAILED) and set errno, and gaia_error says more. The manual is gaia_mmap(3).
  */
 #ifndef GAIAFS_H
 #define GAIAFS_H
@@ -37,9 +41,12 @@ extern "C" {
 #define GAIA_MADV_WILLNEED 3
 #define GAIA_MADV_DONTNEED 4
 
+/* A stream of CUDA: a cudaStream_t or a CUstream is passed as it is. NULL is the default stream of the mapping's device. */
+typedef struct CUstream_st *gaia_stream_t;
+
 /*
- * gaia_mmap maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev. off is
- * a multiple of 4096. prot is PROT_READ or PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0
+ * gaia_mmap maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev, a CUDA
+ * ordinal as this process counts where the mount has GPUs. off is a multiple of 4096. prot is PROT_READ or PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0
  * means it too), with MAP_FIXED, MAP_FIXED_NOREPLACE and GAIA_LAZY as options. fd may be closed afterwards.
  */
 GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev);
@@ -54,8 +61,23 @@ GAIA_API int gaia_macquire(void *addr, size_t len, int dev);
 GAIA_API int gaia_mrelease(void *addr, size_t len, int dev);
 
 /*
+ * Acquire and release in the order of a stream: the calls return at once; what they ask for is done after all earlier work
+ * of the stream and before all later work of it. They may be captured into a graph. A failure that comes later is kept with
+ * the mapping, the first one, until gaia_async_error, gaia_msync or gaia_munmap reports it.
+ */
+GAIA_API int gaia_macquire_async(void *addr, size_t len, int dev, gaia_stream_t stream);
+GAIA_API int gaia_mrelease_async(void *addr, size_t len, int dev, gaia_stream_t stream);
+
+/*
+ * gaia_async_error reports, once, what went wrong in stream order with the mapping that has addr: -1 with its errno, or 0.
+ * It does not wait for the stream. NULL asks for failures of graphs that ran when their mapping was gone.
+ */
+GAIA_API int gaia_async_error(void *addr);
+
+/*
  * gaia_msync releases, and waits until the bytes are in the backing file (MS_ASYNC, or no flag) and on stable storage
- * (MS_SYNC). With MS_INVALIDATE it acquires afterwards; MS_INVALIDATE alone is an acquire.
+ * (MS_SYNC). With MS_INVALIDATE it acquires afterwards; MS_INVALIDATE alone is an acquire. Where it releases, it reports a
+ * failure that gaia_async_error would.
  */
 GAIA_API int gaia_msync(void *addr, size_t len, int flags);
 
@@ -63,8 +85,9 @@ GAIA_API int gaia_msync(void *addr, size_t len, int flags);
 GAIA_API int gaia_madvise(void *addr, size_t len, int advice);
 
 /*
- * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. The mapping is
- * gone after every failure but EINVAL; the failure says that the release could not be confirmed.
+ * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. It waits for
+ * stream-ordered calls on the mapping, but not for kernels that use the pointer. The mapping is gone after every failure
+ * but EINVAL; the failure says that the release, or an earlier one in stream order, could not be confirmed.
  */
 GAIA_API int gaia_munmap(void *addr, size_t len);
 

@@ -11,6 +11,9 @@
  *
  * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections, and
  * leaks the few structures that threads it does not have were using.
+ *
+ * No call of libcuda is made under a lock but that of an import, under gaiafs_fd_lock: CUDA runs the host functions of
+ * stream.c, which take these locks, and it has fork handlers of its own.
  */
 #ifndef GAIAFS_INTERNAL_H
 #define GAIAFS_INTERNAL_H
@@ -44,17 +47,22 @@ struct gaiafs_frame {
 	size_t body_len;
 	const int *fds; /* closed after take */
 	size_t nfds;
+	bool truncated; /* there were more descriptors than this process may have */
 };
 
 struct gaiafs_request {
 	/* take gets each frame of the reply, under gaiafs_fd_lock. It returns 0, or an errno with fail filled in; the first
 	 * failure counts, and the rest of the reply is still taken. */
 	int (*take)(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
+	/* Only the thread that made the request may call take: it uses that thread's CUDA context, and the thread that reads
+	 * may be one that CUDA forbids its calls to. */
+	bool own;
 	struct gaiafs_fail fail; /* errnum 0: all well */
 
 	/* The connection's. */
 	uint64_t id;
 	bool done;
+	const struct gaiafs_frame *frame; /* which the owner is to take */
 	pthread_cond_t wake;
 	struct gaiafs_request *next;
 };
@@ -67,6 +75,8 @@ struct gaiafs_conn;
  */
 struct gaiafs_conn *gaiafs_conn_open(const char *socket, struct gaiafs_fail *f);
 void gaiafs_conn_unref(struct gaiafs_conn *c);
+/* gaiafs_conn_kinds returns a bit, 1 << (kind - 1), for each kind of memory that the daemon has. */
+uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c);
 /* gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. */
 int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
@@ -81,19 +91,53 @@ extern unsigned gaiafs_generation;
 /* gaiafs_prepare_fork registers the fork handlers, once. It returns an errno. */
 int gaiafs_prepare_fork(void);
 
-/* How the memory of one kind of device is mapped. The functions return 0 or an errno. */
+struct gaiafs_mapping;
+
+/*
+ * How the memory of one kind of device is mapped: begin, add for each extent in order, finish, which leaves m in the table
+ * with its base; then leave and drop, in this order, also where one of the others failed. int functions return 0, or an
+ * errno with *f filled in.
+ */
 struct gaiafs_kind {
 	uint32_t number;
-	/* reserve makes an address range of n bytes in which nothing can be touched; addr and flags are gaia_mmap's. */
-	int (*reserve)(void *addr, size_t n, int flags, void **base);
-	/* place puts n bytes of an extent, from byte from on, into a reserved range. It keeps no descriptor. */
-	int (*place)(void *at, size_t n, bool writable, int fd, int64_t from);
-	/* drop gives a whole range back. */
-	int (*drop)(void *base, size_t n);
+	/* begin: the daemon made the mapping. addr and flags are gaia_mmap's. */
+	int (*begin)(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f);
+	/* add takes an extent, with the part of the file that it is for. It keeps no descriptor. */
+	int (*add)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
+	int (*finish)(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f);
+	/* leave: m leaves the table, under gaiafs_table_lock. */
+	void (*leave)(struct gaiafs_mapping *m);
+	/* drop gives back what m still has, in the process that made it only. */
+	int (*drop)(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 };
 
 /* gaiafs_kind_of returns NULL for a kind that this library cannot map. */
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number);
+extern const struct gaiafs_kind gaiafs_cuda_kind;
+
+/* A GPU as a mapping uses it. */
+struct gaiafs_cuda;
+
+/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID. */
+int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **c, struct gaiafs_fail *f);
+const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
+void gaiafs_cuda_free(struct gaiafs_cuda *c);
+
+/* Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that runs. */
+struct gaiafs_work {
+	void (*run)(void *work);
+	void (*free)(void *work); /* of captured work: no graph will run it any more */
+	void *context;            /* of the stream, once known; atomic */
+	bool captured;            /* immutable once enqueued */
+};
+
+/*
+ * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also where
+ * the call failed. Else it is the caller's where the call failed, and may have run already where it did not.
+ */
+int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, struct gaiafs_fail *f);
+/* gaiafs_cuda_lost: nothing that waits in a stream of the context will run any more; why is in *f. */
+bool gaiafs_cuda_lost(void *context, struct gaiafs_fail *f);
 
 /* The grant of an open file: the ioctl. Tests without a mount put something else here, before the first call. */
 extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
@@ -114,27 +158,57 @@ struct gaiafs_mapping {
 	int dev;         /* immutable */
 	int fd;          /* a duplicate of the caller's descriptor; immutable */
 	uint64_t id;     /* the daemon's number; immutable once ready */
-	unsigned generation;            /* of the process that made it; immutable */
+	uint64_t serial; /* of no other mapping of this process; immutable once in the table */
+	unsigned generation;            /* of the process that made it; immutable once in the table */
 	const struct gaiafs_kind *kind; /* immutable once in the table */
 	struct gaiafs_conn *conn;       /* immutable once ready */
+	struct gaiafs_cuda *cuda;       /* where dev is a GPU */
 
-	bool ready;    /* gaia_mmap has returned it; guarded by gaiafs_table_lock */
-	unsigned refs; /* calls that use it, and the table; guarded by gaiafs_table_lock */
+	/* Guarded by gaiafs_table_lock. */
+	bool ready;                  /* gaia_mmap has returned it */
+	bool listed;                 /* in the table */
+	unsigned refs;               /* calls that use it, and the table */
+	struct gaiafs_later *queued; /* stream-ordered calls that are not done; m stays in the table meanwhile */
+	struct gaiafs_fail late;     /* the first failure of one that nobody asked for yet; errnum 0: none */
 };
+
+/* gaiafs_acquire and gaiafs_release ask the daemon, for a range within m. */
+int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f);
+int gaiafs_release(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f);
+/* gaiafs_find returns the mapping that has addr with a reference, or NULL with *f filled in. len fits into it. */
+struct gaiafs_mapping *gaiafs_find(const void *addr, size_t len, struct gaiafs_fail *f);
+/* gaiafs_check_device: ENODEV where dev is not the mapping's. */
+int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_fail *f);
+/* gaiafs_enter and gaiafs_leave enclose every call: a thread that is cancelled in the middle would take locks along.
+ * gaiafs_leave returns the call's result and, for a failure, sets errno last. */
+void gaiafs_enter(int *state);
+int gaiafs_leave(int state, int err, const struct gaiafs_fail *f);
+
+/* gaiafs_later_settle lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context that
+ * is lost. round counts from 0. */
+void gaiafs_later_settle(const void *addr, unsigned round);
+/* gaiafs_later_fail takes m's late failure, if it has one; an errno, or 0. */
+int gaiafs_later_fail(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 
 /* gaiafs_mapping_new makes a mapping with a duplicate of the descriptor, and a reference for the caller, which is the
  * table's from gaiafs_table_ready on. NULL: *f says why. */
 struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f);
-/* gaiafs_table_reserve reserves the address range of m and puts m into the table, not ready. m->kind is set. */
-int gaiafs_table_reserve(struct gaiafs_mapping *m, void *addr, int flags);
+/* gaiafs_table_room_locked makes room for one mapping, 0 or ENOMEM; gaiafs_table_add_locked puts it in, not ready, with its
+ * base and kind set; gaiafs_table_overlaps_locked finds out whether a range is another's. */
+int gaiafs_table_room_locked(void);
+void gaiafs_table_add_locked(struct gaiafs_mapping *m);
+bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n);
+/* gaiafs_table_at_locked returns the ready mapping that has addr, or NULL. */
+struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
 /* gaiafs_table_ready lets others find m. */
 void gaiafs_table_ready(struct gaiafs_mapping *m);
 /* gaiafs_table_find returns the ready mapping that has addr, with a reference, or NULL. *mine: this process made it and
  * not one that it was forked from. */
 struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine);
-/* gaiafs_table_take removes the ready mapping that begins at addr and has the size; its reference is the caller's. */
-struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine);
-/* gaiafs_table_cancel removes m, which is not ready, and gives its address range back. */
+/* gaiafs_table_take removes the ready mapping that begins at addr and has the size; its reference is the caller's. *busy:
+ * there is one, and stream-ordered calls keep it. */
+struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine, bool *busy);
+/* gaiafs_table_cancel removes m, which is not ready, if it is in the table. */
 void gaiafs_table_cancel(struct gaiafs_mapping *m);
 /* gaiafs_mapping_unref gives a reference back; the last one closes the descriptor and leaves the connection. */
 void gaiafs_mapping_unref(struct gaiafs_mapping *m);

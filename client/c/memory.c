@@ -1,8 +1,9 @@
-/* The kinds of device memory. A kind is a row of functions, so that another one is another row. */
+/* The kinds of device memory. A kind is a row of functions, so that another one is another row. cuda.c has the GPUs'. */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <errno.h>
+#include <string.h>
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -25,27 +26,79 @@ static int host_reserve(void *addr, size_t n, int flags, void **base)
 	return 0;
 }
 
-/* host_place replaces part of a range that host_reserve made and that no program knows of yet. */
-static int host_place(void *at, size_t n, bool writable, int fd, int64_t from)
+/* The addresses are taken first, so that extents can be mapped as they come. */
+static int host_begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f)
 {
-	int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	void *base = NULL;
+	int err;
 
-	return mmap(at, n, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)from) == MAP_FAILED ? errno : 0;
+	pthread_mutex_lock(&gaiafs_table_lock);
+	err = gaiafs_table_room_locked();
+	/* MAP_FIXED replaces what the program mapped there itself, but not a mapping of ours, which others may be using. */
+	if (err == 0 && (flags & MAP_FIXED) && gaiafs_table_overlaps_locked(addr, m->size))
+		err = EEXIST;
+	if (err == 0)
+		err = host_reserve(addr, (size_t)m->size, flags, &base);
+	if (err == 0) {
+		m->base = base;
+		gaiafs_table_add_locked(m);
+	}
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	if (err == EEXIST)
+		return gaiafs_failed(f, EEXIST, "something is mapped at the address already");
+	if (err != 0)
+		return gaiafs_failed(f, err, "no %llu bytes of address space: %s", (unsigned long long)m->size, strerror(err));
+	return 0;
 }
 
-static int host_drop(void *base, size_t n)
+/* host_add replaces the part of the range that the extent has bytes of. No program knows of it yet. */
+static int host_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
-	return munmap(base, n) == 0 ? 0 : errno;
+	int64_t begin = (int64_t)m->off, end = begin + (int64_t)m->size;
+	int64_t from = extent->off > begin ? extent->off : begin;
+	int64_t to = extent->off + extent->size < end ? extent->off + extent->size : end;
+	int prot = m->writable ? PROT_READ | PROT_WRITE : PROT_READ;
+
+	if (from >= to)
+		return 0;
+	if (mmap(m->base + (from - begin), (size_t)(to - from), prot, MAP_SHARED | MAP_FIXED, fd, (off_t)(from - extent->off)) ==
+	    MAP_FAILED)
+		return gaiafs_failed(f, errno, "an extent could not be mapped: %s", strerror(errno));
+	return 0;
 }
 
-static const struct gaiafs_kind kinds[] = {
-	{ .number = 1, .reserve = host_reserve, .place = host_place, .drop = host_drop },
+static int host_finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
+{
+	(void)m, (void)addr, (void)f;
+	return 0;
+}
+
+static void host_leave(struct gaiafs_mapping *m)
+{
+	(void)munmap(m->base, (size_t)m->size);
+}
+
+static int host_drop(struct gaiafs_mapping *m, struct gaiafs_fail *f)
+{
+	(void)m, (void)f;
+	return 0;
+}
+
+static const struct gaiafs_kind host_kind = {
+	.number = GAIAFS_KIND_EMULATED,
+	.begin = host_begin,
+	.add = host_add,
+	.finish = host_finish,
+	.leave = host_leave,
+	.drop = host_drop,
 };
+
+static const struct gaiafs_kind *const kinds[] = { &host_kind, &gaiafs_cuda_kind };
 
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number)
 {
 	for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-		if (kinds[i].number == number)
-			return &kinds[i];
+		if (kinds[i]->number == number)
+			return kinds[i];
 	return NULL;
 }

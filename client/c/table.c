@@ -28,7 +28,7 @@ static size_t after_locked(const void *addr)
 	return lo;
 }
 
-static bool overlaps_locked(const void *addr, uint64_t n)
+bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n)
 {
 	size_t i = after_locked(addr);
 
@@ -37,7 +37,7 @@ static bool overlaps_locked(const void *addr, uint64_t n)
 	return i < used && (uintptr_t)table[i]->base - (uintptr_t)addr < n;
 }
 
-static int grow_locked(void)
+int gaiafs_table_room_locked(void)
 {
 	size_t more = room == 0 ? 16 : 2 * room;
 	struct gaiafs_mapping **bigger;
@@ -75,30 +75,18 @@ struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
 	return NULL;
 }
 
-int gaiafs_table_reserve(struct gaiafs_mapping *m, void *addr, int flags)
+void gaiafs_table_add_locked(struct gaiafs_mapping *m)
 {
-	void *base = NULL;
-	int err;
+	static uint64_t last;
+	size_t i = after_locked(m->base);
 
-	pthread_mutex_lock(&gaiafs_table_lock);
-	err = grow_locked();
-	/* MAP_FIXED replaces what the program mapped there itself, but not a mapping of ours, which others may be using. */
-	if (err == 0 && (flags & MAP_FIXED) && overlaps_locked(addr, m->size))
-		err = EEXIST;
-	if (err == 0)
-		err = m->kind->reserve(addr, (size_t)m->size, flags, &base);
-	if (err == 0) {
-		size_t i = after_locked(base);
-
-		m->base = base;
-		m->ready = false;
-		m->generation = gaiafs_generation;
-		memmove(table + i + 1, table + i, (used - i) * sizeof *table);
-		table[i] = m;
-		used++;
-	}
-	pthread_mutex_unlock(&gaiafs_table_lock);
-	return err;
+	m->ready = false;
+	m->listed = true;
+	m->generation = gaiafs_generation;
+	m->serial = ++last;
+	memmove(table + i + 1, table + i, (used - i) * sizeof *table);
+	table[i] = m;
+	used++;
 }
 
 void gaiafs_table_ready(struct gaiafs_mapping *m)
@@ -108,15 +96,22 @@ void gaiafs_table_ready(struct gaiafs_mapping *m)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
+struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr)
+{
+	size_t i = after_locked(addr);
+
+	if (i > 0 && table[i - 1]->ready && (uintptr_t)addr - (uintptr_t)table[i - 1]->base < table[i - 1]->size)
+		return table[i - 1];
+	return NULL;
+}
+
 struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine)
 {
-	struct gaiafs_mapping *m = NULL;
-	size_t i;
+	struct gaiafs_mapping *m;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
-	i = after_locked(addr);
-	if (i > 0 && table[i - 1]->ready && (uintptr_t)addr - (uintptr_t)table[i - 1]->base < table[i - 1]->size) {
-		m = table[i - 1];
+	m = gaiafs_table_at_locked(addr);
+	if (m != NULL) {
 		m->refs++;
 		*mine = m->generation == gaiafs_generation;
 	}
@@ -124,20 +119,34 @@ struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine)
 	return m;
 }
 
-struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine)
+/* leave_locked takes the mapping at i out. Memory that MAP_FIXED may replace goes at once: nobody else may get the addresses
+ * while the table still has them, nor the other way round. */
+static void leave_locked(size_t i)
+{
+	struct gaiafs_mapping *m = table[i];
+
+	remove_locked(i);
+	m->listed = false;
+	m->kind->leave(m);
+}
+
+struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine, bool *busy)
 {
 	struct gaiafs_mapping *m = NULL;
 	size_t i;
 
+	*busy = false;
 	pthread_mutex_lock(&gaiafs_table_lock);
 	i = after_locked(addr);
 	if (i > 0 && table[i - 1]->ready && table[i - 1]->base == addr && table[i - 1]->size == size) {
 		m = table[i - 1];
 		*mine = m->generation == gaiafs_generation;
-		remove_locked(i - 1);
-		/* Under the lock: nobody else may get the addresses while the table still has them, nor the other way
-		 * round. */
-		(void)m->kind->drop(m->base, (size_t)m->size);
+		if (*mine && m->queued != NULL) { /* what is queued in a process's streams is not its child's */
+			*busy = true;
+			m = NULL;
+		} else {
+			leave_locked(i - 1);
+		}
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	return m;
@@ -146,12 +155,9 @@ struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *
 void gaiafs_table_cancel(struct gaiafs_mapping *m)
 {
 	pthread_mutex_lock(&gaiafs_table_lock);
-	for (size_t i = 0; i < used; i++)
-		if (table[i] == m) {
-			remove_locked(i);
-			(void)m->kind->drop(m->base, (size_t)m->size);
-			break;
-		}
+	for (size_t i = 0; m->listed && i < used; i++)
+		if (table[i] == m)
+			leave_locked(i);
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
@@ -171,5 +177,6 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 	if (conn != NULL)
 		gaiafs_conn_unref(conn);
 	close(m->fd);
+	gaiafs_cuda_free(m->cuda);
 	free(m);
 }

@@ -52,8 +52,8 @@ size_t gaiafs_put_hello(uint8_t *b)
 	return 8;
 }
 
-size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, uint32_t prot, uint32_t flags,
-		      uint64_t off, uint64_t len)
+size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
+		      uint32_t prot, uint32_t flags, uint64_t off, uint64_t len)
 {
 	memcpy(b, token, GAIAFS_TOKEN);
 	put32(b + 16, device);
@@ -62,7 +62,8 @@ size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t de
 	put32(b + 28, 0);
 	put64(b + 32, off);
 	put64(b + 40, len);
-	return 48;
+	memcpy(b + 48, uuid, GAIAFS_UUID);
+	return 64;
 }
 
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg)
@@ -94,22 +95,24 @@ bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h)
 
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w)
 {
-	if (n != 16)
+	if (n != 24)
 		return false;
 	w->version = get16(body);
 	w->max_requests = get32(body + 4);
+	w->kinds = get32(body + 16);
 	return w->version == GAIAFS_VERSION && w->max_requests > 0;
 }
 
 bool gaiafs_get_mapped(const uint8_t *body, size_t n, struct gaiafs_mapped *m)
 {
-	if (n != 32)
+	if (n != 48)
 		return false;
 	m->mapping = get64(body);
 	m->kind = get32(body + 8);
 	m->device = get32(body + 12);
 	m->size = (int64_t)get64(body + 16);
 	m->extents = get32(body + 24);
+	memcpy(m->uuid, body + 32, GAIAFS_UUID);
 	return true;
 }
 

@@ -14,6 +14,7 @@ enum {
 	GAIAFS_MAX_FRAME = 64 << 10,
 	GAIAFS_MAX_EXTENTS = 128, /* in one EXTENTS frame */
 	GAIAFS_TOKEN = 16,
+	GAIAFS_UUID = 16,
 	GAIAFS_MAX_BODY = 64, /* of a request */
 	GAIAFS_MAX_TEXT = 1024,
 	GAIAFS_VERSION = 1,
@@ -43,6 +44,7 @@ enum gaiafs_type {
 enum { GAIAFS_MORE = 1 };                             /* in the flags of a header */
 enum { GAIAFS_READ = 1, GAIAFS_WRITE = 2 };           /* the prot of a MAP */
 enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP */
+enum { GAIAFS_KIND_EMULATED = 1, GAIAFS_KIND_CUDA = 2 };
 enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
 
@@ -56,6 +58,7 @@ struct gaiafs_header {
 struct gaiafs_welcome {
 	uint16_t version;
 	uint32_t max_requests;
+	uint32_t kinds; /* of memory among the mount's devices: 1 << (kind - 1) for each */
 };
 
 struct gaiafs_mapped {
@@ -64,6 +67,7 @@ struct gaiafs_mapped {
 	uint32_t device;
 	int64_t size; /* of the file at home; negative: unknown */
 	uint32_t extents;
+	uint8_t uuid[GAIAFS_UUID]; /* of the GPU; zeros where the kind has none */
 };
 
 struct gaiafs_place {
@@ -94,8 +98,8 @@ struct gaiafs_grant {
 /* Encoders of bodies return the number of bytes stored, at most GAIAFS_MAX_BODY. */
 void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body);
 size_t gaiafs_put_hello(uint8_t *b);
-size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, uint32_t prot, uint32_t flags,
-		      uint64_t off, uint64_t len);
+size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
+		      uint32_t prot, uint32_t flags, uint64_t off, uint64_t len);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
 

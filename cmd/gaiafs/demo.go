@@ -23,12 +23,14 @@ func newDemo() *cobra.Command {
 	o := demoOptions{gpus: gpuChoice{backend: "auto"}}
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Let a CPU and a GPU program stitch one picture together",
+		Short: "Let a CPU and a GPU program, or two GPUs, stitch one picture together",
 		Long: `demo cuts photographs into overlapping tiles and stitches them into one file on a fresh mount, by two processes at once: a
 CPU program that stores the left half of each row through an ordinary mmap, and a device program that stores the right
-half through the client library. In every row there is a page that both write. It compares every byte of the result with
-what a single process makes, and leaves the stitched picture. It fails if a byte differs.`,
+half through the client library. Where there are two devices or more, the first two take a half each. In every row there
+is a page that both write. It compares every byte of the result with what a single process makes, and leaves the stitched
+picture. It fails if a byte differs.`,
 		Example: `  gaiafs demo
+  gaiafs demo --gpus cuda:0,1
   gaiafs demo --input ~/Pictures --output mosaic.png
   gaiafs demo --json | jq .merged_pages`,
 		Args:              arguments(),
@@ -37,7 +39,7 @@ what a single process makes, and leaves the stitched picture. It fails if a byte
 	}
 	cmd.Flags().StringVar(&o.input, "input", "", "use the JPEG and PNG pictures of the folder `DIR`")
 	cmd.Flags().StringVar(&o.output, "output", "gaiafs-demo.png", "leave the stitched picture in `FILE`")
-	cmd.Flags().Var(&o.gpus, "gpus", "device for the device program: auto, emulated:N or cuda:0,1")
+	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, emulated:N or cuda:0,1")
 	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and say where")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the result as JSON; docs/demo.md describes it")
 	cmd.Flags().IntVar(&o.width, "width", demo.DefaultWidth, "width of the stitched picture in `PIXELS`")

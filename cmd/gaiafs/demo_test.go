@@ -17,7 +17,7 @@ import (
 func TestCommandDemo(t *testing.T) {
 	dir := t.TempDir()
 	picture := filepath.Join(dir, "stitched.png")
-	cmd := command(t, "demo", "--width=1400", "--json", "--keep", "--output", picture)
+	cmd := command(t, "demo", "--gpus=emulated:1", "--width=1400", "--json", "--keep", "--output", picture)
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir, variable("read-only")+"=true") // a setting of the user that is none of the demo's
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
@@ -41,6 +41,23 @@ func TestCommandDemo(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, kept, 1)
 	require.Contains(t, r.err, "stitching once more in a single process")
+}
+
+// With two devices both halves are written in device memory.
+func TestCommandDemoOnTwoDevices(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "demo", "--gpus=emulated:2", "--width=700", "--json", "--output", filepath.Join(dir, "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	var report demo.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Equal(t, "gpu0 program", report.CPU.Program)
+	require.Equal(t, "gpu1 program", report.Device.Program)
+	require.Equal(t, "emulated", report.CPU.Kind)
+	require.Zero(t, report.MountDifferences+report.BackingDifferences+report.OverlappingBytes)
+	require.Equal(t, report.CPU.ExpectedPages, report.CPU.Pages, "releases found every page that was stored into")
+	require.Equal(t, report.Device.ExpectedPages, report.Device.Pages)
 }
 
 func TestCommandDemoWithOwnPictures(t *testing.T) {

@@ -18,22 +18,20 @@ type gpuBackend struct {
 	name string
 	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for.
 	parse func(argument string) (ordinals []int, err error)
-	// available says why there is no device of the kind; nil where there is.
-	available func() error
+	// found returns the ordinals that auto takes, or says why there are none. It tells log of those that cannot be used.
+	found func(log *slog.Logger) ([]int, error)
 	// open makes the devices, each with that much memory, 0 for a choice of its own.
 	open func(ordinals []int, memory int64) ([]gpubackend.Device, error)
 }
 
 // gpuBackends are in the order in which auto tries them.
 var gpuBackends = []gpuBackend{
-	{name: "cuda", parse: parseOrdinals, available: noCUDA, open: func([]int, int64) ([]gpubackend.Device, error) { return nil, noCUDA() }},
-	{name: "emulated", parse: parseCount, available: func() error { return nil }, open: openEmulated},
+	{name: "cuda", parse: parseOrdinals, found: foundCUDA, open: openCUDA},
+	{name: "emulated", parse: parseCount, found: func(*slog.Logger) ([]int, error) { return []int{0}, nil }, open: openEmulated},
 }
 
 // maxEmulated is the largest number of emulated devices.
 const maxEmulated = 160
-
-func noCUDA() error { return errors.New("this version of gaiafs has no CUDA support") }
 
 // gpuChoice is the value of --gpus.
 type gpuChoice struct {
@@ -106,42 +104,59 @@ func parseCount(argument string) ([]int, error) {
 }
 
 // open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes them.
-func (g *gpuChoice) open(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
+func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, err error) {
 	switch g.backend {
 	case "none":
 		return nil, nil
 	case "auto":
-		for _, b := range gpuBackends {
-			if err := b.available(); err != nil {
-				log.Info("devices of a kind are not used", "kind", b.name, "reason", err)
-				continue
-			}
-			return b.make("", memory, log)
+		devices, err = openFound(memory, log)
+	default:
+		i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == g.backend })
+		var ordinals []int
+		if ordinals, err = gpuBackends[i].parse(g.argument); err != nil { // Set let only those pass
+			return nil, err
 		}
-		return nil, nil
+		devices, err = gpuBackends[i].open(ordinals, memory)
 	}
-	i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == g.backend })
-	b := gpuBackends[i] // Set let only those pass
-	if err := b.available(); err != nil {
-		return nil, fmt.Errorf("--gpus %s cannot be had: %w; use --gpus emulated:1 or --gpus none", g, err)
-	}
-	return b.make(g.argument, memory, log)
-}
-
-func (b *gpuBackend) make(argument string, memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
-	ordinals, err := b.parse(argument)
 	if err != nil {
-		return nil, err
-	}
-	devices, err := b.open(ordinals, memory)
-	if err != nil {
-		return nil, fmt.Errorf("devices of kind %s cannot be opened: %w", b.name, err)
+		return nil, fmt.Errorf("--gpus %s cannot be had: %w; --gpus emulated:1 and --gpus none work everywhere", g, err)
 	}
 	for _, d := range devices {
 		info := d.Info()
-		log.Info("device", "number", info.Ordinal, "kind", info.Kind, "name", info.Name, "memory", info.Memory)
+		what := []any{"number", info.Ordinal, "kind", info.Kind, "name", info.Name, "memory", info.Memory}
+		if uuid := info.UUID.String(); uuid != "" {
+			what = append(what, "uuid", uuid)
+		}
+		log.Info("device", what...)
 	}
 	return devices, nil
+}
+
+// openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that is
+// because it lacks the memory that was asked for.
+func openFound(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
+	var last error
+	for _, b := range gpuBackends {
+		ordinals, err := b.found(log)
+		var devices []gpubackend.Device
+		for _, o := range ordinals {
+			var opened []gpubackend.Device
+			opened, err = b.open([]int{o}, memory)
+			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
+				return nil, errors.Join(err, closeDevices(devices))
+			}
+			if err != nil {
+				log.Warn("a device is not used", "kind", b.name, "number", o, "reason", err)
+			}
+			devices = append(devices, opened...)
+		}
+		if len(devices) > 0 {
+			return devices, nil
+		}
+		log.Info("devices of a kind are not used", "kind", b.name, "reason", err)
+		last = err
+	}
+	return nil, last
 }
 
 // openEmulated makes emulated devices. Their memory is the host's, taken as it is used.

@@ -229,7 +229,7 @@ func TestCommandRefusesBadPlaces(t *testing.T) {
 	}
 	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", p.source, p.mountpoint)
 	if r.code == exitFailure { // where there is a CUDA device, and support for it, TestCommandDaemon is the test
-		require.Contains(t, r.err, "use --gpus emulated:1")
+		require.Contains(t, r.err, "--gpus emulated:1 and --gpus none work everywhere")
 	}
 }
 

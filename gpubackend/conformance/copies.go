@@ -2,11 +2,13 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -200,4 +202,36 @@ func testParallelUse(f *fixture) {
 		})
 	}
 	wg.Wait()
+}
+
+// testCopiesOfManyBuffers copies between one run of device memory and host buffers in the order of their addresses: they
+// often lie side by side, and are none the less memory of their own.
+func testCopiesOfManyBuffers(f *fixture) {
+	const n = 1 << 20
+	size := max(f.info.Granularity, 8*n)
+	mem := f.alloc(size)
+	buffers := make([][]byte, size/n)
+	for i := range buffers {
+		b, release, err := f.dev.HostBuffer(n)
+		require.NoError(f, err)
+		defer release()
+		buffers[i] = b
+	}
+	slices.SortFunc(buffers, func(a, b []byte) int {
+		return cmp.Compare(uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	})
+	whole := f.random(size)
+	var pieces []gpubackend.Copy
+	for i, b := range buffers {
+		copy(b, whole[i*n:])
+		pieces = append(pieces, gpubackend.Copy{Mem: mem, Off: int64(i) * n, Host: b})
+	}
+	require.NoError(f, f.dev.CopyIn(f.ctx, pieces))
+	for _, b := range buffers {
+		clear(b)
+	}
+	require.NoError(f, f.dev.CopyOut(f.ctx, pieces))
+	for i, b := range buffers {
+		require.True(f, bytes.Equal(whole[i*n:(i+1)*n], b), "buffer %d", i)
+	}
 }

@@ -37,6 +37,8 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"HostBuffer", testHostBuffer},
 		{"Copies", testCopies},
 		{"CopiesAcrossBatches", testCopiesAcrossBatches},
+		{"CopiesOfManyBuffers", testCopiesOfManyBuffers},
+		{"PeerCopies", testPeerCopies},
 		{"Zero", testZero},
 		{"FaultyArguments", testFaultyArguments},
 		{"Context", testContext},

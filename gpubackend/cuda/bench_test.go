@@ -16,14 +16,13 @@ import (
 
 // timing is what only measurements need of the driver.
 type timing struct {
-	memcpyDtoDAsync  func(to, from address, n uintptr, s streamHandle) result
 	eventElapsedTime func(milliseconds *float32, start, end eventHandle) result
 }
 
 func bindTiming(t testing.TB) (x timing) {
 	lib, err := openLibrary()
 	require.NoError(t, err)
-	for name, f := range map[string]any{"cuMemcpyDtoDAsync_v2": &x.memcpyDtoDAsync, "cuEventElapsedTime": &x.eventElapsedTime} {
+	for name, f := range map[string]any{"cuEventElapsedTime": &x.eventElapsedTime} {
 		a, err := lib.symbol(name)
 		require.NoError(t, err)
 		purego.RegisterFunc(f, a)
@@ -110,7 +109,7 @@ func BenchmarkKernels(b *testing.B) {
 	var copies, digests, scans, ins, outs []time.Duration
 	for b.Loop() {
 		copies = append(copies, timed(func() error {
-			return d.drv.check("cuMemcpyDtoDAsync", x.memcpyDtoDAsync(other.base, m.base, size, w.lane.stream))
+			return d.drv.check("cuMemcpyDtoDAsync", d.drv.memcpyDtoDAsync(other.base, m.base, size, w.lane.stream))
 		}))
 		digests = append(digests, timed(func() error {
 			return w.launch(w.digests, blocks, uint64(w.dev), 1, pages, uint64(w.dev+keyAt), uint64(w.dev+downAt))

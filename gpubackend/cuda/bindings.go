@@ -86,6 +86,7 @@ type driver struct {
 	deviceGetUUID           func(uuid *[16]byte, device deviceHandle) result
 	deviceTotalMem          func(bytes *uint64, device deviceHandle) result
 	deviceGetAttribute      func(value *int32, attribute int32, device deviceHandle) result
+	deviceCanAccessPeer     func(can *int32, device, peer deviceHandle) result
 	devicePrimaryCtxRetain  func(ctx *contextHandle, device deviceHandle) result
 	devicePrimaryCtxRelease func(device deviceHandle) result
 	ctxSetCurrent           func(ctx contextHandle) result
@@ -109,6 +110,7 @@ type driver struct {
 	memFreeHost             func(p unsafe.Pointer) result
 	memcpyHtoDAsync         func(to, from address, n uintptr, s streamHandle) result
 	memcpyDtoHAsync         func(to, from address, n uintptr, s streamHandle) result
+	memcpyDtoDAsync         func(to, from address, n uintptr, s streamHandle) result
 	memsetD8Async           func(a address, value uint8, n uintptr, s streamHandle) result
 	memGetGranularity       func(n *uintptr, prop *allocationProp, option int32) result
 	memCreate               func(m *memoryHandle, n uintptr, prop *allocationProp, flags uint64) result
@@ -144,6 +146,7 @@ func (d *driver) functions() []function {
 		{"cuDeviceGetUuid_v2", &d.deviceGetUUID, true}, // tells the instances of one GPU apart
 		{"cuDeviceTotalMem_v2", &d.deviceTotalMem, false},
 		{"cuDeviceGetAttribute", &d.deviceGetAttribute, false},
+		{"cuDeviceCanAccessPeer", &d.deviceCanAccessPeer, false},
 		{"cuDevicePrimaryCtxRetain", &d.devicePrimaryCtxRetain, false},
 		{"cuDevicePrimaryCtxRelease_v2", &d.devicePrimaryCtxRelease, false},
 		{"cuCtxSetCurrent", &d.ctxSetCurrent, false},
@@ -167,6 +170,7 @@ func (d *driver) functions() []function {
 		{"cuMemFreeHost", &d.memFreeHost, false},
 		{"cuMemcpyHtoDAsync_v2", &d.memcpyHtoDAsync, false},
 		{"cuMemcpyDtoHAsync_v2", &d.memcpyDtoHAsync, false},
+		{"cuMemcpyDtoDAsync_v2", &d.memcpyDtoDAsync, false},
 		{"cuMemsetD8Async", &d.memsetD8Async, false},
 		{"cuMemGetAllocationGranularity", &d.memGetGranularity, false},
 		{"cuMemCreate", &d.memCreate, false},

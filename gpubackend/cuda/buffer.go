@@ -137,8 +137,8 @@ func (b *buffers) close(last func()) (free []pinned, waits bool) {
 	return free, b.out > 0
 }
 
-// holds reports whether all of p is page-locked memory of this device.
-func (b *buffers) holds(p []byte) bool {
+// holds reports whether all of p lies in one allocation of page-locked memory of this device, and in which.
+func (b *buffers) holds(p []byte) (allocation address, ok bool) {
 	start := unsafe.Pointer(unsafe.SliceData(p))
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -146,7 +146,10 @@ func (b *buffers) holds(p []byte) bool {
 	if !exact {
 		i--
 	}
-	return i >= 0 && uintptr(start)-uintptr(b.all[i].base)+uintptr(len(p)) <= uintptr(b.all[i].size)
+	if i < 0 || uintptr(start)-uintptr(b.all[i].base)+uintptr(len(p)) > uintptr(b.all[i].size) {
+		return 0, false
+	}
+	return b.all[i].at(0), true
 }
 
 // HostBuffer returns page-locked memory with anything in it, which is not the garbage collector's: it must not be used

@@ -24,7 +24,8 @@ type move struct {
 	mem    *memory
 	dev    address
 	host   []byte
-	direct bool // host is page-locked
+	direct bool    // host is page-locked
+	pinned address // the allocation that host is in, where it is page-locked
 }
 
 // copier copies in one direction, in jobs of its lane.
@@ -77,7 +78,7 @@ func (c *copier) free() error {
 
 // cut appends a piece to moves, in parts that fit a chunk and that several goroutines can copy.
 func (c *copier) cut(moves []move, m move) []move {
-	m.direct = c.pool.holds(m.host)
+	m.pinned, m.direct = c.pool.holds(m.host)
 	most := shareSize
 	if m.direct {
 		most = directSize
@@ -155,8 +156,9 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		if c.toHost {
 			to, from = host, m.dev
 		}
-		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations.
-		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct &&
+		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations of
+		// either side.
+		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct && moves[i-1].pinned == m.pinned &&
 			c.to[n]+address(c.sizes[n]) == to && c.from[n]+address(c.sizes[n]) == from {
 			c.sizes[n] += uintptr(len(m.host))
 			continue

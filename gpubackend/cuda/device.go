@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -17,10 +16,10 @@ type Options struct {
 	// CUDA is the number that the driver names the GPU by in this process: Found.CUDA.
 	CUDA int
 	// Memory is the bytes that may be allocated in all, rounded down to a multiple of the GPU's granularity. 0 means
-	// three quarters of what is free when the device is opened. It is a limit and no reservation: when others have
-	// taken the GPU's memory, Alloc fails earlier.
+	// three quarters of what is free when the device is opened; more than what is free is refused. It is a limit and no
+	// reservation: when others have taken the GPU's memory, Alloc fails earlier.
 	Memory int64
-	// Key is the key of the digests; nil draws one.
+	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
 
@@ -37,6 +36,9 @@ type device struct {
 	workLane, allocLane *lane
 	buffers             buffers
 	loss                atomic.Pointer[error] // the error by which the device was lost
+
+	peersMu sync.Mutex
+	peers   map[deviceHandle]error // protected by peersMu; why a GPU's memory cannot be reached, nil if it can
 
 	mu       sync.Mutex
 	used     int64 // protected by mu; in [0, info.Memory]
@@ -77,10 +79,10 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 		return nil, f.Unusable
 	}
 	if o.Memory > f.Memory {
-		return nil, fmt.Errorf("%w: %d bytes asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory, f.Name, f.Memory)
+		return nil, fmt.Errorf("%w: %d MiB asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name, f.Memory>>20)
 	}
 	if o.Key == nil {
-		if o.Key, err = gpubackend.NewDigestKey(rand.Reader); err != nil {
+		if o.Key, err = gpubackend.SharedKey(); err != nil {
 			return nil, err
 		}
 	}
@@ -138,7 +140,7 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	return nil
 }
 
-// measure asks the driver for the granularity, and for free memory where no budget was given.
+// measure asks the driver for the granularity, and for free memory, which bounds the budget.
 func (d *device) measure() error {
 	prop := d.prop()
 	var granularity uintptr
@@ -147,12 +149,16 @@ func (d *device) measure() error {
 		return err
 	}
 	d.info.Granularity = int64(granularity)
-	if d.info.Memory == 0 {
-		var free, total uint64
-		if err := d.drv.check("cuMemGetInfo", d.drv.memGetInfo(&free, &total)); err != nil {
-			return err
-		}
+	var free, total uint64
+	if err := d.drv.check("cuMemGetInfo", d.drv.memGetInfo(&free, &total)); err != nil {
+		return err
+	}
+	switch {
+	case d.info.Memory == 0:
 		d.info.Memory = int64(free / 4 * 3)
+	case d.info.Memory > int64(free):
+		return fmt.Errorf("%w: %d MiB asked for, and %d of the %d MiB of %s are free: other programs have the rest (nvidia-smi lists them)",
+			gpubackend.ErrNoMemory, d.info.Memory>>20, free>>20, total>>20, d.info.Name)
 	}
 	d.info.Memory &^= d.info.Granularity - 1
 	return nil

@@ -22,11 +22,59 @@ func TestConformanceOfFake(t *testing.T) {
 	t.Setenv(fakeEnv, "1")
 	for name, batches := range map[string]bool{"Batches": true, "PieceByCopy": false} {
 		t.Run(name, func(t *testing.T) {
+			drivers := map[*testing.T]*driver{}
+			fakes := map[*testing.T]*fake{}
 			conformance.Run(t, func(t *testing.T) gpubackend.Device {
-				d, g := openFake(t, 64<<20+5, batches)
-				t.Cleanup(func() { require.Zero(t, g.left(), "given back to the driver") })
+				g := fakes[t]
+				if g == nil {
+					g = newFake()
+					g.count, g.linked = 2, true
+					fakes[t], drivers[t] = g, g.driver()
+					if !batches {
+						drivers[t] = withoutBatches(drivers[t])
+					}
+					t.Cleanup(func() { require.Zero(t, g.left(), "given back to the driver") })
+				}
+				// A test's second device is the second GPU.
+				d, err := open(drivers[t], Options{Ordinal: 3, CUDA: min(int(g.retained), 1), Memory: 64<<20 + 5}, kernelsPTX)
+				require.NoError(t, err)
 				return d
 			}, conformance.ReadOnlyIsAdvice)
+		})
+	}
+}
+
+// TestNoPeer: GPUs that cannot reach each other say so, and so does one whose peer is lost or that the driver refuses.
+func TestNoPeer(t *testing.T) {
+	for name, prepare := range map[string]func(g *fake, source *device){
+		"NoLink":  func(g *fake, _ *device) { g.linked = false },
+		"Refused": func(g *fake, _ *device) { g.setFail("cuMemSetAccess", invalidValue) },
+		"Lost": func(_ *fake, source *device) {
+			err := gpubackend.ErrDeviceLost
+			source.loss.Store(&err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newFake()
+			g.count, g.linked = 2, true
+			drv := g.driver()
+			var devices []*device
+			var memories []gpubackend.Memory
+			for i := range 2 {
+				d, err := open(drv, Options{Ordinal: i, CUDA: i, Memory: 32 << 20}, kernelsPTX)
+				require.NoError(t, err)
+				m, err := d.Alloc(2 << 20)
+				require.NoError(t, err)
+				devices, memories = append(devices, d), append(memories, m)
+			}
+			copies := []gpubackend.PeerCopy{{Mem: memories[0], From: memories[1], N: page.Size}}
+			prepare(g, devices[1])
+			require.ErrorIs(t, devices[0].CopyPeer(t.Context(), copies), gpubackend.ErrNoPeer)
+			for i, d := range devices {
+				require.NoError(t, memories[i].Free())
+				require.NoError(t, d.Close())
+			}
+			require.Zero(t, g.left())
 		})
 	}
 }
@@ -77,12 +125,13 @@ func TestOpenUnwinds(t *testing.T) {
 func TestOpenOptions(t *testing.T) {
 	drv := newFake().driver()
 	for want, o := range map[string]Options{
-		"1 such devices":         {CUDA: 1},
-		"negative":               {Ordinal: -1},
-		"less than one":          {Memory: 2<<20 - 1},
-		"2147483648 bytes asked": {Memory: 2 << 30},
-		"numbered from 0":        {CUDA: -1},
-		"(-5)":                   {Memory: -5},
+		"1 such devices":                        {CUDA: 1},
+		"negative":                              {Ordinal: -1},
+		"less than one":                         {Memory: 2<<20 - 1},
+		"2048 MiB asked for, Fake GPU has 1024": {Memory: 2 << 30},
+		"1024 MiB asked for, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
+		"numbered from 0": {CUDA: -1},
+		"(-5)":            {Memory: -5},
 	} {
 		_, err := open(drv, o, kernelsPTX)
 		require.ErrorContains(t, err, want)
@@ -215,13 +264,22 @@ func TestPinnedIsKnown(t *testing.T) {
 		defer release()
 		kept = append(kept, p)
 	}
+	seen := make(map[address]bool)
 	for _, p := range kept {
-		require.True(t, d.buffers.holds(p))
-		require.True(t, d.buffers.holds(p[99_999:]))
-		require.True(t, d.buffers.holds(p[:1]))
+		of, ok := d.buffers.holds(p)
+		require.True(t, ok)
+		seen[of] = true
+		for _, part := range [][]byte{p[99_999:], p[:1]} {
+			same, ok := d.buffers.holds(part)
+			require.True(t, ok)
+			require.Equal(t, of, same)
+		}
 	}
-	require.False(t, d.buffers.holds(make([]byte, 10)))
-	require.False(t, d.buffers.holds(nil))
+	require.Len(t, seen, 5)
+	for _, p := range [][]byte{make([]byte, 10), nil} {
+		_, ok := d.buffers.holds(p)
+		require.False(t, ok)
+	}
 	require.NoError(t, d.Close())
 }
 

@@ -30,6 +30,9 @@
 // is filled while others are on their way. Many pieces are one call to the driver where it has cuMemcpyBatchAsync (CUDA
 // 12.8), else queued one by one.
 //
+// From GPU to GPU the copy engines of the one that receives read the other's memory, over NVLink or PCIe. A Memory is
+// opened to another GPU (cuMemSetAccess) when that copies from it for the first time, and stays so.
+//
 // # Page kernels
 //
 // kernels.cu is compiled to kernels.ptx by `make ptx`; the driver compiles that for the GPU when a device is opened.
@@ -57,11 +60,13 @@
 //
 //	memory.mu     the calls that are using a Memory, and its descriptors
 //	device.mu     the budget
+//	peersMu       which GPUs can be reached
 //	buffers.mu    the page-locked memory
 //
-// None is held while another is taken, and none during a driver call but memory.mu in Export.
+// None is held while another is taken. memory.mu is held during the driver's calls of Export and of opening a Memory to
+// another GPU, peersMu while the driver is asked about a GPU; no other is held during a driver call.
 //
 // # What it does not do
 //
-// It does not copy from GPU to GPU, and has no kernels for scattered copies: those are the copy engines'.
+// It has no kernels for scattered copies: those are the copy engines'.
 package cuda

@@ -11,12 +11,12 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// fake is a driver with one GPU in host memory. It is strict where the real one is: what is queued in a stream is done
+// fake is a driver with GPUs in host memory. It is strict where the real one is: what is queued in a stream is done
 // only when somebody waits for it, asynchronous copies and kernels may touch mapped device memory and page-locked memory
 // only, and calls need a context that is current in their thread.
 type fake struct {
 	mu         sync.Mutex
-	current    map[int]bool // by thread
+	current    map[int]contextHandle // by thread
 	retained   int
 	next       uint64
 	streams    map[streamHandle]*fakeStream
@@ -24,17 +24,24 @@ type fake struct {
 	device     map[address][]byte // cuMemAlloc and mapped memory
 	host       map[address][]byte // page-locked
 	reserved   map[address]uintptr
+	access     map[address]map[int32]bool // by mapping: the GPUs that may use it
 	handles    map[memoryHandle]*fakeHandle
 	attributes map[int32]int32
 	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
 	fail  map[string]result
 	after map[string]int
+	// count is the number of GPUs, linked whether they can reach each other's memory.
+	count  int32
+	linked bool
 	// version and total are what the driver says of itself and of its GPU.
 	version int32
 	total   uint64
 }
 
-type fakeStream struct{ queue []func() result }
+type fakeStream struct {
+	device deviceHandle
+	queue  []func() result
+}
 
 type fakeEvent struct {
 	stream streamHandle
@@ -53,7 +60,7 @@ const fakeInvalidContext result = 201
 
 func newFake() *fake {
 	return &fake{
-		current: map[int]bool{}, next: 1 << 40, streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
+		current: map[int]contextHandle{}, access: map[address]map[int32]bool{}, count: 1, next: 1 << 40, streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
 		device: map[address][]byte{}, host: map[address][]byte{}, reserved: map[address]uintptr{}, handles: map[memoryHandle]*fakeHandle{},
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
@@ -91,7 +98,7 @@ func (g *fake) call(name string, needsContext bool, f func() result) result {
 		}
 		g.after[name]--
 	}
-	if needsContext && !g.current[unix.Gettid()] {
+	if needsContext && g.current[unix.Gettid()] == 0 {
 		return fakeInvalidContext
 	}
 	return f()
@@ -107,6 +114,16 @@ func find(a address, n uintptr, kinds ...map[address][]byte) []byte {
 		}
 	}
 	return nil
+}
+
+// reaches reports whether a GPU may use the n bytes at a.
+func (g *fake) reaches(d deviceHandle, a address, n uintptr) bool {
+	for base, may := range g.access {
+		if p := g.device[base]; a >= base && a-base <= address(len(p)) && address(n) <= address(len(p))-(a-base) {
+			return may[int32(d)]
+		}
+	}
+	return false
 }
 
 // queue appends to a stream what is done when somebody waits.

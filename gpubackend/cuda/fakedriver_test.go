@@ -28,7 +28,7 @@ func (g *fake) bindDevice(d *driver) {
 		return success
 	}
 	d.deviceGetCount = func(n *int32) result {
-		return g.call("cuDeviceGetCount", false, func() result { *n = 1; return success })
+		return g.call("cuDeviceGetCount", false, func() result { *n = g.count; return success })
 	}
 	d.deviceGet = func(h *deviceHandle, ordinal int32) result { *h = deviceHandle(ordinal); return success }
 	d.deviceGetName = func(name *byte, n int32, _ deviceHandle) result {
@@ -41,14 +41,22 @@ func (g *fake) bindDevice(d *driver) {
 		*v = g.attributes[attribute]
 		return success
 	}
-	d.devicePrimaryCtxRetain = func(ctx *contextHandle, _ deviceHandle) result {
-		return g.call("cuDevicePrimaryCtxRetain", false, func() result { g.retained++; *ctx = 1; return success })
+	d.deviceCanAccessPeer = func(can *int32, device, peer deviceHandle) result {
+		return g.call("cuDeviceCanAccessPeer", false, func() result {
+			if *can = 0; device != peer && g.linked {
+				*can = 1
+			}
+			return success
+		})
+	}
+	d.devicePrimaryCtxRetain = func(ctx *contextHandle, device deviceHandle) result {
+		return g.call("cuDevicePrimaryCtxRetain", false, func() result { g.retained++; *ctx = contextHandle(device) + 1; return success })
 	}
 	d.devicePrimaryCtxRelease = func(deviceHandle) result {
 		return g.call("cuDevicePrimaryCtxRelease", false, func() result { g.retained--; return success })
 	}
 	d.ctxSetCurrent = func(ctx contextHandle) result {
-		return g.call("cuCtxSetCurrent", false, func() result { g.current[unix.Gettid()] = ctx != 0; return success })
+		return g.call("cuCtxSetCurrent", false, func() result { g.current[unix.Gettid()] = ctx; return success })
 	}
 	d.memGetInfo = func(free, total *uint64) result {
 		*free, *total = g.total-5, g.total
@@ -83,7 +91,7 @@ func (g *fake) bindStreams(d *driver) {
 	d.streamCreate = func(s *streamHandle, _ uint32) result {
 		return g.call("cuStreamCreate", true, func() result {
 			*s = streamHandle(g.id(0))
-			g.streams[*s] = &fakeStream{}
+			g.streams[*s] = &fakeStream{device: deviceHandle(g.current[unix.Gettid()] - 1)}
 			return success
 		})
 	}
@@ -155,6 +163,16 @@ func (g *fake) bindMemory(d *driver) {
 	d.memcpyDtoHAsync = func(to, from address, n uintptr, s streamHandle) result {
 		return g.call("cuMemcpyDtoHAsync", true, func() result {
 			return g.queue(s, func() result { return g.move(to, from, n) })
+		})
+	}
+	d.memcpyDtoDAsync = func(to, from address, n uintptr, s streamHandle) result {
+		return g.call("cuMemcpyDtoDAsync", true, func() result {
+			return g.queue(s, func() result {
+				if !g.reaches(g.streams[s].device, to, n) || !g.reaches(g.streams[s].device, from, n) {
+					return illegalAddress
+				}
+				return g.move(to, from, n)
+			})
 		})
 	}
 	d.memcpyBatchAsync = func(to, from *address, sizes *uintptr, count uintptr, _ *copyAttributes, _ *uintptr, _ uintptr, _ *uintptr, s streamHandle) result {
@@ -252,6 +270,13 @@ func (g *fake) bindMapping(d *driver) {
 			if h == nil || count != 1 || desc.flags != accessReadWrite {
 				return invalidValue
 			}
+			if g.access[a] == nil {
+				g.access[a] = map[int32]bool{}
+			}
+			g.access[a][desc.location.id] = true
+			if g.device[a] != nil { // another GPU's access
+				return success
+			}
 			p, err := unix.Mmap(h.fd, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err != nil {
 				return outOfMemory
@@ -267,6 +292,7 @@ func (g *fake) bindMapping(d *driver) {
 				return invalidValue
 			}
 			delete(mapped, a)
+			delete(g.access, a)
 			h.maps--
 			if g.device[a] == nil { // no access was given
 				return success

@@ -48,17 +48,23 @@ func TestLossOfGPU(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestMemoryIsFull takes all the GPU's memory that a device would give, and more than there is.
+// TestMemoryIsFull has another device of the same GPU take memory that was free when the first one was opened.
 func TestMemoryIsFull(t *testing.T) {
 	gpu := requireGPU(t)
-	all, err := Probe()
-	require.NoError(t, err)
-	opened, err := Open(Options{CUDA: gpu, Memory: all[gpu].Memory})
+	opened, err := Open(Options{CUDA: gpu})
 	require.NoError(t, err)
 	whole := opened.Info().Memory
+	other, err := Open(Options{CUDA: gpu, Memory: whole})
+	require.NoError(t, err)
+	taken, err := other.Alloc(whole)
+	require.NoError(t, err)
 	_, err = opened.Alloc(whole)
-	require.ErrorIs(t, err, gpubackend.ErrNoMemory, "the context has some of it")
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
 	require.ErrorContains(t, err, "cuMemCreate")
+	_, err = Open(Options{CUDA: gpu, Memory: whole})
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory, "a budget that cannot be had")
+	require.NoError(t, taken.Free())
+	require.NoError(t, other.Close())
 	require.Zero(t, opened.Used())
 	m, err := opened.Alloc(2 << 20)
 	require.NoError(t, err)

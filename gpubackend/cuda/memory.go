@@ -28,6 +28,8 @@ type memory struct {
 	idle     chan struct{} // protected by mu; closed when users falls to 0 after freed was set
 	file     *os.File      // protected by mu; the export for writing, nil until the first export
 	readOnly *os.File      // protected by mu; a duplicate of file
+	// peers are the other GPUs that may use base. Protected by mu.
+	peers map[deviceHandle]bool
 }
 
 // create allocates and maps, in the allocation lane. After an error nothing is left.

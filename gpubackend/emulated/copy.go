@@ -28,7 +28,7 @@ func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, err
 	return d.own(mem, off, int64(n)<<page.Shift)
 }
 
-// part is a piece of memory and what it is copied from or to.
+// part is a piece of memory and what it is copied from or to: the host's, or a peer's.
 type part struct {
 	mem  []byte
 	host []byte
@@ -76,6 +76,11 @@ func (d *device) copyPieces(ctx context.Context, pieces []gpubackend.Copy, one f
 	for _, p := range pieces {
 		parts = cut(parts, part{p.Mem.(*memory).data[p.Off:][:len(p.Host)], p.Host})
 	}
+	return inBundles(ctx, parts, one)
+}
+
+// inBundles copies the parts with one, several at once.
+func inBundles(ctx context.Context, parts []part, one func(part)) error {
 	ends := bundle(parts)
 	return inPieces(ctx, len(ends), func(i int) {
 		start := 0
@@ -98,6 +103,33 @@ func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
 // bytes may be from different moments.
 func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.copyPieces(ctx, pieces, func(p part) { copy(p.host, p.mem) })
+}
+
+// CopyPeer copies from memory of any emulated device.
+func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) error {
+	done, err := d.use(2*len(pieces), func(i int) (*memory, error) {
+		p := &pieces[i/2]
+		if i%2 == 0 {
+			return d.own(p.Mem, p.Off, p.N)
+		}
+		from, ok := p.From.(*memory)
+		if p.From != nil && !ok {
+			return nil, fmt.Errorf("%w: memory of another kind", gpubackend.ErrNoPeer)
+		}
+		if !ok {
+			return nil, fmt.Errorf("%w: no memory to copy from", gpubackend.ErrRange)
+		}
+		return from.dev.own(from, p.FromOff, p.N)
+	})
+	if err != nil {
+		return err
+	}
+	defer done()
+	parts := make([]part, 0, len(pieces))
+	for _, p := range pieces {
+		parts = cut(parts, part{p.Mem.(*memory).data[p.Off:][:p.N], p.From.(*memory).data[p.FromOff:][:p.N]})
+	}
+	return inBundles(ctx, parts, func(p part) { copy(p.mem, p.host) })
 }
 
 func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {

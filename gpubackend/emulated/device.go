@@ -1,7 +1,6 @@
 package emulated
 
 import (
-	"crypto/rand"
 	"fmt"
 	"sync"
 
@@ -26,7 +25,7 @@ type Options struct {
 	// Poison fills memory with a pattern in Alloc and Free, and host buffers when they are given back, so that a test
 	// sees who uses them unfilled or too late. Memory is then touched as soon as it is allocated.
 	Poison bool
-	// Key is the key of the digests; nil draws one.
+	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
 
@@ -62,7 +61,7 @@ func New(o Options) (gpubackend.Device, error) {
 		return nil, fmt.Errorf("emulated device %d: negative ordinal", o.Ordinal)
 	}
 	if o.Key == nil {
-		k, err := gpubackend.NewDigestKey(rand.Reader)
+		k, err := gpubackend.SharedKey()
 		if err != nil {
 			return nil, fmt.Errorf("emulated device %d: %w", o.Ordinal, err)
 		}

@@ -4,7 +4,7 @@
 //
 // Every Memory is a memfd that the daemon maps once and client processes map for themselves. It is apart from the
 // backing files, so a page has as many replicas as with real devices and every rule of coherence is at work. Nothing
-// is taken from the host before it is touched, be it only read: a device that nobody uses costs its key, some 5 KiB,
+// is taken from the host before it is touched, be it only read: a device that nobody uses costs some hundred bytes,
 // and no descriptor.
 //
 // Freed memory goes back to the host at once and is never handed out again, so no importer can see what somebody

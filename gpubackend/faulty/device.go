@@ -17,6 +17,7 @@ const (
 	Alloc Op = iota
 	CopyIn
 	CopyOut
+	CopyPeer
 	Zero
 	Patch
 	Digests
@@ -29,7 +30,7 @@ const (
 
 func (o Op) String() string {
 	return [...]string{
-		"Alloc", "CopyIn", "CopyOut", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export", "Free",
+		"Alloc", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export", "Free",
 	}[o]
 }
 
@@ -175,6 +176,22 @@ func (d *Device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
 		return err
 	}
 	return d.inner.CopyOut(ctx, d.unwrapCopies(pieces))
+}
+
+// CopyPeer is the Op of that name. What it copies from may be memory of another Device of this package.
+func (d *Device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) error {
+	if err := d.enter(ctx, CopyPeer); err != nil {
+		return err
+	}
+	inner := make([]gpubackend.PeerCopy, len(pieces))
+	for i, p := range pieces {
+		p.Mem = d.unwrap(p.Mem)
+		if from, ok := p.From.(*memory); ok {
+			p.From = from.inner
+		}
+		inner[i] = p
+	}
+	return d.inner.CopyPeer(ctx, inner)
 }
 
 // Zero is the Op of that name.

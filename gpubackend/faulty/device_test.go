@@ -41,7 +41,10 @@ func calls(t *testing.T, d *faulty.Device, m gpubackend.Memory) map[faulty.Op]fu
 		},
 		faulty.CopyIn:  func(ctx context.Context) error { return d.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
 		faulty.CopyOut: func(ctx context.Context) error { return d.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
-		faulty.Zero:    func(ctx context.Context) error { return d.Zero(ctx, m, 0, 1) },
+		faulty.CopyPeer: func(ctx context.Context) error {
+			return d.CopyPeer(ctx, []gpubackend.PeerCopy{{Mem: m, From: m, FromOff: page.Size, N: page.Size}})
+		},
+		faulty.Zero: func(ctx context.Context) error { return d.Zero(ctx, m, 0, 1) },
 		faulty.Patch: func(ctx context.Context) error {
 			return d.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p, Next: p}})
 		},

@@ -19,16 +19,18 @@ import (
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// clients are the programs compiled so far, by build.
+// clients are the programs compiled so far, by program and build.
 var clients = struct {
-	mu   sync.Mutex
-	dir  string
-	path map[string]string
-}{path: make(map[string]string)}
+	mu    sync.Mutex
+	dir   string
+	built map[string]bool
+}{built: make(map[string]bool)}
 
 func TestMain(m *testing.M) {
+	testmount.Main()
 	dir, err := os.MkdirTemp("", "ctest")
 	if err != nil {
 		panic(err)
@@ -40,7 +42,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// daemon is a live server over a small page cache.
+// daemon is a live server over a small page cache or, without a server, a mount at dir.
 type daemon struct {
 	t      *testing.T
 	dir    string
@@ -48,6 +50,7 @@ type daemon struct {
 	cache  *controltest.Cache
 	server *control.Server
 	stop   func()
+	env    []string // of the clients
 }
 
 func startDaemon(t *testing.T, cache *controltest.Cache) *daemon {
@@ -102,7 +105,10 @@ func (d *daemon) command(client string, args ...string) *exec.Cmd {
 			cmd = exec.Command(setarch, append([]string{"-R", client}, args...)...)
 		}
 	}
-	cmd.Env = append(os.Environ(), "GAIAFS_TEST_GRANTS="+d.grants(), "TSAN_OPTIONS=die_after_fork=0")
+	cmd.Env = append(append(os.Environ(), "TSAN_OPTIONS=die_after_fork=0"), d.env...)
+	if d.server != nil {
+		cmd.Env = append(cmd.Env, "GAIAFS_TEST_GRANTS="+d.grants())
+	}
 	return cmd
 }
 
@@ -130,14 +136,15 @@ func sources(t *testing.T) []string {
 	return all
 }
 
-// compile builds testdata/client.c with the library. A sanitizer that the compiler lacks is skipped; a compiler is
-// not.
-func compile(t *testing.T, build string) string {
+// compile builds a program of testdata, client or cuda, with the library. A sanitizer that the compiler lacks is skipped;
+// a compiler is not.
+func compile(t *testing.T, program, build string) string {
 	t.Helper()
 	clients.mu.Lock()
 	defer clients.mu.Unlock()
-	if path := clients.path[build]; path != "" {
-		return path
+	client := filepath.Join(clients.dir, program+"-"+build)
+	if clients.built[client] {
+		return client
 	}
 	dir := clients.dir
 	flags := builds[build]
@@ -148,18 +155,17 @@ func compile(t *testing.T, build string) string {
 			t.Skipf("this compiler has no %s sanitizer: %s", build, out)
 		}
 	}
-	client := filepath.Join(dir, "client-"+build)
-	args := append(append(append([]string{}, warnings...), flags...), "-o", client, "testdata/client.c")
-	out, err := exec.Command("cc", append(args, sources(t)...)...).CombinedOutput()
+	args := append(append(append([]string{}, warnings...), flags...), "-o", client, "testdata/"+program+".c")
+	out, err := exec.Command("cc", append(append(args, sources(t)...), "-ldl")...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	clients.path[build] = client
+	clients.built[client] = true
 	return client
 }
 
 func TestScenarios(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
-			client := compile(t, build)
+			client := compile(t, "client", build)
 			t.Run("wire", func(t *testing.T) {
 				out, err := exec.Command(client, "wire", "../../../control/testdata/frames.txt").CombinedOutput()
 				if build == "thread" && err != nil && strings.Contains(string(out), "unexpected memory mapping") {
@@ -230,7 +236,7 @@ func restart(t *testing.T, client string) {
 }
 
 func TestKilledClientIsReleased(t *testing.T) {
-	client := compile(t, "plain")
+	client := compile(t, "client", "plain")
 	d := startDaemon(t, &controltest.Cache{})
 	path := d.file()
 	for i := range 20 {
@@ -249,7 +255,7 @@ func TestKilledClientIsReleased(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	client := compile(t, "plain")
+	client := compile(t, "client", "plain")
 	t.Run("budget", func(t *testing.T) {
 		d := startDaemon(t, &controltest.Cache{
 			MapError: fmt.Errorf("no room: the budget of device 0 (1 GiB) is spent: %w", syscall.ENOMEM)})
@@ -301,8 +307,8 @@ func TestLibraryAsShipped(t *testing.T) {
 	run("make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+dir+"/usr", "CFLAGS=-Werror"+analyzer, "libgaiafs-install")
 
 	symbols := strings.Fields(run("nm", "-D", "--defined-only", "--format=just-symbols", filepath.Join(build, "libgaiafs.so")))
-	require.ElementsMatch(t, []string{"gaia_error", "gaia_macquire", "gaia_madvise", "gaia_mmap", "gaia_mrelease", "gaia_msync",
-		"gaia_munmap"}, symbols)
+	require.ElementsMatch(t, []string{"gaia_async_error", "gaia_error", "gaia_macquire", "gaia_macquire_async", "gaia_madvise",
+		"gaia_mmap", "gaia_mrelease", "gaia_mrelease_async", "gaia_msync", "gaia_munmap"}, symbols)
 	require.Contains(t, run("readelf", "-d", filepath.Join(build, "libgaiafs.so")), "Library soname: [libgaiafs.so.0]")
 	for _, name := range []string{"include/gaiafs.h", "lib/libgaiafs.a", "lib/libgaiafs.so.0", "share/man/man3/gaia_munmap.3"} {
 		_, err := os.Stat(filepath.Join(dir, "usr", name))

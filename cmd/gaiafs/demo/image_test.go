@@ -151,30 +151,30 @@ func TestHalvesMakeTheWhole(t *testing.T) {
 			return files[tl.name()], func() error { closed++; return nil }, nil
 		}
 		var halves [2][]byte
-		for _, p := range []program{cpuProgram, deviceProgram} {
+		for _, p := range []program{leftProgram, rightProgram} {
 			halves[p] = make([]byte, l.size())
 			rows, last := 0, -1
-			require.NoError(t, l.paint(p, g, opener, halves[p], 7, func(y0, y1 int) error {
+			require.NoError(t, l.paint(p, g, opener, memory(halves[p]), 7, func(y0, y1 int) error {
 				require.Less(t, y0, y1)
 				rows, last = rows+y1-y0, y0
 				return nil
 			}))
 			require.Equal(t, l.h, rows)
-			require.Equal(t, p == deviceProgram, last == 0 && l.h > 7, "one begins at the top, the other at the bottom")
+			require.Equal(t, p == rightProgram, last == 0 && l.h > 7, "one begins at the top, the other at the bottom")
 		}
 		require.Equal(t, open, closed, "every tile was given back")
 		both := append([]byte{}, l.header()...)
 		both = append(both, make([]byte, int(l.size())-len(both))...)
 		for y := range l.h {
-			for _, p := range []program{cpuProgram, deviceProgram} {
+			for _, p := range []program{leftProgram, rightProgram} {
 				off, n := l.span(p, y)
 				copy(both[off:], halves[p][off:off+n])
 				clear(halves[p][off : off+n])
 			}
 		}
 		require.Zero(t, differences(both, want))
-		require.Zero(t, differences(halves[cpuProgram], make([]byte, l.size())))
-		require.Zero(t, differences(halves[deviceProgram], make([]byte, l.size())))
+		require.Zero(t, differences(halves[leftProgram], make([]byte, l.size())))
+		require.Zero(t, differences(halves[rightProgram], make([]byte, l.size())))
 	}
 }
 
@@ -182,11 +182,11 @@ func TestPaintPassesFailuresOn(t *testing.T) {
 	g := grid{W: 40, H: 40, Side: 32, Overlap: 6}
 	l := layout{w: 40, h: 40}
 	missing := func(tile) ([]byte, func() error, error) { return nil, nil, io.ErrUnexpectedEOF }
-	err := l.paint(cpuProgram, g, missing, make([]byte, l.size()), 8, func(int, int) error { return nil })
+	err := l.paint(leftProgram, g, missing, make(memory, l.size()), 8, func(int, int) error { return nil })
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	closed := 0
 	damaged := func(tile) ([]byte, func() error, error) { return nil, func() error { closed++; return nil }, nil }
-	err = l.paint(cpuProgram, g, damaged, make([]byte, l.size()), 8, func(int, int) error { return nil })
+	err = l.paint(leftProgram, g, damaged, make(memory, l.size()), 8, func(int, int) error { return nil })
 	require.ErrorContains(t, err, "damaged")
 	require.Equal(t, 1, closed)
 }
@@ -195,12 +195,12 @@ func TestEveryRowSharesAPage(t *testing.T) {
 	l := layout{w: DefaultWidth, h: 100}
 	require.Equal(t, int64(3*page.Size), l.stride())
 	for y := range l.h {
-		for _, p := range []program{cpuProgram, deviceProgram} {
+		for _, p := range []program{leftProgram, rightProgram} {
 			written, shared := l.pages(p, y)
 			require.Equal(t, int64(2), written)
 			require.Equal(t, int64(1), shared)
 		}
-		middle, _ := l.span(deviceProgram, y)
+		middle, _ := l.span(rightProgram, y)
 		require.NotZero(t, middle%page.Size, "the middle is inside a page")
 	}
 	require.LessOrEqual(t, len(l.header()), page.Size)
@@ -252,7 +252,7 @@ func TestEncodeLeavesAPicture(t *testing.T) {
 	l := layout{w: 50, h: 20}
 	file := make([]byte, l.size())
 	for y := range l.h {
-		off, _ := l.span(cpuProgram, y)
+		off, _ := l.span(leftProgram, y)
 		copy(file[off:], slide.row(y))
 	}
 	var b bytes.Buffer

@@ -19,11 +19,11 @@ type layout struct {
 type program int
 
 const (
-	cpuProgram    program = iota // writes the left half
-	deviceProgram                // writes the right half
+	leftProgram  program = iota // of the CPU, or of a device where there are two
+	rightProgram                // of a device
 )
 
-func (p program) String() string { return [...]string{"cpu", "device"}[p] }
+func (p program) String() string { return [...]string{"left", "right"}[p] }
 
 // header is the file's first bytes: what is needed to read the rest, in words.
 func (l layout) header() []byte {
@@ -35,9 +35,9 @@ func (l layout) stride() int64 { return page.Count(int64(3 * l.w)).Offset() }
 
 func (l layout) size() int64 { return page.Size + int64(l.h)*l.stride() }
 
-// columns returns the pixels [x0, x1) of every row that p writes.
+// columns returns the pixels [x0, x1) of every row that p writes, its half.
 func (l layout) columns(p program) (x0, x1 int) {
-	if p == cpuProgram {
+	if p == leftProgram {
 		return 0, l.w / 2
 	}
 	return l.w / 2, l.w
@@ -60,7 +60,7 @@ func (l layout) pages(p program, y int) (written, shared int64) {
 func (l layout) raster(file []byte) *raster {
 	r := newRaster(l.w, l.h)
 	for y := range l.h {
-		off, _ := l.span(cpuProgram, y)
+		off, _ := l.span(leftProgram, y)
 		copy(r.row(y), file[off:])
 	}
 	return r
@@ -72,24 +72,25 @@ func (l layout) encode(w io.Writer, file []byte) error {
 	return e.Encode(w, l.raster(file))
 }
 
-// bands returns the rows in the order in which p makes them, as ranges of at most n rows. The CPU program begins at the
-// top and the device program at the bottom: of the pages that both write, some have the CPU's bytes first and some the
-// device's, and where the two meet they are written at once.
+// bands returns the rows in the order in which p makes them, as ranges of at most n rows. The left program begins at the
+// top and the right one at the bottom: of the pages that both write, some have the left one's bytes first and some the
+// right one's, and where the two meet they are written at once.
 func (l layout) bands(p program, n int) [][2]int {
 	var all [][2]int
 	for y := 0; y < l.h; y += n {
 		all = append(all, [2]int{y, min(y+n, l.h)})
 	}
-	if p == deviceProgram {
+	if p == rightProgram {
 		slices.Reverse(all)
 	}
 	return all
 }
 
-// paint makes p's half of the picture in file, the memory of an output file. After every band of rows it calls done.
-func (l layout) paint(p program, g grid, open opener, file []byte, band int, done func(y0, y1 int) error) (err error) {
+// paint makes p's half of the picture in an output file, row by row. After every band of rows it calls done.
+func (l layout) paint(p program, g grid, open opener, file io.WriterAt, band int, done func(y0, y1 int) error) (err error) {
 	x0, x1 := l.columns(p)
 	s := newStitcher(g, open, x0, x1)
+	row := make([]byte, 3*(x1-x0))
 	defer func() {
 		if cerr := s.close(); err == nil {
 			err = cerr
@@ -100,8 +101,11 @@ func (l layout) paint(p program, g grid, open opener, file []byte, band int, don
 			return err
 		}
 		for y := b[0]; y < b[1]; y++ {
-			off, n := l.span(p, y)
-			if err := s.row(y, file[off:off+n]); err != nil {
+			off, _ := l.span(p, y)
+			if err := s.row(y, row); err != nil {
+				return err
+			}
+			if _, err := file.WriteAt(row, off); err != nil {
 				return err
 			}
 		}
@@ -121,7 +125,7 @@ func (l layout) reference(g grid, files map[string][]byte) ([]byte, error) {
 	}
 	s := newStitcher(g, open, 0, l.w)
 	for y := range l.h {
-		off, _ := l.span(cpuProgram, y)
+		off, _ := l.span(leftProgram, y)
 		if err := s.row(y, file[off:off+int64(3*l.w)]); err != nil {
 			return nil, err
 		}

@@ -97,18 +97,18 @@ func (r *running) finish(rows func(program, int)) (work, error) {
 	return *done, nil
 }
 
-// both runs the two programs at once, started by one signal.
-func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, rows func(program, int)) (cpu, device work, err error) {
+// both runs the two programs at once, for these devices, started by one signal.
+func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, devices [2]int, rows func(program, int)) (works [2]work, err error) {
 	ctx, cancel := context.WithCancel(ctx) // the end of one program ends the other
 	defer cancel()
 	var programs [2]*running
-	for _, p := range []program{cpuProgram, deviceProgram} {
-		j.Program = p
+	for _, p := range []program{leftProgram, rightProgram} {
+		j.Program, j.Device = p, devices[p]
 		if programs[p], err = start(command(ctx), j); err != nil {
-			if p == deviceProgram {
-				programs[cpuProgram].kill()
+			if p == rightProgram {
+				programs[leftProgram].kill()
 			}
-			return cpu, device, err
+			return works, err
 		}
 	}
 	type end struct {
@@ -129,11 +129,7 @@ func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, r
 			err = e.err
 			cancel()
 		}
-		if e.program == cpuProgram {
-			cpu = e.work
-		} else {
-			device = e.work
-		}
+		works[e.program] = e.work
 	}
-	return cpu, device, err
+	return works, err
 }

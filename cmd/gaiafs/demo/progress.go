@@ -19,10 +19,10 @@ func (l *lines) Step(format string, args ...any) {
 	fmt.Fprintf(l.w, format+"\n", args...)
 }
 
-func (l *lines) Rows(cpu, device, of int) {
-	if q := 4 * min(cpu, device) / max(of, 1); q > l.quarter {
+func (l *lines) Rows(left, right, of int) {
+	if q := 4 * min(left, right) / max(of, 1); q > l.quarter {
 		l.quarter = q
-		fmt.Fprintf(l.w, "  CPU program %d of %d rows, device program %d\n", cpu, of, device)
+		fmt.Fprintf(l.w, "  left half: %d of %d rows, right half: %d\n", left, of, right)
 	}
 }
 
@@ -42,12 +42,12 @@ func (b *bars) Step(format string, args ...any) {
 	fmt.Fprintf(b.w, format+"\n", args...)
 }
 
-func (b *bars) Rows(cpu, device, of int) {
+func (b *bars) Rows(left, right, of int) {
 	const width = 30
 	bar := func(n int) string {
 		filled := width * n / max(of, 1)
 		return strings.Repeat("#", filled) + strings.Repeat("-", width-filled)
 	}
-	fmt.Fprintf(b.w, "\r  CPU [%s]  device [%s]", bar(cpu), bar(device))
+	fmt.Fprintf(b.w, "\r  left [%s]  right [%s]", bar(left), bar(right))
 	b.open = true
 }

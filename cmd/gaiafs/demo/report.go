@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -19,6 +20,7 @@ type Report struct {
 	Tiles       int   `json:"tiles"`
 	OutputBytes int64 `json:"output_bytes"`
 
+	// CPU is the program of the left half: one of the CPU, or of the first device where there are two.
 	CPU    ProgramReport `json:"cpu"`
 	Device ProgramReport `json:"device"`
 	// SharedPages are those that both programs wrote.
@@ -46,6 +48,8 @@ type PictureReport struct {
 // ProgramReport describes one of the two programs.
 type ProgramReport struct {
 	work
+	// Program says what it ran for: "CPU program", "gpu1 program".
+	Program string `json:"program"`
 	// ExpectedPages are those that its half of the rows touches.
 	ExpectedPages int64 `json:"expected_pages"`
 	// Kind and Name of the device, empty for the CPU.
@@ -56,8 +60,8 @@ type ProgramReport struct {
 // Print writes the report as a table.
 func (r *Report) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "\tCPU program\tdevice program\tboth\t\n")
-	fmt.Fprintf(t, "memory\tmmap\t%s\t\t\n", r.Device.Kind)
+	fmt.Fprintf(t, "\t%s\t%s\tboth\t\n", r.CPU.Program, r.Device.Program)
+	fmt.Fprintf(t, "memory\t%s\t%s\t\t\n", cmp.Or(r.CPU.Kind, "mmap"), r.Device.Kind)
 	fmt.Fprintf(t, "pages written\t%d\t%d\t%d\t\n", r.CPU.Pages, r.Device.Pages, r.CPU.Pages+r.Device.Pages-r.SharedPages)
 	fmt.Fprintf(t, "pages shared\t\t\t%d\t\n", r.SharedPages)
 	fmt.Fprintf(t, "pages merged\t\t\t%d\t\n", r.MergedPages)

@@ -17,7 +17,7 @@ import (
 // outputName is the output file's name on the mount.
 const outputName = "stitched.raw"
 
-// defaultBand is the number of rows that the device program releases at a time.
+// defaultBand is the number of rows that a program of a device releases at a time.
 const defaultBand = 64
 
 // ErrDiffers says that the output is not what a single process makes of the same tiles. It is a fault of gaiafs.
@@ -44,8 +44,8 @@ type Options struct {
 type Progress interface {
 	// Step says in a sentence what begins.
 	Step(format string, args ...any)
-	// Rows says how many of the rows each program has stored.
-	Rows(cpu, device, of int)
+	// Rows says how many of the rows each half has stored.
+	Rows(left, right, of int)
 }
 
 type silent struct{}
@@ -91,6 +91,7 @@ type run struct {
 	layout             layout
 	want               []byte // the output file as a single process makes it
 	report             Report
+	devices            [2]int // of the programs
 }
 
 // prepare makes the slide and the folders.
@@ -110,10 +111,10 @@ func (r *run) prepare() error {
 	r.report.Tiles = len(r.grid.tiles())
 	r.report.OutputBytes = r.layout.size()
 	for y := range r.layout.h {
-		written, shared := r.layout.pages(deviceProgram, y)
+		written, shared := r.layout.pages(rightProgram, y)
 		r.report.Device.ExpectedPages += written
 		r.report.SharedPages += shared
-		written, _ = r.layout.pages(cpuProgram, y)
+		written, _ = r.layout.pages(leftProgram, y)
 		r.report.CPU.ExpectedPages += written
 	}
 	for _, dir := range []string{r.source, r.mountpoint} {
@@ -150,13 +151,16 @@ func (r *run) onMount(ctx context.Context) (err error) {
 			err = cerr
 		}
 	}()
+	if err := r.chooseDevices(); err != nil {
+		return err
+	}
 	if err := r.stitch(ctx); err != nil {
 		return err
 	}
 	if err := output.Sync(); err != nil { // collects what was released
 		return fmt.Errorf("fsync of the output: %w", err)
 	}
-	if err := r.readStatus(); err != nil {
+	if err := r.readCounters(); err != nil {
 		return err
 	}
 	r.Progress.Step("stitching once more in a single process, and comparing every byte")
@@ -189,16 +193,17 @@ func (r *run) createOutput() (*os.File, error) {
 
 // stitch runs the two programs.
 func (r *run) stitch(ctx context.Context) error {
-	r.Progress.Step("stitching and sharpening %d × %d pixels: a CPU program (left) and a device program (right) at once", r.layout.w, r.layout.h)
+	r.Progress.Step("stitching and sharpening %d × %d pixels: %s (left) and %s (right) at once", r.layout.w, r.layout.h,
+		r.report.CPU.Program, r.report.Device.Program)
 	var mu sync.Mutex
 	var rows [2]int
 	begin := time.Now()
-	cpu, device, err := both(ctx, r.Program, job{Directory: r.mountpoint, Output: outputName, Grid: r.grid, Band: defaultBand},
+	works, err := both(ctx, r.Program, job{Directory: r.mountpoint, Output: outputName, Grid: r.grid, Band: defaultBand}, r.devices,
 		func(p program, n int) {
 			mu.Lock()
 			defer mu.Unlock()
 			rows[p] = n
-			r.Progress.Rows(rows[cpuProgram], rows[deviceProgram], r.layout.h)
+			r.Progress.Rows(rows[leftProgram], rows[rightProgram], r.layout.h)
 		})
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
@@ -207,28 +212,59 @@ func (r *run) stitch(ctx context.Context) error {
 		return err
 	}
 	r.report.StitchSeconds = time.Since(begin).Seconds()
-	r.report.CPU.work, r.report.Device.work = cpu, device
+	r.report.CPU.work, r.report.Device.work = works[leftProgram], works[rightProgram]
 	return nil
 }
 
-// readStatus takes the counters from the mount.
-func (r *run) readStatus() error {
+// status is what the demo needs of the mount's.
+type status struct {
+	Devices []struct {
+		Number int    `json:"device"`
+		Kind   string `json:"kind"`
+		Name   string `json:"name"`
+	} `json:"devices"`
+	Counters map[string]int64 `json:"counters"`
+}
+
+func (r *run) status() (s status, err error) {
 	doc, err := gaiafs.Status(r.mountpoint)
+	if err == nil {
+		if err = json.Unmarshal(doc, &s); err != nil {
+			err = fmt.Errorf("the mount's status cannot be read: %w", err)
+		}
+	}
+	return s, err
+}
+
+// chooseDevices gives the halves to the mount's first two devices, or to the CPU and its only one. The programs have the
+// daemon's environment, so CUDA counts GPUs for them as it does for the daemon.
+func (r *run) chooseDevices() error {
+	s, err := r.status()
 	if err != nil {
 		return err
 	}
-	var s struct {
-		Devices []struct {
-			Kind string `json:"kind"`
-			Name string `json:"name"`
-		} `json:"devices"`
-		Counters map[string]int64 `json:"counters"`
+	if len(s.Devices) == 0 {
+		return errors.New("the mount has no device for the demo: use --gpus emulated:1")
 	}
-	if err := json.Unmarshal(doc, &s); err != nil {
-		return fmt.Errorf("the mount's status cannot be read: %w", err)
+	reports := [2]*ProgramReport{&r.report.CPU, &r.report.Device}
+	r.devices[leftProgram], r.report.CPU.Program = noDevice, "CPU program"
+	for p := range reports {
+		d := p - (2 - min(len(s.Devices), 2))
+		if d < 0 {
+			continue
+		}
+		r.devices[p] = s.Devices[d].Number
+		reports[p].Program = fmt.Sprintf("gpu%d program", s.Devices[d].Number)
+		reports[p].Kind, reports[p].Name = s.Devices[d].Kind, s.Devices[d].Name
 	}
-	if len(s.Devices) > 0 {
-		r.report.Device.Kind, r.report.Device.Name = s.Devices[0].Kind, s.Devices[0].Name
+	return nil
+}
+
+// readCounters takes the counters from the mount.
+func (r *run) readCounters() error {
+	s, err := r.status()
+	if err != nil {
+		return err
 	}
 	r.report.MergedPages = s.Counters["merged_pages"]
 	r.report.OverlappingBytes = s.Counters["overlapping_bytes"]

@@ -56,7 +56,7 @@ func TestProgress(t *testing.T) {
 	p = Bars(&b)
 	p.Rows(50, 100, 100)
 	p.Step("next")
-	require.Equal(t, "\r  CPU [###############---------------]  device [##############################]\nnext\n", b.String())
+	require.Equal(t, "\r  left [###############---------------]  right [##############################]\nnext\n", b.String())
 }
 
 func TestWorkRefusesNonsense(t *testing.T) {
@@ -70,7 +70,7 @@ func TestDeviceProgramNeedsAMount(t *testing.T) {
 	dir := t.TempDir()
 	l := layout{w: 8, h: 8}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, outputName), make([]byte, l.size()), 0o600))
-	j, err := json.Marshal(job{Program: deviceProgram, Directory: dir, Output: outputName, Grid: grid{W: 8, H: 8, Side: 8}, Band: 1})
+	j, err := json.Marshal(job{Program: rightProgram, Directory: dir, Output: outputName, Grid: grid{W: 8, H: 8, Side: 8}, Band: 1})
 	require.NoError(t, err)
 	require.ErrorContains(t, Work(bytes.NewReader(append(j, '\n')), &bytes.Buffer{}), "not of a gaiafs mount")
 }
@@ -80,20 +80,19 @@ func TestProgramsThatFailAreReported(t *testing.T) {
 		return func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "sh", "-c", script) }
 	}
 	for script, says := range map[string]string{
-		"echo 'gaiafs: no luck' >&2; exit 1": "the cpu program failed: no luck",
+		"echo 'gaiafs: no luck' >&2; exit 1": "the left program failed: no luck",
 		"exit 1":                             "failed without saying why",
 		"read x; echo nonsense":              "failed without saying why",
 		`read x; echo '{"ready":true}'; read go; echo bad luck >&2; exit 3`:  "program failed: bad luck",
 		`read x; echo '{"ready":true}'; read go; echo '{"done":{}}'; exit 3`: "failed without saying why: exit status 3",
 	} {
-		_, _, err := both(context.Background(), shell(script), job{}, func(program, int) {})
+		_, err := both(context.Background(), shell(script), job{}, [2]int{}, func(program, int) {})
 		require.ErrorContains(t, err, says, script)
 	}
-	cpu, device, err := both(context.Background(), shell(`read x; echo '{"ready":true}'; read go; echo '{"rows":2}'; echo '{"done":{"pages":3,"seconds":1}}'`),
-		job{}, func(_ program, rows int) { require.Equal(t, 2, rows) })
+	works, err := both(context.Background(), shell(`read x; echo '{"ready":true}'; read go; echo '{"rows":2}'; echo '{"done":{"pages":3,"seconds":1}}'`),
+		job{}, [2]int{}, func(_ program, rows int) { require.Equal(t, 2, rows) })
 	require.NoError(t, err)
-	require.Equal(t, work{3, 1}, cpu)
-	require.Equal(t, work{3, 1}, device)
+	require.Equal(t, [2]work{{3, 1}, {3, 1}}, works)
 }
 
 func TestRunPassesOnThatItCannotMount(t *testing.T) {

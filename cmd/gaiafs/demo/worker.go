@@ -22,11 +22,14 @@ type job struct {
 	Directory string `json:"directory"`
 	Output    string `json:"output"`
 	Grid      grid   `json:"grid"`
-	// Device is the number of the device that the device program uses.
+	// Device is the number of the device that the program is for, noDevice for the CPU.
 	Device int `json:"device"`
 	// Band is the number of rows between two releases.
 	Band int `json:"band"`
 }
+
+// noDevice stands for the CPU.
+const noDevice = -1
 
 func (j job) layout() layout { return layout{w: j.Grid.W, h: j.Grid.H} }
 
@@ -42,7 +45,7 @@ type message struct {
 
 // work is what a program did.
 type work struct {
-	// Pages are those of the output file that it stored into; the device program counts what its releases found.
+	// Pages are those of the output file that it stored into; a program of a device counts what its releases found.
 	Pages int64 `json:"pages"`
 	// Seconds are from the start signal to the end of the last store and release.
 	Seconds float64 `json:"seconds"`
@@ -86,7 +89,7 @@ func Work(in io.Reader, out io.Writer) (err error) {
 	start := time.Now()
 	var w work
 	rows := 0
-	err = j.layout().paint(j.Program, j.Grid, target.tile, target.bytes, j.Band, func(y0, y1 int) error {
+	err = j.layout().paint(j.Program, j.Grid, target.tile, target.file, j.Band, func(y0, y1 int) error {
 		pages, err := target.band(y0, y1)
 		if err != nil {
 			return err
@@ -104,8 +107,8 @@ func Work(in io.Reader, out io.Writer) (err error) {
 
 // target is the output file as a program sees it.
 type target struct {
-	bytes []byte
-	tile  opener
+	file io.WriterAt
+	tile opener
 	// band is told that the rows [y0, y1) are stored, and returns the pages that were.
 	band  func(y0, y1 int) (pages int64, err error)
 	close func() error
@@ -113,11 +116,16 @@ type target struct {
 
 // open maps f in the way of the job's program.
 func (j job) open(f *os.File) (*target, error) {
-	if j.Program == deviceProgram {
+	if j.Device != noDevice {
 		return j.openDevice(f)
 	}
 	return j.openCPU(f)
 }
+
+// memory is a file's content that the CPU addresses.
+type memory []byte
+
+func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
 // openCPU is an ordinary program: it maps the output and reads the tiles, and knows nothing of gaiafs.
 func (j job) openCPU(f *os.File) (*target, error) {
@@ -127,7 +135,7 @@ func (j job) openCPU(f *os.File) (*target, error) {
 		return nil, fmt.Errorf("mmap of %s: %w", f.Name(), err)
 	}
 	return &target{
-		bytes: bytes,
+		file: memory(bytes),
 		tile: func(t tile) ([]byte, func() error, error) {
 			file, err := os.ReadFile(filepath.Join(j.Directory, t.name()))
 			return file, func() error { return nil }, err
@@ -152,10 +160,10 @@ func (j job) openDevice(f *os.File) (*target, error) {
 		return nil, err
 	}
 	return &target{
-		bytes: m.Bytes(),
-		tile:  j.mapTile,
+		file: m, // into the device's memory
+		tile: j.mapTile,
 		band: func(y0, y1 int) (int64, error) {
-			off, _ := l.span(cpuProgram, y0)
+			off, _ := l.span(leftProgram, y0)
 			return m.Release(off, int64(y1-y0)*l.stride())
 		},
 		close: m.Close,
@@ -171,5 +179,10 @@ func (j job) mapTile(t tile) ([]byte, func() error, error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, nil, err
 	}
-	return m.Bytes(), m.Close, nil
+	if m.Kind() == gaiafs.KindEmulated {
+		return m.Bytes(), m.Close, nil
+	}
+	file := make([]byte, m.Len())
+	_, err = m.ReadAt(file, 0)
+	return file, func() error { return nil }, errors.Join(err, m.Close())
 }

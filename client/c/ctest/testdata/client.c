@@ -3,91 +3,7 @@
  * library's objects and gets its grants from the socket named by GAIAFS_TEST_GRANTS in the place of the ioctl. It
  * fails, with the line, at the first thing that is not as it should be.
  */
-#define _GNU_SOURCE
-#include "../../internal.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(condition)                                                                                               \
-	do {                                                                                                           \
-		if (!(condition)) {                                                                                    \
-			fprintf(stderr, "line %d: %s: errno %d, \"%s\"\n", __LINE__, #condition, errno, gaia_error());  \
-			_exit(1);                                                                                      \
-		}                                                                                                      \
-	} while (0)
-
-/* FAILS: the call returns -1 with that errno, and words for it. */
-#define FAILS(call, want)                                                                                              \
-	do {                                                                                                           \
-		errno = 0;                                                                                             \
-		CHECK((call) == -1);                                                                                   \
-		CHECK(errno == (want));                                                                                \
-		CHECK(gaia_error()[0] != '\0');                                                                        \
-	} while (0)
-
-#define MMAP_FAILS(call, want)                                                                                         \
-	do {                                                                                                           \
-		errno = 0;                                                                                             \
-		CHECK((call) == MAP_FAILED);                                                                           \
-		CHECK(errno == (want));                                                                                \
-		CHECK(gaia_error()[0] != '\0');                                                                        \
-	} while (0)
-
-enum { PAGE = 4096 };
-
-static int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
-{
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	uint8_t one = 1, answer[256];
-	struct iovec iov = { &one, 1 };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
-			      .msg_controllen = sizeof control.bytes };
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	ssize_t n;
-
-	CHECK(s >= 0);
-	snprintf(address.sun_path, sizeof address.sun_path, "%s", getenv("GAIAFS_TEST_GRANTS"));
-	CHECK(connect(s, (struct sockaddr *)&address, sizeof address) == 0);
-	memset(&control, 0, sizeof control);
-	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-	c->cmsg_level = SOL_SOCKET;
-	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(sizeof fd);
-	memcpy(CMSG_DATA(c), &fd, sizeof fd);
-	CHECK(sendmsg(s, &msg, 0) == 1);
-	n = recv(s, answer, sizeof answer, 0);
-	close(s);
-	CHECK(n > 0);
-	if (!gaiafs_get_grant(answer, (size_t)n, g))
-		return gaiafs_failed(f, EPROTO, "no grant");
-	return 0;
-}
-
-static int open_file(const char *path, int flags)
-{
-	int fd = open(path, flags | O_CLOEXEC);
-
-	CHECK(fd >= 0);
-	return fd;
-}
-
-/* The file's bytes as the tests write them. */
-static uint8_t at(size_t i)
-{
-	return (uint8_t)(i / 7);
-}
+#include "check.h"
 
 static void basic(const char *path)
 {
@@ -121,6 +37,16 @@ static void basic(const char *path)
 	CHECK(gaia_msync(p, 0, MS_SYNC) == 0);
 	for (int advice = GAIA_MADV_NORMAL; advice <= GAIA_MADV_DONTNEED; advice++)
 		CHECK(gaia_madvise(p, len, advice) == 0);
+
+	/* An emulated device has no streams: in stream order is at once. */
+	memcpy(p + 40, "later", 5);
+	CHECK(gaia_mrelease_async(p, len, 1, NULL) == 0);
+	CHECK(pread(fd, got, 5, (off_t)off + 40) == 5 && memcmp(got, "later", 5) == 0);
+	CHECK(pwrite(fd, "newer", 5, (off_t)off + 40) == 5);
+	CHECK(gaia_macquire_async(p, len, 1, NULL) == 0);
+	CHECK(memcmp(p + 40, "newer", 5) == 0);
+	FAILS(gaia_macquire_async(p, len, 1, (gaia_stream_t)p), EINVAL);
+	CHECK(gaia_async_error(p) == 0);
 
 	/* A second, read-only mapping shares the memory. */
 	uint8_t *q = gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, (off_t)off, 1);
@@ -184,6 +110,11 @@ static void bad(const char *path)
 	FAILS(gaia_mrelease(p, 1, 1), ENODEV);
 	FAILS(gaia_mrelease(p, 0, 0), EINVAL);
 	FAILS(gaia_mrelease(NULL, 1, 0), ENOMEM);
+	FAILS(gaia_macquire_async(p, 1, 1, NULL), ENODEV);
+	FAILS(gaia_mrelease_async(p, 0, 0, NULL), EINVAL);
+	FAILS(gaia_mrelease_async(&fd, 1, 0, NULL), ENOMEM);
+	FAILS(gaia_async_error(&fd), ENOMEM);
+	CHECK(gaia_async_error(NULL) == 0);
 	FAILS(gaia_msync(p + 1, 1, MS_SYNC), EINVAL);
 	FAILS(gaia_msync(p, 1, MS_SYNC | MS_ASYNC), EINVAL);
 	FAILS(gaia_msync(p, 1, 1 << 20), EINVAL);
@@ -275,14 +206,6 @@ static void threads(const char *path)
 	CHECK(gaia_munmap(shared_map, THREADS * PAGE) == 0);
 }
 
-static void wait_for(pid_t child)
-{
-	int status;
-
-	CHECK(waitpid(child, &status, 0) == child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
 static void forks(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -294,6 +217,8 @@ static void forks(const char *path)
 	if (child == 0) {
 		FAILS(gaia_macquire(p, 1, 0), ECHILD);
 		FAILS(gaia_mrelease(p, 1, 0), ECHILD);
+		FAILS(gaia_mrelease_async(p, 1, 0, NULL), ECHILD);
+		FAILS(gaia_async_error(p), ECHILD);
 		FAILS(gaia_msync(p, 1, MS_SYNC), ECHILD);
 		FAILS(gaia_madvise(p, 1, GAIA_MADV_WILLNEED), ECHILD);
 		p[5] = 77; /* the memory is the device's, for the child too */
@@ -356,15 +281,6 @@ static void forks_among_threads(const char *path)
 	for (size_t i = 0; i < 4; i++)
 		CHECK(pthread_join(all[i], NULL) == 0);
 	CHECK(gaia_munmap(p, PAGE) == 0);
-}
-
-static void say_and_wait(const char *word)
-{
-	char b;
-
-	printf("%s\n", word);
-	fflush(stdout);
-	CHECK(read(0, &b, 1) == 1);
 }
 
 /* Maps, stores, and is killed. */
@@ -468,7 +384,8 @@ static void wire(const char *path)
 {
 	static const char *const advice[] = { "advise-normal", "advise-random", "advise-sequential", "advise-willneed",
 					      "advise-dontneed" };
-	uint8_t b[GAIAFS_MAX_BODY], token[GAIAFS_TOKEN];
+	static const uint8_t no_uuid[GAIAFS_UUID];
+	uint8_t b[GAIAFS_MAX_BODY], token[GAIAFS_TOKEN], uuid[GAIAFS_UUID];
 	struct gaiafs_extents e;
 	struct gaiafs_welcome w;
 	struct gaiafs_mapped m;
@@ -479,10 +396,12 @@ static void wire(const char *path)
 
 	for (unsigned i = 0; i < sizeof token; i++)
 		token[i] = (uint8_t)i;
+	for (unsigned i = 0; i < sizeof uuid; i++)
+		uuid[i] = (uint8_t)(16 + i);
 	same(path, "hello", GAIAFS_HELLO, 0, b, gaiafs_put_hello(b));
-	same(path, "map", GAIAFS_MAP, 1, b, gaiafs_put_map(b, token, 3, GAIAFS_READ | GAIAFS_WRITE,
+	same(path, "map", GAIAFS_MAP, 1, b, gaiafs_put_map(b, token, 3, uuid, GAIAFS_READ | GAIAFS_WRITE,
 							   GAIAFS_MAP_LAZY | GAIAFS_MAP_LAUNDER, 0x200000, 0x123456789));
-	same(path, "map-read", GAIAFS_MAP, 2, b, gaiafs_put_map(b, token, 0, GAIAFS_READ, 0, 0, 1));
+	same(path, "map-read", GAIAFS_MAP, 2, b, gaiafs_put_map(b, token, 0, no_uuid, GAIAFS_READ, 0, 0, 1));
 	same(path, "acquire", GAIAFS_ACQUIRE, 3, b, gaiafs_put_range(b, 7, 4096, 8192, GAIAFS_ACQUIRE_LAUNDER));
 	same(path, "release", GAIAFS_RELEASE, 4, b, gaiafs_put_range(b, 7, 0, 1, 0));
 	same(path, "sync", GAIAFS_SYNC, 5, b, gaiafs_put_range(b, 7, 0, 0x123456789, GAIAFS_SYNC_DURABLE));
@@ -493,15 +412,17 @@ static void wire(const char *path)
 	same(path, "ping", GAIAFS_PING, UINT64_C(0xfedcba9876543210), b, 0);
 
 	body = body_of(path, "welcome", GAIAFS_WELCOME, 0, 0, &n);
-	CHECK(gaiafs_get_welcome(body, n, &w) && w.version == 1 && w.max_requests == 128);
+	CHECK(gaiafs_get_welcome(body, n, &w) && w.version == 1 && w.max_requests == 128 && w.kinds == 3);
 	CHECK(!gaiafs_get_welcome(body, n - 1, &w));
 	body = body_of(path, "mapped", GAIAFS_MAPPED, GAIAFS_MORE, 1, &n);
 	CHECK(gaiafs_get_mapped(body, n, &m));
 	CHECK(m.mapping == 7 && m.kind == 1 && m.device == 3 && m.size == 0x123456000 && m.extents == 2);
+	CHECK(memcmp(m.uuid, no_uuid, sizeof no_uuid) == 0);
 	CHECK(!gaiafs_get_mapped(body, n + 1, &m));
 	body = body_of(path, "mapped-unknown-size", GAIAFS_MAPPED, GAIAFS_MORE, 2, &n);
 	CHECK(gaiafs_get_mapped(body, n, &m));
 	CHECK(m.mapping == 8 && m.kind == 2 && m.device == 0 && m.size == -1 && m.extents == 1);
+	CHECK(memcmp(m.uuid, uuid, sizeof uuid) == 0);
 	body = body_of(path, "extents", GAIAFS_EXTENTS, 0, 1, &n);
 	CHECK(gaiafs_get_extents(body, n, &e) && e.first == 0 && e.count == 2);
 	CHECK(e.place[0].off == 0x200000 && e.place[0].size == 0x200000);

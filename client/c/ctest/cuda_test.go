@@ -1,0 +1,155 @@
+package ctest
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/fakecuda"
+	"github.com/gaiafs/gaiafs/internal/testmount"
+)
+
+// startGPUs is startDaemon with two devices that clients map by the fake libcuda of that folder. A client that ends well and
+// leaves something imported, mapped or reserved fails.
+func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
+	d := startDaemon(t, &controltest.Cache{
+		Devices: 2,
+		Kind:    uint8(gpubackend.KindCUDA),
+		UUIDs:   []gpubackend.UUID{fakecuda.UUID(0), fakecuda.UUID(1)},
+	})
+	d.env = append([]string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_LEAKS=1"}, env...)
+	return d
+}
+
+func TestCUDA(t *testing.T) {
+	libcuda := fakecuda.Dir(t)
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "cuda", build)
+			for _, scenario := range []string{"basic", "bad", "stream-order", "default-stream", "null-stream", "wrong-stream",
+				"munmap-waits", "forks", "forks-before", "threads"} {
+				t.Run(scenario, func(t *testing.T) {
+					d := startGPUs(t, libcuda)
+					d.run(client, scenario, d.file())
+					d.waitMapped(0)
+				})
+			}
+			t.Run("late-failure", func(t *testing.T) {
+				d := startGPUs(t, libcuda)
+				cmd, expect, answer := d.talk(client, "late-failure", d.file())
+				expect("queued")
+				d.stop()
+				_, err := answer.Write([]byte{1})
+				require.NoError(t, err)
+				require.NoError(t, cmd.Wait())
+			})
+			t.Run("lost-context", func(t *testing.T) {
+				d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuStreamQuery:700")
+				d.run(client, "lost-context", d.file())
+				d.waitMapped(0)
+			})
+		})
+	}
+}
+
+// TestCUDAFailures has each call of libcuda fail that a mapping is made with: the mapping is refused with words, and nothing
+// of it stays, in the client or in the daemon.
+func TestCUDAFailures(t *testing.T) {
+	libcuda := fakecuda.Dir(t)
+	client := compile(t, "cuda", "address")
+	for _, c := range []struct{ call, says string }{
+		{"cuInit:999", "cuInit"},
+		{"cuDeviceGetCount:3", "cuDeviceGetCount"},
+		{"cuDeviceGet:101", "cuDeviceGet"},
+		{"cuDeviceGetUuid_v2:3", "cuDeviceGetUuid"},
+		{"cuDevicePrimaryCtxRetain:2", "cuDevicePrimaryCtxRetain"},
+		{"cuCtxPushCurrent:2", "cuCtxPushCurrent"},
+		{"cuMemImportFromShareableHandle:2", "cuMemImportFromShareableHandle"},
+		{"cuMemImportFromShareableHandle:2:1", "cuMemImportFromShareableHandle"},
+		{"cuMemAddressReserve:2", "cuMemAddressReserve"},
+		{"cuMemMap:2", "cuMemMap"},
+		{"cuMemMap:2:1", "cuMemMap"},
+		{"cuMemSetAccess:2", "cuMemSetAccess"},
+	} {
+		t.Run(c.call, func(t *testing.T) {
+			d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+c.call)
+			d.run(client, "failing", d.file(), c.says)
+			d.waitMapped(0)
+		})
+	}
+	// What cannot be given back is left, and the rest goes. The address sanitizer would find what the fake then keeps.
+	client = compile(t, "cuda", "plain")
+	t.Run("cuMemRelease", func(t *testing.T) {
+		d := startGPUs(t, libcuda)
+		d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_FAIL=cuMemRelease:2"}
+		require.Contains(t, d.run(client, "refused", d.file(), "0"), "12 cuMemRelease failed")
+		d.waitMapped(0)
+	})
+	for _, call := range []string{"cuMemUnmap:999", "cuMemAddressFree:999"} {
+		t.Run(call, func(t *testing.T) {
+			d := startGPUs(t, libcuda)
+			d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_FAIL=" + call}
+			d.run(client, "failing-unmap", d.file())
+			d.waitMapped(0)
+		})
+	}
+	t.Run("cuLaunchHostFunc", func(t *testing.T) {
+		d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuLaunchHostFunc:2")
+		d.run(client, "no-launch", d.file())
+		d.waitMapped(0)
+	})
+}
+
+func TestCUDARefusals(t *testing.T) {
+	libcuda := fakecuda.Dir(t)
+	client := compile(t, "cuda", "plain")
+	t.Run("no libcuda", func(t *testing.T) {
+		if _, err := os.Stat("/dev/nvidiactl"); err == nil {
+			t.Skip("this machine has libcuda.so.1")
+		}
+		d := startGPUs(t, libcuda)
+		d.env = nil
+		require.Regexp(t, `^19 .*cannot load libcuda.so.1.*driver`, d.run(client, "refused", d.file(), "0"))
+		d.waitMapped(0)
+	})
+	t.Run("not visible", func(t *testing.T) {
+		d := startGPUs(t, libcuda, "FAKECUDA_DEVICES=1", "CUDA_VISIBLE_DEVICES=0")
+		require.Equal(t, "19 there is no CUDA device 1: this process sees 1, with CUDA_VISIBLE_DEVICES=0\n",
+			d.run(client, "refused", d.file(), "1"))
+	})
+	t.Run("none visible", func(t *testing.T) {
+		d := startGPUs(t, libcuda, "FAKECUDA_DEVICES=0")
+		require.Contains(t, d.run(client, "refused", d.file(), "0"), "CUDA_VISIBLE_DEVICES")
+	})
+	t.Run("not the mount's", func(t *testing.T) {
+		d := startGPUs(t, libcuda, "FAKECUDA_DEVICES=3")
+		require.Regexp(t, `^19 `, d.run(client, "refused", d.file(), "2"))
+	})
+	t.Run("libcuda is not loaded for emulated devices", func(t *testing.T) {
+		d := startDaemon(t, &controltest.Cache{})
+		// Whoever loaded this would say so.
+		d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "LD_DEBUG=files"}
+		require.NotContains(t, d.run(compile(t, "client", "plain"), "basic", d.file()), "libcuda")
+	})
+}
+
+// TestCUDAOnAMount maps files of a mount, by the ioctl and the whole daemon.
+func TestCUDAOnAMount(t *testing.T) {
+	libcuda := fakecuda.Dir(t)
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "cuda", build)
+			m := testmount.Start(t, testmount.Options{Devices: 2, Memory: 512 << 20, Disguised: true, Poison: true})
+			d := &daemon{t: t, dir: m.Dir, env: []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_LEAKS=1"}}
+			for _, scenario := range []string{"basic", "many", "stream-order", "munmap-waits", "forks", "threads"} {
+				t.Run(scenario, func(t *testing.T) {
+					d.t = t
+					d.run(client, scenario, d.file())
+				})
+			}
+		})
+	}
+}

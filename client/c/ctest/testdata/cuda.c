@@ -1,0 +1,601 @@
+/*
+ * A client of the C library on GPUs, for the tests: as client.c, with libcuda.so.1 in reach. The tests' fake one has device
+ * memory at addresses that the CPU can use, and runs a stream's host functions in threads.
+ */
+#include "check.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+
+typedef void *context;
+typedef void *stream;
+
+static struct {
+	int (*get_current)(context *);
+	int (*set_current)(context);
+	int (*retain)(context *, int);
+	int (*stream_create)(stream *, unsigned);
+	int (*stream_destroy)(stream);
+	int (*stream_wait)(stream);
+	int (*host_func)(stream, void (*)(void *), void *);
+	int (*pointer_attribute)(void *, int, uint64_t);
+} cu;
+
+/* load finds the library that the mapping calls loaded, or loads it. */
+static void load_cuda(void)
+{
+	static const struct {
+		void *slot;
+		const char *name;
+	} symbols[] = {
+		{ &cu.get_current, "cuCtxGetCurrent" },
+		{ &cu.set_current, "cuCtxSetCurrent" },
+		{ &cu.retain, "cuDevicePrimaryCtxRetain" },
+		{ &cu.stream_create, "cuStreamCreate" },
+		{ &cu.stream_destroy, "cuStreamDestroy_v2" },
+		{ &cu.stream_wait, "cuStreamSynchronize" },
+		{ &cu.host_func, "cuLaunchHostFunc" },
+		{ &cu.pointer_attribute, "cuPointerGetAttribute" },
+	};
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	int (*init)(unsigned);
+
+	CHECK(library != NULL);
+	for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+		void *found = dlsym(library, symbols[i].name);
+		CHECK(found != NULL);
+		memcpy(symbols[i].slot, &found, sizeof found);
+	}
+	void *found = dlsym(library, "cuInit");
+	memcpy(&init, &found, sizeof found);
+	CHECK(init(0) == 0);
+}
+
+static context current(void)
+{
+	context c = NULL;
+
+	CHECK(cu.get_current(&c) == 0);
+	return c;
+}
+
+/* use makes the primary context of a device the thread's. */
+static context use(int device)
+{
+	context c;
+
+	CHECK(cu.retain(&c, device) == 0);
+	CHECK(cu.set_current(c) == 0);
+	return c;
+}
+
+static int descriptors(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* writable finds out by asking the kernel, without a fault: read(2) into the byte. It stores 'w' where it can. */
+static bool writable(uint8_t *p)
+{
+	int pipes[2];
+
+	CHECK(pipe(pipes) == 0);
+	CHECK(write(pipes[1], "w", 1) == 1);
+	ssize_t n = read(pipes[0], p, 1);
+	CHECK(n == 1 || errno == EFAULT);
+	close(pipes[0]);
+	close(pipes[1]);
+	return n == 1;
+}
+
+/* The mapping begins and ends inside extents. */
+static void basic(const char *path)
+{
+	const size_t off = ((size_t)2 << 20) - PAGE, len = ((size_t)2 << 20) + 5 * PAGE + 5;
+	int fd = open_file(path, O_RDWR), ordinal = -1;
+	unsigned type = 0;
+	uint8_t *p = gaia_mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)off, 1);
+	char got[8] = { 0 };
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	CHECK(current() == NULL); /* as it was */
+	CHECK(cu.pointer_attribute(&type, 2, (uintptr_t)p) == 0 && type == 2);
+	CHECK(cu.pointer_attribute(&ordinal, 9, (uintptr_t)p + len - 1) == 0 && ordinal == 1);
+	for (size_t i = 0; i < len; i++)
+		CHECK(p[i] == at(off + i));
+	memcpy(p + 2 * PAGE, "device", 6);
+	CHECK(gaia_mrelease(p, len, 1) == 0);
+	CHECK(pread(fd, got, 6, (off_t)(off + 2 * PAGE)) == 6 && memcmp(got, "device", 6) == 0);
+	CHECK(pwrite(fd, "host", 4, (off_t)off + 100) == 4);
+	CHECK(gaia_macquire(p + 5, 1, 1) == 0);
+	CHECK(memcmp(p + 100, "host", 4) == 0);
+	memcpy(p + 20, "sync", 4);
+	CHECK(gaia_msync(p, len, MS_SYNC) == 0);
+	CHECK(pread(fd, got, 4, (off_t)off + 20) == 4 && memcmp(got, "sync", 4) == 0);
+	CHECK(gaia_madvise(p, len, GAIA_MADV_WILLNEED) == 0);
+
+	/* A second, read-only mapping shares the memory. The thread's context is of another device, and stays. */
+	context other = use(0);
+	uint8_t *q = gaia_mmap(NULL, 8 * PAGE, PROT_READ, 0, fd, (off_t)off, 1);
+	CHECK(q != MAP_FAILED && q != p);
+	CHECK(current() == other);
+	memcpy(p + 300, "seen", 4);
+	CHECK(memcmp(q + 300, "seen", 4) == 0);
+	CHECK(!writable(q) && writable(p) && p[0] == 'w' && q[0] == 'w');
+	CHECK(gaia_mrelease(q, PAGE, 1) == 0);
+	FAILS(gaia_munmap(q, PAGE), EINVAL);
+	CHECK(gaia_munmap(q, 8 * PAGE) == 0);
+	CHECK(current() == other);
+	FAILS(gaia_macquire(q, 1, 1), ENOMEM);
+
+	/* With a context of the device that is the thread's own. */
+	context own = use(1);
+	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1);
+	CHECK(q != MAP_FAILED && current() == own);
+	CHECK(gaia_munmap(q, PAGE) == 0 && current() == own);
+	CHECK(cu.set_current(NULL) == 0);
+
+	memcpy(p + 30, "munmap", 6);
+	CHECK(gaia_munmap(p, len) == 0);
+	CHECK(pread(fd, got, 6, (off_t)off + 30) == 6 && memcmp(got, "munmap", 6) == 0);
+	CHECK(current() == NULL);
+	close(fd);
+}
+
+static void bad(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *there = mmap(NULL, 4 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 2), ENODEV);
+	CHECK(strstr(gaia_error(), "CUDA_VISIBLE_DEVICES") != NULL);
+	MMAP_FAILS(gaia_mmap(there, PAGE, PROT_READ, MAP_FIXED, fd, 0, 0), EINVAL);
+	CHECK(strstr(gaia_error(), "MAP_FIXED") != NULL);
+	MMAP_FAILS(gaia_mmap(there, PAGE, PROT_READ, MAP_FIXED_NOREPLACE, fd, 0, 0), EINVAL);
+	uint8_t *p = gaia_mmap(there, PAGE, PROT_READ, 0, fd, PAGE, 0); /* a hint */
+	CHECK(p != MAP_FAILED && p[0] == at(PAGE));
+	CHECK(gaia_munmap(p, PAGE) == 0);
+}
+
+/* Extents of more than one frame: a file that has extents of one size, and grew. */
+static void many(const char *path)
+{
+	const size_t len = (size_t)300 << 20;
+	int fd = open_file(path, O_RDWR), before = descriptors();
+	uint8_t *small = gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0);
+
+	CHECK(small != MAP_FAILED);
+	CHECK(ftruncate(fd, (off_t)len) == 0);
+	CHECK(pwrite(fd, "far", 3, (off_t)len - 3) == 3);
+	uint8_t *p = gaia_mmap(NULL, len - PAGE, PROT_WRITE, GAIA_LAZY, fd, PAGE, 0);
+	CHECK(p != MAP_FAILED);
+	CHECK(gaia_macquire(p + len - PAGE - 3, 3, 0) == 0 && memcmp(p + len - PAGE - 3, "far", 3) == 0);
+	CHECK(gaia_macquire(p + ((size_t)270 << 20), 6, 0) == 0);
+	memcpy(p + ((size_t)270 << 20), "within", 6);
+	CHECK(gaia_mrelease(p + ((size_t)270 << 20), 6, 0) == 0);
+	char got[6];
+	CHECK(pread(fd, got, 6, ((off_t)270 << 20) + PAGE) == 6 && memcmp(got, "within", 6) == 0);
+	CHECK(gaia_munmap(p, len - PAGE) == 0);
+	CHECK(gaia_munmap(small, PAGE) == 0);
+	CHECK(descriptors() - before <= 1); /* the connection */
+}
+
+/* Every mapping fails, at the call that the environment names, and leaves nothing. The first argument's name is "failing". */
+static void failing(const char *path, const char *call)
+{
+	int fd = open_file(path, O_RDWR), before;
+
+	/* What fails in cuInit is known before there is a connection with anything to it. */
+	CHECK(gaia_mmap(NULL, 3 * PAGE, PROT_WRITE, 0, fd, ((off_t)2 << 20) - PAGE, 0) == MAP_FAILED);
+	CHECK(strstr(gaia_error(), call) != NULL);
+	before = descriptors();
+	for (int i = 0; i < 3; i++) {
+		CHECK(gaia_mmap(NULL, 3 * PAGE, PROT_WRITE, 0, fd, ((off_t)2 << 20) - PAGE, 0) == MAP_FAILED);
+		CHECK(errno == ENOMEM || errno == ENODEV);
+		CHECK(strstr(gaia_error(), call) != NULL);
+	}
+	CHECK(descriptors() == before);
+}
+
+/* The mapping is made, and cannot be taken away as it should be. */
+static void failing_unmap(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	char got[4];
+
+	CHECK(p != MAP_FAILED);
+	memcpy(p, "gone", 4);
+	FAILS(gaia_munmap(p, PAGE), EIO);
+	CHECK(strstr(gaia_error(), "cuMem") != NULL);
+	CHECK(pread(fd, got, 4, 0) == 4 && memcmp(got, "gone", 4) == 0);
+	FAILS(gaia_munmap(p, PAGE), EINVAL);
+}
+
+/* Stream order */
+
+/* A gate holds a stream up until it is opened. */
+struct gate {
+	int entered, open;
+};
+
+static void pass(void *argument)
+{
+	struct gate *g = argument;
+
+	__atomic_store_n(&g->entered, 1, __ATOMIC_RELEASE);
+	while (!__atomic_load_n(&g->open, __ATOMIC_ACQUIRE))
+		sched_yield();
+}
+
+static void open_gate(struct gate *g)
+{
+	__atomic_store_n(&g->open, 1, __ATOMIC_RELEASE);
+}
+
+/* Work that stands for a kernel or for what looks at its results. */
+static uint8_t *device_memory;
+static int work_fd;
+static char seen[8];
+
+static void store_one(void *unused)
+{
+	(void)unused;
+	memcpy(device_memory, "one", 3);
+}
+
+static void store_two(void *unused)
+{
+	(void)unused;
+	memcpy(device_memory, "two", 3);
+}
+
+static void write_file(void *unused)
+{
+	(void)unused;
+	CHECK(pread(work_fd, seen, 3, 0) == 3);
+	CHECK(pwrite(work_fd, "cpu", 3, 100) == 3);
+}
+
+static void async(const char *path, int device, stream s)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	context before;
+	struct gate gate = { 0 };
+	char got[3];
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	if (device >= 0)
+		use(device);
+	device_memory = p;
+	work_fd = fd;
+	if (s == NULL) {
+		use(0);
+		CHECK(cu.stream_create(&s, 0) == 0);
+		CHECK(cu.set_current(NULL) == 0);
+	}
+	before = current();
+	CHECK(cu.host_func(s, pass, &gate) == 0);
+	CHECK(cu.host_func(s, store_one, NULL) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(cu.host_func(s, write_file, NULL) == 0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
+	CHECK(current() == before);
+	/* None of it was done, since the calls return at once. */
+	CHECK(pread(fd, got, 3, 0) == 3 && got[0] == (char)at(0));
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	open_gate(&gate);
+	CHECK(cu.stream_wait(s) == 0);
+	CHECK(memcmp(seen, "one", 3) == 0);      /* released before the work that looks, */
+	CHECK(memcmp(p + 100, "cpu", 3) == 0);   /* acquired after the work that writes */
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(cu.host_func(s, store_two, NULL) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0); /* waits for it */
+	CHECK(pread(fd, got, 3, 0) == 3 && memcmp(got, "two", 3) == 0);
+}
+
+static void stream_order(const char *path)
+{
+	async(path, -1, NULL);
+}
+
+/* The stream of the default numbers, in a context of the device. */
+static void default_stream(const char *path)
+{
+	async(path, 0, (stream)(uintptr_t)1);
+}
+
+static void null_stream(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1);
+	char got[4];
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	memcpy(p, "null", 4);
+	context other = use(0); /* the stream is the mapping's device's all the same */
+	CHECK(gaia_mrelease_async(p, PAGE, 1, NULL) == 0);
+	CHECK(current() == other);
+	use(1);
+	CHECK(cu.stream_wait(NULL) == 0);
+	CHECK(pread(fd, got, 4, 0) == 4 && memcmp(got, "null", 4) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+}
+
+static void wrong_stream(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	stream s;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	context other = use(1);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	FAILS(gaia_macquire_async(p, PAGE, 0, s), EINVAL);
+	CHECK(strstr(gaia_error(), "CUDA device 1") != NULL);
+	CHECK(current() == other);
+	FAILS(gaia_mrelease_async(p, 2 * PAGE, 0, s), EINVAL);
+	FAILS(gaia_mrelease_async(p, PAGE, 1, s), ENODEV);
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+}
+
+/* The launch is refused; the environment says so. */
+static void no_launch(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	FAILS(gaia_macquire_async(p, PAGE, 0, NULL), ENOMEM);
+	CHECK(strstr(gaia_error(), "cuLaunchHostFunc") != NULL);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+}
+
+static int unmapping, unmapped;
+
+static void *unmap_main(void *p)
+{
+	__atomic_store_n(&unmapping, 1, __ATOMIC_RELEASE);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	__atomic_store_n(&unmapped, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* munmap waits for what is queued. */
+static void munmap_waits(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	struct gate gate = { 0 };
+	pthread_t thread;
+	stream s;
+	char got[3];
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	device_memory = p;
+	CHECK(cu.stream_create(&s, 0) == 0);
+	CHECK(cu.host_func(s, pass, &gate) == 0);
+	CHECK(cu.host_func(s, store_one, NULL) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(pthread_create(&thread, NULL, unmap_main, p) == 0);
+	while (!__atomic_load_n(&unmapping, __ATOMIC_ACQUIRE) || !__atomic_load_n(&gate.entered, __ATOMIC_ACQUIRE))
+		sched_yield();
+	for (int i = 0; i < 1000; i++) { /* long enough for one that does not wait */
+		CHECK(!__atomic_load_n(&unmapped, __ATOMIC_ACQUIRE));
+		CHECK(gaia_macquire(p, PAGE, 0) == 0); /* the mapping is still in use */
+	}
+	open_gate(&gate);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(pread(fd, got, 3, 0) == 3 && memcmp(got, "one", 3) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* A context that is lost never runs what is queued: munmap says so, and does not hang. The environment has queries fail. */
+static void lost_context(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	struct gate gate = { 0 };
+	stream s;
+	char got[3];
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	CHECK(cu.host_func(s, pass, &gate) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
+	memcpy(p, "end", 3);
+	FAILS(gaia_munmap(p, PAGE), EIO);
+	CHECK(strstr(gaia_error(), "was never done") != NULL);
+	CHECK(pread(fd, got, 3, 0) == 3 && memcmp(got, "end", 3) == 0); /* the daemon released it as ever */
+	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
+	open_gate(&gate); /* and if they run after all, they do nothing */
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* The daemon goes between the call and its turn. */
+static void late_failure(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	struct gate gate = { 0 };
+	stream s;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	CHECK(cu.host_func(s, pass, &gate) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
+	say_and_wait("queued");
+	CHECK(gaia_async_error(p) == 0);
+	open_gate(&gate);
+	CHECK(cu.stream_wait(s) == 0);
+	FAILS(gaia_async_error(p + 5), ENOTCONN); /* once */
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	CHECK(cu.stream_wait(s) == 0);
+	FAILS(gaia_munmap(p, PAGE), ENOTCONN);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* fork and threads */
+
+static void forks(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	struct gate gate = { 0 };
+	stream s;
+	uint8_t b;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	CHECK(cu.host_func(s, pass, &gate) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		FAILS(gaia_macquire(p, 1, 0), ECHILD);
+		FAILS(gaia_mrelease_async(p, 1, 0, s), ECHILD);
+		FAILS(gaia_async_error(p), ECHILD);
+		CHECK(gaia_munmap(p, PAGE) == 0); /* neither waits nor calls CUDA, which would fail */
+		FAILS(gaia_macquire(p, 1, 0), ENOMEM);
+		MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), ENODEV);
+		CHECK(strstr(gaia_error(), "fork") != NULL);
+		_exit(0);
+	}
+	wait_for(child);
+	p[5] = 77;
+	open_gate(&gate);
+	CHECK(cu.stream_wait(s) == 0);
+	CHECK(pread(fd, &b, 1, 5) == 1 && b == 77);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* A child of a process that did not use CUDA is free to. */
+static void forks_before(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+		CHECK(p != MAP_FAILED && p[8] == at(8));
+		CHECK(gaia_munmap(p, PAGE) == 0);
+		_exit(0);
+	}
+	wait_for(child);
+}
+
+enum { THREADS = 8, ROUNDS = 15 };
+
+static uint8_t *shared_map;
+
+static void *thread_main(void *argument)
+{
+	size_t me = (size_t)argument;
+	int dev = (int)(me % 2);
+	stream s;
+
+	use((int)(me / 2 % 2));
+	use(dev);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	for (int i = 0; i < ROUNDS; i++) {
+		uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, work_fd, (off_t)(me * PAGE), dev);
+		CHECK(p != MAP_FAILED);
+		p[i] = (uint8_t)(me + 1);
+		CHECK(gaia_mrelease_async(p, PAGE, dev, s) == 0);
+		if (i % 2 == 0)
+			CHECK(cu.stream_wait(s) == 0);
+		CHECK(gaia_munmap(p, PAGE) == 0);
+		CHECK(gaia_macquire_async(shared_map + me * PAGE, PAGE, 0, NULL) == 0);
+		CHECK(gaia_macquire(shared_map + me * PAGE, PAGE, 0) == 0);
+		CHECK(shared_map[me * PAGE + (size_t)i] == (uint8_t)(me + 1));
+	}
+	CHECK(cu.stream_destroy(s) == 0);
+	CHECK(cu.set_current(NULL) == 0);
+	return NULL;
+}
+
+static void threads(const char *path)
+{
+	pthread_t all[THREADS];
+
+	work_fd = open_file(path, O_RDWR);
+	shared_map = gaia_mmap(NULL, THREADS * PAGE, PROT_READ, 0, work_fd, 0, 0);
+	CHECK(shared_map != MAP_FAILED);
+	load_cuda();
+	for (size_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&all[i], NULL, thread_main, (void *)i) == 0);
+	for (size_t i = 0; i < THREADS; i++)
+		CHECK(pthread_join(all[i], NULL) == 0);
+	CHECK(gaia_async_error(shared_map) == 0);
+	CHECK(gaia_munmap(shared_map, THREADS * PAGE) == 0);
+}
+
+/* Prints why a mapping on a device is refused. */
+static void refused(const char *path, const char *device)
+{
+	int fd = open_file(path, O_RDWR);
+
+	CHECK(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, atoi(device)) == MAP_FAILED);
+	printf("%d %s\n", errno, gaia_error());
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(const char *path);
+	} scenarios[] = {
+		{ "basic", basic },
+		{ "bad", bad },
+		{ "many", many },
+		{ "failing-unmap", failing_unmap },
+		{ "stream-order", stream_order },
+		{ "default-stream", default_stream },
+		{ "null-stream", null_stream },
+		{ "wrong-stream", wrong_stream },
+		{ "no-launch", no_launch },
+		{ "munmap-waits", munmap_waits },
+		{ "lost-context", lost_context },
+		{ "late-failure", late_failure },
+		{ "forks", forks },
+		{ "forks-before", forks_before },
+		{ "threads", threads },
+	};
+
+	CHECK(argc >= 3);
+	if (getenv("GAIAFS_TEST_GRANTS") != NULL)
+		gaiafs_request_grant = ask_for_grant;
+	if (strcmp(argv[1], "failing") == 0 && argc == 4)
+		return failing(argv[2], argv[3]), 0;
+	if (strcmp(argv[1], "refused") == 0 && argc == 4)
+		return refused(argv[2], argv[3]), 0;
+	for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)
+		if (strcmp(argv[1], scenarios[i].name) == 0)
+			return scenarios[i].run(argv[2]), 0;
+	CHECK(!"a scenario of that name");
+	return 1;
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/cuda"
+)
+
+// The way to the GPUs, which tests replace.
+var (
+	probeCUDA = cuda.Probe
+	openGPU   = cuda.Open
+)
+
+// foundCUDA returns the GPUs that can be used, by the numbers that CUDA has for them in this process.
+func foundCUDA(log *slog.Logger) (ordinals []int, err error) {
+	all, err := probeCUDA()
+	for _, f := range all {
+		if f.Unusable == nil {
+			ordinals = append(ordinals, f.CUDA)
+			continue
+		}
+		log.Warn("a GPU is not used", "number", f.CUDA, "name", f.Name, "reason", f.Unusable)
+		err = f.Unusable
+	}
+	if len(ordinals) > 0 {
+		return ordinals, nil
+	}
+	return nil, err
+}
+
+// openCUDA makes devices of GPUs. What clients see is the UUID; the number is CUDA's in this process.
+func openCUDA(ordinals []int, memory int64) (devices []gpubackend.Device, err error) {
+	all, err := probeCUDA()
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range ordinals {
+		i := slices.IndexFunc(all, func(f cuda.Found) bool { return f.CUDA == o })
+		if i < 0 {
+			err = fmt.Errorf("there is no CUDA device %d: this machine has %s", o, describeGPUs(all))
+		} else if err = all[i].Unusable; err == nil {
+			var d gpubackend.Device
+			if d, err = openGPU(cuda.Options{Ordinal: o, CUDA: o, Memory: memory}); err == nil {
+				devices = append(devices, d)
+				continue
+			}
+			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
+				err = fmt.Errorf("%w: ask for less with --gpu-memory, or for none, which takes three quarters of what is free", err)
+			}
+		}
+		return nil, errors.Join(err, closeDevices(devices))
+	}
+	return devices, nil
+}
+
+// describeGPUs lists GPUs by number.
+func describeGPUs(all []cuda.Found) string {
+	words := make([]string, len(all))
+	for i, f := range all {
+		words[i] = fmt.Sprintf("%d (%s)", f.CUDA, f.Name)
+		if f.Unusable != nil {
+			words[i] = fmt.Sprintf("%d (%s, not usable: %v)", f.CUDA, f.Name, f.Unusable)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// cudaSummary says in a line what gaiafs can do with the GPUs of this machine.
+func cudaSummary() string {
+	all, err := probeCUDA()
+	if err != nil {
+		return err.Error()
+	}
+	return describeGPUs(all)
+}

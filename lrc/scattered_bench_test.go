@@ -1,0 +1,51 @@
+package lrc
+
+import (
+	"testing"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// BenchmarkScattered is what a device's acquire of 1 GiB asks when 1 % of the pages were written by the CPU, one here and
+// one there.
+func BenchmarkScattered(b *testing.B) {
+	const pages = 1 << 18
+	gpu := versions.GPU(0)
+	whole := []page.Range{{End: pages}}
+	var scattered []page.Range
+	for p := page.Index(0); p < pages; p += 100 {
+		scattered = append(scattered, page.Range{Start: p, End: p + 1})
+	}
+	var f File
+	f.Updated(whole, gpu, true)
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		f.KeepBases(scattered, versions.CPU)
+		for _, rg := range scattered {
+			f.CPUWrote(rg)
+		}
+		b.StartTimer()
+		if len(f.Pending(whole[0], false)) > 0 || len(f.Stale(whole[0], gpu)) != len(scattered) {
+			b.Fatal("another number of pages is stale")
+		}
+		f.Updated(scattered, gpu, true)
+		if len(f.Untracked(whole[0], gpu)) > 0 {
+			b.Fatal("pages are not tracked")
+		}
+	}
+}
+
+// BenchmarkUnchanged is the same where nothing changed.
+func BenchmarkUnchanged(b *testing.B) {
+	whole := page.Range{End: 1 << 18}
+	var f File
+	f.Updated([]page.Range{whole}, versions.GPU(0), true)
+	b.ReportAllocs()
+	for b.Loop() {
+		if len(f.Pending(whole, false))+len(f.Stale(whole, versions.GPU(0)))+len(f.Untracked(whole, versions.GPU(0))) > 0 {
+			b.Fatal("something changed")
+		}
+	}
+}

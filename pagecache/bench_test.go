@@ -1,0 +1,439 @@
+package pagecache
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/cuda"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their files
+// are in GAIAFS_BENCH_DIR, or where temporary files are. GAIAFS_BENCH_FILE and GAIAFS_BENCH_RANGE are the bytes that
+// fills move and that other calls are about.
+
+// diskHome is a backing file as package fs has it.
+type diskHome struct {
+	*memoryHome // what is not reading, writing and asking for its size
+	file        *os.File
+}
+
+func (h *diskHome) ReadAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pread(int(h.file.Fd()), p[done:], off+int64(done))
+		if n <= 0 || err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return done, nil
+}
+
+func (h *diskHome) ReadCached(p []byte, off int64) (int, error) {
+	n, err := unix.Preadv2(int(h.file.Fd()), [][]byte{p}, off, unix.RWF_NOWAIT)
+	if err == unix.EAGAIN || err == unix.EOPNOTSUPP {
+		return 0, nil
+	}
+	return n, err
+}
+
+func (h *diskHome) WillNeed(off, n int64) {
+	for end := off + n; off < end; off += 128 << 10 {
+		_ = unix.Fadvise(int(h.file.Fd()), off, 128<<10, unix.FADV_WILLNEED)
+	}
+}
+
+func (h *diskHome) WriteAt(p []byte, off int64) (int, error) { return h.file.WriteAt(p, off) }
+
+func (h *diskHome) Signature() (Signature, error) {
+	st, err := h.file.Stat()
+	if err != nil {
+		return Signature{}, err
+	}
+	return Signature{Size: st.Size()}, nil
+}
+
+type diskSource struct {
+	*source
+	home *diskHome
+}
+
+func (s *diskSource) OpenHome(bool) (Home, error) { return s.home, nil }
+
+var _ HostCached = (*diskHome)(nil)
+
+// rig is what a benchmark works with.
+type rig struct {
+	*testing.B
+	cache *Cache
+	gpu   bool
+	ctx   context.Context
+}
+
+func newRig(b *testing.B, devices int) *rig {
+	b.Helper()
+	r := &rig{B: b, ctx: context.Background()}
+	key, err := gpubackend.NewDigestKey(rand.Reader)
+	require.NoError(b, err)
+	o := Options{WriteBackInterval: time.Hour, HostMemory: 4 << 30}
+	spec := os.Getenv("GAIAFS_TEST_GPUS")
+	numbers, isCUDA := strings.CutPrefix(spec, "cuda:")
+	if spec != "" && !isCUDA {
+		b.Fatalf("GAIAFS_TEST_GPUS=%s: say cuda: and the numbers of GPUs, as in cuda:0,1", spec)
+	}
+	r.gpu = isCUDA
+	list := strings.Split(numbers, ",")
+	if isCUDA && len(list) < devices {
+		b.Skipf("needs %d GPUs, and GAIAFS_TEST_GPUS is %s", devices, spec)
+	}
+	for i := range devices {
+		var d gpubackend.Device
+		if isCUDA {
+			number, err := strconv.Atoi(list[i])
+			require.NoError(b, err, "GAIAFS_TEST_GPUS")
+			d, err = cuda.Open(cuda.Options{Ordinal: i, CUDA: number, Key: key})
+			require.NoError(b, err)
+		} else {
+			d, err = emulated.New(emulated.Options{Ordinal: i, Memory: 64 << 30, Key: key})
+			require.NoError(b, err)
+		}
+		o.Devices = append(o.Devices, d)
+	}
+	r.cache, err = New(o)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, r.cache.Close(r.ctx)) })
+	return r
+}
+
+// size is the bytes of an environment variable, or what is usual for the kind of device.
+func (r *rig) size(name string, gpu, emulated int64) int64 {
+	if text := os.Getenv(name); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		require.NoError(r, err, name)
+		return n &^ (page.Size - 1)
+	}
+	if r.gpu {
+		return gpu
+	}
+	return emulated
+}
+
+func (r *rig) fileBytes() int64  { return r.size("GAIAFS_BENCH_FILE", 10<<30, 256<<20) }
+func (r *rig) rangeBytes() int64 { return r.size("GAIAFS_BENCH_RANGE", 1<<30, 128<<20) }
+
+// file makes a file of n bytes that are in the host's page cache.
+func (r *rig) file(n int64) *diskSource {
+	dir := os.Getenv("GAIAFS_BENCH_DIR")
+	if dir == "" {
+		dir = r.TempDir()
+	}
+	path := filepath.Join(dir, "gaiafs-bench")
+	f, err := os.Create(path)
+	require.NoError(r, err)
+	r.Cleanup(func() {
+		require.NoError(r, r.cache.Close(r.ctx)) // what is released goes home before the file does
+		_ = f.Close()
+		_ = os.Remove(path)
+	})
+	block := make([]byte, 8<<20)
+	_, _ = rand.Read(block)
+	for off := int64(0); off < n; off += int64(len(block)) {
+		copy(block, strconv.FormatInt(off, 10))
+		_, err := f.WriteAt(block[:min(int64(len(block)), n-off)], off)
+		require.NoError(r, err)
+	}
+	return &diskSource{&source{id: FileID{1, 1}, kernel: &kernel{}}, &diskHome{newHome(0), f}}
+}
+
+// evict takes the file out of the host's page cache.
+func (s *diskSource) evict(b *testing.B) {
+	require.NoError(b, s.home.file.Sync())
+	require.NoError(b, unix.Fadvise(int(s.home.file.Fd()), 0, 0, unix.FADV_DONTNEED))
+}
+
+func (r *rig) mapAll(s Source, device int, n int64, writable bool) *Mapping {
+	m, err := r.cache.Map(r.ctx, s, MapRequest{Device: device, Len: n, Writable: writable})
+	require.NoError(r, err)
+	return m
+}
+
+// store changes a word of each page of pages on the device, as a program does.
+func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
+	var copies []gpubackend.Copy
+	word := binary.LittleEndian.AppendUint64(nil, value)
+	for _, p := range pages {
+		x, off := m.h.at(p)
+		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off + 104, Host: word})
+	}
+	require.NoError(r, m.dev.CopyIn(r.ctx, copies))
+}
+
+// timed runs do, and reports the median of its times, and what n bytes in that are.
+func (r *rig) timed(n int64, before, do, after func()) {
+	var times []time.Duration
+	for r.Loop() {
+		r.StopTimer()
+		if before != nil {
+			before()
+		}
+		r.StartTimer()
+		start := time.Now()
+		do()
+		times = append(times, time.Since(start))
+		r.StopTimer()
+		if after != nil {
+			after()
+		}
+		r.StartTimer()
+	}
+	slices.Sort(times)
+	median := times[len(times)/2]
+	r.ReportMetric(median.Seconds()*1e3, "median-ms")
+	r.ReportMetric((times[len(times)-1]-times[0]).Seconds()*1e3, "spread-ms")
+	if n > 0 {
+		r.ReportMetric(float64(n)/1e9/median.Seconds(), "GB/s")
+	}
+}
+
+// BenchmarkFill maps a whole file that is on no device: from the host's page cache, for reading and for writing, and from the
+// disk. Program is what a program does on its own, with as many readers, page-locked buffers and no file system; raw reads the
+// disk past the host's page cache.
+func BenchmarkFill(b *testing.B) {
+	for _, x := range []struct {
+		name           string
+		writable, cold bool
+	}{{"warm", false, false}, {"warm-writable", true, false}, {"cold", false, true}} {
+		b.Run(x.name, func(b *testing.B) {
+			r := newRig(b, 1)
+			n := r.fileBytes()
+			s := r.file(n)
+			var m *Mapping
+			r.timed(n, func() {
+				if x.cold {
+					s.evict(b)
+				}
+			}, func() { m = r.mapAll(s, 0, n, x.writable) }, func() {
+				require.NoError(b, m.Unmap(r.ctx))
+				r.cache.Forget(s.id)
+			})
+		})
+	}
+	b.Run("program", func(b *testing.B) {
+		r := newRig(b, 1)
+		n := r.fileBytes()
+		s := r.file(n)
+		dev := r.cache.devices[0].Device
+		size := max(dev.Info().Granularity, n/8&^(dev.Info().Granularity-1))
+		var mems []gpubackend.Memory
+		for range (n + size - 1) / size {
+			mem, err := dev.Alloc(size)
+			require.NoError(b, err)
+			defer func() { require.NoError(b, mem.Free()) }()
+			mems = append(mems, mem)
+		}
+		const part = 4 << 20
+		r.timed(n, nil, func() {
+			var next atomic.Int64
+			var group sync.WaitGroup
+			for range readers() {
+				group.Go(func() {
+					buf, release, err := dev.HostBuffer(part)
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					defer release()
+					for {
+						off := next.Add(part) - part
+						if off >= n {
+							return
+						}
+						k, err := s.home.ReadAt(buf[:min(part, n-off, size-off%size)], off)
+						if err == nil {
+							err = dev.CopyIn(r.ctx, []gpubackend.Copy{{Mem: mems[off/size], Off: off % size, Host: buf[:k]}})
+						}
+						if err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			group.Wait()
+		}, nil)
+	})
+	b.Run("raw", func(b *testing.B) {
+		r := newRig(b, 1)
+		n := r.fileBytes()
+		s := r.file(n)
+		direct, err := os.OpenFile(s.home.file.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+		if err != nil {
+			b.Skipf("no O_DIRECT here: %v", err)
+		}
+		defer func() { require.NoError(b, direct.Close()) }()
+		const part = 4 << 20
+		r.timed(n, func() { s.evict(b) }, func() {
+			var next atomic.Int64
+			var group sync.WaitGroup
+			for range 8 {
+				group.Go(func() {
+					space := make([]byte, part+page.Size)
+					skip := -int(uintptr(unsafe.Pointer(&space[0]))) & (page.Size - 1) // O_DIRECT wants aligned memory
+					buf := space[skip:][:part]
+					for {
+						off := next.Add(part) - part
+						if off >= n {
+							return
+						}
+						if _, err := unix.Pread(int(direct.Fd()), buf, off); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			group.Wait()
+		}, nil)
+	})
+}
+
+// BenchmarkSecondMap maps a file that is on the device already, whole, as a second process does.
+func BenchmarkSecondMap(b *testing.B) {
+	r := newRig(b, 1)
+	n := r.fileBytes()
+	s := r.file(n)
+	first := r.mapAll(s, 0, n, true)
+	var second *Mapping
+	r.timed(0, nil, func() { second = r.mapAll(s, 0, n, true) }, func() {
+		r.cache.Lookup(s.id).mu.Lock()
+		delete(r.cache.Lookup(s.id).mappings, second) // not Unmap, which releases
+		second.h.each(second.pages, func(x *extent, _ page.Range) { x.mapped-- })
+		r.cache.Lookup(s.id).mu.Unlock()
+	})
+	r.ReportMetric(float64(len(first.Extents())), "extents")
+}
+
+// scattered returns one page in every hundred of n bytes.
+func scattered(n int64, every page.Index) (pages []page.Index) {
+	for p := page.Index(0); p < page.Count(n); p += every {
+		pages = append(pages, p)
+	}
+	return pages
+}
+
+// BenchmarkAcquire acquires a range of which the CPU changed nothing, or one page in a hundred, one here and one there.
+func BenchmarkAcquire(b *testing.B) {
+	for _, x := range []struct {
+		name              string
+		writable, changed bool
+	}{{"unchanged", true, false}, {"scattered-1%-read", false, true}, {"scattered-1%-written", true, true}} {
+		b.Run(x.name, func(b *testing.B) {
+			r := newRig(b, 1)
+			n := r.rangeBytes()
+			s := r.file(n)
+			m := r.mapAll(s, 0, n, x.writable)
+			f := r.cache.Lookup(s.id)
+			pages := scattered(n, 100)
+			round := byte(0)
+			r.timed(0, func() {
+				if !x.changed {
+					return
+				}
+				round++
+				for _, p := range pages {
+					require.NoError(b, f.ChangeHome(Change{Off: p.Offset(), Len: 1}, func(off int64) error {
+						_, err := s.home.WriteAt([]byte{round}, off)
+						return err
+					}))
+				}
+			}, func() {
+				got, err := m.Acquire(r.ctx, 0, n, false)
+				require.NoError(b, err)
+				require.True(b, !x.changed || got == int64(len(pages)))
+			}, nil)
+		})
+	}
+}
+
+// BenchmarkRelease releases a range of which a program modified a part, one page here and one there. BenchmarkCollect
+// brings it home.
+func BenchmarkRelease(b *testing.B) { benchmarkRelease(b, false) }
+
+// BenchmarkCollect brings home what a release published.
+func BenchmarkCollect(b *testing.B) { benchmarkRelease(b, true) }
+
+func benchmarkRelease(b *testing.B, collect bool) {
+	for percent, every := range map[int]page.Index{0: 0, 1: 100, 50: 2, 100: 1} {
+		if collect && percent == 0 {
+			continue
+		}
+		b.Run(fmt.Sprintf("%d%%", percent), func(b *testing.B) {
+			r := newRig(b, 1)
+			n := r.rangeBytes()
+			s := r.file(n)
+			m := r.mapAll(s, 0, n, true)
+			f := r.cache.Lookup(s.id)
+			var pages []page.Index
+			if every > 0 {
+				pages = scattered(n, every)
+			}
+			round := uint64(0)
+			store := func() {
+				round++
+				r.store(m, pages, round)
+			}
+			release := func() {
+				got, err := m.Release(r.ctx, 0, n)
+				require.NoError(b, err)
+				require.EqualValues(b, len(pages), got)
+			}
+			home := func() { require.NoError(b, f.collectAll(r.ctx)) }
+			if collect {
+				r.timed(int64(len(pages))*page.Size, func() { store(); release() }, home, nil)
+			} else {
+				r.timed(0, store, release, home)
+			}
+		})
+	}
+}
+
+// BenchmarkPeer maps a file on a second device while the first has it.
+func BenchmarkPeer(b *testing.B) {
+	for name, writable := range map[string]bool{"source-read": false, "source-written": true} {
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, 2)
+			n := r.rangeBytes()
+			s := r.file(n)
+			r.mapAll(s, 0, n, writable)
+			f := r.cache.Lookup(s.id)
+			var m *Mapping
+			r.timed(n, nil, func() { m = r.mapAll(s, 1, n, false) }, func() {
+				require.NoError(b, m.Unmap(r.ctx))
+				f.mu.Lock()
+				for _, x := range m.h.sorted() {
+					f.freeExtentLocked(x)
+				}
+				f.mu.Unlock()
+			})
+			r.ReportMetric(float64(f.counters.PeerCopyPages.Load()*page.Size)/float64(n), "files-by-peer-copies")
+		})
+	}
+}

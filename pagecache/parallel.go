@@ -1,0 +1,82 @@
+package pagecache
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// inParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls have
+// ended. After the first error no further one begins, and it is returned.
+func inParallel(n, goroutines int, do func(i int) error) error {
+	if goroutines = min(n, goroutines, runtime.GOMAXPROCS(0)); goroutines < 2 {
+		for i := range n {
+			if err := do(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var (
+		next   atomic.Int64
+		failed atomic.Bool
+		once   sync.Once
+		first  error
+		group  sync.WaitGroup
+	)
+	work := func() {
+		for !failed.Load() {
+			i := int(next.Add(1)) - 1
+			if i >= n {
+				return
+			}
+			if err := do(i); err != nil {
+				once.Do(func() { first = err })
+				failed.Store(true)
+			}
+		}
+	}
+	for range goroutines - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	return first
+}
+
+// intersect returns the pages that are in both a and b, ascending ranges that do not overlap.
+func intersect(a, b []page.Range) (out []page.Range) {
+	for i, k := 0, 0; i < len(a) && k < len(b); {
+		if x := a[i].Intersect(b[k]); !x.Empty() {
+			out = append(out, x)
+		}
+		if a[i].End < b[k].End {
+			i++
+		} else {
+			k++
+		}
+	}
+	return out
+}
+
+// subtract returns the pages of a that are not in b, both of them ascending ranges that do not overlap.
+func subtract(a, b []page.Range) (out []page.Range) {
+	k := 0
+	for _, r := range a {
+		for k < len(b) && b[k].End <= r.Start {
+			k++
+		}
+		for i := k; i < len(b) && b[i].Start < r.End; i++ {
+			if r.Start < b[i].Start {
+				out = append(out, page.Range{Start: r.Start, End: b[i].Start})
+			}
+			r.Start = max(r.Start, b[i].End)
+		}
+		if !r.Empty() {
+			out = append(out, r)
+		}
+	}
+	return out
+}

@@ -1,0 +1,190 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// leastPeer is the least run of pages that is copied from another device, 64 KiB: smaller ones are cheaper from home's
+// page cache, many at once.
+const leastPeer = 16
+
+// devicePair names the way from one device's memory to another's.
+type devicePair struct{ to, from versions.Owner }
+
+// A device may be given another one's copy of a page instead of home's where that copy is home's bytes and nothing else:
+//
+//   - it has every release that home has and no other (lrc.Current), and
+//   - no program can have stored into it: it is not tracked, and no client maps it for writing; or the digest of what
+//     arrived is the one that the source agreed on with home. That digest is of the copy, which nobody stores into, so
+//     stores into the source while it was being copied do no harm: the page is fetched from home instead. The two devices
+//     must have one key.
+//
+// And no program may be storing into the place that the copy goes to, for nobody has its bytes in between.
+
+// fromPeersLocked brings what can be had from other devices of the updates of part, which are stale. storing covers
+// part and tells where programs may be storing. It returns the number of pages and up to which page it looked.
+func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking) (
+	pages int64, next page.Index, err error,
+) {
+	var want []page.Range
+	for _, u := range stale {
+		if u.Mode != lrc.ModePatch {
+			want = page.AppendRange(want, u.Range)
+		}
+	}
+	var quiet []page.Range
+	for _, s := range storing {
+		if !s.track {
+			quiet = append(quiet, s.pages)
+		}
+	}
+	want = atLeast(intersect(want, quiet), leastPeer)
+	next = part.End
+	for _, d := range f.c.devices {
+		source := f.holdings[d.owner]
+		if source == nil || source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
+			continue
+		}
+		pair := devicePair{h.dev.owner, d.owner}
+		if _, no := f.c.noPeer.Load(pair); no {
+			continue
+		}
+		unwritten, written := f.sourcesLocked(source, h, part)
+		for i, from := range [][]page.Range{unwritten, written} {
+			take, end := limit(atLeast(intersect(want, from), leastPeer), holdPeer-pages)
+			next = min(next, end)
+			if len(take) == 0 {
+				continue
+			}
+			arrived, err := f.copyPeerLocked(ctx, h, source, take, i == 1)
+			if errors.Is(err, gpubackend.ErrNoPeer) {
+				f.c.log.Info("one device cannot copy from another; bytes go through the host",
+					"to", h.dev.info.Ordinal, "from", d.info.Ordinal, "error", err)
+				f.c.noPeer.Store(pair, true)
+				break
+			}
+			if err != nil {
+				return pages, next, err
+			}
+			want = subtract(want, take)
+			for _, rg := range arrived {
+				pages += rg.Len()
+			}
+		}
+	}
+	return pages, next, nil
+}
+
+// sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and those
+// that must be compared with what was agreed on.
+func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, written []page.Range) {
+	for _, c := range f.lrc.Current(part, source.dev.owner) {
+		if c.Tracked {
+			written = page.AppendRange(written, c.Range)
+		} else {
+			unwritten = page.AppendRange(unwritten, c.Range)
+		}
+	}
+	for _, w := range f.writersLocked(source, part) {
+		if w.track {
+			unwritten = subtract(unwritten, []page.Range{w.pages})
+		}
+	}
+	if *source.dev.Key() != *h.dev.Key() {
+		written = nil
+	}
+	return unwritten, written
+}
+
+// copyPeerLocked copies ranges from one device to another and returns those that are home's bytes: all, unless compare says
+// that what arrived is to be compared with what the source agreed on.
+func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool) (arrived []page.Range, err error) {
+	var pieces []gpubackend.PeerCopy
+	for _, rg := range ranges {
+		h.each(rg, func(x *extent, to page.Range) {
+			source.each(to, func(y *extent, from page.Range) {
+				pieces = append(pieces, gpubackend.PeerCopy{
+					Mem: x.mem, Off: from.Offset() - x.index*x.size,
+					From: y.mem, FromOff: from.Offset() - y.index*y.size, N: from.Bytes(),
+				})
+			})
+		})
+	}
+	if err := h.dev.CopyPeer(ctx, pieces); err != nil {
+		return nil, err
+	}
+	arrived = ranges
+	if compare {
+		if arrived, err = f.comparedLocked(ctx, h, source, ranges); err != nil {
+			return nil, err
+		}
+	}
+	f.dropBasesLocked(f.lrc.Updated(arrived, h.dev.owner, false))
+	n := int64(0)
+	for _, rg := range arrived {
+		n += rg.Len()
+	}
+	f.count(func(c *Counters) { c.PeerCopies.Add(1); c.PeerCopyPages.Add(n) })
+	return arrived, nil
+}
+
+// comparedLocked returns the pages of ranges whose digests on the device of h are those that source agreed on.
+func (f *File) comparedLocked(ctx context.Context, h, source *holding, ranges []page.Range) (same []page.Range, err error) {
+	var scans []gpubackend.Scan
+	var parts []page.Range
+	for _, rg := range ranges {
+		h.each(rg, func(x *extent, to page.Range) {
+			source.each(to, func(y *extent, from page.Range) {
+				scans = append(scans, gpubackend.Scan{Mem: x.mem, Off: from.Offset() - x.index*x.size, Agreed: y.agreedAt(from)})
+				parts = append(parts, from)
+			})
+		})
+	}
+	found, err := h.dev.Modified(ctx, scans)
+	if err != nil {
+		return nil, err
+	}
+	for i, part := range parts {
+		for k := range found[i] {
+			found[i][k].Start += part.Start
+			found[i][k].End += part.Start
+		}
+		for _, rg := range subtract([]page.Range{part}, found[i]) {
+			same = page.AppendRange(same, rg)
+		}
+	}
+	return same, nil
+}
+
+// atLeast returns the ranges of n pages or more.
+func atLeast(ranges []page.Range, n int64) (out []page.Range) {
+	for _, rg := range ranges {
+		if rg.Len() >= n {
+			out = append(out, rg)
+		}
+	}
+	return out
+}
+
+// limit returns the first n pages of ranges, and the page up to which they reach if that is not all of them.
+func limit(ranges []page.Range, n int64) (out []page.Range, end page.Index) {
+	end = page.Index(1<<63 - 1)
+	for _, rg := range ranges {
+		if n <= 0 {
+			return out, min(end, rg.Start)
+		}
+		if rg.Len() > n {
+			rg.End = rg.Start + page.Index(n)
+			end = rg.End
+		}
+		n -= rg.Len()
+		out = append(out, rg)
+	}
+	return out, end
+}

@@ -1,0 +1,134 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+const peerFile = 300 * page.Size
+
+func peerPages(f *File) int64 { return f.counters.PeerCopyPages.Load() }
+
+// TestPeerCopies: what another device has as home has it comes from there: of pages that nobody maps for writing, and of
+// pages that programs may have stored into and did not.
+func TestPeerCopies(t *testing.T) {
+	for _, writable := range []bool{false, true} {
+		m := newMachine(t, 3)
+		src := m.noisyFile(peerFile - 7)
+		m.run(src, 0, 0, peerFile, writable)
+		q := m.run(src, 1, 0, peerFile, writable)
+		require.EqualValues(t, 300, peerPages(src.attached))
+		require.EqualValues(t, 1, src.attached.counters.PeerCopies.Load())
+		require.True(t, bytes.Equal(src.home.data, q.mem[:peerFile-7]))
+		require.Equal(t, make([]byte, 7), q.mem[peerFile-7:peerFile])
+		if writable {
+			require.Zero(t, q.release(), "the copy is what was agreed on")
+			q.mem[5]++
+			require.EqualValues(t, 1, q.release())
+			require.Equal(t, q.mem[:page.Size], src.read(t, 0, page.Size))
+		}
+		r := m.run(src, 2, 10*page.Size, 100*page.Size, false)
+		require.EqualValues(t, 400, peerPages(src.attached))
+		require.True(t, bytes.Equal(src.home.data[10*page.Size:110*page.Size], r.mem))
+	}
+}
+
+// TestPeerWithUnreleasedStores: a device's bytes that it did not release are not home's, and nobody else sees them; what it
+// released is.
+func TestPeerWithUnreleasedStores(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(peerFile)
+	p := m.run(src, 0, 0, peerFile, true)
+	p.mem[50*page.Size]++
+	p.release()
+	p.mem[100*page.Size]++ // not released
+	q := m.run(src, 1, 0, peerFile, false)
+	want := bytes.Clone(p.mem)
+	want[100*page.Size]--
+	require.True(t, bytes.Equal(want, q.mem))
+	require.EqualValues(t, 299, peerPages(src.attached), "all but the page that was stored into")
+	require.EqualValues(t, 1, p.release())
+	require.EqualValues(t, 1, q.acquire())
+	require.True(t, bytes.Equal(p.mem, q.mem))
+}
+
+// TestPeerStoresDuringTheCopy: programs store into the source while it is copied. What arrived torn comes from home.
+func TestPeerStoresDuringTheCopy(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(peerFile)
+	p := m.run(src, 0, 0, peerFile, true)
+	gate := m.devices[1].Hold(faulty.CopyPeer)
+	mapped := make(chan error, 1)
+	var mp *Mapping
+	go func() {
+		var err error
+		mp, err = m.cache.Map(context.Background(), src, MapRequest{Device: 1, Len: peerFile})
+		mapped <- err
+	}()
+	<-gate.Arrived()
+	p.mem[7*page.Size+1]++
+	gate.Open()
+	require.NoError(t, <-mapped)
+	q := m.attach(mp, 0, peerFile, false)
+	require.True(t, bytes.Equal(src.home.bytes(0, peerFile), q.mem), "home's bytes, not unreleased ones")
+	require.EqualValues(t, 299, peerPages(src.attached))
+}
+
+// TestPeersOfDifferentKeys: digests say nothing to a device with another key. What nobody stores into is copied all the same.
+func TestPeersOfDifferentKeys(t *testing.T) {
+	keys := make([]*gpubackend.DigestKey, 2)
+	for i := range keys {
+		var err error
+		keys[i], err = gpubackend.NewDigestKey(rand.Reader)
+		require.NoError(t, err)
+	}
+	m := newKeyedMachine(t, keys)
+	src := m.noisyFile(peerFile)
+	m.run(src, 0, 0, 100*page.Size, true)
+	m.run(src, 0, 0, peerFile, false)
+	q := m.run(src, 1, 0, peerFile, false)
+	require.EqualValues(t, 200, peerPages(src.attached))
+	require.True(t, bytes.Equal(src.home.data, q.mem))
+}
+
+// TestNoWayBetweenDevices: bytes go through the host, and nobody tries again.
+func TestNoWayBetweenDevices(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(peerFile)
+	m.run(src, 0, 0, peerFile, false)
+	m.devices[1].Fail(faulty.CopyPeer, 1, gpubackend.ErrNoPeer)
+	q := m.run(src, 1, 0, peerFile, false)
+	require.True(t, bytes.Equal(src.home.data, q.mem))
+	require.Zero(t, peerPages(src.attached))
+	other := m.noisyFile(peerFile)
+	m.run(other, 0, 0, peerFile, false)
+	m.run(other, 1, 0, peerFile, false)
+	require.Equal(t, 1, m.devices[1].Calls(faulty.CopyPeer))
+}
+
+// TestRefreshFromPeer: stale pages that nobody stores into are refreshed from a device that is up to date, small runs from
+// home.
+func TestRefreshFromPeer(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(peerFile)
+	p := m.run(src, 0, 0, peerFile, true)
+	q := m.run(src, 1, 0, peerFile, false)
+	before := peerPages(src.attached)
+	for i := 20; i < 60; i++ {
+		p.mem[i*page.Size]++
+	}
+	p.mem[200*page.Size]++
+	p.release()
+	require.EqualValues(t, 41, q.acquire())
+	require.True(t, bytes.Equal(p.mem, q.mem))
+	require.EqualValues(t, 40, peerPages(src.attached)-before)
+	require.EqualValues(t, 1, src.attached.counters.RefreshedPages.Load())
+}

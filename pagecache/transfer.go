@@ -1,0 +1,362 @@
+package pagecache
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// Bytes go from home to a device through a pipeline. Readers read pieces from home into buffers that the device copies
+// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Two
+// goroutines give the device whatever has been read, so that one call is waiting while the other is carried out.
+const (
+	// pieceBytes is read into one buffer: enough for the bus to be efficient, and small enough for a few buffers to stay in
+	// the processor's cache between the read and the copy.
+	pieceBytes = 2 << 20
+	// pieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
+	pieceRuns = 64
+	// callPieces is the most pieces that one call gives to the device.
+	callPieces = 8
+	senders    = 2
+	maxReaders = 12
+	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
+	aheadPieces = 16
+)
+
+// readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
+func readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), maxReaders) }
+
+// step is a run of pages to be brought from home.
+type step struct {
+	pages page.Range
+	mode  lrc.Mode
+	base  lrc.Base
+	// storing says that programs may be storing into the pages.
+	storing bool
+}
+
+// hashed reports whether the host takes the digests, from the very bytes that are copied. Where no program can be storing
+// the device takes them later, from its copy.
+func (s *step) hashed() bool { return s.storing || s.mode == lrc.ModePatch }
+
+// piece is what is read into one buffer.
+type piece struct {
+	steps []step
+	bytes int64
+
+	// buf holds the steps' bytes one after the other, between read and send. release gives it back.
+	buf     []byte
+	release func()
+	// sums has the digests of the steps that are hashed, one after the other.
+	sums []gpubackend.Digest
+	// done says that the device has the bytes.
+	done bool
+}
+
+// piecesOf cuts updates into pieces, by what programs may be storing into. Both are ascending.
+func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
+	add := func(s step) {
+		if n := len(pieces); n > 0 && pieces[n-1].bytes+s.pages.Bytes() <= pieceBytes && len(pieces[n-1].steps) < pieceRuns {
+			last := &pieces[n-1]
+			last.steps, last.bytes = append(last.steps, s), last.bytes+s.pages.Bytes()
+			return
+		}
+		pieces = append(pieces, piece{steps: []step{s}, bytes: s.pages.Bytes()})
+	}
+	k := 0
+	for _, u := range stale {
+		for at := u.Range.Start; at < u.Range.End; {
+			for storing[k].pages.End <= at {
+				k++
+			}
+			end := min(u.Range.End, storing[k].pages.End, at+pieceBytes>>page.Shift)
+			add(step{page.Range{Start: at, End: end}, u.Mode, u.Base, storing[k].track})
+			at = end
+		}
+	}
+	return pieces
+}
+
+// pipeline brings pieces of one file to one device, on behalf of a caller who holds File.mu and waits.
+type pipeline struct {
+	f      *File
+	h      *holding
+	ctx    context.Context
+	until  time.Time
+	pieces []piece
+
+	ready chan *piece
+	slots chan struct{} // one for each buffer in use
+
+	mu      sync.Mutex
+	next    int   // protected by mu; pieces that readers took
+	advised int   // protected by mu; pieces that were asked for ahead
+	err     error // protected by mu; the first
+	cold    atomic.Bool
+}
+
+// fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
+// it came. storing covers part.
+func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time) (
+	pages int64, next page.Index, err error,
+) {
+	if len(stale) == 0 {
+		return 0, part.End, nil
+	}
+	p := &pipeline{f: f, h: h, ctx: ctx, until: until, pieces: piecesOf(stale, storing)}
+	if len(p.pieces) == 1 {
+		p.next, p.err = 1, p.alone(&p.pieces[0])
+	} else {
+		p.run()
+	}
+	// After an error pieces may be there that come after one that is not.
+	next = part.End
+	var done []*piece
+	for i := range p.pieces {
+		if x := &p.pieces[i]; x.done {
+			done = append(done, x)
+			pages += x.bytes >> page.Shift
+		} else {
+			next = min(next, x.steps[0].pages.Start)
+		}
+	}
+	f.updatedLocked(h, done)
+	return pages, next, p.err
+}
+
+// alone brings the only piece, without anybody's help.
+func (p *pipeline) alone(x *piece) error {
+	if err := p.read(0, x); err != nil {
+		return err
+	}
+	return p.send([]*piece{x})
+}
+
+// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
+func (p *pipeline) run() {
+	n := min(readers(), len(p.pieces))
+	p.ready = make(chan *piece, n+senders*callPieces)
+	p.slots = make(chan struct{}, n+senders*callPieces)
+	var reading, sending sync.WaitGroup
+	for range n {
+		reading.Go(func() {
+			for {
+				p.slots <- struct{}{}
+				i, ok := p.take()
+				if !ok {
+					<-p.slots
+					return
+				}
+				if err := p.read(i, &p.pieces[i]); err != nil {
+					p.fail(err)
+					<-p.slots
+					return
+				}
+				p.ready <- &p.pieces[i]
+			}
+		})
+	}
+	for range senders {
+		sending.Go(func() {
+			for x := range p.ready {
+				call := []*piece{x}
+				for more := true; more && len(call) < callPieces; {
+					select {
+					case x, open := <-p.ready:
+						if more = open; open {
+							call = append(call, x)
+						}
+					default:
+						more = false
+					}
+				}
+				if err := p.send(call); err != nil {
+					p.fail(err)
+				}
+				for range call {
+					<-p.slots
+				}
+			}
+		})
+	}
+	reading.Wait()
+	close(p.ready)
+	sending.Wait()
+}
+
+// take gives a reader its next piece. Pieces are taken in order, so those that were are a prefix.
+func (p *pipeline) take() (i int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil {
+		p.err = p.ctx.Err()
+	}
+	if p.err != nil || p.next == len(p.pieces) {
+		return 0, false
+	}
+	if p.next > 0 && !p.until.IsZero() && time.Now().After(p.until) {
+		return 0, false
+	}
+	p.next++
+	return p.next - 1, true
+}
+
+func (p *pipeline) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil {
+		p.err = err
+	}
+}
+
+// read reads a piece from home, and takes the digests that it needs while its bytes are in the processor's cache. After an
+// error it has no buffer.
+func (p *pipeline) read(i int, x *piece) (err error) {
+	if x.buf, x.release, err = p.h.dev.HostBuffer(int(x.bytes)); err != nil {
+		return err
+	}
+	at := int64(0)
+	for k := range x.steps {
+		s := &x.steps[k]
+		buf := x.buf[at : at+s.pages.Bytes()]
+		if err := p.readStep(i, s, buf); err != nil {
+			x.release()
+			return err
+		}
+		if s.hashed() {
+			sums := make([]gpubackend.Digest, s.pages.Len())
+			p.h.dev.Key().SumPages(buf, sums)
+			x.sums = append(x.sums, sums...)
+		}
+		at += s.pages.Bytes()
+	}
+	return nil
+}
+
+// readStep reads one run, and sees to it that what follows is on its way where home has to be waited for.
+func (p *pipeline) readStep(i int, s *step, buf []byte) error {
+	home, ok := p.f.home.(HostCached)
+	if !ok {
+		return p.f.readHomeLocked(s.pages, buf)
+	}
+	n := 0
+	if !p.cold.Load() || s.pages.Len() == 1 {
+		var err error
+		if n, err = home.ReadCached(buf, s.pages.Offset()); err != nil {
+			return err
+		}
+		if n == len(buf) {
+			return nil
+		}
+	}
+	p.cold.Store(true)
+	p.askAhead(i, home)
+	m, err := home.ReadAt(buf[n:], s.pages.Offset()+int64(n))
+	if err != nil {
+		return err
+	}
+	clear(buf[n+m:])
+	return nil
+}
+
+// askAhead asks for the piece that is being read and for a few that follow. The distance grows with every piece, up to
+// aheadPieces, and outlasts the hold: what was asked for arrives while CPU requests have their turn.
+func (p *pipeline) askAhead(i int, home HostCached) {
+	p.mu.Lock()
+	from := max(p.advised, i)
+	to := min(max(from+2, i+1), i+aheadPieces, len(p.pieces))
+	p.advised = max(p.advised, to)
+	p.mu.Unlock()
+	for k := from; k < to; k++ {
+		for _, s := range p.pieces[k].steps {
+			home.WillNeed(s.pages.Offset(), s.pages.Bytes())
+		}
+	}
+}
+
+// send gives pieces that were read to the device, and their buffers back.
+func (p *pipeline) send(pieces []*piece) error {
+	defer func() {
+		for _, x := range pieces {
+			x.release()
+			x.buf = nil
+		}
+	}()
+	var copies []gpubackend.Copy
+	var patches []gpubackend.Patch
+	for _, x := range pieces {
+		at := int64(0)
+		for _, s := range x.steps {
+			buf := x.buf[at : at+s.pages.Bytes()]
+			at += s.pages.Bytes()
+			if s.mode == lrc.ModePatch {
+				patches = append(patches, p.f.patchesLocked(p.h, s.pages, s.base, buf)...)
+			} else {
+				copies = append(copies, p.h.copies(s.pages, buf)...)
+			}
+		}
+	}
+	if len(copies) > 0 {
+		if err := p.h.dev.CopyIn(p.ctx, copies); err != nil {
+			return err
+		}
+	}
+	if len(patches) > 0 {
+		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken for
+		// the device's: a patch that is begun is carried through.
+		if err := p.h.dev.Patch(context.WithoutCancel(p.ctx), patches); err != nil {
+			return err
+		}
+	}
+	for _, x := range pieces {
+		x.done = true
+	}
+	return nil
+}
+
+// updatedLocked reports pieces that the device has.
+func (f *File) updatedLocked(h *holding, pieces []*piece) {
+	var tracked, others []page.Range
+	var filled, refreshed, patched, fills int64
+	last := page.Range{}
+	for _, x := range pieces {
+		sums := x.sums
+		for _, s := range x.steps {
+			if s.hashed() {
+				h.each(s.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreeOn(part), sums):] })
+			}
+			if s.storing {
+				tracked = page.AppendRange(tracked, s.pages)
+			} else {
+				others = page.AppendRange(others, s.pages)
+			}
+			n := s.pages.Len()
+			switch s.mode {
+			case lrc.ModeFill:
+				filled += n
+				if last.End != s.pages.Start {
+					fills++
+				}
+				last = s.pages
+			case lrc.ModeCopy:
+				refreshed += n
+			case lrc.ModePatch:
+				patched += n
+			}
+		}
+	}
+	f.dropBasesLocked(f.lrc.Updated(tracked, h.dev.owner, true))
+	f.dropBasesLocked(f.lrc.Updated(others, h.dev.owner, false))
+	f.count(func(c *Counters) {
+		c.Fills.Add(fills)
+		c.FilledPages.Add(filled)
+		c.RefreshedPages.Add(refreshed)
+		c.PatchedPages.Add(patched)
+	})
+}

@@ -1,0 +1,298 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// noisyFile is a file whose pages all differ, and whose last page is not full.
+func (m *machine) noisyFile(size int) *source {
+	src := m.file(size)
+	rnd := rand.New(rand.NewPCG(uint64(size), 7))
+	for i := range src.home.data {
+		src.home.data[i] = byte(rnd.Uint32())
+	}
+	return src
+}
+
+// cachedHome is a home of which a part is in the host's page cache.
+type cachedHome struct {
+	*memoryHome
+	cached int64 // bytes from the start
+	asked  chan page.Range
+}
+
+func (h *cachedHome) ReadCached(p []byte, off int64) (int, error) {
+	n := max(min(int64(len(p)), h.cached-off), 0)
+	return h.ReadAt(p[:n], off)
+}
+
+func (h *cachedHome) WillNeed(off, n int64) { h.asked <- page.Covering(off, n) }
+
+type cachedSource struct {
+	*source
+	home *cachedHome
+}
+
+func (s *cachedSource) OpenHome(bool) (Home, error) { return s.home, nil }
+
+// TestFillOfManyPieces fills more than the pipeline has buffers for, of a file that is partly in the host's page cache.
+func TestFillOfManyPieces(t *testing.T) {
+	const size = 40*pieceBytes - 100
+	m := newMachine(t, 1, memory(128<<20))
+	src := &cachedSource{source: m.noisyFile(size)}
+	src.home = &cachedHome{memoryHome: src.source.home, cached: 10*pieceBytes + 12345, asked: make(chan page.Range, 1000)}
+	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Writable: true})
+	require.NoError(t, err)
+	p := m.attach(mp, 0, size, true)
+	require.True(t, bytes.Equal(src.home.data, p.mem[:size]))
+	require.Equal(t, make([]byte, 100), p.mem[size:size+100], "past end of file")
+	require.EqualValues(t, 40*pieceBytes/page.Size, m.cache.counters.FilledPages.Load())
+	require.Zero(t, p.release(), "what was agreed on is what was filled")
+	close(src.home.asked)
+	asked := 0
+	for rg := range src.home.asked {
+		require.GreaterOrEqual(t, rg.End.Offset(), src.home.cached, "nothing is asked for that is there")
+		asked++
+	}
+	require.Greater(t, asked, 0)
+}
+
+// TestScatteredAcquires has the CPU write single pages all over a file that devices map: one for writing, one for reading,
+// one lazily.
+func TestScatteredAcquires(t *testing.T) {
+	const pages = 5000
+	m := newMachine(t, 2, memory(128<<20))
+	src := m.noisyFile(pages * page.Size)
+	writer := m.run(src, 0, 0, pages*page.Size, true)
+	reader := m.run(src, 1, 0, pages*page.Size, false)
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for range 3 {
+		written := map[int]bool{}
+		stored := map[int]byte{}
+		for range 400 {
+			i := rnd.IntN(pages)
+			written[i] = true
+			src.write(t, i*page.Size+rnd.IntN(page.Size/2), []byte{byte(rnd.Uint32())})
+			if rnd.IntN(4) == 0 { // a program's own byte in the same page, not released
+				at := i*page.Size + page.Size/2 + rnd.IntN(page.Size/2)
+				writer.mem[at]++
+				stored[at] = writer.mem[at]
+			}
+		}
+		require.EqualValues(t, len(written), reader.acquire(), "the pages that are stale, and no others")
+		require.EqualValues(t, len(written), writer.acquire())
+		require.True(t, bytes.Equal(src.home.data, reader.mem))
+		for at, b := range stored {
+			require.Equal(t, b, writer.mem[at])
+		}
+		require.Zero(t, reader.acquire())
+		writer.release()
+		require.True(t, bytes.Equal(writer.mem, src.read(t, 0, pages*page.Size)))
+		require.EqualValues(t, 0, writer.acquire())
+		reader.acquire()
+		require.True(t, bytes.Equal(writer.mem, reader.mem))
+		require.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
+	}
+}
+
+// TestAcquireInHolds: an acquire that has no time comes forward by a piece at a time, and all the way.
+func TestAcquireInHolds(t *testing.T) {
+	const size = 8 * pieceBytes
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
+	require.NoError(t, err)
+	f, holds := src.attached, 0
+	for rest := mp.pages; !rest.Empty(); holds++ {
+		f.mu.Lock()
+		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, time.Now().Add(-time.Hour))
+		f.mu.Unlock()
+		require.NoError(t, err)
+		require.Greater(t, next, rest.Start)
+		rest.Start = next
+	}
+	require.Equal(t, size/pieceBytes, holds)
+	p := m.attach(mp, 0, size, true)
+	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.Zero(t, p.acquire())
+	require.Zero(t, p.release())
+}
+
+// TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. What was brought stays, and the rest
+// comes with the next acquire.
+func TestFailedFill(t *testing.T) {
+	const size = 24 * pieceBytes
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
+	require.NoError(t, err)
+	p := m.attach(mp, 0, size, true)
+	planned := errors.New("planned")
+	m.devices[0].Fail(faulty.CopyIn, 2, planned)
+	_, err = p.Acquire(t.Context(), 0, size, false)
+	require.ErrorIs(t, err, planned)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	result := make(chan error, 1)
+	go func() { _, err := p.Acquire(ctx, 0, size, false); result <- err }()
+	<-gate.Arrived()
+	cancel()
+	require.ErrorIs(t, <-result, context.Canceled)
+	gate.Open()
+
+	m.devices[0].Fail(faulty.HostBuffer, 3, planned)
+	_, err = p.Acquire(t.Context(), 0, size, false)
+	if err != nil { // but for those pieces there may be none left to bring
+		require.ErrorIs(t, err, planned)
+	}
+	p.acquire()
+	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.Zero(t, p.release())
+}
+
+// TestFailedScatteredAcquire: a patch that failed is repeated, and a byte of home is never taken for the device's.
+func TestFailedScatteredAcquire(t *testing.T) {
+	const pages = 2000
+	m := newMachine(t, 1)
+	src := m.noisyFile(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	for i := 0; i < pages; i += 3 {
+		src.write(t, i*page.Size, []byte{src.home.data[i*page.Size] + 1})
+	}
+	planned := errors.New("planned")
+	m.devices[0].Fail(faulty.Patch, 2, planned)
+	_, err := p.Acquire(t.Context(), 0, pages*page.Size, false)
+	if err != nil { // unless one call sufficed
+		require.ErrorIs(t, err, planned)
+	}
+	p.acquire()
+	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.Zero(t, p.release())
+}
+
+// TestPartOfACollectFails: home takes some of the scattered pages of a release and not the others. These are kept, and
+// brought home later.
+func TestPartOfACollectFails(t *testing.T) {
+	const pages = 1000
+	m := newMachine(t, 2)
+	src := m.file(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	q := m.run(src, 1, 0, pages*page.Size, true)
+	want := make([]byte, pages*page.Size)
+	for i := 0; i < pages; i += 5 {
+		p.mem[i*page.Size] = 1
+		q.mem[i*page.Size+1] = 2
+		want[i*page.Size], want[i*page.Size+1] = 1, 2
+	}
+	p.release()
+	q.release()
+	src.home.failFrom(500*page.Size, syscall.ENOSPC)
+	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
+	require.Equal(t, byte(1), src.home.bytes(0, 1)[0], "what could be written was")
+	require.Zero(t, src.home.bytes(900*page.Size, 1)[0])
+	require.True(t, bytes.Equal(want[900*page.Size:901*page.Size], src.read(t, 900*page.Size, page.Size)), "and the rest is seen")
+	src.home.fail(nil)
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.True(t, bytes.Equal(want, src.home.bytes(0, len(want))))
+	p.acquire()
+	q.acquire()
+	require.True(t, bytes.Equal(want, p.mem))
+	require.True(t, bytes.Equal(want, q.mem))
+	require.Zero(t, p.release())
+}
+
+// TestScanBesideAgreements: while a release looks for modified pages, the digests of some change: one page is collected and
+// stored into again, another is brought up to date.
+func TestScanBesideAgreements(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(8 * page.Size)
+	p := m.run(src, 0, 0, 8*page.Size, true)
+	p.mem[0]++
+	p.release()
+	p.mem[10]++
+	p.mem[7*page.Size]++
+	gate := m.devices[0].Hold(faulty.Modified)
+	released := make(chan int64, 1)
+	go func() { n, _ := p.Release(context.Background(), 0, p.len); released <- n }()
+	<-gate.Arrived()
+	src.write(t, page.Size, []byte{src.home.data[page.Size] + 1})
+	require.EqualValues(t, 1, p.acquire(), "patched under the scan")
+	_ = src.read(t, 0, 1) // collects page 0, with the byte stored since
+	gate.Open()
+	require.EqualValues(t, 1, <-released, "page 7; page 0 went home whole, page 1 is home's")
+	require.True(t, bytes.Equal(p.mem, src.read(t, 0, 8*page.Size)))
+	x := p.h.extents[0]
+	require.Zero(t, x.scans)
+	require.Zero(t, p.release())
+	require.Zero(t, x.scans)
+}
+
+// TestLargeFilesHaveFewExtents: a client needs time for each.
+func TestLargeFilesHaveFewExtents(t *testing.T) {
+	const mib, gib = 1 << 20, 1 << 30
+	for _, x := range []struct{ memory, file, want int64 }{
+		{141 * gib, 1, 2 * mib},
+		{141 * gib, 64 * mib, 2 * mib},
+		{141 * gib, 65 * mib, 4 * mib},
+		{141 * gib, 10 * gib, 512 * mib},
+		{141 * gib, 100 * gib, 4 * gib},
+		{103 * gib, 101 * gib, 2 * gib}, // with 4 GiB it would not go in
+		{100 * gib, 1000 * gib, 512 * mib},
+		{16 * mib, 16 * mib, 2 * mib},
+		{64 * mib, 1 * gib, 2 * mib},
+	} {
+		info := gpubackend.Info{Memory: x.memory, Granularity: 2 * mib}
+		got := extentSize(info, x.file)
+		require.Equal(t, x.want, got, "%+v", x)
+		if x.file <= x.memory {
+			require.LessOrEqual(t, (x.file+got-1)/got, int64(52))
+			require.LessOrEqual(t, (x.file+got-1)/got*got, x.memory)
+		}
+	}
+}
+
+func TestRangeArithmetic(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(8, 9))
+	random := func() (rs []page.Range, in [64]bool) {
+		for p := page.Index(rnd.IntN(4)); p < 60; {
+			n := page.Index(1 + rnd.IntN(6))
+			rs = append(rs, page.Range{Start: p, End: p + n})
+			for i := p; i < p+n && i < 64; i++ {
+				in[i] = true
+			}
+			p += n + page.Index(rnd.IntN(5))
+		}
+		return rs, in
+	}
+	members := func(rs []page.Range) (in [64]bool) {
+		for _, r := range rs {
+			for p := r.Start; p < r.End && p < 64; p++ {
+				require.False(t, in[p], "twice")
+				in[p] = true
+			}
+		}
+		return in
+	}
+	for range 500 {
+		a, inA := random()
+		b, inB := random()
+		both, onlyA := members(intersect(a, b)), members(subtract(a, b))
+		for p := range inA {
+			require.Equal(t, inA[p] && inB[p], both[p], "%v and %v", a, b)
+			require.Equal(t, inA[p] && !inB[p], onlyA[p], "%v without %v", a, b)
+		}
+	}
+}
