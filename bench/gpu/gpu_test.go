@@ -280,3 +280,72 @@ func TestOneDeviceSkipsRowsForTwo(t *testing.T) {
 	require.Contains(t, out.String(), "stitch/stitching on two GPUs: skipped: there is one")
 	require.Contains(t, out.String(), "peer/pages from the other GPU: skipped: there is one")
 }
+
+// bundle makes what run.sh needs for the benchmarks, with a shell script in the place of the program.
+func bundle(t *testing.T, script string) (dir string) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("needs bash")
+	}
+	dir = t.TempDir()
+	text, err := os.ReadFile("run.sh")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "run.sh"), text, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-bench"), []byte("#!/bin/bash\n"+script), 0o755))
+	return dir
+}
+
+func TestRunScript(t *testing.T) {
+	type step struct{ Step, Result, Words, Log string }
+	for name, c := range map[string]struct {
+		script, result, words string
+		status                int
+		bench                 any
+	}{
+		"passes": {`while [ $# -gt 0 ]; do [ "$1" != --json ] || echo '{"rows": 7}' >"$2"; shift; done; printf '[warm]\na table\nthe last line\n'`,
+			"passed", "the last line", 0, map[string]any{"rows": 7.0}},
+		"fails": {`echo 'it says "no"'; exit 3`, "failed", "failed: status 3; it says 'no'", 1, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, out, work := bundle(t, c.script), filepath.Join(t.TempDir(), "out"), t.TempDir()
+			cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:2", "--bench", "--quick", "--out", out, "--dir", work)
+			said, err := cmd.CombinedOutput()
+			require.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%v %s", err, said)
+			text, err := os.ReadFile(filepath.Join(out, "results.json"))
+			require.NoError(t, err)
+			var results struct {
+				GPUs  string
+				Quick bool
+				Steps []step
+				Bench any
+			}
+			require.NoError(t, json.Unmarshal(text, &results), string(text))
+			require.Equal(t, []step{{"bench", c.result, c.words, "bench.log"}}, results.Steps)
+			require.Equal(t, c.bench, results.Bench)
+			require.Equal(t, "emulated:2", results.GPUs)
+			if c.status == 0 {
+				require.Contains(t, string(said), "\na table\n")
+			}
+			left, err := os.ReadDir(work)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+func TestRunScriptRefusesNonsense(t *testing.T) {
+	dir := bundle(t, "exit 0")
+	for want, args := range map[string][]string{
+		"there is no option --nonsense": {"--nonsense"}, "--gpus x": {"--gpus", "x"}, "--time 0": {"--time", "0"},
+		"needs a value": {"--out"}, "there is no step dance": {"--gpus", "0", "dance"},
+		"cannot be written": {"--gpus", "0", "--out", t.TempDir(), "--dir", "/nonexistent"},
+	} {
+		cmd := exec.Command(filepath.Join(dir, "run.sh"), args...)
+		said, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Equal(t, 2, cmd.ProcessState.ExitCode(), string(said))
+		require.Contains(t, string(said), want)
+	}
+	out, err := exec.Command(filepath.Join(dir, "run.sh"), "--list", "--gpus", "0,1").CombinedOutput()
+	require.NoError(t, err)
+	require.Equal(t, "bench-tests\ncuda\nclient-go\npagecache\nrandom-1\nrandom-2\nstress\nc\npython\nbench\n", string(out))
+}

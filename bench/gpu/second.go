@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,11 +68,13 @@ func secondRows(_ context.Context, s *session) ([]rows.Row, error) {
 	g := s.gpus[0]
 	var list []rows.Row
 	most := min(s.large, status.Devices[0].Memory/20*19)
-	for _, n := range []int64{64 << 20, 1 << 30, s.size, 40 << 30, s.large} {
-		switch {
-		case n > s.large || n < s.size && n > 1<<30 || n > s.size && n <= 1<<30:
-			continue // a size that was not asked for, or out of order
-		case n > most:
+	sizes := []int64{64 << 20, 1 << 30, s.size, 40 << 30, s.large}
+	slices.Sort(sizes)
+	for _, n := range slices.Compact(sizes) {
+		if n > s.large {
+			break
+		}
+		if n > most {
 			list = append(list, rows.Row{Group: "second", Name: "second process maps " + sizeText(n),
 				Skip: fmt.Sprintf("%s has %s for gaiafs", g, sizeText(status.Devices[0].Memory))})
 			continue
