@@ -136,10 +136,11 @@ func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) 
 				table = table[:len(g.ends)]
 				clear(table)
 			}
-			for i := from; i < to; {
-				k := g.index[i]
+			index := g.index[:to]
+			for i := from; i < len(index); {
+				k := index[i]
 				j := i + 1
-				for j < to && g.index[j] == k {
+				for j < len(index) && index[j] == k {
 					j++
 				}
 				if table[k] == nil {

@@ -229,12 +229,14 @@ func TestScanBesideAgreements(t *testing.T) {
 	go func() { n, _ := p.Release(context.Background(), 0, p.len); released <- n }()
 	<-gate.Arrived()
 	src.write(t, page.Size, []byte{src.home.data[page.Size] + 1})
+	x := p.h.extents[0]
+	before := &x.agreed[0]
 	require.EqualValues(t, 1, p.acquire(), "patched under the scan")
+	require.NotSame(t, before, &x.agreed[0], "what the scan reads stays as it is")
 	_ = src.read(t, 0, 1) // collects page 0, with the byte stored since
 	gate.Open()
 	require.EqualValues(t, 1, <-released, "page 7; page 0 went home whole, page 1 is home's")
 	require.True(t, bytes.Equal(p.mem, src.read(t, 0, 8*page.Size)))
-	x := p.h.extents[0]
 	require.Zero(t, x.scans)
 	require.Zero(t, p.release())
 	require.Zero(t, x.scans)

@@ -1,5 +1,5 @@
 # Rules for the C library. The top Makefile includes this file; client/c/Makefile does too, for those who want nothing
-# else. It leaves libgaiafs.so, libgaiafs.a and gaiafs.pc in $(GAIAFS_BUILD).
+# else. It leaves libgaiafs.so, libgaiafs.a, gaiafs.pc and gaiafsConfigVersion.cmake in $(GAIAFS_BUILD). CUDA is not needed.
 GAIAFS_C ?= client/c
 GAIAFS_BUILD ?= build
 GAIAFS_VERSION ?= 0.1.0
@@ -8,7 +8,7 @@ CC ?= cc
 
 GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c stream.c conn.c table.c memory.c cuda.c grant.c wire.c error.c)
 GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h wire.h)
-LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a gaiafs.pc)
+LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a gaiafs.pc gaiafsConfigVersion.cmake)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
 GAIAFS_C_WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
 GAIAFS_C_FLAGS := -std=c11 -O2 -g -fPIC -pthread -fvisibility=hidden -D_FILE_OFFSET_BITS=64 $(GAIAFS_C_WARNINGS)
@@ -30,21 +30,30 @@ $(GAIAFS_BUILD)/libgaiafs.a: $(GAIAFS_C_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
+$(GAIAFS_BUILD)/gaiafsConfigVersion.cmake: $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in
+	@mkdir -p $(@D)
+	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $< > $@
+
 $(GAIAFS_BUILD)/gaiafs.pc: $(GAIAFS_C)/gaiafs.pc.in
 	@mkdir -p $(@D)
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $< > $@
 
 libgaiafs-install: libgaiafs
-	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man3
-	install -m 644 $(GAIAFS_C)/gaiafs.h $(DESTDIR)$(PREFIX)/include
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
+		$(DESTDIR)$(PREFIX)/lib/cmake/gaiafs $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 $(GAIAFS_C)/gaiafs.h $(GAIAFS_C)/gaiafs.hpp $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(GAIAFS_BUILD)/libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib
 	ln -sf libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib/libgaiafs.so
 	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 $(GAIAFS_BUILD)/gaiafs.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(GAIAFS_BUILD)/gaiafsConfigVersion.cmake \
+		$(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
-	for page in gaia_macquire gaia_mrelease gaia_msync gaia_madvise gaia_munmap gaia_error; do \
+	for page in gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
+			gaia_madvise gaia_munmap gaia_error; do \
 		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
 
 libgaiafs-clean:
-	rm -rf $(GAIAFS_BUILD)/c $(GAIAFS_BUILD)/libgaiafs.* $(GAIAFS_BUILD)/gaiafs.pc
+	rm -rf $(GAIAFS_BUILD)/c $(GAIAFS_BUILD)/libgaiafs.* $(GAIAFS_BUILD)/gaiafs.pc \
+		$(GAIAFS_BUILD)/gaiafsConfigVersion.cmake

@@ -2,12 +2,19 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/cmd/gaiafs/demo"
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/cuda"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
@@ -64,7 +71,7 @@ func TestGPUsAreChosen(t *testing.T) {
 	for _, choice := range []string{"auto", "cuda:0"} {
 		_, _, err = opened(t, choice, 2<<30)
 		require.ErrorIs(t, err, gpubackend.ErrNoMemory)
-		require.ErrorContains(t, err, "ask for less with --gpu-memory")
+		require.ErrorContains(t, err, "change --gpu-memory, or leave it out")
 	}
 	require.Equal(t, "0 (A), 1 (Old GPU, not usable: "+old.Error()+"), 2 (B)", cudaSummary())
 
@@ -87,4 +94,84 @@ func TestGPUsAreChosen(t *testing.T) {
 	_, log, err = opened(t, "auto", 0)
 	require.NoError(t, err)
 	require.Contains(t, log, "kind=emulated")
+}
+
+// requireGPUs returns the numbers of the GPUs that can be used. It skips the test without any, or fails it where
+// GAIAFS_REQUIRE_GPU is 1.
+func requireGPUs(t *testing.T) []int {
+	t.Helper()
+	numbers, err := foundCUDA(slog.New(slog.DiscardHandler))
+	if err != nil && os.Getenv("GAIAFS_REQUIRE_GPU") == "1" {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	return numbers
+}
+
+func TestCommandOnGPUs(t *testing.T) {
+	for _, gpu := range requireGPUs(t) {
+		s := mountForeground(t, fmt.Sprint("--gpus=cuda:", gpu), "--gpu-memory=64M")
+		f, err := os.Create(filepath.Join(s.mountpoint, "file"))
+		require.NoError(t, err)
+		require.NoError(t, f.Truncate(5<<20))
+		_, err = f.WriteAt([]byte("from the cpu"), 3<<20)
+		require.NoError(t, err)
+		m, err := gaiafs.Map(f, 4096, 5<<20-4096, gaiafs.ProtWrite, gpu)
+		require.NoError(t, err)
+		require.Equal(t, gaiafs.KindCUDA, m.Kind())
+		require.NotZero(t, m.DevicePointer())
+		got := make([]byte, 12)
+		_, err = m.ReadAt(got, 3<<20-4096)
+		require.NoError(t, err)
+		require.Equal(t, "from the cpu", string(got))
+		_, err = m.WriteAt([]byte("from a gpu"), 3<<20-4096+100)
+		require.NoError(t, err)
+		_, err = m.Release(0, m.Len())
+		require.NoError(t, err)
+		_, err = f.ReadAt(got[:10], 3<<20+100)
+		require.NoError(t, err)
+		require.Equal(t, "from a gpu", string(got[:10]))
+
+		doc := gaiafsCommand(t, "status", "--json", s.mountpoint)
+		require.Equal(t, exitOK, doc.code, doc.err)
+		var status statusDocument
+		require.NoError(t, json.Unmarshal([]byte(doc.out), &status))
+		require.Len(t, status.Devices, 1)
+		require.Equal(t, "cuda", status.Devices[0].Kind)
+		require.Equal(t, gpu, status.Devices[0].Device)
+		require.Equal(t, int64(64<<20), status.Devices[0].MemoryBytes)
+		require.Regexp(t, "^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$", status.Devices[0].UUID)
+		require.Contains(t, gaiafsCommand(t, "status", s.mountpoint).out, status.Devices[0].UUID)
+		require.NoError(t, m.Close())
+		require.NoError(t, f.Close())
+		s.signal(t, syscall.SIGTERM)
+		require.Equal(t, exitOK, s.end(t))
+	}
+}
+
+func TestCommandGPUHasNoRoom(t *testing.T) {
+	requireGPUs(t)
+	p := newPlace(t)
+	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", "--gpu-memory=100T", p.source, p.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "change --gpu-memory, or leave it out")
+}
+
+func TestCommandDemoOnGPUs(t *testing.T) {
+	numbers := requireGPUs(t)
+	for n := 1; n <= min(len(numbers), 2); n++ {
+		dir := t.TempDir()
+		choice := strings.Trim(strings.ReplaceAll(fmt.Sprint(numbers[:n]), " ", ","), "[]")
+		cmd := command(t, "demo", "--gpus=cuda:"+choice, "--json", "--output", filepath.Join(dir, "out.png"))
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+		r := execute(t, cmd)
+		require.Equal(t, exitOK, r.code, r.err)
+		var report demo.Report
+		require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+		require.Equal(t, "cuda", report.Device.Kind)
+		require.Equal(t, n == 2, report.CPU.Kind == "cuda")
+		require.Equal(t, report.Device.ExpectedPages, report.Device.Pages)
+	}
 }

@@ -140,6 +140,9 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	return nil
 }
 
+// leastMemory is what has to be free where no budget was given.
+const leastMemory = 64 << 20
+
 // measure asks the driver for the granularity, and for free memory, which bounds the budget.
 func (d *device) measure() error {
 	prop := d.prop()
@@ -153,12 +156,14 @@ func (d *device) measure() error {
 	if err := d.drv.check("cuMemGetInfo", d.drv.memGetInfo(&free, &total)); err != nil {
 		return err
 	}
-	switch {
-	case d.info.Memory == 0:
+	asked := d.info.Memory
+	if asked == 0 {
 		d.info.Memory = int64(free / 4 * 3)
-	case d.info.Memory > int64(free):
-		return fmt.Errorf("%w: %d MiB asked for, and %d of the %d MiB of %s are free: other programs have the rest (nvidia-smi lists them)",
-			gpubackend.ErrNoMemory, d.info.Memory>>20, free>>20, total>>20, d.info.Name)
+		asked = leastMemory
+	}
+	if max(asked, d.info.Memory) > int64(free) {
+		return fmt.Errorf("%w: at least %d MiB are needed, and %d of the %d MiB of %s are free: other programs have the rest (nvidia-smi lists them)",
+			gpubackend.ErrNoMemory, asked>>20, free>>20, total>>20, d.info.Name)
 	}
 	d.info.Memory &^= d.info.Granularity - 1
 	return nil

@@ -122,6 +122,15 @@ func TestOpenUnwinds(t *testing.T) {
 	}
 }
 
+func TestFullGPU(t *testing.T) {
+	g := newFake()
+	g.total = 60 << 20
+	_, err := open(g.driver(), Options{}, kernelsPTX)
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
+	require.ErrorContains(t, err, "at least 64 MiB are needed, and 59 of the 60 MiB of Fake GPU (CUDA device 0) are free")
+	require.Zero(t, g.left())
+}
+
 func TestOpenOptions(t *testing.T) {
 	drv := newFake().driver()
 	for want, o := range map[string]Options{
@@ -129,7 +138,7 @@ func TestOpenOptions(t *testing.T) {
 		"negative":                              {Ordinal: -1},
 		"less than one":                         {Memory: 2<<20 - 1},
 		"2048 MiB asked for, Fake GPU has 1024": {Memory: 2 << 30},
-		"1024 MiB asked for, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
+		"at least 1024 MiB are needed, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
 		"numbered from 0": {CUDA: -1},
 		"(-5)":            {Memory: -5},
 	} {

@@ -72,7 +72,7 @@ var rules = []rule{
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
 	{"internal/fakecuda", []string{testify}, true},
 	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "pagecache", "internal/fakecuda", "internal/page", testify, sys}, true},
-	{"internal/mounttest", []string{"client/go", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
+	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testmount", testify, sys}, true},
 }
 

@@ -1,6 +1,7 @@
 // Package mounttest runs the random programs of package model on real mounts, with every program in a process of its own:
 // two CPU programs that use pwrite, pread, mmap, fsync, ftruncate and fallocate, and four GPU programs that use client/go
-// on three emulated devices, of which two share the first. It has only tests.
+// on three emulated devices, of which two share the first. It has only tests. GAIAFS_TEST_GPUS=cuda:0,1 has them run on GPUs, of
+// which there may be fewer; without a GPU, some programs run through the fake libcuda.
 //
 // # Model
 //

@@ -174,9 +174,11 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		p.mapping = nil
 		return nil, m.Close()
 	case model.Store:
-		copy(m.Bytes()[off:], s.Bytes())
+		_, err = m.WriteAt(s.Bytes(), off)
 	case model.Load:
-		return append(data, m.Bytes()[off:off+n]...), nil
+		data = make([]byte, n)
+		_, err = m.ReadAt(data, off)
+		return data, err
 	case model.Acquire:
 		_, err = m.Acquire(off, n)
 	case model.Release:
@@ -199,13 +201,13 @@ type process struct {
 	answers *gob.Decoder
 }
 
-func startProcess() (*process, error) {
+func startProcess(env ...string) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	p := &process{cmd: exec.Command(exe)}
-	p.cmd.Env = append(os.Environ(), programVariable+"=1", "GOMAXPROCS=2")
+	p.cmd.Env = append(append(os.Environ(), programVariable+"=1", "GOMAXPROCS=2"), env...)
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {

@@ -9,11 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "run only the random program of this seed")
-	stepsFlag = flag.Int("steps", 5_200, "number of steps of random programs in all")
+	stepsFlag = flag.Int("steps", 7_800, "number of steps of random programs in all")
 )
 
 const programSteps = 100
@@ -145,25 +146,36 @@ func (x *system) converged(run *model.Run) error {
 func layoutOf(writeBack bool) model.Layout {
 	l := model.DefaultLayout(writeBack)
 	l.ReadAhead = true
+	l.Devices = testmount.Devices(l.Devices)
+	for i, d := range l.GPUs {
+		l.GPUs[i] = testmount.Device(d)
+	}
 	return l
 }
 
-// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one.
+// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one, and through
+// libcuda.
 func TestRandomPrograms(t *testing.T) {
 	modes := []struct {
 		name      string
 		writeBack bool
 		interval  time.Duration
 		loose     bool
+		disguised bool
 	}{
-		{"write-through", false, time.Hour, false},
-		{"write-back", true, time.Hour, false},
-		{"write-through-busy", false, 20 * time.Millisecond, true},
-		{"write-back-busy", true, 20 * time.Millisecond, true},
+		{"write-through", false, time.Hour, false, false},
+		{"write-back", true, time.Hour, false, false},
+		{"write-through-busy", false, 20 * time.Millisecond, true, false},
+		{"write-back-busy", true, 20 * time.Millisecond, true, false},
+		{"libcuda", false, time.Hour, false, true},
+		{"libcuda-busy", false, 20 * time.Millisecond, true, true},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
-			x := newSystem(t, layoutOf(mode.writeBack), mode.interval)
+			if mode.disguised {
+				testmount.Emulated(t, "there is a libcuda that is not fake")
+			}
+			x := newSystem(t, layoutOf(mode.writeBack), mode.interval, mode.disguised)
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1) + 1); done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
 				if *seedFlag != 0 {
@@ -225,7 +237,7 @@ func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed ui
 func (x *system) recover() error {
 	for c, p := range x.processes {
 		_ = p.kill()
-		q, err := startProcess()
+		q, err := startProcess(x.env...)
 		if err != nil {
 			return err
 		}

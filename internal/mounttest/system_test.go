@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/internal/model"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
@@ -26,6 +27,7 @@ type system struct {
 	t         testing.TB
 	layout    model.Layout
 	mount     *testmount.Mount
+	env       []string // of the programs, besides that of the test
 	processes []*process
 	filler    *process // has a file that is as large as a device
 	name      string
@@ -35,9 +37,14 @@ type system struct {
 	released map[model.Client]model.Step
 }
 
-func newSystem(t testing.TB, l model.Layout, interval time.Duration) *system {
+// newSystem mounts and starts the programs. With disguised, they take the emulated devices for GPUs and use the fake libcuda.
+func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised bool) *system {
 	x := &system{t: t, layout: l}
+	if disguised {
+		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices)}
+	}
 	x.mount = testmount.Start(t, testmount.Options{
+		Disguised:         disguised,
 		Devices:           l.Devices,
 		Memory:            deviceMemory,
 		Poison:            true,
@@ -46,12 +53,12 @@ func newSystem(t testing.TB, l model.Layout, interval time.Duration) *system {
 	})
 	require.NoError(t, os.WriteFile(filepath.Join(x.mount.Source, "filler"), make([]byte, deviceMemory), 0o644))
 	for range l.Clients() {
-		p, err := startProcess()
+		p, err := startProcess(x.env...)
 		require.NoError(t, err)
 		x.processes = append(x.processes, p)
 	}
 	var err error
-	x.filler, err = startProcess()
+	x.filler, err = startProcess(x.env...)
 	require.NoError(t, err)
 	_, err = x.filler.do(order{Open: x.mount.Path("filler")})
 	require.NoError(t, err)
@@ -160,7 +167,7 @@ func (x *system) kill(c model.Client) error {
 			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped))
 		}
 	}
-	p, err := startProcess()
+	p, err := startProcess(x.env...)
 	if err != nil {
 		return err
 	}

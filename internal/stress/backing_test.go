@@ -70,7 +70,7 @@ func TestSourceChanged(t *testing.T) {
 				require.NoError(t, os.WriteFile(path, pattern(size, 1), 0o600))
 				dropCaches(t, path)
 				g := gpu(t, path, size+8*4096, 0)
-				requireBytes(t, pattern(size, 1), g.Bytes()[:size], "on the device")
+				requireBytes(t, pattern(size, 1), load(t, g)[:size], "on the device")
 				_, err := os.ReadFile(path)
 				require.NoError(t, err)
 
@@ -79,7 +79,7 @@ func TestSourceChanged(t *testing.T) {
 				require.NoError(t, err)
 				mapped := make([]byte, size+8*4096)
 				copy(mapped, want)
-				requireBytes(t, mapped, g.Bytes(), "on the device, after the change")
+				requireBytes(t, mapped, load(t, g), "on the device, after the change")
 				eventually(t, func() error { // the kernel may keep a size for a second
 					if o.WriteBack && len(want) != size {
 						return nil // it keeps its own as long as it knows the file, see docs/consistency.md
@@ -91,8 +91,8 @@ func TestSourceChanged(t *testing.T) {
 					return err
 				})
 				if len(want) > 0 {
-					g.Bytes()[1] ^= 0xff
 					want[1] ^= 0xff
+					store(t, g, 1, want[1])
 					require.NoError(t, g.Sync(0, size))
 				}
 				requireBytes(t, want, mustRead(t, filepath.Join(m.Source, c.name)), "in SOURCE")
@@ -122,8 +122,8 @@ func TestSourceReplaced(t *testing.T) {
 		}
 		_, err = g.Acquire(0, 8192)
 		require.NoError(t, err)
-		requireBytes(t, pattern(8192, 1), g.Bytes(), "on the device")
-		g.Bytes()[0] = 200
+		requireBytes(t, pattern(8192, 1), load(t, g), "on the device")
+		store(t, g, 0, 200)
 		require.NoError(t, g.Sync(0, 8192))
 		var b [1]byte
 		_, err = f.ReadAt(b[:], 0)
@@ -142,7 +142,7 @@ func TestSourceReplaced(t *testing.T) {
 		require.NoError(t, g.Close())
 		if name == "replaced" {
 			again := gpu(t, path, 8192, 0)
-			requireBytes(t, pattern(8192, 5), again.Bytes(), "on the device, of the new file")
+			requireBytes(t, pattern(8192, 5), load(t, again), "on the device, of the new file")
 			requireBytes(t, pattern(8192, 5), mustRead(t, filepath.Join(m.Source, name)), "in SOURCE")
 		}
 	}
@@ -166,7 +166,7 @@ func TestFullDisk(t *testing.T) {
 		defer f.Close()
 		require.NoError(t, f.Truncate(size))
 		g := gpu(t, path, size, 0)
-		copy(g.Bytes(), pattern(size, 3))
+		store(t, g, 0, pattern(size, 3)...)
 		_, err = g.Release(0, size)
 		require.NoError(t, err, "a release moves no data")
 		require.ErrorIs(t, f.Sync(), unix.ENOSPC)
@@ -179,7 +179,7 @@ func TestFullDisk(t *testing.T) {
 		})
 		requireBytes(t, pattern(size, 3), mustRead(t, path), "on the mount, while the disk is full")
 		// The device goes on, and what is written elsewhere does.
-		g.Bytes()[7] = 77
+		store(t, g, 7, 77)
 		_, err = g.Release(0, 4096)
 		require.NoError(t, err)
 		want := pattern(size, 3)
@@ -253,7 +253,7 @@ func TestWriteBackErrors(t *testing.T) {
 			g := gpu(t, path, size, 0)
 			stop := inject(t, m, filepath.Join(m.Source, "file"), "pwrite64", c.name)
 
-			copy(g.Bytes()[4096:], pattern(3*4096, 4))
+			store(t, g, 4096, pattern(3*4096, 4)...)
 			_, err = g.Release(0, size)
 			require.NoError(t, err)
 			want := pattern(size, 1)
@@ -306,7 +306,7 @@ func TestUnreadableHome(t *testing.T) {
 	stop()
 	_, err = lazy.Acquire(0, size)
 	require.NoError(t, err)
-	requireBytes(t, pattern(size, 1), lazy.Bytes(), "on the device")
+	requireBytes(t, pattern(size, 1), load(t, lazy), "on the device")
 	_, err = f.ReadAt(b[:], 0)
 	require.NoError(t, err)
 	all, err := io.ReadAll(f)

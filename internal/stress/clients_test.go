@@ -37,11 +37,15 @@ func victim(args []string) error {
 		return err
 	}
 	size := int64(pages) * 4096
-	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, device)
+	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
 	if err != nil {
 		return err
 	}
-	fill(m.Bytes()[record*recordBytes:][:recordBytes], uint64(record+1))
+	content := make([]byte, recordBytes)
+	fill(content, uint64(record+1))
+	if _, err := m.WriteAt(content, int64(record*recordBytes)); err != nil {
+		return err
+	}
 	for {
 		fmt.Println("stored")
 		switch args[4] {
@@ -53,11 +57,11 @@ func victim(args []string) error {
 			err = m.Sync(0, size)
 		case "map":
 			var again *gaiafs.Mapping
-			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, device, gaiafs.Lazy()); err == nil {
+			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, testmount.Device(device), gaiafs.Lazy()); err == nil {
 				err = again.Close()
 			}
 		case "store":
-			fill(m.Bytes()[record*recordBytes:][:recordBytes], uint64(record+1))
+			_, err = m.WriteAt(content, int64(record*recordBytes))
 		}
 		if err != nil {
 			return err

@@ -102,10 +102,31 @@ func gpu(t testing.TB, path string, length int64, device int) *gaiafs.Mapping {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, length, gaiafs.ProtRead|gaiafs.ProtWrite, device)
+	m, err := gaiafs.Map(f, 0, length, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m
+}
+
+// load returns the bytes that a device has of a mapping, of whatever kind its memory is.
+func load(t testing.TB, m *gaiafs.Mapping) []byte {
+	t.Helper()
+	b, err := loaded(m)
+	require.NoError(t, err)
+	return b
+}
+
+func loaded(m *gaiafs.Mapping) ([]byte, error) {
+	b := make([]byte, m.Len())
+	_, err := m.ReadAt(b, 0)
+	return b, err
+}
+
+// store stores bytes into the device's memory.
+func store(t testing.TB, m *gaiafs.Mapping, off int64, p ...byte) {
+	t.Helper()
+	_, err := m.WriteAt(p, off)
+	require.NoError(t, err)
 }
 
 // dropCaches makes the kernel forget what it holds of a file of the mount.

@@ -19,6 +19,9 @@
 // With GAIAFS_REQUIRE_TOOLS=1 in the environment a program that is not installed (strace, PostgreSQL and so on) fails the
 // tests that need it instead of skipping them.
 //
+// GAIAFS_TEST_GPUS=cuda:0,1 has mounts use those GPUs in the place of emulated devices, as far as they go: where there is one
+// only, what would be two devices is one. With GAIAFS_REQUIRE_GPU=1 a GPU that cannot be used fails the tests.
+//
 // # What it does not do
 //
 // The rules of coherence are checked by random programs in internal/mounttest, the requests of the filesystem one by one in

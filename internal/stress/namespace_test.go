@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -19,7 +20,7 @@ type liveFile struct {
 	m    *testmount.Mount
 	name string
 	f    *os.File
-	gpu  []byte
+	gpu  *gaiafs.Mapping
 	sync func()
 	// close ends both mappings and the open file.
 	close func()
@@ -39,7 +40,7 @@ func newLiveFile(t *testing.T, m *testmount.Mount, name string) *liveFile {
 	require.NoError(t, err)
 	l.f = f
 	g := gpu(t, m.Path(name), livePages*4096, 0)
-	l.gpu = g.Bytes()
+	l.gpu = g
 	l.sync = func() { t.Helper(); require.NoError(t, g.Sync(0, livePages*4096)) }
 	l.cpu, err = unix.Mmap(int(f.Fd()), 0, livePages*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
@@ -63,12 +64,14 @@ func newLiveFile(t *testing.T, m *testmount.Mount, name string) *liveFile {
 
 // storeGPU stores a hundred bytes on the device.
 func (l *liveFile) storeGPU(page, at int) {
-	for i := range 100 {
-		l.gpu[page*4096+at+i] = byte(0xff - i)
+	p := make([]byte, 100)
+	for i := range p {
+		p[i] = byte(0xff - i)
 		if off := page*4096 + at + i; off < len(l.want) {
-			l.want[off] = byte(0xff - i)
+			l.want[off] = p[i]
 		}
 	}
+	store(l.t, l.gpu, int64(page*4096+at), p...)
 }
 
 // check compares the file on the mount and in SOURCE, and the device after an acquire, with what it must be.
@@ -79,7 +82,7 @@ func (l *liveFile) check(name string) {
 	g := gpu(l.t, l.m.Path(name), livePages*4096, 0)
 	// What programs stored past the end of the file stays among those on the device.
 	in := min(len(l.want), livePages*4096)
-	requireBytes(l.t, l.want[:in], g.Bytes()[:in], "on the device")
+	requireBytes(l.t, l.want[:in], load(l.t, g)[:in], "on the device")
 	require.NoError(l.t, g.Close())
 }
 
@@ -106,7 +109,7 @@ func TestLiveNamespace(t *testing.T) {
 			l.sync() // so that page 3 has everything before its end goes
 			require.NoError(t, os.Truncate(l.m.Path(l.name), 3*4096+150))
 			l.want = l.want[:3*4096+150]
-			for i, c := range l.gpu[len(l.want):] {
+			for i, c := range load(t, l.gpu)[len(l.want):] {
 				require.Zero(t, c, "byte %d past the end, on the device", i)
 			}
 			l.storeGPU(5, 700) // goes nowhere

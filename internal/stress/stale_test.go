@@ -137,23 +137,29 @@ func fields(args []string) error {
 		return err
 	}
 	const size = slotPages * 4096
-	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, device)
+	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
 	if err != nil {
 		return err
 	}
-	p := m.Bytes()
+	field := make([]byte, fieldBytes)
 	done := asked()
 	fmt.Println("ready")
 	numbers := make([]uint64, slotPages)
 	rounds := 0
 	for ; !isDone(done); rounds++ {
 		for page := rounds % 2; page < slotPages; page += 2 {
-			at := p[fieldOffset(page, device):][:fieldBytes]
-			if !filled(at, numbers[page]) {
+			at := int64(fieldOffset(page, device))
+			if _, err := m.ReadAt(field, at); err != nil {
+				return err
+			}
+			if !filled(field, numbers[page]) {
 				return fmt.Errorf("the field of page %d lost number %d", page, numbers[page])
 			}
 			numbers[page]++
-			fill(at, numbers[page])
+			fill(field, numbers[page])
+			if _, err := m.WriteAt(field, at); err != nil {
+				return err
+			}
 		}
 		if _, err := m.Release(0, size); err != nil {
 			return err

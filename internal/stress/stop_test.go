@@ -135,11 +135,12 @@ func TestIdleTermination(t *testing.T) {
 				want := pattern(300_000, 1)
 				require.NoError(t, os.WriteFile(path, want, 0o600))
 				g := gpu(t, path, 300_000, 1)
-				copy(g.Bytes()[5000:], pattern(9000, 7))
+				store(t, g, 5000, pattern(9000, 7)...)
 				copy(want[5000:], pattern(9000, 7))
 				_, err := g.Release(0, 300_000)
 				require.NoError(t, err)
-				g.Bytes()[123_456], want[123_456] = 99, 99 // not released but by the end of the mapping
+				store(t, g, 123_456, 99)
+				want[123_456] = 99 // not released but by the end of the mapping
 				require.NoError(t, g.Close())
 				switch way {
 				case "SIGTERM":

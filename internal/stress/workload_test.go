@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
 // The file that writers of all kinds share. A page has a slot for each of eight writers, so all of them write all of its
@@ -229,18 +230,20 @@ func newGPUWriter(path string, writer, device int) (storer, error) {
 		return nil, err
 	}
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, sharedBytes, gaiafs.ProtRead|gaiafs.ProtWrite, device)
+	m, err := gaiafs.Map(f, 0, sharedBytes, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
 	return &gpuWriter{m: m, writer: writer}, err
 }
 
 func (w *gpuWriter) store(page int, n uint64) error {
-	fill(w.m.Bytes()[writerOffset(w.writer, page):][:writerSlot], n)
-	return nil
+	var slot [writerSlot]byte
+	fill(slot[:], n)
+	_, err := w.m.WriteAt(slot[:], int64(writerOffset(w.writer, page)))
+	return err
 }
 
 func (w *gpuWriter) look(page int, p []byte) error {
-	copy(p, w.m.Bytes()[writerOffset(w.writer, page):])
-	return nil
+	_, err := w.m.ReadAt(p, int64(writerOffset(w.writer, page)))
+	return err
 }
 
 func (w *gpuWriter) publish(durable bool) error {

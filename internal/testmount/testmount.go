@@ -2,6 +2,8 @@
 // I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill it.
 //
 // The daemon is the test binary itself, run again: a test package calls Main first thing in its TestMain.
+//
+// Devices are emulated, or GPUs where the environment says so: GAIAFS_TEST_GPUS=cuda:0,1.
 package testmount
 
 import (
@@ -27,8 +29,6 @@ import (
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/emulated"
-	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -38,13 +38,14 @@ const environment = "GAIAFS_TESTMOUNT"
 type Options struct {
 	// Source is the backing directory; "" stands for a fresh one.
 	Source string
-	// Devices is the number of emulated devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each.
+	// Devices is the number of devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each. They are emulated, or
+	// the GPUs that the environment names, see Device; of those there may be fewer.
 	Devices int
 	Memory  int64
 	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their memory
 	// by its libcuda.
 	Disguised bool
-	// Poison fills device memory with a pattern, so that whoever takes it for zeros is noticed.
+	// Poison fills the memory of emulated devices with a pattern, so that whoever takes it for zeros is noticed.
 	Poison            bool
 	HostMemory        int64
 	WriteBackInterval time.Duration
@@ -99,16 +100,6 @@ func Main() {
 	os.Exit(0)
 }
 
-// disguise is an emulated device that says that it is a CUDA device.
-type disguise struct{ gpubackend.Device }
-
-func (d disguise) Info() gpubackend.Info {
-	info := d.Device.Info()
-	info.Kind = gpubackend.KindCUDA
-	info.UUID = fakecuda.UUID(info.Ordinal)
-	return info
-}
-
 type granter struct{ *control.Server }
 
 func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
@@ -127,15 +118,11 @@ func serve(j job) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	var devices []gpubackend.Device
 	for i := range j.Devices {
-		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: j.Memory, Poison: j.Poison})
+		d, err := j.open(i)
 		if err != nil {
 			return err
 		}
-		if j.Disguised {
-			devices = append(devices, disguise{d})
-		} else {
-			devices = append(devices, d)
-		}
+		devices = append(devices, d)
 	}
 	cache, err := pagecache.New(pagecache.Options{
 		Devices:           devices,
@@ -220,6 +207,10 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 		o.Devices = 1
 	case o.Devices < 0:
 		o.Devices = 0
+	}
+	if !o.Disguised && o.Devices > 0 {
+		requireGPUs(t)
+		o.Devices = Devices(o.Devices)
 	}
 	if o.Memory == 0 {
 		o.Memory = 256 << 20

@@ -289,32 +289,54 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestLibraryAsShipped builds the library by its Makefile with every warning on, and a C++ program against it as
-// pkg-config says.
-func TestLibraryAsShipped(t *testing.T) {
-	dir := t.TempDir()
-	build := filepath.Join(dir, "build")
-	run := func(name string, args ...string) string {
-		t.Helper()
-		out, err := exec.Command(name, args...).CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		return string(out)
-	}
-	analyzer := ""
-	if strings.Contains(run("cc", "--version"), "Free Software Foundation") {
-		analyzer = " -fanalyzer"
-	}
-	run("make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+dir+"/usr", "CFLAGS=-Werror"+analyzer, "libgaiafs-install")
+// run runs a command that ends well.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
 
-	symbols := strings.Fields(run("nm", "-D", "--defined-only", "--format=just-symbols", filepath.Join(build, "libgaiafs.so")))
+// tool skips the test where a program is not installed, and fails it where GAIAFS_REQUIRE_TOOLS is set.
+func tool(t *testing.T, name string) {
+	t.Helper()
+	_, err := exec.LookPath(name)
+	if err != nil && os.Getenv("GAIAFS_REQUIRE_TOOLS") == "" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+}
+
+// installed builds the library by its Makefile and installs it below the folder it returns.
+func installed(t *testing.T, flags string) (prefix, build string) {
+	t.Helper()
+	dir := t.TempDir()
+	prefix, build = filepath.Join(dir, "usr"), filepath.Join(dir, "build")
+	run(t, "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix, "CFLAGS="+flags, "libgaiafs-install")
+	return prefix, build
+}
+
+// TestLibraryAsShipped builds the library with every warning on, and a C++ program against it as pkg-config says.
+func TestLibraryAsShipped(t *testing.T) {
+	flags := "-Werror"
+	if strings.Contains(run(t, "cc", "--version"), "Free Software Foundation") {
+		flags += " -fanalyzer"
+	}
+	prefix, build := installed(t, flags)
+
+	symbols := strings.Fields(run(t, "nm", "-D", "--defined-only", "--format=just-symbols", filepath.Join(build, "libgaiafs.so")))
 	require.ElementsMatch(t, []string{"gaia_async_error", "gaia_error", "gaia_macquire", "gaia_macquire_async", "gaia_madvise",
 		"gaia_mmap", "gaia_mrelease", "gaia_mrelease_async", "gaia_msync", "gaia_munmap"}, symbols)
-	require.Contains(t, run("readelf", "-d", filepath.Join(build, "libgaiafs.so")), "Library soname: [libgaiafs.so.0]")
-	for _, name := range []string{"include/gaiafs.h", "lib/libgaiafs.a", "lib/libgaiafs.so.0", "share/man/man3/gaia_munmap.3"} {
-		_, err := os.Stat(filepath.Join(dir, "usr", name))
+	dynamic := run(t, "readelf", "-d", filepath.Join(build, "libgaiafs.so"))
+	require.Contains(t, dynamic, "Library soname: [libgaiafs.so.0]")
+	require.NotContains(t, dynamic, "libcuda") // it is loaded where it is needed
+	for _, name := range []string{"include/gaiafs.h", "include/gaiafs.hpp", "lib/libgaiafs.a", "lib/libgaiafs.so.0",
+		"lib/cmake/gaiafs/gaiafsConfig.cmake", "share/man/man3/gaia_munmap.3", "share/man/man3/gaia_macquire_async.3"} {
+		_, err := os.Stat(filepath.Join(prefix, name))
 		require.NoError(t, err)
 	}
 
+	dir := t.TempDir()
 	program := filepath.Join(dir, "program.cc")
 	require.NoError(t, os.WriteFile(program, []byte(`#include <gaiafs.h>
 #include <cerrno>
@@ -324,20 +346,48 @@ int main() {
 	return gaia_error()[0] == '\0';
 }
 `), 0o600))
-	flags := []string{"-I" + dir + "/usr/include", "-L" + dir + "/usr/lib", "-lgaiafs"}
+	options := []string{"-I" + prefix + "/include", "-L" + prefix + "/lib", "-lgaiafs"}
 	if _, err := exec.LookPath("pkg-config"); err == nil {
 		cmd := exec.Command("pkg-config", "--cflags", "--libs", "gaiafs")
-		cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+dir+"/usr/lib/pkgconfig")
+		cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+prefix+"/lib/pkgconfig")
 		out, err := cmd.Output()
 		require.NoError(t, err)
-		require.Equal(t, flags, strings.Fields(string(out)))
+		require.Equal(t, options, strings.Fields(string(out)))
 	}
 	// C is what the scenarios compile the header as.
-	run("c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program}, flags...)...)
+	run(t, "c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program}, options...)...)
 	cmd := exec.Command(program + ".out")
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir+"/usr/lib")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+prefix+"/lib")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+}
+
+// TestWrapperAndCMake builds a project that finds the library by CMake and uses gaiafs.hpp, and runs it on a mount.
+func TestWrapperAndCMake(t *testing.T) {
+	tool(t, "cmake")
+	tool(t, "c++")
+	prefix, _ := installed(t, "")
+	build := filepath.Join(t.TempDir(), "build")
+	run(t, "cmake", "-S", "testdata/wrapper", "-B", build, "-DCMAKE_PREFIX_PATH="+prefix)
+	run(t, "cmake", "--build", build)
+	m := testmount.Start(t, testmount.Options{})
+	for _, name := range []string{"wrapper-gaiafs", "wrapper-static"} {
+		run(t, filepath.Join(build, name), m.Path(name))
+	}
+
+	project := t.TempDir()
+	for _, c := range []struct {
+		version string
+		fits    bool
+	}{{"0.1", true}, {"0.1.0", true}, {"0.0.9", false}, {"0.2", false}, {"1.0", false}} {
+		text := "cmake_minimum_required(VERSION 3.16)\nproject(p NONE)\nset(CMAKE_SIZEOF_VOID_P 8)\n" +
+			"find_package(gaiafs " + c.version + " QUIET CONFIG)\n" +
+			"message(STATUS \"considered <${gaiafs_CONSIDERED_CONFIGS}> version <${gaiafs_VERSION}>\")\n"
+		require.NoError(t, os.WriteFile(filepath.Join(project, "CMakeLists.txt"), []byte(text), 0o600))
+		out := run(t, "cmake", "-S", project, "-B", filepath.Join(project, "b"+c.version), "-DCMAKE_PREFIX_PATH="+prefix)
+		require.Contains(t, out, "gaiafsConfig.cmake> version")
+		require.Equal(t, c.fits, strings.Contains(out, "version <0.1.0>"), "%s: %s", c.version, out)
+	}
 }
 
 // TestManualPage checks the manual page with the formatters that are installed.

@@ -1,0 +1,144 @@
+// Goes through what gaiafs.hpp has, on a mount with an emulated device. The argument is a new file there.
+#include <gaiafs.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+#define CHECK(condition)                                                                                                     \
+	do {                                                                                                                 \
+		if (!(condition)) {                                                                                          \
+			std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                         \
+			std::exit(1);                                                                                        \
+		}                                                                                                            \
+	} while (0)
+
+// THROWS: a std::system_error with that errno, whose text contains the words.
+#define THROWS(call, want, words)                                                                                            \
+	do {                                                                                                                 \
+		bool thrown = false;                                                                                         \
+		try {                                                                                                        \
+			call;                                                                                                \
+		} catch (const std::system_error &e) {                                                                       \
+			thrown = true;                                                                                       \
+			CHECK(e.code() == std::error_code(want, std::generic_category()));                                   \
+			CHECK(std::strstr(e.what(), words) != nullptr);                                                      \
+		}                                                                                                            \
+		CHECK(thrown);                                                                                               \
+	} while (0)
+
+using gaiafs::mapping;
+using gaiafs::window;
+
+static_assert(std::is_nothrow_move_constructible_v<mapping<float>> && std::is_nothrow_move_assignable_v<mapping<float>>);
+static_assert(!std::is_copy_constructible_v<mapping<float>> && !std::is_move_constructible_v<gaiafs::guard<float>>);
+static_assert(std::is_same_v<decltype(mapping<const int>().data()), const int *>);
+
+static std::uint32_t home(int fd, std::size_t i)
+{
+	std::uint32_t v = 0;
+
+	CHECK(pread(fd, &v, sizeof v, static_cast<off_t>(i * sizeof v)) == sizeof v);
+	return v;
+}
+
+static void set_home(int fd, std::size_t i, std::uint32_t v)
+{
+	CHECK(pwrite(fd, &v, sizeof v, static_cast<off_t>(i * sizeof v)) == sizeof v);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	const char *path = argv[1];
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+
+	THROWS(mapping<std::uint32_t> m(path), EINVAL, "no whole element");
+	CHECK(ftruncate(fd, 3 * 4096 + 2) == 0);
+	THROWS(mapping<int> m("/nowhere/at/all"), ENOENT, "/nowhere/at/all");
+	THROWS(mapping<int> m(path, 7), ENODEV, "7");
+	THROWS(mapping<int> m(fd, 0, window{1, 1}), EINVAL, "not a multiple of 4096");
+	THROWS(mapping<int> m(fd, 0, window{0, static_cast<std::size_t>(-2)}), EOVERFLOW, "more elements");
+	THROWS(mapping<int> m(-1), EBADF, "fstat");
+
+	// The whole file, but for the two bytes that are no element.
+	mapping<std::uint32_t> m(path);
+	CHECK(m && m.size() == 3 * 1024 && m.size_bytes() == 3 * 4096 && m.device() == 0);
+	m.data()[5] = 50;
+	m.release(5, 1);
+	CHECK(home(fd, 5) == 50);
+	set_home(fd, 6, 60);
+	m.acquire();
+	CHECK(m.data()[6] == 60);
+	m.data()[7] = 70;
+	m.release_async(nullptr);
+	m.acquire_async(nullptr, 7);
+	m.check_async();
+	CHECK(home(fd, 7) == 70);
+	m.data()[8] = 80;
+	m.sync();
+	m.sync(false);
+	m.advise(GAIA_MADV_SEQUENTIAL);
+	CHECK(home(fd, 8) == 80);
+	THROWS(m.release(m.size() + 1), EINVAL, "past the end");
+	THROWS(m.acquire(1, m.size()), EINVAL, "past the end");
+	THROWS(m.acquire(0, 0), EINVAL, "0");
+
+	// A guard acquires, and releases at its end.
+	set_home(fd, 1030, 11);
+	{
+		auto g = m.hold(1024, 100);
+		CHECK(g.size() == 100 && g.data() == m.data() + 1024 && g.data()[6] == 11);
+		g.data()[7] = 12;
+	}
+	CHECK(home(fd, 1031) == 12);
+	{
+		auto g = m.hold();
+		g.data()[9] = 90;
+		g.release();
+		CHECK(home(fd, 9) == 90);
+	}
+	try {
+		auto g = m.hold();
+		g.data()[10] = 100;
+		throw std::runtime_error("on its way");
+	} catch (const std::runtime_error &) {
+	}
+	CHECK(home(fd, 10) == 100);
+
+	// Moving, and what is left.
+	mapping<std::uint32_t> n(std::move(m));
+	CHECK(n && !m && m.size() == 0);
+	n.data()[11] = 110;
+	{
+		mapping<std::uint32_t> window_of_one(fd, 0, window{4096, 1, true, nullptr});
+		CHECK(window_of_one.size() == 1);
+		window_of_one.acquire();
+		m = std::move(window_of_one);
+	}
+	CHECK(m && m.data()[0] == home(fd, 1024));
+	m = std::move(n); // what it had ends
+	CHECK(!n && m.data()[11] == 110);
+	m.close();
+	m.close();
+	CHECK(!m && home(fd, 11) == 110);
+	{
+		mapping<std::uint32_t> ends(path);
+		ends.data()[12] = 120;
+	}
+	CHECK(home(fd, 12) == 120);
+
+	// const is read-only: a descriptor that may only read will do.
+	int read_only = open(path, O_RDONLY | O_CLOEXEC);
+	THROWS(mapping<std::uint32_t> w(read_only), EACCES, "writing");
+	mapping<const std::uint32_t> r(read_only);
+	CHECK(r.data()[12] == 120);
+	r.release();
+	close(read_only);
+	close(fd);
+	return 0;
+}

@@ -1,0 +1,56 @@
+/*
+ * A pipeline without waiting: the CPU writes blocks of a file, streams acquire them, change them and release them, all in
+ * order, while the CPU writes the next ones.
+ */
+#include "example.h"
+
+static const std::size_t blocks = 8;
+
+__global__ void change(unsigned *values, std::size_t n)
+{
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+		values[i] = 3 * values[i] + 1;
+}
+
+static void example(const arguments &args)
+{
+	const std::string path = args.folder + "/stream.values";
+	const std::size_t n = args.count;
+	std::vector<unsigned> values(n);
+	cudaStream_t streams[2];
+
+	write_file(path, std::vector<unsigned>(blocks * n));
+	gaiafs::mapping<unsigned> device_values(path, 0, gaiafs::window{0, gaiafs::rest, true, nullptr});
+	for (cudaStream_t &s : streams)
+		CUDA(cudaStreamCreate(&s));
+	std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+	for (std::size_t block = 0; block < blocks; block++) {
+		cudaStream_t s = streams[block % 2];
+
+		for (std::size_t i = 0; i < n; i++)
+			values[i] = static_cast<unsigned>(block * n + i);
+		file.write(reinterpret_cast<const char *>(values.data()), static_cast<std::streamsize>(n * sizeof(unsigned))).flush();
+		if (!file)
+			throw std::runtime_error("writing " + path + " failed");
+		device_values.acquire_async(s, block * n, n); /* sees what was written before it begins */
+		change<<<256, 256, 0, s>>>(device_values.data() + block * n, n);
+		device_values.release_async(s, block * n, n); /* begins when the kernel is done */
+		CUDA(cudaGetLastError());
+	}
+	for (cudaStream_t s : streams)
+		CUDA(cudaStreamSynchronize(s));
+	device_values.check_async(); /* what went wrong meanwhile */
+
+	const std::vector<unsigned> got = read_file<unsigned>(path, blocks * n);
+	for (std::size_t i = 0; i < blocks * n; i++)
+		if (got[i] != 3 * static_cast<unsigned>(i) + 1)
+			throw std::runtime_error("element " + std::to_string(i) + " is " + std::to_string(got[i]));
+	device_values.close();
+	for (cudaStream_t s : streams)
+		CUDA(cudaStreamDestroy(s));
+}
+
+int main(int argc, char **argv)
+{
+	return run("stream", example, parse(argc, argv, "Changes 8 blocks of COUNT numbers in the order of two streams.", 1 << 20));
+}

@@ -1,0 +1,262 @@
+/*
+ * gaiafs.hpp - gaiafs.h for C++17: mappings that end with their scope, and failures as std::system_error with the library's
+ * words.
+ *
+ *	gaiafs::mapping<float> out("/mnt/data/out");           // the whole file, to be written, on device 0
+ *	gaiafs::mapping<const float> in("/mnt/data/in");       // const: only to be read
+ *	kernel<<<blocks, threads>>>(in.data(), out.data(), in.size());
+ *	cudaDeviceSynchronize();
+ *	out.release();                                         // now everyone sees it
+ *
+ * Positions and counts are elements of T. A range is from an element on, so many elements; without a count, to the end.
+ */
+#ifndef GAIAFS_HPP
+#define GAIAFS_HPP
+
+#include <gaiafs.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace gaiafs {
+
+/* To the end of a file or of a mapping. */
+inline constexpr std::size_t rest = static_cast<std::size_t>(-1);
+
+/* failure is the last failure of the library in this thread. */
+inline std::system_error failure()
+{
+	return std::system_error(errno, std::generic_category(), gaia_error());
+}
+
+/* What of a file is mapped, and how. */
+struct window {
+	off_t offset = 0;         /* in bytes, a multiple of 4096 */
+	std::size_t count = rest; /* elements; what is left over at the end of a file and fills no element is not mapped */
+	bool lazy = false;        /* fetch nothing yet; acquire does */
+	void *hint = nullptr;     /* an address that would be welcome */
+};
+
+template <typename T> class guard;
+
+/*
+ * A mapping of elements of type T, writable unless T is const. It can be moved, not copied. One that was moved from or
+ * closed, or made without a file, is empty; only assignment, close and the conversion to bool make sense of it.
+ */
+template <typename T> class mapping {
+	static_assert(std::is_trivially_copyable_v<T>, "a file has bytes, so an element is what can be copied as bytes");
+
+public:
+	using value_type = std::remove_cv_t<T>;
+
+	mapping() noexcept = default;
+
+	/* Maps a file by its path, which is opened only meanwhile, or by an open descriptor, which may be closed afterwards.
+	 * device is an ordinal, as in gaia_mmap. */
+	explicit mapping(const std::string &path, int device = 0, const window &w = {})
+	{
+		int fd = ::open(path.c_str(), (std::is_const_v<T> ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+
+		if (fd < 0)
+			throw std::system_error(errno, std::generic_category(), path);
+		try {
+			map(fd, device, w);
+		} catch (...) {
+			::close(fd);
+			throw;
+		}
+		::close(fd);
+	}
+
+	explicit mapping(const char *path, int device = 0, const window &w = {}) : mapping(std::string(path), device, w) {}
+
+	explicit mapping(int fd, int device = 0, const window &w = {}) { map(fd, device, w); }
+
+	mapping(const mapping &) = delete;
+	mapping &operator=(const mapping &) = delete;
+
+	mapping(mapping &&other) noexcept
+	    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), device_(other.device_)
+	{
+	}
+
+	mapping &operator=(mapping &&other) noexcept
+	{
+		mapping old(std::move(*this));
+
+		data_ = std::exchange(other.data_, nullptr);
+		size_ = std::exchange(other.size_, 0);
+		device_ = other.device_;
+		return *this;
+	}
+
+	/* Ends the mapping. A destructor cannot say that the last release failed: call close to know. */
+	~mapping()
+	{
+		if (data_ != nullptr)
+			(void)gaia_munmap(bytes(0), size_bytes());
+	}
+
+	/* close releases and ends the mapping, which is empty afterwards, also where it throws. */
+	void close()
+	{
+		if (data_ == nullptr)
+			return;
+		mapping old(std::move(*this));
+		int result = gaia_munmap(old.bytes(0), old.size_bytes());
+
+		old.data_ = nullptr;
+		check(result);
+	}
+
+	/* The pointer is for kernels where the device is a GPU, and for the CPU where it is emulated. */
+	T *data() const noexcept { return data_; }
+	std::size_t size() const noexcept { return size_; }
+	std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
+	int device() const noexcept { return device_; }
+	explicit operator bool() const noexcept { return data_ != nullptr; }
+
+	/* acquire sees what others wrote and released; release has others see what this device stored. */
+	void acquire(std::size_t from = 0, std::size_t count = rest) const
+	{
+		check(gaia_macquire(bytes(from), length(from, count), device_));
+	}
+
+	void release(std::size_t from = 0, std::size_t count = rest) const
+	{
+		check(gaia_mrelease(bytes(from), length(from, count), device_));
+	}
+
+	/* The same in the order of a stream, a cudaStream_t or CUstream. */
+	void acquire_async(gaia_stream_t stream, std::size_t from = 0, std::size_t count = rest) const
+	{
+		check(gaia_macquire_async(bytes(from), length(from, count), device_, stream));
+	}
+
+	void release_async(gaia_stream_t stream, std::size_t from = 0, std::size_t count = rest) const
+	{
+		check(gaia_mrelease_async(bytes(from), length(from, count), device_, stream));
+	}
+
+	/* check_async throws what went wrong in stream order, once. Wait for the stream before. */
+	void check_async() const { check(gaia_async_error(bytes(0))); }
+
+	/* sync waits until what the device stored is in the backing file, and durable: on stable storage. */
+	void sync(bool durable = true) const
+	{
+		check(gaia_msync(bytes(0), size_bytes(), durable ? MS_SYNC : MS_ASYNC));
+	}
+
+	/* advise gives one of the GAIA_MADV_ hints for the whole. */
+	void advise(int advice) const { check(gaia_madvise(bytes(0), size_bytes(), advice)); }
+
+	/* hold acquires a range, and releases it when the guard ends. The mapping outlives the guard and is not moved. */
+	[[nodiscard]] guard<T> hold(std::size_t from = 0, std::size_t count = rest) const
+	{
+		return guard<T>(*this, from, count);
+	}
+
+private:
+	static void check(int result)
+	{
+		if (result != 0)
+			throw failure();
+	}
+
+	void map(int fd, int device, const window &w)
+	{
+		std::size_t count = w.count;
+		void *p;
+
+		if (count == rest) {
+			struct stat st;
+
+			if (::fstat(fd, &st) != 0)
+				throw std::system_error(errno, std::generic_category(), "fstat");
+			count = st.st_size > w.offset ? static_cast<std::size_t>(st.st_size - w.offset) / sizeof(T) : 0;
+			if (count == 0)
+				throw std::system_error(EINVAL, std::generic_category(),
+							"the file has no whole element from the offset on");
+		}
+		if (count > rest / sizeof(T))
+			throw std::system_error(EOVERFLOW, std::generic_category(), "more elements than memory can have");
+		p = gaia_mmap(w.hint, count * sizeof(T), std::is_const_v<T> ? PROT_READ : PROT_READ | PROT_WRITE,
+			      MAP_SHARED | (w.lazy ? GAIA_LAZY : 0), fd, w.offset, device);
+		if (p == MAP_FAILED)
+			throw failure();
+		data_ = static_cast<T *>(p);
+		size_ = count;
+		device_ = device;
+	}
+
+	void *bytes(std::size_t from) const noexcept { return const_cast<value_type *>(data_ + from); }
+
+	std::size_t length(std::size_t from, std::size_t count) const
+	{
+		if (from > size_ || (count != rest && count > size_ - from))
+			throw std::system_error(EINVAL, std::generic_category(), "the range goes past the end of the mapping");
+		return (count == rest ? size_ - from : count) * sizeof(T);
+	}
+
+	T *data_ = nullptr;
+	std::size_t size_ = 0;
+	int device_ = 0;
+};
+
+/*
+ * A range that is acquired. It is released by release, or at the end of the scope, where a failure throws, unless another
+ * exception is on its way. Kernels that store into the range have to be done by then.
+ */
+template <typename T> class guard {
+public:
+	guard(const mapping<T> &m, std::size_t from = 0, std::size_t count = rest) : map_(&m), from_(from), count_(count)
+	{
+		m.acquire(from, count);
+	}
+
+	guard(const guard &) = delete;
+	guard &operator=(const guard &) = delete;
+
+	~guard() noexcept(false)
+	{
+		if (map_ == nullptr)
+			return;
+		try {
+			release();
+		} catch (...) {
+			if (std::uncaught_exceptions() <= exceptions_)
+				throw;
+		}
+	}
+
+	/* release does it now, and not again at the end. */
+	void release()
+	{
+		const mapping<T> *m = std::exchange(map_, nullptr);
+
+		if (m != nullptr)
+			m->release(from_, count_);
+	}
+
+	/* Of the range, until release. */
+	T *data() const noexcept { return map_->data() + from_; }
+	std::size_t size() const noexcept { return count_ == rest ? map_->size() - from_ : count_; }
+
+private:
+	const mapping<T> *map_;
+	std::size_t from_, count_;
+	int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace gaiafs
+
+#endif
