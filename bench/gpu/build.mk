@@ -16,7 +16,7 @@ gpu-bundle: build ## Leave in build/gpu-bundle, and in a .tar.gz, what tests and
 	mkdir -p $(GPU_BUNDLE)/src
 	git ls-files -z -- $(GPU_TESTS) client/c client/python control/testdata gpubackend/testdata internal/fakecuda \
 		| tar -c --null -T - | tar -x -C $(GPU_BUNDLE)/src
-	find $(GPU_BUNDLE)/src -name '*.go' -not -path '*/client/c/*' -delete
+	find $(GPU_BUNDLE)/src -name '*.go' -delete
 	for package in $(GPU_TESTS); do \
 		CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(GPU_BUNDLE)/src/$$package/gpu.test ./$$package; \
 	done
