@@ -64,8 +64,11 @@ emulated:[1-9]) emulated=1 devices=$gpus ;;
 esac
 IFS=, read -r -a gpu <<<"$gpus"
 
-# first N is the first N of the GPUs, as gaiafs takes them.
-first() { local IFS=,; echo "cuda:${gpu[*]:0:$1}"; }
+# on N is the environment of tests on the first N GPUs: they count from 0, whichever GPUs these are.
+on() {
+	local IFS=,
+	echo "GAIAFS_REQUIRE_GPU=1 CUDA_VISIBLE_DEVICES=${gpu[*]:0:$1} GAIAFS_TEST_GPUS=cuda:$(seq -s , 0 $(($1 - 1)))"
+}
 
 steps=()
 # step NAME LIMIT FOLDER COMMAND... adds a step. Its command is run in that folder of the bundle.
@@ -75,31 +78,39 @@ step() {
 	steps+=("$s")
 }
 
+all=${#gpu[@]}
+test_flags=(-test.v -test.timeout=10m)
 if [ $tests = 1 ]; then
-	long=20000
-	[ $quick = 0 ] || long=2000
-	test_flags=(-test.v -test.timeout=10m)
 	step bench-tests 60 src/bench/gpu env GAIAFS_BINARY="$here/gaiafs" ./gpu.test "${test_flags[@]}"
 fi
+# Words of $(on N) have no spaces of their own.
+# shellcheck disable=SC2046
 if [ $tests = 1 ] && [ $emulated = 0 ]; then
-	step cuda 200 src/gpubackend/cuda env GAIAFS_REQUIRE_GPU=1 ./gpu.test "${test_flags[@]}"
-	step client-go 120 src/client/go env GAIAFS_REQUIRE_GPU=1 GAIAFS_TEST_GPUS="$(first 1)" ./gpu.test "${test_flags[@]}"
-	step pagecache 200 src/pagecache env GAIAFS_REQUIRE_GPU=1 GAIAFS_TEST_GPUS="$devices" ./gpu.test "${test_flags[@]}"
+	steps_in_all=20000 stress=()
+	[ $quick = 0 ] || steps_in_all=2000 stress=(-stress.ops 20000 -stress.for 5s)
+	step cuda 200 src/gpubackend/cuda env $(on $all) ./gpu.test "${test_flags[@]}"
+	step client-go 120 src/client/go env $(on 1) ./gpu.test "${test_flags[@]}"
+	step pagecache 200 src/pagecache env $(on $all) ./gpu.test "${test_flags[@]}"
 	for n in 1 2 4; do
-		[ $n -le ${#gpu[@]} ] || continue
-		step random-$n 300 src/internal/mounttest env GAIAFS_REQUIRE_GPU=1 GAIAFS_TEST_GPUS="$(first $n)" \
-			./gpu.test "${test_flags[@]}" -steps=$long
+		[ $n -le $all ] || continue
+		step random-$n 300 src/internal/mounttest env $(on $n) ./gpu.test "${test_flags[@]}" -steps=$steps_in_all
 	done
-	step stress 240 src/internal/stress env GAIAFS_REQUIRE_GPU=1 GAIAFS_TEST_GPUS="$(first 2)" \
-		./gpu.test "${test_flags[@]}" $([ $quick = 0 ] || echo -test.short)
+	step stress 300 src/internal/stress env $(on $((all < 2 ? all : 2))) ./gpu.test "${test_flags[@]}" ${stress[@]+"${stress[@]}"}
 	step c 400 src/client/c env GAIAFS="$here/gaiafs" LIMIT=60 gputest/run.sh
 	step python 300 src/client/python env GAIAFS="$here/gaiafs" PATH="$here:$PATH" PYTHONPATH=. python3 tests/gpu/run_gpu.py
 fi
 if [ $bench = 1 ]; then
-	# The benchmark ends by itself before its limit, with the table of what it has.
-	step bench 420 . ./gpu-bench --gpus "$devices" --gaiafs "$here/gaiafs" --dir @TMP@ --size "${size:-$([ $quick = 1 ] && echo 2GiB || echo 10GiB)}" \
-		--large "$([ $quick = 1 ] && echo 10GiB || echo 100GiB)" --runs "$([ $quick = 1 ] && echo 3 || echo 5)" \
-		--time @TIME@ --json @OUT@/bench.json --markdown @OUT@/bench.md
+	file=10GiB large=100GiB runs=5
+	[ $quick = 0 ] || file=2GiB large=10GiB runs=3
+	# It ends by itself before its limit, with the table of what it has.
+	step bench 420 . ./gpu-bench --gpus "$devices" --gaiafs "$here/gaiafs" --dir @WORK@ --size "${size:-$file}" --large $large \
+		--runs $runs --time @TIME@ --json @OUT@/bench.json --markdown @OUT@/bench.md
+fi
+# Only run where they are named: what parts of gaiafs cost, without a mount.
+# shellcheck disable=SC2046
+if [ $bench = 1 ] && [ $emulated = 0 ]; then
+	step cuda-bench 200 src/gpubackend/cuda env $(on 1) ./gpu.test -test.run '^$' -test.bench . -test.benchtime 100x
+	step pagecache-bench 300 src/pagecache env $(on $all) GAIAFS_BENCH_DIR=@WORK@ ./gpu.test -test.run '^$' -test.bench . -test.benchtime 5x
 fi
 step_name() { echo "${1%% *}"; }
 if [ $list = 1 ]; then
@@ -112,8 +123,8 @@ for n in ${names[@]+"${names[@]}"}; do
 	[ $known = 1 ] || die "there is no step $n; --list names them"
 done
 wanted() {
-	[ ${#names[@]} -gt 0 ] || return 0
 	local n
+	[ ${#names[@]} -gt 0 ] || case $1 in *-bench) return 1 ;; *) return 0 ;; esac
 	for n in "${names[@]}"; do [ "$n" != "$1" ] || return 0; done
 	return 1
 }
@@ -191,7 +202,7 @@ run_step() {
 	fi
 	[ "$limit" -le "$left" ] || limit=$left
 	for a in "$@"; do
-		a=${a//@TMP@/$work}
+		a=${a//@WORK@/$work}
 		a=${a//@OUT@/$out}
 		arguments+=("${a//@TIME@/$((limit > 80 ? limit - 60 : limit / 3))}")
 	done
