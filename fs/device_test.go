@@ -5,39 +5,64 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// mountWithDevices mounts with emulated devices.
+// device remembers the memory that it gave, for windows on it.
+type device struct {
+	gpubackend.Device
+	mu    sync.Mutex
+	given []gpubackend.Memory // guarded by mu
+}
+
+func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
+	m, err := d.Device.Alloc(size)
+	if err == nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.given = append(d.given, m)
+	}
+	return m, err
+}
+
+// mountWithDevices mounts with emulated devices, or with GPUs.
 func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene, *pagecache.Cache, *notary) {
 	t.Helper()
+	testdevice.Require(t)
+	if n := testdevice.Count(count); n < count {
+		t.Skipf("%d devices are needed, and there are %d GPUs", count, n)
+	}
+	n := &notary{socket: "/s"}
 	var devices []gpubackend.Device
 	for i := range count {
-		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: 64 << 20, Poison: true})
+		d, err := testdevice.Open(emulated.Options{Ordinal: i, Memory: 64 << 20, Poison: true})
 		require.NoError(t, err)
-		devices = append(devices, d)
+		n.devices = append(n.devices, &device{Device: d})
+		devices = append(devices, n.devices[i])
 	}
 	cache, err := pagecache.New(pagecache.Options{Devices: devices, HostMemory: 64 << 20, WriteBackInterval: time.Hour})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
-	n := &notary{socket: "/s"}
 	s := mount(t, append(change, func(o *Options) { o.Cache, o.Granter = cache, n })...)
 	return s, cache, n
 }
 
-// window is a mapping of the start of a file on a device, as a client would have it.
+// window is a mapping of the start of a file on a device, as a client would have it. It copies from and to the one extent, as
+// the CPU addresses no other memory than that of emulated devices.
 type window struct {
 	*pagecache.Mapping
-	memory []byte
+	device *device
+	memory gpubackend.Memory
 }
 
 // mapOn maps the first n bytes of an open file on a device, for writing.
@@ -49,15 +74,33 @@ func mapOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, device i
 	extents := m.Extents()
 	require.Len(t, extents, 1)
 	require.Zero(t, extents[0].Offset)
-	memory, err := unix.Mmap(int(extents[0].Descriptor.Fd()), 0, int(extents[0].Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	require.NoError(t, err)
-	return window{m, memory}
+	d := n.devices[device]
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, memory := range d.given {
+		if exported, err := memory.Export(true); err == nil && exported == extents[0].Descriptor {
+			return window{m, d, memory}
+		}
+	}
+	require.Fail(t, "the device did not give that memory")
+	return window{}
+}
+
+func (w window) load(t *testing.T, n int) string {
+	t.Helper()
+	b := make([]byte, n)
+	require.NoError(t, w.device.CopyOut(context.Background(), []gpubackend.Copy{{Mem: w.memory, Host: b}}))
+	return string(b)
+}
+
+func (w window) store(t *testing.T, at int64, b []byte) {
+	t.Helper()
+	assert.NoError(t, w.device.CopyIn(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at, Host: b}}))
 }
 
 func (w window) close(t *testing.T) {
 	t.Helper()
 	require.NoError(t, w.Unmap(context.Background()))
-	require.NoError(t, unix.Munmap(w.memory))
 }
 
 func TestDeviceAndProgramsShareAFile(t *testing.T) {
@@ -74,9 +117,9 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 			require.NoError(t, err)
 			defer f.Close()
 			w := mapOn(t, cache, n, f, 0, 10)
-			assert.Equal(t, "0123456789", string(w.memory[:10]))
+			assert.Equal(t, "0123456789", w.load(t, 10))
 
-			copy(w.memory[2:], "GPU")
+			w.store(t, 2, []byte("GPU"))
 			_, err = f.WriteAt([]byte("cpu"), 6)
 			require.NoError(t, err)
 			pages, err := w.Release(ctx, 0, 10)
@@ -87,9 +130,9 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 			assert.Equal(t, "01GPU5cpu9", string(got))
 			_, err = w.Acquire(ctx, 0, 10, true)
 			require.NoError(t, err)
-			assert.Equal(t, "01GPU5cpu9", string(w.memory[:10]))
+			assert.Equal(t, "01GPU5cpu9", w.load(t, 10))
 
-			copy(w.memory, "AB")
+			w.store(t, 0, []byte("AB"))
 			_, err = w.Release(ctx, 0, 10)
 			require.NoError(t, err)
 			require.NoError(t, f.Sync())
@@ -102,7 +145,7 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 			require.NoError(t, err)
 			_, err = w.Acquire(ctx, 0, 10, true)
 			require.NoError(t, err)
-			assert.Equal(t, "ABGP\x00\x00!\x00\x00\x00", string(w.memory[:10]))
+			assert.Equal(t, "ABGP\x00\x00!\x00\x00\x00", w.load(t, 10))
 			require.NoError(t, os.Remove(path))
 			w.close(t)
 			assert.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
@@ -134,7 +177,7 @@ func TestNoStaleReadsWhileDevicesRelease(t *testing.T) {
 				drops = append(drops, func() {
 					releases[d]++
 					for slot := range slotCount {
-						binary.NativeEndian.PutUint64(w.memory[slot*slotStride+slotSize+8*d:], releases[d])
+						w.store(t, int64(slot*slotStride+slotSize+8*d), binary.NativeEndian.AppendUint64(nil, releases[d]))
 					}
 					_, err := w.Release(ctx, 0, size)
 					assert.NoError(t, err)

@@ -33,6 +33,8 @@ type notary struct {
 	source pagecache.Source
 	socket string
 	err    error
+	// devices are those of the mount.
+	devices []*device
 }
 
 func (n *notary) Grant(src pagecache.Source) (Grant, error) {
@@ -96,6 +98,15 @@ func TestGrant(t *testing.T) {
 	k, err := home.ReadAt(got, 0)
 	require.NoError(t, err)
 	assert.Equal(t, "\x00\x00\x00\x00\x00from below", string(got[:k]))
+	cached, ok := home.(pagecache.HostCached)
+	require.True(t, ok)
+	cached.WillNeed(0, 1<<20)
+	k, err = cached.ReadCached(got, 0) // all of it, unless the filesystem cannot say
+	require.NoError(t, err)
+	assert.Equal(t, "\x00\x00\x00\x00\x00from below"[:k], string(got[:k]))
+	k, err = cached.ReadCached(got, 1000)
+	require.NoError(t, err)
+	assert.Zero(t, k, "past end of file")
 	sig, err := home.Signature()
 	require.NoError(t, err)
 	assert.EqualValues(t, 15, sig.Size)

@@ -32,7 +32,7 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 		f.mu.Lock()
 		if err = ctx.Err(); err == nil {
 			var n int64
-			n, rest.Start, err = f.acquireLocked(ctx, h, rest, time.Now().Add(holdTime))
+			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)
 			pages += n
 		}
 		f.mu.Unlock()
@@ -46,14 +46,14 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 // acquireAllLocked is acquire under one hold.
 func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
 	for rest := rg; !rest.Empty() && err == nil; {
-		_, rest.Start, err = f.acquireLocked(ctx, h, rest, time.Time{})
+		_, rest.Start, err = f.acquireLocked(ctx, h, rest, 0)
 	}
 	return err
 }
 
 // acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
-// Transfers begin until then, or without end if that is zero.
-func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, until time.Time) (pages int64, next page.Index, err error) {
+// Transfers from home begin for so long, or without end if hold is 0.
+func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hold time.Duration) (pages int64, next page.Index, err error) {
 	if err := h.dev.gone(nil); err != nil {
 		return 0, rg.Start, err
 	}
@@ -71,6 +71,10 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, unt
 		if pages += n; err == nil {
 			if n > 0 {
 				stale = f.lrc.Stale(part, h.dev.owner)
+			}
+			var until time.Time
+			if hold != 0 {
+				until = time.Now().Add(hold)
 			}
 			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until)
 			pages += n

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -186,6 +187,26 @@ func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	require.NoError(r, m.dev.CopyIn(r.ctx, copies))
 }
 
+// verify compares the mapping's pages with home: the given ones, or a thousand.
+func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
+	r.Helper()
+	if pages == nil {
+		pages = scattered(m.len, max(page.Count(m.len)/1000, 1))
+	}
+	got, want := make([]byte, len(pages)*page.Size), make([]byte, page.Size)
+	var copies []gpubackend.Copy
+	for i, p := range pages {
+		x, off := m.h.at(p)
+		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off, Host: got[i*page.Size : (i+1)*page.Size]})
+	}
+	require.NoError(r, m.dev.CopyOut(r.ctx, copies))
+	for i, p := range pages {
+		_, err := s.home.ReadAt(want, p.Offset())
+		require.NoError(r, err)
+		require.True(r, bytes.Equal(want, got[i*page.Size:(i+1)*page.Size]), "page %d is not as home has it", p)
+	}
+}
+
 // timed runs do, and reports the median of its times, and what n bytes in that are.
 func (r *rig) timed(n int64, before, do, after func()) {
 	var times []time.Duration
@@ -231,6 +252,7 @@ func BenchmarkFill(b *testing.B) {
 					s.evict(b)
 				}
 			}, func() { m = r.mapAll(s, 0, n, x.writable) }, func() {
+				r.verify(m, s, nil)
 				require.NoError(b, m.Unmap(r.ctx))
 				r.cache.Forget(s.id)
 			})
@@ -368,7 +390,7 @@ func BenchmarkAcquire(b *testing.B) {
 				got, err := m.Acquire(r.ctx, 0, n, false)
 				require.NoError(b, err)
 				require.True(b, !x.changed || got == int64(len(pages)))
-			}, nil)
+			}, func() { r.verify(m, s, pages) })
 		})
 	}
 }
@@ -406,6 +428,10 @@ func benchmarkRelease(b *testing.B, collect bool) {
 				require.EqualValues(b, len(pages), got)
 			}
 			home := func() { require.NoError(b, f.collectAll(r.ctx)) }
+			defer func() {
+				home()
+				r.verify(m, s, pages)
+			}()
 			if collect {
 				r.timed(int64(len(pages))*page.Size, func() { store(); release() }, home, nil)
 			} else {
@@ -426,6 +452,7 @@ func BenchmarkPeer(b *testing.B) {
 			f := r.cache.Lookup(s.id)
 			var m *Mapping
 			r.timed(n, nil, func() { m = r.mapAll(s, 1, n, false) }, func() {
+				r.verify(m, s, nil)
 				require.NoError(b, m.Unmap(r.ctx))
 				f.mu.Lock()
 				for _, x := range m.h.sorted() {

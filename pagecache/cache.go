@@ -53,6 +53,7 @@ type Cache struct {
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
 
+	leastPeer int64 // immutable: of a constant's value, but in tests
 	// noPeer has the devicePairs that turned out to have no direct way.
 	noPeer sync.Map
 
@@ -105,6 +106,7 @@ func New(o Options) (*Cache, error) {
 		log:       o.Log,
 		interval:  o.WriteBackInterval,
 		baseLimit: o.HostMemory,
+		leastPeer: leastPeer,
 		writeBack: o.WriteBack,
 		files:     make(map[FileID]*File),
 		relieve:   make(chan struct{}, 1),

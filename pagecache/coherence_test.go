@@ -19,15 +19,15 @@ func TestMapFillsFromHomeAndPastTheEndWithZeros(t *testing.T) {
 	src := m.file(5000)
 	copy(src.home.data, bytes.Repeat([]byte{7}, 5000))
 	p := m.run(src, 0, 0, 3*page.Size, false)
-	assert.Equal(t, src.home.data, p.mem[:5000])
-	assert.Equal(t, make([]byte, 3*page.Size-5000), p.mem[5000:3*page.Size])
+	assert.Equal(t, src.home.data, p.load(0, 5000))
+	assert.Equal(t, make([]byte, 3*page.Size-5000), p.load(5000, 3*page.Size))
 }
 
 func TestReleaseMakesBytesVisibleToTheCPU(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(4 * page.Size)
 	p := m.run(src, 0, 0, 4*page.Size, true)
-	p.mem[page.Size+3] = 42
+	p.store(page.Size+3, 42)
 	assert.Equal(t, make([]byte, 1), src.read(t, page.Size+3, 1), "nothing was released yet")
 	assert.EqualValues(t, 1, p.release())
 	assert.Equal(t, []page.Range{{Start: 1, End: 2}}, src.kernel.take(), "the kernel drops just the modified page")
@@ -42,9 +42,9 @@ func TestWritersOfOnePageMergeByBytes(t *testing.T) {
 	a := m.run(src, 0, 0, page.Size, true)
 	b := m.run(src, 1, 0, page.Size, true)
 	for i := 0; i < page.Size; i += 3 {
-		a.mem[i] = 'a'
+		a.store(i, 'a')
 		if i+1 < page.Size {
-			b.mem[i+1] = 'b'
+			b.store(i+1, 'b')
 		}
 		if i+2 < page.Size {
 			src.write(t, i+2, []byte{'c'})
@@ -56,8 +56,8 @@ func TestWritersOfOnePageMergeByBytes(t *testing.T) {
 	assert.Equal(t, want, src.read(t, 0, page.Size))
 	a.acquire()
 	b.acquire()
-	assert.Equal(t, want, a.mem)
-	assert.Equal(t, want, b.mem)
+	assert.Equal(t, want, a.all())
+	assert.Equal(t, want, b.all())
 	assert.Zero(t, m.cache.counters.OverlappingBytes.Load())
 	assert.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
 }
@@ -67,8 +67,10 @@ func TestOverlapGoesToTheHighestOwnerAndIsCounted(t *testing.T) {
 	src := m.file(page.Size)
 	a := m.run(src, 0, 0, page.Size, true)
 	b := m.run(src, 1, 0, page.Size, true)
-	a.mem[0], a.mem[1] = 1, 1
-	b.mem[0], b.mem[2] = 2, 2
+	a.store(0, 1)
+	a.store(1, 1)
+	b.store(0, 2)
+	b.store(2, 2)
 	b.release()
 	a.release()
 	assert.Equal(t, []byte{2, 1, 2}, src.read(t, 0, 3))
@@ -79,10 +81,10 @@ func TestAcquireKeepsUnreleasedBytes(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	src.write(t, 1, []byte{2})
 	assert.EqualValues(t, 1, p.acquire())
-	assert.Equal(t, []byte{1, 2}, p.mem[:2])
+	assert.Equal(t, []byte{1, 2}, p.load(0, 2))
 	assert.Equal(t, []byte{0, 2}, src.read(t, 0, 2), "still unreleased")
 	assert.EqualValues(t, 1, p.release())
 	assert.Equal(t, []byte{1, 2}, src.read(t, 0, 2))
@@ -93,14 +95,14 @@ func TestOwnTail(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	p.release()
 	src.write(t, 0, []byte{9}) // collects the 1, then overwrites it
-	p.mem[5] = 5
+	p.store(5, 5)
 	p.release()
 	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, src.read(t, 0, 6))
 	p.acquire()
-	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, p.mem[:6])
+	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, p.load(0, 6))
 }
 
 // Dirty kernel pages are written back whole while a release drops them, before the released bytes go home.
@@ -113,14 +115,14 @@ func TestStaleWriteBack(t *testing.T) {
 	src.kernel.hook = func(int64, int64) {
 		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
 	}
-	p.mem[0] = 'g'
+	p.store(0, 'g')
 	p.release()
 	src.kernel.hook = nil
 	got := src.read(t, 0, page.Size)
 	assert.Equal(t, byte('g'), got[0])
 	assert.Equal(t, byte('c'), got[100])
 	p.acquire()
-	assert.Equal(t, byte('c'), p.mem[100])
+	assert.Equal(t, byte('c'), p.byteAt(100))
 }
 
 // While a release is dropping the kernel's pages, a read that fills the kernel's cache sees the release, and one that
@@ -129,7 +131,7 @@ func TestReadsWhileDraining(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	src.kernel.hook = func(int64, int64) {
 		_, fromHome, err := src.attached.Read(make([]byte, 10), 0, true)
 		require.NoError(t, err)
@@ -149,8 +151,8 @@ func TestSecondProcessMovesNoData(t *testing.T) {
 	q := m.run(src, 0, 0, 1<<20, true)
 	assert.Equal(t, filled, m.cache.counters.FilledPages.Load())
 	assert.Equal(t, used, m.cache.devices[0].Used())
-	p.mem[77] = 7
-	assert.Equal(t, byte(7), q.mem[77], "one replica for all processes of a device")
+	p.store(77, 7)
+	assert.Equal(t, byte(7), q.byteAt(77), "one replica for all processes of a device")
 	q.release()
 	assert.Equal(t, []byte{7}, src.read(t, 77, 1))
 }
@@ -166,7 +168,7 @@ func TestAcquireDoesNotLoseAnotherProcessesStores(t *testing.T) {
 	go func() {
 		defer wg.Done()
 		for i := range page.Size / 2 {
-			q.mem[2*i] = 'q'
+			q.store(2*i, 'q')
 		}
 	}()
 	for i := range page.Size / 2 {
@@ -177,7 +179,7 @@ func TestAcquireDoesNotLoseAnotherProcessesStores(t *testing.T) {
 	p.acquire()
 	q.release()
 	want := bytes.Repeat([]byte("qc"), page.Size/2)
-	assert.Equal(t, want, p.mem)
+	assert.Equal(t, want, p.all())
 	assert.Equal(t, want, src.read(t, 0, page.Size))
 }
 
@@ -185,7 +187,7 @@ func TestUnmapIsARelease(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[9] = 9
+	p.store(9, 9)
 	p.unmap()
 	p.unmap()
 	assert.Equal(t, []byte{9}, src.read(t, 9, 1))
@@ -199,17 +201,17 @@ func TestTruncate(t *testing.T) {
 	copy(src.home.data, bytes.Repeat([]byte{1}, 3*page.Size))
 	p := m.run(src, 0, 0, 3*page.Size, true)
 	q := m.run(src, 1, 0, 3*page.Size, false)
-	p.mem[2*page.Size] = 2
+	p.store(2*page.Size, 2)
 	p.release()
-	p.mem[page.Size+100] = 3
+	p.store(page.Size+100, 3)
 	src.truncate(t, page.Size+10)
 	zeros := make([]byte, 2*page.Size-10)
-	assert.Equal(t, zeros, p.mem[page.Size+10:], "dropped ranges read as zero at once")
-	assert.Equal(t, zeros, q.mem[page.Size+10:])
-	p.mem[page.Size+200] = 4 // past end of file: goes nowhere
+	assert.Equal(t, zeros, p.load(page.Size+10, p.end()), "dropped ranges read as zero at once")
+	assert.Equal(t, zeros, q.load(page.Size+10, q.end()))
+	p.store(page.Size+200, 4) // past end of file: goes nowhere
 	src.truncate(t, 3*page.Size)
-	p.mem[2*page.Size+1] = 5
-	p.mem[page.Size+11] = 6
+	p.store(2*page.Size+1, 5)
+	p.store(page.Size+11, 6)
 	assert.EqualValues(t, 2, p.release())
 	got := src.read(t, 0, 3*page.Size)
 	want := make([]byte, 3*page.Size)
@@ -217,7 +219,7 @@ func TestTruncate(t *testing.T) {
 	want[2*page.Size+1], want[page.Size+11] = 5, 6
 	assert.True(t, bytes.Equal(want, got))
 	q.acquire()
-	assert.True(t, bytes.Equal(want, q.mem))
+	assert.True(t, bytes.Equal(want, q.all()))
 }
 
 func TestPunchHole(t *testing.T) {
@@ -225,28 +227,29 @@ func TestPunchHole(t *testing.T) {
 	src := m.file(2 * page.Size)
 	copy(src.home.data, bytes.Repeat([]byte{1}, 2*page.Size))
 	p := m.run(src, 0, 0, 2*page.Size, true)
-	p.mem[0] = 2
+	p.store(0, 2)
 	require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off int64) error {
 		_, err := src.home.WriteAt(make([]byte, page.Size), off)
 		return err
 	}))
 	p.acquire()
-	assert.Equal(t, make([]byte, page.Size), p.mem[100:100+page.Size])
-	assert.Equal(t, byte(2), p.mem[0])
+	assert.Equal(t, make([]byte, page.Size), p.load(100, 100+page.Size))
+	assert.Equal(t, byte(2), p.byteAt(0))
 }
 
 func TestBytesPastEndOfFileAreNeverWritten(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(100)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[99], p.mem[100] = 1, 1
+	p.store(99, 1)
+	p.store(100, 1)
 	p.release()
 	require.NoError(t, src.attached.Sync(func() error { return nil }))
 	assert.Len(t, src.home.data, 100)
 	assert.Equal(t, byte(1), src.home.data[99])
 	src.write(t, 150, []byte{7})
 	p.acquire()
-	assert.Equal(t, append(make([]byte, 50), 7), p.mem[100:151])
+	assert.Equal(t, append(make([]byte, 50), 7), p.load(100, 151))
 	assert.EqualValues(t, 0, p.release())
 }
 
@@ -254,14 +257,14 @@ func TestEvictionMakesRoomAndBringsModifiedBytesHome(t *testing.T) {
 	m := newMachine(t, 1, memory(4<<20))
 	old, mapped, third := m.file(2<<20), m.file(2<<20), m.file(2<<20)
 	p := m.run(old, 0, 0, 2<<20, true)
-	p.mem[5] = 5
+	p.store(5, 5)
 	p.unmap()
 	q := m.run(mapped, 0, 0, 2<<20, true)
 	r := m.run(third, 0, 0, 2<<20, false)
 	assert.Equal(t, byte(5), old.home.data[5], "collected before it was evicted")
 	assert.True(t, old.attached.Detached())
 	assert.Nil(t, m.cache.Lookup(old.id))
-	assert.Equal(t, make([]byte, 2<<20), r.mem, "memory is never seen as another file left it")
+	assert.Equal(t, make([]byte, 2<<20), r.all(), "memory is never seen as another file left it")
 	_, err := m.cache.Map(context.Background(), m.file(1), MapRequest{Len: 1})
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	assert.Contains(t, err.Error(), "4.0 MiB")
@@ -281,7 +284,7 @@ func TestFullDisk(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	src.home.fail(syscall.ENOSPC)
 	p.release()
 	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are seen though home cannot take them")
@@ -297,7 +300,7 @@ func TestBackgroundCollect(t *testing.T) {
 	m := newMachine(t, 1, interval(100*time.Millisecond))
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	released := time.Now()
 	p.release()
 	require.Eventually(t, func() bool { return src.home.bytes(0, 1)[0] == 1 }, 10*time.Second, time.Millisecond)
@@ -308,13 +311,13 @@ func TestHomeChangedDirectly(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(2 * page.Size)
 	p := m.run(src, 0, 0, 2*page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	_, err := src.home.WriteAt(bytes.Repeat([]byte{8}, 2*page.Size), 0)
 	require.NoError(t, err)
 	p.acquire()
-	assert.Equal(t, bytes.Repeat([]byte{8}, page.Size), p.mem[page.Size:])
-	assert.Equal(t, byte(1), p.mem[0], "what the device modified is not lost")
-	p.mem[page.Size] = 3
+	assert.Equal(t, bytes.Repeat([]byte{8}, page.Size), p.load(page.Size, p.end()))
+	assert.Equal(t, byte(1), p.byteAt(0), "what the device modified is not lost")
+	p.store(page.Size, 3)
 	p.release()
 	assert.Equal(t, []byte{1}, src.read(t, 0, 1))
 	assert.Equal(t, []byte{3, 8}, src.read(t, page.Size, 2))
@@ -325,7 +328,7 @@ func TestDeletedFileIsDropped(t *testing.T) {
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
 	m.cache.Forget(src.id)
-	p.mem[0] = 1
+	p.store(0, 1)
 	p.release()
 	assert.False(t, src.attached.Detached(), "lives until its last mapping goes")
 	p.unmap()
@@ -344,7 +347,7 @@ func TestHostMemoryPressureRefreshesReplicas(t *testing.T) {
 	require.Eventually(t, func() bool { return m.cache.baseBytes.Load() <= 4*page.Size }, 10*time.Second, time.Millisecond)
 	p.acquire()
 	for i := range 64 {
-		assert.Equal(t, byte(9), p.mem[i*page.Size])
+		assert.Equal(t, byte(9), p.byteAt(i*page.Size))
 	}
 }
 
@@ -355,13 +358,13 @@ func TestAdvise(t *testing.T) {
 	mp, err := m.cache.Map(context.Background(), src, MapRequest{Len: 4 << 20, Lazy: true})
 	require.NoError(t, err)
 	p := m.attach(mp, 0, 4<<20, false)
-	assert.Equal(t, make([]byte, page.Size), p.mem[:page.Size], "lazy mappings read as zero before they are acquired")
+	assert.Equal(t, make([]byte, page.Size), p.load(0, page.Size), "lazy mappings read as zero before they are acquired")
 	require.NoError(t, p.Advise(context.Background(), 0, page.Size, AdviceWillNeed))
-	require.Eventually(t, func() bool { return p.mem[0] == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.byteAt(0) == 3 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, p.Advise(context.Background(), 0, 4<<20, AdviceSequential))
 	_, err = p.Acquire(context.Background(), 1<<20, page.Size, false)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return p.mem[1<<20+page.Size] == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.byteAt(1<<20+page.Size) == 3 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, p.Advise(context.Background(), 0, 4<<20, AdviceDontNeed))
 	n, err := p.Acquire(context.Background(), 0, page.Size, false)
 	require.NoError(t, err)
@@ -406,7 +409,7 @@ func TestPagesWrittenWholeWhileDrainingAreDroppedAgain(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 'g'
+	p.store(0, 'g')
 	once := true
 	src.kernel.hook = func(int64, int64) {
 		if once {
@@ -418,7 +421,7 @@ func TestPagesWrittenWholeWhileDrainingAreDroppedAgain(t *testing.T) {
 	assert.Len(t, src.kernel.take(), 2)
 	assert.Equal(t, []byte("gc"), src.read(t, 0, 2))
 	p.acquire()
-	assert.Equal(t, []byte("gc"), p.mem[:2])
+	assert.Equal(t, []byte("gc"), p.load(0, 2))
 }
 
 // With write-back caching the kernel holds pages that it never read: a release drops them, and what was released before
@@ -427,11 +430,11 @@ func TestReleaseWithUnreadDirtyPages(t *testing.T) {
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	p.release()
 	// A program that saw the release overwrites the page; the kernel has it dirty. The device stores elsewhere.
 	dirty := bytes.Repeat([]byte{2}, page.Size)
-	p.mem[9] = 9
+	p.store(9, 9)
 	src.kernel.hook = func(int64, int64) {
 		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
 	}

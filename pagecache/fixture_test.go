@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // memoryHome is a backing file in memory, whose writes and reads can be made to fail.
@@ -161,7 +163,7 @@ func (s *source) OpenHome(bool) (Home, error) {
 func (s *source) Kernel() KernelPages { return s.kernel }
 func (s *source) Attach(f *File)      { s.attached = f }
 
-// machine is a Cache over emulated devices.
+// machine is a Cache over emulated devices, or GPUs.
 type machine struct {
 	t     *testing.T
 	cache *Cache
@@ -194,8 +196,12 @@ func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...mach
 	for _, opt := range options {
 		opt(&o, &size)
 	}
+	testdevice.Require(t)
+	if n := testdevice.Count(len(keys)); n < len(keys) {
+		t.Skipf("%d devices are needed, and there are %d GPUs", len(keys), n)
+	}
 	for i, key := range keys {
-		d, err := emulated.New(emulated.Options{Ordinal: i, Memory: size, Poison: true, Key: key})
+		d, err := testdevice.Open(emulated.Options{Ordinal: i, Memory: size, Poison: true, Key: key})
 		require.NoError(t, err)
 		m.devices = append(m.devices, faulty.Wrap(d))
 		o.Devices = append(o.Devices, m.devices[i])
@@ -212,11 +218,19 @@ func (m *machine) file(size int) *source {
 	return &source{id: FileID{1, m.next}, home: newHome(size), kernel: &kernel{}}
 }
 
-// program is a client: a mapping and its memory.
+// program is a client: a mapping, whose memory it loads from and stores into as a kernel would.
 type program struct {
 	*Mapping
-	t   *testing.T
-	mem []byte
+	t      *testing.T
+	host   []byte        // the memory, where the CPU addresses it
+	pieces []programPart // where it does not
+}
+
+// programPart is the part of an extent that a program maps.
+type programPart struct {
+	mem        gpubackend.Memory
+	start, end int64 // in the mapping
+	off        int64 // of start in mem
 }
 
 func (m *machine) run(src *source, device int, off, n int64, writable bool) *program {
@@ -229,6 +243,16 @@ func (m *machine) run(src *source, device int, off, n int64, writable bool) *pro
 func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 	m.t.Helper()
 	length := page.Covering(off, n).Bytes()
+	p := &program{Mapping: mp, t: m.t}
+	if mp.Device().Kind != gpubackend.KindEmulated {
+		mp.f.mu.Lock()
+		defer mp.f.mu.Unlock()
+		mp.h.each(mp.pages, func(x *extent, _ page.Range) {
+			lo, hi := max(off, x.index*x.size), min(off+length, (x.index+1)*x.size)
+			p.pieces = append(p.pieces, programPart{x.mem, lo - off, hi - off, lo - x.index*x.size})
+		})
+		return p
+	}
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(length), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	require.NoError(m.t, err)
 	prot := unix.PROT_READ
@@ -240,9 +264,49 @@ func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 		_, err := unix.MmapPtr(int(x.Descriptor.Fd()), lo-x.Offset, addPointer(base, lo-off), uintptr(hi-lo), prot, unix.MAP_SHARED|unix.MAP_FIXED)
 		require.NoError(m.t, err)
 	}
-	p := &program{Mapping: mp, t: m.t, mem: bytesAt(base, int(length))}
+	p.host = bytesAt(base, int(length))
 	m.t.Cleanup(func() { _ = unix.MunmapPtr(base, uintptr(length)) })
 	return p
+}
+
+// end is the size of the memory.
+func (p *program) end() int { return int(page.Covering(p.off, p.len).Bytes()) }
+
+func (p *program) all() []byte { return p.load(0, p.end()) }
+
+func (p *program) byteAt(at int) byte { return p.load(at, at+1)[0] }
+
+// load returns the bytes [from, to) of the memory. Those that the CPU addresses are not copied.
+func (p *program) load(from, to int) []byte {
+	if p.host != nil {
+		return p.host[from:to]
+	}
+	b := make([]byte, to-from)
+	assert.NoError(p.t, p.dev.CopyOut(context.Background(), p.copies(from, b)))
+	return b
+}
+
+// store stores a byte.
+func (p *program) store(at int, c byte) {
+	if p.host != nil {
+		p.host[at] = c
+		return
+	}
+	assert.NoError(p.t, p.dev.CopyIn(context.Background(), p.copies(at, []byte{c})))
+}
+
+// add adds one to a byte.
+func (p *program) add(at int) { p.store(at, p.byteAt(at)+1) }
+
+// copies has the pieces of a copy between b and the memory from a byte on.
+func (p *program) copies(from int, b []byte) (all []gpubackend.Copy) {
+	for _, x := range p.pieces {
+		lo, hi := max(int64(from), x.start), min(int64(from+len(b)), x.end)
+		if lo < hi {
+			all = append(all, gpubackend.Copy{Mem: x.mem, Off: x.off + lo - x.start, Host: b[lo-int64(from) : hi-int64(from)]})
+		}
+	}
+	return all
 }
 
 func (p *program) acquire() int64 {

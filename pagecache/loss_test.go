@@ -59,13 +59,13 @@ func TestDeviceLost(t *testing.T) {
 			src := m.noisyFile(10 * page.Size)
 			p := m.run(src, 0, 0, 10*page.Size, true)
 			q := m.run(src, 1, 0, 10*page.Size, true)
-			p.mem[0]++
+			p.add(0)
 			p.release()
 			require.NoError(t, src.attached.Sync(func() error { return nil }))
 			want := src.home.bytes(0, 10*page.Size)
-			p.mem[page.Size]++
+			p.add(page.Size)
 			p.release() // pending when the device goes
-			q.mem[2*page.Size] = 77
+			q.store(2*page.Size, 77)
 			q.release()
 			want[2*page.Size] = 77
 
@@ -80,7 +80,7 @@ func TestDeviceLost(t *testing.T) {
 			require.NoError(t, src.attached.Sync(func() error { return nil }))
 			require.True(t, bytes.Equal(want, src.read(t, 0, 10*page.Size)))
 			q.acquire()
-			require.True(t, bytes.Equal(want, q.mem), "the other device goes on")
+			require.True(t, bytes.Equal(want, q.all()), "the other device goes on")
 
 			status := m.cache.Status()
 			require.True(t, status.Devices[0].Lost)
@@ -110,7 +110,7 @@ func TestOthersTakeTheGPUsMemory(t *testing.T) {
 	src := m.noisyFile(page.Size)
 	m.devices[0].Fail(faulty.Alloc, 1, gpubackend.ErrNoMemory)
 	p := m.run(src, 0, 0, page.Size, false)
-	require.Equal(t, src.home.data, p.mem)
+	require.Equal(t, src.home.data, p.all())
 	require.EqualValues(t, 1, m.cache.counters.Evictions.Load())
 
 	m.devices[0].Fail(faulty.Alloc, 1, gpubackend.ErrNoMemory)

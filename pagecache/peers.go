@@ -44,7 +44,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 			quiet = append(quiet, s.pages)
 		}
 	}
-	want = atLeast(intersect(want, quiet), leastPeer)
+	want = atLeast(intersect(want, quiet), f.c.leastPeer)
 	next = part.End
 	for _, d := range f.c.devices {
 		source := f.holdings[d.owner]
@@ -57,7 +57,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 		}
 		unwritten, written := f.sourcesLocked(source, h, part)
 		for i, from := range [][]page.Range{unwritten, written} {
-			take, end := limit(atLeast(intersect(want, from), leastPeer), holdPeer-pages)
+			take, end := limit(atLeast(intersect(want, from), f.c.leastPeer), holdPeer-pages)
 			next = min(next, end)
 			if len(take) == 0 {
 				continue

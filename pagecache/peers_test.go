@@ -27,17 +27,17 @@ func TestPeerCopies(t *testing.T) {
 		q := m.run(src, 1, 0, peerFile, writable)
 		require.EqualValues(t, 300, peerPages(src.attached))
 		require.EqualValues(t, 1, src.attached.counters.PeerCopies.Load())
-		require.True(t, bytes.Equal(src.home.data, q.mem[:peerFile-7]))
-		require.Equal(t, make([]byte, 7), q.mem[peerFile-7:peerFile])
+		require.True(t, bytes.Equal(src.home.data, q.load(0, peerFile-7)))
+		require.Equal(t, make([]byte, 7), q.load(peerFile-7, peerFile))
 		if writable {
 			require.Zero(t, q.release(), "the copy is what was agreed on")
-			q.mem[5]++
+			q.add(5)
 			require.EqualValues(t, 1, q.release())
-			require.Equal(t, q.mem[:page.Size], src.read(t, 0, page.Size))
+			require.Equal(t, q.load(0, page.Size), src.read(t, 0, page.Size))
 		}
 		r := m.run(src, 2, 10*page.Size, 100*page.Size, false)
 		require.EqualValues(t, 400, peerPages(src.attached))
-		require.True(t, bytes.Equal(src.home.data[10*page.Size:110*page.Size], r.mem))
+		require.True(t, bytes.Equal(src.home.data[10*page.Size:110*page.Size], r.all()))
 	}
 }
 
@@ -47,17 +47,17 @@ func TestPeerWithUnreleasedStores(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)
 	p := m.run(src, 0, 0, peerFile, true)
-	p.mem[50*page.Size]++
+	p.add(50 * page.Size)
 	p.release()
-	p.mem[100*page.Size]++ // not released
+	p.add(100 * page.Size) // not released
 	q := m.run(src, 1, 0, peerFile, false)
-	want := bytes.Clone(p.mem)
+	want := bytes.Clone(p.all())
 	want[100*page.Size]--
-	require.True(t, bytes.Equal(want, q.mem))
+	require.True(t, bytes.Equal(want, q.all()))
 	require.EqualValues(t, 299, peerPages(src.attached), "all but the page that was stored into")
 	require.EqualValues(t, 1, p.release())
 	require.EqualValues(t, 1, q.acquire())
-	require.True(t, bytes.Equal(p.mem, q.mem))
+	require.True(t, bytes.Equal(p.all(), q.all()))
 }
 
 // TestPeerStoresDuringTheCopy: programs store into the source while it is copied. What arrived torn comes from home.
@@ -74,11 +74,11 @@ func TestPeerStoresDuringTheCopy(t *testing.T) {
 		mapped <- err
 	}()
 	<-gate.Arrived()
-	p.mem[7*page.Size+1]++
+	p.add(7*page.Size + 1)
 	gate.Open()
 	require.NoError(t, <-mapped)
 	q := m.attach(mp, 0, peerFile, false)
-	require.True(t, bytes.Equal(src.home.bytes(0, peerFile), q.mem), "home's bytes, not unreleased ones")
+	require.True(t, bytes.Equal(src.home.bytes(0, peerFile), q.all()), "home's bytes, not unreleased ones")
 	require.EqualValues(t, 299, peerPages(src.attached))
 }
 
@@ -96,7 +96,7 @@ func TestPeersOfDifferentKeys(t *testing.T) {
 	m.run(src, 0, 0, peerFile, false)
 	q := m.run(src, 1, 0, peerFile, false)
 	require.EqualValues(t, 200, peerPages(src.attached))
-	require.True(t, bytes.Equal(src.home.data, q.mem))
+	require.True(t, bytes.Equal(src.home.data, q.all()))
 }
 
 // TestNoWayBetweenDevices: bytes go through the host, and nobody tries again.
@@ -106,7 +106,7 @@ func TestNoWayBetweenDevices(t *testing.T) {
 	m.run(src, 0, 0, peerFile, false)
 	m.devices[1].Fail(faulty.CopyPeer, 1, gpubackend.ErrNoPeer)
 	q := m.run(src, 1, 0, peerFile, false)
-	require.True(t, bytes.Equal(src.home.data, q.mem))
+	require.True(t, bytes.Equal(src.home.data, q.all()))
 	require.Zero(t, peerPages(src.attached))
 	other := m.noisyFile(peerFile)
 	m.run(other, 0, 0, peerFile, false)
@@ -123,12 +123,12 @@ func TestRefreshFromPeer(t *testing.T) {
 	q := m.run(src, 1, 0, peerFile, false)
 	before := peerPages(src.attached)
 	for i := 20; i < 60; i++ {
-		p.mem[i*page.Size]++
+		p.add(i * page.Size)
 	}
-	p.mem[200*page.Size]++
+	p.add(200 * page.Size)
 	p.release()
 	require.EqualValues(t, 41, q.acquire())
-	require.True(t, bytes.Equal(p.mem, q.mem))
+	require.True(t, bytes.Equal(p.all(), q.all()))
 	require.EqualValues(t, 40, peerPages(src.attached)-before)
 	require.EqualValues(t, 1, src.attached.counters.RefreshedPages.Load())
 }

@@ -15,7 +15,7 @@ func TestTouchedHomeIsNotChangedDirectly(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	src.write(t, 8, []byte{2})
 
 	src.home.changing.Store(true)
@@ -30,7 +30,7 @@ func TestTouchedHomeIsNotChangedDirectly(t *testing.T) {
 
 	p.release()
 	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 2}, src.read(t, 0, 9))
-	require.Equal(t, byte(2), p.mem[8])
+	require.Equal(t, byte(2), p.byteAt(8))
 }
 
 // A write of released bytes that fails halfway leaves times and bytes of its own in the backing file.
@@ -38,7 +38,7 @@ func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	p.release()
 	src.home.fail(syscall.ENOSPC)
 	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
@@ -57,9 +57,9 @@ func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.file(2 * page.Size)
 	p := m.run(src, 0, 0, 2*page.Size, true)
-	p.mem[0] = 1
+	p.store(0, 1)
 	p.release()
-	p.mem[page.Size] = 3 // not released
+	p.store(page.Size, 3) // not released
 
 	src.home.mu.Lock()
 	src.home.data[page.Size+9] = 7
@@ -73,7 +73,7 @@ func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
 	require.Equal(t, []byte{0, 7}, []byte{src.home.bytes(page.Size, 1)[0], src.home.bytes(page.Size+9, 1)[0]})
 	q := m.run(src, 1, 0, 2*page.Size, false)
-	require.Equal(t, byte(1), q.mem[0])
+	require.Equal(t, byte(1), q.byteAt(0))
 	p.release()
 	require.Equal(t, byte(3), src.read(t, page.Size, 1)[0])
 }

@@ -56,8 +56,8 @@ func TestFillOfManyPieces(t *testing.T) {
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Writable: true})
 	require.NoError(t, err)
 	p := m.attach(mp, 0, size, true)
-	require.True(t, bytes.Equal(src.home.data, p.mem[:size]))
-	require.Equal(t, make([]byte, 100), p.mem[size:size+100], "past end of file")
+	require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
+	require.Equal(t, make([]byte, 100), p.load(size, size+100), "past end of file")
 	require.EqualValues(t, 40*pieceBytes/page.Size, m.cache.counters.FilledPages.Load())
 	require.Zero(t, p.release(), "what was agreed on is what was filled")
 	close(src.home.asked)
@@ -87,22 +87,22 @@ func TestScatteredAcquires(t *testing.T) {
 			src.write(t, i*page.Size+rnd.IntN(page.Size/2), []byte{byte(rnd.Uint32())})
 			if rnd.IntN(4) == 0 { // a program's own byte in the same page, not released
 				at := i*page.Size + page.Size/2 + rnd.IntN(page.Size/2)
-				writer.mem[at]++
-				stored[at] = writer.mem[at]
+				writer.add(at)
+				stored[at] = writer.byteAt(at)
 			}
 		}
 		require.EqualValues(t, len(written), reader.acquire(), "the pages that are stale, and no others")
 		require.EqualValues(t, len(written), writer.acquire())
-		require.True(t, bytes.Equal(src.home.data, reader.mem))
+		require.True(t, bytes.Equal(src.home.data, reader.all()))
 		for at, b := range stored {
-			require.Equal(t, b, writer.mem[at])
+			require.Equal(t, b, writer.byteAt(at))
 		}
 		require.Zero(t, reader.acquire())
 		writer.release()
-		require.True(t, bytes.Equal(writer.mem, src.read(t, 0, pages*page.Size)))
+		require.True(t, bytes.Equal(writer.all(), src.read(t, 0, pages*page.Size)))
 		require.EqualValues(t, 0, writer.acquire())
 		reader.acquire()
-		require.True(t, bytes.Equal(writer.mem, reader.mem))
+		require.True(t, bytes.Equal(writer.all(), reader.all()))
 		require.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
 	}
 }
@@ -117,7 +117,7 @@ func TestAcquireInHolds(t *testing.T) {
 	f, holds := src.attached, 0
 	for rest := mp.pages; !rest.Empty(); holds++ {
 		f.mu.Lock()
-		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, time.Now().Add(-time.Hour))
+		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, -time.Hour)
 		f.mu.Unlock()
 		require.NoError(t, err)
 		require.Greater(t, next, rest.Start)
@@ -125,7 +125,7 @@ func TestAcquireInHolds(t *testing.T) {
 	}
 	require.Equal(t, size/pieceBytes, holds)
 	p := m.attach(mp, 0, size, true)
-	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.Zero(t, p.acquire())
 	require.Zero(t, p.release())
 }
@@ -159,7 +159,7 @@ func TestFailedFill(t *testing.T) {
 		require.ErrorIs(t, err, planned)
 	}
 	p.acquire()
-	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.Zero(t, p.release())
 }
 
@@ -179,7 +179,7 @@ func TestFailedScatteredAcquire(t *testing.T) {
 		require.ErrorIs(t, err, planned)
 	}
 	p.acquire()
-	require.True(t, bytes.Equal(src.home.data, p.mem))
+	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.Zero(t, p.release())
 }
 
@@ -193,8 +193,8 @@ func TestPartOfACollectFails(t *testing.T) {
 	q := m.run(src, 1, 0, pages*page.Size, true)
 	want := make([]byte, pages*page.Size)
 	for i := 0; i < pages; i += 5 {
-		p.mem[i*page.Size] = 1
-		q.mem[i*page.Size+1] = 2
+		p.store(i*page.Size, 1)
+		q.store(i*page.Size+1, 2)
 		want[i*page.Size], want[i*page.Size+1] = 1, 2
 	}
 	p.release()
@@ -209,8 +209,8 @@ func TestPartOfACollectFails(t *testing.T) {
 	require.True(t, bytes.Equal(want, src.home.bytes(0, len(want))))
 	p.acquire()
 	q.acquire()
-	require.True(t, bytes.Equal(want, p.mem))
-	require.True(t, bytes.Equal(want, q.mem))
+	require.True(t, bytes.Equal(want, p.all()))
+	require.True(t, bytes.Equal(want, q.all()))
 	require.Zero(t, p.release())
 }
 
@@ -220,10 +220,10 @@ func TestScanBesideAgreements(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(8 * page.Size)
 	p := m.run(src, 0, 0, 8*page.Size, true)
-	p.mem[0]++
+	p.add(0)
 	p.release()
-	p.mem[10]++
-	p.mem[7*page.Size]++
+	p.add(10)
+	p.add(7 * page.Size)
 	gate := m.devices[0].Hold(faulty.Modified)
 	released := make(chan int64, 1)
 	go func() { n, _ := p.Release(context.Background(), 0, p.len); released <- n }()
@@ -236,7 +236,7 @@ func TestScanBesideAgreements(t *testing.T) {
 	_ = src.read(t, 0, 1) // collects page 0, with the byte stored since
 	gate.Open()
 	require.EqualValues(t, 1, <-released, "page 7; page 0 went home whole, page 1 is home's")
-	require.True(t, bytes.Equal(p.mem, src.read(t, 0, 8*page.Size)))
+	require.True(t, bytes.Equal(p.all(), src.read(t, 0, 8*page.Size)))
 	require.Zero(t, x.scans)
 	require.Zero(t, p.release())
 	require.Zero(t, x.scans)

@@ -77,6 +77,7 @@ static struct {
 	/* NULL in old drivers. */
 	result (*capture_mode)(int *mode);
 	result (*capture_info)(stream s, int *status, uint64_t *id, graph *g, const void **nodes, size_t *n);
+	result (*is_capturing)(stream s, int *status);
 	result (*object_create)(void **object, void *data, void (*destroy)(void *), unsigned refs, unsigned flags);
 	result (*object_release)(void *object, unsigned refs);
 	result (*graph_retain)(graph g, void *object, unsigned refs, unsigned flags);
@@ -112,6 +113,7 @@ static const struct {
 	{ &cu.launch, "cuLaunchHostFunc", NULL, false },
 	{ &cu.capture_mode, "cuThreadExchangeStreamCaptureMode", NULL, true },
 	{ &cu.capture_info, "cuStreamGetCaptureInfo_v2", NULL, true },
+	{ &cu.is_capturing, "cuStreamIsCapturing", NULL, true },
 	{ &cu.object_create, "cuUserObjectCreate", NULL, true },
 	{ &cu.object_release, "cuUserObjectRelease", NULL, true },
 	{ &cu.graph_retain, "cuGraphRetainUserObject", NULL, true },
@@ -208,37 +210,6 @@ struct gaiafs_cuda {
 
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
-int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *f)
-{
-	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-	struct gaiafs_cuda *c;
-	int n = 0;
-
-	pthread_once(&load_once, load);
-	if (unusable.errnum != 0) {
-		*f = unusable;
-		return f->errnum;
-	}
-	if (loader != getpid())
-		return gaiafs_failed(f, ENODEV, "the process that this one was forked from uses CUDA, which a child then cannot: "
-				     "fork before the first mapping, or execute a program in the child");
-	if (check(cu.device_count(&n), "cuDeviceGetCount", f) != 0)
-		return f->errnum;
-	if (ordinal < 0 || ordinal >= n)
-		return gaiafs_failed(f, ENODEV, "there is no CUDA device %d: this process sees %d, with CUDA_VISIBLE_DEVICES%s%s",
-				     ordinal, n, visible != NULL ? "=" : " not set", visible != NULL ? visible : "");
-	c = calloc(1, sizeof *c);
-	if (c == NULL)
-		return gaiafs_failed(f, ENOMEM, "out of memory");
-	if (check(cu.device_get(&c->device, ordinal), "cuDeviceGet", f) != 0 ||
-	    check(cu.device_uuid(c->uuid, c->device), "cuDeviceGetUuid", f) != 0) {
-		free(c);
-		return f->errnum;
-	}
-	*out = c;
-	return 0;
-}
-
 const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c)
 {
 	return c->uuid;
@@ -288,8 +259,8 @@ static int enter_device(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fa
 	if (cu.ctx_current(&now) == 0 && now != NULL && cu.ctx_device(&of) == 0 && of == c->device)
 		return 0;
 	pthread_mutex_lock(&primary_lock);
-	if (c->primary == NULL)
-		err = check(cu.primary_retain(&c->primary, c->device), "cuDevicePrimaryCtxRetain", f);
+	if (c->primary == NULL && (err = check(cu.primary_retain(&now, c->device), "cuDevicePrimaryCtxRetain", f)) == 0)
+		c->primary = now;
 	now = c->primary;
 	pthread_mutex_unlock(&primary_lock);
 	if (err == 0)
@@ -298,6 +269,46 @@ static int enter_device(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fa
 	if (err != 0)
 		leave_device(v);
 	return err;
+}
+
+int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *f)
+{
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+	struct gaiafs_cuda *c;
+	struct visit v;
+	int n = 0;
+
+	pthread_once(&load_once, load);
+	if (unusable.errnum != 0) {
+		*f = unusable;
+		return f->errnum;
+	}
+	if (loader != getpid())
+		return gaiafs_failed(f, ENODEV, "the process that this one was forked from uses CUDA, which a child then cannot: "
+				     "fork before the first mapping, or execute a program in the child");
+	if (check(cu.device_count(&n), "cuDeviceGetCount", f) != 0)
+		return f->errnum;
+	if (ordinal < 0 || ordinal >= n)
+		return gaiafs_failed(f, ENODEV, "there is no CUDA device %d: this process sees %d, with CUDA_VISIBLE_DEVICES%s%s",
+				     ordinal, n, visible != NULL ? "=" : " not set", visible != NULL ? visible : "");
+	c = calloc(1, sizeof *c);
+	if (c == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	if (check(cu.device_get(&c->device, ordinal), "cuDeviceGet", f) != 0 ||
+	    check(cu.device_uuid(c->uuid, c->device), "cuDeviceGetUuid", f) != 0) {
+		free(c);
+		return f->errnum;
+	}
+	/* A context takes its time to be made: now, under no lock. */
+	if (enter_device(c, &v, f) != 0) {
+		if (c->primary != NULL)
+			(void)cu.primary_release(c->device);
+		free(c);
+		return f->errnum;
+	}
+	leave_device(&v);
+	*out = c;
+	return 0;
 }
 
 static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f)
@@ -400,7 +411,7 @@ static int drop(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 	struct gaiafs_cuda *c = m->cuda;
 	struct visit v = { 0 };
 
-	if (c->mapped > 0 || c->range != 0 || c->count > 0)
+	if (c->range != 0 || c->count > 0)
 		(void)enter_device(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
 	if (c->mapped > 0)
 		(void)check(cu.unmap(c->range, c->mapped), "cuMemUnmap", &fails[1]);
@@ -444,15 +455,19 @@ static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiaf
 	graph g = NULL;
 	void *object;
 
-	if (cu.capture_info == NULL)
-		return 0;
-	if (check(cu.capture_info(s, &status, &id, &g, NULL, NULL), "cuStreamGetCaptureInfo", f) != 0)
-		return f->errnum;
+	if (cu.capture_info != NULL) {
+		if (check(cu.capture_info(s, &status, &id, &g, NULL, NULL), "cuStreamGetCaptureInfo", f) != 0)
+			return f->errnum;
+	} else if (cu.is_capturing != NULL) {
+		if (check(cu.is_capturing(s, &status), "cuStreamIsCapturing", f) != 0)
+			return f->errnum;
+	}
 	if (status != CAPTURE_ACTIVE)
 		return 0;
-	if (cu.object_create == NULL || cu.object_release == NULL || cu.graph_retain == NULL)
+	if (g == NULL || cu.object_create == NULL || cu.object_release == NULL || cu.graph_retain == NULL)
 		return gaiafs_failed(f, ENOTSUP, "the stream is captured, and this driver's graphs cannot keep what the call "
 				     "needs: install one for CUDA 11.3 or newer");
+	w->leave(w);
 	if (check(cu.object_create(&object, w, w->free, 1, WITHOUT_SYNC), "cuUserObjectCreate", f) != 0)
 		return f->errnum;
 	*captured = w->captured = true; /* and from here on the object's, which may free it */

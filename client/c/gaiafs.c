@@ -57,10 +57,10 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	if (kind == NULL)
 		return gaiafs_failed(f, ENOTSUP, "device %u has memory of kind %u, which this library cannot map",
 				     reply.device, reply.kind);
-	/* No other GPU than the one that was asked for. */
-	if (kind == &gaiafs_cuda_kind &&
-	    (r->m->cuda == NULL || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
-		return gaiafs_failed(f, EPROTO, "the daemon mapped memory of another GPU than the one that was asked for");
+	/* A GPU was asked for, and no other one will do. */
+	if ((r->m->kind != NULL || kind == &gaiafs_cuda_kind) &&
+	    (r->m->kind != kind || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
+		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
 	r->m->kind = kind;
 	return kind->begin(r->m, r->addr, r->flags, f);
 }
@@ -122,9 +122,11 @@ static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, u
 	size_t n;
 
 	/* A process's CUDA numbers are its own, so a GPU is asked for by its UUID. */
-	if (m->cuda == NULL && (gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0 &&
-	    gaiafs_cuda_open(m->dev, &m->cuda, f) != 0)
-		return f->errnum;
+	if ((gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0) {
+		if (gaiafs_cuda_open(m->dev, &m->cuda, f) != 0)
+			return f->errnum;
+		m->kind = &gaiafs_cuda_kind;
+	}
 	n = gaiafs_put_map(body, grant->token, (uint32_t)m->dev, m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none, prot,
 			   map_flags, m->off, m->len);
 	if (gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request) != 0) {
@@ -165,6 +167,8 @@ static int open_mapping(struct gaiafs_mapping *m, void *addr, int flags, struct 
 	gaiafs_table_cancel(m);
 	if (m->kind != NULL)
 		(void)m->kind->drop(m, &second);
+	gaiafs_cuda_free(m->cuda);
+	m->cuda = NULL;
 	m->kind = NULL;
 	if (r.known)
 		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second);

@@ -12,8 +12,8 @@
  * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections, and
  * leaks the few structures that threads it does not have were using.
  *
- * No call of libcuda is made under a lock but that of an import, under gaiafs_fd_lock: CUDA runs the host functions of
- * stream.c, which take these locks, and it has fork handlers of its own.
+ * No call of libcuda is made under one of these but an import, under gaiafs_fd_lock: the host functions of stream.c take
+ * them, in threads of CUDA's. cuda.c has a lock of its own, the last to be taken, for a device's context.
  */
 #ifndef GAIAFS_INTERNAL_H
 #define GAIAFS_INTERNAL_H
@@ -95,8 +95,8 @@ struct gaiafs_mapping;
 
 /*
  * How the memory of one kind of device is mapped: begin, add for each extent in order, finish, which leaves m in the table
- * with its base; then leave and drop, in this order, also where one of the others failed. int functions return 0, or an
- * errno with *f filled in.
+ * with its base; then leave, if m came into the table, and drop, also where one of the others failed or was not called. int
+ * functions return 0, or an errno with *f filled in.
  */
 struct gaiafs_kind {
 	uint32_t number;
@@ -118,7 +118,8 @@ extern const struct gaiafs_kind gaiafs_cuda_kind;
 /* A GPU as a mapping uses it. */
 struct gaiafs_cuda;
 
-/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID. */
+/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID, and sees to a context. The
+ * drop of gaiafs_cuda_kind gives back what it took, and gaiafs_cuda_free only frees memory, also after fork. */
 int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **c, struct gaiafs_fail *f);
 const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
 void gaiafs_cuda_free(struct gaiafs_cuda *c);
@@ -126,9 +127,10 @@ void gaiafs_cuda_free(struct gaiafs_cuda *c);
 /* Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that runs. */
 struct gaiafs_work {
 	void (*run)(void *work);
-	void (*free)(void *work); /* of captured work: no graph will run it any more */
-	void *context;            /* of the stream, once known; atomic */
-	bool captured;            /* immutable once enqueued */
+	void (*leave)(void *work); /* a graph is about to capture the work */
+	void (*free)(void *work);  /* of captured work: no graph will run it any more */
+	void *context;             /* of the stream, once known; atomic */
+	bool captured;             /* immutable once enqueued */
 };
 
 /*
@@ -160,7 +162,7 @@ struct gaiafs_mapping {
 	uint64_t id;     /* the daemon's number; immutable once ready */
 	uint64_t serial; /* of no other mapping of this process; immutable once in the table */
 	unsigned generation;            /* of the process that made it; immutable once in the table */
-	const struct gaiafs_kind *kind; /* immutable once in the table */
+	const struct gaiafs_kind *kind; /* NULL: not known yet; immutable once in the table */
 	struct gaiafs_conn *conn;       /* immutable once ready */
 	struct gaiafs_cuda *cuda;       /* where dev is a GPU */
 

@@ -124,36 +124,53 @@ static void run(void *work)
 		run_once(l);
 }
 
+/* leave takes a call out of its mapping's list: a graph is about to have it, and may free it at any time. */
+static void leave(void *work)
+{
+	struct gaiafs_later *l = work;
+	struct gaiafs_mapping *m;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	m = mapping_locked(l);
+	if (m != NULL)
+		unlist_locked(m, l);
+	pthread_mutex_unlock(&gaiafs_table_lock);
+}
+
 /* enqueue makes a call of m later. The range lies within m. */
 static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool release, void *stream, struct gaiafs_fail *f)
 {
+	struct gaiafs_later here = { .started = true }; /* keeps m until this is done, whatever becomes of l */
 	struct gaiafs_later *l = calloc(1, sizeof *l);
 	bool captured = false;
-	int err;
+	int err = 0;
 
 	if (l == NULL) {
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
 		return;
 	}
-	*l = (struct gaiafs_later){ .work = { .run = run, .free = free }, .addr = addr, .len = len, .release = release,
-				    .serial = m->serial };
+	*l = (struct gaiafs_later){ .work = { .run = run, .leave = leave, .free = free }, .addr = addr, .len = len,
+				    .release = release, .serial = m->serial };
 	pthread_mutex_lock(&gaiafs_table_lock);
-	if (m->listed)
+	if (m->listed) {
+		list_locked(m, &here);
 		list_locked(m, l);
-	else
-		(void)gaiafs_failed(f, ENOMEM, "the mapping is gone");
+	} else {
+		err = gaiafs_failed(f, ENOMEM, "the mapping is gone");
+	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	if (f->errnum != 0) {
+	if (err != 0) {
 		free(l);
 		return;
 	}
 	err = gaiafs_cuda_enqueue(m->cuda, stream, &l->work, &captured, f);
-	if (err == 0 && !captured)
-		return; /* l is the stream's, and may be gone */
+	/* l is the stream's, or the graph's, and may be gone; or this function's, if the call failed without a graph. */
 	pthread_mutex_lock(&gaiafs_table_lock);
-	unlist_locked(m, l);
+	unlist_locked(m, &here);
+	if (err != 0 && !captured)
+		unlist_locked(m, l);
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	if (!captured)
+	if (err != 0 && !captured)
 		free(l);
 }
 

@@ -71,9 +71,10 @@ var rules = []rule{
 	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
 	{"internal/fakecuda", []string{testify}, true},
-	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "pagecache", "internal/fakecuda", "internal/page", testify, sys}, true},
-	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testmount", testify, rapid, sys}, true},
-	{"internal/stress", []string{"client/go", "internal/page", "internal/testmount", testify, sys}, true},
+	{"internal/testdevice", []string{"gpubackend", "gpubackend/emulated", "gpubackend/cuda"}, true},
+	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys}, true},
+	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testdevice", "internal/testmount", testify, rapid, sys}, true},
+	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify, sys}, true},
 }
 
 // forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it needs,

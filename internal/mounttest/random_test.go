@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/model"
-	"github.com/gaiafs/gaiafs/internal/testmount"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 var (
@@ -146,9 +146,9 @@ func (x *system) converged(run *model.Run) error {
 func layoutOf(writeBack bool) model.Layout {
 	l := model.DefaultLayout(writeBack)
 	l.ReadAhead = true
-	l.Devices = testmount.Devices(l.Devices)
+	l.Devices = testdevice.Count(l.Devices)
 	for i, d := range l.GPUs {
-		l.GPUs[i] = testmount.Device(d)
+		l.GPUs[i] = testdevice.Number(d)
 	}
 	return l
 }
@@ -173,7 +173,7 @@ func TestRandomPrograms(t *testing.T) {
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			if mode.disguised {
-				testmount.Emulated(t, "there is a libcuda that is not fake")
+				testdevice.Emulated(t, "there is a libcuda that is not fake")
 			}
 			x := newSystem(t, layoutOf(mode.writeBack), mode.interval, mode.disguised)
 			start, done := time.Now(), 0

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -37,7 +38,7 @@ func victim(args []string) error {
 		return err
 	}
 	size := int64(pages) * 4096
-	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
+	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
 	if err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func victim(args []string) error {
 			err = m.Sync(0, size)
 		case "map":
 			var again *gaiafs.Mapping
-			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, testmount.Device(device), gaiafs.Lazy()); err == nil {
+			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, testdevice.Number(device), gaiafs.Lazy()); err == nil {
 				err = again.Close()
 			}
 		case "store":

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -102,7 +103,7 @@ func gpu(t testing.TB, path string, length int64, device int) *gaiafs.Mapping {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, length, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
+	m, err := gaiafs.Map(f, 0, length, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m

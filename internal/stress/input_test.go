@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -319,7 +320,7 @@ func TestThousandClients(t *testing.T) {
 // TestOutOfDescriptors lets the daemon run out of descriptors. Opening fails then, what is open works, and when files are
 // closed everything works again.
 func TestOutOfDescriptors(t *testing.T) {
-	testmount.Emulated(t, "the driver opens descriptors of its own, and how many is not known")
+	testdevice.Emulated(t, "the driver opens descriptors of its own, and how many is not known")
 	m := testmount.Start(t, testmount.Options{Limit: 100})
 	for i := range 200 {
 		require.NoError(t, os.WriteFile(m.Path(fmt.Sprint("file", i)), []byte("content"), 0o600))

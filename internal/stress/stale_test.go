@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -137,7 +138,7 @@ func fields(args []string) error {
 		return err
 	}
 	const size = slotPages * 4096
-	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
+	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
-	"github.com/gaiafs/gaiafs/internal/testmount"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // The file that writers of all kinds share. A page has a slot for each of eight writers, so all of them write all of its
@@ -230,7 +230,7 @@ func newGPUWriter(path string, writer, device int) (storer, error) {
 		return nil, err
 	}
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, sharedBytes, gaiafs.ProtRead|gaiafs.ProtWrite, testmount.Device(device))
+	m, err := gaiafs.Map(f, 0, sharedBytes, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
 	return &gpuWriter{m: m, writer: writer}, err
 }
 

@@ -29,6 +29,9 @@ import (
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/fakecuda"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -39,7 +42,7 @@ type Options struct {
 	// Source is the backing directory; "" stands for a fresh one.
 	Source string
 	// Devices is the number of devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each. They are emulated, or
-	// the GPUs that the environment names, see Device; of those there may be fewer.
+	// the GPUs that the environment names, see package testdevice; of those there may be fewer.
 	Devices int
 	Memory  int64
 	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their memory
@@ -98,6 +101,29 @@ func Main() {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// disguise is an emulated device that says that it is a CUDA device.
+type disguise struct{ gpubackend.Device }
+
+func (d disguise) Info() gpubackend.Info {
+	info := d.Device.Info()
+	info.Kind = gpubackend.KindCUDA
+	info.UUID = fakecuda.UUID(info.Ordinal)
+	return info
+}
+
+// open makes device i of the mount.
+func (o Options) open(i int) (gpubackend.Device, error) {
+	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison}
+	if !o.Disguised {
+		return testdevice.Open(e)
+	}
+	d, err := emulated.New(e)
+	if err != nil {
+		return nil, err
+	}
+	return disguise{d}, nil
 }
 
 type granter struct{ *control.Server }
@@ -209,8 +235,8 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 		o.Devices = 0
 	}
 	if !o.Disguised && o.Devices > 0 {
-		requireGPUs(t)
-		o.Devices = Devices(o.Devices)
+		testdevice.Require(t)
+		o.Devices = testdevice.Count(o.Devices)
 	}
 	if o.Memory == 0 {
 		o.Memory = 256 << 20

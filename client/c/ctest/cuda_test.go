@@ -1,7 +1,11 @@
 package ctest
 
 import (
+	"context"
 	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,11 +50,50 @@ func TestCUDA(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, cmd.Wait())
 			})
+			t.Run("late-failure-at-msync", func(t *testing.T) {
+				d := startGPUs(t, libcuda)
+				var asked atomic.Int32
+				d.cache.Gate = func(context.Context) error {
+					if asked.Add(1) == 1 {
+						return syscall.EIO
+					}
+					return nil
+				}
+				d.run(client, "late-failure-at-msync", d.file())
+				d.waitMapped(0)
+			})
 			t.Run("lost-context", func(t *testing.T) {
 				d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuStreamQuery:700")
 				d.run(client, "lost-context", d.file())
 				d.waitMapped(0)
 			})
+		})
+	}
+}
+
+// TestGraphs has streams captured, by a fake libcuda that has graphs too.
+func TestGraphs(t *testing.T) {
+	fakecuda.Dir(t) // skips where it cannot be built
+	build := func(flags ...string) (dir string) {
+		dir = t.TempDir()
+		run(t, "cc", append(flags, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread",
+			"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(dir, "libcuda.so.1"), "testdata/graphs.c")...)
+		return dir
+	}
+	libcuda, old := build(), build("-DOLD_DRIVER")
+	for name := range builds {
+		t.Run(name, func(t *testing.T) {
+			client := compile(t, "cuda", name)
+			d := startGPUs(t, libcuda)
+			d.run(client, "graphs", d.file())
+			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuLaunchHostFunc"} {
+				d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
+				d.run(client, "failing-capture", d.file())
+				d.waitMapped(0)
+			}
+			d = startGPUs(t, old)
+			d.run(client, "old-driver", d.file())
+			d.waitMapped(0)
 		})
 	}
 }

@@ -91,7 +91,7 @@ killed() {
 	wait "$pid" 2>/dev/null
 	[ $status = 0 ] || return 1
 	same "$file" "$words" || { echo "the words are not in the file 20 s after the kill"; return 1; }
-	"$work/bin/scenarios" pointer "$work/one" || { echo "the mount does not work afterwards"; return 1; }
+	timeout "$LIMIT" "$work/bin/scenarios" pointer "$work/one" || { echo "the mount does not work afterwards"; return 1; }
 	"$GAIAFS" status "$work/one" >/dev/null || { echo "gaiafs status fails"; return 1; }
 }
 

@@ -9,6 +9,7 @@
 
 typedef void *context;
 typedef void *stream;
+typedef void *graph;
 
 static struct {
 	int (*get_current)(context *);
@@ -19,6 +20,12 @@ static struct {
 	int (*stream_wait)(stream);
 	int (*host_func)(stream, void (*)(void *), void *);
 	int (*pointer_attribute)(void *, int, uint64_t);
+	int (*primary_state)(int, unsigned *, int *);
+	/* Only where there are graphs. */
+	int (*begin_capture)(stream, int);
+	int (*end_capture)(stream, graph *);
+	int (*launch_graph)(graph, stream);
+	int (*destroy_graph)(graph);
 } cu;
 
 /* load finds the library that the mapping calls loaded, or loads it. */
@@ -27,15 +34,21 @@ static void load_cuda(void)
 	static const struct {
 		void *slot;
 		const char *name;
+		bool of_graphs;
 	} symbols[] = {
-		{ &cu.get_current, "cuCtxGetCurrent" },
-		{ &cu.set_current, "cuCtxSetCurrent" },
-		{ &cu.retain, "cuDevicePrimaryCtxRetain" },
-		{ &cu.stream_create, "cuStreamCreate" },
-		{ &cu.stream_destroy, "cuStreamDestroy_v2" },
-		{ &cu.stream_wait, "cuStreamSynchronize" },
-		{ &cu.host_func, "cuLaunchHostFunc" },
-		{ &cu.pointer_attribute, "cuPointerGetAttribute" },
+		{ &cu.get_current, "cuCtxGetCurrent", false },
+		{ &cu.set_current, "cuCtxSetCurrent", false },
+		{ &cu.retain, "cuDevicePrimaryCtxRetain", false },
+		{ &cu.stream_create, "cuStreamCreate", false },
+		{ &cu.stream_destroy, "cuStreamDestroy_v2", false },
+		{ &cu.stream_wait, "cuStreamSynchronize", false },
+		{ &cu.host_func, "cuLaunchHostFunc", false },
+		{ &cu.pointer_attribute, "cuPointerGetAttribute", false },
+		{ &cu.primary_state, "cuDevicePrimaryCtxGetState", false },
+		{ &cu.begin_capture, "cuStreamBeginCapture_v2", true },
+		{ &cu.end_capture, "cuStreamEndCapture", true },
+		{ &cu.launch_graph, "cuGraphLaunch", true },
+		{ &cu.destroy_graph, "cuGraphDestroy", true },
 	};
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 	int (*init)(unsigned);
@@ -43,7 +56,7 @@ static void load_cuda(void)
 	CHECK(library != NULL);
 	for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
 		void *found = dlsym(library, symbols[i].name);
-		CHECK(found != NULL);
+		CHECK(found != NULL || symbols[i].of_graphs);
 		memcpy(symbols[i].slot, &found, sizeof found);
 	}
 	void *found = dlsym(library, "cuInit");
@@ -67,6 +80,15 @@ static context use(int device)
 	CHECK(cu.retain(&c, device) == 0);
 	CHECK(cu.set_current(c) == 0);
 	return c;
+}
+
+static bool retained(int device)
+{
+	unsigned flags;
+	int active = -1;
+
+	CHECK(cu.primary_state(device, &flags, &active) == 0);
+	return active != 0;
 }
 
 static int descriptors(void)
@@ -159,7 +181,12 @@ static void bad(const char *path)
 	MMAP_FAILS(gaia_mmap(there, PAGE, PROT_READ, MAP_FIXED_NOREPLACE, fd, 0, 0), EINVAL);
 	uint8_t *p = gaia_mmap(there, PAGE, PROT_READ, 0, fd, PAGE, 0); /* a hint */
 	CHECK(p != MAP_FAILED && p[0] == at(PAGE));
+
+	/* The device's context is kept as long as the mapping. */
+	load_cuda();
+	CHECK(retained(0));
 	CHECK(gaia_munmap(p, PAGE) == 0);
+	CHECK(!retained(0));
 }
 
 /* Extents of more than one frame: a file that has extents of one size, and grew. */
@@ -200,6 +227,10 @@ static void failing(const char *path, const char *call)
 		CHECK(strstr(gaia_error(), call) != NULL);
 	}
 	CHECK(descriptors() == before);
+	if (strcmp(call, "cuInit") != 0) {
+		load_cuda();
+		CHECK(!retained(0));
+	}
 }
 
 /* The mapping is made, and cannot be taken away as it should be. */
@@ -350,6 +381,87 @@ static void wrong_stream(const char *path)
 	CHECK(gaia_munmap(p, PAGE) == 0);
 }
 
+static void change_byte(void *unused)
+{
+	(void)unused;
+	device_memory[0]++;
+}
+
+/* A graph acquires and releases whenever it runs, and is told when its mapping is gone. */
+static void graphs(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), *q, b = 0;
+	graph g, late;
+	stream s;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	device_memory = p;
+	CHECK(cu.stream_create(&s, 0) == 0);
+	CHECK(cu.begin_capture(s, 0) == 0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
+	CHECK(cu.host_func(s, change_byte, NULL) == 0);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
+	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0); /* which a capture does not forbid */
+	CHECK(q != MAP_FAILED);
+	CHECK(cu.end_capture(s, &g) == 0);
+	CHECK(pread(fd, &b, 1, 0) == 1 && b == at(0));
+	for (uint8_t i = 10; i < 30; i++) {
+		CHECK(pwrite(fd, &i, 1, 0) == 1);
+		CHECK(cu.launch_graph(g, s) == 0 && cu.stream_wait(s) == 0);
+		CHECK(gaia_async_error(p) == 0);
+		CHECK(pread(fd, &b, 1, 0) == 1 && b == i + 1);
+	}
+	CHECK(cu.begin_capture(s, 0) == 0);
+	CHECK(gaia_mrelease_async(q, PAGE, 0, s) == 0);
+	CHECK(cu.end_capture(s, &late) == 0);
+	CHECK(gaia_munmap(q, PAGE) == 0); /* a graph that does not run keeps nothing */
+	CHECK(gaia_async_error(NULL) == 0);
+	CHECK(cu.launch_graph(late, s) == 0 && cu.stream_wait(s) == 0);
+	FAILS(gaia_async_error(NULL), ENOMEM);
+	CHECK(gaia_async_error(NULL) == 0);
+	/* Not even where the addresses have another mapping: it is not the graph's. */
+	q = gaia_mmap(q, PAGE, PROT_WRITE, 0, fd, PAGE, 0);
+	CHECK(q != MAP_FAILED);
+	CHECK(cu.launch_graph(late, s) == 0 && cu.stream_wait(s) == 0);
+	CHECK(gaia_async_error(q) == 0);
+	FAILS(gaia_async_error(NULL), ENOMEM);
+	CHECK(cu.destroy_graph(late) == 0 && cu.destroy_graph(g) == 0);
+	CHECK(gaia_munmap(q, PAGE) == 0 && gaia_munmap(p, PAGE) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* The graph cannot keep what the call needs, for want of memory or of a newer driver. */
+static void no_capture(const char *path, int want)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	graph g;
+	stream s;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s, 0) == 0 && cu.begin_capture(s, 0) == 0);
+	FAILS(gaia_macquire_async(p, PAGE, 0, s), want);
+	CHECK(cu.end_capture(s, &g) == 0 && cu.destroy_graph(g) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+static void failing_capture(const char *path)
+{
+	no_capture(path, ENOMEM);
+}
+
+static void old_driver(const char *path)
+{
+	no_capture(path, ENOTSUP);
+	CHECK(strstr(gaia_error(), "CUDA 11.3") != NULL);
+}
+
 /* The launch is refused; the environment says so. */
 static void no_launch(const char *path)
 {
@@ -453,6 +565,25 @@ static void late_failure(const char *path)
 	CHECK(cu.stream_wait(s) == 0);
 	FAILS(gaia_munmap(p, PAGE), ENOTCONN);
 	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* The daemon refuses the first acquire. msync, whose own work succeeds, is told so, once. */
+static void late_failure_at_msync(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, NULL) == 0);
+	CHECK(cu.stream_wait(NULL) == 0);
+	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* speaks of itself only */
+	CHECK(gaia_macquire(p, PAGE, 0) == 0);
+	FAILS(gaia_msync(p, PAGE, MS_SYNC), EIO);
+	CHECK(gaia_msync(p, PAGE, MS_SYNC) == 0);
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
 }
 
 /* fork and threads */
@@ -577,10 +708,14 @@ int main(int argc, char **argv)
 		{ "default-stream", default_stream },
 		{ "null-stream", null_stream },
 		{ "wrong-stream", wrong_stream },
+		{ "graphs", graphs },
+		{ "failing-capture", failing_capture },
+		{ "old-driver", old_driver },
 		{ "no-launch", no_launch },
 		{ "munmap-waits", munmap_waits },
 		{ "lost-context", lost_context },
 		{ "late-failure", late_failure },
+		{ "late-failure-at-msync", late_failure_at_msync },
 		{ "forks", forks },
 		{ "forks-before", forks_before },
 		{ "threads", threads },

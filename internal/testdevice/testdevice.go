@@ -1,4 +1,6 @@
-package testmount
+// Package testdevice gives tests their devices: emulated ones, or the machine's GPUs where the environment says so
+// (GAIAFS_TEST_GPUS=cuda:0,1). The same tests run on either kind.
+package testdevice
 
 import (
 	"fmt"
@@ -10,7 +12,6 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/cuda"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
-	"github.com/gaiafs/gaiafs/internal/fakecuda"
 )
 
 // gpusVariable has tests use GPUs in the place of emulated devices: cuda:0,1 and so on, as --gpus. Numbers begin at 0, since
@@ -34,24 +35,26 @@ func gpus() (int, error) {
 	return len(numbers), nil
 }
 
+// mustGPUs is gpus for callers that have no test to fail. What is written wrong ends the process.
 func mustGPUs() int {
 	n, err := gpus()
 	if err != nil {
-		panic(err)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
 	}
 	return n
 }
 
-// Devices returns how many of n devices a mount of the test has: all of emulated ones, and of GPUs those that there are.
-func Devices(n int) int {
+// Count returns how many of n devices a test has: all of emulated ones, and of GPUs those that there are.
+func Count(n int) int {
 	if g := mustGPUs(); g > 0 {
 		return min(n, g)
 	}
 	return n
 }
 
-// Device returns the number of the device that stands in for device i. Where there are too few GPUs, several share one.
-func Device(i int) int {
+// Number returns the number of the device that stands in for device i. Where there are too few GPUs, several share one.
+func Number(i int) int {
 	if g := mustGPUs(); g > 0 && i >= 0 {
 		return i % g
 	}
@@ -66,8 +69,8 @@ func Emulated(t testing.TB, why string) {
 	}
 }
 
-// requireGPUs skips a test on GPUs that cannot be used, or fails it where GAIAFS_REQUIRE_GPU is 1.
-func requireGPUs(t testing.TB) {
+// Require skips a test where the GPUs that are asked for cannot be used, or fails it if GAIAFS_REQUIRE_GPU is 1.
+func Require(t testing.TB) {
 	t.Helper()
 	n := mustGPUs()
 	if n == 0 {
@@ -91,24 +94,10 @@ func requireGPUs(t testing.TB) {
 	}
 }
 
-// disguise is an emulated device that says that it is a CUDA device.
-type disguise struct{ gpubackend.Device }
-
-func (d disguise) Info() gpubackend.Info {
-	info := d.Device.Info()
-	info.Kind = gpubackend.KindCUDA
-	info.UUID = fakecuda.UUID(info.Ordinal)
-	return info
-}
-
-// open makes device i of the mount.
-func (o Options) open(i int) (gpubackend.Device, error) {
-	if mustGPUs() > 0 && !o.Disguised {
-		return cuda.Open(cuda.Options{Ordinal: i, CUDA: i, Memory: o.Memory})
+// Open makes the device of that number: emulated, poisoned and with that key as its options say, or the GPU.
+func Open(o emulated.Options) (gpubackend.Device, error) {
+	if mustGPUs() > 0 {
+		return cuda.Open(cuda.Options{Ordinal: o.Ordinal, CUDA: o.Ordinal, Memory: o.Memory, Key: o.Key})
 	}
-	d, err := emulated.New(emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison})
-	if err != nil || !o.Disguised {
-		return d, err
-	}
-	return disguise{d}, nil
+	return emulated.New(o)
 }

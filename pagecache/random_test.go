@@ -1,0 +1,135 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// TestRandomDevices has programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte i
+// belongs to writer i mod 4, so that what each must see is known: of its device all it stored, of others what they released
+// or stored since, for a collect may carry more than what was released.
+// Peer copies are of any length, so that they meet everything else.
+func TestRandomDevices(t *testing.T) {
+	for seed := range uint64(40) {
+		randomDevices(t, seed)
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func randomDevices(t *testing.T, seed uint64) {
+	const devices, pages, cpu = 3, 24, 3
+	const size = pages*page.Size - 5
+	rnd := rand.New(rand.NewPCG(seed, 11))
+	m := newMachine(t, devices)
+	m.cache.leastPeer = 1
+	src := m.noisyFile(size)
+	// One mapping keeps the File, so that CPU writes go through it.
+	m.run(src, 0, 0, page.Size, false)
+	released := bytes.Clone(src.home.data)
+	var stored [devices]map[int][]byte // since it was released, the last one last
+	var programs [devices][]*program
+	for d := range stored {
+		stored[d] = map[int][]byte{}
+	}
+	publish := func(d int, rg page.Range) {
+		for at, all := range stored[d] {
+			if rg.Contains(page.Index(at >> page.Shift)) {
+				released[at] = all[len(all)-1]
+				delete(stored[d], at)
+			}
+		}
+	}
+	// check compares what somebody sees from byte first on: device viewer, or the CPU.
+	check := func(viewer, first int, got []byte) {
+		t.Helper()
+		for i, b := range got {
+			at := first + i
+			if at >= size {
+				require.Zero(t, b, "seed %d: past end of file", seed)
+				continue
+			}
+			var all []byte
+			if o := at % 4; o != cpu {
+				all = stored[o][at]
+			}
+			switch mine := at%4 == viewer; {
+			case mine && len(all) > 0 && b == all[len(all)-1], !mine && bytes.IndexByte(all, b) >= 0:
+			case (!mine || len(all) == 0) && b == released[at]:
+			default:
+				t.Fatalf("seed %d: %d has %d at byte %d of page %d, want %d or of %v", seed, viewer, b, at%page.Size, at>>page.Shift, released[at], all)
+			}
+		}
+	}
+	for range 300 {
+		d := rnd.IntN(devices)
+		var p *program
+		if n := len(programs[d]); n > 0 {
+			p = programs[d][rnd.IntN(n)]
+		}
+		switch op := rnd.IntN(12); {
+		case op < 2 || p == nil:
+			from := rnd.IntN(pages)
+			n := 1 + rnd.IntN(pages-from)
+			q := m.run(src, d, int64(from)*page.Size, int64(n)*page.Size, rnd.IntN(2) == 0)
+			programs[d] = append(programs[d], q)
+			check(d, int(q.pages.Offset()), q.mem)
+		case op < 6 && p.writable:
+			at := int(p.pages.Offset()) + rnd.IntN(len(p.mem))
+			if at = at - at%4 + d; at < size {
+				b := byte(rnd.Uint32())
+				p.mem[at-int(p.pages.Offset())] = b
+				stored[d][at] = append(stored[d][at], b)
+			}
+		case op < 8:
+			p.release()
+			if p.writable {
+				publish(d, p.pages)
+			}
+		case op == 8:
+			p.acquire()
+			check(d, int(p.pages.Offset()), p.mem)
+		case op == 9:
+			at := rnd.IntN(size/4)*4 + cpu
+			b := byte(rnd.Uint32())
+			src.write(t, at, []byte{b})
+			released[at] = b
+		case op == 10:
+			from := rnd.IntN(pages) * page.Size
+			n := min(size-from, page.Size*(1+rnd.IntN(4)))
+			check(cpu, from, src.read(t, from, n))
+		default:
+			p.unmap()
+			if p.writable {
+				publish(d, p.pages)
+			}
+			for i, q := range programs[d] {
+				if q == p {
+					programs[d] = append(programs[d][:i], programs[d][i+1:]...)
+					break
+				}
+			}
+			m.cache.collectDue(context.Background()) // stops tracking what nobody maps for writing
+		}
+	}
+	for d := range programs {
+		for _, p := range programs[d] {
+			p.unmap()
+			if p.writable {
+				publish(d, p.pages)
+			}
+		}
+	}
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.True(t, bytes.Equal(released, src.home.bytes(0, size)), "seed %d: home", seed)
+	if seed == 0 {
+		require.Positive(t, peerPages(src.attached))
+	}
+}
