@@ -51,7 +51,8 @@ done
 budget=${budget:-$([ $quick = 1 ] && echo 420 || echo 1500)}
 [[ $budget =~ ^[1-9][0-9]*$ ]] || die "--time $budget is no number of seconds"
 if [ -z "$gpus" ]; then
-	count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+	count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+	[ "$count" -gt 0 ] || [ $list = 1 ] || die "nvidia-smi finds no GPU here: name those to use with --gpus 0,1, or --gpus emulated:2"
 	gpus=$(seq -s , 0 $((count > 0 ? count - 1 : 0)))
 fi
 emulated=0
