@@ -18,20 +18,22 @@ func sameDevice(a, b fs.FileInfo) bool {
 	return ok && ok2 && x.Dev == y.Dev
 }
 
-// dropCaches brings a file to the disk and makes the kernel forget its bytes. Root drops the machine's caches with it.
-func dropCaches(path string) error {
+// dropCaches brings a file to the disk and makes the kernel forget its bytes, and the machine's other caches where this
+// process may: all reports whether it did.
+func dropCaches(path string) (all bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer f.Close()
 	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
-		return err
+		return false, err
 	}
-	if os.Geteuid() == 0 {
-		return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
+	err = os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return false, nil
 	}
-	return nil
+	return err == nil, err
 }
 
 // warmUp reads those of the first n bytes of a file that the kernel does not hold.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/gaiafs/gaiafs/bench/rows"
@@ -42,13 +41,21 @@ func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side
 				return 0, err
 			}
 			defer f.Close()
-			start := time.Now()
-			m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, g.device())
-			took := time.Since(start)
+			var m *gaiafs.Mapping
+			var took time.Duration
+			counters, err := s.mount.counted(func() error {
+				start := time.Now()
+				m, err = gaiafs.Map(f, 0, n, gaiafs.ProtRead, g.device())
+				took = time.Since(start)
+				return err
+			})
 			if err != nil {
 				return 0, err
 			}
-			return gigabytes(n, took), errors.Join(s.check.data(g, addressOf(m), n, d), m.Close())
+			if filled, want := counters["filled_pages"], (n+pageSize-1)/pageSize; filled != want {
+				err = fmt.Errorf("%d pages were brought to the device, and not all %d: it had the others", filled, want)
+			}
+			return gigabytes(n, took), errors.Join(err, s.check.data(g, addressOf(m), n, d), m.Close())
 		},
 	}
 }
@@ -63,12 +70,13 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	path := s.mount.home(d.name)
-	drop := func() error { return dropCaches(path) }
-	// A slow disk gets less to read: its speed shows in a few seconds.
-	first := min(d.size, 512<<20)
-	if err := drop(); err != nil {
+	drop := func() error { _, err := dropCaches(path); return err }
+	all, err := dropCaches(path)
+	if err != nil {
 		return nil, err
 	}
+	// A slow disk gets less to read: its speed shows in a few seconds.
+	first := min(d.size, 512<<20)
 	took, err := readDirect(path, first)
 	if err != nil {
 		return nil, err
@@ -76,8 +84,8 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	n := min(d.size, max(1<<30, int64(float64(first)*coldRound.Seconds()/took.Seconds())&^(pieceSize-1)))
 	disk := "disk, O_DIRECT"
 	note := fmt.Sprintf("the disk is read by %d requests of %s at once", directReads, sizeText(directRead))
-	if os.Geteuid() != 0 {
-		note += "; not root, so only the file's own pages were dropped"
+	if !all {
+		note += "; without the right to drop all caches, the file's own pages were"
 	}
 	return []rows.Row{{
 		Group: "cold", Name: "cold file to VRAM, " + sizeText(n), Unit: rows.GBPerSecond,

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -68,7 +69,7 @@ func work(in io.Reader, out io.Writer) error {
 		}
 		a, err := w.carryOut(o)
 		if err != nil {
-			a.Err, a.Missing = err.Error(), errors.Is(err, errMissing)
+			a.Err, a.Missing = strings.TrimPrefix(err.Error(), errMissing.Error()+": "), errors.Is(err, errMissing)
 		}
 		if err := answers.Encode(a); err != nil {
 			return err
