@@ -27,6 +27,9 @@ include client/c/build.mk
 # The page kernels for NVIDIA GPUs.
 include gpubackend/cuda/build.mk
 
+# The benchmarks on GPUs, and the bundle that takes them there.
+include bench/gpu/build.mk
+
 ##@ The two that a newcomer needs
 
 .PHONY: demo
@@ -123,4 +126,4 @@ bench: build ## Compare with what there is, and print a table of ratios
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+		/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile bench/gpu/build.mk

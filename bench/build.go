@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
 // builtModules are compiled in the Go build: modules that this program was built with and that need no others.
@@ -25,15 +27,15 @@ type goBuild struct {
 	edits   int
 }
 
-func buildRows(ctx context.Context, s *session, places []*place) ([]row, error) {
+func buildRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
 	if _, err := exec.LookPath("go"); err != nil {
-		return []row{skippedRow("go build", "there is no go command")}, nil
+		return []rows.Row{skippedRow("go build", "there is no go command")}, nil
 	}
 	b := &goBuild{sources: make(map[string]string)}
 	for module := range builtModules {
 		dir, _, err := command(ctx, "", nil, "go", "list", "-m", "-f", "{{.Dir}}", module)
 		if err != nil || dir == "" {
-			return []row{skippedRow("go build", "run it in the module's directory, after `go mod download`")}, nil
+			return []rows.Row{skippedRow("go build", "run it in the module's directory, after `go mod download`")}, nil
 		}
 		b.sources[module] = dir
 	}
@@ -42,7 +44,7 @@ func buildRows(ctx context.Context, s *session, places []*place) ([]row, error) 
 			_ = os.RemoveAll(p.path("build"))
 		}
 	})
-	return []row{perPlace("go build", seconds, places, b.prepare, func(ctx context.Context, p *place) (float64, error) {
+	return []rows.Row{perPlace("go build", rows.Seconds, places, b.prepare, func(ctx context.Context, p *place) (float64, error) {
 		took, err := b.run(ctx, p)
 		return took.Seconds(), err
 	})}, nil

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/bench/rows"
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
@@ -101,7 +102,7 @@ func (d *deviceFile) modify(m *gaiafs.Mapping) {
 	}
 }
 
-func deviceRows(_ context.Context, s *session) ([]row, error) {
+func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 	p, err := s.place(placeGaiafs)
 	if err != nil {
 		return nil, err
@@ -125,13 +126,13 @@ func deviceRows(_ context.Context, s *session) ([]row, error) {
 		_ = os.Remove(backing.path(d.name))
 	})
 	size := fmt.Sprintf("%d MiB", d.size>>20)
-	rows := []row{d.mapRow("gaia_mmap cold, "+size, backing, true), d.mapRow("gaia_mmap warm, "+size, backing, false)}
-	rows = append(rows, d.secondMapRow("second gaia_mmap, another process, "+size))
-	return append(rows, d.callRows(size)...), nil
+	list := []rows.Row{d.mapRow("gaia_mmap cold, "+size, backing, true), d.mapRow("gaia_mmap warm, "+size, backing, false)}
+	list = append(list, d.secondMapRow("second gaia_mmap, another process, "+size))
+	return append(list, d.callRows(size)...), nil
 }
 
 // mapRow compares bringing the file onto a device with reading it into a buffer.
-func (d *deviceFile) mapRow(name string, backing *place, cold bool) row {
+func (d *deviceFile) mapRow(name string, backing *place, cold bool) rows.Row {
 	prepare := func(p *place) func(context.Context) error {
 		return func(ctx context.Context) error {
 			d.close()
@@ -151,8 +152,8 @@ func (d *deviceFile) mapRow(name string, backing *place, cold bool) row {
 			return rate(took), err
 		}
 	}
-	return row{group: "device", name: name, unit: mbPerSecond, sides: []side{
-		{name: "gaia_mmap", prepare: prepare(d.place), measure: func(context.Context) (float64, error) {
+	return rows.Row{Group: "device", Name: name, Unit: rows.MBPerSecond, Sides: []rows.Side{
+		{Name: "gaia_mmap", Prepare: prepare(d.place), Measure: func(context.Context) (float64, error) {
 			f, err := d.open()
 			if err != nil {
 				return 0, err
@@ -166,8 +167,8 @@ func (d *deviceFile) mapRow(name string, backing *place, cold bool) row {
 			}
 			return rate(took), m.Close()
 		}},
-		{name: "read(2) on gaiafs", prepare: prepare(d.place), measure: read(d.place)},
-		{name: "read(2) on backing", prepare: prepare(backing), measure: read(backing)},
+		{Name: "read(2) on gaiafs", Prepare: prepare(d.place), Measure: read(d.place)},
+		{Name: "read(2) on backing", Prepare: prepare(backing), Measure: read(backing)},
 	}}
 }
 
@@ -194,13 +195,13 @@ func readInto(path string, n int64) (time.Duration, error) {
 }
 
 // secondMapRow asks what the second process pays for a file that the device has.
-func (d *deviceFile) secondMapRow(name string) row {
+func (d *deviceFile) secondMapRow(name string) rows.Row {
 	var moved int64
-	return row{
-		group: "device", name: name, unit: milliseconds,
-		sides: []side{{name: "gaiafs",
-			prepare: func(context.Context) error { _, err := d.mapping(0, false); return err },
-			measure: func(ctx context.Context) (float64, error) {
+	return rows.Row{
+		Group: "device", Name: name, Unit: rows.Milliseconds,
+		Sides: []rows.Side{{Name: "gaiafs",
+			Prepare: func(context.Context) error { _, err := d.mapping(0, false); return err },
+			Measure: func(ctx context.Context) (float64, error) {
 				before, err := filledPages(d.place.dir)
 				if err != nil {
 					return 0, err
@@ -214,7 +215,7 @@ func (d *deviceFile) secondMapRow(name string) row {
 				return ms(took), err
 			},
 		}},
-		note: func() string { return fmt.Sprintf("%d bytes moved", moved) },
+		Note: func() string { return fmt.Sprintf("%d bytes moved", moved) },
 	}
 }
 
@@ -284,7 +285,7 @@ func mapOnce(path string, n int64) error {
 }
 
 // callRows ask what acquire and release cost on a mapping of the whole file.
-func (d *deviceFile) callRows(size string) []row {
+func (d *deviceFile) callRows(size string) []rows.Row {
 	// timed measures one call on a mapping.
 	timed := func(device int, writable bool, call func(m *gaiafs.Mapping) error) func(context.Context) (float64, error) {
 		return func(context.Context) (float64, error) {
@@ -313,25 +314,25 @@ func (d *deviceFile) callRows(size string) []row {
 		d.modify(d.mappings[mappingKey{0, true}])
 		return nil
 	}
-	return []row{
-		{group: "device", name: "macquire, nothing changed, " + size, unit: milliseconds, targets: []target{{limit: 1}},
-			sides: []side{{name: "gaiafs", prepare: settle(0, true), measure: timed(0, true, acquire)}}},
-		{group: "device", name: "mrelease, read-only, " + size, unit: milliseconds, targets: []target{{limit: 1}},
-			sides: []side{{name: "gaiafs", prepare: settle(0, false), measure: timed(0, false, release)}}},
-		{group: "device", name: "mrelease, writable, nothing changed, " + size, unit: milliseconds,
-			targets: []target{{against: "read pass", limit: 1 / 1.5}},
-			sides: []side{
-				{name: "gaiafs", prepare: settle(0, true), measure: timed(0, true, release)},
-				{name: "read pass", prepare: settle(0, true), measure: timed(0, true, func(m *gaiafs.Mapping) error {
+	return []rows.Row{
+		{Group: "device", Name: "macquire, nothing changed, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
+			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, acquire)}}},
+		{Group: "device", Name: "mrelease, read-only, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
+			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, false), Measure: timed(0, false, release)}}},
+		{Group: "device", Name: "mrelease, writable, nothing changed, " + size, Unit: rows.Milliseconds,
+			Targets: []rows.Target{{Against: "read pass", Limit: 1 / 1.5}},
+			Sides: []rows.Side{
+				{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, release)},
+				{Name: "read pass", Prepare: settle(0, true), Measure: timed(0, true, func(m *gaiafs.Mapping) error {
 					readPass(m.Bytes())
 					return nil
 				})},
 			}},
-		{group: "device", name: "mrelease, 1 % of the pages changed, " + size, unit: milliseconds,
-			sides: []side{{name: "gaiafs", prepare: modified, measure: timed(0, true, release)}}},
-		{group: "device", name: "macquire by another device, 1 % of the pages changed, " + size, unit: milliseconds,
-			sides: []side{{name: "gaiafs",
-				prepare: func(ctx context.Context) error {
+		{Group: "device", Name: "mrelease, 1 % of the pages changed, " + size, Unit: rows.Milliseconds,
+			Sides: []rows.Side{{Name: "gaiafs", Prepare: modified, Measure: timed(0, true, release)}}},
+		{Group: "device", Name: "macquire by another device, 1 % of the pages changed, " + size, Unit: rows.Milliseconds,
+			Sides: []rows.Side{{Name: "gaiafs",
+				Prepare: func(ctx context.Context) error {
 					if err := settle(1, true)(ctx); err != nil {
 						return err
 					}
@@ -341,7 +342,7 @@ func (d *deviceFile) callRows(size string) []row {
 					_, err := timed(0, true, release)(ctx)
 					return err
 				},
-				measure: timed(1, true, acquire)}}},
+				Measure: timed(1, true, acquire)}}},
 	}
 }
 

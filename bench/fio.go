@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gaiafs/gaiafs/bench/rows"
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
@@ -63,7 +64,7 @@ const (
 	fioJobs   = 4
 )
 
-func fioRows(_ context.Context, s *session) ([]row, error) {
+func fioRows(_ context.Context, s *session) ([]rows.Row, error) {
 	program, err := exec.LookPath("fio")
 	if err != nil {
 		return nil, skipped{"fio is not installed: `apt-get install fio` or `dnf install fio`"}
@@ -90,16 +91,16 @@ func fioRows(_ context.Context, s *session) ([]row, error) {
 	if err := fill(places[0].home(fioMapped+".0"), x.size); err != nil {
 		return nil, err
 	}
-	var rows []row
+	var list []rows.Row
 	for _, w := range fioWorkloads(s.quick) {
-		r := row{group: "fio", name: w.String(), unit: mbPerSecond}
+		r := rows.Row{Group: "fio", Name: w.String(), Unit: rows.MBPerSecond}
 		for _, p := range places {
-			r.sides = append(r.sides, x.side(p, fioFiles, w))
+			r.Sides = append(r.Sides, x.side(p, fioFiles, w))
 		}
-		r.targets = []target{{against: placeLoopback, limit: 1}, {against: placeLoopback1M, limit: 1}}
-		rows = append(rows, r)
+		r.Targets = []rows.Target{{Against: placeLoopback, Limit: 1}, {Against: placeLoopback1M, Limit: 1}}
+		list = append(list, r)
 	}
-	return append(rows, x.mappedRows(s, places)...), nil
+	return append(list, x.mappedRows(s, places)...), nil
 }
 
 // fioWorkloads returns every combination, or those that tell most.
@@ -122,7 +123,7 @@ func fioWorkloads(quick bool) (all []fioWork) {
 }
 
 // mappedRows compare a file that a device maps for writing, so that every request consults the page cache.
-func (x *fioSetup) mappedRows(s *session, places []*place) []row {
+func (x *fioSetup) mappedRows(s *session, places []*place) []rows.Row {
 	var mapping *gaiafs.Mapping
 	s.later(func() {
 		if mapping != nil {
@@ -141,41 +142,41 @@ func (x *fioSetup) mappedRows(s *session, places []*place) []row {
 		mapping, err = gaiafs.Map(f, 0, x.size, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
 		return err
 	}
-	var rows []row
+	var list []rows.Row
 	for _, pattern := range []string{"read", "randread", "write", "randwrite"} {
 		for _, block := range []int64{4 << 10, 1 << 20} {
 			if s.quick && (pattern != "read" || block < 1<<20) && (pattern != "randwrite" || block > 4<<10) {
 				continue
 			}
 			w := fioWork{pattern, block, 1, false}
-			r := row{group: "fio", name: w.String() + ", mapped by a device", unit: mbPerSecond}
+			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Unit: rows.MBPerSecond}
 			mine := x.side(places[0], fioMapped, w)
-			warm := mine.prepare
-			mine.prepare = func(ctx context.Context) error {
+			warm := mine.Prepare
+			mine.Prepare = func(ctx context.Context) error {
 				if err := keep(); err != nil {
 					return err
 				}
 				return warm(ctx)
 			}
-			r.sides = append(r.sides, mine)
+			r.Sides = append(r.Sides, mine)
 			for _, p := range places[1:] {
-				r.sides = append(r.sides, x.side(p, fioFiles, w))
+				r.Sides = append(r.Sides, x.side(p, fioFiles, w))
 			}
-			rows = append(rows, r)
+			list = append(list, r)
 		}
 	}
-	return rows
+	return list
 }
 
 // side has fio do w on the files of that name in p.
-func (x *fioSetup) side(p *place, name string, w fioWork) side {
+func (x *fioSetup) side(p *place, name string, w fioWork) rows.Side {
 	var files []string
 	for k := range w.jobs {
 		files = append(files, fmt.Sprintf("%s.%d", name, k))
 	}
-	return side{
-		name: p.name,
-		prepare: func(ctx context.Context) error {
+	return rows.Side{
+		Name: p.name,
+		Prepare: func(ctx context.Context) error {
 			if w.cold {
 				return p.dropCaches(files...)
 			}
@@ -186,7 +187,7 @@ func (x *fioSetup) side(p *place, name string, w fioWork) side {
 			}
 			return nil
 		},
-		measure: func(ctx context.Context) (float64, error) { return x.run(ctx, p, name, w) },
+		Measure: func(ctx context.Context) (float64, error) { return x.run(ctx, p, name, w) },
 	}
 }
 

@@ -6,38 +6,39 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/bench/parts"
+	"github.com/gaiafs/gaiafs/bench/rows"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // mergeRows asks how long merging a page takes.
-func mergeRows(_ context.Context, s *session) ([]row, error) {
+func mergeRows(_ context.Context, s *session) ([]rows.Row, error) {
 	n := 200_000
 	if s.quick {
 		n = 50_000
 	}
-	var rows []row
+	var list []rows.Row
 	for _, c := range []struct {
 		name  string
 		share float64
 	}{{"4 KiB, 1 % of the bytes changed by each", 0.01}, {"4 KiB, 45 % of the bytes changed by each", 0.45}} {
 		m := parts.NewMerge(c.share)
-		rows = append(rows, row{
-			group: "merge", name: c.name, unit: microseconds,
-			sides: []side{
-				{name: "gaiafs", measure: func(context.Context) (float64, error) { return us(m.Run(n)), nil }},
-				{name: "copy", measure: func(context.Context) (float64, error) { return us(m.Copy(n)), nil }},
+		list = append(list, rows.Row{
+			Group: "merge", Name: c.name, Unit: rows.Microseconds,
+			Sides: []rows.Side{
+				{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return us(m.Run(n)), nil }},
+				{Name: "copy", Measure: func(context.Context) (float64, error) { return us(m.Copy(n)), nil }},
 			},
-			targets: []target{{limit: 0.7}},
+			Targets: []rows.Target{{Limit: 0.7}},
 		})
 	}
-	return rows, nil
+	return list, nil
 }
 
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 // modifiedRows asks how long finding the modified pages takes.
-func modifiedRows(ctx context.Context, s *session) ([]row, error) {
+func modifiedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	size := int64(1 << 30)
 	if s.quick {
 		size = 256 << 20
@@ -54,19 +55,19 @@ func modifiedRows(ctx context.Context, s *session) ([]row, error) {
 			_ = search.Close()
 		}
 	})
-	return []row{{
-		group: "modified", name: fmt.Sprintf("%d MiB, 1 %% of the pages modified", size>>20), unit: milliseconds,
-		sides: []side{
-			{name: "gaiafs", prepare: prepare, measure: func(ctx context.Context) (float64, error) {
+	return []rows.Row{{
+		Group: "modified", Name: fmt.Sprintf("%d MiB, 1 %% of the pages modified", size>>20), Unit: rows.Milliseconds,
+		Sides: []rows.Side{
+			{Name: "gaiafs", Prepare: prepare, Measure: func(ctx context.Context) (float64, error) {
 				d, err := search.Device(ctx)
 				return ms(d), err
 			}},
-			{name: "memcmp", prepare: prepare, measure: func(context.Context) (float64, error) {
+			{Name: "memcmp", Prepare: prepare, Measure: func(context.Context) (float64, error) {
 				d, err := search.Compare()
 				return ms(d), err
 			}},
 		},
-		targets: []target{{against: "memcmp", limit: 1 / 1.5}},
+		Targets: []rows.Target{{Against: "memcmp", Limit: 1 / 1.5}},
 	}}, nil
 }
 
@@ -74,27 +75,27 @@ func modifiedRows(ctx context.Context, s *session) ([]row, error) {
 const stateDevices = 8
 
 // stateRows asks how much memory versions and page states take.
-func stateRows(_ context.Context, s *session) ([]row, error) {
+func stateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	agreeing, scrambled := page.Index(1<<30>>page.Shift), page.Index(16<<10)
 	if s.quick {
 		scrambled = 2 << 10
 	}
-	ask := func(name string, n page.Index, limit float64, weigh func(page.Index, int) parts.Memory) row {
+	ask := func(name string, n page.Index, limit float64, weigh func(page.Index, int) parts.Memory) rows.Row {
 		var heap float64
-		return row{
-			group: "state", name: fmt.Sprintf("%d pages on %d devices, %s", n, stateDevices, name), unit: bytesPerPage, rounds: 1,
-			sides: []side{
-				{name: "accounted", measure: func(context.Context) (float64, error) {
+		return rows.Row{
+			Group: "state", Name: fmt.Sprintf("%d pages on %d devices, %s", n, stateDevices, name), Unit: rows.BytesPerPage, Rounds: 1,
+			Sides: []rows.Side{
+				{Name: "accounted", Measure: func(context.Context) (float64, error) {
 					m := weigh(n, stateDevices)
 					heap = m.Heap
 					return m.Accounted, nil
 				}},
-				{name: "heap", measure: func(context.Context) (float64, error) { return max(heap, 0), nil }},
+				{Name: "heap", Measure: func(context.Context) (float64, error) { return max(heap, 0), nil }},
 			},
-			targets: []target{{limit: limit}},
+			Targets: []rows.Target{{Limit: limit}},
 		}
 	}
-	return []row{
+	return []rows.Row{
 		ask("all agree", agreeing, 1, parts.Agreeing),
 		ask("no two agree", scrambled, 64, parts.Disagreeing),
 	}, nil

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
 func main() {
@@ -29,7 +31,7 @@ func main() {
 // it out, with the reason in the table.
 type group struct {
 	name string
-	rows func(ctx context.Context, s *session) ([]row, error)
+	rows func(ctx context.Context, s *session) ([]rows.Row, error)
 }
 
 var groups = []group{
@@ -92,7 +94,7 @@ func run(args []string, out, progress io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 
-	r := report{Rounds: *rounds, Machine: describe(s.dir, strings.Join(append([]string{"go run ./bench"}, args...), " "))}
+	r := rows.Report{Rounds: *rounds, Machine: rows.Describe(s.dir, strings.Join(append([]string{"go run ./bench"}, args...), " "))}
 	fmt.Fprintln(progress, r.Machine.String())
 	begin := time.Now()
 	for _, g := range groups {
@@ -103,18 +105,19 @@ func run(args []string, out, progress io.Writer) (err error) {
 	if len(r.Rows) == 0 {
 		return err
 	}
-	if err := r.writeTable(out); err != nil {
+	if err := r.WriteTable(out); err != nil {
 		return err
 	}
-	misses, all := r.failures()
+	misses, all := r.Failures()
 	fmt.Fprintf(out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(),
 		time.Since(begin).Seconds(), r.Machine.Command)
-	return errors.Join(err, r.writeFiles(*jsonFile, *markdown))
+	return errors.Join(err, writeFiles(&r, *jsonFile, *markdown))
 }
 
-func (r *report) writeFiles(jsonFile, markdown string) error {
+// writeFiles writes the report to those of the files that have a name.
+func writeFiles(r *rows.Report, jsonFile, markdown string) error {
 	if jsonFile != "" {
-		if err := r.writeJSON(jsonFile); err != nil {
+		if err := r.WriteJSON(jsonFile); err != nil {
 			return err
 		}
 	}
@@ -125,7 +128,7 @@ func (r *report) writeFiles(jsonFile, markdown string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.writeMarkdown(f), f.Close())
+	return errors.Join(r.WriteMarkdown(f), f.Close())
 }
 
 // wanted reports whether match may name a row of the group: a pattern is taken to begin with the group's name, or to
@@ -139,31 +142,31 @@ func (g *group) wanted(match *regexp.Regexp) bool {
 	return err != nil || part.MatchString(g.name)
 }
 
-func runGroup(ctx context.Context, s *session, g *group, match *regexp.Regexp, rounds int, r *report, progress io.Writer) error {
+func runGroup(ctx context.Context, s *session, g *group, match *regexp.Regexp, rounds int, r *rows.Report, progress io.Writer) error {
 	if !g.wanted(match) {
 		return nil
 	}
 	defer s.endGroup()
 	terminal := isTerminal(progress)
-	rows, err := g.rows(ctx, s)
+	list, err := g.rows(ctx, s)
 	var why skipped
 	if errors.As(err, &why) {
 		fmt.Fprintf(progress, "%s: skipped: %s\n", g.name, why.reason)
-		r.Rows = append(r.Rows, rowResult{Group: g.name, Name: "all", Skipped: why.reason})
+		r.Rows = append(r.Rows, rows.Result{Group: g.name, Name: "all", Skipped: why.reason})
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}
-	for i := range rows {
-		row := &rows[i]
-		if !match.MatchString(row.title()) {
+	for i := range list {
+		row := &list[i]
+		if !match.MatchString(row.Title()) {
 			continue
 		}
 		start := time.Now()
-		res, err := row.run(ctx, rounds, func(round, of int, side string) {
+		res, err := row.Run(ctx, rounds, func(round, of int, side string) {
 			if terminal {
-				fmt.Fprintf(progress, "\r\033[K%s: round %d of %d: %s", row.title(), round, of, side)
+				fmt.Fprintf(progress, "\r\033[K%s: round %d of %d: %s", row.Title(), round, of, side)
 			}
 		})
 		if terminal {
@@ -172,7 +175,7 @@ func runGroup(ctx context.Context, s *session, g *group, match *regexp.Regexp, r
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(progress, "%s: %s (%.1f s)\n", row.title(), res.brief(), time.Since(start).Seconds())
+		fmt.Fprintf(progress, "%s: %s (%.1f s)\n", row.Title(), res.Brief(), time.Since(start).Seconds())
 		r.Rows = append(r.Rows, res)
 	}
 	return nil
@@ -186,20 +189,4 @@ func isTerminal(w io.Writer) bool {
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
-}
-
-// brief is a result in a line, for the progress.
-func (r *rowResult) brief() string {
-	if r.Skipped != "" {
-		return "skipped: " + r.Skipped
-	}
-	var parts []string
-	for _, s := range r.Sides {
-		text := fmt.Sprintf("%s %s %s", s.Name, number(s.Summary.Median), r.Unit)
-		if s.Ratio != nil {
-			text += fmt.Sprintf(" (%.2f×)", s.Ratio.Median)
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, ", ")
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/bench/rows"
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
@@ -28,7 +29,7 @@ type strided struct {
 	read   []byte // what a read of the result gave
 }
 
-func sharingRows(_ context.Context, s *session) ([]row, error) {
+func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 	p, err := s.place(placeGaiafs)
 	if err != nil {
 		return nil, err
@@ -42,7 +43,7 @@ func sharingRows(_ context.Context, s *session) ([]row, error) {
 		large = 8 << 20
 	}
 	var lost, written int64
-	var rows []row
+	var list []rows.Row
 	for _, size := range []int{pageSize, large} {
 		for _, stride := range []int{1, 8, 64, 4096} {
 			if size <= stride {
@@ -57,22 +58,22 @@ func sharingRows(_ context.Context, s *session) ([]row, error) {
 				}
 			}
 			s.later(x.close)
-			rows = append(rows, row{
-				group: "sharing", name: fmt.Sprintf("%d KiB, strides of %d B", size>>10, stride), unit: milliseconds,
-				sides: []side{
-					{name: "gaiafs", prepare: x.prepare, measure: func(context.Context) (float64, error) {
+			list = append(list, rows.Row{
+				Group: "sharing", Name: fmt.Sprintf("%d KiB, strides of %d B", size>>10, stride), Unit: rows.Milliseconds,
+				Sides: []rows.Side{
+					{Name: "gaiafs", Prepare: x.prepare, Measure: func(context.Context) (float64, error) {
 						written += int64(size)
 						return x.shared()
 					}},
-					{name: "private buffers", measure: func(context.Context) (float64, error) { return x.privately() }},
+					{Name: "private buffers", Measure: func(context.Context) (float64, error) { return x.privately() }},
 				},
 			})
 		}
 	}
-	return append(rows, row{
-		group: "sharing", name: "lost updates", unit: count, rounds: 1, targets: []target{{limit: 0}},
-		sides: []side{{name: "gaiafs", measure: func(context.Context) (float64, error) { return float64(lost), nil }}},
-		note:  func() string { return fmt.Sprintf("of %d bytes", written) },
+	return append(list, rows.Row{
+		Group: "sharing", Name: "lost updates", Unit: rows.Count, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return float64(lost), nil }}},
+		Note:  func() string { return fmt.Sprintf("of %d bytes", written) },
 	}), nil
 }
 

@@ -11,44 +11,46 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-func treeRows(ctx context.Context, s *session) ([]row, error) {
+func treeRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	places, err := s.threePlaces()
 	if err != nil {
 		return nil, err
 	}
-	rows := smallFileRows(s, places)
+	list := smallFileRows(s, places)
 	git, err := gitRows(ctx, s, places)
 	if err != nil {
 		return nil, err
 	}
-	rows = append(rows, git...)
+	list = append(list, git...)
 	if s.quick {
-		return append(rows, skippedRow("go build", "takes longer than -quick has")), nil
+		return append(list, skippedRow("go build", "takes longer than -quick has")), nil
 	}
 	build, err := buildRows(ctx, s, places)
-	return append(rows, build...), err
+	return append(list, build...), err
 }
 
 // skippedRow stands in the table for rows that cannot run here.
-func skippedRow(name, reason string) row {
-	return row{group: "tree", name: name, skip: reason}
+func skippedRow(name, reason string) rows.Row {
+	return rows.Row{Group: "tree", Name: name, Skip: reason}
 }
 
 // againstLoopback is the target of rows in which the size of requests does not matter.
-var againstLoopback = []target{{against: placeLoopback, limit: 1}}
+var againstLoopback = []rows.Target{{Against: placeLoopback, Limit: 1}}
 
 // perPlace makes a row with a side for each place.
-func perPlace(name string, u unit, places []*place, prepare func(context.Context, *place) error,
-	measure func(context.Context, *place) (float64, error)) row {
-	r := row{group: "tree", name: name, unit: u, targets: againstLoopback}
+func perPlace(name string, u rows.Unit, places []*place, prepare func(context.Context, *place) error,
+	measure func(context.Context, *place) (float64, error)) rows.Row {
+	r := rows.Row{Group: "tree", Name: name, Unit: u, Targets: againstLoopback}
 	for _, p := range places {
-		x := side{name: p.name, measure: func(ctx context.Context) (float64, error) { return measure(ctx, p) }}
+		x := rows.Side{Name: p.name, Measure: func(ctx context.Context) (float64, error) { return measure(ctx, p) }}
 		if prepare != nil {
-			x.prepare = func(ctx context.Context) error { return prepare(ctx, p) }
+			x.Prepare = func(ctx context.Context) error { return prepare(ctx, p) }
 		}
-		r.sides = append(r.sides, x)
+		r.Sides = append(r.Sides, x)
 	}
 	return r
 }
@@ -79,13 +81,13 @@ func dropNames() error {
 }
 
 // gitRows clone a repository that is made on the spot of Go's own source tree: thousands of real files.
-func gitRows(ctx context.Context, s *session, places []*place) ([]row, error) {
+func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
 	if _, err := exec.LookPath("git"); err != nil {
-		return []row{skippedRow("git", "git is not installed")}, nil
+		return []rows.Row{skippedRow("git", "git is not installed")}, nil
 	}
 	source, _, err := command(ctx, "", nil, "go", "env", "GOROOT")
 	if err != nil {
-		return []row{skippedRow("git", "there is no go command to find a source tree with")}, nil
+		return []rows.Row{skippedRow("git", "there is no go command to find a source tree with")}, nil
 	}
 	origin := filepath.Join(s.dir, "origin")
 	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull}
@@ -133,13 +135,13 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]row, error) {
 		_, err := clone(ctx, p)
 		return err
 	}
-	rows := []row{
-		perPlace("git clone", seconds, places, absent, clone),
-		perPlace("git status of the clone", seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
+	list := []rows.Row{
+		perPlace("git clone", rows.Seconds, places, absent, clone),
+		perPlace("git status of the clone", rows.Seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
 			_, took, err := command(ctx, p.path("clone"), env, "git", "status", "--porcelain")
 			return took.Seconds(), err
 		}),
-		perPlace("git grep in the clone, cold", seconds, places,
+		perPlace("git grep in the clone, cold", rows.Seconds, places,
 			func(ctx context.Context, p *place) error {
 				return errors.Join(present(ctx, p), dropNames())
 			},
@@ -147,13 +149,13 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]row, error) {
 				_, took, err := command(ctx, p.path("clone"), env, "git", "grep", "-c", "func main", "--", "*.go")
 				return took.Seconds(), err
 			}),
-		perPlace("rm -r of the clone", seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
+		perPlace("rm -r of the clone", rows.Seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
 			_, took, err := command(ctx, p.dir, nil, "rm", "-r", "clone")
 			return took.Seconds(), err
 		}),
 	}
-	rows[0].note = func() string { return fmt.Sprintf("%d files", files) }
-	return rows, nil
+	list[0].Note = func() string { return fmt.Sprintf("%d files", files) }
+	return list, nil
 }
 
 // copyTree copies the regular files below from to below to, and returns how many there were.
@@ -184,7 +186,7 @@ func copyTree(from, to string) (files int, err error) {
 }
 
 // smallFileRows make, look at and remove many small files, one after another.
-func smallFileRows(s *session, places []*place) []row {
+func smallFileRows(s *session, places []*place) []rows.Row {
 	dirs, perDir := 20, 100
 	if s.quick {
 		dirs = 5
@@ -243,18 +245,18 @@ func smallFileRows(s *session, places []*place) []row {
 		}
 		return nil
 	}
-	return []row{
-		perPlace("create 1 KiB files", perSecond, places, empty, timed(create)),
-		perPlace("stat by name, cold", perSecond, places, cold, timed(func(p *place) error {
+	return []rows.Row{
+		perPlace("create 1 KiB files", rows.PerSecond, places, empty, timed(create)),
+		perPlace("stat by name, cold", rows.PerSecond, places, cold, timed(func(p *place) error {
 			return each(p, func(path string) error { _, err := os.Lstat(path); return err })
 		})),
-		perPlace("readdir and stat, cold", perSecond, places, cold, timed(list)),
-		perPlace("read 1 KiB files, cold names", perSecond, places, cold, timed(func(p *place) error {
+		perPlace("readdir and stat, cold", rows.PerSecond, places, cold, timed(list)),
+		perPlace("read 1 KiB files, cold names", rows.PerSecond, places, cold, timed(func(p *place) error {
 			return each(p, func(path string) error { _, err := os.ReadFile(path); return err })
 		})),
-		perPlace("read 1 KiB files, warm", perSecond, places, full, timed(func(p *place) error {
+		perPlace("read 1 KiB files, warm", rows.PerSecond, places, full, timed(func(p *place) error {
 			return each(p, func(path string) error { _, err := os.ReadFile(path); return err })
 		})),
-		perPlace("unlink", perSecond, places, full, timed(func(p *place) error { return each(p, os.Remove) })),
+		perPlace("unlink", rows.PerSecond, places, full, timed(func(p *place) error { return each(p, os.Remove) })),
 	}
 }

@@ -62,6 +62,9 @@ var rules = []rule{
 	// The bench starts itself again as a daemon, so that what it compares is one build; its measurements are made through
 	// the mount and the client. Loopback is what it compares with.
 	{"bench", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", sys, humanize}, false},
+	{"bench/rows", []string{sys}, false},
+	// What GPU programs do besides mapping, it does by itself.
+	{"bench/gpu", []string{"client/go", "bench/rows", purego, sys}, false},
 	{"bench/parts", []string{"gpubackend", "gpubackend/emulated", "lrc", "versions", "internal/page"}, false},
 	{"bench/loopback", []string{fuse, sys}, false},
 	// What several packages' tests are made with. Nothing else may import these folders.

@@ -1,4 +1,4 @@
-package main
+package rows
 
 import (
 	"encoding/json"
@@ -10,14 +10,15 @@ import (
 	"text/tabwriter"
 )
 
-// report is everything that one run found out, and the form of its JSON file.
-type report struct {
-	Machine machine     `json:"machine"`
-	Rounds  int         `json:"rounds"`
-	Rows    []rowResult `json:"rows"`
+// Report is everything that one run found out, and the form of its JSON file.
+type Report struct {
+	Machine Machine  `json:"machine"`
+	Rounds  int      `json:"rounds"`
+	Rows    []Result `json:"rows"`
 }
 
-func (r *report) writeJSON(file string) error {
+// WriteJSON writes the report, with every single value.
+func (r *Report) WriteJSON(file string) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -26,7 +27,7 @@ func (r *report) writeJSON(file string) error {
 }
 
 // cells returns the lines of a row's part of the table: one for each side.
-func (r *rowResult) cells() [][]string {
+func (r *Result) cells() [][]string {
 	if r.Skipped != "" {
 		return [][]string{{r.Name, "skipped", "", "", "", r.Skipped}}
 	}
@@ -46,18 +47,18 @@ func (r *rowResult) cells() [][]string {
 	return lines
 }
 
-func (r *rowResult) ownVerdict() string {
+func (r *Result) ownVerdict() string {
 	for _, t := range r.Targets {
-		if strings.HasPrefix(t.Target, "≤") {
+		if t.Against == "" {
 			return t.Target + ": " + string(t.Verdict)
 		}
 	}
 	return ""
 }
 
-func (r *rowResult) verdictAgainst(name string) string {
+func (r *Result) verdictAgainst(name string) string {
 	for _, t := range r.Targets {
-		if strings.HasSuffix(t.Target, "× "+name) {
+		if t.Against == name {
 			return strings.TrimSuffix(t.Target, " "+name) + ": " + string(t.Verdict)
 		}
 	}
@@ -66,28 +67,34 @@ func (r *rowResult) verdictAgainst(name string) string {
 
 var tableHead = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
 
-// writeTable writes the rows for a terminal.
-func (r *report) writeTable(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	group := ""
-	for i := range r.Rows {
-		row := &r.Rows[i]
-		if row.Group != group {
-			group = row.Group
-			fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+// WriteTable writes the rows for a terminal, and below those of each group what there is to say about them.
+func (r *Report) WriteTable(out io.Writer) error {
+	for first := 0; first < len(r.Rows); {
+		group := r.Rows[first].Group
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+		notes := ""
+		for ; first < len(r.Rows) && r.Rows[first].Group == group; first++ {
+			row := &r.Rows[first]
+			for _, line := range row.cells() {
+				fmt.Fprintln(w, strings.Join(line, "\t"))
+			}
+			if row.Note != "" {
+				notes += fmt.Sprintf("  (%s: %s)\n", row.Name, row.Note)
+			}
 		}
-		for _, line := range row.cells() {
-			fmt.Fprintln(w, strings.Join(line, "\t"))
+		if err := w.Flush(); err != nil {
+			return err
 		}
-		if row.Note != "" {
-			fmt.Fprintf(w, "  (%s)\t\t\t\t\t\n", row.Note)
+		if _, err := io.WriteString(out, notes); err != nil {
+			return err
 		}
 	}
-	return w.Flush()
+	return nil
 }
 
-// writeMarkdown writes the machine and the rows as they go into docs/performance.md.
-func (r *report) writeMarkdown(out io.Writer) error {
+// WriteMarkdown writes the machine and the rows as they go into docs/performance.md.
+func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())
 	fmt.Fprintf(&b, "- %d rounds of each side in turns; median, then the quartiles\n", r.Rounds)
@@ -109,7 +116,7 @@ func (r *report) writeMarkdown(out io.Writer) error {
 	return err
 }
 
-func spread(s summary) string {
+func spread(s Summary) string {
 	if s.Min == s.Max {
 		return ""
 	}
@@ -129,15 +136,31 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// failures counts the targets that were missed.
-func (r *report) failures() (missedTargets, all int) {
+// Failures counts the targets that were missed.
+func (r *Report) Failures() (missedTargets, all int) {
 	for _, row := range r.Rows {
 		for _, t := range row.Targets {
 			all++
-			if t.Verdict == missed {
+			if t.Verdict == Missed {
 				missedTargets++
 			}
 		}
 	}
 	return missedTargets, all
+}
+
+// Brief is a result in a line, for the progress.
+func (r *Result) Brief() string {
+	if r.Skipped != "" {
+		return "skipped: " + r.Skipped
+	}
+	var parts []string
+	for _, s := range r.Sides {
+		text := fmt.Sprintf("%s %s %s", s.Name, number(s.Summary.Median), r.Unit)
+		if s.Ratio != nil {
+			text += fmt.Sprintf(" (%.2f×)", s.Ratio.Median)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, ", ")
 }

@@ -1,4 +1,4 @@
-package main
+package rows
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine describes where a run was made.
-type machine struct {
+// Machine describes where a run was made.
+type Machine struct {
 	Kernel  string  `json:"kernel"`
 	CPU     string  `json:"cpu"`
 	Cores   int     `json:"cores"`
@@ -20,11 +20,13 @@ type machine struct {
 	Go      string  `json:"go"`
 	Load    float64 `json:"load_at_start"` // runnable processes, averaged over a minute
 	Command string  `json:"command"`
+	// Devices describes the GPUs, if the rows are about any.
+	Devices []string `json:"devices,omitempty"`
 }
 
-// describe looks at the machine, with dir on the backing filesystem.
-func describe(dir, command string) machine {
-	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Command: command, CPU: cpuName(), Backing: backingOf(dir)}
+// Describe looks at the machine, with dir on the backing filesystem.
+func Describe(dir, command string) Machine {
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Command: command, CPU: cpuName(), Backing: backingOf(dir)}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
@@ -70,12 +72,16 @@ func backingOf(dir string) string {
 	return "unknown"
 }
 
-func (m *machine) markdown() string {
-	return fmt.Sprintf("- %s, %s, %d cores, %.0f GiB of memory, backing filesystem %s, %s\n- load at the start: %.2f\n- `%s`",
-		m.Kernel, m.CPU, m.Cores, float64(m.Memory)/(1<<30), m.Backing, m.Go, m.Load, m.Command)
+func (m *Machine) markdown() string {
+	text := fmt.Sprintf("- %s, %s, %d cores, %.0f GiB of memory, backing filesystem %s, %s\n",
+		m.Kernel, m.CPU, m.Cores, float64(m.Memory)/(1<<30), m.Backing, m.Go)
+	for _, d := range m.Devices {
+		text += "- " + d + "\n"
+	}
+	return text + fmt.Sprintf("- load at the start: %.2f\n- `%s`", m.Load, m.Command)
 }
 
-func (m *machine) String() string {
+func (m *Machine) String() string {
 	return fmt.Sprintf("%s, %s, %d cores, %.0f GiB, backing %s, %s, load %.2f",
 		m.Kernel, m.CPU, m.Cores, float64(m.Memory)/(1<<30), m.Backing, m.Go, m.Load)
 }

@@ -1,12 +1,12 @@
-package main
+package rows
 
 import (
 	"math"
 	"slices"
 )
 
-// summary is a few numbers about repeated measurements. Q1 and Q3 are the quartiles.
-type summary struct {
+// Summary is a few numbers about repeated measurements. Q1 and Q3 are the quartiles.
+type Summary struct {
 	Median float64 `json:"median"`
 	Q1     float64 `json:"q1"`
 	Q3     float64 `json:"q3"`
@@ -14,11 +14,11 @@ type summary struct {
 	Max    float64 `json:"max"`
 }
 
-// summarise describes values, of which there must be one at least.
-func summarise(values []float64) summary {
+// Summarise describes values, of which there must be one at least.
+func Summarise(values []float64) Summary {
 	v := slices.Clone(values)
 	slices.Sort(v)
-	return summary{Median: quantile(v, 0.5), Q1: quantile(v, 0.25), Q3: quantile(v, 0.75), Min: v[0], Max: v[len(v)-1]}
+	return Summary{Median: quantile(v, 0.5), Q1: quantile(v, 0.25), Q3: quantile(v, 0.75), Min: v[0], Max: v[len(v)-1]}
 }
 
 // quantile interpolates linearly between the values next to q of sorted, with 0 <= q <= 1.

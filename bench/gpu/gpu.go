@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// address is one of a GPU's address space, or of this process for memory of an emulated device.
+type address uintptr
+
+// gpu is what a program has of a GPU besides gaiafs. The methods may be called from any goroutine and at once; each
+// returns when its work is done. Host memory that they are given is theirs until then.
+type gpu interface {
+	// device is the number that gaiafs.Map takes.
+	device() int
+	alloc(n int64) (address, error)
+	free(a address) error
+	// pinned returns host memory that copies are fastest with. It is freed with the process.
+	pinned(n int64) ([]byte, error)
+	copyIn(to address, from []byte) error
+	copyOut(to []byte, from address) error
+	copyWithin(to, from address, n int64) error
+	// touch adds value to n bytes, the first at a and each step bytes after the one before.
+	touch(a address, step, n int64, value byte) error
+	paint(a address, s stripes) error
+	// freeMemory returns the bytes that nobody uses.
+	freeMemory() (int64, error)
+	String() string
+}
+
+// stripes are what one of several writers stores into memory: every writers-th stripe of width bytes, from the stripe
+// number first on. Byte i of the memory gets painted(i, seed).
+type stripes struct {
+	size, width    int64
+	first, writers int64
+	seed           byte
+}
+
+// painted is the byte that stripes store at i, whoever does. It differs from that of every other seed.
+func painted(i int64, seed byte) byte { return byte(i^i>>8^i>>16) + seed }
+
+// each calls f for every stripe in p, which is the memory from byte `at` on.
+func (s stripes) each(at int64, p []byte, f func(part []byte, at int64)) {
+	end := at + int64(len(p))
+	k := max(0, (at/s.width-s.first)/s.writers)
+	for from := (s.first + k*s.writers) * s.width; from < end; from += s.writers * s.width {
+		if low, high := max(from, at), min(from+s.width, end); low < high {
+			f(p[low-at:high-at], low)
+		}
+	}
+}
+
+// store stores the stripes in p, which is the memory from byte `at` on.
+func (s stripes) store(at int64, p []byte) {
+	s.each(at, p, func(part []byte, at int64) {
+		for i := range part {
+			part[i] = painted(at+int64(i), s.seed)
+		}
+	})
+}
+
+// wrong counts the bytes of p, which begins at byte `at`, that are not what stripes of any writer store with the seed.
+func wrong(p []byte, at int64, seed byte) (n int64) {
+	for i, b := range p {
+		if b != painted(at+int64(i), seed) {
+			n++
+		}
+	}
+	return n
+}
+
+// deviceChoice is the value of --gpus, with the meaning that it has for gaiafs mount.
+type deviceChoice struct {
+	emulated bool
+	ordinals []int
+}
+
+// parseDevices reads "cuda:0,1" or "emulated:2".
+func parseDevices(text string) (c deviceChoice, err error) {
+	kind, argument, _ := strings.Cut(strings.ToLower(text), ":")
+	switch kind {
+	case "emulated":
+		n, err := strconv.Atoi(argument)
+		if err != nil || n < 1 {
+			return c, fmt.Errorf("%q: give a number of emulated devices, as in emulated:2", text)
+		}
+		c.emulated = true
+		for i := range n {
+			c.ordinals = append(c.ordinals, i)
+		}
+		return c, nil
+	case "cuda":
+		for field := range strings.SplitSeq(argument, ",") {
+			n, err := strconv.Atoi(field)
+			if err != nil || n < 0 {
+				return c, fmt.Errorf("%q: %q is no number of a GPU; write the GPUs as in cuda:0,1", text, field)
+			}
+			c.ordinals = append(c.ordinals, n)
+		}
+		return c, nil
+	}
+	return c, fmt.Errorf("%q is neither cuda:0,1 nor emulated:2", text)
+}
+
+// open opens the devices from this process's side.
+func (c deviceChoice) open() (all []gpu, err error) {
+	for _, n := range c.ordinals {
+		var g gpu = hostGPU(n)
+		if !c.emulated {
+			if g, err = openCUDA(n); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, g)
+	}
+	return all, nil
+}

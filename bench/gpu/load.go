@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+func gigabytes(n int64, took time.Duration) float64 { return float64(n) / 1e9 / took.Seconds() }
+func ms(d time.Duration) float64                    { return float64(d.Nanoseconds()) / 1e6 }
+
+// sizeText writes a size for people.
+func sizeText(n int64) string {
+	switch {
+	case n >= 1<<30 && n%(1<<30) == 0:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// gaiafsLoad is the side that maps the first n bytes of the data file on the first GPU, which has nothing of it. ready
+// brings about the state that the file is in then.
+func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side {
+	g := s.gpus[0]
+	return rows.Side{
+		Name: "gaiafs",
+		Prepare: func(context.Context) error {
+			return errors.Join(s.mount.forget(d.name, 0, d.size, g.device()), ready())
+		},
+		Measure: func(context.Context) (float64, error) {
+			f, err := s.mount.open(d.name)
+			if err != nil {
+				return 0, err
+			}
+			defer f.Close()
+			var m *gaiafs.Mapping
+			var took time.Duration
+			counters, err := s.mount.counted(func() error {
+				start := time.Now()
+				m, err = gaiafs.Map(f, 0, n, gaiafs.ProtRead, g.device())
+				took = time.Since(start)
+				return err
+			})
+			if err != nil {
+				return 0, err
+			}
+			if filled, want := counters["filled_pages"], (n+pageSize-1)/pageSize; filled != want {
+				err = fmt.Errorf("%d pages were brought to the device, and not all %d: it had the others", filled, want)
+			}
+			return gigabytes(n, took), errors.Join(err, s.check.data(g, addressOf(m), n, d), m.Close())
+		},
+	}
+}
+
+// coldRound is about how long the disk is read for in a round.
+const coldRound = 4 * time.Second
+
+// coldRows load a file that is on the disk only.
+func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	path := s.mount.home(d.name)
+	drop := func() error { _, err := dropCaches(path); return err }
+	all, err := dropCaches(path)
+	if err != nil {
+		return nil, err
+	}
+	// A slow disk gets less to read: its speed shows in a few seconds.
+	first := min(d.size, 512<<20)
+	took, err := readDirect(path, first)
+	if err != nil {
+		return nil, err
+	}
+	n := min(d.size, max(1<<30, int64(float64(first)*coldRound.Seconds()/took.Seconds())&^(pieceSize-1)))
+	disk := "disk, O_DIRECT"
+	note := fmt.Sprintf("the disk is read by %d requests of %s at once", directReads, sizeText(directRead))
+	if !all {
+		note += "; without the right to drop all caches, the file's own pages were"
+	}
+	return []rows.Row{{
+		Group: "cold", Name: "cold file to VRAM, " + sizeText(n), Unit: rows.GBPerSecond,
+		Sides: []rows.Side{
+			s.gaiafsLoad(d, n, drop),
+			{Name: disk, Prepare: func(context.Context) error { return drop() }, Measure: func(context.Context) (float64, error) {
+				took, err := readDirect(path, n)
+				return gigabytes(n, took), err
+			}},
+		},
+		Targets: []rows.Target{{Against: disk, Limit: 0.95}},
+		Note:    func() string { return note },
+	}}, nil
+}
+
+// Names of what loading is compared with.
+const (
+	sidePageable    = "read + copy, pageable"
+	sideDouble      = "read + copy, pinned, 1 reader"
+	sideReaders     = "read + copy, pinned, 8 readers"
+	sideSafetensors = "safetensors"
+	sideCuFile      = "cuFile, compatibility mode"
+)
+
+// warmRows load a file that the kernel holds.
+func warmRows(_ context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	g, path := s.gpus[0], s.mount.home(d.name)
+	warm := func() error { return warmUp(path, d.size) }
+	r := rows.Row{Group: "warm", Name: "host-warm file to VRAM, " + sizeText(d.size), Unit: rows.GBPerSecond,
+		Sides: []rows.Side{s.gaiafsLoad(d, d.size, warm)}, Targets: []rows.Target{{Limit: 30}}}
+	add := func(name string, load func() (time.Duration, error)) {
+		r.Sides = append(r.Sides, rows.Side{
+			Name:    name,
+			Prepare: func(context.Context) error { return warm() },
+			Measure: func(context.Context) (float64, error) {
+				took, err := load()
+				return gigabytes(d.size, took), err
+			},
+		})
+		r.Targets = append(r.Targets, rows.Target{Against: name, Limit: 1})
+	}
+	loaders := []struct {
+		name  string
+		fresh loader
+	}{{sidePageable, s.loadPageable}, {sideDouble, s.loadPinned(1, 1)}, {sideReaders, s.loadPinned(8, 2)}}
+	checked := make(map[string]bool)
+	for _, l := range loaders {
+		add(l.name, func() (time.Duration, error) {
+			start := time.Now()
+			to, err := g.alloc(d.size)
+			if err != nil {
+				return 0, err
+			}
+			err = l.fresh(path, g, to, d.size)
+			took := time.Since(start)
+			if err == nil && !checked[l.name] { // the comparison does the same work
+				checked[l.name] = true
+				err = s.check.data(g, to, d.size, d)
+			}
+			return took, errors.Join(err, g.free(to))
+		})
+	}
+	missing := ""
+	for _, x := range []struct {
+		name, do string
+		start    func() (*child, error)
+	}{
+		{sideSafetensors, "load", func() (*child, error) { return startSafetensors(s.python, g.device()) }},
+		{sideCuFile, "cufile", func() (*child, error) { return startWorker(s.options.gpus, g.device(), cuFileEnvironment...) }},
+	} {
+		c, err := s.startLoader(x.start, order{Do: x.do, Path: path, Size: d.size})
+		if err != nil { // what cannot be compared with here is left out, and the table says why
+			missing += fmt.Sprintf("no %s: %v; ", x.name, err)
+			continue
+		}
+		add(x.name, func() (time.Duration, error) {
+			a, err := c.do(order{Do: x.do, Path: path, Size: d.size})
+			return a.Took, err
+		})
+	}
+	r.Note = func() string {
+		return missing + "all allocate device memory while the time runs, and pin host memory before"
+	}
+	return []rows.Row{r}, nil
+}
+
+// startLoader starts a process that loads files, and has it load once: whatever it does only once is done.
+func (s *session) startLoader(start func() (*child, error), o order) (*child, error) {
+	c, err := start()
+	if err != nil {
+		return nil, err
+	}
+	s.later(c.end)
+	_, err = c.do(o)
+	return c, err
+}

@@ -1,0 +1,42 @@
+"""Loads files into a GPU by safetensors. Orders come on standard input and answers go to standard output, in JSON."""
+
+import json
+import sys
+import time
+
+device = "cuda:0"
+
+
+def carry_out(order):
+    global device, torch, safe_open
+    if order["Do"] == "open":
+        try:
+            import torch
+            from safetensors import safe_open
+        except ImportError as e:
+            return {"Err": str(e), "Missing": True}
+        if not torch.cuda.is_available():
+            return {"Err": "PyTorch finds no GPU", "Missing": True}
+        device = "cuda:%d" % order.get("Device", 0)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+        return {}
+    # The memory of the last time goes back to the driver, so that each time pays for it, as the others do.
+    torch.cuda.empty_cache()
+    start = time.perf_counter_ns()
+    with safe_open(order["Path"], framework="pt", device=device) as f:
+        tensors = [f.get_tensor(name) for name in f.keys()]
+    torch.cuda.synchronize(device)
+    took = time.perf_counter_ns() - start
+    got = sum(t.numel() for t in tensors)
+    if any(t.device.type != "cuda" for t in tensors) or not 0 < order["Size"] - got <= 1 << 20:
+        return {"Err": "%d bytes of %d were loaded" % (got, order["Size"])}
+    return {"Took": took}
+
+
+for line in sys.stdin:
+    try:
+        answer = carry_out(json.loads(line))
+    except Exception as e:  # whatever it is, the other side prints it
+        answer = {"Err": "%s: %s" % (type(e).__name__, e)}
+    print(json.dumps(answer), flush=True)

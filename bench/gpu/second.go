@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// secondTarget is the longest that a process may take to map what the GPU has, in ms.
+const secondTarget = 50
+
+// zeros is a data file without data.
+func (s *session) zeros(name string, n int64) (*dataFile, error) {
+	f, err := os.Create(s.mount.home(name))
+	if err != nil {
+		return nil, err
+	}
+	s.later(func() { _ = os.Remove(s.mount.home(name)) })
+	d := &dataFile{name: name, size: n, sums: make([][sha256.Size]byte, pieces(n))}
+	whole := sha256.Sum256(make([]byte, min(n, pieceSize)))
+	for i := range d.sums {
+		d.sums[i] = whole
+		if _, size := piece(i, n); size != min(n, pieceSize) {
+			d.sums[i] = sha256.Sum256(make([]byte, size))
+		}
+	}
+	return d, errors.Join(f.Truncate(n), f.Close())
+}
+
+// mapIn has a worker map a file and look at the bytes, and returns how long the mapping took.
+func mapIn(c *child, path string, d *dataFile) (time.Duration, error) {
+	a, err := c.do(order{Do: "map", Path: path, Size: d.size})
+	if err != nil {
+		return 0, err
+	}
+	looked := []int{0, len(d.sums) / 2, len(d.sums) - 1}
+	sums, err := c.do(order{Do: "check", Pieces: looked})
+	if err != nil {
+		return 0, err
+	}
+	for k, i := range looked {
+		if k >= len(sums.Sums) || !bytes.Equal(sums.Sums[k], d.sums[i][:]) {
+			return 0, fmt.Errorf("wrong bytes: piece %d of %s in another process has another SHA-256 than the file", i, d.name)
+		}
+	}
+	return a.Took, nil
+}
+
+// secondRows map files that the GPU has, by other processes.
+func secondRows(_ context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	status, err := s.mount.status()
+	if err != nil {
+		return nil, err
+	}
+	g := s.gpus[0]
+	var list []rows.Row
+	most := min(s.large, status.Devices[0].Memory/20*19)
+	sizes := []int64{64 << 20, 1 << 30, s.size, 40 << 30, s.large}
+	slices.Sort(sizes)
+	for _, n := range slices.Compact(sizes) {
+		if n > s.large {
+			break
+		}
+		if n > most {
+			list = append(list, rows.Row{Group: "second", Name: "second process maps " + sizeText(n),
+				Skip: fmt.Sprintf("%s has %s for gaiafs", g, sizeText(status.Devices[0].Memory))})
+			continue
+		}
+		list = append(list, s.secondRow(g, n))
+	}
+	return append(list, s.manyRows(g, d)...), nil
+}
+
+// secondRow has a fresh process map a file of n bytes without data, which the GPU has.
+func (s *session) secondRow(g gpu, n int64) rows.Row {
+	name := fmt.Sprintf("zeros-%d", n)
+	var d *dataFile
+	var held *gaiafs.Mapping
+	var first time.Duration
+	drop := func() {
+		if held != nil {
+			_ = held.Close()
+			_ = s.mount.forget(name, 0, n, g.device())
+			held = nil
+		}
+	}
+	s.later(drop)
+	var worker *child
+	return rows.Row{
+		Group: "second", Name: "second process maps " + sizeText(n), Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
+		Sides: []rows.Side{{Name: "gaiafs",
+			Prepare: func(context.Context) (err error) {
+				if held == nil {
+					s.endRow(drop)
+					if d, err = s.zeros(name, n); err != nil {
+						return err
+					}
+					start := time.Now()
+					held, err = s.mount.mapFile(name, 0, n, gaiafs.ProtRead, g.device())
+					first = time.Since(start)
+				}
+				if err == nil {
+					worker, err = startWorker(s.options.gpus, g.device())
+				}
+				return err
+			},
+			Measure: func(context.Context) (float64, error) {
+				defer worker.end()
+				took, err := mapIn(worker, s.mount.path(name), d)
+				return ms(took), err
+			}}},
+		Note: func() string { return fmt.Sprintf("the first one took %.1f ms", ms(first)) },
+	}
+}
+
+// endRow has f called when the next row begins to prepare or the group ends: a file that fills the GPU makes room.
+func (s *session) endRow(f func()) {
+	if s.before != nil {
+		s.before()
+	}
+	s.before = f
+}
+
+// manyRows have several processes map the data file at once, and count the memory that this takes.
+func (s *session) manyRows(g gpu, d *dataFile) []rows.Row {
+	var workers []*child
+	var held *gaiafs.Mapping
+	s.later(func() {
+		for _, w := range workers {
+			w.end()
+		}
+		if held != nil {
+			_ = held.Close()
+		}
+	})
+	// enough has n processes that map nothing yet.
+	enough := func(n int) error {
+		if held == nil {
+			s.endRow(func() {})
+			var err error
+			if held, err = s.mapped(d.name, d.size, gaiafs.ProtRead, g); err != nil {
+				return err
+			}
+			if err := s.check.data(g, addressOf(held), d.size, d); err != nil {
+				return err
+			}
+		}
+		for len(workers) < n {
+			w, err := startWorker(s.options.gpus, g.device())
+			if err != nil {
+				return err
+			}
+			workers = append(workers, w)
+		}
+		return nil
+	}
+	var taken int64
+	together := func(n int) (float64, error) {
+		before, err := s.memoryInUse(g)
+		if err != nil {
+			return 0, err
+		}
+		times, errs := make([]time.Duration, n), make([]error, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() { times[i], errs[i] = mapIn(workers[i], s.mount.path(d.name), d) })
+		}
+		wg.Wait()
+		after, err := s.memoryInUse(g)
+		taken = max(taken, after-before)
+		slowest := time.Duration(0)
+		for i := range n {
+			slowest = max(slowest, times[i])
+			_, endErr := workers[i].do(order{Do: "unmap"})
+			err = errors.Join(err, errs[i], endErr)
+		}
+		return ms(slowest), err
+	}
+	var list []rows.Row
+	for _, n := range []int{1, 2, 4, 8} {
+		list = append(list, rows.Row{
+			Group: "second", Name: fmt.Sprintf("%s, other processes at once: %d, the slowest of them", sizeText(d.size), n),
+			Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
+			Sides: []rows.Side{{Name: "gaiafs",
+				Prepare: func(context.Context) error { return enough(n) },
+				Measure: func(context.Context) (float64, error) { return together(n) }}},
+		})
+	}
+	return append(list, rows.Row{
+		Group: "second", Name: "memory of the GPU that these mappings took", Unit: rows.Mebibytes, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return float64(taken) / (1 << 20), nil }}},
+		Note:  func() string { return "beyond the processes' own contexts; the most in any round" },
+	})
+}
+
+// memoryInUse is what the GPU has less than free memory; of an emulated device, what gaiafs took of it.
+func (s *session) memoryInUse(g gpu) (int64, error) {
+	if _, emulated := g.(hostGPU); emulated {
+		status, err := s.mount.status()
+		if err != nil {
+			return 0, err
+		}
+		return status.Devices[0].Used, nil
+	}
+	free, err := g.freeMemory()
+	return -free, err
+}

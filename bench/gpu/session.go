@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// options are the command line.
+type options struct {
+	program  string // of gaiafs
+	gpus     string
+	dir      string
+	python   string
+	size     int64
+	large    int64
+	runs     int
+	time     time.Duration
+	rows     string
+	json     string
+	markdown string
+}
+
+// session owns what a run makes.
+type session struct {
+	options
+	dir   string // of this run, on the backing filesystem
+	gpus  []gpu
+	mount *mount
+	check *checker
+	// data is the large file, of options.size bytes.
+	data *dataFile
+	// What comparisons copy through, once they did.
+	pageable []byte
+	pipeline chan []byte
+	cleanup  []func()
+	before   func() // of endRow
+}
+
+// readWrite is the protection of mappings that kernels store into.
+const readWrite = gaiafs.ProtRead | gaiafs.ProtWrite
+
+// mountPatience is how long a daemon may take until its mount can be used.
+const mountPatience = time.Minute
+
+// newSession opens the GPUs and mounts. After an error nothing is left.
+func newSession(ctx context.Context, o options) (s *session, err error) {
+	choice, err := parseDevices(o.gpus)
+	if err != nil {
+		return nil, fmt.Errorf("--gpus: %w", err)
+	}
+	s = &session{options: o}
+	if s.gpus, err = choice.open(); err != nil {
+		return nil, err
+	}
+	if s.dir, err = os.MkdirTemp(o.dir, "gaiafs-gpu-bench-"); err != nil {
+		return nil, err
+	}
+	made := s
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, made.close())
+		}
+	}()
+	var memory int64 // of a real GPU gaiafs takes what there is
+	if choice.emulated {
+		memory = 3*o.size + 1<<30
+	}
+	ready, cancel := context.WithTimeout(ctx, mountPatience)
+	defer cancel()
+	if s.mount, err = startMount(ready, o.program, s.dir, o.gpus, memory); err != nil {
+		return nil, err
+	}
+	s.check, err = newChecker(s.gpus[0], min(16, max(pieces(o.size), 2)))
+	return s, err
+}
+
+// close takes everything away. It may be called once.
+func (s *session) close() error {
+	s.endGroup()
+	if s.mount != nil {
+		s.mount.close()
+		at, err := os.Stat(s.mount.dir)
+		if up, upErr := os.Stat(s.dir); err == nil && upErr == nil && !sameDevice(at, up) {
+			return fmt.Errorf("%s is still mounted, so %s is left", s.mount.dir, s.dir)
+		}
+	}
+	return os.RemoveAll(s.dir)
+}
+
+// later has f called when the group of rows that runs is over, and before the daemon ends.
+func (s *session) later(f func()) { s.cleanup = append(s.cleanup, f) }
+
+// endGroup calls what later was given, the last first.
+func (s *session) endGroup() {
+	for i := len(s.cleanup) - 1; i >= 0; i-- {
+		s.cleanup[i]()
+	}
+	s.cleanup, s.before = nil, nil
+}
+
+// dataFile returns the data file, making it when it is first asked for.
+func (s *session) dataFile() (*dataFile, error) {
+	if s.data != nil {
+		return s.data, nil
+	}
+	const name = "data.safetensors"
+	d, err := makeData(s.mount.home(name), name, s.size)
+	if err != nil {
+		return nil, err
+	}
+	s.data = d
+	return d, nil
+}
+
+// paintedFile makes a file of n bytes on the backing filesystem, painted with seed 0, and another beside the mount.
+func (s *session) paintedFile(name string, n int64) error {
+	for _, path := range []string{s.mount.home(name), s.private(name)} {
+		f, err := os.Create(path)
+		if err != nil {
+			return err
+		}
+		err = parallel(pieces(n), 0, func(i int) error {
+			off, size := piece(i, n)
+			p := make([]byte, size)
+			stripes{size: n, width: n, writers: 1}.store(off, p)
+			_, err := f.WriteAt(p, off)
+			return err
+		})
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	s.later(func() {
+		_ = os.Remove(s.mount.path(name))
+		_ = os.Remove(s.private(name))
+	})
+	return nil
+}
+
+// private is the path of a file beside the mount, for what gaiafs is compared with.
+func (s *session) private(name string) string { return s.dir + "/private-" + name }
+
+// mapped maps n bytes of a file until the group ends.
+func (s *session) mapped(name string, n int64, prot gaiafs.Prot, g gpu, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
+	m, err := s.mount.mapFile(name, 0, n, prot, g.device(), options...)
+	if err == nil {
+		s.later(func() { _ = m.Close() })
+	}
+	return m, err
+}
+
+// room allocates n bytes on a GPU until the group ends.
+func (s *session) room(g gpu, n int64) (address, error) {
+	a, err := g.alloc(n)
+	if err == nil {
+		s.later(func() { _ = g.free(a) })
+	}
+	return a, err
+}

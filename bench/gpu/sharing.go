@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// writer is one of those that store into a file at once: a CPU program, or one on a GPU.
+type writer struct {
+	gpu gpu // nil: a CPU program
+	// cpu and device are its window on the file, one of the two.
+	cpu    []byte
+	device *gaiafs.Mapping
+	// ownCPU and own are memory of its own, likewise.
+	ownCPU []byte
+	own    address
+}
+
+// shared is a file into which writers store stripes, each its own.
+type shared struct {
+	s           *session
+	name        string
+	size, width int64
+	gpus        []gpu // of the writers; nil for a CPU program
+
+	writers       []*writer // once there are any
+	file, private *os.File
+	read          []byte
+	seed          byte
+	result        *int64 // counts bytes that are not what they should be
+}
+
+// until says when a round of shared is over.
+type until int
+
+const (
+	visible until = iota // every reader would see all of it
+	readBack
+	durable
+)
+
+func (u until) String() string {
+	return [...]string{"until everyone sees it", "until it was read", "until it is on the disk"}[u]
+}
+
+// mergeChunk is what hand-written merging reads, merges and writes at a time.
+const mergeChunk = 4 << 20
+
+// open makes the files, the windows and the private memory when they are first needed.
+func (x *shared) open() error {
+	if x.writers != nil {
+		return nil
+	}
+	if err := x.s.paintedFile(x.name, x.size); err != nil {
+		return err
+	}
+	var err error
+	if x.file, err = x.s.mount.open(x.name); err != nil {
+		return err
+	}
+	if x.private, err = os.OpenFile(x.s.private(x.name), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	x.s.later(func() { _ = errors.Join(x.file.Close(), x.private.Close()) })
+	x.read = make([]byte, x.size)
+	for _, g := range x.gpus {
+		w := &writer{gpu: g}
+		if g == nil {
+			if w.cpu, err = unix.Mmap(int(x.file.Fd()), 0, int(x.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+				return err
+			}
+			x.s.later(func() { _ = unix.Munmap(w.cpu) })
+			if w.ownCPU, err = hostMemory(x.size); err != nil {
+				return err
+			}
+			x.s.later(func() { _ = unix.Munmap(w.ownCPU) })
+		} else {
+			if w.device, err = x.s.mapped(x.name, x.size, readWrite, g); err != nil {
+				return err
+			}
+			if w.own, err = x.s.room(g, x.size); err != nil {
+				return err
+			}
+		}
+		x.writers = append(x.writers, w)
+	}
+	return nil
+}
+
+// stripes are those of writer i.
+func (x *shared) stripes(i int) stripes {
+	return stripes{size: x.size, width: x.width, first: int64(i), writers: int64(len(x.gpus)), seed: x.seed}
+}
+
+// all calls f for every writer at once.
+func (x *shared) all(f func(i int, w *writer) error) error {
+	errs := make([]error, len(x.writers))
+	var wg sync.WaitGroup
+	for i, w := range x.writers {
+		wg.Go(func() { errs[i] = f(i, w) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// chunks calls f for ranges of the file, several at once.
+func (x *shared) chunks(f func(off, n int64) error) error {
+	return parallel(int((x.size+mergeChunk-1)/mergeChunk), 0, func(i int) error {
+		off := int64(i) * mergeChunk
+		return f(off, min(mergeChunk, x.size-off))
+	})
+}
+
+// storeCPU stores stripes into memory of the host, on several threads.
+func (x *shared) storeCPU(st stripes, p []byte) error {
+	return x.chunks(func(off, n int64) error {
+		st.store(off, p[off:off+n])
+		return nil
+	})
+}
+
+// prepare brings home what the round before left, brings devices up to date, and chooses what is stored next.
+func (x *shared) prepare(context.Context) error {
+	if err := x.open(); err != nil {
+		return err
+	}
+	x.seed++
+	if err := x.file.Sync(); err != nil {
+		return err
+	}
+	return x.all(func(_ int, w *writer) error {
+		if w.gpu == nil {
+			return nil
+		}
+		_, err := w.device.Acquire(0, x.size)
+		return err
+	})
+}
+
+// together has all store into the file at once.
+func (x *shared) together(end until) (float64, error) {
+	start := time.Now()
+	err := x.all(func(i int, w *writer) error {
+		if w.gpu == nil {
+			return x.storeCPU(x.stripes(i), w.cpu)
+		}
+		if err := w.gpu.paint(addressOf(w.device), x.stripes(i)); err != nil {
+			return err
+		}
+		_, err := w.device.Release(0, x.size)
+		return err
+	})
+	if err == nil {
+		err = x.finish(x.file, end)
+	}
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	return ms(took), x.count(x.file)
+}
+
+// finish does to f what has to be done for the end.
+func (x *shared) finish(f *os.File, end until) error {
+	switch end {
+	case readBack:
+		return x.chunks(func(off, n int64) error {
+			_, err := f.ReadAt(x.read[off:off+n], off)
+			return err
+		})
+	case durable:
+		return f.Sync()
+	}
+	return nil
+}
+
+// count looks at the whole file.
+func (x *shared) count(f *os.File) error {
+	n, err := wrongInFile(f, x.size, x.seed)
+	*x.result += n
+	return err
+}
+
+// apart has each store into memory of its own, merges that on the host and writes it to a file.
+func (x *shared) apart(end until) (float64, error) {
+	free, err := x.s.pipelineMemory()
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	err = x.all(func(i int, w *writer) error {
+		if w.gpu == nil {
+			return x.storeCPU(x.stripes(i), w.ownCPU)
+		}
+		return w.gpu.paint(w.own, x.stripes(i))
+	})
+	if err != nil {
+		return 0, err
+	}
+	err = x.chunks(func(off, n int64) error {
+		buf := <-free
+		defer func() { free <- buf }()
+		merged, other := buf[:n], buf[mergeChunk:][:n]
+		for i, w := range x.writers {
+			to := merged
+			if i > 0 {
+				to = other
+			}
+			switch {
+			case w.gpu != nil:
+				if err := w.gpu.copyOut(to, w.own+address(off)); err != nil {
+					return err
+				}
+			case i == 0:
+				merged = w.ownCPU[off : off+n]
+			default:
+				to = w.ownCPU[off : off+n]
+			}
+			if i > 0 {
+				x.stripes(i).each(off, to, func(part []byte, at int64) { copy(merged[at-off:], part) })
+			}
+		}
+		_, err := x.private.WriteAt(merged, off)
+		return err
+	})
+	if err == nil {
+		err = x.finish(x.private, end)
+	}
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	lost, err := wrongInFile(x.private, x.size, x.seed)
+	if err == nil && lost > 0 {
+		err = fmt.Errorf("merging by hand lost %d bytes", lost)
+	}
+	return ms(took), err
+}
+
+const sidePrivate = "private buffers"
+
+// row is about one end.
+func (x *shared) row(group, name string, end until, target float64) rows.Row {
+	return rows.Row{
+		Group: group, Name: name + ", " + end.String(), Unit: rows.Milliseconds, Targets: []rows.Target{{Against: sidePrivate, Limit: target}},
+		Sides: []rows.Side{
+			{Name: "gaiafs", Prepare: x.prepare, Measure: func(context.Context) (float64, error) { return x.together(end) }},
+			{Name: sidePrivate, Prepare: x.prepare, Measure: func(context.Context) (float64, error) { return x.apart(end) }},
+		},
+	}
+}
+
+// lostRow counts what the rows before it lost.
+func lostRow(group string, lost *int64) rows.Row {
+	return rows.Row{
+		Group: group, Name: "lost updates", Unit: rows.Count, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return float64(*lost), nil }}},
+		Note:  func() string { return "wrong bytes in all rounds of this group" },
+	}
+}
+
+// sharingRows have two writers share pages.
+func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
+	lost := new(int64)
+	var list []rows.Row
+	pairs := []struct {
+		name string
+		gpus []gpu
+	}{{"CPU and GPU", []gpu{nil, s.gpus[0]}}}
+	if len(s.gpus) > 1 {
+		pairs = append(pairs, struct {
+			name string
+			gpus []gpu
+		}{"two GPUs", s.gpus[:2]})
+	} else {
+		list = append(list, rows.Row{Group: "sharing", Name: "two GPUs", Skip: "there is one"})
+	}
+	for k, pair := range pairs {
+		for _, size := range []int64{pageSize, min(s.size, 64<<20)} {
+			for _, width := range []int64{1, 8, 64, 4096} {
+				if size <= width {
+					continue // one writer would have it all
+				}
+				x := &shared{s: s, name: fmt.Sprintf("shared-%d-%d-%d", k, size, width), size: size, width: width, gpus: pair.gpus, result: lost}
+				name := fmt.Sprintf("%s, %s, strides of %d B", pair.name, sizeText(size), width)
+				const target = 1 / 1.05
+				list = append(list, x.row("sharing", name, visible, target))
+				if size > pageSize {
+					list = append(list, x.row("sharing", name, readBack, target))
+				}
+			}
+		}
+	}
+	return append(list, lostRow("sharing", lost)), nil
+}
+
+// stitchRows have two GPUs write one file whose tiles do not end with pages.
+func stitchRows(_ context.Context, s *session) ([]rows.Row, error) {
+	if len(s.gpus) < 2 {
+		return []rows.Row{{Group: "stitch", Name: "stitching on two GPUs", Skip: "there is one"}}, nil
+	}
+	lost := new(int64)
+	const tile = 100_000
+	x := &shared{s: s, name: "stitched", size: min(s.size, callSize), width: tile, gpus: s.gpus[:2], result: lost}
+	name := fmt.Sprintf("stitching %s on two GPUs, tiles of %d B", sizeText(x.size), tile)
+	return []rows.Row{
+		x.row("stitch", name, durable, 1.3),
+		x.row("stitch", name, visible, 1.3),
+		lostRow("stitch", lost),
+	}, nil
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// workerVariable makes this program a worker: another process that maps files, as a second user of the GPU does. It reads
+// orders from standard input and answers each on standard output, in JSON.
+const workerVariable = "GAIAFS_GPU_BENCH_WORKER"
+
+// order is what a worker is told to do.
+type order struct {
+	// Do is "open", "map", "check", "unmap" or "cufile".
+	Do string
+	// GPUs and Device say what open opens.
+	GPUs   string `json:",omitempty"`
+	Device int    `json:",omitempty"`
+	// Path and Size say what is mapped or read.
+	Path string `json:",omitempty"`
+	Size int64  `json:",omitempty"`
+	// Pieces are the numbers of those that check looks at.
+	Pieces []int `json:",omitempty"`
+}
+
+type answer struct {
+	Took time.Duration
+	Sums [][]byte `json:",omitempty"`
+	Err  string   `json:",omitempty"`
+	// Missing says that what the order needs is not installed.
+	Missing bool `json:",omitempty"`
+}
+
+// errMissing says that something to compare with is not installed.
+var errMissing = errors.New("not installed")
+
+// workIfAsked does not return if this process was started as a worker.
+func workIfAsked() {
+	if os.Getenv(workerVariable) == "" {
+		return
+	}
+	if err := work(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "worker:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func work(in io.Reader, out io.Writer) error {
+	orders, answers := json.NewDecoder(in), json.NewEncoder(out)
+	var w workerState
+	for {
+		var o order
+		if err := orders.Decode(&o); errors.Is(err, io.EOF) {
+			return w.unmap()
+		} else if err != nil {
+			return err
+		}
+		a, err := w.carryOut(o)
+		if err != nil {
+			a.Err, a.Missing = strings.TrimPrefix(err.Error(), errMissing.Error()+": "), errors.Is(err, errMissing)
+		}
+		if err := answers.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+type workerState struct {
+	gpu     gpu
+	check   *checker
+	mapping *gaiafs.Mapping
+	cufile  *cuFile
+}
+
+func (w *workerState) unmap() error {
+	if w.mapping == nil {
+		return nil
+	}
+	m := w.mapping
+	w.mapping = nil
+	return m.Close()
+}
+
+func (w *workerState) carryOut(o order) (a answer, err error) {
+	switch o.Do {
+	case "open":
+		choice, err := parseDevices(o.GPUs)
+		if err != nil {
+			return a, err
+		}
+		choice.ordinals = []int{o.Device}
+		all, err := choice.open()
+		if err != nil {
+			return a, err
+		}
+		w.gpu = all[0]
+		w.check, err = newChecker(w.gpu, 1)
+		return a, err
+	case "map":
+		f, err := os.Open(o.Path)
+		if err != nil {
+			return a, err
+		}
+		defer f.Close()
+		start := time.Now()
+		w.mapping, err = gaiafs.Map(f, 0, o.Size, gaiafs.ProtRead, w.gpu.device())
+		a.Took = time.Since(start)
+		return a, err
+	case "check":
+		for _, i := range o.Pieces {
+			off, n := piece(i, w.mapping.Len())
+			if err := w.check.read(w.gpu, addressOf(w.mapping)+address(off), n, func(_ int, p []byte) error {
+				sum := sha256.Sum256(p)
+				a.Sums = append(a.Sums, sum[:])
+				return nil
+			}); err != nil {
+				return a, err
+			}
+		}
+		return a, nil
+	case "unmap":
+		return a, w.unmap()
+	case "cufile":
+		if w.cufile == nil {
+			if w.cufile, err = openCuFile(w.gpu); err != nil {
+				return a, err
+			}
+		}
+		a.Took, err = w.cufile.read(o.Path, o.Size)
+		return a, err
+	}
+	return a, fmt.Errorf("a worker cannot do %q", o.Do)
+}
+
+// child is a process that answers orders, as the session sees it.
+type child struct {
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	orders  *json.Encoder
+	answers *json.Decoder
+}
+
+func startChild(cmd *exec.Cmd) (*child, error) {
+	c := &child{cmd: cmd}
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	var err error
+	if c.in, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c.orders, c.answers = json.NewEncoder(c.in), json.NewDecoder(bufio.NewReader(out))
+	return c, nil
+}
+
+// do has the child carry out an order, and waits for the answer.
+func (c *child) do(o order) (a answer, err error) {
+	if err := c.orders.Encode(o); err != nil {
+		return a, fmt.Errorf("%s ended: %w", c.cmd.Path, err)
+	}
+	if err := c.answers.Decode(&a); err != nil {
+		return a, fmt.Errorf("%s ended: %w", c.cmd.Path, err)
+	}
+	switch {
+	case a.Missing:
+		return a, fmt.Errorf("%w: %s", errMissing, a.Err)
+	case a.Err != "":
+		return a, fmt.Errorf("%s: %s", o.Do, a.Err)
+	}
+	return a, nil
+}
+
+// end has the child end, and waits for it; where it does not, it is killed.
+func (c *child) end() {
+	_ = c.in.Close()
+	timer := time.AfterFunc(10*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = c.cmd.Wait()
+}
+
+// startWorker starts a worker that has opened a device of --gpus.
+func startWorker(gpus string, device int, environment ...string) (*child, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(append(os.Environ(), workerVariable+"=1"), environment...)
+	c, err := startChild(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.do(order{Do: "open", GPUs: gpus, Device: device}); err != nil {
+		c.end()
+		return nil, err
+	}
+	return c, nil
+}
