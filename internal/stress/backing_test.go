@@ -295,7 +295,7 @@ func TestUnreadableHome(t *testing.T) {
 	lazy, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead|gaiafs.ProtWrite, 0, gaiafs.Lazy())
 	require.NoError(t, err)
 	defer lazy.Close()
-	stop := inject(t, m, filepath.Join(m.Source, "file"), "pread64", "EIO")
+	stop := inject(t, m, filepath.Join(m.Source, "file"), "pread64,preadv2", "EIO")
 	_, err = lazy.Acquire(0, size)
 	require.ErrorIs(t, err, unix.EIO)
 	_, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, 0)
