@@ -169,18 +169,31 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 	words := func(a, n uint64) []byte { return find(address(a), uintptr(8*n), g.device) }
 	if f == 3 {
 		for b := range uint64(blocks) {
-			at := words(w[0]+8*b, 1)
-			versions := find(address(w[1]+b*2*pageSize), 2*pageSize, g.device)
-			if at == nil || versions == nil {
+			patch := words(w[0]+patchSize*b, patchSize/8)
+			if patch == nil {
 				return illegalAddress
 			}
-			mem := find(address(binary.LittleEndian.Uint64(at)), pageSize, g.device)
+			word := func(i int) uint64 { return binary.LittleEndian.Uint64(patch[8*i:]) }
+			mem := find(address(word(0)), pageSize, g.device)
 			if mem == nil {
 				return illegalAddress
 			}
-			for i := range mem {
-				if from, to := versions[i], versions[pageSize+i]; from != to && mem[i] == from {
-					mem[i] = to
+			pair := word(5)
+			for off := range mem {
+				granule := off / gpubackend.GranuleSize
+				if word(1+granule/64)>>(granule%64)&1 == 0 {
+					continue
+				}
+				versions := find(address(w[1]+pair*pairSize), pairSize, g.device)
+				if versions == nil {
+					return illegalAddress
+				}
+				k := off % gpubackend.GranuleSize
+				if from, to := versions[k], versions[gpubackend.GranuleSize+k]; from != to && mem[off] == from {
+					mem[off] = to
+				}
+				if k == gpubackend.GranuleSize-1 {
+					pair++
 				}
 			}
 		}

@@ -17,11 +17,10 @@ const (
 	// upSize and downSize are the bytes that one round of kernels is given and returns.
 	upSize   = 8 << 20
 	downSize = 2 << 20
-	// roundPages and roundRuns are the pages of one round of digests and the runs that they lie in; roundPatches the
-	// pages of one round of patches. They fit upSize and downSize.
-	roundPages   = downSize / 8
-	roundRuns    = 1 << 16
-	roundPatches = upSize / (2*pageSize + 8)
+	// roundPages and roundRuns are the pages of one round of digests and the runs that they lie in. They fit upSize and
+	// downSize.
+	roundPages = downSize / 8
+	roundRuns  = 1 << 16
 	// The blocks of the page kernels have 8 warps, one page each; this many blocks fill a multiprocessor.
 	blockThreads = 256
 	blocksPerSM  = 8
