@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -264,33 +263,6 @@ func TestBuffersOutliveDevice(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestScatterByKernel has pages scattered by a kernel, and by the copy engines for a while after a kernel had to wait.
-func TestScatterByKernel(t *testing.T) {
-	d, g := openFake(t, 64<<20, true)
-	m, err := d.Alloc(2 << 20)
-	require.NoError(t, err)
-	pieces := make([]gpubackend.Copy, leastScatter)
-	for i := range pieces {
-		pieces[i] = gpubackend.Copy{Mem: m, Off: int64(2 * i * pageSize), Host: bytes.Repeat([]byte{byte(i + 1)}, pageSize)}
-	}
-	for _, x := range []struct {
-		slow time.Time
-		call string
-	}{{time.Time{}, "cuMemcpyBatchAsync"}, {time.Now().Add(time.Hour), "cuLaunchKernel"}} {
-		d.worker.slowUntil = x.slow
-		g.fail[x.call] = illegalAddress // were it called
-		require.NoError(t, d.CopyIn(t.Context(), pieces))
-		delete(g.fail, x.call)
-		for i := range pieces {
-			got := make([]byte, pageSize)
-			require.NoError(t, d.CopyOut(t.Context(), []gpubackend.Copy{{Mem: m, Off: pieces[i].Off, Host: got}}))
-			require.Equal(t, pieces[i].Host, got)
-		}
-	}
-	require.NoError(t, m.Free())
-	require.NoError(t, d.Close())
-}
-
 // TestPinnedIsKnown looks buffers up, at and over their edges.
 func TestPinnedIsKnown(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
@@ -301,7 +273,7 @@ func TestPinnedIsKnown(t *testing.T) {
 		defer release()
 		kept = append(kept, p)
 	}
-	seen := make(map[address]bool)
+	seen := make(map[pinned]bool)
 	for _, p := range kept {
 		of, ok := d.buffers.holds(p)
 		require.True(t, ok)

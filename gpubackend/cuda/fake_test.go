@@ -3,6 +3,7 @@ package cuda
 import (
 	"encoding/binary"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,9 @@ type fake struct {
 	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
 	fail  map[string]result
 	after map[string]int
+	// calls counts the calls of each name. A kernel waits for others as long as busy.
+	calls map[string]int
+	busy  time.Duration
 	// count is the number of GPUs, linked whether they can reach each other's memory.
 	count  int32
 	linked bool
@@ -65,7 +69,7 @@ func newFake() *fake {
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
 		},
-		fail: map[string]result{}, after: map[string]int{}, version: 13000, total: 1 << 30,
+		fail: map[string]result{}, after: map[string]int{}, calls: map[string]int{}, version: 13000, total: 1 << 30,
 	}
 }
 
@@ -74,6 +78,16 @@ func (g *fake) left() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.retained + len(g.streams) + len(g.events) + len(g.device) + len(g.host) + len(g.reserved) + len(g.handles)
+}
+
+// queued counts what was begun in streams and not waited for.
+func (g *fake) queued() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, s := range g.streams {
+		n += len(s.queue)
+	}
+	return n
 }
 
 func (g *fake) setFail(call string, r result) {
@@ -92,6 +106,7 @@ func (g *fake) id(room uintptr) uint64 {
 func (g *fake) call(name string, needsContext bool, f func() result) result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.calls[name]++
 	if r := g.fail[name]; r != success {
 		if g.after[name] == 0 {
 			return r
@@ -166,6 +181,7 @@ func (g *fake) drain(s streamHandle, n int) result {
 
 // kernel does what a page kernel does.
 func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
+	time.Sleep(g.busy)
 	words := func(a, n uint64) []byte { return find(address(a), uintptr(8*n), g.device) }
 	if f == 3 {
 		for b := range uint64(blocks) {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"time"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -40,12 +39,11 @@ type worker struct {
 	patch    functionHandle
 	scatter  functionHandle
 	gather   functionHandle
-	// slowUntil is when page kernels are worth trying again for copies; see scatter.go.
-	slowUntil time.Time
-	blocks    uint32 // that fill the device
-	event     eventHandle
-	dev       address
-	host      pinned
+	slow     slowness
+	blocks   uint32 // that fill the device
+	event    eventHandle
+	dev      address
+	host     pinned
 }
 
 const (
@@ -56,7 +54,7 @@ const (
 )
 
 func newWorker(l *lane, handle deviceHandle, key *gpubackend.DigestKey, ptx []byte) (w *worker, err error) {
-	w = &worker{lane: l}
+	w = &worker{lane: l, slow: slowness{patience: slowRound}}
 	defer func() {
 		if err != nil {
 			_ = w.free()
