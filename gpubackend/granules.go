@@ -42,12 +42,24 @@ func (g *Granules) Count() (n int) {
 	return n
 }
 
-// Each calls fn with the byte offset of each member, in ascending order.
-func (g *Granules) Each(fn func(off int)) {
-	for k, w := range g {
-		for ; w != 0; w &= w - 1 {
-			fn((k*64 + bits.TrailingZeros64(w)) * GranuleSize)
+// Each calls fn with the bytes [from, to) of each run of members, in ascending order.
+func (g *Granules) Each(fn func(from, to int)) {
+	const all = page.Size / GranuleSize
+	for i := 0; i < all; {
+		rest := g[i/64] >> (i % 64)
+		if rest == 0 {
+			i = (i/64 + 1) * 64
+			continue
 		}
+		i += bits.TrailingZeros64(rest)
+		from := i
+		for i < all {
+			n, left := bits.TrailingZeros64(^(g[i/64] >> (i % 64))), 64-i%64
+			if i += min(n, left); n < left {
+				break
+			}
+		}
+		fn(from*GranuleSize, i*GranuleSize)
 	}
 }
 

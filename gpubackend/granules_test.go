@@ -16,25 +16,29 @@ func TestDifferingGranules(t *testing.T) {
 	for i := range a {
 		a[i] = byte(rnd.Uint32())
 	}
-	for _, n := range []int{0, 1, 2, 17, 300, 4000} {
+	for _, n := range []int{0, 1, 2, 17, 300, 800, page.Size} {
 		copy(b, a)
 		want := map[int]bool{}
 		for _, i := range rnd.Perm(page.Size)[:n] {
 			b[i] ^= byte(1 + rnd.IntN(255))
 			want[i/GranuleSize*GranuleSize] = true
 		}
-		for _, i := range []int{0, page.Size - 1}[:min(n, 2)] {
+		for _, i := range []int{0, page.Size - 1, 1023, 1024}[:min(n, 4)] {
 			b[i] = a[i] + 1
 			want[i/GranuleSize*GranuleSize] = true
 		}
 		g := Differing(a, b)
 		require.Equal(t, len(want), g.Count())
-		last := -1
-		g.Each(func(off int) {
-			require.Greater(t, off, last)
-			require.True(t, want[off], "granule at %d", off)
-			last = off
+		last, found := -1, 0
+		g.Each(func(from, to int) {
+			require.Greater(t, from, last, "runs have a granule between them")
+			for off := from; off < to; off += GranuleSize {
+				require.True(t, want[off], "granule at %d", off)
+				found++
+			}
+			last = to
 		})
+		require.Len(t, want, found)
 		p := Patch{Base: a, Next: b}
 		require.Equal(t, g, p.Differing())
 	}

@@ -194,24 +194,21 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 			if mem == nil {
 				return illegalAddress
 			}
-			pair := word(5)
-			for off := range mem {
-				granule := off / gpubackend.GranuleSize
-				if word(1+granule/64)>>(granule%64)&1 == 0 {
-					continue
-				}
-				versions := find(address(w[1]+pair*pairSize), pairSize, g.device)
-				if versions == nil {
-					return illegalAddress
-				}
-				k := off % gpubackend.GranuleSize
-				if from, to := versions[k], versions[gpubackend.GranuleSize+k]; from != to && mem[off] == from {
-					mem[off] = to
-				}
-				if k == gpubackend.GranuleSize-1 {
-					pair++
-				}
+			changed := gpubackend.Granules{word(1), word(2), word(3), word(4)}
+			size := uint64(changed.Count() * gpubackend.GranuleSize)
+			versions := find(address(w[1]+2*gpubackend.GranuleSize*word(5)), uintptr(2*size), g.device)
+			if versions == nil {
+				return illegalAddress
 			}
+			was, next := versions[:size], versions[size:]
+			changed.Each(func(begin, end int) {
+				for off := begin; off < end; off++ {
+					if from, to := was[off-begin], next[off-begin]; from != to && mem[off] == from {
+						mem[off] = to
+					}
+				}
+				was, next = was[end-begin:], next[end-begin:]
+			})
 		}
 		return success
 	}

@@ -135,18 +135,19 @@ gaiafs_modified(const Run *runs, u64 runCount, u64 pages, const u64 *key, const 
 }
 
 // A Patch is a page to be patched. Bit i%64 of word i/64 of changed says that the bytes [16i, 16i+16) may have to be stored.
-// Of each such granule, in order, the pair is there of what it was and what it is to be, from pair number `first` on.
+// After `first` pairs of granules of other pages there is what these granules were, one after the other, then what they
+// are to be.
 struct Patch {
 	u64 address;
 	u64 changed[4];
 	u64 first;
 };
 
-// gaiafs_patch has one block of 256 threads for each page, a granule for each thread. Neither patches nor pairs change
+// gaiafs_patch has one block of 256 threads for each page, a granule for each thread. Neither patches nor granules change
 // meanwhile; the page may. Each byte is stored on its own, through volatile, so that the compiler cannot make one store
 // of neighbours: a wider one would bring back what a neighbour was before somebody's store.
 extern "C" __global__ void __launch_bounds__(256)
-gaiafs_patch(const Patch *patches, const ulonglong2 *pairs)
+gaiafs_patch(const Patch *patches, const ulonglong2 *granules)
 {
 	const Patch *p = patches + blockIdx.x;
 	u32 mine = threadIdx.x / 64;
@@ -154,11 +155,14 @@ gaiafs_patch(const Patch *patches, const ulonglong2 *pairs)
 	if (!(word & bit)) {
 		return;
 	}
-	u64 pair = p->first + __popcll(word & (bit - 1));
-	for (u32 w = 0; w < mine; w++) {
-		pair += __popcll(p->changed[w]);
+	u64 at = 2 * p->first + __popcll(word & (bit - 1)), all = 0;
+#pragma unroll
+	for (u32 w = 0; w < 4; w++) {
+		u64 count = __popcll(p->changed[w]);
+		all += count;
+		at += w < mine ? count : 0;
 	}
-	ulonglong2 b = pairs[2 * pair], n = pairs[2 * pair + 1];
+	ulonglong2 b = granules[at], n = granules[at + all];
 	u64 page = p->address + threadIdx.x * 16;
 	u64 has[2], was[2] = {b.x, b.y}, next[2] = {n.x, n.y};
 	loadPair(page, has[0], has[1]);

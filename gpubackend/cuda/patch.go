@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each granule: as it was, and as it
-	// is to be.
+	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each of its granules: as it was, and
+	// as it is to be. All that was of a page comes before what is to be.
 	patchSize = 48
 	pairSize  = 2 * gpubackend.GranuleSize
 )
@@ -19,7 +19,7 @@ const (
 type patchWork struct {
 	*gpubackend.Patch
 	changed gpubackend.Granules
-	first   int // the number of its first pair in the round
+	first   int // its pairs come after so many of others in the round
 	pairs   int
 }
 
@@ -101,11 +101,11 @@ func (w *worker) patchPages(work []patchWork) error {
 	inParallel(len(work), size, func(i int) {
 		x := &work[i]
 		putWords(p[i*patchSize:], uint64(x.Mem.(*memory).base+address(x.Off)), x.changed[0], x.changed[1], x.changed[2], x.changed[3], uint64(x.first))
-		pairs := p[pairsAt+x.first*pairSize:]
-		x.changed.Each(func(off int) {
-			copy(pairs[:gpubackend.GranuleSize], x.Base[off:])
-			copy(pairs[gpubackend.GranuleSize:pairSize], x.Next[off:])
-			pairs = pairs[pairSize:]
+		was := p[pairsAt+x.first*pairSize:][:x.pairs*pairSize]
+		next := was[x.pairs*gpubackend.GranuleSize:]
+		x.changed.Each(func(from, to int) {
+			was = was[copy(was, x.Base[from:to]):]
+			next = next[copy(next, x.Next[from:to]):]
 		})
 	})
 	err := w.up(0, pairsAt+size)

@@ -36,9 +36,8 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 // neighbour was before somebody's store. Base and Next belong to the caller and do not change.
 func patch(dst []byte, p *gpubackend.Patch) {
 	changed := p.Differing()
-	changed.Each(func(off int) {
-		const n = gpubackend.GranuleSize
-		d, b, next := dst[off:off+n], p.Base[off:off+n], p.Next[off:off+n]
+	changed.Each(func(from, to int) {
+		d, b, next := dst[from:to], p.Base[from:to], p.Next[from:to]
 		for j, was := range b {
 			if next[j] != was && d[j] == was {
 				d[j] = next[j]
