@@ -417,7 +417,7 @@ func benchmarkRelease(b *testing.B, collect bool) {
 				require.NoError(b, err)
 				require.EqualValues(b, len(pages), got)
 			}
-			home := func() { require.NoError(b, f.collectAll(r.ctx)) }
+			home := func() { require.NoError(b, f.collectAll(r.ctx, nil)) }
 			defer func() {
 				home()
 				r.verify(m, s, pages)
