@@ -108,7 +108,7 @@ func TestOpenUnwinds(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for call, times := range map[string]int{
 		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 4, "cuStreamCreate": 4, "cuModuleLoadDataEx": 1,
-		"cuModuleGetFunction": 3, "cuEventCreate": 7, "cuMemAlloc": 1, "cuMemHostAlloc": 7, "cuMemcpyHtoDAsync": 1,
+		"cuModuleGetFunction": 5, "cuEventCreate": 9, "cuMemAlloc": 1, "cuMemHostAlloc": 7, "cuMemcpyHtoDAsync": 1,
 	} {
 		for after := range times {
 			g := newFake()

@@ -31,9 +31,11 @@ type fake struct {
 	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
 	fail  map[string]result
 	after map[string]int
-	// calls counts the calls of each name. A kernel waits for others as long as busy.
-	calls map[string]int
-	busy  time.Duration
+	// calls counts the calls of each name, uploaded the bytes of copies to the device that are none of a batch. A kernel waits for
+	// others as long as busy.
+	calls    map[string]int
+	uploaded int
+	busy     time.Duration
 	// count is the number of GPUs, linked whether they can reach each other's memory.
 	count  int32
 	linked bool

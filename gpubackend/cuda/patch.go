@@ -40,19 +40,33 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	if len(work) == 0 {
 		return errors.Join(d.lost(), ctx.Err())
 	}
-	return d.run(ctx, d.workLane, func() error {
-		for len(work) > 0 {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
+	return d.run(ctx, d.workLane, func() error { return d.worker.patchAll(ctx, work) })
+}
+
+// halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while the
+// other is on its way.
+const halfUp = upSize / 2
+
+// patchAll does the patches, a round at a time, in the worker's lane. When it returns nothing is on its way, whatever the error.
+func (w *worker) patchAll(ctx context.Context, work []patchWork) error {
+	var err error
+	for turn := 0; len(work) > 0 && err == nil; turn++ {
+		half := turn % 2
+		if turn > 1 {
+			err = w.lane.drv.wait(w.halves[half]) // its bytes are the host's again
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
 			n := numberPairs(work)
-			if err := d.worker.patchPages(work[:n]); err != nil {
-				return err
+			if err = w.patchPages(half*halfUp, work[:n]); err == nil {
+				err = w.lane.drv.check("cuEventRecord", w.lane.drv.eventRecord(w.halves[half], w.lane.stream))
 			}
 			work = work[n:]
 		}
-		return nil
-	})
+	}
+	return w.finish(err)
 }
 
 // patchesOf returns the patches that have something to store.
@@ -83,7 +97,7 @@ func numberPairs(work []patchWork) int {
 	size, pairs := 0, 0
 	for i := range work {
 		w := &work[i]
-		if size += patchSize + w.pairs*pairSize; size > upSize {
+		if size += patchSize + w.pairs*pairSize; size > halfUp {
 			return i
 		}
 		w.first = pairs
@@ -92,9 +106,9 @@ func numberPairs(work []patchWork) int {
 	return len(work)
 }
 
-// patchPages does one round of patches.
-func (w *worker) patchPages(work []patchWork) error {
-	p := w.host.bytes()
+// patchPages queues one round of patches, whose memory begins at at.
+func (w *worker) patchPages(at int, work []patchWork) error {
+	p := w.host.bytes()[at : at+halfUp]
 	pairsAt := len(work) * patchSize
 	last := &work[len(work)-1]
 	size := (last.first + last.pairs) * pairSize
@@ -108,9 +122,9 @@ func (w *worker) patchPages(work []patchWork) error {
 			next = next[copy(next, x.Next[from:to]):]
 		})
 	})
-	err := w.up(0, pairsAt+size)
-	if err == nil {
-		err = w.launch(w.patch, uint32(len(work)), uint64(w.dev), uint64(w.dev+address(pairsAt)))
+	if err := w.up(at, pairsAt+size); err != nil {
+		return err
 	}
-	return w.finish(err)
+	dev := w.dev + address(at)
+	return w.launch(w.patch, uint32(len(work)), uint64(dev), uint64(dev+address(pairsAt)))
 }

@@ -42,6 +42,7 @@ type worker struct {
 	slow     slowness
 	blocks   uint32 // that fill the device
 	event    eventHandle
+	halves   [2]eventHandle // of patches
 	dev      address
 	host     pinned
 }
@@ -70,8 +71,10 @@ func newWorker(l *lane, handle deviceHandle, key *gpubackend.DigestKey, ptx []by
 	if err := w.load(ptx); err != nil {
 		return w, err
 	}
-	if err := drv.check("cuEventCreate", drv.eventCreate(&w.event, eventBlocking|eventNoTiming)); err != nil {
-		return w, err
+	for _, e := range w.events() {
+		if err := drv.check("cuEventCreate", drv.eventCreate(e, eventBlocking|eventNoTiming)); err != nil {
+			return w, err
+		}
 	}
 	if err := drv.check("cuMemAlloc", drv.memAlloc(&w.dev, workSize)); err != nil {
 		return w, err
@@ -108,6 +111,8 @@ func (w *worker) load(ptx []byte) error {
 	return nil
 }
 
+func (w *worker) events() []*eventHandle { return []*eventHandle{&w.event, &w.halves[0], &w.halves[1]} }
+
 func (w *worker) free() error {
 	drv := w.lane.drv
 	if w.host.base != nil {
@@ -116,8 +121,10 @@ func (w *worker) free() error {
 	if w.dev != 0 {
 		_ = drv.memFree(w.dev)
 	}
-	if w.event != 0 {
-		_ = drv.eventDestroy(w.event)
+	for _, e := range w.events() {
+		if *e != 0 {
+			_ = drv.eventDestroy(*e)
+		}
 	}
 	if w.module != 0 {
 		_ = drv.moduleUnload(w.module)
