@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -41,6 +42,9 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 			if err := f.collectOwnerLocked(ctx, owner, pending[:n]); err != nil {
 				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
+				}
+				if d := f.c.owner(owner); d != nil {
+					err = d.fault(err)
 				}
 				f.collectErr = err
 				return err
@@ -272,7 +276,8 @@ func (f *File) collectAll(ctx context.Context) error {
 }
 
 // Sync brings everything released home, waiting for releases that are under way, and then calls do, which makes home
-// durable. It fails with the error of home that kept bytes from being written; they are kept and tried again.
+// durable. It fails with the error of home that kept bytes from being written; they are kept and tried again. It fails with EIO,
+// once, after released bytes were lost with a device; everything else is done then.
 func (f *File) Sync(do func() error) error {
 	ctx := context.Background()
 	f.mu.Lock()
@@ -284,7 +289,8 @@ func (f *File) Sync(do func() error) error {
 	if err := f.collectAll(ctx); err != nil {
 		return err
 	}
-	return do()
+	err := do()
+	return errors.Join(f.reportLosses(), err)
 }
 
 // untrackIdleLocked stops tracking what no client maps for writing any more, so that no bases are kept for it.
