@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -44,11 +45,12 @@ func obedient(args []string) error {
 		switch deed, argument, _ := strings.Cut(in.Text(), " "); deed {
 		case "map":
 			m, err = gaiafs.Map(f, 0, int64(pages)*page.Size, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
-		case "store": // 1 into the first byte of a page
-			var p int64
-			if p, err = strconv.ParseInt(argument, 10, 64); err == nil {
-				_, err = m.WriteAt([]byte{1}, p*page.Size)
+		case "store": // into the first byte of a page, 1 or what follows its number
+			p, value := int64(0), byte(1)
+			if n, _ := fmt.Sscan(argument, &p, &value); n == 0 {
+				return fmt.Errorf("%q is no page", argument)
 			}
+			_, err = m.WriteAt([]byte{value}, p*page.Size)
 		case "acquire":
 			_, err = m.Acquire(0, m.Len())
 		case "release":
@@ -211,6 +213,113 @@ func TestDeviceLost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDeviceLostUnderLoad loses a device while programs store, release, sync and acquire on it and on another one, and CPU programs
+// read, write and sync the same file. Nobody sees another error than those of the loss, and whoever is not on the device loses nothing.
+func TestDeviceLostUnderLoad(t *testing.T) {
+	const rounds, programs, own = 120, 4, 3 // pages of each
+	if testdevice.Count(2) < 2 {
+		t.Skip("two devices are needed, and there is one GPU")
+	}
+	m := testmount.Start(t, testmount.Options{Devices: 2, Faulty: true, WriteBackInterval: 20 * time.Millisecond})
+	path := m.Path("shared")
+	require.NoError(t, os.WriteFile(path, make([]byte, (programs+1)*own*page.Size), 0o600))
+	var started sync.WaitGroup
+	started.Add(programs + 1)
+	var work errgroup
+	last := byte((rounds - 1) % 250)
+	for k := range programs {
+		p := start(t, "obedient", path, k%2, (programs+1)*own)
+		p.does("map")
+		work.Go(func() error {
+			halfway := sync.OnceFunc(started.Done)
+			defer halfway()
+			for i := range rounds {
+				for page := k * own; page < (k+1)*own; page++ {
+					p.does(fmt.Sprintf("store %d %d", page, i%250))
+				}
+				for _, deed := range []string{"release", []string{"acquire", "sync", "acquire"}[i%3]} {
+					if _, err := fmt.Fprintln(p.in, deed); err != nil {
+						return err
+					}
+					// A sync may be the one that reports what the device took along.
+					switch said := p.line(); {
+					case said == "done", k%2 == 0 && strings.HasPrefix(said, "19 "), deed == "sync" && strings.HasPrefix(said, "5 "):
+					default:
+						return fmt.Errorf("program %d, round %d: %s: %s", k, i, deed, said)
+					}
+				}
+				if i == rounds/2 {
+					halfway()
+				}
+			}
+			return nil
+		})
+	}
+	work.Go(func() error {
+		halfway := sync.OnceFunc(started.Done)
+		defer halfway()
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for i := range rounds {
+			for page := programs * own; page < (programs+1)*own; page++ {
+				if _, err := f.WriteAt([]byte{byte(i % 250)}, int64(page)*4096); err != nil {
+					return err
+				}
+			}
+			if err := f.Sync(); err != nil && !errors.Is(err, syscall.EIO) {
+				return err
+			}
+			if _, err := os.ReadFile(path); err != nil {
+				return err
+			}
+			if i == rounds/2 {
+				halfway()
+			}
+		}
+		return nil
+	})
+	started.Wait()
+	m.Lose(0)
+	require.NoError(t, work.Wait())
+	_ = fsync(t, path) // it may be the first after the loss
+	require.NoError(t, fsync(t, path))
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for p := range (programs + 1) * own {
+		if k := p / own; k == programs || k%2 == 1 {
+			require.Equal(t, last, got[p*page.Size], "page %d of program %d", p, k)
+		}
+	}
+	require.True(t, status(t, m).Devices[0].Lost)
+	require.NoError(t, m.Process.Signal(syscall.SIGTERM))
+	_ = m.Wait(patience) // names what was lost, if anything was
+	require.NotContains(t, m.Log(), "panic")
+}
+
+// errgroup is goroutines of which the errors are wanted.
+type errgroup struct {
+	wait sync.WaitGroup
+	mu   sync.Mutex
+	err  error // protected by mu
+}
+
+func (g *errgroup) Go(f func() error) {
+	g.wait.Go(func() {
+		err := f()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.err = errors.Join(g.err, err)
+	})
+}
+
+func (g *errgroup) Wait() error {
+	g.wait.Wait()
+	return g.err
 }
 
 // TestDeviceMemoryTakenByOthers: the device has no memory left, although the budget is not used up. Whoever maps is told so, and
