@@ -21,7 +21,8 @@ import struct
 import threading
 import time
 import weakref
-from typing import Callable, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from . import wire
 from .errors import Error, raise_first
@@ -34,15 +35,18 @@ Take = Callable[[wire.Header, bytes, "list[int]"], None]
 
 _pool_lock = threading.Lock()
 _pool: weakref.WeakValueDictionary[str, Connection] = weakref.WeakValueDictionary()  # guarded by _pool_lock
-# Held while descriptors that arrived are neither mapped nor closed, so that a forked child has no copies of them.
+# Held while descriptors that arrived are neither mapped nor closed, so that a forked child has no copies of them, and while a
+# socket is made, so that the child knows of it.
 _descriptors = threading.RLock()
+_all: weakref.WeakSet[Connection] = weakref.WeakSet()  # also those that are being made; guarded by _descriptors
 
 
 def _after_fork_in_child() -> None:
     """Closes the child's copies of its parent's sockets, or the parent's end would go unnoticed."""
-    global _pool_lock, _pool, _descriptors
-    for c in list(_pool.values()):
+    global _pool_lock, _pool, _descriptors, _all
+    for c in list(_all):
         c.disown()
+    _all = weakref.WeakSet()
     _pool = weakref.WeakValueDictionary()
     _pool_lock = threading.Lock()
     _descriptors = threading.RLock()
@@ -87,7 +91,9 @@ class Connection:
         self._reading = False  # a thread reads; guarded by _changed
         self._orphans: collections.deque[int] = collections.deque()  # mappings to end when there is room
         self._pid = os.getpid()
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _descriptors:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            _all.add(self)
         try:
             self.welcome = self._shake_hands(path)
         except BaseException:
@@ -238,9 +244,9 @@ class Connection:
                 self._end(self.lost)
                 continue
             self._reading = True
-            self._changed.release()
             failure: Error | None = None
             try:
+                self._changed.release()
                 failure = self._read_one()
             finally:
                 self._changed.acquire()

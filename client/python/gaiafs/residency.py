@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from . import connection, safetensors, wire
 from .errors import Error, FormatError

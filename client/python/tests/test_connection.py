@@ -2,8 +2,10 @@
 
 import errno
 import os
+import pathlib
 import signal
 import socket
+import stat
 import struct
 import threading
 
@@ -290,6 +292,32 @@ def test_descriptors_close_on_exec_and_are_not_leaked(start):
     assert len(seen) == 3 and not any(inheritable for _, inheritable in seen)
     assert len(os.listdir("/proc/self/fd")) == open_now
     assert before < open_now
+
+
+def test_child_has_no_socket_of_its_parents(start):
+    """Also where a thread was shaking hands: or the daemon would take the child's copy for the parent."""
+    asked, go = threading.Event(), threading.Event()
+
+    def slowly(s):
+        asked.set()
+        go.wait()
+        s.send(reply(wire.WELCOME, 0, WELCOME))
+        answer_all(s)
+
+    def sockets():
+        return sum(os.path.exists(p) and stat.S_ISSOCK(os.stat(p).st_mode) for p in pathlib.Path("/proc/self/fd").iterdir())
+
+    d = start(slowly, welcome=None)
+    t = threading.Thread(target=lambda: connection.open_connection(d.path))
+    t.start()
+    asked.wait()
+    before = sockets()
+    child = os.fork()
+    if child == 0:
+        os._exit(before - sockets())
+    go.set()
+    t.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_child_cannot_use_the_connection(start):
