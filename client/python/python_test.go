@@ -70,11 +70,14 @@ func TestPackage(t *testing.T) {
 	}
 }
 
-// The package's types are consistent.
-func TestTypes(t *testing.T) {
-	cmd := exec.Command(interpreter(t), "-m", "mypy", "--cache-dir", t.TempDir())
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+// The package's types are consistent, and its source is free of what ruff finds.
+func TestSource(t *testing.T) {
+	for _, tool := range [][]string{{"mypy", "--cache-dir", t.TempDir()}, {"ruff", "check", "--no-cache", "--quiet"}} {
+		t.Run(tool[0], func(t *testing.T) {
+			out, err := exec.Command(interpreter(t), append([]string{"-m"}, tool...)...).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+		})
+	}
 }
 
 // The package can be installed from its folder, without the network, and then works without the folder.

@@ -404,7 +404,7 @@ def request_grant(fd: int) -> wire.Grant:
         fcntl.ioctl(fd, wire.GRANT_REQUEST, answer, True)
     except OSError as e:
         if e.errno in (errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise Error(e.errno, "it is not on a gaiafs mount: see gaiafs mount") from None
+            raise Error(e.errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)") from None
         raise Error(e.errno or errno.EIO, f"the mount gave no access: {e.strerror}") from None
     try:
         return wire.decode_grant(bytes(answer))

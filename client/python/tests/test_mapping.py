@@ -7,15 +7,15 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import gaiafs
-from conftest import KIND
 from gaiafs import connection, dlpack
+
+from conftest import KIND
 
 PAGE = 4096
 CONTENT = bytes(range(256)) * 16 * 1280  # 5 MiB: three extents
@@ -419,7 +419,8 @@ m.write(b"exit")
 
 
 def test_death_is_a_release(path, python):
-    done = run(python, "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)", path)
+    script = "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)"
+    done = run(python, script, path)
     assert done.returncode == -signal.SIGKILL
     with gaiafs.mmap(path, device=1) as m:  # an answer comes after the daemon noticed, or it tells nothing
         for _ in range(500):

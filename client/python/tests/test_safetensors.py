@@ -14,8 +14,10 @@ import pytest
 import safetensors.numpy
 
 import gaiafs
-from conftest import KIND
 from gaiafs import safetensors as ours
+from gaiafs.__main__ import main
+
+from conftest import KIND
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 torch = None
@@ -250,7 +252,9 @@ def test_directory_that_cannot_be_read(directory, monkeypatch):
     assert e.value.errno == errno.EACCES and e.value.filename == str(directory)
 
 
-GOOD = encode({"__metadata__": {"a": "b"}, "x": entry(), "y": entry("U8", (0, 5), (8, 8)), "z": entry("I64", (), (8, 16))}, bytes(16))
+GOOD = encode(
+    {"__metadata__": {"a": "b"}, "x": entry(), "y": entry("U8", (0, 5), (8, 8)), "z": entry("I64", (), (8, 16))}, bytes(16)
+)
 
 HOSTILE = {
     "nothing": b"",
@@ -383,7 +387,16 @@ def test_command(weights, directory, python, tmp_path):
     assert done.stderr == ""
     done = command("info", tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("gaiafs: ") and "Traceback" not in done.stderr
-    assert command("warm", tmp_path / "none").returncode == 1
-    assert command("warm").returncode == 2
-    for arguments in (["--help"], ["warm", "--help"], ["info", "--help"], ["--version"]):
-        assert command(*arguments).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, code", [([], 2), (["warm"], 2), (["warm", "/none"], 1), (["warm", "/", "--device", "x"], 1),
+                        (["--help"], 0), (["warm", "--help"], 0), (["info", "--help"], 0), (["--version"], 0)]
+)  # fmt: skip
+def test_arguments_of_the_command(arguments, code, capsys):
+    try:
+        done = main(arguments)
+    except SystemExit as e:
+        done = e.code
+    said = capsys.readouterr()
+    assert done == code and (said.err if code else said.out)
