@@ -59,6 +59,13 @@ os.register_at_fork(
 )
 
 
+class _Socket(socket.socket):
+    """A socket that ends with its connection, without a warning where garbage collection comes to it first."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class _Call:
     """A request whose reply is awaited."""
 
@@ -92,7 +99,7 @@ class Connection:
         self._orphans: collections.deque[int] = collections.deque()  # mappings to end when there is room
         self._pid = os.getpid()
         with _descriptors:
-            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._sock = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             _all.add(self)
         try:
             self.welcome = self._shake_hands(path)
@@ -101,11 +108,6 @@ class Connection:
             raise
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
-
-    def __del__(self) -> None:
-        sock = getattr(self, "_sock", None)
-        if sock is not None:
-            sock.close()
 
     def disown(self) -> None:
         """Closes a forked child's copy of the socket."""

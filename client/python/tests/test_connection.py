@@ -1,6 +1,7 @@
 """Connections to daemons that misbehave. The daemon is a thread here, which says what the test wants."""
 
 import errno
+import gc
 import os
 import pathlib
 import signal
@@ -318,6 +319,19 @@ def test_child_has_no_socket_of_its_parents(start):
     go.set()
     t.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_collected_in_any_order(start):
+    c = connection.open_connection(start(answer_all).path)
+    s = c._sock
+    c.cycle = c  # of what is found at once, whatever is oldest ends first
+    gc.collect()
+    path = f"/proc/self/fd/{s.fileno()}"
+    assert os.path.exists(path)
+    del c
+    gc.collect()
+    del s  # a warning would be an error
+    assert not os.path.exists(path)
 
 
 def test_child_cannot_use_the_connection(start):
