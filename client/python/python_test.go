@@ -3,6 +3,7 @@
 package python
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -58,6 +59,7 @@ func TestPackage(t *testing.T) {
 	python := interpreter(t)
 	for _, kind := range []string{"emulated", "cuda"} {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			env := []string{"GAIAFS_TEST_KIND=" + kind}
 			if kind == "cuda" {
 				env = append(env, "LD_LIBRARY_PATH="+fakecuda.Dir(t))
@@ -97,24 +99,41 @@ func TestInstall(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "site", "gaiafs", "py.typed"))
 }
 
-// The program of README.md does what it says.
-func TestReadme(t *testing.T) {
-	python := interpreter(t)
-	m := testmount.Start(t, testmount.Options{})
-	text, err := os.ReadFile("../../README.md")
+// program returns the first Python program of a page.
+func program(t *testing.T, page string) string {
+	t.Helper()
+	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	_, rest, ok := strings.Cut(string(text), "```python\n")
 	require.True(t, ok)
 	program, _, ok := strings.Cut(rest, "```")
 	require.True(t, ok)
+	return program
+}
+
+// The programs of README.md, here and at the top, do what they say.
+func TestReadme(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{})
+	run := func(program string, arguments ...string) {
+		t.Helper()
+		cmd := exec.Command(python, append([]string{"-W", "error", "-c", program}, arguments...)...)
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
 	require.NoError(t, os.WriteFile(m.Path("file"), make([]byte, 8192), 0o600))
-	cmd := exec.Command(python, "-W", "error", "-c", program, m.Path("file"))
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	run(program(t, "../../README.md"), m.Path("file"))
 	got, err := os.ReadFile(m.Path("file"))
 	require.NoError(t, err)
 	require.Equal(t, "hello from a device", string(got[4096:4115]))
+
+	// Its tensors are PyTorch's, which is too large for the tests; NumPy's arrays do the same.
+	run("import sys, safetensors.numpy as s, numpy as n; s.save_file({'w': n.ones(3)}, sys.argv[1])", m.Path("model.safetensors"))
+	run(strings.NewReplacer("/mnt/data", m.Dir, "m.tensor", "m.numpy").Replace(program(t, "README.md")))
+	got, err = os.ReadFile(m.Path("out.bin"))
+	require.NoError(t, err)
+	require.Equal(t, bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, 1<<20), got) // 1.0
 }
 
 // The daemon dies under a program that uses its mount.
