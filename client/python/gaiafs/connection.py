@@ -63,7 +63,8 @@ class _Socket(socket.socket):
     """A socket that ends with its connection, without a warning where garbage collection comes to it first."""
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_io_refs"):  # or __init__ was interrupted
+            self.close()
 
 
 class _Call:
@@ -274,7 +275,7 @@ class Connection:
             self._poll.poll()  # the one place where a wait is long; interrupting it loses nothing
         except OSError as e:
             return _gone(e)
-        whole = False
+        whole, record = False, b""
         try:
             with _descriptors:
                 try:
@@ -292,8 +293,25 @@ class Connection:
             whole = True
             return failure
         finally:
-            if not whole and self.lost is None:
+            if not whole and self.lost is None and not self._cut_short(record):
                 self.lost = Error(errno.ENOTCONN, "the connection to gaiafs was interrupted in the middle of a reply")
+
+    def _cut_short(self, record: bytes) -> bool:
+        """Fails the call whose frame was interrupted, by Ctrl-C for example, and says whether the connection can go on."""
+        try:
+            h, _ = wire.decode_header(record)
+        except wire.Malformed:
+            return False  # it was not received
+        if h.type in (wire.ERROR, wire.MAPPED):
+            return False  # nobody would end the mapping
+        c = self._calls.get(h.id)
+        if c is not None:
+            c.error = c.error or Error(errno.EINTR, "the call was interrupted while its reply arrived")
+            if not h.flags & wire.MORE:
+                with self._changed:
+                    c.done = True
+                    self._calls.pop(h.id, None)
+        return True
 
     def _dispatch(self, record: bytes, fds: list[int], truncated: bool) -> Error | None:
         try:

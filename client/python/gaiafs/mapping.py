@@ -199,9 +199,11 @@ class _Assembly:
                 return None
 
         def rest(h: wire.Header, body: bytes, fds: list[int]) -> None:
-            self.take(h, body, fds)
-            if self._whole and self.reply is not None:
-                c.forget(self.reply.mapping)
+            try:
+                self.take(h, body, fds)
+            finally:
+                if self._whole and self.reply is not None:
+                    c.forget(self.reply.mapping)
 
         return rest
 

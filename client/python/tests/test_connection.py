@@ -278,6 +278,27 @@ def test_interrupted_call_leaves_the_connection_usable(start):
         signal.signal(signal.SIGUSR1, old)
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_call_interrupted_in_the_middle_of_its_reply(start, more):
+    def serve(s):
+        for h, _ in requests(s):
+            for i in range(more):
+                s.send(reply(wire.DOCUMENT, h.id, bytes([i]), flags=wire.MORE))
+            s.send(result(h.id, pages=7))
+
+    def interrupted(*ignored):
+        raise KeyboardInterrupt
+
+    c = connection.open_connection(start(serve).path)
+    late = []
+    with pytest.raises(KeyboardInterrupt):
+        c.call(wire.PING, b"", interrupted, lambda h, body, fds: late.append(h.type))
+    assert c.lost is None
+    c.call(wire.PING, b"", lambda h, body, fds: None)
+    assert late == [wire.DOCUMENT, wire.RESULT][-more:] * bool(more)
+    assert not c._calls
+
+
 def test_descriptors_close_on_exec_and_are_not_leaked(start):
     before = len(os.listdir("/proc/self/fd"))
     seen = []

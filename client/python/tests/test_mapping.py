@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import gaiafs
-from gaiafs import connection, dlpack
+from gaiafs import connection, cuda, dlpack
+from gaiafs import host as host_memory
 
 from conftest import KIND
 
@@ -395,6 +396,31 @@ def test_close_that_is_interrupted(path, monkeypatch):
     assert m.closed
 
 
+def test_mapping_that_is_interrupted(path, mount, monkeypatch):
+    """Ctrl-C while a file is mapped leaves the process's other mappings as they are, and nothing behind."""
+    m = gaiafs.mmap(path, mode="r+")
+
+    class Memory(cuda.DeviceMemory if KIND == "cuda" else host_memory.HostMemory):
+        extents = 0
+
+        def add(self, place, fd):
+            Memory.extents += 1
+            if Memory.extents == 2:
+                raise KeyboardInterrupt
+            super().add(place, fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda if KIND == "cuda" else host_memory, Memory.__base__.__name__, Memory)
+        with pytest.raises(KeyboardInterrupt):
+            gaiafs.mmap(path)
+    m.write(b"still")
+    m.release()
+    assert path.read_bytes()[:5] == b"still"
+    f = next(f for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
+    assert f["mappings"] == 1
+    m.close()
+
+
 def run(python, script, *arguments, **environment):
     env = {k: v for k, v in {**os.environ, **environment}.items() if v}
     return subprocess.run([*python, "-c", script, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60)
@@ -599,10 +625,10 @@ def test_tensor(path):
 
 # Devices that say they are GPUs.
 
-cuda = pytest.mark.kind("cuda")
+gpu = pytest.mark.kind("cuda")
 
 
-@cuda
+@gpu
 def test_cuda_array_interface(path):
     with gaiafs.mmap(path, device=1, mode="r+") as m:
         a = m.array("float64", (3,), 16)
@@ -624,7 +650,7 @@ def test_cuda_array_interface(path):
         del a
 
 
-@cuda
+@gpu
 def test_no_libcuda(path, python):
     script = """
 import errno, sys, gaiafs
@@ -650,7 +676,7 @@ else:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@cuda
+@gpu
 @pytest.mark.parametrize(
     "call", ["cuInit", "cuDeviceGetUuid_v2", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemMap:2:1",
              "cuMemSetAccess", "cuMemRelease", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetCurrent"]
@@ -673,7 +699,7 @@ assert len(os.listdir("/proc/self/fd")) == before or "cuMemRelease" in os.enviro
     assert "CUDA_ERROR_OUT_OF_MEMORY" in done.stdout
 
 
-@cuda
+@gpu
 def test_context_stack_is_left_as_it_was(path):
     lib = ctypes.CDLL("libcuda.so.1")
     lib.cuInit(0)
@@ -701,7 +727,7 @@ def test_context_stack_is_left_as_it_was(path):
             lib.cuDevicePrimaryCtxRelease_v2(own)
 
 
-@cuda
+@gpu
 def test_release_waits_for_the_stream(path):
     lib = ctypes.CDLL("libcuda.so.1")
     m = gaiafs.mmap(path, mode="r+")
