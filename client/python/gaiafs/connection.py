@@ -93,7 +93,7 @@ class Connection:
 
     def __init__(self, path: str) -> None:
         self.lost: Error | None = None  # why the connection is of no use any more; set once
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())  # not Lock: an interrupt could end a wait without it
         self._ids = itertools.count(1)
         self._calls: dict[int, _Call] = {}  # guarded by _changed
         self._reading = False  # a thread reads; guarded by _changed
@@ -201,7 +201,7 @@ class Connection:
 
     def _adopt(self) -> None:
         """Sends what forget left. Where somebody holds the lock, the orphan is theirs: they come here afterwards."""
-        while self._orphans and self._changed.acquire(blocking=False):
+        while self._orphans and not self._owned() and self._changed.acquire(blocking=False):
             try:
                 if self.lost is not None or self._pid != os.getpid():
                     return  # the daemon ends the mappings of a connection with it
@@ -226,6 +226,10 @@ class Connection:
             finally:
                 self._changed.release()
 
+    def _owned(self) -> bool:
+        """Whether this thread holds _changed: a finalizer may run in the middle of what that guards."""
+        return bool(self._changed._is_owned())  # type: ignore[attr-defined]
+
     def _send(self, frame: bytes) -> None:
         """Sends one frame. A record is sent whole or not at all, so that threads need no lock."""
         try:
@@ -241,22 +245,29 @@ class Connection:
         """Waits for a condition, with _changed held. It reads, while nobody else does."""
         while not condition():
             if self._reading:  # also where the connection was lost: the reader may be in the middle of a frame
-                self._changed.wait()
+                self._changed.wait(1)  # not for ever: the reader may be interrupted before it says that it has ended
                 continue
             if self.lost is not None:
                 self._end(self.lost)
                 continue
             self._reading = True
             failure: Error | None = None
+            interrupt: BaseException | None = None
             try:
                 self._changed.release()
                 failure = self._read_one()
             finally:
-                self._changed.acquire()
                 self._reading = False
+                while not self._owned():
+                    try:
+                        self._changed.acquire()
+                    except BaseException as e:  # a signal's; the caller relies on the lock
+                        interrupt = e
                 if failure is not None:
                     self._end(failure)
                 self._changed.notify_all()
+            if interrupt is not None:
+                raise interrupt
 
     def _end(self, why: Error) -> None:
         """Ends every call, with _changed held."""
@@ -299,13 +310,18 @@ class Connection:
     def _cut_short(self, record: bytes) -> bool:
         """Fails the call whose frame was interrupted, by Ctrl-C for example, and says whether the connection can go on."""
         try:
-            h, _ = wire.decode_header(record)
+            h, body = wire.decode_header(record)
         except wire.Malformed:
             return False  # it was not received
-        if h.type in (wire.ERROR, wire.MAPPED):
-            return False  # nobody would end the mapping
+        if h.type == wire.ERROR:
+            return False
         c = self._calls.get(h.id)
         if c is not None:
+            if h.type == wire.MAPPED:
+                try:
+                    c.take(h, body, [])  # once more: what it did not learn the number of, it could not end
+                except Exception:
+                    pass
             c.error = c.error or Error(errno.EINTR, "the call was interrupted while its reply arrived")
             if not h.flags & wire.MORE:
                 with self._changed:
