@@ -31,6 +31,7 @@ from .errors import Error, raise_first
 PATIENCE = 30
 
 _E = TypeVar("_E", bound=Exception)
+_Received = tuple[bytes, "list[tuple[int, int, bytes]]", int, object]  # what recvmsg returns
 Take = Callable[[wire.Header, bytes, "list[int]"], None]
 
 _pool_lock = threading.Lock()
@@ -286,11 +287,12 @@ class Connection:
             self._poll.poll()  # the one place where a wait is long; interrupting it loses nothing
         except OSError as e:
             return _gone(e)
-        whole, record = False, b""
+        whole, raw = False, list[_Received]()
+        fds: list[int] | None = None
         try:
             with _descriptors:
                 try:
-                    record, fds, truncated = self._receive(socket.MSG_DONTWAIT)
+                    record, fds, truncated = self._receive(socket.MSG_DONTWAIT, raw)
                 except BlockingIOError:
                     whole = True
                     return None
@@ -304,7 +306,9 @@ class Connection:
             whole = True
             return failure
         finally:
-            if not whole and self.lost is None and not self._cut_short(record):
+            if not whole and raw and fds is None:
+                _close(_descriptors_of(raw[0]))
+            if not whole and raw and self.lost is None and not self._cut_short(raw[0][0]):
                 self.lost = Error(errno.ENOTCONN, "the connection to gaiafs was interrupted in the middle of a reply")
 
     def _cut_short(self, record: bytes) -> bool:
@@ -312,17 +316,24 @@ class Connection:
         try:
             h, body = wire.decode_header(record)
         except wire.Malformed:
-            return False  # it was not received
+            return False
         if h.type == wire.ERROR:
             return False
         c = self._calls.get(h.id)
         if c is not None:
-            if h.type == wire.MAPPED:
-                try:
-                    c.take(h, body, [])  # once more: what it did not learn the number of, it could not end
-                except Exception:
-                    pass
-            c.error = c.error or Error(errno.EINTR, "the call was interrupted while its reply arrived")
+            failure: Error | None = Error(errno.EINTR, "the call was interrupted while its reply arrived")
+            try:
+                # These can be taken once more. A mapping whose number nobody learnt could not be ended.
+                if h.type in (wire.MAPPED, wire.RESULT):
+                    c.take(h, body, [])
+                if h.type == wire.RESULT:
+                    failure = None
+            except Error as e:
+                failure = e
+            except BaseException:
+                pass
+            if failure is not None:
+                c.error = c.error or _again(failure)
             if not h.flags & wire.MORE:
                 with self._changed:
                     c.done = True
@@ -353,12 +364,15 @@ class Connection:
                 self._calls.pop(h.id, None)
         return None
 
-    def _receive(self, flags: int = 0) -> tuple[bytes, list[int], bool]:
-        """Receives a record and the descriptors beside it, which close on exec."""
+    def _receive(self, flags: int = 0, raw: list[_Received] | None = None) -> tuple[bytes, list[int], bool]:
+        """Receives a record and the descriptors beside it, which close on exec. raw has them, if this is interrupted."""
+        if raw is None:
+            raw = []
         space = socket.CMSG_SPACE(4 * wire.MAX_EXTENTS)
         for attempt in itertools.count():
             try:
-                record, messages, got, _ = self._sock.recvmsg(wire.MAX_FRAME, space, flags | socket.MSG_CMSG_CLOEXEC)
+                # In one step for the interpreter: an interrupt comes before it, or finds what was received in raw.
+                raw.extend(map(self._sock.recvmsg, (wire.MAX_FRAME,), (space,), (flags | socket.MSG_CMSG_CLOEXEC,)))
                 break
             except BlockingIOError:
                 raise
@@ -368,16 +382,22 @@ class Connection:
                     raise _gone(e) from None
             except OSError as e:
                 raise _gone(e) from None
-        fds = array.array("i")
-        for level, kind, data in messages:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
+        record, _, got, _ = raw[0]
+        fds = _descriptors_of(raw[0])
         if not record or got & socket.MSG_TRUNC:
-            _close(list(fds))
+            _close(fds)
             if not record:
                 raise Error(errno.ENOTCONN, "the connection to gaiafs is lost: the daemon closed it")
             raise Error(errno.EPROTO, "the daemon sent a frame that is too long")
-        return record, list(fds), bool(got & socket.MSG_CTRUNC)
+        return record, fds, bool(got & socket.MSG_CTRUNC)
+
+
+def _descriptors_of(received: _Received) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in received[1]:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
+    return list(fds)
 
 
 def _close(fds: list[int]) -> None:
