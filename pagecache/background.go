@@ -34,7 +34,7 @@ func (c *Cache) collectDue(ctx context.Context) {
 		failed := f.collectErr
 		f.mu.Unlock()
 		if due {
-			err := f.collectAll(ctx)
+			err := f.collectAll(ctx, nil)
 			// One line when it starts to fail, not one a tick.
 			if err != nil && !errors.Is(err, context.Canceled) && failed == nil {
 				c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(), "error", err)

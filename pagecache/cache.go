@@ -219,7 +219,7 @@ func (c *Cache) Close(ctx context.Context) error {
 				errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
 			}
 		}
-		if err := f.collectAll(ctx); err != nil {
+		if err := f.collectAll(ctx, nil); err != nil {
 			errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
 		}
 		f.mu.Lock()

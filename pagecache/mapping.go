@@ -252,10 +252,10 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 		return err
 	}
 	defer m.calls.Done()
+	if !durable {
+		return m.f.Sync(nil)
+	}
 	return m.f.Sync(func() error {
-		if !durable {
-			return nil
-		}
 		m.f.mu.Lock()
 		home := m.f.home
 		m.f.mu.Unlock()

@@ -328,6 +328,8 @@ class Window:
             try:
                 if type == wire.ACQUIRE and host.flush_kernel(self._fd, self.offset + offset, length):
                     argument |= wire.ACQUIRE_LAUNDER
+                elif type == wire.RELEASE:
+                    host.start_flush(self._fd, self.offset + offset, length)
                 body = wire.range_of(self.reply.mapping, offset, length, argument)
                 return self._connection.simple(type, body)
             except Error as e:
