@@ -462,30 +462,45 @@ func benchmarkRelease(b *testing.B, collect bool) {
 // BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs once nobody
 // stores any more.
 func BenchmarkMerge(b *testing.B) {
-	r := newRig(b, 2)
-	n := r.rangeBytes()
-	s := r.file(n)
-	both := []*Mapping{r.mapAll(s, 0, n, true), r.mapAll(s, 1, n, true)}
-	f := r.cache.Lookup(s.id)
-	pages := scattered(n, 1)
-	round := uint64(0)
-	r.timed(n, func() {
-		round++
-		for _, m := range both {
-			r.store(m, pages, round)
-		}
-		for _, m := range both {
-			got, err := m.Release(r.ctx, 0, n)
-			require.NoError(b, err)
-			require.EqualValues(b, len(pages), got)
-		}
-	}, func() { require.NoError(b, f.collectAll(r.ctx, nil)) }, func() {
-		for _, m := range both {
-			_, err := m.Acquire(r.ctx, 0, n, false)
-			require.NoError(b, err)
-			r.verify(m, s, pages)
-		}
-	})
+	for _, x := range []struct {
+		name string
+		tile page.Index // pages that one stores into before the other has its turn; 0: both store into all
+	}{{"same-pages", 0}, {"tiles", 24}} {
+		b.Run(x.name, func(b *testing.B) {
+			r := newRig(b, 2)
+			n := r.rangeBytes()
+			s := r.file(n)
+			both := []*Mapping{r.mapAll(s, 0, n, true), r.mapAll(s, 1, n, true)}
+			f := r.cache.Lookup(s.id)
+			all := scattered(n, 1)
+			mine := [][]page.Index{all, all}
+			if x.tile > 0 {
+				mine = make([][]page.Index, 2)
+				for _, p := range all {
+					k := p / x.tile % 2
+					mine[k] = append(mine[k], p)
+				}
+			}
+			round := uint64(0)
+			r.timed(n, func() {
+				round++
+				for i, m := range both {
+					r.store(m, mine[i], round)
+				}
+				for i, m := range both {
+					got, err := m.Release(r.ctx, 0, n)
+					require.NoError(b, err)
+					require.EqualValues(b, len(mine[i]), got)
+				}
+			}, func() { require.NoError(b, f.collectAll(r.ctx, nil)) }, func() {
+				for _, m := range both {
+					_, err := m.Acquire(r.ctx, 0, n, false)
+					require.NoError(b, err)
+					r.verify(m, s, all)
+				}
+			})
+		})
+	}
 }
 
 // BenchmarkPeer maps a file on a second device while the first has it.
