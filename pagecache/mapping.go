@@ -52,9 +52,9 @@ type Mapping struct {
 	exported bool
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. Protected by readAheadMu.
 	readAheadMu sync.Mutex
-	readAhead   prefetch.Stream
+	readAhead   *prefetch.Streams
 
 	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
 	life  context.Context
@@ -108,6 +108,10 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		len:      req.Len,
 		writable: req.Writable,
 		lazy:     req.Lazy,
+	}
+	if req.Lazy {
+		m.readAhead = prefetch.NewStreams(prefetch.DeviceStreams)
+		m.readAhead.Resize(m.pages.End)
 	}
 	m.life, m.end = context.WithCancel(context.Background())
 	if err := c.reserve(ctx, f, dev, m.pages); err != nil {

@@ -1,0 +1,230 @@
+package prefetch
+
+import "github.com/gaiafs/gaiafs/internal/page"
+
+// StreamsOptions says how far Streams reads ahead, in pages.
+type StreamsOptions struct {
+	// First is the first window of a stream that is known to be sequential. One that was just found begins with a quarter of
+	// it, or with two accesses if these are larger.
+	First int64
+	// Most bounds the windows.
+	Most int64
+	// Table is the number of streams that are told apart in one file.
+	Table int
+}
+
+// DeviceStreams are the windows of the thesis, for transfers to devices; CPUStreams those for programs on the CPU, each of
+// which waits behind what is read ahead for others.
+var (
+	DeviceStreams = StreamsOptions{First: MinWindow, Most: MaxWindow, Table: 64}
+	CPUStreams    = StreamsOptions{First: MinWindow, Most: 2 << 20 >> page.Shift, Table: 64}
+)
+
+const (
+	// strideReach is the most pages from one access of a strided stream to the next: 16 MiB.
+	strideReach = 16 << 20 >> page.Shift
+	// stridePieces is the most pieces that are read ahead of a strided stream.
+	stridePieces = 64
+)
+
+// Streams knows several streams in one file, each by where it read last and where it is expected next: the page after the
+// last one, the pages before it, or as far on as it went the last time. A stream's window doubles with every access that
+// continues it and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for a
+// new one.
+type Streams struct {
+	o     StreamsOptions
+	end   page.Index
+	clock uint64
+	all   []stream
+}
+
+// direction is how a stream goes on.
+type direction uint8
+
+const (
+	alone    direction = iota // one access: it may go on in any way
+	forward                   // the next access begins where the last one ended
+	backward                  // the next access ends where the last one began
+	strided                   // the next access begins stride pages from where the last one began
+)
+
+// stream is one of them.
+type stream struct {
+	last   page.Range
+	way    direction
+	stride int64 // pages
+	fits   int   // strides in a row that were the same
+	window int64 // pages that will be read and are fetched before; 0 while there is none
+	// ahead is up to where it was asked for: the end of that, the start if backward, the start of the last piece if strided.
+	ahead page.Index
+	used  uint64 // the clock of the last access
+}
+
+// NewStreams makes a Streams. Numbers that are not positive stand for those of DeviceStreams.
+func NewStreams(o StreamsOptions) *Streams {
+	if o.First <= 0 {
+		o.First = DeviceStreams.First
+	}
+	if o.Most <= 0 {
+		o.Most = DeviceStreams.Most
+	}
+	if o.Table <= 0 {
+		o.Table = DeviceStreams.Table
+	}
+	return &Streams{o: o, end: endless}
+}
+
+// Access implements Predictor.
+func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Range {
+	if rg.Empty() {
+		return ahead
+	}
+	if p == Random {
+		s.all = s.all[:0]
+		return ahead
+	}
+	s.clock++
+	x, way := s.find(rg)
+	switch {
+	case x == nil:
+		x = s.replace()
+		*x = stream{last: rg, used: s.clock, ahead: rg.End}
+		if p == Sequential {
+			x.way, x.window = forward, s.o.First
+			ahead = s.ask(x, ahead)
+		}
+		return ahead
+	case way == alone: // pages that the stream has just been at
+		x.used = s.clock
+		return ahead
+	}
+	jump := int64(rg.Start - x.last.Start)
+	if way != x.way || way == strided && jump != x.stride {
+		x.way, x.stride, x.fits, x.window = way, jump, 0, 0
+		x.ahead = rg.End
+		if way == backward {
+			x.ahead = rg.Start
+		}
+	}
+	x.last, x.used = rg, s.clock
+	x.fits++
+	switch {
+	case x.window > 0:
+		x.window = min(2*x.window, s.o.Most)
+	case way == strided && x.fits < 2:
+		return ahead // two accesses are a stride by chance only
+	default:
+		x.window = min(max(s.o.First/4, 2*rg.Len()), s.o.Most)
+		if way == strided {
+			x.ahead = rg.Start
+		}
+	}
+	return s.ask(x, ahead)
+}
+
+// find returns the stream that an access belongs to, and how it continues that: alone if it does not. A stream that is
+// expected just there is preferred to one that may be beginning a stride, and of these the nearest.
+func (s *Streams) find(rg page.Range) (best *stream, way direction) {
+	reach := int64(strideReach) + 1
+	for i := range s.all {
+		x := &s.all[i]
+		l := x.last
+		jump := int64(rg.Start - l.Start)
+		switch {
+		case rg.Start >= l.Start && rg.End <= l.End:
+			best, way, reach = x, alone, 0
+		// Accesses that are not of whole pages share one with the next.
+		case (x.way == alone || x.way == forward) && rg.Start >= l.Start && rg.Start <= l.End && rg.End > l.End:
+			return x, forward
+		case (x.way == alone || x.way == backward) && rg.End <= l.End && rg.End >= l.Start && rg.Start < l.Start:
+			return x, backward
+		case x.way == strided && jump == x.stride:
+			return x, strided
+		case (x.way == alone || x.way == strided && x.window == 0) && jump != 0 && max(jump, -jump) < reach:
+			best, way, reach = x, strided, max(jump, -jump)
+		}
+	}
+	return best, way
+}
+
+// replace returns a place for a new stream.
+func (s *Streams) replace() *stream {
+	if len(s.all) < s.o.Table {
+		s.all = append(s.all, stream{})
+		return &s.all[len(s.all)-1]
+	}
+	oldest := &s.all[0]
+	for i := range s.all {
+		if s.all[i].used < oldest.used {
+			oldest = &s.all[i]
+		}
+	}
+	return oldest
+}
+
+// ask appends what the stream's window has and was not asked for. A window that is more than half unread is enough for now.
+func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
+	switch x.way {
+	case forward:
+		start := max(x.ahead, x.last.End)
+		if int64(start-x.last.End) > x.window/2 || start >= s.end {
+			return ahead
+		}
+		x.ahead = x.last.End + page.Index(x.window)
+		return add(ahead, page.Range{Start: start, End: x.ahead}, s.end)
+	case backward:
+		end := min(x.ahead, x.last.Start)
+		if int64(x.last.Start-end) > x.window/2 || end <= 0 {
+			return ahead
+		}
+		x.ahead = max(x.last.Start-page.Index(x.window), 0)
+		return add(ahead, page.Range{Start: x.ahead, End: end}, s.end)
+	}
+	// The window counts pages that will be read; those in between are skipped.
+	n := page.Index(x.last.Len())
+	pieces := page.Index(min(max(x.window/int64(n), 1), stridePieces))
+	step := page.Index(x.stride)
+	asked := max((x.ahead-x.last.Start)/step, 0)
+	if asked > pieces/2 {
+		return ahead
+	}
+	for k := asked + 1; k <= pieces; k++ {
+		start := x.last.Start + k*step
+		if start < 0 || start >= s.end {
+			break
+		}
+		ahead = add(ahead, page.Range{Start: start, End: start + n}, s.end)
+		x.ahead = start
+	}
+	return ahead
+}
+
+// Unused implements Predictor. The window of a stream that had the pages fetched is halved; one that gets smaller than the
+// stream's accesses is closed, and the stream is to be found again.
+func (s *Streams) Unused(rg page.Range) {
+	for i := range s.all {
+		x := &s.all[i]
+		had := page.Range{Start: min(x.last.Start, x.ahead), End: max(x.last.End, x.ahead+page.Index(x.last.Len()))}
+		if x.window == 0 || !had.Overlaps(rg) {
+			continue
+		}
+		if x.window /= 2; x.window < x.last.Len() {
+			*x = stream{last: x.last, used: x.used, ahead: x.last.End}
+		}
+	}
+}
+
+// Resize implements Predictor.
+func (s *Streams) Resize(end page.Index) {
+	s.end = end
+	keep := s.all[:0]
+	for _, x := range s.all {
+		if x.last.Start < end {
+			if x.way != backward {
+				x.ahead = min(x.ahead, end)
+			}
+			keep = append(keep, x)
+		}
+	}
+	s.all = keep
+}
