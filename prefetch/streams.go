@@ -52,8 +52,7 @@ const (
 type stream struct {
 	last   page.Range
 	way    direction
-	stride int64 // pages
-	fits   int   // strides in a row that were the same
+	stride int64 // pages; of one that is alone, where it may be going
 	window int64 // pages that will be read and are fetched before; 0 while there is none
 	// ahead is up to where it was asked for: the end of that, the start if backward, the start of the last piece if strided.
 	ahead page.Index
@@ -84,11 +83,11 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 		return ahead
 	}
 	s.clock++
-	x, way := s.find(rg)
+	x, way, guess := s.find(rg)
 	switch {
 	case x == nil:
 		x = s.replace()
-		*x = stream{last: rg, used: s.clock, ahead: rg.End}
+		*x = stream{last: rg, stride: guess, used: s.clock, ahead: rg.End}
 		if p == Sequential {
 			x.way, x.window = forward, s.o.First
 			ahead = s.ask(x, ahead)
@@ -97,34 +96,25 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 	case way == alone: // pages that the stream has just been at
 		x.used = s.clock
 		return ahead
-	}
-	jump := int64(rg.Start - x.last.Start)
-	if way != x.way || way == strided && jump != x.stride {
-		x.way, x.stride, x.fits, x.window = way, jump, 0, 0
+	case way != x.way:
+		x.way, x.stride, x.window = way, int64(rg.Start-x.last.Start), 0
 		x.ahead = rg.End
-		if way == backward {
+		if way != forward {
 			x.ahead = rg.Start
 		}
 	}
 	x.last, x.used = rg, s.clock
-	x.fits++
-	switch {
-	case x.window > 0:
+	if x.window > 0 {
 		x.window = min(2*x.window, s.o.Most)
-	case way == strided && x.fits < 2:
-		return ahead // two accesses are a stride by chance only
-	default:
+	} else {
 		x.window = min(max(s.o.First/4, 2*rg.Len()), s.o.Most)
-		if way == strided {
-			x.ahead = rg.Start
-		}
 	}
 	return s.ask(x, ahead)
 }
 
-// find returns the stream that an access belongs to, and how it continues that: alone if it does not. A stream that is
-// expected just there is preferred to one that may be beginning a stride, and of these the nearest.
-func (s *Streams) find(rg page.Range) (best *stream, way direction) {
+// find returns the stream that an access continues, and how: alone if it only reads again what that has just read. Where there
+// is none, guess is the stride from the nearest stream that an access of its own may have begun; 0: there is none.
+func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64) {
 	reach := int64(strideReach) + 1
 	for i := range s.all {
 		x := &s.all[i]
@@ -132,19 +122,20 @@ func (s *Streams) find(rg page.Range) (best *stream, way direction) {
 		jump := int64(rg.Start - l.Start)
 		switch {
 		case rg.Start >= l.Start && rg.End <= l.End:
-			best, way, reach = x, alone, 0
+			again = x
 		// Accesses that are not of whole pages share one with the next.
 		case (x.way == alone || x.way == forward) && rg.Start >= l.Start && rg.Start <= l.End && rg.End > l.End:
-			return x, forward
+			return x, forward, 0
 		case (x.way == alone || x.way == backward) && rg.End <= l.End && rg.End >= l.Start && rg.Start < l.Start:
-			return x, backward
-		case x.way == strided && jump == x.stride:
-			return x, strided
-		case (x.way == alone || x.way == strided && x.window == 0) && jump != 0 && max(jump, -jump) < reach:
-			best, way, reach = x, strided, max(jump, -jump)
+			return x, backward, 0
+		// Two accesses are a stride by chance only; the same stride twice is one.
+		case (x.way == alone || x.way == strided) && jump == x.stride && jump != 0:
+			return x, strided, 0
+		case x.way == alone && jump != 0 && max(jump, -jump) < reach:
+			guess, reach = jump, max(jump, -jump)
 		}
 	}
-	return best, way
+	return again, alone, guess
 }
 
 // replace returns a place for a new stream.
