@@ -77,17 +77,21 @@ func (f *File) acquireAhead(ctx context.Context, h *holding, rg page.Range) (pag
 	return pages, err
 }
 
-// predict fetches what the mapping's next acquires are expected to ask for.
-func (m *Mapping) predict(rg page.Range) {
-	pattern := prefetch.Unknown
+// pattern is what the program said of its accesses.
+func (m *Mapping) pattern() prefetch.Pattern {
 	switch Advice(m.advice.Load()) {
 	case AdviceSequential:
-		pattern = prefetch.Sequential
+		return prefetch.Sequential
 	case AdviceRandom:
-		pattern = prefetch.Random
+		return prefetch.Random
 	}
+	return prefetch.Unknown
+}
+
+// predict fetches what the mapping's next acquires are expected to ask for.
+func (m *Mapping) predict(rg page.Range) {
 	m.readAheadMu.Lock()
-	ahead := m.readAhead.Access(rg, pattern, nil)
+	ahead := m.readAhead.Access(rg, m.pattern(), nil)
 	m.readAheadMu.Unlock()
 	for _, a := range ahead {
 		if a = a.Intersect(m.pages); !a.Empty() {

@@ -5,7 +5,7 @@ import "github.com/gaiafs/gaiafs/internal/page"
 // StreamsOptions says how far Streams reads ahead, in pages.
 type StreamsOptions struct {
 	// First is the first window of a stream that is known to be sequential. One that was just found begins with a quarter of
-	// it, or with two accesses if these are larger.
+	// it, or less where many of them came to nothing, but always with two accesses.
 	First int64
 	// Most bounds the windows.
 	Most int64
@@ -28,11 +28,12 @@ const (
 )
 
 // Streams knows several streams in one file, each by where it read last and where it is expected next: the page after the
-// last one, the pages before it, or as far on as it went the last time. A stream's window doubles with every access that
-// continues it and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for a
-// new one.
+// last one, the pages before it, or as far on as it went the last time. A stream's window doubles whenever half of it was
+// read, and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for a new one;
+// if it left most of its window unread, new ones begin with half as much as before, until one has grown.
 type Streams struct {
 	o     StreamsOptions
+	first int64 // pages that a stream begins with that was just found
 	end   page.Index
 	clock uint64
 	all   []stream
@@ -70,7 +71,7 @@ func NewStreams(o StreamsOptions) *Streams {
 	if o.Table <= 0 {
 		o.Table = DeviceStreams.Table
 	}
-	return &Streams{o: o, end: endless}
+	return &Streams{o: o, first: o.First / 4, end: endless}
 }
 
 // Access implements Predictor.
@@ -104,10 +105,16 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 		}
 	}
 	x.last, x.used = rg, s.clock
-	if x.window > 0 {
+	switch unread := x.unread(); {
+	case x.window == 0:
+		x.window = min(max(s.first, 2*rg.Len()), s.o.Most)
+	case unread > x.window/2:
+		return ahead
+	default:
 		x.window = min(2*x.window, s.o.Most)
-	} else {
-		x.window = min(max(s.o.First/4, 2*rg.Len()), s.o.Most)
+		if x.window >= s.o.First {
+			s.first = min(2*s.first+1, s.o.First/4)
+		}
 	}
 	return s.ask(x, ahead)
 }
@@ -150,24 +157,32 @@ func (s *Streams) replace() *stream {
 			oldest = &s.all[i]
 		}
 	}
+	if oldest.window > 0 && oldest.unread() > oldest.window/2 {
+		s.first /= 2
+	}
 	return oldest
 }
 
-// ask appends what the stream's window has and was not asked for. A window that is more than half unread is enough for now.
+// unread returns the pages that were asked for ahead and not read: of a strided stream without those in between.
+func (x *stream) unread() int64 {
+	switch x.way {
+	case backward:
+		return max(int64(x.last.Start-x.ahead), 0)
+	case strided:
+		return max(int64(x.ahead-x.last.Start)/x.stride, 0) * x.last.Len()
+	}
+	return max(int64(x.ahead-x.last.End), 0)
+}
+
+// ask appends what the stream's window has and was not asked for.
 func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
 	switch x.way {
 	case forward:
 		start := max(x.ahead, x.last.End)
-		if int64(start-x.last.End) > x.window/2 || start >= s.end {
-			return ahead
-		}
 		x.ahead = x.last.End + page.Index(x.window)
 		return add(ahead, page.Range{Start: start, End: x.ahead}, s.end)
 	case backward:
 		end := min(x.ahead, x.last.Start)
-		if int64(x.last.Start-end) > x.window/2 || end <= 0 {
-			return ahead
-		}
 		x.ahead = max(x.last.Start-page.Index(x.window), 0)
 		return add(ahead, page.Range{Start: x.ahead, End: end}, s.end)
 	}
@@ -176,9 +191,6 @@ func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
 	pieces := page.Index(min(max(x.window/int64(n), 1), stridePieces))
 	step := page.Index(x.stride)
 	asked := max((x.ahead-x.last.Start)/step, 0)
-	if asked > pieces/2 {
-		return ahead
-	}
 	for k := asked + 1; k <= pieces; k++ {
 		start := x.last.Start + k*step
 		if start < 0 || start >= s.end {

@@ -17,12 +17,32 @@ func TestAStreamIsFoundAtItsSecondAccess(t *testing.T) {
 func TestASequentialStreamBeginsWithTheFirstWindow(t *testing.T) {
 	s := NewStreams(DeviceStreams)
 	require.Equal(t, []page.Range{pages(4, MinWindow)}, s.Access(pages(0, 4), Sequential, nil))
-	require.Equal(t, []page.Range{pages(4+MinWindow, MinWindow+4)}, s.Access(pages(4, 4), Sequential, nil), "it doubles")
-	require.NotEmpty(t, s.Access(pages(8, 4), Sequential, nil))
-	for k := range int64(3) {
-		require.NotEmpty(t, s.Access(pages(12+4*k, 4), Sequential, nil))
+	for at := int64(4); at < MinWindow/2; at += 4 {
+		require.Empty(t, s.Access(pages(at, 4), Sequential, nil), "more than half of the window is unread")
 	}
-	require.Empty(t, s.Access(pages(24, 4), Sequential, nil), "more than half of the largest window is unread")
+	require.Equal(t, []page.Range{pages(4+MinWindow, MinWindow+MinWindow/2)}, s.Access(pages(MinWindow/2, 4), Sequential, nil), "it doubles")
+}
+
+// TestStreamsThatEndEarlyMakeTheNextOnesCareful reads records of 16 pages in random order.
+func TestStreamsThatEndEarlyMakeTheNextOnesCareful(t *testing.T) {
+	s := NewStreams(DeviceStreams)
+	var early, late int64
+	for k := range int64(2000) {
+		for i := range int64(16) {
+			n := total(access(s, pages(k*7919%4001*5000+i, 1)))
+			if k < 100 {
+				early += n
+			} else {
+				late += n
+			}
+		}
+	}
+	require.Greater(t, early/100, int64(16))
+	require.Less(t, late/1900, int64(28))
+	for i := range int64(1000) {
+		access(s, pages(1<<40+i, 1))
+	}
+	require.EqualValues(t, DeviceStreams.First/4, s.first, "a long stream restores the trust")
 }
 
 // scan reads with n pages an access and returns what was fetched before it was asked for, the most that was ahead, and what
