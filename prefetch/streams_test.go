@@ -39,7 +39,7 @@ func TestStreamsThatEndEarlyMakeTheNextOnesCareful(t *testing.T) {
 	}
 	require.Greater(t, early/100, int64(16))
 	require.Less(t, late/1900, int64(28))
-	for i := range int64(1000) {
+	for i := range int64(20000) {
 		access(s, pages(1<<40+i, 1))
 	}
 	require.EqualValues(t, DeviceStreams.First/4, s.first, "a long stream restores the trust")
