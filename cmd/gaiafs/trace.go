@@ -24,7 +24,9 @@ func newTrace() *cobra.Command {
 		Short: "Record the accesses of a mount, and replay them with other read-ahead",
 		Long: `trace records what programs read through a mount, and replays it offline with each of the predictors of read-ahead: how
 many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken.`,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
+  gaiafs trace replay reads.trace`,
+		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usagef("there is no command %q", args[0])
 			}
