@@ -45,23 +45,21 @@ func ratio(a, b int64) float64 {
 	return float64(a) / float64(b)
 }
 
-// maxRead bounds the work of a replay, in pages: 16 TiB.
-const maxRead = 16 << 40 >> page.Shift
+const (
+	// maxRead bounds the work of a replay, in pages: 16 TiB.
+	maxRead = 16 << 40 >> page.Shift
+	// maxChunks bounds its memory: the accesses may touch 1 TiB, for which it takes 2.4 GB.
+	maxChunks = 1 << 40 >> (page.Shift + chunkShift)
+)
 
 // Run replays a trace with a predictor for each file. It fails where the model is wrong, and where a trace asks for more
-// than 16 TiB, as a hostile one might.
+// than 16 TiB, or for so much that is spread over more than 1 TiB, as a hostile one might.
 func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error) {
 	if err := m.Check(); err != nil {
 		return Score{}, err
 	}
-	total := int64(0)
-	for i := range t.Events {
-		if x := &t.Events[i]; !x.Resize {
-			total += page.Covering(x.Off, x.Len).Len()
-		}
-		if total > maxRead {
-			return Score{}, fmt.Errorf("the accesses of the trace come to more than %d bytes", int64(maxRead)<<page.Shift)
-		}
+	if err := check(t); err != nil {
+		return Score{}, err
 	}
 	p := &player{t: t, way: newWay(m), piece: page.Index(m.Piece >> page.Shift)}
 	for _, f := range t.Files {
@@ -71,6 +69,37 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 	}
 	p.run()
 	return p.score, nil
+}
+
+// check says what is too much in a trace.
+func check(t *trace.Trace) error {
+	total := int64(0)
+	type place struct {
+		file  uint32
+		chunk page.Index
+	}
+	chunks := make(map[place]struct{})
+	last := place{chunk: -1}
+	for i := range t.Events {
+		x := &t.Events[i]
+		if x.Resize {
+			continue
+		}
+		rg := page.Covering(x.Off, x.Len)
+		if total += rg.Len(); total > maxRead {
+			return fmt.Errorf("the accesses of the trace come to more than %d bytes", int64(maxRead)<<page.Shift)
+		}
+		for c := rg.Start >> chunkShift; c <= (rg.End-1)>>chunkShift; c++ {
+			if at := (place{x.File, c}); at != last {
+				chunks[at] = struct{}{}
+				last = at
+			}
+			if len(chunks) > maxChunks {
+				return fmt.Errorf("the accesses of the trace are spread over more than %d bytes", int64(maxChunks)<<(page.Shift+chunkShift))
+			}
+		}
+	}
+	return nil
 }
 
 // file is a file in a replay.

@@ -202,7 +202,12 @@ func TestWhatCannotBeReplayedIsRefused(t *testing.T) {
 		huge.Events = append(huge.Events, trace.Event{Off: i * trace.MaxLen, Len: trace.MaxLen})
 	}
 	_, err = Run(huge, DefaultModel(), none)
-	require.ErrorContains(t, err, "more than")
+	require.ErrorContains(t, err, "are spread over more than 1099511627776 bytes")
+	for i := range huge.Events {
+		huge.Events[i].Off = 0
+	}
+	_, err = Run(huge, DefaultModel(), none)
+	require.ErrorContains(t, err, "come to more than 17592186044416 bytes")
 	s, err := Run(&trace.Trace{}, DefaultModel(), none)
 	require.NoError(t, err)
 	require.Zero(t, s)
