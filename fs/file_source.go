@@ -116,6 +116,11 @@ func (h *home) WillNeed(off, n int64) {
 	}
 }
 
+// StartWriteBack implements pagecache.WriteBacker. Without waiting, no write error is used up that an fsync should report.
+func (h *home) StartWriteBack(off, n int64) {
+	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
+}
+
 // WriteAt implements pagecache.Home. It is a change through the mount, so opens do not take it for somebody else's.
 func (h *home) WriteAt(p []byte, off int64) (int, error) {
 	if n := h.fs.table.byInode(h.key); n != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// run collects released pages before they are older than the write-back interval, and refreshes replicas when base
-// copies take too much memory. It ends with ctx.
+// run collects released pages before they are older than the write-back interval, refreshes replicas when base copies take too
+// much memory, and has files let go of lost devices. It ends with ctx.
 func (c *Cache) run(ctx context.Context) {
 	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
@@ -22,6 +22,8 @@ func (c *Cache) run(ctx context.Context) {
 			c.collectDue(ctx)
 		case <-c.relieve:
 			c.refreshAll(ctx)
+		case <-c.lost:
+			c.letGoOfLost()
 		}
 	}
 }
@@ -34,7 +36,7 @@ func (c *Cache) collectDue(ctx context.Context) {
 		failed := f.collectErr
 		f.mu.Unlock()
 		if due {
-			err := f.collectAll(ctx)
+			err := f.collectAll(ctx, nil)
 			// One line when it starts to fail, not one a tick.
 			if err != nil && !errors.Is(err, context.Canceled) && failed == nil {
 				c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(), "error", err)

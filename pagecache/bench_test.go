@@ -166,13 +166,13 @@ func (r *rig) mapAll(s Source, device int, n int64, writable bool) *Mapping {
 	return m
 }
 
-// store changes a word of each page of pages on the device, as a program does.
+// store changes a word of each page of pages on the device, as a program does. Each device has a word of its own.
 func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	var copies []gpubackend.Copy
 	word := binary.LittleEndian.AppendUint64(nil, value)
 	for _, p := range pages {
 		x, off := m.h.at(p)
-		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off + 104, Host: word})
+		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off + 104 + 8*int64(m.dev.info.Ordinal), Host: word})
 	}
 	require.NoError(r, m.dev.CopyIn(r.ctx, copies))
 }
@@ -417,7 +417,7 @@ func benchmarkRelease(b *testing.B, collect bool) {
 				require.NoError(b, err)
 				require.EqualValues(b, len(pages), got)
 			}
-			home := func() { require.NoError(b, f.collectAll(r.ctx)) }
+			home := func() { require.NoError(b, f.collectAll(r.ctx, nil)) }
 			defer func() {
 				home()
 				r.verify(m, s, pages)
@@ -429,6 +429,35 @@ func benchmarkRelease(b *testing.B, collect bool) {
 			}
 		})
 	}
+}
+
+// BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs once nobody
+// stores any more.
+func BenchmarkMerge(b *testing.B) {
+	r := newRig(b, 2)
+	n := r.rangeBytes()
+	s := r.file(n)
+	both := []*Mapping{r.mapAll(s, 0, n, true), r.mapAll(s, 1, n, true)}
+	f := r.cache.Lookup(s.id)
+	pages := scattered(n, 1)
+	round := uint64(0)
+	r.timed(n, func() {
+		round++
+		for _, m := range both {
+			r.store(m, pages, round)
+		}
+		for _, m := range both {
+			got, err := m.Release(r.ctx, 0, n)
+			require.NoError(b, err)
+			require.EqualValues(b, len(pages), got)
+		}
+	}, func() { require.NoError(b, f.collectAll(r.ctx, nil)) }, func() {
+		for _, m := range both {
+			_, err := m.Acquire(r.ctx, 0, n, false)
+			require.NoError(b, err)
+			r.verify(m, s, pages)
+		}
+	})
 }
 
 // BenchmarkPeer maps a file on a second device while the first has it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,7 @@ type Cache struct {
 	mu     sync.Mutex
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
+	losses []*Loss          // protected by mu; what was lost with devices so far
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
 	// noPeer has the devicePairs that turned out to have no direct way.
@@ -64,7 +66,8 @@ type Cache struct {
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
-	relieve    chan struct{}
+	relieve    chan struct{} // base copies take too much
+	lost       chan struct{} // a device was lost
 }
 
 // device is a gpubackend.Device and what the Cache knows of it.
@@ -76,18 +79,6 @@ type device struct {
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
-}
-
-// gone returns what a client is told once the device is lost, because of err if that is not nil; else err.
-func (d *device) gone(err error) error {
-	switch {
-	case !d.lost.Load():
-		return err
-	case err == nil:
-		err = gpubackend.ErrDeviceLost
-	}
-	return fmt.Errorf("device %d is lost, and what was not home with it; remount to use it again: %w (%w)",
-		d.info.Ordinal, syscall.ENODEV, err)
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
@@ -112,6 +103,7 @@ func New(o Options) (*Cache, error) {
 		writeBack: o.WriteBack,
 		files:     make(map[FileID]*File),
 		relieve:   make(chan struct{}, 1),
+		lost:      make(chan struct{}, 1),
 	}
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
@@ -146,8 +138,8 @@ func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
 		if byUUID && d.info.UUID != uuid || !byUUID && d.info.Ordinal != ordinal {
 			continue
 		}
-		if d.lost.Load() {
-			return nil, fail(syscall.ENODEV, "device %d is lost; remount to use it again", d.info.Ordinal)
+		if err := d.gone(); err != nil {
+			return nil, err
 		}
 		return d, nil
 	}
@@ -200,9 +192,15 @@ func (c *Cache) snapshotFiles() []*File {
 	return files
 }
 
+func (c *Cache) snapshotLosses() []*Loss {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.losses)
+}
+
 // Close brings everything released home, frees all device memory and closes the devices. Mappings that still exist are
 // released first. It blocks for as long as that takes, or until ctx ends; the error names every file of which bytes
-// could not be brought home.
+// could not be brought home, or were lost with a device at any time.
 func (c *Cache) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -221,13 +219,16 @@ func (c *Cache) Close(ctx context.Context) error {
 				errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
 			}
 		}
-		if err := f.collectAll(ctx); err != nil {
+		if err := f.collectAll(ctx, nil); err != nil {
 			errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
 		}
 		f.mu.Lock()
 		f.orphan = true
 		f.dropIdleLocked()
 		f.mu.Unlock()
+	}
+	for _, l := range c.snapshotLosses() {
+		errs = append(errs, errors.New(l.String()))
 	}
 	c.background.Wait() // reads that came meanwhile may have started something
 	for _, d := range c.devices {
@@ -242,11 +243,18 @@ func (c *Cache) Close(ctx context.Context) error {
 type failure struct {
 	errno syscall.Errno
 	text  string
+	cause error // or nil
 }
 
 func fail(errno syscall.Errno, format string, args ...any) error {
-	return &failure{errno, fmt.Sprintf(format, args...)}
+	return &failure{errno: errno, text: fmt.Sprintf(format, args...)}
 }
 
 func (e *failure) Error() string { return e.text }
-func (e *failure) Unwrap() error { return e.errno }
+
+func (e *failure) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.errno}
+	}
+	return []error{e.errno, e.cause}
+}

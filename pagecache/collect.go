@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -41,6 +43,9 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 			if err := f.collectOwnerLocked(ctx, owner, pending[:n]); err != nil {
 				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
+				}
+				if d := f.c.owner(owner); d != nil {
+					err = d.fault(err)
 				}
 				f.collectErr = err
 				return err
@@ -245,19 +250,25 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 	return written, err
 }
 
-// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain.
-func (f *File) collectAll(ctx context.Context) error {
+// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if it is
+// not nil, is called without File.mu after each part.
+func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page.Range)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	whole := page.Range{End: f.lrc.End()}
 	started := time.Now()
 	for rest := whole; !rest.Empty(); {
-		var err error
-		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
+		next, err := f.collectSomeLocked(ctx, rest)
+		if err != nil {
 			return err
 		}
+		part, home := page.Range{Start: rest.Start, End: next}, f.home
+		rest.Start = next
 		// Let requests in between.
 		f.mu.Unlock()
+		if arrived != nil {
+			arrived(home, part)
+		}
 		f.mu.Lock()
 		if err := ctx.Err(); err != nil {
 			return err
@@ -271,8 +282,10 @@ func (f *File) collectAll(ctx context.Context) error {
 	return nil
 }
 
-// Sync brings everything released home, waiting for releases that are under way, and then calls do, which makes home
-// durable. It fails with the error of home that kept bytes from being written; they are kept and tried again.
+// Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that kept
+// bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do is nil. The
+// disk begins to write as soon as the first bytes are home. With do it fails with EIO, once, after released bytes were lost with a
+// device; everything else is done then.
 func (f *File) Sync(do func() error) error {
 	ctx := context.Background()
 	f.mu.Lock()
@@ -281,10 +294,21 @@ func (f *File) Sync(do func() error) error {
 	if err := f.waitDrains(ctx, whole); err != nil {
 		return err
 	}
-	if err := f.collectAll(ctx); err != nil {
+	if do == nil {
+		return f.collectAll(ctx, nil)
+	}
+	var writing sync.WaitGroup
+	defer writing.Wait()
+	if err := f.collectAll(ctx, func(home Home, part page.Range) {
+		if h, ok := home.(WriteBacker); ok {
+			writing.Go(func() { h.StartWriteBack(part.Offset(), part.Bytes()) })
+		}
+	}); err != nil {
 		return err
 	}
-	return do()
+	err := do()
+	writing.Wait() // home may be closed from here on
+	return errors.Join(f.reportLosses(), err)
 }
 
 // untrackIdleLocked stops tracking what no client maps for writing any more, so that no bases are kept for it.

@@ -47,6 +47,15 @@ type HostCached interface {
 	WillNeed(off, n int64)
 }
 
+// WriteBacker is a Home that can begin to make written bytes durable before Sync asks for all of it. Its methods may be
+// called from any goroutine.
+type WriteBacker interface {
+	Home
+	// StartWriteBack has the host begin to write n bytes at off to stable storage. It is a hint. It does not wait for
+	// them, but may block while the disk has much to do.
+	StartWriteBack(off, n int64)
+}
+
 // KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
 type KernelPages interface {
 	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before

@@ -298,3 +298,51 @@ func TestRangeArithmetic(t *testing.T) {
 		}
 	}
 }
+
+// writingHome is a home that says what it was told to begin to write.
+type writingHome struct {
+	*memoryHome
+	begun chan page.Range
+}
+
+func (h *writingHome) StartWriteBack(off, n int64) { h.begun <- page.Covering(off, n) }
+
+type writingSource struct {
+	*source
+	home *writingHome
+}
+
+func (s *writingSource) OpenHome(bool) (Home, error) { return s.home, nil }
+
+// TestDiskWritesWhileSyncCollects looks at what the disk is told while released pages come home: nothing, unless they are to
+// be durable.
+func TestDiskWritesWhileSyncCollects(t *testing.T) {
+	const pages = holdCollect + 10
+	m := newMachine(t, 1, memory(128<<20))
+	src := &writingSource{source: m.file(pages * page.Size)}
+	src.home = &writingHome{src.source.home, make(chan page.Range, 10)}
+	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: pages * page.Size, Writable: true})
+	require.NoError(t, err)
+	p := m.attach(mp, 0, pages*page.Size, true)
+	stored := func(c byte) {
+		for i := range pages {
+			p.store(i*page.Size, c)
+		}
+		require.EqualValues(t, pages, p.release())
+	}
+	stored(1)
+	require.NoError(t, mp.f.Sync(nil))
+	require.Empty(t, src.home.begun)
+	stored(2)
+	require.NoError(t, mp.f.Sync(func() error {
+		require.EqualValues(t, 2, src.home.data[(pages-1)*page.Size], "home has what was released")
+		return nil
+	}))
+	close(src.home.begun)
+	missing, parts := []page.Range{{End: pages}}, 0
+	for rg := range src.home.begun {
+		missing, parts = page.Subtract(missing, rg), parts+1
+	}
+	require.Empty(t, missing)
+	require.Greater(t, parts, 1, "the disk waits for the last page")
+}

@@ -307,7 +307,10 @@ int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struc
 
 int gaiafs_release(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
 {
-	return m->writable ? request(m, GAIAFS_RELEASE, addr, len, 0, f) : 0;
+	if (!m->writable)
+		return 0;
+	gaiafs_start_flush(m->fd, m->off + ((uintptr_t)addr - (uintptr_t)m->base), len);
+	return request(m, GAIAFS_RELEASE, addr, len, 0, f);
 }
 
 int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_fail *f)

@@ -147,6 +147,10 @@ extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs
 /* gaiafs_flush_kernel brings the stores of CPU programs that mapped the file home. *launder: the daemon has to see to it,
  * since this kernel does not wait. */
 int gaiafs_flush_kernel(int fd, uint64_t off, uint64_t n, bool *launder, struct gaiafs_fail *f);
+
+/* gaiafs_start_flush has the kernel begin with that, many pages at a time: a release that has it drop these pages would write
+ * them one after another. Nothing waits for it, and no write error is used up that an fsync should report. */
+void gaiafs_start_flush(int fd, uint64_t off, uint64_t n);
 /* gaiafs_release_at_least compares a kernel release such as "6.1.0-13-amd64" with a version. */
 bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor);
 

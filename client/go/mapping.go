@@ -238,6 +238,13 @@ func (m *Mapping) flushKernel(off, n int64) (launder bool, err error) {
 	}
 }
 
+// startFlush has the kernel begin to bring stores of CPU programs that mapped the file home, many pages at a time. A release
+// that has it drop these pages would write them one after another. Nothing waits for it, and no write error is used up that
+// an fsync should report.
+func (m *Mapping) startFlush(off, n int64) {
+	_ = unix.SyncFileRange(int(m.file.Fd()), m.off+off, n, unix.SYNC_FILE_RANGE_WRITE)
+}
+
 // kernelWaits reports whether sync_file_range on a FUSE file returns only after the write was served: since Linux
 // 6.16.
 var kernelWaits = sync.OnceValue(func() bool {
@@ -325,6 +332,7 @@ func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 		if m.prot&ProtWrite == 0 {
 			return 0, nil
 		}
+		m.startFlush(off, n)
 		return c.simple(typeRelease, rangeBody(m.assembly.reply.mapping, off, n, 0))
 	})
 	return pages, during("release", err)

@@ -36,6 +36,15 @@ def flush_kernel(fd: int, offset: int, length: int) -> bool:
     return not _kernel_waits()
 
 
+def start_flush(fd: int, offset: int, length: int) -> None:
+    """Has the kernel begin with that, many pages at a time.
+
+    A release that has it drop these pages would write them one after another. Nothing waits for it, and no write error is
+    used up that an fsync should report.
+    """
+    _sync_file_range(fd, offset, length, 2)  # write
+
+
 @functools.cache
 def _kernel_waits() -> bool:
     """Whether sync_file_range on a FUSE file returns only after the write was served: since Linux 6.16."""
