@@ -197,6 +197,9 @@ func (c *Coverage) begin(l int, n page.Index) {
 		}
 		x.given = x.given[1:]
 	}
+	if o, is := x.open[n]; is && !o.late {
+		x.leave(o) // what was known of its pages is forgotten, and it is opened again
+	}
 	before, after := c.reads(n-1, l), c.reads(n+1, l)
 	x.open[n] = node{since: c.now, alone: !before && !after}
 	x.waiting = append(x.waiting, n)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -110,6 +111,47 @@ func TestUseEarnsCreditAndDisuseCostsIt(t *testing.T) {
 	c.Unused(pages(4096, 1<<14))
 	require.Zero(t, c.ahead)
 	require.Equal(t, max(used-4*ahead, 0), c.used)
+}
+
+// TestCoverageKeepsItsBooks reads, truncates and loses pages at random, in a file of which not all can be remembered.
+func TestCoverageKeepsItsBooks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := NewCoverage(CoverageOptions{Most: 5000, Chunks: 3})
+		at := int64(0)
+		for range rapid.IntRange(1, 300).Draw(t, "steps") {
+			switch rapid.IntRange(0, 12).Draw(t, "step") {
+			case 0:
+				c.Resize(page.Index(rapid.Int64Range(1, 5*chunkPages).Draw(t, "end")))
+			case 1:
+				c.Unused(pages(at, 2000))
+			case 2, 3, 4:
+				at = rapid.Int64Range(0, 5*chunkPages).Draw(t, "jump")
+			}
+			n := rapid.Int64Range(1, 40).Draw(t, "pages")
+			c.Access(pages(at, n), Pattern(rapid.IntRange(0, 2).Draw(t, "pattern")), nil)
+			at += n
+		}
+		asked := int64(0)
+		for _, k := range c.chunks {
+			asked += int64(k.asked.count())
+			for i := range k.asked {
+				require.Zero(t, k.asked[i]&k.read[i], "a page that was read is not ahead")
+			}
+		}
+		require.Equal(t, asked, c.ahead)
+		for l := range c.level {
+			x := &c.level[l]
+			begun, since := 0, uint64(0)
+			for _, o := range x.open {
+				if !o.late {
+					begun++
+					since += o.since
+				}
+			}
+			require.Equal(t, begun, x.begun, "level %d", l)
+			require.Equal(t, since, x.since)
+		}
+	})
 }
 
 func TestCoverageForgetsWhatItHasNoRoomFor(t *testing.T) {

@@ -52,7 +52,7 @@ func (k *Kernel) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ran
 func (k *Kernel) missed(i page.Index, n int64, ahead []page.Range) []page.Range {
 	switch {
 	case i > 0 && (i == k.start+page.Index(k.size-k.async) || i == k.start+page.Index(k.size)):
-		return k.next(i, n, ahead)
+		return k.next(i, ahead)
 	case i == 0, n > k.most, i == k.previous, i == k.previous-1:
 		k.start, k.size = i, k.first(n)
 		k.async = k.size
@@ -80,7 +80,7 @@ func (k *Kernel) missed(i page.Index, n int64, ahead []page.Range) []page.Range 
 // marked reads the next window for an access that came to a mark.
 func (k *Kernel) marked(i page.Index, n int64, ahead []page.Range) []page.Range {
 	if i == k.start+page.Index(k.size-k.async) {
-		return k.next(i, n, ahead)
+		return k.next(i, ahead)
 	}
 	// A mark of another stream, whose window is found again by what is there.
 	start := i + 1
@@ -96,7 +96,7 @@ func (k *Kernel) marked(i page.Index, n int64, ahead []page.Range) []page.Range 
 	return k.submit(i, ahead)
 }
 
-func (k *Kernel) next(i page.Index, _ int64, ahead []page.Range) []page.Range {
+func (k *Kernel) next(i page.Index, ahead []page.Range) []page.Range {
 	k.start += page.Index(k.size)
 	k.size = k.grow(k.size)
 	k.async = k.size
