@@ -190,9 +190,8 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	})
 }
 
-// patchesLocked returns what brings the pages of one update, of which home has the bytes in home, up to date.
-func (f *File) patchesLocked(h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
-	patches := make([]gpubackend.Patch, 0, rg.Len())
+// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home, up to date.
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases[baseKey{p, b}]
 		x, off := h.at(p)
@@ -200,7 +199,11 @@ func (f *File) patchesLocked(h *holding, rg page.Range, b lrc.Base, home []byte)
 			continue
 		}
 		at := (p - rg.Start).Offset()
-		patches = append(patches, gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]})
+		patch := gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]}
+		// Bytes may have been written that were there before.
+		if patch.Changed = patch.Differing(); patch.Changed != (gpubackend.Granules{}) {
+			patches = append(patches, patch)
+		}
 	}
 	return patches
 }

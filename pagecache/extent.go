@@ -86,7 +86,12 @@ func (h *holding) at(p page.Index) (*extent, int64) {
 }
 
 // copies returns the device copies between the pages of rg and buf, which has rg.Bytes() bytes.
-func (h *holding) copies(rg page.Range, buf []byte) (pieces []gpubackend.Copy) {
+func (h *holding) copies(rg page.Range, buf []byte) []gpubackend.Copy {
+	return h.appendCopies(nil, rg, buf)
+}
+
+// appendCopies appends them to pieces.
+func (h *holding) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
 	h.each(rg, func(x *extent, part page.Range) {
 		from := (part.Start - rg.Start).Offset()
 		pieces = append(pieces, gpubackend.Copy{

@@ -29,6 +29,9 @@ func interpreter(t *testing.T) string {
 	path, err := filepath.Abs("../../build/python/bin/python")
 	require.NoError(t, err)
 	if _, err := os.Stat(path); err != nil {
+		if _, err := os.Stat("../../build/python/unreachable"); err == nil {
+			t.Skip("PyPI could not be reached when .ci/setup test made build/python")
+		}
 		if os.Getenv("GAIAFS_REQUIRE_TOOLS") != "" {
 			t.Fatal("build/python is missing: make it with .ci/setup test")
 		}
