@@ -99,7 +99,11 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64, killSet
 			return unix.Truncate(procPath(fd), size)
 		})
 	}
-	return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	if r := fs.cache.Recording(); r != nil && errno == 0 {
+		r.Resize(n.key.fileID(), size)
+	}
+	return errno
 }
 
 // chmod sets the permission bits of n, whose descriptor is fd.
