@@ -6,11 +6,16 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/prefetch"
 )
 
 // peerReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
 // to bring: 1 MiB, more than the kernel's read-ahead asks for.
 const peerReadPages = 256
+
+// peerStreams are the windows of sequential reads, up to 8 MiB: what one call takes from a device, and enough for several
+// processors to merge.
+var peerStreams = prefetch.StreamsOptions{First: peerReadPages, Most: collectChunk, Table: 64}
 
 // Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
 // cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
@@ -28,8 +33,13 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	}
 	// A read that does not enter the kernel's page cache may come while the kernel has a dirty copy, so it leaves
 	// draining pages alone: their release has not returned yet.
+	var ahead []page.Range
+	if !f.pendingSince.IsZero() {
+		ahead = f.peerAhead.Access(rg, prefetch.Unknown, nil)
+	}
 	pending := f.lrc.Pending(rg, !direct)
 	if len(pending) == 0 {
+		f.collectAheadLocked(ctx, ahead)
 		return 0, true, nil
 	}
 	start := time.Now()
@@ -42,10 +52,7 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 		return f.readMergedLocked(ctx, p, off, !direct)
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
-	ahead := page.Range{Start: rg.Start, End: rg.Start + peerReadPages}.Intersect(f.fileRangeLocked())
-	if ahead.End > rg.End {
-		_ = f.collectLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false)
-	}
+	f.collectAheadLocked(ctx, append(ahead, page.Range{Start: rg.End, End: max(rg.End, rg.Start+peerReadPages)}))
 	var pages int64
 	for _, q := range pending {
 		pages += q.Range.Len()
@@ -53,6 +60,15 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	f.count(func(c *Counters) { c.PeerReads.Add(1); c.PeerReadPages.Add(pages) })
 	f.c.counters.PeerReadTime.observe(time.Since(start))
 	return 0, true, nil
+}
+
+// collectAheadLocked brings home what nobody asked for yet, unless that fails anyway: who asks for it is told then.
+func (f *File) collectAheadLocked(ctx context.Context, ahead []page.Range) {
+	for _, rg := range ahead {
+		if f.collectErr == nil {
+			_ = f.collectLocked(ctx, rg.Intersect(f.fileRangeLocked()), false)
+		}
+	}
 }
 
 // redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read that

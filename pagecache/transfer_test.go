@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -404,4 +405,50 @@ func TestPatchOfTheSameBytes(t *testing.T) {
 	require.EqualValues(t, 1, p.acquire())
 	require.EqualValues(t, 1, p.release(), "the program's own byte is still its own")
 	require.True(t, bytes.Equal(p.all(), src.read(t, 0, 4*page.Size)))
+}
+
+// TestReadsOfReleasedPages reads a file that a device wrote: from the start to the end, which takes ever larger runs from the
+// device, and here and there, which does not.
+func TestReadsOfReleasedPages(t *testing.T) {
+	const pages, request = 16384, 32
+	m := newMachine(t, 1, memory(128<<20))
+	src := m.file(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	f := m.cache.Lookup(src.id)
+	written := byte(0)
+	write := func() {
+		written++
+		for i := range pages {
+			p.store(i*page.Size, written)
+		}
+		require.EqualValues(t, pages, p.release())
+	}
+	// read returns how many pages came home for the request.
+	read := func(at int) int64 {
+		before := f.counters.CollectedPages.Load()
+		buf := make([]byte, request*page.Size)
+		_, fromHome, err := f.Read(buf, int64(at)*page.Size, false)
+		require.NoError(t, err)
+		require.True(t, fromHome)
+		for i := at; i < at+request; i++ {
+			require.Equal(t, written, src.home.data[i*page.Size], "page %d", i)
+		}
+		return f.counters.CollectedPages.Load() - before
+	}
+	write()
+	var runs []int64
+	for at := 0; at < pages; at += request {
+		if n := read(at); n > 0 {
+			runs = append(runs, n)
+		}
+	}
+	require.EqualValues(t, peerReadPages, runs[0])
+	require.GreaterOrEqual(t, slices.Max(runs), int64(collectChunk/2))
+	require.Less(t, len(runs), pages/peerReadPages, "%d", runs)
+
+	write()
+	rnd := rand.New(rand.NewPCG(5, 6))
+	for range 50 { // two of them may look like a stream
+		require.LessOrEqual(t, read(rnd.IntN(pages/request)*request), int64(2*peerReadPages))
+	}
 }
