@@ -19,10 +19,10 @@ const (
 	// roundScatter is the number of pages of one round: with their addresses they fit upSize.
 	roundScatter = upSize / (pageSize + 8)
 	pagesAt      = upSize - roundScatter*pageSize
-	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for others;
-	// the copy engines do the copies of the time after it.
-	slowRound = time.Millisecond
-	slowPage  = 1200 * time.Nanosecond
+	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for others, and
+	// longer than the copy engines would have taken. They do the copies of the time after it.
+	slowRound = 2 * time.Millisecond
+	slowPage  = 4 * time.Microsecond
 	slowFor   = 100 * time.Millisecond
 )
 
