@@ -70,6 +70,8 @@ type content struct {
 
 	signature signature
 	hazard    hazard
+	// filled says that a READ may have brought pages of the file into the kernel's cache.
+	filled atomic.Bool
 
 	// opened is an open of the file that may have been closed by now, or nil.
 	opened atomic.Pointer[openFile]
