@@ -25,6 +25,8 @@ type openFile struct {
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
+	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
+	appendOnly bool
 
 	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open.
 	mu     sync.RWMutex
@@ -65,6 +67,13 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno == syscall.EPERM && flags&unix.O_NOATIME != 0 {
 		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME)
 	}
+	appendOnly := false
+	if errno == syscall.EPERM && in.Flags&unix.O_APPEND != 0 {
+		// A file that may only be appended to. Pages of the kernel's could not be written back to their place.
+		if fd, errno = fs.openContent(n, flags|unix.O_APPEND); errno == 0 {
+			appendOnly, direct = true, true
+		}
+	}
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -77,7 +86,9 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 		unix.Close(fd)
 		return fuse.Status(errno)
 	}
-	fs.newOpenFile(n, fd, in.Flags, direct).fillOpen(out)
+	of := fs.newOpenFile(n, fd, in.Flags, direct)
+	of.appendOnly = appendOnly
+	of.fillOpen(out)
 	return fuse.OK
 }
 

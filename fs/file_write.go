@@ -18,6 +18,9 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	if of == nil {
 		return 0, fuse.EBADF
 	}
+	if of.appendOnly && in.WriteFlags&fuse.WRITE_CACHE != 0 {
+		return 0, fuse.EPERM
+	}
 	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
 		if errno := fs.killSetID(of.node, of.fd); errno != 0 {
 			return 0, fuse.Status(errno)
