@@ -208,6 +208,9 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct bool) *o
 		handle:     fs.lastHandle.Add(1),
 	}
 	fs.files.put(of.handle, of)
+	if of.writesHome {
+		of.content.writers.Add(1)
+	}
 	of.content.opened.Store(of)
 	return of
 }
@@ -236,6 +239,9 @@ func (of *openFile) close() {
 	defer of.mu.Unlock()
 	if !of.closed {
 		of.closed = true
+		if of.writesHome {
+			of.content.writers.Add(-1)
+		}
 		unix.Close(of.fd)
 	}
 }
