@@ -142,7 +142,7 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Errno {
 	c := n.content()
 	if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
-		if errno := fs.killSetIDOf(n); errno != 0 {
+		if errno := fs.killSetIDOf(n, &in.Caller); errno != 0 {
 			return errno
 		}
 	}
@@ -162,13 +162,13 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 }
 
 // killSetIDOf is killSetID for a node whose descriptor is not at hand.
-func (fs *fileSystem) killSetIDOf(n *node) syscall.Errno {
+func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	fd, errno := fs.hold(n)
 	if errno != 0 {
 		return errno
 	}
 	defer fs.unhold(n)
-	return fs.killSetID(n, fd)
+	return fs.killSetID(n, fd, who)
 }
 
 // checkSource looks whether the file was changed in SOURCE since it was last touched through the mount. If so the

@@ -44,7 +44,7 @@ func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno
 	if who.Uid == 0 {
 		return 0
 	}
-	return fs.killSetID(of.node, of.fd)
+	return fs.killSetID(of.node, of.fd, who)
 }
 
 // Lseek implements fuse.RawFileSystem, for SEEK_DATA and SEEK_HOLE.

@@ -22,7 +22,7 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		return 0, fuse.EPERM
 	}
 	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
-		if errno := fs.killSetID(of.node, of.fd); errno != 0 {
+		if errno := fs.killSetID(of.node, of.fd, &in.Caller); errno != 0 {
 			return 0, fuse.Status(errno)
 		}
 	}
