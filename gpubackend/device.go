@@ -100,6 +100,9 @@ type Patch struct {
 	Mem        Memory
 	Off        int64
 	Base, Next []byte
+	// Changed has every granule in which Base and Next differ, and may have others: no device looks at the rest. Where it
+	// has none, the device looks for them itself.
+	Changed Granules
 }
 
 // Scan asks which pages of Mem, from the page at byte offset Off on, have another Digest than in Agreed.

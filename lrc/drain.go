@@ -20,7 +20,7 @@ type drain struct {
 func (f *File) Release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
 	f.checkDropped(ranges)
 	ranges = f.within(ranges)
-	f.runs.scanAll(ranges, func(run page.Range, s *state) {
+	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
 			drops = page.AppendRange(drops, run)
 		}

@@ -43,11 +43,9 @@ type Pending struct {
 // are left out, unless entering says that the kernel asks for the pages in order to hold them.
 func (f *File) Pending(rg page.Range, entering bool) []Pending {
 	var out []Pending
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	pending := func(s *state) bool { return s.firstPending() != nil }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
 		r := s.firstPending()
-		if r == nil {
-			return
-		}
 		add := func(run page.Range) {
 			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base && out[n-1].Range.End == run.Start {
 				out[n-1].Range.End = run.End
@@ -84,10 +82,9 @@ func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
 
 // PendingOf returns the runs of rg that owner o released and home does not have, draining ones included.
 func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
-		if r := s.find(o); r != nil && r.pending(s.home) {
-			out = append(out, Pending{run, o, r.base})
-		}
+	pending := func(s *state) bool { r := s.find(o); return r != nil && r.pending(s.home) }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
+		out = append(out, Pending{run, o, s.find(o).base})
 	})
 	return out
 }
@@ -125,11 +122,7 @@ func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase 
 		return false
 	}
 	ranges = f.within(ranges)
-	f.runs.scanAll(ranges, func(run page.Range, s *state) {
-		if needs(s) {
-			out = append(out, PageBase{run, s.freeBase()})
-		}
-	})
+	f.runs.scanAll(ranges, needs, func(run page.Range, s *state) { out = append(out, PageBase{run, s.freeBase()}) })
 	if len(out) == 0 {
 		return nil
 	}
@@ -153,7 +146,7 @@ func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase 
 // were collected, and is the owner's base from now on. Otherwise somebody else's bytes are in home too; the collected
 // bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any more.
 func (f *File) Collected(ranges []page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
-	f.runs.scanAll(ranges, func(run page.Range, s *state) {
+	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil {
 			return
@@ -256,11 +249,11 @@ func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
 		}
 		out = append(out, u)
 	}
-	f.runs.scan(rg, func(run page.Range, s *state) {
+	behind := func(s *state) bool { r := s.find(o); return r == nil || r.stale(s.home) }
+	f.runs.scanWhere(rg, behind, func(run page.Range, s *state) {
 		switch r := s.find(o); {
 		case r == nil:
 			add(Update{Range: run, Mode: ModeFill})
-		case !r.stale(s.home):
 		case !r.tracked:
 			add(Update{Range: run, Mode: ModeCopy})
 		default:
@@ -293,20 +286,19 @@ func (f *File) checkAll(ranges []page.Range) {
 
 // droppedBases returns the bases in ranges that only o has.
 func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
-	f.runs.scanAll(f.within(ranges), func(run page.Range, s *state) {
-		if r := s.find(o); r != nil && r.tracked && r.base != BaseHome && s.soleUser(r.base, o) {
-			drop = append(drop, PageBase{run, r.base})
-		}
-	})
+	sole := func(s *state) bool {
+		r := s.find(o)
+		return r != nil && r.tracked && r.base != BaseHome && s.soleUser(r.base, o)
+	}
+	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) { drop = append(drop, PageBase{run, s.find(o).base}) })
 	return drop
 }
 
 // Untracked returns the runs of rg that o holds without being tracked, after an acquire of them.
 func (f *File) Untracked(rg page.Range, o versions.Owner) (out []page.Range) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
-		if r := s.find(o); r != nil && !r.tracked {
-			out = page.AppendRange(out, run)
-		}
+	untracked := func(s *state) bool { r := s.find(o); return r != nil && !r.tracked }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), untracked, func(run page.Range, _ *state) {
+		out = page.AppendRange(out, run)
 	})
 	return out
 }

@@ -94,12 +94,12 @@ func (rs *runs) check(rg page.Range) {
 
 func (g *segment) fault() string {
 	if g.index == nil {
-		if g.uniform == string(initial) || len(g.blob) > 0 || len(g.ends) > 0 {
+		if g.uniform == string(initial) || len(g.blob) > 0 || len(g.ends) > 0 || len(g.pages) > 0 {
 			return "agrees, and has a table"
 		}
 		return ""
 	}
-	if g.uniform != "" || len(g.index) != segmentPages || len(g.ends) < 2 {
+	if g.uniform != "" || len(g.index) != segmentPages || len(g.ends) < 2 || len(g.pages) != len(g.ends) {
 		return "has a table, and agrees"
 	}
 	at := uint32(0)
@@ -118,20 +118,23 @@ func (g *segment) fault() string {
 	if int(at) != len(g.blob) {
 		return "the table has a tail"
 	}
-	used := make([]bool, len(g.ends))
+	pages := make([]uint16, len(g.ends))
 	for _, k := range g.index {
 		if int(k) >= len(g.ends) {
 			return "a page has no state"
 		}
-		used[k] = true
+		pages[k]++
 	}
-	pages := 0
-	for _, u := range used {
-		if u {
-			pages++
+	used := 0
+	for k, n := range pages {
+		if n != g.pages[k] {
+			return "the pages of a state are miscounted"
+		}
+		if n > 0 {
+			used++
 		}
 	}
-	if pages < 2 || len(used)-pages > garbage(pages) {
+	if used < 2 || len(pages)-used > garbage(used) {
 		return "too many states have no page"
 	}
 	return ""

@@ -1,6 +1,10 @@
 package lrc
 
-import "github.com/gaiafs/gaiafs/internal/page"
+import (
+	"unsafe"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
 
 // segmentPages is the number of pages that share one table of states.
 const segmentPages = 512
@@ -12,9 +16,10 @@ type segment struct {
 	uniform string
 	// index has, per page, the number of its state in the table.
 	index []uint16
-	// The table: state i is encoded in blob[ends[i-1]:ends[i]].
-	blob []byte
-	ends []uint32
+	// The table: state i is encoded in blob[ends[i-1]:ends[i]], and so many pages have it.
+	blob  []byte
+	ends  []uint32
+	pages []uint16
 }
 
 func (g *segment) encoding(i uint16) []byte {
@@ -52,47 +57,75 @@ func split(rg page.Range, fn func(seg int64, from, to int)) {
 	}
 }
 
-// memoStates is the number of states that a pass remembers. Most passes meet a few, again in every segment.
-const memoStates = 8
+// memoStates is the number of states that a pass looks for one by one: most passes meet a few, again in every segment. Of
+// more it keeps a map, of up to memoMost.
+const (
+	memoStates = 8
+	memoMost   = 1024
+)
 
 // memo remembers what encodings stand for during one pass.
 type memo struct {
+	want      func(s *state) bool // nil for every state
 	encodings [memoStates]string
-	states    [memoStates]*state
+	known     [memoStates]*meaning
 	last      int // where the last one asked for is
-	n         int // how many were decoded
+	n         int // how many of them there are
+	more      map[string]*meaning
 }
 
-// of returns the state that enc encodes. Equal encodings have the same pointer while they are remembered. The state must
-// not be changed.
-func (m *memo) of(enc []byte) *state {
+// meaning is a state, and whether the pass is about it.
+type meaning struct {
+	state  *state
+	wanted bool
+}
+
+// of returns what enc stands for. Equal encodings have the same pointer while they are remembered. The state must not
+// be changed.
+func (m *memo) of(enc []byte) *meaning {
 	if m.last < m.n && string(enc) == m.encodings[m.last] {
-		return m.states[m.last]
+		return m.known[m.last]
 	}
-	for i := range min(m.n, memoStates) {
+	for i := range m.n {
 		if string(enc) == m.encodings[i] {
 			m.last = i
-			return m.states[i]
+			return m.known[i]
 		}
 	}
-	m.last = m.n % memoStates
-	m.encodings[m.last], m.states[m.last] = string(enc), decode(enc)
-	m.n++
-	return m.states[m.last]
+	if x := m.more[string(enc)]; x != nil {
+		return x
+	}
+	s := decode(enc)
+	x := &meaning{s, m.want == nil || m.want(s)}
+	if m.n < memoStates {
+		m.encodings[m.n], m.known[m.n] = string(enc), x
+		m.n++
+		return x
+	}
+	if m.more == nil || len(m.more) == memoMost {
+		m.more = make(map[string]*meaning)
+	}
+	m.more[string(enc)] = x
+	return x
 }
 
 // scan calls fn for the pages of rg, run by run of equal states, in order. fn must not keep or change the state.
 // Neighbouring runs may have equal states.
 func (rs *runs) scan(rg page.Range, fn func(run page.Range, s *state)) {
-	rs.scanAll([]page.Range{rg}, fn)
+	rs.scanAll([]page.Range{rg}, nil, fn)
 }
 
-// scanAll is scan for the pages of ascending ranges, which do not overlap.
-func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) {
+// scanWhere is scan for the pages whose states want reports true of. What has no such page costs little.
+func (rs *runs) scanWhere(rg page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
+	rs.scanAll([]page.Range{rg}, want, fn)
+}
+
+// scanAll is scanWhere for the pages of ascending ranges, which do not overlap. A nil want wants all.
+func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
 	var (
-		m           memo
+		m           = memo{want: want}
 		lastUniform string
-		uniform     *state
+		uniform     *meaning
 	)
 	// Runs are joined across segments, so that a large file that agrees is one run.
 	var open page.Range
@@ -107,7 +140,7 @@ func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) 
 		}
 		open, openState = run, s
 	}
-	table, tableOf := []*state(nil), int64(-1) // the states of segment tableOf, as far as they were needed
+	table, tableOf := []*meaning(nil), int64(-1) // the states of segment tableOf, as far as they were needed
 	for _, rg := range ranges {
 		split(rg, func(seg int64, from, to int) {
 			first := page.Index(seg * segmentPages)
@@ -125,28 +158,33 @@ func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) 
 						uniform = m.of([]byte(enc))
 					}
 				}
-				emit(page.Range{Start: first + page.Index(from), End: first + page.Index(to)}, uniform)
+				if uniform.wanted {
+					emit(page.Range{Start: first + page.Index(from), End: first + page.Index(to)}, uniform.state)
+				}
 				return
 			}
 			if seg != tableOf {
 				tableOf = seg
 				if cap(table) < len(g.ends) {
-					table = make([]*state, len(g.ends))
+					table = make([]*meaning, len(g.ends))
 				}
 				table = table[:len(g.ends)]
 				clear(table)
 			}
+			// The table tells whether there is anything in the segment, in fewer steps than its pages.
+			if want != nil && to-from > len(table) && !g.has(&m, table) {
+				return
+			}
 			index := g.index[:to]
 			for i := from; i < len(index); {
 				k := index[i]
-				j := i + 1
-				for j < len(index) && index[j] == k {
-					j++
-				}
+				j := runEnd(index, i)
 				if table[k] == nil {
 					table[k] = m.of(g.encoding(k))
 				}
-				emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, table[k])
+				if x := table[k]; x.wanted {
+					emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, x.state)
+				}
 				i = j
 			}
 		})
@@ -154,6 +192,42 @@ func (rs *runs) scanAll(ranges []page.Range, fn func(run page.Range, s *state)) 
 	if openState != nil {
 		fn(open, openState)
 	}
+}
+
+// has reports whether some page of g has a state that m wants. It fills in table as far as it had to look.
+func (g *segment) has(m *memo, table []*meaning) bool {
+	for k, n := range g.pages {
+		if n == 0 {
+			continue
+		}
+		if table[k] == nil {
+			table[k] = m.of(g.encoding(uint16(k)))
+		}
+		if table[k].wanted {
+			return true
+		}
+	}
+	return false
+}
+
+// runEnd returns the end of the run of equal numbers that index[i] is in.
+func runEnd(index []uint16, i int) int {
+	k := index[i]
+	for i++; i < len(index) && i%4 != 0; i++ {
+		if index[i] != k {
+			return i
+		}
+	}
+	// Four at a time: the words are those of index, whose array begins at a multiple of 8, and are only read.
+	for four := uint64(k) * 0x0001_0001_0001_0001; i+4 <= len(index); i += 4 {
+		if *(*uint64)(unsafe.Pointer(&index[i])) != four {
+			break
+		}
+	}
+	for i < len(index) && index[i] == k {
+		i++
+	}
+	return i
 }
 
 // update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same of
@@ -194,7 +268,8 @@ type part struct{ from, to int }
 type changes struct {
 	fn       func(s *state)
 	old, new [memoStates]string
-	n        int // how many were made
+	n        int      // how many were made
+	moved    []uint16 // scratch of updateSegment
 }
 
 // of returns the encoding of what fn makes of the state that enc encodes.
@@ -230,11 +305,14 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 		g.blob = append(append(make([]byte, 0, len(old)+len(enc)), old...), enc...)
 		g.ends = []uint32{uint32(len(old)), uint32(len(old) + len(enc))}
 		g.uniform = ""
+		n := 0
 		for _, p := range parts {
 			for i := p.from; i < p.to; i++ {
 				g.index[i] = 1
 			}
+			n += p.to - p.from
 		}
+		g.pages = []uint16{uint16(segmentPages - n), uint16(n)}
 		return
 	}
 
@@ -253,8 +331,11 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 		return 0, false
 	}
 	// What became of the state with a number, plus one. States that are added are of pages that are done.
-	var scratch [3 * segmentPages]uint16
-	moved, distinct := scratch[:len(g.ends)], 0
+	if cap(c.moved) < len(g.ends) {
+		c.moved = make([]uint16, 2*len(g.ends))
+	}
+	moved, distinct := c.moved[:len(g.ends)], 0
+	clear(moved)
 	for _, p := range parts {
 		for i := p.from; i < p.to; i++ {
 			k := g.index[i]
@@ -275,7 +356,10 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 				}
 				moved[k] = n + 1
 			}
-			g.index[i] = moved[k] - 1
+			n := moved[k] - 1
+			g.index[i] = n
+			g.pages[k]--
+			g.pages[n]++
 		}
 	}
 	rs.compact(g)
@@ -283,14 +367,17 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 
 // add appends a state to the table. The table grows by small steps: that of a large file has many segments.
 func (g *segment) add(enc []byte) uint16 {
-	if cap(g.ends) == len(g.ends) {
-		g.ends = append(make([]uint32, 0, len(g.ends)+max(4, len(g.ends)/16)), g.ends...)
+	if n := len(g.ends); cap(g.ends) == n {
+		room := n + max(4, n/16)
+		g.ends = append(make([]uint32, 0, room), g.ends...)
+		g.pages = append(make([]uint16, 0, room), g.pages...)
 	}
 	if need := len(g.blob) + len(enc); cap(g.blob) < need {
 		g.blob = append(make([]byte, 0, need+max(len(enc), need/16)), g.blob...)
 	}
 	g.blob = append(g.blob, enc...)
 	g.ends = append(g.ends, uint32(len(g.blob)))
+	g.pages = append(g.pages, 0)
 	return uint16(len(g.ends) - 1)
 }
 
@@ -300,13 +387,9 @@ func garbage(n int) int { return 8 + n/32 }
 
 // compact drops the table where all pages agree again, and states that no page has any more when there are many.
 func (rs *runs) compact(g *segment) {
-	// At most one state a page, garbage, and a new state a page.
-	var scratch [3 * segmentPages]bool
-	used := scratch[:len(g.ends)]
 	n := 0
-	for _, k := range g.index {
-		if !used[k] {
-			used[k] = true
+	for _, pages := range g.pages {
+		if pages > 0 {
 			n++
 		}
 	}
@@ -320,18 +403,18 @@ func (rs *runs) compact(g *segment) {
 	}
 	renamed := make([]uint16, len(g.ends))
 	var blob []byte
-	ends := make([]uint32, 0, n)
-	for i := range g.ends {
-		if used[i] {
+	ends, pages := make([]uint32, 0, n), make([]uint16, 0, n)
+	for i, count := range g.pages {
+		if count > 0 {
 			renamed[i] = uint16(len(ends))
 			blob = append(blob, g.encoding(uint16(i))...)
-			ends = append(ends, uint32(len(blob)))
+			ends, pages = append(ends, uint32(len(blob))), append(pages, count)
 		}
 	}
 	for i, k := range g.index {
 		g.index[i] = renamed[k]
 	}
-	g.blob, g.ends = append(make([]byte, 0, len(blob)), blob...), ends
+	g.blob, g.ends, g.pages = append(make([]byte, 0, len(blob)), blob...), ends, pages
 }
 
 func (rs *runs) intern(enc []byte) string {
@@ -369,7 +452,7 @@ func (rs *runs) memory() int64 {
 	n := int64(cap(rs.segments)) * int64(segmentSize)
 	for i := range rs.segments {
 		g := &rs.segments[i]
-		n += int64(cap(g.index))*2 + int64(cap(g.blob)) + int64(cap(g.ends))*4
+		n += int64(cap(g.index))*2 + int64(cap(g.blob)) + int64(cap(g.ends))*4 + int64(cap(g.pages))*2
 	}
 	for _, s := range rs.interned {
 		n += int64(len(s)) + 48 // the string, its header twice, its share of the map

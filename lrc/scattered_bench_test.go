@@ -49,3 +49,22 @@ func BenchmarkUnchanged(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkFragmented is BenchmarkUnchanged after an acquire of scattered pages, whose states differ from their neighbours'.
+func BenchmarkFragmented(b *testing.B) {
+	whole, gpu := page.Range{End: 1 << 18}, versions.GPU(0)
+	var f File
+	f.Updated([]page.Range{whole}, gpu, true)
+	for p := page.Index(0); p < whole.End; p += 100 {
+		one := []page.Range{{Start: p, End: p + 1}}
+		f.KeepBases(one, versions.CPU)
+		f.CPUWrote(one[0])
+		f.Updated(one, gpu, true)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if len(f.Pending(whole, false))+len(f.Stale(whole, gpu))+len(f.Untracked(whole, gpu)) > 0 {
+			b.Fatal("something changed")
+		}
+	}
+}

@@ -72,6 +72,24 @@ func TestRunsAgainstPages(t *testing.T) {
 			at = run.End
 		})
 		require.Equal(t, page.Index(twinPages), at)
+		// What is looked for is found, however much of the rest is passed over.
+		o := versions.GPU(rapid.IntRange(0, 3).Draw(t, "looked for"))
+		a, b := edge.Draw(t, "from"), edge.Draw(t, "to")
+		rg := page.Range{Start: page.Index(min(a, b)), End: page.Index(max(a, b))}
+		want := func(s *state) bool { return s.cpu && s.find(o) != nil }
+		var found, all []page.Index
+		rs.scanWhere(rg, want, func(run page.Range, s *state) {
+			for p := run.Start; p < run.End; p++ {
+				require.Equal(t, pages[p].String(), s.String())
+				found = append(found, p)
+			}
+		})
+		for p := rg.Start; p < rg.End; p++ {
+			if want(pages[p]) {
+				all = append(all, p)
+			}
+		}
+		require.Equal(t, all, found)
 		rs.check(page.Range{End: twinPages})
 	})
 }

@@ -54,7 +54,7 @@ func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) 
 // acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
 // Transfers from home begin for so long, or without end if hold is 0.
 func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hold time.Duration) (pages int64, next page.Index, err error) {
-	if err := h.dev.gone(nil); err != nil {
+	if err := h.dev.gone(); err != nil {
 		return 0, rg.Start, err
 	}
 	part := rg.Intersect(page.Range{Start: rg.Start, End: rg.Start + holdPages})
@@ -81,7 +81,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 		}
 		if err != nil {
 			f.lostLocked(h.dev, err)
-			return pages, part.Start, h.dev.gone(err)
+			return pages, part.Start, h.dev.fault(err)
 		}
 	}
 	return pages, part.End, f.trackLocked(ctx, h, part)
@@ -148,7 +148,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 		}
 		if err := f.digestLocked(ctx, h, span, runs[i:n]); err != nil {
 			f.lostLocked(h.dev, err)
-			return h.dev.gone(err)
+			return h.dev.fault(err)
 		}
 		for _, run := range runs[i:n] {
 			f.lrc.Track(run, h.dev.owner)
@@ -190,9 +190,8 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	})
 }
 
-// patchesLocked returns what brings the pages of one update, of which home has the bytes in home, up to date.
-func (f *File) patchesLocked(h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
-	patches := make([]gpubackend.Patch, 0, rg.Len())
+// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home, up to date.
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases[baseKey{p, b}]
 		x, off := h.at(p)
@@ -200,7 +199,11 @@ func (f *File) patchesLocked(h *holding, rg page.Range, b lrc.Base, home []byte)
 			continue
 		}
 		at := (p - rg.Start).Offset()
-		patches = append(patches, gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]})
+		patch := gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]}
+		// Bytes may have been written that were there before.
+		if patch.Changed = patch.Differing(); patch.Changed != (gpubackend.Granules{}) {
+			patches = append(patches, patch)
+		}
 	}
 	return patches
 }

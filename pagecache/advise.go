@@ -104,7 +104,8 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 		if m.writable {
 			modified, err := f.modifiedLocked(ctx, m.h, r)
 			if err != nil {
-				return err
+				f.lostLocked(m.dev, err)
+				return m.dev.fault(err)
 			}
 			keep := []page.Range{r}
 			for _, x := range modified {

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// run collects released pages before they are older than the write-back interval, and refreshes replicas when base
-// copies take too much memory. It ends with ctx.
+// run collects released pages before they are older than the write-back interval, refreshes replicas when base copies take too
+// much memory, and has files let go of lost devices. It ends with ctx.
 func (c *Cache) run(ctx context.Context) {
 	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
@@ -22,6 +22,8 @@ func (c *Cache) run(ctx context.Context) {
 			c.collectDue(ctx)
 		case <-c.relieve:
 			c.refreshAll(ctx)
+		case <-c.lost:
+			c.letGoOfLost()
 		}
 	}
 }

@@ -59,15 +59,16 @@ func (f *File) addBases(n int64) {
 
 // dropBasesLocked forgets bases that nobody has any more.
 func (f *File) dropBasesLocked(drop []lrc.PageBase) {
+	if len(drop) == 0 {
+		return
+	}
+	before := len(f.bases)
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
-			key := baseKey{p, d.Base}
-			if f.bases[key] != nil {
-				delete(f.bases, key)
-				f.addBases(-1)
-			}
+			delete(f.bases, baseKey{p, d.Base})
 		}
 	}
+	f.addBases(int64(len(f.bases) - before))
 }
 
 func (f *File) dropAllBasesLocked() {

@@ -197,18 +197,26 @@ func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
 	}
 }
 
-// timed runs do, and reports the median of its times, and what n bytes in that are.
+// cpuTime is the processor time that the process took.
+func cpuTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// timed runs do, and reports the medians of its times and of the processor's, and what n bytes in the first are.
 func (r *rig) timed(n int64, before, do, after func()) {
-	var times []time.Duration
+	var times, cpu []time.Duration
 	for r.Loop() {
 		r.StopTimer()
 		if before != nil {
 			before()
 		}
 		r.StartTimer()
-		start := time.Now()
+		start, used := time.Now(), cpuTime(r.B)
 		do()
 		times = append(times, time.Since(start))
+		cpu = append(cpu, cpuTime(r.B)-used)
 		r.StopTimer()
 		if after != nil {
 			after()
@@ -216,7 +224,9 @@ func (r *rig) timed(n int64, before, do, after func()) {
 		r.StartTimer()
 	}
 	slices.Sort(times)
+	slices.Sort(cpu)
 	median := times[len(times)/2]
+	r.ReportMetric(cpu[len(cpu)/2].Seconds()*1e3, "cpu-ms")
 	r.ReportMetric(median.Seconds()*1e3, "median-ms")
 	r.ReportMetric((times[len(times)-1]-times[0]).Seconds()*1e3, "spread-ms")
 	if n > 0 {
@@ -351,36 +361,54 @@ func scattered(n int64, every page.Index) (pages []page.Index) {
 	return pages
 }
 
-// BenchmarkAcquire acquires a range of which the CPU changed nothing, or one page in a hundred, one here and one there.
+// BenchmarkAcquire acquires a range of which the CPU changed nothing, or 1 % of the pages: one here and one there, a byte in
+// each, or all of those at the start. Fragmented is a range whose pages were brought up to date one here and one there.
 func BenchmarkAcquire(b *testing.B) {
 	for _, x := range []struct {
-		name              string
-		writable, changed bool
-	}{{"unchanged", true, false}, {"scattered-1%-read", false, true}, {"scattered-1%-written", true, true}} {
+		name       string
+		writable   bool
+		every      page.Index // of the pages changed, 0 for none
+		fragmented bool
+	}{
+		{"unchanged", true, 0, false}, {"unchanged-fragmented", true, 0, true},
+		{"scattered-1%-read", false, 100, false}, {"contiguous-1%-read", false, 1, false}, {"contiguous-1%-read-fragmented", false, 1, true},
+		{"scattered-1%-written", true, 100, false}, {"contiguous-1%-written", true, 1, false}, {"contiguous-1%-written-fragmented", true, 1, true},
+	} {
 		b.Run(x.name, func(b *testing.B) {
 			r := newRig(b, 1)
 			n := r.rangeBytes()
 			s := r.file(n)
 			m := r.mapAll(s, 0, n, x.writable)
 			f := r.cache.Lookup(s.id)
-			pages := scattered(n, 100)
 			round := byte(0)
-			r.timed(0, func() {
-				if !x.changed {
-					return
-				}
+			write := func(pages []page.Index, size int64) {
 				round++
-				for _, p := range pages {
-					require.NoError(b, f.ChangeHome(Change{Off: p.Offset(), Len: 1}, func(off int64) error {
-						_, err := s.home.WriteAt([]byte{round}, off)
+				p := bytes.Repeat([]byte{round}, int(size))
+				for _, at := range pages {
+					require.NoError(b, f.ChangeHome(Change{Off: at.Offset(), Len: size}, func(off int64) error {
+						_, err := s.home.WriteAt(p, off)
 						return err
 					}))
 				}
-			}, func() {
+			}
+			acquire := func(want int) {
 				got, err := m.Acquire(r.ctx, 0, n, false)
 				require.NoError(b, err)
-				require.True(b, !x.changed || got == int64(len(pages)))
-			}, func() { r.verify(m, s, pages) })
+				require.EqualValues(b, want, got)
+			}
+			if x.fragmented {
+				write(scattered(n, 100), 1)
+				acquire(len(scattered(n, 100)))
+			}
+			var pages []page.Index
+			size := int64(1)
+			if x.every > 0 {
+				pages = scattered(n, 100)
+			}
+			if x.every == 1 {
+				pages, size = scattered(int64(len(pages))*page.Size, 1), page.Size
+			}
+			r.timed(0, func() { write(pages, size) }, func() { acquire(len(pages)) }, func() { r.verify(m, s, pages) })
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,7 @@ type Cache struct {
 	mu     sync.Mutex
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
+	losses []*Loss          // protected by mu; what was lost with devices so far
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
 	// noPeer has the devicePairs that turned out to have no direct way.
@@ -62,7 +64,8 @@ type Cache struct {
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
-	relieve    chan struct{}
+	relieve    chan struct{} // base copies take too much
+	lost       chan struct{} // a device was lost
 }
 
 // device is a gpubackend.Device and what the Cache knows of it.
@@ -74,18 +77,6 @@ type device struct {
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
-}
-
-// gone returns what a client is told once the device is lost, because of err if that is not nil; else err.
-func (d *device) gone(err error) error {
-	switch {
-	case !d.lost.Load():
-		return err
-	case err == nil:
-		err = gpubackend.ErrDeviceLost
-	}
-	return fmt.Errorf("device %d is lost, and what was not home with it; remount to use it again: %w (%w)",
-		d.info.Ordinal, syscall.ENODEV, err)
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
@@ -110,6 +101,7 @@ func New(o Options) (*Cache, error) {
 		writeBack: o.WriteBack,
 		files:     make(map[FileID]*File),
 		relieve:   make(chan struct{}, 1),
+		lost:      make(chan struct{}, 1),
 	}
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
@@ -144,8 +136,8 @@ func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
 		if byUUID && d.info.UUID != uuid || !byUUID && d.info.Ordinal != ordinal {
 			continue
 		}
-		if d.lost.Load() {
-			return nil, fail(syscall.ENODEV, "device %d is lost; remount to use it again", d.info.Ordinal)
+		if err := d.gone(); err != nil {
+			return nil, err
 		}
 		return d, nil
 	}
@@ -198,9 +190,15 @@ func (c *Cache) snapshotFiles() []*File {
 	return files
 }
 
+func (c *Cache) snapshotLosses() []*Loss {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.losses)
+}
+
 // Close brings everything released home, frees all device memory and closes the devices. Mappings that still exist are
 // released first. It blocks for as long as that takes, or until ctx ends; the error names every file of which bytes
-// could not be brought home.
+// could not be brought home, or were lost with a device at any time.
 func (c *Cache) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -227,6 +225,9 @@ func (c *Cache) Close(ctx context.Context) error {
 		f.dropIdleLocked()
 		f.mu.Unlock()
 	}
+	for _, l := range c.snapshotLosses() {
+		errs = append(errs, errors.New(l.String()))
+	}
 	c.background.Wait() // reads that came meanwhile may have started something
 	for _, d := range c.devices {
 		if err := d.Close(); err != nil {
@@ -240,11 +241,18 @@ func (c *Cache) Close(ctx context.Context) error {
 type failure struct {
 	errno syscall.Errno
 	text  string
+	cause error // or nil
 }
 
 func fail(errno syscall.Errno, format string, args ...any) error {
-	return &failure{errno, fmt.Sprintf(format, args...)}
+	return &failure{errno: errno, text: fmt.Sprintf(format, args...)}
 }
 
 func (e *failure) Error() string { return e.text }
-func (e *failure) Unwrap() error { return e.errno }
+
+func (e *failure) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.errno}
+	}
+	return []error{e.errno, e.cause}
+}

@@ -234,7 +234,10 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	kept := make(map[*holding][]page.Range)
 	for _, h := range f.holdings {
 		runs, err := f.modifiedLocked(ctx, h, whole)
-		if err != nil && !f.lostLocked(h.dev, err) {
+		if err != nil {
+			if f.lostLocked(h.dev, err) {
+				continue
+			}
 			return err
 		}
 		for _, run := range runs {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 			if err := f.collectOwnerLocked(ctx, owner, pending[:n]); err != nil {
 				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
+				}
+				if d := f.c.owner(owner); d != nil {
+					err = d.fault(err)
 				}
 				f.collectErr = err
 				return err
@@ -280,7 +284,8 @@ func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page
 
 // Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that kept
 // bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do is nil. The
-// disk begins to write as soon as the first bytes are home.
+// disk begins to write as soon as the first bytes are home. With do it fails with EIO, once, after released bytes were lost with a
+// device; everything else is done then.
 func (f *File) Sync(do func() error) error {
 	ctx := context.Background()
 	f.mu.Lock()
@@ -301,7 +306,9 @@ func (f *File) Sync(do func() error) error {
 	}); err != nil {
 		return err
 	}
-	return do()
+	err := do()
+	writing.Wait() // home may be closed from here on
+	return errors.Join(f.reportLosses(), err)
 }
 
 // untrackIdleLocked stops tracking what no client maps for writing any more, so that no bases are kept for it.

@@ -37,6 +37,13 @@
 // wherever a program may be storing into the page meanwhile: those with the memory in their hands (Mapping.exported). Where
 // none can, the device takes it from its copy, at the speed of its memory, before a program is given the memory.
 //
+// # Loss of a device
+//
+// Whatever call of a device says so first, every File lets go of what the device had (loss.go): at once the one that found out,
+// the others from the goroutine in background.go. Released pages that were not home are named in the log, in Status and by Close,
+// and the next Sync of their File fails once; until then the File stays. Memory that a client maps, and its descriptors, live until
+// it has unmapped.
+//
 // # What it does not do
 //
 // It speaks neither FUSE nor the clients' protocol and authorises nobody.

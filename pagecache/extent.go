@@ -49,6 +49,9 @@ type holding struct {
 	dev        *device
 	extentSize int64 // immutable
 	extents    map[int64]*extent
+	// lost has extents of a lost device that clients still map: their memory goes, and with it the descriptors that they may
+	// be being sent, when those have ended.
+	lost []*extent
 }
 
 func (h *holding) sorted() []*extent {
@@ -83,7 +86,12 @@ func (h *holding) at(p page.Index) (*extent, int64) {
 }
 
 // copies returns the device copies between the pages of rg and buf, which has rg.Bytes() bytes.
-func (h *holding) copies(rg page.Range, buf []byte) (pieces []gpubackend.Copy) {
+func (h *holding) copies(rg page.Range, buf []byte) []gpubackend.Copy {
+	return h.appendCopies(nil, rg, buf)
+}
+
+// appendCopies appends them to pieces.
+func (h *holding) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
 	h.each(rg, func(x *extent, part page.Range) {
 		from := (part.Start - rg.Start).Offset()
 		pieces = append(pieces, gpubackend.Copy{
@@ -153,7 +161,9 @@ func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range
 	}
 	for k := first; k <= last; k++ {
 		if err := c.pin(ctx, f, h, k); err != nil {
-			f.unpin(h, first, k)
+			f.mu.Lock()
+			f.unpinLocked(h, page.Range{Start: page.Index(first * h.extentSize >> page.Shift), End: page.Index(k * h.extentSize >> page.Shift)})
+			f.mu.Unlock()
 			return err
 		}
 	}
@@ -178,7 +188,8 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
 	if !mem.Zeroed() {
 		if err := h.dev.Zero(ctx, mem, 0, h.extentSize); err != nil {
 			_ = mem.Free()
-			return err
+			c.lose(h.dev, err)
+			return h.dev.fault(err)
 		}
 	}
 	f.mu.Lock()
@@ -195,15 +206,19 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
 	return nil
 }
 
-// unpin takes back the pins of the extents [first, end).
-func (f *File) unpin(h *holding, first, end int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for k := first; k < end; k++ {
-		if x := h.extents[k]; x != nil {
-			x.mapped--
+// unpinLocked takes back one pin of each extent of rg.
+func (f *File) unpinLocked(h *holding, rg page.Range) {
+	h.each(rg, func(x *extent, _ page.Range) { x.mapped-- })
+	h.lost = slices.DeleteFunc(h.lost, func(x *extent) bool {
+		if x.pages().Intersect(rg).Empty() {
+			return false
 		}
-	}
+		if x.mapped--; x.mapped > 0 {
+			return false
+		}
+		f.freeMemory(x)
+		return true
+	})
 }
 
 // allocate returns memory of dev, evicting until there is room.
@@ -215,9 +230,8 @@ func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubacke
 		if err == nil {
 			return mem, nil
 		}
-		if errors.Is(err, gpubackend.ErrDeviceLost) {
-			dev.lost.Store(true)
-			return nil, fail(syscall.ENODEV, "device %d is lost", dev.info.Ordinal)
+		if c.lose(dev, err) {
+			return nil, dev.gone()
 		}
 		if !errors.Is(err, gpubackend.ErrNoMemory) {
 			return nil, err
@@ -303,6 +317,14 @@ func (f *File) freeExtentLocked(x *extent) {
 		x.dev.extents = slices.Delete(x.dev.extents, i, i+1)
 	}
 	f.c.mu.Unlock()
+	if x.dev.lost.Load() && x.mapped > 0 {
+		h.lost = append(h.lost, x)
+		return
+	}
+	f.freeMemory(x)
+}
+
+func (f *File) freeMemory(x *extent) {
 	if err := x.mem.Free(); err != nil {
 		f.c.log.Warn("freeing device memory", "device", x.dev.info.Ordinal, "error", err)
 	}

@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/versions"
@@ -49,6 +48,9 @@ type File struct {
 	pendingSince time.Time
 	// collectErr is why the last collect failed, nil since one succeeded. Protected by mu.
 	collectErr error
+	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it. Protected
+	// by mu.
+	unreported []*Loss
 
 	counters Counters
 }
@@ -192,7 +194,7 @@ func (f *File) dropIdleLocked() {
 			}
 		}
 	}
-	if len(f.mappings) > 0 {
+	if len(f.mappings) > 0 || len(f.unreported) > 0 && !f.orphan {
 		return
 	}
 	for _, h := range f.holdings {
@@ -263,27 +265,4 @@ func batches(rg page.Range, fn func(part page.Range) error) error {
 		}
 	}
 	return nil
-}
-
-// lostLocked handles err of a device operation: a lost device's replicas are dropped, and what was only there is named
-// in the log. It reports whether the device was lost.
-func (f *File) lostLocked(d *device, err error) bool {
-	if !errors.Is(err, gpubackend.ErrDeviceLost) {
-		return false
-	}
-	if d.lost.CompareAndSwap(false, true) {
-		f.c.log.Error("device lost; the mount goes on without it", "device", d.info.Ordinal, "error", err)
-	}
-	h := f.holdings[d.owner]
-	if h == nil {
-		return true
-	}
-	if n := f.lrc.Count(d.owner).Pending; n > 0 {
-		f.c.log.Error("released bytes were lost with the device", "device", d.info.Ordinal, "file", f.name, "pages", n)
-		f.count(func(c *Counters) { c.LostPages.Add(n) })
-	}
-	for _, x := range h.sorted() {
-		f.freeExtentLocked(x)
-	}
-	return true
 }

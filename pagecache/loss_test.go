@@ -3,7 +3,9 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // logbook keeps what is logged.
@@ -70,13 +73,21 @@ func TestDeviceLost(t *testing.T) {
 			want[2*page.Size] = 77
 
 			m.devices[0].Lose()
-			if err := lose(p, src); err != nil {
+			var syncErr error
+			if err := lose(p, src); name == "sync" {
+				syncErr = err
+			} else if err != nil {
 				require.ErrorIs(t, err, gpubackend.ErrDeviceLost)
 				require.ErrorIs(t, err, syscall.ENODEV)
 			}
 			if name == "acquire" {
 				want[3*page.Size] = 9
 			}
+			synced := false
+			err := errors.Join(src.attached.Sync(func() error { synced = true; return nil }), syncErr)
+			require.ErrorIs(t, err, syscall.EIO, "the next fsync, once")
+			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file has what it had before")
+			require.True(t, synced)
 			require.NoError(t, src.attached.Sync(func() error { return nil }))
 			require.True(t, bytes.Equal(want, src.read(t, 0, 10*page.Size)))
 			q.acquire()
@@ -86,19 +97,125 @@ func TestDeviceLost(t *testing.T) {
 			require.True(t, status.Devices[0].Lost)
 			require.False(t, status.Devices[1].Lost)
 			require.EqualValues(t, 1, status.Counters["lost_pages"])
-			require.Zero(t, status.Devices[0].UsedBytes)
+			require.Equal(t, []*Loss{{Device: 0, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}}, status.Losses)
+			require.Zero(t, status.Devices[0].Extents)
+			require.NotZero(t, status.Devices[0].UsedBytes, "a client maps it still")
 			require.Contains(t, book.String(), "device lost; the mount goes on without it")
-			require.Contains(t, book.String(), `msg="released bytes were lost with the device" device=0 file=file pages=1`)
+			require.Contains(t, book.String(), `msg="released bytes were lost with the device" device=0 file=file pages=1 where=[1,2)`)
+			require.Contains(t, book.String(), `msg="what programs stored since their last release is lost with the device" device=0 file=file mappings=1`)
 
-			_, err := m.cache.Map(context.Background(), src, MapRequest{Len: page.Size})
+			_, err = m.cache.Map(context.Background(), src, MapRequest{Len: page.Size})
 			require.ErrorIs(t, err, syscall.ENODEV)
 			_, err = p.Acquire(context.Background(), 0, p.len, false)
 			require.ErrorIs(t, err, syscall.ENODEV)
 			_, err = p.Release(context.Background(), 0, p.len)
 			require.ErrorIs(t, err, syscall.ENODEV)
-			_ = p.Unmap(context.Background())
+			require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV, "what it may have stored is not released")
+			require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
+			err = m.cache.Close(context.Background())
+			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all")
+			require.NotErrorIs(t, err, syscall.ENODEV)
 		})
 	}
+}
+
+// TestFilesThatNobodyTouchesLetGo: a loss is found out by one file, and named for all of them, also where nobody maps them any
+// more. Each keeps its error for the next fsync.
+func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
+	m := newMachine(t, 1)
+	found, quiet, deleted := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
+	for _, src := range []*source{found, quiet, deleted} {
+		p := m.run(src, 0, 0, 4*page.Size, true)
+		p.add(page.Size)
+		p.add(3 * page.Size)
+		p.release()
+		p.unmap()
+	}
+	m.cache.Forget(deleted.id)
+	want := found.home.bytes(0, 4*page.Size)
+	m.devices[0].Lose()
+	require.True(t, bytes.Equal(want, found.read(t, 0, 4*page.Size)))
+	for len(m.cache.Status().Losses) < 2 {
+		runtime.Gosched()
+	}
+	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
+	for _, src := range []*source{found, quiet} {
+		require.False(t, src.attached.Detached(), "its loss is not reported")
+		err := src.attached.Sync(func() error { return syscall.ENOSPC })
+		require.ErrorIs(t, err, syscall.EIO)
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		require.ErrorContains(t, err, "pages [1,2) [3,4), 2 in all")
+		require.True(t, src.attached.Detached())
+	}
+	require.True(t, deleted.attached.Detached())
+	require.ErrorContains(t, m.cache.Close(context.Background()), "pages [1,2) [3,4), 2 in all")
+}
+
+// TestLossInRareCalls loses a device in the calls that are made the least.
+func TestLossInRareCalls(t *testing.T) {
+	for op, call := range map[faulty.Op]func(m *machine, p *program) error{
+		faulty.Alloc: func(m *machine, _ *program) error {
+			_, err := m.cache.Map(context.Background(), m.noisyFile(page.Size), MapRequest{Len: page.Size})
+			return err
+		},
+		faulty.Zero: func(m *machine, _ *program) error {
+			_, err := m.cache.Map(context.Background(), m.noisyFile(page.Size), MapRequest{Len: page.Size})
+			return err
+		},
+		faulty.Export: func(m *machine, _ *program) error {
+			_, err := m.cache.Map(context.Background(), m.noisyFile(page.Size), MapRequest{Len: page.Size, Lazy: true})
+			return err
+		},
+		faulty.Modified: func(_ *machine, p *program) error {
+			return p.Advise(context.Background(), 0, page.Size, AdviceDontNeed)
+		},
+	} {
+		t.Run(op.String(), func(t *testing.T) {
+			testdevice.Emulated(t, "a GPU's memory comes zeroed")
+			book := &logbook{}
+			m := newMachine(t, 1, logTo(book))
+			src := m.noisyFile(4 * page.Size)
+			p := m.run(src, 0, 0, 4*page.Size, true)
+			m.devices[0].Fail(op, 1, gpubackend.ErrDeviceLost)
+			require.ErrorIs(t, call(m, p), syscall.ENODEV)
+			require.True(t, m.cache.Status().Devices[0].Lost)
+			require.Contains(t, book.String(), "device lost; the mount goes on without it")
+			require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV)
+		})
+	}
+}
+
+// TestLossWhileHomeTakesNothing: a read merges what a device has with a home that cannot be written, until the device is gone.
+func TestLossWhileHomeTakesNothing(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	last := page.Size - 1 // what fails to be written is written in part
+	before := src.home.bytes(0, page.Size)
+	p.add(last)
+	p.release()
+	src.home.fail(syscall.ENOSPC)
+	require.Equal(t, before[last]+1, src.read(t, 0, page.Size)[last])
+	// The collect copies out first, then the merge.
+	m.devices[0].Fail(faulty.CopyOut, 2, gpubackend.ErrDeviceLost)
+	require.True(t, bytes.Equal(before, src.read(t, 0, page.Size)))
+	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.EIO)
+	require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV)
+	require.Error(t, m.cache.Close(context.Background()))
+}
+
+// TestNoMemoryForACopy: what a copy needs on the host or the device is taken by others.
+func TestNoMemoryForACopy(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	m.devices[0].Fail(faulty.Modified, 1, gpubackend.ErrNoMemory)
+	_, err := p.Release(context.Background(), 0, p.len)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "device 0 has no memory left for a copy; other programs use it")
+	p.add(5)
+	p.release()
+	require.False(t, m.cache.Status().Devices[0].Lost)
 }
 
 // TestOthersTakeTheGPUsMemory: the driver has no memory although the budget is not used up. Idle extents make room first;

@@ -158,10 +158,11 @@ func (m *Mapping) Extents() []Extent { return m.extents }
 func (m *Mapping) export() error {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
-	if m.dev.lost.Load() {
-		return fail(syscall.ENODEV, "device %d is lost", m.dev.info.Ordinal)
+	err := m.dev.gone()
+	if err != nil {
+		m.f.letGoLocked(m.dev)
+		return err
 	}
-	var err error
 	m.exported = true
 	m.h.each(m.pages, func(x *extent, _ page.Range) {
 		if err != nil {
@@ -172,7 +173,11 @@ func (m *Mapping) export() error {
 			m.extents = append(m.extents, Extent{Offset: x.index * x.size, Size: x.size, Descriptor: d})
 		}
 	})
-	return err
+	if err != nil {
+		m.f.lostLocked(m.dev, err)
+		return m.dev.fault(err)
+	}
+	return nil
 }
 
 // enter counts a call that uses the extents, which calls.Done ends.
@@ -182,7 +187,7 @@ func (m *Mapping) enter() error {
 	if m.gone.Load() {
 		return fail(syscall.EINVAL, "the mapping has ended")
 	}
-	if err := m.dev.gone(nil); err != nil {
+	if err := m.dev.gone(); err != nil {
 		return err
 	}
 	m.calls.Add(1)
@@ -287,6 +292,6 @@ func (m *Mapping) leave() {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	delete(m.f.mappings, m)
-	m.h.each(m.pages, func(x *extent, _ page.Range) { x.mapped-- })
+	m.f.unpinLocked(m.h, m.pages)
 	m.f.dropIdleLocked()
 }

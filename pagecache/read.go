@@ -95,6 +95,9 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, enteri
 		for _, q := range f.lrc.AllPending(i, entering) {
 			h := f.holdings[q.Owner]
 			if err := h.dev.CopyOut(ctx, h.copies(q.Range, mine)); err != nil {
+				if f.lostLocked(h.dev, err) {
+					return f.readMergedLocked(ctx, p, off, entering) // without it
+				}
 				return 0, false, err
 			}
 			base := before

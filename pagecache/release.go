@@ -101,6 +101,9 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	}
 	f.mu.Unlock()
 	found, err := h.dev.Modified(ctx, asked)
+	if gone := h.dev.gone(); err == nil && gone != nil {
+		err = gone // the pages that would have been asked about are lost
+	}
 
 	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with the
 	// older one, so it is looked at again, now that nothing moves.
@@ -112,7 +115,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	}
 	if err != nil {
 		f.lostLocked(h.dev, err)
-		return nil, h.dev.gone(err)
+		return nil, h.dev.fault(err)
 	}
 	var modified []page.Range
 	for i, s := range scans {
@@ -126,7 +129,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 				more, err := f.modifiedLocked(ctx, h, again)
 				if err != nil {
 					f.lostLocked(h.dev, err)
-					return nil, h.dev.gone(err)
+					return nil, h.dev.fault(err)
 				}
 				runs = append(runs, more...)
 			}

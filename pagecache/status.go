@@ -28,9 +28,11 @@ type Status struct {
 	Goroutines    int   `json:"goroutines"`
 	HeapLiveBytes int64 `json:"heap_live_bytes"`
 	// WriteBackInterval is in seconds.
-	WriteBackInterval float64            `json:"write_back_interval_s"`
-	Counters          map[string]int64   `json:"counters"`
-	Latencies         map[string]Latency `json:"latencies"`
+	WriteBackInterval float64 `json:"write_back_interval_s"`
+	// Losses is what was lost with devices since the mount was made.
+	Losses    []*Loss            `json:"losses"`
+	Counters  map[string]int64   `json:"counters"`
+	Latencies map[string]Latency `json:"latencies"`
 }
 
 // DeviceStatus describes a device and what of its memory is used.
@@ -123,6 +125,7 @@ func (c *Cache) Status() Status {
 		Goroutines:        runtime.NumGoroutine(),
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
+		Losses:            append([]*Loss{}, c.snapshotLosses()...),
 		Counters:          c.counters.snapshot(),
 		Latencies: map[string]Latency{
 			"fill":       c.counters.FillTime.snapshot(),
@@ -183,6 +186,9 @@ func (f *File) statusLocked(mapped map[*device]int64, digests *int64) FileStatus
 				mapped[h.dev] += x.size
 			}
 			*digests += int64(len(x.agreed)) * 8
+		}
+		for _, x := range h.lost {
+			mapped[h.dev] += x.size
 		}
 		if len(h.extents) == 0 {
 			continue

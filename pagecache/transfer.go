@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,13 +17,16 @@ import (
 // fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Two
 // goroutines give the device whatever has been read, so that one call is waiting while the other is carried out.
 const (
-	// pieceBytes is read into one buffer: enough for the bus to be efficient, and small enough for a few buffers to stay in
-	// the processor's cache between the read and the copy.
+	// pieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a few
+	// buffers to stay in the processor's cache between the read and the copy. Where there is little to bring, pieces are
+	// smaller, so that every reader has some, but not smaller than leastPiece.
 	pieceBytes = 2 << 20
+	leastPiece = 256 << 10
 	// pieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
 	pieceRuns = 64
-	// callPieces is the most pieces that one call gives to the device.
-	callPieces = 8
+	// callBytes is what one call gives to the device at most, a piece more or less. A call costs more than 50 µs however
+	// little it is about, so it takes all that was read.
+	callBytes  = 16 << 20
 	senders    = 2
 	maxReaders = 12
 	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
@@ -53,16 +57,23 @@ type piece struct {
 	// buf holds the steps' bytes one after the other, between read and send. release gives it back.
 	buf     []byte
 	release func()
-	// sums has the digests of the steps that are hashed, one after the other.
-	sums []gpubackend.Digest
+	// sums has the digests of the steps that are hashed, one after the other, patches what brings the others that are patched
+	// up to date. Both are made along with the read, while the bytes are in the processor's cache.
+	sums    []gpubackend.Digest
+	patches []gpubackend.Patch
 	// done says that the device has the bytes.
 	done bool
 }
 
 // piecesOf cuts updates into pieces, by what programs may be storing into. Both are ascending.
 func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
+	total := int64(0)
+	for _, u := range stale {
+		total += u.Range.Bytes()
+	}
+	most := min(max(total/int64(2*readers()), leastPiece), pieceBytes) &^ (page.Size - 1)
 	add := func(s step) {
-		if n := len(pieces); n > 0 && pieces[n-1].bytes+s.pages.Bytes() <= pieceBytes && len(pieces[n-1].steps) < pieceRuns {
+		if n := len(pieces); n > 0 && pieces[n-1].bytes+s.pages.Bytes() <= most && len(pieces[n-1].steps) < pieceRuns {
 			last := &pieces[n-1]
 			last.steps, last.bytes = append(last.steps, s), last.bytes+s.pages.Bytes()
 			return
@@ -75,7 +86,7 @@ func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
 			for storing[k].pages.End <= at {
 				k++
 			}
-			end := min(u.Range.End, storing[k].pages.End, at+pieceBytes>>page.Shift)
+			end := min(u.Range.End, storing[k].pages.End, at+page.Index(most>>page.Shift))
 			add(step{page.Range{Start: at, End: end}, u.Mode, u.Base, storing[k].track})
 			at = end
 		}
@@ -138,56 +149,70 @@ func (p *pipeline) alone(x *piece) error {
 	return p.send([]*piece{x})
 }
 
-// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
+// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
+// caller does its part: goroutines take time to be woken.
 func (p *pipeline) run() {
 	n := min(readers(), len(p.pieces))
-	p.ready = make(chan *piece, n+senders*callPieces)
-	p.slots = make(chan struct{}, n+senders*callPieces)
+	largest := int64(0)
+	for i := range p.pieces {
+		largest = max(largest, p.pieces[i].bytes)
+	}
+	buffers := min(int64(n*pieceBytes+senders*callBytes)/largest, int64(len(p.pieces)))
+	p.ready = make(chan *piece, buffers)
+	p.slots = make(chan struct{}, buffers)
 	var reading, sending sync.WaitGroup
-	for range n {
-		reading.Go(func() {
-			for {
-				p.slots <- struct{}{}
-				i, ok := p.take()
-				if !ok {
-					<-p.slots
-					return
-				}
-				if err := p.read(i, &p.pieces[i]); err != nil {
-					p.fail(err)
-					<-p.slots
-					return
-				}
-				p.ready <- &p.pieces[i]
-			}
-		})
+	for range n - 1 {
+		reading.Go(p.readAll)
 	}
 	for range senders {
-		sending.Go(func() {
-			for x := range p.ready {
-				call := []*piece{x}
-				for more := true; more && len(call) < callPieces; {
-					select {
-					case x, open := <-p.ready:
-						if more = open; open {
-							call = append(call, x)
-						}
-					default:
-						more = false
-					}
-				}
-				if err := p.send(call); err != nil {
-					p.fail(err)
-				}
-				for range call {
-					<-p.slots
-				}
-			}
-		})
+		sending.Go(p.sendAll)
 	}
+	p.readAll()
 	reading.Wait()
 	close(p.ready)
+	p.sendAll()
 	sending.Wait()
+}
+
+// readAll reads pieces while there are some to be read.
+func (p *pipeline) readAll() {
+	for {
+		p.slots <- struct{}{}
+		i, ok := p.take()
+		if !ok {
+			<-p.slots
+			return
+		}
+		if err := p.read(i, &p.pieces[i]); err != nil {
+			p.fail(err)
+			<-p.slots
+			return
+		}
+		p.ready <- &p.pieces[i]
+	}
+}
+
+// sendAll sends what was read, until nothing is read any more.
+func (p *pipeline) sendAll() {
+	for x := range p.ready {
+		call, size := []*piece{x}, x.bytes
+		for more := true; more && size < callBytes; {
+			select {
+			case x, open := <-p.ready:
+				if more = open; open {
+					call, size = append(call, x), size+x.bytes
+				}
+			default:
+				more = false
+			}
+		}
+		if err := p.send(call); err != nil {
+			p.fail(err)
+		}
+		for range call {
+			<-p.slots
+		}
+	}
 }
 
 // take gives a reader its next piece. Pieces are taken in order, so those that were are a prefix.
@@ -215,8 +240,7 @@ func (p *pipeline) fail(err error) {
 	}
 }
 
-// read reads a piece from home, and takes the digests that it needs while its bytes are in the processor's cache. After an
-// error it has no buffer.
+// read reads a piece from home and makes its digests and patches. After an error it has no buffer.
 func (p *pipeline) read(i int, x *piece) (err error) {
 	if x.buf, x.release, err = p.h.dev.HostBuffer(int(x.bytes)); err != nil {
 		return err
@@ -230,9 +254,12 @@ func (p *pipeline) read(i int, x *piece) (err error) {
 			return err
 		}
 		if s.hashed() {
-			sums := make([]gpubackend.Digest, s.pages.Len())
-			p.h.dev.Key().SumPages(buf, sums)
-			x.sums = append(x.sums, sums...)
+			n := len(x.sums)
+			x.sums = slices.Grow(x.sums, int(s.pages.Len()))[:n+int(s.pages.Len())]
+			p.h.dev.Key().SumPages(buf, x.sums[n:])
+		}
+		if s.mode == lrc.ModePatch {
+			x.patches = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf)
 		}
 		at += s.pages.Bytes()
 	}
@@ -285,7 +312,7 @@ func (p *pipeline) send(pieces []*piece) error {
 	defer func() {
 		for _, x := range pieces {
 			x.release()
-			x.buf = nil
+			x.buf, x.patches = nil, nil
 		}
 	}()
 	var copies []gpubackend.Copy
@@ -295,12 +322,11 @@ func (p *pipeline) send(pieces []*piece) error {
 		for _, s := range x.steps {
 			buf := x.buf[at : at+s.pages.Bytes()]
 			at += s.pages.Bytes()
-			if s.mode == lrc.ModePatch {
-				patches = append(patches, p.f.patchesLocked(p.h, s.pages, s.base, buf)...)
-			} else {
-				copies = append(copies, p.h.copies(s.pages, buf)...)
+			if s.mode != lrc.ModePatch {
+				copies = p.h.appendCopies(copies, s.pages, buf)
 			}
 		}
+		patches = append(patches, x.patches...)
 	}
 	if len(copies) > 0 {
 		if err := p.h.dev.CopyIn(p.ctx, copies); err != nil {

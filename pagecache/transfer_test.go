@@ -14,6 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 )
 
 // noisyFile is a file whose pages all differ, and whose last page is not full.
@@ -115,6 +116,8 @@ func TestAcquireInHolds(t *testing.T) {
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
 	require.NoError(t, err)
 	f, holds := src.attached, 0
+	pieces := len(piecesOf([]lrc.Update{{Range: mp.pages}}, []tracking{{pages: mp.pages}}))
+	require.Greater(t, pieces, 1)
 	for rest := mp.pages; !rest.Empty(); holds++ {
 		f.mu.Lock()
 		_, next, err := f.acquireLocked(t.Context(), mp.h, rest, -time.Hour)
@@ -123,7 +126,7 @@ func TestAcquireInHolds(t *testing.T) {
 		require.Greater(t, next, rest.Start)
 		rest.Start = next
 	}
-	require.Equal(t, size/pieceBytes, holds)
+	require.GreaterOrEqual(t, holds, pieces, "the fewer pages are left, the smaller the pieces")
 	p := m.attach(mp, 0, size, true)
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.Zero(t, p.acquire())
@@ -345,4 +348,60 @@ func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	}
 	require.Empty(t, missing)
 	require.Greater(t, parts, 1, "the disk waits for the last page")
+}
+
+// TestPieces cuts updates: all pages once, in order, in pieces that are no larger than allowed, and smaller where there is
+// little, so that every reader has some.
+func TestPieces(t *testing.T) {
+	run := func(start, n page.Index) lrc.Update {
+		return lrc.Update{Range: page.Range{Start: start, End: start + n}}
+	}
+	var scattered []lrc.Update
+	for p := page.Index(0); p < 500_000; p += 100 {
+		scattered = append(scattered, run(p, 1))
+	}
+	for name, stale := range map[string][]lrc.Update{
+		"one page":     {run(7, 1)},
+		"a little":     {run(0, 100)},
+		"a few MiB":    {run(3, 2622)},
+		"a GiB":        {run(0, 1<<18)},
+		"scattered":    scattered,
+		"all in parts": {run(0, 10), run(20, 1<<12), run(1<<13, 3), run(1<<14, 1<<14)},
+	} {
+		whole := page.Range{End: 1 << 20}
+		half := tracking{page.Range{End: 1 << 11}, true}
+		pieces := piecesOf(stale, []tracking{half, {page.Range{Start: half.pages.End, End: whole.End}, false}})
+		var got, want []page.Range
+		total, largest := int64(0), int64(0)
+		for _, x := range pieces {
+			bytes := int64(0)
+			for _, s := range x.steps {
+				require.Equal(t, s.storing, s.pages.End <= half.pages.End, name)
+				got = page.AppendRange(got, s.pages)
+				bytes += s.pages.Bytes()
+			}
+			require.Equal(t, bytes, x.bytes, name)
+			require.LessOrEqual(t, bytes, int64(pieceBytes), name)
+			require.LessOrEqual(t, len(x.steps), pieceRuns, name)
+			total, largest = total+bytes, max(largest, bytes)
+		}
+		for _, u := range stale {
+			want = page.AppendRange(want, u.Range)
+		}
+		require.Equal(t, want, got, name)
+		require.LessOrEqual(t, largest, max(total/int64(2*readers()), leastPiece), name)
+	}
+}
+
+// TestPatchOfTheSameBytes: what the CPU wrote was there before, so the device has nothing to store.
+func TestPatchOfTheSameBytes(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(4 * page.Size)
+	p := m.run(src, 0, 0, 4*page.Size, true)
+	p.add(page.Size + 9)
+	src.write(t, page.Size, src.home.bytes(page.Size, page.Size))
+	m.devices[0].Fail(faulty.Patch, 1, errors.New("there is nothing to patch"))
+	require.EqualValues(t, 1, p.acquire())
+	require.EqualValues(t, 1, p.release(), "the program's own byte is still its own")
+	require.True(t, bytes.Equal(p.all(), src.read(t, 0, 4*page.Size)))
 }

@@ -1,6 +1,6 @@
 // Command gpu measures gaiafs on GPUs against what GPU programs do without it, and prints a table of ratios.
 //
-//	gpu [--gpus cuda:0,1] [--size 10GiB] [--rows load,release] [--runs 5] [--time 360] [--json FILE] [--markdown FILE]
+//	gpu [--gpus cuda:0,1] [--size 10GiB] [--rows warm,release] [--runs 5] [--time 360] [--json FILE] [--markdown FILE]
 //
 // # Model
 //

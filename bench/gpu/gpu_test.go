@@ -272,6 +272,29 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	require.NotContains(t, string(mounts), dir)
 }
 
+// What is measured fits into any GPU, beside what it is compared with.
+func TestSizesFitTheGPU(t *testing.T) {
+	const g = int64(1 << 30)
+	for _, free := range []int64{g, 4 * g, 7*g + 12345, 12 * g, 24 * g, 80 * g, 140 * g} {
+		for _, budget := range []int64{free / 4 * 3, free / 2} {
+			for _, want := range []int64{4 << 20, g, 10 * g, 100 * g} {
+				size, call, err := fitting(want, free, budget)
+				require.NoError(t, err)
+				require.LessOrEqual(t, size, want)
+				require.LessOrEqual(t, size, budget)
+				require.Less(t, 2*size, free)
+				require.LessOrEqual(t, call, min(size, callSize))
+				require.LessOrEqual(t, budget+3*call, free)
+			}
+		}
+	}
+	size, call, err := fitting(10*g, 140*g, 105*g)
+	require.NoError(t, err)
+	require.Equal(t, []int64{10 * g, g}, []int64{size, call})
+	_, _, err = fitting(10*g, 1<<20, 0)
+	require.ErrorContains(t, err, "end other programs on it, or choose another one with --gpus")
+}
+
 func TestOneDeviceSkipsRowsForTwo(t *testing.T) {
 	var out bytes.Buffer
 	err := run([]string{"--gpus", "emulated:1", "--gaiafs", program(t), "--dir", t.TempDir(), "--size", "4MiB", "--runs", "1",
@@ -307,7 +330,7 @@ func TestRunScript(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, out, work := bundle(t, c.script), filepath.Join(t.TempDir(), "out"), t.TempDir()
-			cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:2", "--bench", "--quick", "--out", out, "--dir", work)
+			cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:2", "--bench", "--quick", "--size", "64MiB", "--out", out, "--dir", work)
 			said, err := cmd.CombinedOutput()
 			require.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%v %s", err, said)
 			text, err := os.ReadFile(filepath.Join(out, "results.json"))
@@ -330,6 +353,22 @@ func TestRunScript(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
+}
+
+// A folder without room, and a program that is ended in the middle, are told in words.
+func TestRunScriptTellsWhatItHas(t *testing.T) {
+	dir, out, work := bundle(t, `echo "warm/a row: 1.00"; echo noise; kill -9 $$`), filepath.Join(t.TempDir(), "out"), t.TempDir()
+	run := func(size string) (status int, said string) {
+		cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:1", "--bench", "--size", size, "--out", out, "--dir", work)
+		text, _ := cmd.CombinedOutput()
+		return cmd.ProcessState.ExitCode(), string(text)
+	}
+	status, said := run("900TiB")
+	require.Equal(t, 2, status, said)
+	require.Contains(t, said, "943721472 MiB are needed: choose another folder with --dir, or a smaller --size")
+	status, said = run("64m")
+	require.Equal(t, 1, status, said)
+	require.Contains(t, said, "\nwarm/a row: 1.00\n\n")
 }
 
 func TestRunScriptRefusesNonsense(t *testing.T) {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gaiafs/gaiafs/bench/rows"
@@ -78,6 +81,9 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	// A slow disk gets less to read: its speed shows in a few seconds.
 	first := min(d.size, 512<<20)
 	took, err := readDirect(path, first)
+	if errors.Is(err, syscall.EINVAL) { // of open: the filesystem has none
+		return []rows.Row{{Group: "cold", Name: "cold file to VRAM", Skip: err.Error()}}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -152,37 +158,78 @@ func warmRows(_ context.Context, s *session) ([]rows.Row, error) {
 			return took, errors.Join(err, g.free(to))
 		})
 	}
-	missing := ""
+	notes := []string{"all allocate device memory while the time runs, and pin host memory before"}
 	for _, x := range []struct {
-		name, do string
-		start    func() (*child, error)
+		name  string
+		o     order
+		start func() (c *child, note string, err error)
 	}{
-		{sideSafetensors, "load", func() (*child, error) { return startSafetensors(s.python, g.device()) }},
-		{sideCuFile, "cufile", func() (*child, error) { return startWorker(s.options.gpus, g.device(), cuFileEnvironment...) }},
+		{sideSafetensors, order{Do: "load", Path: path, Size: d.size}, func() (*child, string, error) {
+			c, err := startSafetensors(s.python, g.device())
+			return c, "", err
+		}},
+		{sideCuFile, order{Do: "cufile", Path: path, Size: d.size, Log: s.cuFileFolder()}, func() (*child, string, error) { return s.startCuFile(path) }},
 	} {
-		c, err := s.startLoader(x.start, order{Do: x.do, Path: path, Size: d.size})
+		c, note, err := x.start()
+		var a answer
+		if err == nil {
+			s.later(c.end)
+			first := x.o // whatever is done only once is done, and what arrives is looked at
+			first.Pieces = d.looked()
+			if a, err = c.do(first); err == nil && x.o.Do == "cufile" {
+				err = d.same(a.Sums)
+			}
+		}
 		if err != nil { // what cannot be compared with here is left out, and the table says why
-			missing += fmt.Sprintf("no %s: %v; ", x.name, err)
+			notes = append(notes, fmt.Sprintf("no %s: %s", x.name, strings.ReplaceAll(err.Error(), "\n", "; ")))
 			continue
 		}
+		for _, n := range []string{note, a.Note} {
+			if n != "" {
+				notes = append(notes, n)
+			}
+		}
 		add(x.name, func() (time.Duration, error) {
-			a, err := c.do(order{Do: x.do, Path: path, Size: d.size})
+			a, err := c.do(x.o)
 			return a.Took, err
 		})
 	}
-	r.Note = func() string {
-		return missing + "all allocate device memory while the time runs, and pin host memory before"
-	}
+	r.Note = func() string { return strings.Join(notes, "; ") }
 	return []rows.Row{r}, nil
 }
 
-// startLoader starts a process that loads files, and has it load once: whatever it does only once is done.
-func (s *session) startLoader(start func() (*child, error), o order) (*child, error) {
-	c, err := start()
+// cuFileFolder is where cuFile's configuration and log are.
+func (s *session) cuFileFolder() string { return filepath.Join(s.dir, "cufile") }
+
+// startCuFile starts a worker in which cuFile is configured, and udev knows the disk that the file is on. note says what was done
+// for that.
+func (s *session) startCuFile(path string) (c *child, note string, err error) {
+	environment, err := configureCuFile(s.cuFileFolder())
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	s.later(c.end)
-	_, err = c.do(o)
-	return c, err
+	start := func(attributes *syscall.SysProcAttr) (*child, error) {
+		return startWorkerIn(attributes, s.options.gpus, s.gpus[0].device(), environment...)
+	}
+	name, text, err := udevRecord(path)
+	if err != nil {
+		return nil, "", err
+	}
+	if name != "" {
+		outside, err := mountNamespace()
+		if err != nil {
+			return nil, "", err
+		}
+		c, err := start(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS})
+		if err == nil {
+			kept := filepath.Join(s.cuFileFolder(), "run")
+			if _, err = c.do(order{Do: "udev", Outside: outside, Kept: kept, Name: name, Text: text}); err == nil {
+				return c, "cuFile was told what udev should know of the disk and does not here", nil
+			}
+			c.end()
+		}
+		note = fmt.Sprintf("udev does not know the disk, and cuFile could not be told (%v)", err)
+	}
+	c, err = start(new(syscall.SysProcAttr))
+	return c, note, err
 }

@@ -81,7 +81,7 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	size, large := sizeFlag(10<<30), sizeFlag(100<<30)
 	flags.StringVar(&o.gpus, "gpus", "cuda:0", "devices, as for gaiafs mount: cuda:0,1 or emulated:2")
 	flags.StringVar(&o.program, "gaiafs", besideThis("gaiafs"), "the gaiafs `BINARY`")
-	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory on the backing filesystem; needs room for --size and 6 GiB more")
+	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory on the backing filesystem; needs room for --size and 3 GiB more")
 	flags.StringVar(&o.python, "python", "python3", "Python that has PyTorch and safetensors")
 	flags.Var(&size, "size", "`SIZE` of the file that is loaded")
 	flags.Var(&large, "large", "largest `SIZE` that a second process maps")
@@ -153,6 +153,9 @@ func run(args []string, out, progress io.Writer) (err error) {
 		fmt.Fprintln(progress, g)
 	}
 	fmt.Fprintln(progress, r.Machine.String())
+	if s.size < o.size {
+		fmt.Fprintf(progress, "files of %s are loaded: %s have no room on the GPU beside what they are compared with\n", sizeText(s.size), sizeText(o.size))
+	}
 	begin := time.Now()
 	var failed []error
 	for _, g := range groups {

@@ -137,12 +137,15 @@ func (m *mount) counted(f func() error) (map[string]int64, error) {
 		return nil, err
 	}
 	after, err := m.status()
+	if err != nil {
+		return nil, err
+	}
 	for name, n := range before.Counters {
 		if after.Counters[name] -= n; after.Counters[name] == 0 {
 			delete(after.Counters, name)
 		}
 	}
-	return after.Counters, err
+	return after.Counters, nil
 }
 
 // address is where a mapping begins, for kernels and copies.

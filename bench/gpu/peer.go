@@ -23,11 +23,11 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	has, wants := s.gpus[0], s.gpus[1]
-	whole := min(d.size, callSize)
+	whole := min(d.size, s.call)
 	if whole > pieceSize {
 		whole &^= pieceSize - 1
 	}
-	const fromHost = "from the host"
+	const fromHost = "gaiafs, from the host"
 	var list []rows.Row
 	for _, n := range []int64{whole, 2 << 20, pageSize} {
 		var counters map[string]int64
@@ -88,7 +88,7 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		list = append(list, rows.Row{
 			Group: "peer", Name: sizeText(n) + " that the other GPU has", Unit: unit, Targets: []rows.Target{{Against: fromHost, Limit: 1}},
-			Sides: []rows.Side{from("from the other GPU", true), from(fromHost, false)},
+			Sides: []rows.Side{from("gaiafs, from the other GPU", true), from(fromHost, false)},
 			Note: func() string {
 				var text []string
 				for _, name := range slices.Sorted(maps.Keys(counters)) {

@@ -9,7 +9,8 @@
 #   --quick           fewer steps and smaller files: a few minutes
 #   --gpus 0,1        the GPUs, as CUDA counts them; without it, all. emulated:2 checks the benchmarks where there is none
 #   --out DIR         where logs and results go: gpu-results below the current folder
-#   --dir DIR         a folder on the filesystem to measure on, with 20 GiB of room: TMPDIR, or /tmp
+#   --dir DIR         a folder on the filesystem to measure on, with 3 GiB of room beside --size:
+#                     TMPDIR, or /tmp
 #   --size SIZE       of the file that benchmarks load, instead of 10GiB
 #   --time SECONDS    for everything: 1500, or 420 with --quick. What does not fit in is left out
 #   STEP...           only these steps; --list names them
@@ -130,6 +131,10 @@ wanted() {
 	return 1
 }
 
+# What nothing can be run without.
+[ -c /dev/fuse ] || die "there is no /dev/fuse: load the module fuse, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
+[ "$(id -u)" = 0 ] || command -v fusermount3 >/dev/null || die "mounting needs root, or fusermount3 (the package fuse3)"
+
 mkdir -p "$out" || die "$out cannot be made; choose another folder with --out"
 out=$(cd "$out" && pwd)
 # Everything that steps make is below this folder. Its name is short, because sockets are made there.
@@ -156,15 +161,26 @@ unmount_left() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
+# bytes SIZE writes a size of --size as a number.
+bytes() { numfmt --from=iec "$(sed 's/I\{0,1\}B$//' <<<"${1^^}")" 2>/dev/null; }
+
 # missing NAME FOLDER says why a step cannot be run here.
 missing() {
-	local nvcc
+	local nvcc room need
 	[ -d "$here/$2" ] || { echo "$2 is not in the bundle"; return; }
 	case $1 in
 	c)
 		[ -x "$here/$2/gputest/run.sh" ] || { echo "client/c/gputest is not in the bundle"; return; }
 		nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 		[ -n "$nvcc" ] || echo "nvcc is not installed"
+		;;
+	bench)
+		[ -x "$here/gpu-bench" ] || { echo "gpu-bench is not in the bundle"; return; }
+		# The loaded file, and two of 1 GiB beside each other.
+		room=$(df --output=avail -B1 "$work" | tail -n 1)
+		need=$(bytes "${size:-$file}") || return
+		need=$((need + (3 << 30)))
+		[ "$room" -ge $need ] || echo "$dir has $((room >> 20)) MiB of room and $((need >> 20)) MiB are needed: choose another folder with --dir, or a smaller --size"
 		;;
 	python)
 		[ -e "$here/$2/tests/gpu/run_gpu.py" ] || { echo "client/python/tests/gpu is not in the bundle"; return; }
@@ -259,7 +275,11 @@ for s in "${steps[@]}"; do
 	if wanted "$1"; then run_step "$@"; fi
 done
 if [ -s "$out/bench.log" ] && [ $bench = 1 ]; then
-	sed -n '/^\[/,$p' "$out/bench.log"
+	if grep -q '^\[' "$out/bench.log"; then
+		sed -n '/^\[/,$p' "$out/bench.log"
+	else # it was ended before it could write its table
+		grep -E '^[a-z]+/' "$out/bench.log"
+	fi
 fi
 echo
 printf '%s\n' "${lines[@]}"

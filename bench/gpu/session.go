@@ -32,7 +32,10 @@ type session struct {
 	gpus  []gpu
 	mount *mount
 	check *checker
-	// data is the large file, of options.size bytes.
+	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for, or
+	// less where the GPUs are small.
+	size, call int64
+	// data is the large file.
 	data *dataFile
 	// What comparisons copy through, once they did.
 	pageable []byte
@@ -60,6 +63,10 @@ func newSession(ctx context.Context, o options) (s *session, err error) {
 	if s.dir, err = os.MkdirTemp(o.dir, "gaiafs-gpu-bench-"); err != nil {
 		return nil, err
 	}
+	free, err := s.leastFree()
+	if err != nil {
+		return s, errors.Join(err, s.close())
+	}
 	made := s
 	defer func() {
 		if err != nil {
@@ -75,8 +82,54 @@ func newSession(ctx context.Context, o options) (s *session, err error) {
 	if s.mount, err = startMount(ready, o.program, s.dir, o.gpus, memory); err != nil {
 		return nil, err
 	}
-	s.check, err = newChecker(s.gpus[0], min(16, max(pieces(o.size), 2)))
+	status, err := s.mount.status()
+	if err != nil {
+		return s, err
+	}
+	budget := status.Devices[0].Memory
+	for _, d := range status.Devices {
+		budget = min(budget, d.Memory)
+	}
+	if s.size, s.call = o.size, min(o.size, callSize); !choice.emulated {
+		if s.size, s.call, err = fitting(o.size, free, budget); err != nil {
+			return s, err
+		}
+	}
+	s.check, err = newChecker(s.gpus[0], min(16, max(pieces(s.size), 2)))
 	return s, err
+}
+
+// leastFree returns what the fullest of the GPUs has free, before gaiafs takes something.
+func (s *session) leastFree() (least int64, err error) {
+	for i, g := range s.gpus {
+		n, err := g.freeMemory()
+		if err != nil {
+			return 0, err
+		}
+		if i == 0 || n < least {
+			least = n
+		}
+	}
+	return least, nil
+}
+
+// fitting returns the sizes of files for a GPU of which gaiafs may use budget of the bytes that are free. The large one is
+// there twice, by gaiafs and by what that is compared with; a smaller one is there three times while gaiafs may hold anything up to
+// its budget. Contexts of other processes need some of the rest.
+func fitting(want, free, budget int64) (size, call int64, err error) {
+	size = min(want, budget/20*19, free/5*2)
+	call = min(size, callSize, (free-budget)/4)
+	if size < want {
+		size &^= pieceSize - 1
+	}
+	if call < min(want, callSize) {
+		call &^= 1<<20 - 1
+	}
+	if min(size, call) < 2*headerSize {
+		return 0, 0, fmt.Errorf("a GPU has %s free, of which gaiafs may use %s: too little to measure anything with; "+
+			"end other programs on it, or choose another one with --gpus", sizeText(free), sizeText(budget))
+	}
+	return size, call, nil
 }
 
 // close takes everything away. It may be called once.

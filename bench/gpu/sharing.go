@@ -285,7 +285,7 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 		list = append(list, rows.Row{Group: "sharing", Name: "two GPUs", Skip: "there is one"})
 	}
 	for k, pair := range pairs {
-		for _, size := range []int64{pageSize, min(s.size, 64<<20)} {
+		for _, size := range []int64{pageSize, min(s.call, 64<<20)} {
 			for _, width := range []int64{1, 8, 64, 4096} {
 				if size <= width {
 					continue // one writer would have it all
@@ -310,7 +310,7 @@ func stitchRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}
 	lost := new(int64)
 	const tile = 100_000
-	x := &shared{s: s, name: "stitched", size: min(s.size, callSize), width: tile, gpus: s.gpus[:2], result: lost}
+	x := &shared{s: s, name: "stitched", size: s.call, width: tile, gpus: s.gpus[:2], result: lost}
 	name := fmt.Sprintf("stitching %s on two GPUs, tiles of %d B", sizeText(x.size), tile)
 	return []rows.Row{
 		x.row("stitch", name, durable, 1.3),

@@ -22,7 +22,7 @@ const workerVariable = "GAIAFS_GPU_BENCH_WORKER"
 
 // order is what a worker is told to do.
 type order struct {
-	// Do is "open", "map", "check", "unmap" or "cufile".
+	// Do is "open", "map", "check", "unmap", "udev" or "cufile".
 	Do string
 	// GPUs and Device say what open opens.
 	GPUs   string `json:",omitempty"`
@@ -30,12 +30,21 @@ type order struct {
 	// Path and Size say what is mapped or read.
 	Path string `json:",omitempty"`
 	Size int64  `json:",omitempty"`
-	// Pieces are the numbers of those that check looks at.
+	// Pieces are the numbers of those that check and cufile look at.
 	Pieces []int `json:",omitempty"`
+	// Log is the folder of cuFile's log.
+	Log string `json:",omitempty"`
+	// Outside, Kept, Name and Text are what udev shows of showRecord.
+	Outside string `json:",omitempty"`
+	Kept    string `json:",omitempty"`
+	Name    string `json:",omitempty"`
+	Text    string `json:",omitempty"`
 }
 
 type answer struct {
 	Took time.Duration
+	// Note is what there is to say of it.
+	Note string   `json:",omitempty"`
 	Sums [][]byte `json:",omitempty"`
 	Err  string   `json:",omitempty"`
 	// Missing says that what the order needs is not installed.
@@ -119,29 +128,41 @@ func (w *workerState) carryOut(o order) (a answer, err error) {
 		a.Took = time.Since(start)
 		return a, err
 	case "check":
-		for _, i := range o.Pieces {
-			off, n := piece(i, w.mapping.Len())
-			if err := w.check.read(w.gpu, addressOf(w.mapping)+address(off), n, func(_ int, p []byte) error {
-				sum := sha256.Sum256(p)
-				a.Sums = append(a.Sums, sum[:])
-				return nil
-			}); err != nil {
-				return a, err
-			}
-		}
-		return a, nil
+		a.Sums, err = w.sums(addressOf(w.mapping), w.mapping.Len(), o.Pieces)
+		return a, err
 	case "unmap":
 		return a, w.unmap()
+	case "udev":
+		return a, showRecord(o.Outside, o.Kept, o.Name, o.Text)
 	case "cufile":
 		if w.cufile == nil {
-			if w.cufile, err = openCuFile(w.gpu); err != nil {
+			if w.cufile, err = openCuFile(w.gpu, o.Log); err != nil {
 				return a, err
 			}
 		}
-		a.Took, err = w.cufile.read(o.Path, o.Size)
+		a.Took, err = w.cufile.read(o.Path, o.Size, func(at address) (err error) {
+			a.Sums, err = w.sums(at, o.Size, o.Pieces)
+			return err
+		})
+		a.Note = w.cufile.note()
 		return a, err
 	}
 	return a, fmt.Errorf("a worker cannot do %q", o.Do)
+}
+
+// sums returns the SHA-256 of pieces of the size bytes at an address.
+func (w *workerState) sums(at address, size int64, of []int) (sums [][]byte, err error) {
+	for _, i := range of {
+		off, n := piece(i, size)
+		if err := w.check.read(w.gpu, at+address(off), n, func(_ int, p []byte) error {
+			sum := sha256.Sum256(p)
+			sums = append(sums, sum[:])
+			return nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return sums, nil
 }
 
 // child is a process that answers orders, as the session sees it.
@@ -155,7 +176,10 @@ type child struct {
 func startChild(cmd *exec.Cmd) (*child, error) {
 	c := &child{cmd: cmd}
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	cmd.SysProcAttr.Pdeathsig, cmd.SysProcAttr.Setpgid = syscall.SIGKILL, true
 	var err error
 	if c.in, err = cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -171,8 +195,13 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
+// childPatience is how long a child may take for an order. One that hangs is not to take the rest of the run along.
+const childPatience = 3 * time.Minute
+
 // do has the child carry out an order, and waits for the answer.
 func (c *child) do(o order) (a answer, err error) {
+	timer := time.AfterFunc(childPatience, func() { _ = c.cmd.Process.Kill() })
+	defer timer.Stop()
 	if err := c.orders.Encode(o); err != nil {
 		return a, fmt.Errorf("%s ended: %w", c.cmd.Path, err)
 	}
@@ -197,13 +226,19 @@ func (c *child) end() {
 }
 
 // startWorker starts a worker that has opened a device of --gpus.
-func startWorker(gpus string, device int, environment ...string) (*child, error) {
+func startWorker(gpus string, device int) (*child, error) {
+	return startWorkerIn(new(syscall.SysProcAttr), gpus, device)
+}
+
+// startWorkerIn is startWorker for a process of other attributes or environment.
+func startWorkerIn(attributes *syscall.SysProcAttr, gpus string, device int, environment ...string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(program)
 	cmd.Env = append(append(os.Environ(), workerVariable+"=1"), environment...)
+	cmd.SysProcAttr = attributes
 	c, err := startChild(cmd)
 	if err != nil {
 		return nil, err

@@ -38,26 +38,31 @@ func Disagreeing(n page.Index, devices int) Memory {
 	})
 }
 
-// scramble has the devices and the CPU change the page in a random order and number.
+// scramble has the devices and the CPU change the page in a random order and number, by the rules of lrc: only states that a
+// file can be in come out.
 func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	release := func(o versions.Owner) {
 		_, id := f.Release([]page.Range{rg}, o)
 		f.Drained(id)
 	}
+	collect := func() {
+		for pending := f.Pending(rg, false); len(pending) > 0; pending = f.Pending(rg, false) {
+			agrees := pending[0].Base == lrc.BaseHome
+			f.KeepBases([]page.Range{rg}, pending[0].Owner)
+			f.Collected([]page.Range{rg}, pending[0].Owner, agrees)
+		}
+	}
 	for range 2 * devices {
 		o := versions.GPU(rnd.IntN(devices))
 		switch rnd.IntN(4) {
-		case 0:
+		case 0: // what was released comes home before a write
+			collect()
 			f.KeepBases([]page.Range{rg}, versions.CPU)
 			f.CPUWrote(rg)
 		case 1:
 			release(o)
-		case 2: // a collect of everything, as before any write
-			for pending := f.Pending(rg, false); len(pending) > 0; pending = f.Pending(rg, false) {
-				agrees := pending[0].Base == lrc.BaseHome
-				f.KeepBases([]page.Range{rg}, pending[0].Owner)
-				f.Collected([]page.Range{rg}, pending[0].Owner, agrees)
-			}
+		case 2:
+			collect()
 		case 3:
 			if len(f.Pending(rg, false)) == 0 {
 				f.Updated([]page.Range{rg}, o, true)

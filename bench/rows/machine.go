@@ -26,7 +26,10 @@ type Machine struct {
 
 // Describe looks at the machine, with dir on the backing filesystem.
 func Describe(dir, command string) Machine {
-	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Command: command, CPU: cpuName(), Backing: backingOf(dir)}
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Command: command, CPU: cpuName(), Backing: "unknown"}
+	if kind, options := Filesystem(dir); kind != "" {
+		m.Backing = fmt.Sprintf("%s (%s)", kind, options)
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
@@ -53,12 +56,12 @@ func cpuName() string {
 	return runtime.GOARCH
 }
 
-// backingOf names the filesystem that dir is on, with its mount options.
-func backingOf(dir string) string {
+// Filesystem names the kind of filesystem that a file is on, and its mount options: "" where that cannot be found out.
+func Filesystem(path string) (kind, options string) {
 	var st unix.Stat_t
 	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil || unix.Stat(dir, &st) != nil {
-		return "unknown"
+	if err != nil || unix.Stat(path, &st) != nil {
+		return "", ""
 	}
 	defer f.Close()
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
@@ -66,10 +69,10 @@ func backingOf(dir string) string {
 		left, right, _ := strings.Cut(lines.Text(), " - ")
 		a, b := strings.Fields(left), strings.Fields(right)
 		if len(a) > 5 && len(b) > 1 && a[2] == device {
-			return fmt.Sprintf("%s (%s)", b[0], a[5])
+			return b[0], a[5]
 		}
 	}
-	return "unknown"
+	return "", ""
 }
 
 func (m *Machine) markdown() string {

@@ -17,19 +17,23 @@ type Report struct {
 	Rows    []Result `json:"rows"`
 }
 
-// WriteJSON writes the report, with every single value.
+// WriteJSON writes the report, with every single value. Whoever ends the program meanwhile finds the file of before.
 func (r *Report) WriteJSON(file string) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(file, append(text, '\n'), 0o644)
+	part := file + ".part"
+	if err := os.WriteFile(part, append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(part, file)
 }
 
 // cells returns the lines of a row's part of the table: one for each side.
 func (r *Result) cells() [][]string {
 	if r.Skipped != "" {
-		return [][]string{{r.Name, "skipped", "", "", "", r.Skipped}}
+		return [][]string{{r.Name, "skipped", "", "", "", strings.ReplaceAll(r.Skipped, "\n", "; ")}}
 	}
 	var lines [][]string
 	for i, s := range r.Sides {
@@ -108,6 +112,9 @@ func (r *Report) WriteMarkdown(out io.Writer) error {
 		for k, line := range row.cells() {
 			if k == 0 && row.Note != "" {
 				line[0] += " (" + row.Note + ")"
+			}
+			for i := range line {
+				line[i] = strings.ReplaceAll(line[i], "|", `\|`)
 			}
 			fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
 		}

@@ -2,6 +2,7 @@ package rows
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -112,6 +113,9 @@ type TargetResult struct {
 	Against string `json:"against,omitempty"`
 }
 
+// ErrSkip, wrapped in what a side fails with, says that the row cannot be measured here, which is no failure.
+var ErrSkip = errors.New("not possible here")
+
 // Run measures the row. progress is told what comes next. If ctx ends after a whole round, the result is of the rounds
 // until then, and its note says so.
 func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, side string)) (Result, error) {
@@ -129,6 +133,9 @@ func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, 
 			v, err := r.once(ctx, &r.Sides[k])
 			if err != nil && ctx.Err() != nil && round > 0 {
 				return r.cutOff(values, round, rounds), nil
+			}
+			if errors.Is(err, ErrSkip) {
+				return Result{Group: r.Group, Name: r.Name, Skipped: err.Error()}, nil
 			}
 			if err != nil {
 				return Result{}, err

@@ -3,7 +3,9 @@ package rows
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,6 +64,31 @@ func TestAFailingSideEndsTheRow(t *testing.T) {
 	require.ErrorContains(t, err, "g/n: gaiafs")
 }
 
+func TestASideMayNotBePossible(t *testing.T) {
+	r := Row{Group: "g", Name: "n", Sides: []Side{fixed("gaiafs", 1), {Name: "other", Prepare: func(context.Context) error {
+		return fmt.Errorf("no room: %w", ErrSkip)
+	}}}}
+	res, err := r.Run(context.Background(), 1, func(int, int, string) {})
+	require.NoError(t, err)
+	require.Empty(t, res.Sides)
+	require.Contains(t, res.Skipped, "no room: not possible here")
+}
+
+func TestTheJSONFileIsAlwaysWhole(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "r.json")
+	for rounds := range 2 {
+		require.NoError(t, (&Report{Rounds: rounds}).WriteJSON(file))
+	}
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"rounds": 1`)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.Error(t, (&Report{}).WriteJSON(filepath.Join(dir, "none", "r.json")))
+}
+
 func TestAnOwnTargetIsTheWorstValue(t *testing.T) {
 	for _, c := range []struct {
 		unit  Unit
@@ -107,4 +134,11 @@ func TestTablesNameEachVerdictOnce(t *testing.T) {
 	}
 	misses, all := r.Failures()
 	require.Equal(t, []int{1, 3}, []int{misses, all})
+}
+
+func TestWordsDoNotBreakTables(t *testing.T) {
+	r := Report{Rows: []Result{{Group: "g", Name: "n", Skipped: "one\nor | the other"}}}
+	var out bytes.Buffer
+	require.NoError(t, r.WriteMarkdown(&out))
+	require.Contains(t, out.String(), `| n | skipped |  |  |  | one; or \| the other |`)
 }

@@ -22,6 +22,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
 // asMain makes this binary the command itself: the tests run it in processes of its own.
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	testmount.Main()
 	code := m.Run()
 	if left, err := fs.Mounts(); err == nil && code == 0 {
 		for _, mount := range left {
@@ -304,6 +306,51 @@ func TestCommandDaemon(t *testing.T) {
 func runs(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// What a lost device took with it is shown, for people and for scripts.
+func TestCommandStatusOfALostDevice(t *testing.T) {
+	m := testmount.Start(t, testmount.Options{Faulty: true, WriteBackInterval: time.Hour})
+	path := m.Path("out.raw")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4*4096), 0o600))
+	require.NotContains(t, gaiafsCommand(t, "status", m.Dir).out, "lost with devices")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := gaiafs.Map(f, 0, 4*4096, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
+	require.NoError(t, err)
+	_, err = g.WriteAt([]byte{1}, 4096)
+	require.NoError(t, err)
+	_, err = g.WriteAt([]byte{1}, 2*4096)
+	require.NoError(t, err)
+	_, err = g.Release(0, g.Len())
+	require.NoError(t, err)
+	m.Lose(0)
+	_, err = g.Release(0, g.Len())
+	require.ErrorIs(t, err, syscall.ENODEV)
+	require.EqualError(t, err, "gaiafs: release: no such device: device 0 is lost, and with it what was not in the backing files; "+
+		"'gaiafs status' names what had been released; mount again to use the device")
+
+	r := gaiafsCommand(t, "status", m.Dir)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `(?m)^  gpu0 .* lost *$`, r.out)
+	require.Regexp(t, `Released bytes that were lost with devices \(pages of 4 KiB\)\n  file +device +pages +which\n  out\.raw +gpu0 +2 +\[1,3\)\n`, r.out)
+	r = gaiafsCommand(t, "status", "--json", m.Dir)
+	var s statusDocument
+	require.NoError(t, json.Unmarshal([]byte(r.out), &s))
+	require.True(t, s.Devices[0].Lost)
+	require.JSONEq(t, `[{"device": 0, "file": "out.raw", "pages": 2, "runs": [[1, 3]]}]`, losses(t, r.out))
+	require.ErrorIs(t, g.Close(), syscall.ENODEV)
+	require.NoError(t, m.Process.Signal(syscall.SIGTERM))
+	require.ErrorContains(t, m.Wait(time.Minute), "released bytes of out.raw were lost with device 0")
+}
+
+// losses returns that part of a status.
+func losses(t *testing.T, status string) string {
+	t.Helper()
+	var s struct{ Losses json.RawMessage }
+	require.NoError(t, json.Unmarshal([]byte(status), &s))
+	return string(s.Losses)
 }
 
 func TestCommandStatusElsewhere(t *testing.T) {

@@ -47,6 +47,16 @@ func (s *statusDocument) print(w io.Writer) error {
 	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
 	table(&b, s.files)
 
+	if len(s.Losses) > 0 {
+		b.WriteString("\nReleased bytes that were lost with devices (pages of 4 KiB)\n")
+		table(&b, func(t io.Writer) {
+			fmt.Fprintf(t, "  file\tdevice\tpages\twhich\n")
+			for _, l := range s.Losses {
+				fmt.Fprintf(t, "  %s\tgpu%d\t%d\t%s\n", l.File, l.Device, l.Pages, l.Where())
+			}
+		})
+	}
+
 	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s for page states, %s for page hashes\n",
 		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.StateBytes), bytesText(s.DigestBytes))
 

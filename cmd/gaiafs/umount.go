@@ -81,7 +81,7 @@ func unmount(notes io.Writer, mountpoint string, timeout time.Duration) error {
 	case err != nil:
 		return fmt.Errorf("%s is unmounted, but process %d cannot be waited for: %w", mountpoint, daemon.pid, err)
 	case known && code != 0:
-		return fmt.Errorf("%s is unmounted, but process %d could not write everything back: its log says what", mountpoint, daemon.pid)
+		return fmt.Errorf("%s is unmounted, but process %d lost bytes or could not write them back: its log says which", mountpoint, daemon.pid)
 	}
 	return nil
 }

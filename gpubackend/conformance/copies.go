@@ -237,11 +237,11 @@ func testCopiesOfManyBuffers(f *fixture) {
 }
 
 // testScatteredPages copies many single pages, and small runs of them, between here and there on the device and buffers of
-// either kind.
+// either kind, alone and along with large and odd pieces.
 func testScatteredPages(f *fixture) {
 	const count, size = 2600, 12 << 20
-	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size)}
-	twins := [][]byte{f.random(size), f.random(size)}
+	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size), f.alloc(4 << 20)}
+	twins := [][]byte{f.random(size), f.random(size), f.random(4 << 20)}
 	for i, m := range mems {
 		f.write(m, 0, twins[i])
 	}
@@ -269,13 +269,19 @@ func testScatteredPages(f *fixture) {
 			pieces = append(pieces, gpubackend.Copy{Mem: mems[which], Off: int64(at) * 2 * page.Size, Host: from[i*page.Size : (i+n)*page.Size]})
 			i += n
 		}
+		if host == nil {
+			for _, x := range [][2]int{{0, 50 * page.Size}, {1 << 20, 1<<20 + 17}, {3<<20 - 3, 5}, {3 << 20, 0}, {3<<20 + 5, page.Size}} {
+				pieces = append(pieces, gpubackend.Copy{Mem: mems[2], Off: int64(x[0]), Host: make([]byte, x[1])})
+			}
+			f.rnd.Shuffle(len(pieces), func(a, b int) { pieces[a], pieces[b] = pieces[b], pieces[a] })
+		}
 		for _, p := range pieces {
 			copy(p.Host, f.random(int64(len(p.Host))))
 			copy(twins[slices.Index(mems, p.Mem)][p.Off:], p.Host)
 		}
 		require.NoError(f, f.dev.CopyIn(f.ctx, pieces))
 		for i, m := range mems {
-			require.True(f, bytes.Equal(twins[i], f.read(m, 0, size)), "exactly the pages named were stored")
+			require.True(f, bytes.Equal(twins[i], f.read(m, 0, int64(len(twins[i])))), "exactly what was named was stored")
 		}
 		for _, p := range pieces {
 			clear(p.Host)

@@ -56,6 +56,50 @@ func testPatch(f *fixture) {
 	require.NoError(f, f.dev.Patch(f.ctx, nil))
 }
 
+// testPatchOfGranules patches pages of which little differs, or all: with and without being told where, in more rounds than one.
+func testPatchOfGranules(f *fixture) {
+	const pages = 3000
+	m := f.alloc(pages * page.Size)
+	base := f.random(pages * page.Size)
+	mem, next := slices.Clone(base), slices.Clone(base)
+	var patches []gpubackend.Patch
+	for i := range pages {
+		p := gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageAt(base, i), Next: pageAt(next, i)}
+		switch f.rnd.IntN(4) {
+		case 0:
+			copy(p.Next, f.random(page.Size))
+		case 1: // a run that begins and ends anywhere
+			from := f.rnd.IntN(page.Size)
+			copy(p.Next[from:from+f.rnd.IntN(page.Size-from)], f.random(page.Size))
+		default: // the edges of granules, and of the words of their numbers
+			for range 1 + f.rnd.IntN(5) {
+				at := []int{0, 15, 16, 1023, 1024, 2047, 2048, page.Size - 1, f.rnd.IntN(page.Size)}[f.rnd.IntN(9)]
+				p.Next[at] ^= byte(1 + f.rnd.IntN(255))
+			}
+		}
+		for range f.rnd.IntN(20) { // what the device has else
+			pageAt(mem, i)[f.rnd.IntN(page.Size)]++
+		}
+		switch f.rnd.IntN(3) {
+		case 0:
+			p.Changed = gpubackend.Differing(p.Base, p.Next)
+		case 1: // more than differs
+			p.Changed = gpubackend.Differing(p.Base, p.Next)
+			for k := range p.Changed {
+				p.Changed[k] |= f.rnd.Uint64()
+			}
+		}
+		patches = append(patches, p)
+	}
+	f.write(m, 0, mem)
+	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
+	require.NoError(f, f.dev.Patch(f.ctx, patches))
+	got := f.read(m, 0, pages*page.Size)
+	for i := range pages {
+		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
+	}
+}
+
 func testDigests(f *fixture) {
 	const pages = 1500
 	m := f.alloc(pages * page.Size)

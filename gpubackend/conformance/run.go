@@ -44,6 +44,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"FaultyArguments", testFaultyArguments},
 		{"Context", testContext},
 		{"Patch", testPatch},
+		{"PatchOfGranules", testPatchOfGranules},
 		{"Digests", testDigests},
 		{"Modified", testModified},
 		{"ParallelUse", testParallelUse},

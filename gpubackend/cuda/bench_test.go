@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"testing"
@@ -175,6 +176,13 @@ func BenchmarkCalls(b *testing.B) {
 	for i := range 4096 {
 		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageable[:page.Size], Next: pageable[page.Size : 2*page.Size]})
 	}
+	sparse := make([]gpubackend.Patch, len(patches))
+	for i, p := range patches {
+		p.Base, p.Next = pageable[i*page.Size:(i+1)*page.Size], bytes.Clone(pageable[i*page.Size:(i+1)*page.Size])
+		p.Next[i%page.Size]++
+		p.Changed = p.Differing()
+		sparse[i] = p
+	}
 	for _, x := range []struct {
 		name  string
 		bytes int64
@@ -204,6 +212,7 @@ func BenchmarkCalls(b *testing.B) {
 		{"CopyIn/locked-4096x4KiB-queued", 16 << 20, queued(d, in(pieces(locked, 4<<10, 4096)))},
 		{"CopyOut/locked-4096x4KiB-queued", 16 << 20, queued(d, out(pieces(locked, 4<<10, 4096)))},
 		{"Patch/4096-pages", 16 << 20, func() error { return d.Patch(b.Context(), patches) }},
+		{"Patch/4096-pages-a-byte-of-each", 16 << 20, func() error { return d.Patch(b.Context(), sparse) }},
 		{"AllocFree/2MiB", 2 << 20, nil},
 	} {
 		b.Run(x.name, func(b *testing.B) {

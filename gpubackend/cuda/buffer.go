@@ -138,7 +138,7 @@ func (b *buffers) close(last func()) (free []pinned, waits bool) {
 }
 
 // holds reports whether all of p lies in one allocation of page-locked memory of this device, and in which.
-func (b *buffers) holds(p []byte) (allocation address, ok bool) {
+func (b *buffers) holds(p []byte) (allocation pinned, ok bool) {
 	start := unsafe.Pointer(unsafe.SliceData(p))
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -146,10 +146,36 @@ func (b *buffers) holds(p []byte) (allocation address, ok bool) {
 	if !exact {
 		i--
 	}
-	if i < 0 || uintptr(start)-uintptr(b.all[i].base)+uintptr(len(p)) > uintptr(b.all[i].size) {
+	if i < 0 || !b.all[i].has(p) {
+		return pinned{}, false
+	}
+	return b.all[i], true
+}
+
+// has reports whether all of b lies in p.
+func (p pinned) has(b []byte) bool {
+	start, base := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(p.base)
+	return start >= base && start-base <= uintptr(p.size) && uintptr(len(b)) <= uintptr(p.size)-(start-base)
+}
+
+// lookup asks of many slices of host memory whether they are page-locked: of neighbours only once. It is for one call of
+// the device, during which its caller keeps the buffers.
+type lookup struct {
+	of   *buffers
+	last pinned
+}
+
+// holds is that of buffers, by the address of the allocation.
+func (l *lookup) holds(p []byte) (allocation address, ok bool) {
+	if l.last.base != nil && l.last.has(p) {
+		return l.last.at(0), true
+	}
+	last, ok := l.of.holds(p)
+	if !ok {
 		return 0, false
 	}
-	return b.all[i].at(0), true
+	l.last = last
+	return last.at(0), true
 }
 
 // HostBuffer returns page-locked memory with anything in it, which is not the garbage collector's: it must not be used

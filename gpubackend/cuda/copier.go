@@ -31,7 +31,6 @@ type move struct {
 // copier copies in one direction, in jobs of its lane.
 type copier struct {
 	lane   *lane
-	pool   *buffers
 	toHost bool
 	ring   [chunks]chunk
 
@@ -47,8 +46,8 @@ type chunk struct {
 	moves  []move // on their way; what a move takes of memory follows what the ones before it take
 }
 
-func newCopier(l *lane, pool *buffers, toHost bool) (*copier, error) {
-	c := &copier{lane: l, pool: pool, toHost: toHost}
+func newCopier(l *lane, toHost bool) (*copier, error) {
+	c := &copier{lane: l, toHost: toHost}
 	for i := range c.ring {
 		k := &c.ring[i]
 		err := l.drv.check("cuEventCreate", l.drv.eventCreate(&k.event, eventBlocking|eventNoTiming))
@@ -77,8 +76,8 @@ func (c *copier) free() error {
 }
 
 // cut appends a piece to moves, in parts that fit a chunk and that several goroutines can copy.
-func (c *copier) cut(moves []move, m move) []move {
-	m.pinned, m.direct = c.pool.holds(m.host)
+func (c *copier) cut(moves []move, look *lookup, m move) []move {
+	m.pinned, m.direct = look.holds(m.host)
 	most := shareSize
 	if m.direct {
 		most = directSize

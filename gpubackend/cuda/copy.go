@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"slices"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
@@ -17,15 +18,18 @@ func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gp
 		return err
 	}
 	defer done()
-	if scattered(pieces) {
-		if ok, err := d.scatterPieces(ctx, pieces, c.toHost); ok || err != nil {
+	small, others := splitScattered(pieces)
+	var moves []move
+	if len(small) > 0 {
+		if moves, err = d.scatterPieces(ctx, small, c.toHost); err != nil {
 			return err
 		}
 	}
-	moves := make([]move, 0, len(pieces))
-	for _, p := range pieces {
+	moves = slices.Grow(moves, len(others))
+	look := lookup{of: &d.buffers}
+	for _, p := range others {
 		m := p.Mem.(*memory)
-		moves = c.cut(moves, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
+		moves = c.cut(moves, &look, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
 	}
 	if len(moves) == 0 {
 		return ctx.Err()

@@ -131,7 +131,7 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 		toHost bool
 	}{{d.inLane, &d.in, false}, {d.outLane, &d.out, true}} {
 		if err := c.lane.do(background, func() (err error) {
-			*c.copier, err = newCopier(c.lane, &d.buffers, c.toHost)
+			*c.copier, err = newCopier(c.lane, c.toHost)
 			return err
 		}); err != nil {
 			return err
@@ -280,14 +280,16 @@ func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err 
 			m.done()
 		}
 	}
+	var last *memory
 	for i := range n {
 		m, err := own(i)
-		if err == nil {
+		if err == nil && m != last {
 			if _, in := used[m]; !in {
 				if err = m.use(); err == nil {
 					used[m] = struct{}{}
 				}
 			}
+			last = m
 		}
 		if err != nil {
 			done()

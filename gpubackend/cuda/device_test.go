@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -109,7 +108,7 @@ func TestOpenUnwinds(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for call, times := range map[string]int{
 		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 4, "cuStreamCreate": 4, "cuModuleLoadDataEx": 1,
-		"cuModuleGetFunction": 3, "cuEventCreate": 7, "cuMemAlloc": 1, "cuMemHostAlloc": 7, "cuMemcpyHtoDAsync": 1,
+		"cuModuleGetFunction": 5, "cuEventCreate": 9, "cuMemAlloc": 1, "cuMemHostAlloc": 7, "cuMemcpyHtoDAsync": 1,
 	} {
 		for after := range times {
 			g := newFake()
@@ -195,7 +194,7 @@ func TestLoss(t *testing.T) {
 				"CopyOut": func() error { return d.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
 				"Zero":    func() error { return d.Zero(ctx, m, 0, page.Size) },
 				"Patch": func() error {
-					return d.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p, Next: p}})
+					return d.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p, Next: bytes.Repeat([]byte{1}, page.Size)}})
 				},
 				"Digests":    func() error { return d.Digests(ctx, m, 0, sums) },
 				"Modified":   func() error { _, err := d.Modified(ctx, []gpubackend.Scan{{Mem: m, Agreed: sums}}); return err },
@@ -264,33 +263,6 @@ func TestBuffersOutliveDevice(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestScatterByKernel has pages scattered by a kernel, and by the copy engines for a while after a kernel had to wait.
-func TestScatterByKernel(t *testing.T) {
-	d, g := openFake(t, 64<<20, true)
-	m, err := d.Alloc(2 << 20)
-	require.NoError(t, err)
-	pieces := make([]gpubackend.Copy, leastScatter)
-	for i := range pieces {
-		pieces[i] = gpubackend.Copy{Mem: m, Off: int64(2 * i * pageSize), Host: bytes.Repeat([]byte{byte(i + 1)}, pageSize)}
-	}
-	for _, x := range []struct {
-		slow time.Time
-		call string
-	}{{time.Time{}, "cuMemcpyBatchAsync"}, {time.Now().Add(time.Hour), "cuLaunchKernel"}} {
-		d.worker.slowUntil = x.slow
-		g.fail[x.call] = illegalAddress // were it called
-		require.NoError(t, d.CopyIn(t.Context(), pieces))
-		delete(g.fail, x.call)
-		for i := range pieces {
-			got := make([]byte, pageSize)
-			require.NoError(t, d.CopyOut(t.Context(), []gpubackend.Copy{{Mem: m, Off: pieces[i].Off, Host: got}}))
-			require.Equal(t, pieces[i].Host, got)
-		}
-	}
-	require.NoError(t, m.Free())
-	require.NoError(t, d.Close())
-}
-
 // TestPinnedIsKnown looks buffers up, at and over their edges.
 func TestPinnedIsKnown(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
@@ -301,7 +273,7 @@ func TestPinnedIsKnown(t *testing.T) {
 		defer release()
 		kept = append(kept, p)
 	}
-	seen := make(map[address]bool)
+	seen := make(map[pinned]bool)
 	for _, p := range kept {
 		of, ok := d.buffers.holds(p)
 		require.True(t, ok)
@@ -341,6 +313,7 @@ func TestRoundsHoldEveryPageOnce(t *testing.T) {
 	}
 	require.Equal(t, counts, seen)
 	require.LessOrEqual(t, agreedAt+8*roundPages, upSize)
-	require.LessOrEqual(t, 8*roundPatches, versionsAt)
-	require.Zero(t, versionsAt%16, "the kernel loads 16 bytes")
+	require.Zero(t, patchSize%16, "the kernel loads 16 bytes")
+	require.Zero(t, pagesAt%16, "likewise")
+	require.LessOrEqual(t, 8*roundScatter, pagesAt)
 }

@@ -25,10 +25,14 @@
 //
 // # Copies
 //
-// All copies go through the copy engines, so they do not wait for kernels of other processes. Page-locked memory
+// Copies go through the copy engines, so they do not wait for kernels of other processes. Page-locked memory
 // (HostBuffer) is copied directly; any other is first gathered in, or scattered from, page-locked chunks, one of which
 // is filled while others are on their way. Many pieces are one call to the driver where it has cuMemcpyBatchAsync (CUDA
 // 12.8), else queued one by one.
+//
+// Many scattered pages go side by side in one copy, and a page kernel moves them between there and their places, since each
+// piece costs a copy engine microseconds (scatter.go). While that has to wait for kernels of other processes, the copy engines
+// do these too.
 //
 // From GPU to GPU the copy engines of the one that receives read the other's memory, over NVLink or PCIe. A Memory is
 // opened to another GPU (cuMemSetAccess) when that copies from it for the first time, and stays so.
@@ -65,8 +69,4 @@
 //
 // None is held while another is taken. memory.mu is held during the driver's calls of Export and of opening a Memory to
 // another GPU, peersMu while the driver is asked about a GPU; no other is held during a driver call.
-//
-// # What it does not do
-//
-// It has no kernels for scattered copies: those are the copy engines'.
 package cuda

@@ -3,6 +3,7 @@ package cuda
 import (
 	"encoding/binary"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,11 @@ type fake struct {
 	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
 	fail  map[string]result
 	after map[string]int
+	// calls counts the calls of each name, uploaded the bytes of copies to the device that are none of a batch. A kernel waits for
+	// others as long as busy.
+	calls    map[string]int
+	uploaded int
+	busy     time.Duration
 	// count is the number of GPUs, linked whether they can reach each other's memory.
 	count  int32
 	linked bool
@@ -65,7 +71,7 @@ func newFake() *fake {
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
 		},
-		fail: map[string]result{}, after: map[string]int{}, version: 13000, total: 1 << 30,
+		fail: map[string]result{}, after: map[string]int{}, calls: map[string]int{}, version: 13000, total: 1 << 30,
 	}
 }
 
@@ -74,6 +80,16 @@ func (g *fake) left() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.retained + len(g.streams) + len(g.events) + len(g.device) + len(g.host) + len(g.reserved) + len(g.handles)
+}
+
+// queued counts what was begun in streams and not waited for.
+func (g *fake) queued() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, s := range g.streams {
+		n += len(s.queue)
+	}
+	return n
 }
 
 func (g *fake) setFail(call string, r result) {
@@ -92,6 +108,7 @@ func (g *fake) id(room uintptr) uint64 {
 func (g *fake) call(name string, needsContext bool, f func() result) result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.calls[name]++
 	if r := g.fail[name]; r != success {
 		if g.after[name] == 0 {
 			return r
@@ -166,23 +183,34 @@ func (g *fake) drain(s streamHandle, n int) result {
 
 // kernel does what a page kernel does.
 func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
+	time.Sleep(g.busy)
 	words := func(a, n uint64) []byte { return find(address(a), uintptr(8*n), g.device) }
 	if f == 3 {
 		for b := range uint64(blocks) {
-			at := words(w[0]+8*b, 1)
-			versions := find(address(w[1]+b*2*pageSize), 2*pageSize, g.device)
-			if at == nil || versions == nil {
+			patch := words(w[0]+patchSize*b, patchSize/8)
+			if patch == nil {
 				return illegalAddress
 			}
-			mem := find(address(binary.LittleEndian.Uint64(at)), pageSize, g.device)
+			word := func(i int) uint64 { return binary.LittleEndian.Uint64(patch[8*i:]) }
+			mem := find(address(word(0)), pageSize, g.device)
 			if mem == nil {
 				return illegalAddress
 			}
-			for i := range mem {
-				if from, to := versions[i], versions[pageSize+i]; from != to && mem[i] == from {
-					mem[i] = to
-				}
+			changed := gpubackend.Granules{word(1), word(2), word(3), word(4)}
+			size := uint64(changed.Count() * gpubackend.GranuleSize)
+			versions := find(address(w[1]+2*gpubackend.GranuleSize*word(5)), uintptr(2*size), g.device)
+			if versions == nil {
+				return illegalAddress
 			}
+			was, next := versions[:size], versions[size:]
+			changed.Each(func(begin, end int) {
+				for off := begin; off < end; off++ {
+					if from, to := was[off-begin], next[off-begin]; from != to && mem[off] == from {
+						mem[off] = to
+					}
+				}
+				was, next = was[end-begin:], next[end-begin:]
+			})
 		}
 		return success
 	}

@@ -157,6 +157,7 @@ func (g *fake) bindMemory(d *driver) {
 	}
 	d.memcpyHtoDAsync = func(to, from address, n uintptr, s streamHandle) result {
 		return g.call("cuMemcpyHtoDAsync", true, func() result {
+			g.uploaded += int(n)
 			return g.queue(s, func() result { return g.move(to, from, n) })
 		})
 	}

@@ -134,19 +134,36 @@ gaiafs_modified(const Run *runs, u64 runCount, u64 pages, const u64 *key, const 
 	}
 }
 
-// gaiafs_patch has one block of 256 threads for each page: at addresses[block], to be brought from the first page of
-// pair `block` of versions to the second. Neither addresses nor versions change meanwhile; the page may. Each byte is
-// stored on its own, through volatile, so that the compiler cannot make one store of neighbours: a wider one would
-// bring back what a neighbour was before somebody's store.
+// A Patch is a page to be patched. Bit i%64 of word i/64 of changed says that the bytes [16i, 16i+16) may have to be stored.
+// After `first` pairs of granules of other pages there is what these granules were, one after the other, then what they
+// are to be.
+struct Patch {
+	u64 address;
+	u64 changed[4];
+	u64 first;
+};
+
+// gaiafs_patch has one block of 256 threads for each page, a granule for each thread. Neither patches nor granules change
+// meanwhile; the page may. Each byte is stored on its own, through volatile, so that the compiler cannot make one store
+// of neighbours: a wider one would bring back what a neighbour was before somebody's store.
 extern "C" __global__ void __launch_bounds__(256)
-gaiafs_patch(const u64 *addresses, const ulonglong2 *versions)
+gaiafs_patch(const Patch *patches, const ulonglong2 *granules)
 {
-	const ulonglong2 *base = versions + (u64)blockIdx.x * 512 + threadIdx.x;
-	ulonglong2 b = base[0], n = base[256];
-	if (b.x == n.x && b.y == n.y) {
+	const Patch *p = patches + blockIdx.x;
+	u32 mine = threadIdx.x / 64;
+	u64 word = p->changed[mine], bit = 1ull << (threadIdx.x % 64);
+	if (!(word & bit)) {
 		return;
 	}
-	u64 page = addresses[blockIdx.x] + threadIdx.x * 16;
+	u64 at = 2 * p->first + __popcll(word & (bit - 1)), all = 0;
+#pragma unroll
+	for (u32 w = 0; w < 4; w++) {
+		u64 count = __popcll(p->changed[w]);
+		all += count;
+		at += w < mine ? count : 0;
+	}
+	ulonglong2 b = granules[at], n = granules[at + all];
+	u64 page = p->address + threadIdx.x * 16;
 	u64 has[2], was[2] = {b.x, b.y}, next[2] = {n.x, n.y};
 	loadPair(page, has[0], has[1]);
 	volatile u8 *mem = (volatile u8 *)page;

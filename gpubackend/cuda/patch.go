@@ -2,15 +2,28 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// versionsAt is where the pages of a round of patches are, after the addresses.
-const versionsAt = upSize - roundPatches*2*pageSize
+const (
+	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each of its granules: as it was, and
+	// as it is to be. All that was of a page comes before what is to be.
+	patchSize = 48
+	pairSize  = 2 * gpubackend.GranuleSize
+)
 
-// Patch uploads both versions of each page and has a kernel store the bytes that differ, one by one.
+// patchWork is a page with something to store.
+type patchWork struct {
+	*gpubackend.Patch
+	changed gpubackend.Granules
+	first   int // its pairs come after so many of others in the round
+	pairs   int
+}
+
+// Patch uploads what differs between the versions of each page and has a kernel store the bytes that do, one by one.
 func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	done, err := d.use(len(patches), func(i int) (*memory, error) {
 		p := &patches[i]
@@ -23,41 +36,95 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 		return err
 	}
 	defer done()
-	if len(patches) == 0 {
-		return ctx.Err()
+	work := patchesOf(patches)
+	if len(work) == 0 {
+		return errors.Join(d.lost(), ctx.Err())
 	}
-	return d.run(ctx, d.workLane, func() error {
-		for len(patches) > 0 {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			n := min(len(patches), roundPatches)
-			if err := d.worker.patchPages(patches[:n]); err != nil {
-				return err
-			}
-			patches = patches[n:]
-		}
-		return nil
-	})
+	return d.run(ctx, d.workLane, func() error { return d.worker.patchAll(ctx, work) })
 }
 
-// patchPages does one round of patches.
-func (w *worker) patchPages(patches []gpubackend.Patch) error {
-	p := w.host.bytes()
-	size := len(patches) * 2 * pageSize
-	inParallel(len(patches), size, func(i int) {
-		x := &patches[i]
-		putWords(p[8*i:], uint64(x.Mem.(*memory).base+address(x.Off)))
-		versions := p[versionsAt+i*2*pageSize:]
-		copy(versions, x.Base)
-		copy(versions[pageSize:], x.Next)
-	})
-	err := w.up(0, 8*len(patches))
-	if err == nil {
-		err = w.up(versionsAt, size)
-	}
-	if err == nil {
-		err = w.launch(w.patch, uint32(len(patches)), uint64(w.dev), uint64(w.dev+versionsAt))
+// halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while the
+// other is on its way.
+const halfUp = upSize / 2
+
+// patchAll does the patches, a round at a time, in the worker's lane. When it returns nothing is on its way, whatever the error.
+func (w *worker) patchAll(ctx context.Context, work []patchWork) error {
+	var err error
+	for turn := 0; len(work) > 0 && err == nil; turn++ {
+		half := turn % 2
+		if turn > 1 {
+			err = w.lane.drv.wait(w.halves[half]) // its bytes are the host's again
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			n := numberPairs(work)
+			if err = w.patchPages(half*halfUp, work[:n]); err == nil {
+				err = w.lane.drv.check("cuEventRecord", w.lane.drv.eventRecord(w.halves[half], w.lane.stream))
+			}
+			work = work[n:]
+		}
 	}
 	return w.finish(err)
+}
+
+// patchesOf returns the patches that have something to store.
+func patchesOf(patches []gpubackend.Patch) []patchWork {
+	work := make([]patchWork, len(patches))
+	unknown := 0
+	for i := range patches {
+		work[i] = patchWork{Patch: &patches[i], changed: patches[i].Changed}
+		if work[i].changed == (gpubackend.Granules{}) {
+			unknown++
+		}
+	}
+	if unknown > 0 {
+		inParallel(len(work), unknown*2*pageSize, func(i int) { work[i].changed = work[i].Differing() })
+	}
+	n := 0
+	for _, w := range work {
+		if w.pairs = w.changed.Count(); w.pairs > 0 {
+			work[n] = w
+			n++
+		}
+	}
+	return work[:n]
+}
+
+// numberPairs returns how many of the patches go into one round, and numbers their pairs.
+func numberPairs(work []patchWork) int {
+	size, pairs := 0, 0
+	for i := range work {
+		w := &work[i]
+		if size += patchSize + w.pairs*pairSize; size > halfUp {
+			return i
+		}
+		w.first = pairs
+		pairs += w.pairs
+	}
+	return len(work)
+}
+
+// patchPages queues one round of patches, whose memory begins at at.
+func (w *worker) patchPages(at int, work []patchWork) error {
+	p := w.host.bytes()[at : at+halfUp]
+	pairsAt := len(work) * patchSize
+	last := &work[len(work)-1]
+	size := (last.first + last.pairs) * pairSize
+	inParallel(len(work), size, func(i int) {
+		x := &work[i]
+		putWords(p[i*patchSize:], uint64(x.Mem.(*memory).base+address(x.Off)), x.changed[0], x.changed[1], x.changed[2], x.changed[3], uint64(x.first))
+		was := p[pairsAt+x.first*pairSize:][:x.pairs*pairSize]
+		next := was[x.pairs*gpubackend.GranuleSize:]
+		x.changed.Each(func(from, to int) {
+			was = was[copy(was, x.Base[from:to]):]
+			next = next[copy(next, x.Next[from:to]):]
+		})
+	})
+	if err := w.up(at, pairsAt+size); err != nil {
+		return err
+	}
+	dev := w.dev + address(at)
+	return w.launch(w.patch, uint32(len(work)), uint64(dev), uint64(dev+address(pairsAt)))
 }

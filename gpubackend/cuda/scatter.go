@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -18,42 +19,71 @@ const (
 	// roundScatter is the number of pages of one round: with their addresses they fit upSize.
 	roundScatter = upSize / (pageSize + 8)
 	pagesAt      = upSize - roundScatter*pageSize
-	// A round that takes longer than slowRound and slowPage for each of its pages had to wait for others; the copy engines
-	// do the copies of the time after it.
+	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for others;
+	// the copy engines do the copies of the time after it.
 	slowRound = time.Millisecond
 	slowPage  = 1200 * time.Nanosecond
 	slowFor   = 100 * time.Millisecond
 )
 
-// scattered reports whether pieces are many, small, and whole pages of the device.
-func scattered(pieces []gpubackend.Copy) bool {
-	if len(pieces) < leastScatter {
-		return false
-	}
-	for _, p := range pieces {
-		if p.Off%pageSize != 0 || len(p.Host)%pageSize != 0 || len(p.Host) > mostScattered {
-			return false
-		}
-	}
-	return true
+// slowness is until when copy engines do what page kernels would. Its methods may be called from any goroutine.
+type slowness struct {
+	patience time.Duration // that a round has; immutable
+	until    atomic.Int64  // nanoseconds since epoch
 }
 
-// scatterPieces copies pieces by page kernels. It is not ok, and has copied nothing, where copy engines are the better choice.
-func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, toHost bool) (ok bool, err error) {
-	var pages []move
+var epoch = time.Now()
+
+func (s *slowness) is() bool              { return time.Since(epoch) < time.Duration(s.until.Load()) }
+func (s *slowness) lasts(d time.Duration) { s.until.Store(int64(time.Since(epoch) + d)) }
+
+// splitScattered splits pieces into those that page kernels copy, small ones of whole pages where there are many, and others.
+func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) {
+	fits := func(p *gpubackend.Copy) bool {
+		return p.Off%pageSize == 0 && len(p.Host)%pageSize == 0 && len(p.Host) <= mostScattered
+	}
+	n := 0
+	for i := range pieces {
+		if fits(&pieces[i]) {
+			n++
+		}
+	}
+	switch {
+	case n < leastScatter:
+		return nil, pieces
+	case n == len(pieces):
+		return pieces, nil
+	}
+	for i := range pieces {
+		if fits(&pieces[i]) {
+			small = append(small, pieces[i])
+		} else {
+			others = append(others, pieces[i])
+		}
+	}
+	return small, others
+}
+
+// scatterPieces copies pieces by page kernels, and returns what is left to the copy engines since they are the better choice.
+func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, toHost bool) (left []move, err error) {
+	n := 0
 	for _, p := range pieces {
-		pinned, direct := d.buffers.holds(p.Host)
+		n += len(p.Host) / pageSize
+	}
+	pages := make([]move, 0, n)
+	look := lookup{of: &d.buffers}
+	for _, p := range pieces {
+		pinned, direct := look.holds(p.Host)
 		m := p.Mem.(*memory)
 		for off := 0; off < len(p.Host); off += pageSize {
 			pages = append(pages, move{mem: m, dev: m.base + address(p.Off) + address(off), host: p.Host[off : off+pageSize], direct: direct, pinned: pinned})
 		}
 	}
+	if d.worker.slow.is() {
+		return pages, nil
+	}
 	err = d.run(ctx, d.workLane, func() error {
-		if time.Now().Before(d.worker.slowUntil) {
-			return nil
-		}
-		ok = true
-		for len(pages) > 0 {
+		for len(pages) > 0 && !d.worker.slow.is() {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
@@ -65,22 +95,22 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 		}
 		return nil
 	})
-	return ok, err
+	return pages, err
 }
 
 // scatterPages does one round, in the worker's lane.
 func (w *worker) scatterPages(pages []move, toHost bool) error {
-	start := time.Now()
 	host := w.host.bytes()
 	for i, m := range pages {
 		putWords(host[8*i:], uint64(m.dev))
 	}
-	err := w.up(0, 8*len(pages))
 	if !toHost {
 		w.stage(pages, false)
-		if err == nil {
-			err = w.between(pages, false)
-		}
+	}
+	start := time.Now()
+	err := w.up(0, 8*len(pages))
+	if err == nil && !toHost {
+		err = w.between(pages, false)
 	}
 	kernel := w.scatter
 	if toHost {
@@ -95,19 +125,28 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 	if err = w.finish(err); err != nil {
 		return err
 	}
+	if time.Since(start) > w.slow.patience+time.Duration(len(pages))*slowPage {
+		w.slow.lasts(slowFor)
+	}
 	if toHost {
 		w.stage(pages, true)
-	}
-	if took := time.Since(start); took > slowRound+time.Duration(len(pages))*slowPage {
-		w.slowUntil = start.Add(took + slowFor)
 	}
 	return nil
 }
 
 // stage copies between the worker's page-locked memory and pages that are not page-locked themselves.
 func (w *worker) stage(pages []move, out bool) {
+	n := 0
+	for i := range pages {
+		if !pages[i].direct {
+			n++
+		}
+	}
+	if n == 0 {
+		return
+	}
 	staging := w.host.bytes()[pagesAt:]
-	inParallel(len(pages), len(pages)*pageSize, func(i int) {
+	inParallel(len(pages), n*pageSize, func(i int) {
 		switch here := staging[i*pageSize:][:pageSize]; {
 		case pages[i].direct:
 		case out:

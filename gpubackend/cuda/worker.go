@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"time"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -17,11 +16,10 @@ const (
 	// upSize and downSize are the bytes that one round of kernels is given and returns.
 	upSize   = 8 << 20
 	downSize = 2 << 20
-	// roundPages and roundRuns are the pages of one round of digests and the runs that they lie in; roundPatches the
-	// pages of one round of patches. They fit upSize and downSize.
-	roundPages   = downSize / 8
-	roundRuns    = 1 << 16
-	roundPatches = upSize / (2*pageSize + 8)
+	// roundPages and roundRuns are the pages of one round of digests and the runs that they lie in. They fit upSize and
+	// downSize.
+	roundPages = downSize / 8
+	roundRuns  = 1 << 16
 	// The blocks of the page kernels have 8 warps, one page each; this many blocks fill a multiprocessor.
 	blockThreads = 256
 	blocksPerSM  = 8
@@ -41,12 +39,12 @@ type worker struct {
 	patch    functionHandle
 	scatter  functionHandle
 	gather   functionHandle
-	// slowUntil is when page kernels are worth trying again for copies; see scatter.go.
-	slowUntil time.Time
-	blocks    uint32 // that fill the device
-	event     eventHandle
-	dev       address
-	host      pinned
+	slow     slowness
+	blocks   uint32 // that fill the device
+	event    eventHandle
+	halves   [2]eventHandle // of patches
+	dev      address
+	host     pinned
 }
 
 const (
@@ -57,7 +55,7 @@ const (
 )
 
 func newWorker(l *lane, handle deviceHandle, key *gpubackend.DigestKey, ptx []byte) (w *worker, err error) {
-	w = &worker{lane: l}
+	w = &worker{lane: l, slow: slowness{patience: slowRound}}
 	defer func() {
 		if err != nil {
 			_ = w.free()
@@ -73,8 +71,10 @@ func newWorker(l *lane, handle deviceHandle, key *gpubackend.DigestKey, ptx []by
 	if err := w.load(ptx); err != nil {
 		return w, err
 	}
-	if err := drv.check("cuEventCreate", drv.eventCreate(&w.event, eventBlocking|eventNoTiming)); err != nil {
-		return w, err
+	for _, e := range w.events() {
+		if err := drv.check("cuEventCreate", drv.eventCreate(e, eventBlocking|eventNoTiming)); err != nil {
+			return w, err
+		}
 	}
 	if err := drv.check("cuMemAlloc", drv.memAlloc(&w.dev, workSize)); err != nil {
 		return w, err
@@ -111,6 +111,8 @@ func (w *worker) load(ptx []byte) error {
 	return nil
 }
 
+func (w *worker) events() []*eventHandle { return []*eventHandle{&w.event, &w.halves[0], &w.halves[1]} }
+
 func (w *worker) free() error {
 	drv := w.lane.drv
 	if w.host.base != nil {
@@ -119,8 +121,10 @@ func (w *worker) free() error {
 	if w.dev != 0 {
 		_ = drv.memFree(w.dev)
 	}
-	if w.event != 0 {
-		_ = drv.eventDestroy(w.event)
+	for _, e := range w.events() {
+		if *e != 0 {
+			_ = drv.eventDestroy(*e)
+		}
 	}
 	if w.module != 0 {
 		_ = drv.moduleUnload(w.module)

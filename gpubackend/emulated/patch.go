@@ -2,7 +2,6 @@ package emulated
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -27,24 +26,22 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	pieces := (len(patches) + patchesAPiece - 1) / patchesAPiece
 	return inPieces(ctx, pieces, func(i int) {
 		for _, p := range patches[i*patchesAPiece : min((i+1)*patchesAPiece, len(patches))] {
-			patch(p.Mem.(*memory).data[p.Off:][:page.Size], p.Base, p.Next)
+			patch(p.Mem.(*memory).data[p.Off:][:page.Size], &p)
 		}
 	})
 }
 
 // patch is the kernel of Patch. Other processes may be storing into dst. Each byte has a store of its own behind a
 // branch of its own, so that the compiler cannot make one store of neighbours: a wider one would bring back what a
-// neighbour was before somebody's store. base and next belong to the caller and do not change.
-func patch(dst, base, next []byte) {
-	for i := 0; i < page.Size; i += 8 {
-		if binary.LittleEndian.Uint64(base[i:]) == binary.LittleEndian.Uint64(next[i:]) {
-			continue
-		}
-		d, b, n := dst[i:i+8], base[i:i+8], next[i:i+8]
+// neighbour was before somebody's store. Base and Next belong to the caller and do not change.
+func patch(dst []byte, p *gpubackend.Patch) {
+	changed := p.Differing()
+	changed.Each(func(from, to int) {
+		d, b, next := dst[from:to], p.Base[from:to], p.Next[from:to]
 		for j, was := range b {
-			if n[j] != was && d[j] == was {
-				d[j] = n[j]
+			if next[j] != was && d[j] == was {
+				d[j] = next[j]
 			}
 		}
-	}
+	})
 }

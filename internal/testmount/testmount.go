@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,6 +32,7 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -63,6 +66,8 @@ type Options struct {
 	Limit uint64
 	// Env is added to the daemon's environment.
 	Env []string
+	// Faulty lets the test make devices fail (Lose, Exhaust) and read the log (Log).
+	Faulty bool
 }
 
 // Mount is a mount in service.
@@ -75,6 +80,10 @@ type Mount struct {
 	ended       chan struct{}
 	err         error // of the daemon; set before ended is closed
 	killed      bool
+	log         *logWriter
+	// Of a Faulty mount: faults takes what is to happen, and done tells that it has.
+	faults *json.Encoder
+	done   chan struct{}
 }
 
 type job struct {
@@ -113,6 +122,35 @@ func (d disguise) Info() gpubackend.Info {
 	return info
 }
 
+// fault tells the daemon of a Faulty mount how a device is to fail.
+type fault struct {
+	Device int
+	Lose   bool
+	// Exhaust is the number of allocations that find no memory.
+	Exhaust int
+}
+
+// faultDone is what the daemon prints when a fault is arranged.
+const faultDone = "fault arranged"
+
+// obey arranges the faults that come in, until there are no more.
+func obey(in io.Reader, devices []*faulty.Device) {
+	for orders := json.NewDecoder(in); ; {
+		var f fault
+		if err := orders.Decode(&f); err != nil {
+			return
+		}
+		d := devices[f.Device]
+		if f.Lose {
+			d.Lose()
+		}
+		for i := range f.Exhaust {
+			d.Fail(faulty.Alloc, i+1, gpubackend.ErrNoMemory)
+		}
+		fmt.Println(faultDone)
+	}
+}
+
 // open makes device i of the mount.
 func (o Options) open(i int) (gpubackend.Device, error) {
 	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison}
@@ -143,12 +181,20 @@ func serve(j job) error {
 	signal.Notify(stop, syscall.SIGTERM)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	var devices []gpubackend.Device
+	var fail []*faulty.Device
 	for i := range j.Devices {
 		d, err := j.open(i)
 		if err != nil {
 			return err
 		}
+		if j.Faulty {
+			fail = append(fail, faulty.Wrap(d))
+			d = fail[i]
+		}
 		devices = append(devices, d)
+	}
+	if j.Faulty {
+		go obey(os.Stdin, fail)
 	}
 	cache, err := pagecache.New(pagecache.Options{
 		Devices:           devices,
@@ -252,20 +298,31 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	require.NoError(t, err)
 	cmd := exec.Command(exe)
 	cmd.Env = append(append(os.Environ(), environment+"="+string(text)), o.Env...)
-	cmd.Stderr = &logWriter{t: t}
+	log := &logWriter{keep: o.Faulty}
+	cmd.Stderr = log
 	// The daemon does not outlive a test binary that crashed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
+	m := &Mount{t: t, Source: o.Source, Dir: o.Mountpoint, log: log, cmd: cmd, ended: make(chan struct{}), done: make(chan struct{}, 1)}
+	if o.Faulty {
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		m.faults = json.NewEncoder(in)
+	}
 	require.NoError(t, cmd.Start())
-	m := &Mount{t: t, Source: o.Source, Dir: o.Mountpoint, Process: cmd.Process, cmd: cmd, ended: make(chan struct{})}
+	m.Process = cmd.Process
 	lines := bufio.NewScanner(out)
 	ready := lines.Scan() && lines.Text() == "ready"
 	first := lines.Text()
 	go func() {
 		var rest []string
 		for lines.Scan() {
-			rest = append(rest, lines.Text())
+			if lines.Text() == faultDone {
+				m.done <- struct{}{}
+			} else {
+				rest = append(rest, lines.Text())
+			}
 		}
 		m.err = cmd.Wait()
 		if m.err != nil && len(rest) > 0 {
@@ -349,10 +406,49 @@ func (m *Mount) Kill() {
 	}
 }
 
+// Lose has every call of a device fail from now on, as those of a GPU do that fell off the bus.
+func (m *Mount) Lose(device int) {
+	m.t.Helper()
+	m.arrange(fault{Device: device, Lose: true})
+}
+
+// Exhaust has the next allocations on a device find no memory, as if other programs had it.
+func (m *Mount) Exhaust(device, allocations int) {
+	m.t.Helper()
+	m.arrange(fault{Device: device, Exhaust: allocations})
+}
+
+func (m *Mount) arrange(f fault) {
+	m.t.Helper()
+	require.NotNil(m.t, m.faults, "Options.Faulty is not set")
+	require.NoError(m.t, m.faults.Encode(f))
+	select {
+	case <-m.done:
+	case <-m.ended:
+		m.t.Fatalf("the daemon ended: %v", m.err)
+	}
+}
+
+// Log returns what the daemon of a Faulty mount logged so far.
+func (m *Mount) Log() string {
+	m.log.mu.Lock()
+	defer m.log.mu.Unlock()
+	return m.log.kept.String()
+}
+
 // logWriter passes the daemon's log to the test's.
-type logWriter struct{ t testing.TB }
+type logWriter struct {
+	keep bool // immutable
+	mu   sync.Mutex
+	kept strings.Builder // protected by mu
+}
 
 func (w *logWriter) Write(p []byte) (int, error) {
+	if w.keep {
+		w.mu.Lock()
+		w.kept.Write(p)
+		w.mu.Unlock()
+	}
 	fmt.Fprintf(os.Stderr, "%s", p)
 	return len(p), nil
 }

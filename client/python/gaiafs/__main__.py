@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -22,8 +23,7 @@ def _warm(arguments: argparse.Namespace) -> None:
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    json.dump(info(arguments.path), sys.stdout, indent=2)
-    print()
+    print(json.dumps(info(arguments.path), indent=2), flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,13 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     i.add_argument("path", metavar="PATH", help="file, directory, index or mountpoint")
     i.set_defaults(run=_info)
     arguments = parser.parse_args(argv)
-    if getattr(arguments, "device", "").isdigit():
-        arguments.device = int(arguments.device)
     try:
         arguments.run(arguments)
     except (Error, FormatError, ValueError) as e:
         print(f"gaiafs: {e}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
     return 0

@@ -20,9 +20,9 @@ class Array:
     on the same device stores into it, and with the mapping's next acquire.
 
     ``__dlpack__`` and, where the memory is a GPU's, ``__cuda_array_interface__`` (version 3), or else
-    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only where the
-    consumer's protocol can say so. Where it cannot (PyTorch, DLPack before 1.0), the memory itself is protected, and a
-    store into it ends the process or, on a GPU, its context.
+    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only, and not at
+    all where the protocol cannot say so (DLPack before 1.0). PyTorch does not look: the memory itself is protected, and a
+    store into such a tensor ends the process or, on a GPU, its context.
     """
 
     __slots__ = ("_lease", "ptr", "dtype", "shape", "readonly", "__weakref__")
@@ -71,6 +71,9 @@ class Array:
 
         Work that this process has on a stream of its own is not known here; whoever passes an array on between streams orders
         them.
+
+        Raises BufferError where it cannot be exported so: to another device, as a copy, read-only before DLPack 1.0
+        (max_version), or with elements that are smaller than a byte.
         """
         device = self.__dlpack_device__()
         if device[0] == dlpack.CPU and stream is not None:
@@ -84,13 +87,19 @@ class Array:
         if self.dtype.bits < 8:
             raise BufferError(f"elements of {self.dtype.bits} bits ({self.dtype}) have no exchange format: use a view of uint8")
         versioned = max_version is not None and max_version[0] >= 1
+        if self.readonly and not versioned:
+            raise BufferError(
+                "the array is read-only, and the library speaks DLPack before 1.0, which has no word for that: map with mode "
+                "'r+', or use Mapping.tensor() for PyTorch"
+            )
         return dlpack.export(self._lease, self.ptr, device, self.dtype, self.shape, self.readonly, versioned)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._lease.ordinal is None:
             raise AttributeError("memory of the host has no __cuda_array_interface__")
-        return {**self._interface(), "strides": None, "stream": None}
+        found = {**self._interface(), "strides": None, "stream": None}
+        return found if self.size else {**found, "data": (0, self.readonly)}  # its version 3 has no other address for nothing
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -103,9 +112,14 @@ class Array:
             raise AttributeError(f"array interfaces have no word for {self.dtype}: use DLPack or a view of uint8")
         return {"shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, self.readonly), "version": 3}
 
-    def __buffer__(self, flags: int) -> memoryview:
-        """The bytes, for ``memoryview(array)`` from Python 3.12 on; ``Mapping.buffer`` is for all."""
-        return buffer(self)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Is what NumPy asks for where ``__array_interface__`` has no word for the elements; BufferError for a GPU's memory."""
+        a = self.numpy()
+        if dtype is not None and a.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{self.dtype} becomes {dtype} in a copy only")
+            return a.astype(dtype)
+        return a.copy() if copy else a
 
     def numpy(self) -> Any:
         """Returns a NumPy array of the same memory."""

@@ -21,7 +21,8 @@ import struct
 import threading
 import time
 import weakref
-from typing import Callable, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from . import wire
 from .errors import Error, raise_first
@@ -30,19 +31,23 @@ from .errors import Error, raise_first
 PATIENCE = 30
 
 _E = TypeVar("_E", bound=Exception)
+_Received = tuple[bytes, "list[tuple[int, int, bytes]]", int, object]  # what recvmsg returns
 Take = Callable[[wire.Header, bytes, "list[int]"], None]
 
 _pool_lock = threading.Lock()
 _pool: weakref.WeakValueDictionary[str, Connection] = weakref.WeakValueDictionary()  # guarded by _pool_lock
-# Held while descriptors that arrived are neither mapped nor closed, so that a forked child has no copies of them.
+# Held while descriptors that arrived are neither mapped nor closed, so that a forked child has no copies of them, and while a
+# socket is made, so that the child knows of it.
 _descriptors = threading.RLock()
+_all: weakref.WeakSet[Connection] = weakref.WeakSet()  # also those that are being made; guarded by _descriptors
 
 
 def _after_fork_in_child() -> None:
     """Closes the child's copies of its parent's sockets, or the parent's end would go unnoticed."""
-    global _pool_lock, _pool, _descriptors
-    for c in list(_pool.values()):
+    global _pool_lock, _pool, _descriptors, _all
+    for c in list(_all):
         c.disown()
+    _all = weakref.WeakSet()
     _pool = weakref.WeakValueDictionary()
     _pool_lock = threading.Lock()
     _descriptors = threading.RLock()
@@ -53,6 +58,14 @@ os.register_at_fork(
     after_in_parent=lambda: _descriptors.release(),
     after_in_child=_after_fork_in_child,
 )
+
+
+class _Socket(socket.socket):
+    """A socket that ends with its connection, without a warning where garbage collection comes to it first."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_io_refs"):  # or __init__ was interrupted
+            self.close()
 
 
 class _Call:
@@ -81,13 +94,15 @@ class Connection:
 
     def __init__(self, path: str) -> None:
         self.lost: Error | None = None  # why the connection is of no use any more; set once
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())  # not Lock: an interrupt could end a wait without it
         self._ids = itertools.count(1)
         self._calls: dict[int, _Call] = {}  # guarded by _changed
         self._reading = False  # a thread reads; guarded by _changed
         self._orphans: collections.deque[int] = collections.deque()  # mappings to end when there is room
         self._pid = os.getpid()
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _descriptors:
+            self._sock = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            _all.add(self)
         try:
             self.welcome = self._shake_hands(path)
         except BaseException:
@@ -95,11 +110,6 @@ class Connection:
             raise
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
-
-    def __del__(self) -> None:
-        sock = getattr(self, "_sock", None)
-        if sock is not None:
-            sock.close()
 
     def disown(self) -> None:
         """Closes a forked child's copy of the socket."""
@@ -192,7 +202,7 @@ class Connection:
 
     def _adopt(self) -> None:
         """Sends what forget left. Where somebody holds the lock, the orphan is theirs: they come here afterwards."""
-        while self._orphans and self._changed.acquire(blocking=False):
+        while self._orphans and not self._owned() and self._changed.acquire(blocking=False):
             try:
                 if self.lost is not None or self._pid != os.getpid():
                     return  # the daemon ends the mappings of a connection with it
@@ -217,6 +227,10 @@ class Connection:
             finally:
                 self._changed.release()
 
+    def _owned(self) -> bool:
+        """Whether this thread holds _changed: a finalizer may run in the middle of what that guards."""
+        return bool(self._changed._is_owned())  # type: ignore[attr-defined]
+
     def _send(self, frame: bytes) -> None:
         """Sends one frame. A record is sent whole or not at all, so that threads need no lock."""
         try:
@@ -232,22 +246,29 @@ class Connection:
         """Waits for a condition, with _changed held. It reads, while nobody else does."""
         while not condition():
             if self._reading:  # also where the connection was lost: the reader may be in the middle of a frame
-                self._changed.wait()
+                self._changed.wait(1)  # not for ever: the reader may be interrupted before it says that it has ended
                 continue
             if self.lost is not None:
                 self._end(self.lost)
                 continue
             self._reading = True
-            self._changed.release()
             failure: Error | None = None
+            interrupt: BaseException | None = None
             try:
+                self._changed.release()
                 failure = self._read_one()
             finally:
-                self._changed.acquire()
                 self._reading = False
+                while not self._owned():
+                    try:
+                        self._changed.acquire()
+                    except BaseException as e:  # a signal's; the caller relies on the lock
+                        interrupt = e
                 if failure is not None:
                     self._end(failure)
                 self._changed.notify_all()
+            if interrupt is not None:
+                raise interrupt
 
     def _end(self, why: Error) -> None:
         """Ends every call, with _changed held."""
@@ -266,11 +287,12 @@ class Connection:
             self._poll.poll()  # the one place where a wait is long; interrupting it loses nothing
         except OSError as e:
             return _gone(e)
-        whole = False
+        whole, raw = False, list[_Received]()
+        fds: list[int] | None = None
         try:
             with _descriptors:
                 try:
-                    record, fds, truncated = self._receive(socket.MSG_DONTWAIT)
+                    record, fds, truncated = self._receive(socket.MSG_DONTWAIT, raw)
                 except BlockingIOError:
                     whole = True
                     return None
@@ -284,8 +306,39 @@ class Connection:
             whole = True
             return failure
         finally:
-            if not whole and self.lost is None:
+            if not whole and raw and fds is None:
+                _close(_descriptors_of(raw[0]))
+            if not whole and raw and self.lost is None and not self._cut_short(raw[0][0]):
                 self.lost = Error(errno.ENOTCONN, "the connection to gaiafs was interrupted in the middle of a reply")
+
+    def _cut_short(self, record: bytes) -> bool:
+        """Fails the call whose frame was interrupted, by Ctrl-C for example, and says whether the connection can go on."""
+        try:
+            h, body = wire.decode_header(record)
+        except wire.Malformed:
+            return False
+        if h.type == wire.ERROR:
+            return False
+        c = self._calls.get(h.id)
+        if c is not None:
+            failure: Error | None = Error(errno.EINTR, "the call was interrupted while its reply arrived")
+            try:
+                # These can be taken once more. A mapping whose number nobody learnt could not be ended.
+                if h.type in (wire.MAPPED, wire.RESULT):
+                    c.take(h, body, [])
+                if h.type == wire.RESULT:
+                    failure = None
+            except Error as e:
+                failure = e
+            except BaseException:
+                pass
+            if failure is not None:
+                c.error = c.error or _again(failure)
+            if not h.flags & wire.MORE:
+                with self._changed:
+                    c.done = True
+                    self._calls.pop(h.id, None)
+        return True
 
     def _dispatch(self, record: bytes, fds: list[int], truncated: bool) -> Error | None:
         try:
@@ -311,12 +364,15 @@ class Connection:
                 self._calls.pop(h.id, None)
         return None
 
-    def _receive(self, flags: int = 0) -> tuple[bytes, list[int], bool]:
-        """Receives a record and the descriptors beside it, which close on exec."""
+    def _receive(self, flags: int = 0, raw: list[_Received] | None = None) -> tuple[bytes, list[int], bool]:
+        """Receives a record and the descriptors beside it, which close on exec. raw has them, if this is interrupted."""
+        if raw is None:
+            raw = []
         space = socket.CMSG_SPACE(4 * wire.MAX_EXTENTS)
         for attempt in itertools.count():
             try:
-                record, messages, got, _ = self._sock.recvmsg(wire.MAX_FRAME, space, flags | socket.MSG_CMSG_CLOEXEC)
+                # In one step for the interpreter: an interrupt comes before it, or finds what was received in raw.
+                raw.extend(map(self._sock.recvmsg, (wire.MAX_FRAME,), (space,), (flags | socket.MSG_CMSG_CLOEXEC,)))
                 break
             except BlockingIOError:
                 raise
@@ -326,16 +382,22 @@ class Connection:
                     raise _gone(e) from None
             except OSError as e:
                 raise _gone(e) from None
-        fds = array.array("i")
-        for level, kind, data in messages:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
+        record, _, got, _ = raw[0]
+        fds = _descriptors_of(raw[0])
         if not record or got & socket.MSG_TRUNC:
-            _close(list(fds))
+            _close(fds)
             if not record:
                 raise Error(errno.ENOTCONN, "the connection to gaiafs is lost: the daemon closed it")
             raise Error(errno.EPROTO, "the daemon sent a frame that is too long")
-        return record, list(fds), bool(got & socket.MSG_CTRUNC)
+        return record, fds, bool(got & socket.MSG_CTRUNC)
+
+
+def _descriptors_of(received: _Received) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in received[1]:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
+    return list(fds)
 
 
 def _close(fds: list[int]) -> None:

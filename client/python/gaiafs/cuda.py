@@ -107,7 +107,11 @@ class Driver:
         self._functions["cuDeviceGetUuid"].argtypes = (_pointer, _int)
         code = self._functions["cuInit"](0)
         if code:
-            hint = "; a forked child cannot use CUDA: start it with multiprocessing's spawn" if code == 3 else ""
+            hint = ""
+            if code == 3:
+                hint = "; a forked child cannot use CUDA: start it with multiprocessing's spawn"
+            elif "CUDA_VISIBLE_DEVICES" in os.environ:
+                hint = f" (CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r})"
             raise Error(errno.ENODEV, f"CUDA cannot be used: cuInit of {LIBRARY}: {self._words(code)}{hint}")
 
     def call(self, name: str, *arguments: object) -> None:

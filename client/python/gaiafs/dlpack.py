@@ -79,11 +79,17 @@ class _Versioned(ctypes.Structure):
 class _Export:
     """A structure that is not zero yet, and what it keeps alive."""
 
-    __slots__ = ("block", "name", "capsule", "keep")
+    __slots__ = ("block", "name", "capsule", "keep", "ended")
 
     def __init__(self, block: int, name: bytes, keep: object) -> None:
         self.block, self.name, self.keep = block, name, keep
         self.capsule: Any = None
+        self.ended = False
+
+    def __del__(self) -> None:
+        # Not in sweep: another thread's may be looking at the structure. One that has a consumer outlives the interpreter.
+        if self.ended:
+            _libc.free(self.block)
 
     def over(self) -> bool:
         """Whether nobody uses the structure any more."""
@@ -110,8 +116,8 @@ def sweep() -> None:
                 _exports.remove(e)
             except KeyError:
                 continue  # another thread did
-            e.capsule = None
-            _libc.free(e.block)
+            e.keep = e.capsule = None
+            e.ended = True
 
 
 def _with_collection(phase: str, info: object) -> None:

@@ -101,6 +101,8 @@ def dtype_of(of: Any) -> DType:
         name = str(of).removeprefix("torch.")
     else:
         name = str(getattr(of, "name", None) or getattr(of, "__name__", None) or of)
+    if getattr(of, "byteorder", "=") == ">":
+        raise TypeError(f"{of!r} has its bytes in the other order: use Mapping.numpy, which takes any dtype of NumPy")
     found = _BY_NAME.get(name) or SAFETENSORS.get(name) or _BY_TYPESTR.get(name) or _BY_TORCH.get(name)
     if found is None:
         raise TypeError(f"{of!r} is no type of elements that can be shared; there are {', '.join(_BY_NAME)}")

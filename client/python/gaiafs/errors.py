@@ -18,6 +18,10 @@ class Error(OSError):
             super().__init__(errno, text or os.strerror(errno), filename)
 
 
+class ReadOnlyWarning(UserWarning):
+    """A library was given memory that must not be stored into, and does not know it."""
+
+
 class FormatError(ValueError):
     """A file is not what its name says it is."""
 

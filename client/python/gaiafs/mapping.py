@@ -10,14 +10,16 @@ import os
 import stat
 import sys
 import threading
+import warnings
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Callable, Protocol, SupportsIndex, Union
+from typing import Any, Protocol, SupportsIndex, Union
 
 from . import connection, cuda, dlpack, host, wire
 from .array import Array, buffer
 from .dtypes import dtype_of
-from .errors import Error, raise_first
+from .errors import Error, ReadOnlyWarning, raise_first
 
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
 
@@ -29,14 +31,16 @@ class HasFileno(Protocol):
 
 
 def ordinal_of(device: Any) -> int:
-    """Returns the number in 0, "cuda:0", "cuda" or a torch.device; without a number it is PyTorch's current device, or 0."""
+    """Returns the number in 0, "0", "cuda:0", "cuda" or a torch.device; without one it is PyTorch's current device, or 0."""
     if isinstance(device, bool):
         raise TypeError("a device is a number, 'cuda:N' or a torch.device, not a bool")
     if isinstance(device, SupportsIndex):
         n = operator.index(device)
     else:
         kind, colon, digits = str(device).partition(":")
-        if kind not in ("cuda", "emulated") or colon and not (digits.isascii() and digits.isdigit()):
+        if not colon and kind.isascii() and kind.isdigit():
+            kind, colon, digits = "cuda", ":", kind
+        if kind not in ("cuda", "emulated") or (colon and not (digits.isascii() and digits.isdigit())):
             raise ValueError(f"{device!r} is no device: use a number, 'cuda:N' or a torch.device")
         if colon:
             n = int(digits)
@@ -50,15 +54,30 @@ def ordinal_of(device: Any) -> int:
 
 def stream_of(stream: Any) -> int | None:
     """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__."""
-    if stream is None or isinstance(stream, int):
-        return stream
-    if hasattr(stream, "__cuda_stream__"):
+    if stream is None:
+        return None
+    if isinstance(stream, SupportsIndex):
+        n = operator.index(stream)
+    elif hasattr(stream, "__cuda_stream__"):
         found = stream.__cuda_stream__
-        return int((found() if callable(found) else found)[1])
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    raise TypeError(f"{stream!r} is no CUDA stream")
+        n = int((found() if callable(found) else found)[1])
+    elif hasattr(stream, "cuda_stream"):
+        n = int(stream.cuda_stream)
+    elif hasattr(stream, "ptr"):
+        n = int(stream.ptr)
+    else:
+        raise TypeError(f"{stream!r} is no CUDA stream")
+    if n < 0:
+        raise ValueError(f"{n} is no handle of a CUDA stream")
+    return n
+
+
+def sizes_of(shape: Any) -> tuple[int, ...]:
+    """Returns the sizes in a shape, which may be a single number."""
+    sizes = (operator.index(shape),) if isinstance(shape, SupportsIndex) else tuple(operator.index(n) for n in shape)
+    if any(n < 0 for n in sizes):
+        raise ValueError(f"the shape {list(sizes)} has a negative size")
+    return sizes
 
 
 def whole_pages(n: int) -> int:
@@ -180,9 +199,11 @@ class _Assembly:
                 return None
 
         def rest(h: wire.Header, body: bytes, fds: list[int]) -> None:
-            self.take(h, body, fds)
-            if self._whole and self.reply is not None:
-                c.forget(self.reply.mapping)
+            try:
+                self.take(h, body, fds)
+            finally:
+                if self._whole and self.reply is not None:
+                    c.forget(self.reply.mapping)
 
         return rest
 
@@ -284,12 +305,14 @@ class Window:
 
     def lease(self) -> Lease:
         lease = Lease(self)
+        self.check()  # a forked child must not wait for the lock, which a thread of its parent may have held
         with self._lock:
             self.check()
             self._leases.add(lease)
         return lease
 
     def __enter__(self) -> None:
+        self.check()
         with self._lock:
             self.check()
             self._running += 1
@@ -328,20 +351,20 @@ class Window:
     def close(self) -> None:
         """Gives everything back, after the calls that run."""
         dlpack.sweep()
+        if self._pid != os.getpid():
+            self._close_in_child()
+            return
         with self._lock:
             if self._closed:
                 return
-            if self._pid != os.getpid():
-                self._closed = True
-                self._memory.disown()
-                fd, self._fd = self._fd, -1
-                os.close(fd)
-                return
-            if n := len(self._leases):
-                raise BufferError(f"the mapping cannot be closed: arrays or tensors of its memory exist ({n})")
+            self._check_unused()
             self._closed = True
-            while self._running:
-                self._lock.wait()
+            try:
+                while self._running:
+                    self._lock.wait()
+            except BaseException:
+                self._closed = False
+                raise
         failures: list[Error] = []
         mapping = wire.unmap(self.reply.mapping)
         for step in (self._memory.drop, lambda: self._connection.simple(wire.UNMAP, mapping)):
@@ -353,6 +376,22 @@ class Window:
         os.close(fd)
         del self._connection
         raise_first(failures)
+
+    def _check_unused(self) -> None:
+        if n := len(self._leases):
+            raise BufferError(
+                f"the mapping cannot be closed: arrays or tensors of its memory exist ({n}). Delete them before, or do not "
+                "close it: it goes with the last of them"
+            )
+
+    def _close_in_child(self) -> None:
+        """Gives up a forked child's view. The child has one thread, and the lock may be held by one that it has not."""
+        if not self._closed:
+            self._check_unused()
+            self._closed = True
+            self._memory.disown()
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def named(e: Error, name: str | None) -> Error:
@@ -369,7 +408,7 @@ def request_grant(fd: int) -> wire.Grant:
         fcntl.ioctl(fd, wire.GRANT_REQUEST, answer, True)
     except OSError as e:
         if e.errno in (errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise Error(e.errno, "it is not on a gaiafs mount: see gaiafs mount") from None
+            raise Error(e.errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)") from None
         raise Error(e.errno or errno.EIO, f"the mount gave no access: {e.strerror}") from None
     try:
         return wire.decode_grant(bytes(answer))
@@ -382,15 +421,21 @@ def open_file(file: PathLike | HasFileno | int, writable: bool) -> tuple[int, st
     if isinstance(file, (str, bytes, os.PathLike)):
         name = os.fsdecode(file)
         try:
-            return os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC), name
+            # Without O_NONBLOCK a pipe would be waited for; to files it means nothing.
+            return os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK), name
         except OSError as e:
             raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    if isinstance(file, bool) or not (isinstance(file, int) or hasattr(file, "fileno")):
+        raise TypeError(f"a file is a path, an open file or a descriptor, not {file!r}")
     flush = getattr(file, "flush", None)
     if flush is not None and writable:
         flush()  # what a buffered file keeps would come later, over the device's stores
     fd = file if isinstance(file, int) else file.fileno()
     known = getattr(file, "name", None)
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), known if isinstance(known, str) else None
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), known if isinstance(known, str) else None
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, f"descriptor {fd}: {e.strerror}") from None
 
 
 def check_file(fd: int, writable: bool) -> int:
@@ -423,7 +468,6 @@ def open_window(
     ordinal = ordinal_of(device)
     offset = operator.index(offset)
     fd, name = open_file(file, writable)
-    window: Window | None = None
     try:
         size = check_file(fd, writable)
         if offset < 0 or offset % wire.PAGE:
@@ -621,10 +665,11 @@ class Mapping:
         return self._window.read(self._window.ptr + offset, n)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copies bytes into the memory, also to a GPU."""
+        """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU."""
         if not self._window.writable:
             raise TypeError("the mapping is read-only: map with mode 'r+'")
-        data = bytes(data)
+        if not isinstance(data, bytes):
+            data = memoryview(data).tobytes()  # not bytes(data), which makes zeros of a number
         offset, n = self._part(offset, len(data))
         self._window.write(self._window.ptr + offset, data)
 
@@ -644,14 +689,7 @@ class Mapping:
         """
         t = dtype_of(dtype)
         offset, left = self._part(offset, None)
-        if shape is None:
-            sizes: tuple[int, ...] = (left * 8 // t.bits,)
-        elif isinstance(shape, SupportsIndex):
-            sizes = (operator.index(shape),)
-        else:
-            sizes = tuple(operator.index(n) for n in shape)
-        if any(n < 0 for n in sizes):
-            raise ValueError(f"the shape {list(sizes)} has a negative size")
+        sizes = (left * 8 // t.bits,) if shape is None else sizes_of(shape)
         bits = math.prod(sizes) * t.bits
         if bits % 8:
             raise ValueError(f"{t} elements of shape {list(sizes)} end within a byte")
@@ -679,15 +717,30 @@ class Mapping:
             return self.array(dtype, shape, offset).numpy()
         if t.hasobject:
             raise TypeError("Python objects cannot be shared with other processes")
+        if not t.itemsize:
+            raise ValueError(f"elements of {t!r} have no size")
         offset, left = self._part(offset, None)
-        sizes = left // t.itemsize if shape is None else shape
-        view = self.buffer(offset, left)
-        return numpy.ndarray(sizes, t, view)
+        sizes = (left // t.itemsize,) if shape is None else sizes_of(shape)
+        if (n := math.prod(sizes) * t.itemsize) > left:
+            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+        if not n:
+            self.buffer(offset, 0)  # as it fails where there is memory
+            return numpy.empty(sizes, t)
+        # Not of the memoryview itself: NumPy looks through it, and would let the array be made writable.
+        return numpy.ndarray(sizes, t, numpy.frombuffer(self.buffer(offset, n), numpy.uint8))
 
     def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Any:
         """Returns a PyTorch tensor of the memory, on the mapping's GPU, or on the CPU for an emulated device.
 
         PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process or, on
-        a GPU, its CUDA context. Use mode "r+" for tensors that are stored into.
+        a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
         """
-        return self.array(dtype, shape, offset).torch()
+        a = self.array(dtype, shape, offset)
+        if a.readonly:
+            warnings.warn(
+                "PyTorch has no read-only tensors: a store into this one, of a mapping with mode 'r', ends the process or, on "
+                "a GPU, its CUDA context. Map with mode 'r+' to store into it, or filter gaiafs.ReadOnlyWarning",
+                ReadOnlyWarning,
+                stacklevel=2,
+            )
+        return a.torch()

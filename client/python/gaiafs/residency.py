@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from . import connection, safetensors, wire
 from .errors import Error, FormatError
@@ -31,7 +32,7 @@ def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], No
         try:
             size = check_file(fd, writable=False)
             if size:
-                _warm(fd, size, device, lambda done: progress(file, done, size) if progress else None)
+                _warm(fd, file, size, device, progress)
         except Error as e:
             raise named(e, file) from None
         finally:
@@ -40,13 +41,14 @@ def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], No
     return total
 
 
-def _warm(fd: int, size: int, device: Any, progress: Callable[[int], None]) -> None:
+def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, int, int], None] | None) -> None:
     window = open_window(fd, device, False, 0, size, lazy=True, hold_only=True)
     try:
         for at in range(0, size, STEP):
             n = min(STEP, size - at)
             window.request(wire.ACQUIRE, at, n)
-            progress(at + n)
+            if progress is not None:
+                progress(file, at + n, size)
     finally:
         window.close()
 

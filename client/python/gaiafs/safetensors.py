@@ -6,6 +6,7 @@ The parser trusts nothing: whatever a file holds, the answer is its tensors or a
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import math
 import os
@@ -172,9 +173,12 @@ def _about(path: str, e: Exception) -> FormatError:
 
 def shards_of(path: PathLike) -> dict[str, list[str] | None]:
     """Returns the files that a path stands for, each with the tensors to take from it; None stands for all of them."""
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     if os.path.isdir(name):
-        files = sorted(f for f in os.listdir(name) if not f.startswith("."))
+        try:
+            files = sorted(f for f in os.listdir(name) if not f.startswith("."))
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
         indexes = [f for f in files if f.endswith(INDEX)]
         if len(indexes) > 1:
             if "model" + INDEX not in indexes:
@@ -227,23 +231,25 @@ def parse_index(text: bytes) -> dict[str, list[str]]:
     return files
 
 
-def framework_of(framework: str | None, ordinal: int | None) -> str:
-    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's on the host."""
-    if framework is not None:
-        if framework not in ("torch", "numpy", "array"):
-            raise ValueError(f"framework is 'torch', 'numpy' or 'array', not {framework!r}")
-        if framework == "numpy" and ordinal is not None:
-            raise ValueError("NumPy cannot use memory of a GPU: use framework='torch' or 'array'")
-        return framework
-    try:
-        import torch  # noqa: F401
+def framework_of(framework: str | None) -> str:
+    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's. ImportError where it is not there."""
+    if framework not in (None, "torch", "numpy", "array"):
+        raise ValueError(f"framework is 'torch', 'numpy' or 'array', not {framework!r}")
+    for name in ("torch", "numpy") if framework is None else (framework,):
+        if name == "array" or _installed(name):
+            return name
+    what = "neither PyTorch nor NumPy is" if framework is None else f"{framework} is not"
+    raise ImportError(f"{what} installed: install it, or use framework='array', which needs no library")
 
-        return "torch"
-    except ImportError:
-        pass
-    if ordinal is not None:
-        raise ImportError("PyTorch is not installed: install it, or use framework='array' and its __dlpack__")
-    return "numpy"
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:
+            raise
+        return False
+    return True
 
 
 def load_safetensors(
@@ -259,18 +265,20 @@ def load_safetensors(
     The format allows tensors that are not aligned to their elements. Such a one is a ValueError, or with copy_unaligned a
     copy of its own.
 
-    Raises FormatError for a file that is not what the format demands, and what ``gaiafs.mmap`` raises.
+    It blocks until all is on the device. Raises FormatError for a file that is not what the format demands, ImportError where
+    the library is not installed, TypeError where it has no such elements, and what ``gaiafs.mmap`` raises.
     """
+    chosen = framework_of(framework)
     tensors: dict[str, Any] = {}
     for file, names in shards_of(path).items():
-        for name, tensor in _load(file, names, device, framework, copy_unaligned).items():
+        for name, tensor in _load(file, names, device, chosen, copy_unaligned).items():
             if name in tensors:
                 raise FormatError(f"{file}: tensor {_shown(name)} is in another file, too")
             tensors[name] = tensor
     return tensors
 
 
-def _load(file: str, names: list[str] | None, device: Any, framework: str | None, copy: bool) -> dict[str, Any]:
+def _load(file: str, names: list[str] | None, device: Any, framework: str, copy: bool) -> dict[str, Any]:
     fd, _ = open_file(file, writable=False)
     try:
         try:
@@ -293,9 +301,10 @@ def _load(file: str, names: list[str] | None, device: Any, framework: str | None
         os.close(fd)
     if window.reply.size >= 0 and window.reply.size < header.size:
         raise FormatError(f"{file}: the file shrank from {header.size} to {window.reply.size} bytes while it was loaded")
-    chosen = framework_of(framework, window.ordinal)
+    if framework == "numpy" and window.ordinal is not None:
+        raise ValueError("NumPy cannot use memory of a GPU: install PyTorch, or use framework='array' and its __dlpack__")
     lease = window.lease()
-    return {name: _tensor_of(file, header.tensors[name], lease, chosen, copy) for name in wanted}
+    return {name: _tensor_of(file, header.tensors[name], lease, framework, copy) for name in wanted}
 
 
 def _tensor_of(file: str, t: Tensor, lease: Lease, framework: str, copy: bool) -> Any:

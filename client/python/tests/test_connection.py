@@ -1,9 +1,12 @@
 """Connections to daemons that misbehave. The daemon is a thread here, which says what the test wants."""
 
 import errno
+import gc
 import os
+import pathlib
 import signal
 import socket
+import stat
 import struct
 import threading
 
@@ -275,6 +278,27 @@ def test_interrupted_call_leaves_the_connection_usable(start):
         signal.signal(signal.SIGUSR1, old)
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_call_interrupted_in_the_middle_of_its_reply(start, more):
+    def serve(s):
+        for h, _ in requests(s):
+            for i in range(more):
+                s.send(reply(wire.DOCUMENT, h.id, bytes([i]), flags=wire.MORE))
+            s.send(result(h.id, pages=7))
+
+    def interrupted(*ignored):
+        raise KeyboardInterrupt
+
+    c = connection.open_connection(start(serve).path)
+    late = []
+    with pytest.raises(KeyboardInterrupt):
+        c.call(wire.PING, b"", interrupted, lambda h, body, fds: late.append(h.type))
+    assert c.lost is None
+    c.call(wire.PING, b"", lambda h, body, fds: None)
+    assert late == [wire.DOCUMENT, wire.RESULT][-more:] * bool(more)
+    assert not c._calls
+
+
 def test_descriptors_close_on_exec_and_are_not_leaked(start):
     before = len(os.listdir("/proc/self/fd"))
     seen = []
@@ -290,6 +314,45 @@ def test_descriptors_close_on_exec_and_are_not_leaked(start):
     assert len(seen) == 3 and not any(inheritable for _, inheritable in seen)
     assert len(os.listdir("/proc/self/fd")) == open_now
     assert before < open_now
+
+
+def test_child_has_no_socket_of_its_parents(start):
+    """Also where a thread was shaking hands: or the daemon would take the child's copy for the parent."""
+    asked, go = threading.Event(), threading.Event()
+
+    def slowly(s):
+        asked.set()
+        go.wait()
+        s.send(reply(wire.WELCOME, 0, WELCOME))
+        answer_all(s)
+
+    def sockets():
+        return sum(os.path.exists(p) and stat.S_ISSOCK(os.stat(p).st_mode) for p in pathlib.Path("/proc/self/fd").iterdir())
+
+    d = start(slowly, welcome=None)
+    t = threading.Thread(target=lambda: connection.open_connection(d.path))
+    t.start()
+    asked.wait()
+    before = sockets()
+    child = os.fork()
+    if child == 0:
+        os._exit(before - sockets())
+    go.set()
+    t.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_collected_in_any_order(start):
+    c = connection.open_connection(start(answer_all).path)
+    s = c._sock
+    c.cycle = c  # of what is found at once, whatever is oldest ends first
+    gc.collect()
+    path = f"/proc/self/fd/{s.fileno()}"
+    assert os.path.exists(path)
+    del c
+    gc.collect()
+    del s  # a warning would be an error
+    assert not os.path.exists(path)
 
 
 def test_child_cannot_use_the_connection(start):

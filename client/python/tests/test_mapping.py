@@ -4,17 +4,19 @@ import ctypes
 import errno
 import gc
 import os
+import pickle
 import signal
 import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import gaiafs
+from gaiafs import connection, cuda, dlpack
+from gaiafs import host as host_memory
+
 from conftest import KIND
-from gaiafs import dlpack
 
 PAGE = 4096
 CONTENT = bytes(range(256)) * 16 * 1280  # 5 MiB: three extents
@@ -162,6 +164,7 @@ def test_threads(path):
         ({"device": 7}, gaiafs.Error, "7|lists its devices"),
         ({"device": -1}, gaiafs.Error, "no device -1"),
         ({"device": "gpu"}, ValueError, "no device"),
+        ({"device": "1.0"}, ValueError, "no device"),
         ({"device": True}, TypeError, "not a bool"),
         ({"mode": "w"}, ValueError, "mode is"),
         ({"offset": 1}, ValueError, "multiple of 4096"),
@@ -198,6 +201,36 @@ def test_bad_files(path, directory, tmp_path, make):
     with pytest.raises(gaiafs.Error, match="regular"):
         gaiafs.mmap(r)
     os.close(r), os.close(w)
+    with pytest.raises(gaiafs.Error, match="descriptor") as e:
+        gaiafs.mmap(r)
+    assert e.value.errno == errno.EBADF
+    for bad in (1.5, None, True, object()):
+        with pytest.raises(TypeError, match="a path, an open file or a descriptor"):
+            gaiafs.mmap(bad)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(gaiafs.Error, match="regular"):
+        gaiafs.mmap(tmp_path / "fifo")  # and does not wait for a writer
+
+
+def test_errors_can_be_sent_between_processes(directory):
+    with pytest.raises(gaiafs.Error) as e:
+        gaiafs.mmap(directory / "none")
+    again = pickle.loads(pickle.dumps(e.value))
+    assert type(again) is gaiafs.Error and str(again) == str(e.value) and again.filename == e.value.filename
+
+
+def test_write_takes_bytes(path):
+    with gaiafs.mmap(path, mode="r+") as m:
+        for data in (b"abc", bytearray(b"abc"), memoryview(b"a-b-c")[::2], np.frombuffer(b"abc", "u1")):
+            m.write(b"---")
+            m.write(data)
+            assert m.read(0, 4) == b"abc\3"
+        m.write(np.array([1, 2], "<u2"))
+        assert m.read(0, 4) == b"\1\0\2\0"
+        for data in (3, "abc", None):
+            with pytest.raises(TypeError):
+                m.write(data)
+        assert m.read(0, 4) == b"\1\0\2\0"
 
 
 def test_bad_ranges(path):
@@ -254,6 +287,7 @@ def test_array_arguments(path):
             ("<f2", "float16"),
             ("BF16", "bfloat16"),
             (None, "uint8"),
+            (bool, "bool"),
         ]:
             assert str(m.array(of).dtype) == name
         assert m.array("float32").shape == (25,)
@@ -269,8 +303,11 @@ def test_array_arguments(path):
         ]:
             with pytest.raises(ValueError, match=words):
                 m.array(*arguments)
-        with pytest.raises(TypeError, match="no type of elements"):
-            m.array("float31")
+        for of in ("float31", float, np.dtype("M8[s]"), np.dtype("f4,f4"), 7):
+            with pytest.raises(TypeError, match="no type of elements"):
+                m.array(of)
+        with pytest.raises(TypeError, match="other order"):
+            m.array(np.dtype(">f4"))
 
 
 def test_child_cannot_use_the_parents_mapping(path):
@@ -288,6 +325,12 @@ def test_child_cannot_use_the_parents_mapping(path):
             code = 3
         except gaiafs.Error:
             pass
+        try:
+            m.close()
+            code = 6
+        except BufferError:
+            code = code or (0 if KIND == "cuda" or stored(a.ptr, 9) == CONTENT[:9] else 7)
+        del a
         m.close()
         try:
             n = gaiafs.mmap(path)  # a connection of its own; CUDA has none in a child
@@ -298,6 +341,83 @@ def test_child_cannot_use_the_parents_mapping(path):
     assert os.waitpid(child, 0)[1] == 0
     assert m.read(0, 9) == CONTENT[:9]  # the parent's is as it was
     del a
+    m.close()
+
+
+def test_child_of_a_process_whose_threads_hold_locks(path):
+    """A lock that another thread held when the process forked is held for good in the child."""
+    m = gaiafs.mmap(path)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with m._window._lock, connection._pool_lock:
+            held.set()
+            done.wait()
+
+    t = threading.Thread(target=hold)
+    t.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 0
+        for use in (m.acquire, m.read, m.array):
+            try:
+                use()
+                code = 1
+            except gaiafs.Error as e:
+                code = code or (0 if e.errno == errno.ECHILD else 2)
+        m.close()
+        try:
+            gaiafs.mmap(path).close()
+        except gaiafs.Error:
+            code = code or (3 if KIND == "emulated" else 0)
+        os._exit(code)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        t.join()
+    m.close()
+
+
+def test_close_that_is_interrupted(path, monkeypatch):
+    m = gaiafs.mmap(path)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(m._window._lock, "wait", interrupt)
+        with m._window, pytest.raises(KeyboardInterrupt):  # as a call in another thread
+            m.close()
+    assert not m.closed and m.read(0, 9) == CONTENT[:9]
+    m.close()
+    assert m.closed
+
+
+def test_mapping_that_is_interrupted(path, mount, monkeypatch):
+    """Ctrl-C while a file is mapped leaves the process's other mappings as they are, and nothing behind."""
+    m = gaiafs.mmap(path, mode="r+")
+
+    class Memory(cuda.DeviceMemory if KIND == "cuda" else host_memory.HostMemory):
+        extents = 0
+
+        def add(self, place, fd):
+            Memory.extents += 1
+            if Memory.extents == 2:
+                raise KeyboardInterrupt
+            super().add(place, fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda if KIND == "cuda" else host_memory, Memory.__base__.__name__, Memory)
+        with pytest.raises(KeyboardInterrupt):
+            gaiafs.mmap(path)
+    m.write(b"still")
+    m.release()
+    assert path.read_bytes()[:5] == b"still"
+    f = next(f for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
+    assert f["mappings"] == 1
     m.close()
 
 
@@ -314,7 +434,7 @@ a = m.array()
 if m.kind == "emulated":
     n, d = m.numpy(), numpy.from_dlpack(a)
 else:
-    d = a.__dlpack__()
+    d = a.__dlpack__(max_version=(1, 0))
 class Cycle: pass
 c = Cycle(); c.self = c; c.keep = (m, a, d)
 m.write(b"exit")
@@ -325,7 +445,8 @@ m.write(b"exit")
 
 
 def test_death_is_a_release(path, python):
-    done = run(python, "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)", path)
+    script = "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)"
+    done = run(python, script, path)
     assert done.returncode == -signal.SIGKILL
     with gaiafs.mmap(path, device=1) as m:  # an answer comes after the daemon noticed, or it tells nothing
         for _ in range(500):
@@ -381,6 +502,12 @@ def test_numpy(path):
     assert m.numpy("bfloat16", (3,)).nbytes == 6
     with pytest.raises(TypeError, match="objects"):
         m.numpy(object)
+    assert m.numpy(">u2", 2).tolist() == [1, 0x203]
+    assert m.numpy("f4", (0, 3)).shape == (0, 3) and m.numpy("f4", ()).shape == ()
+    assert m.numpy("f4", None, len(CONTENT)).shape == (0,)
+    for dtype, shape, words in [("f4", (-1,), "negative"), ("f4", len(CONTENT), "not within"), ("S0", None, "no size")]:
+        with pytest.raises(ValueError, match=words):
+            m.numpy(dtype, shape)
     del a
     m.close()
 
@@ -393,9 +520,11 @@ def test_read_only_arrays(path):
             a[0] = 1
         view = m.buffer(0, 10)
         assert view.readonly and bytes(view) == CONTENT[:10]
-        assert not np.asarray(m.array()).flags.writeable
-        assert not np.from_dlpack(m.array()).flags.writeable
-        del a, view
+        for b in (a, np.asarray(m.array()), np.from_dlpack(m.array()), np.asarray(m.array("bfloat16"))):
+            assert not b.flags.writeable
+            with pytest.raises(ValueError):
+                b.flags.writeable = True
+        del a, b, view
 
 
 @host
@@ -403,7 +532,16 @@ def test_dlpack_and_array_interface(path):
     m = gaiafs.mmap(path, mode="r+")
     a = m.array("int32", (3, 4, 5), 8)
     want = np.frombuffer(CONTENT, "<i4", 60, 8).reshape(3, 4, 5)
+    for shape in ((), (0, 3), (1,), (2, 1, 2)):
+        for b in (np.from_dlpack(m.array("float64", shape)), np.asarray(m.array("float64", shape))):
+            assert b.shape == shape and b.tobytes() == CONTENT[: b.nbytes]
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    b = np.asarray(m.array("bfloat16", (3,)))
+    assert b.dtype == ml_dtypes.bfloat16 and b.ctypes.data == m.ptr
+    assert np.asarray(m.array("bfloat16", (3,)), "float32").dtype == np.float32
+    assert not hasattr(a, "__cuda_array_interface__")
     for b in (np.from_dlpack(a), np.asarray(a)):
+        assert b.dtype == want.dtype and b.flags.writeable
         assert (b == want).all() and b.ctypes.data == m.ptr + 8
     del a
     with pytest.raises(BufferError):
@@ -444,8 +582,16 @@ def test_dlpack_refuses(path):
         m.array("F4", (4,)).__dlpack__()
     with pytest.raises(BufferError if KIND == "emulated" else ValueError):
         a.__dlpack__(stream=0)
-    c, v = a.__dlpack__(), a.__dlpack__(max_version=(1, 0))
-    assert '"dltensor"' in repr(c) and '"dltensor_versioned"' in repr(v)
+    for options in ({}, {"max_version": (0, 8)}):
+        with pytest.raises(BufferError, match=r"read-only.*'r\+'"):
+            a.__dlpack__(**options)
+    w = gaiafs.mmap(path, mode="r+")
+    c = w.array().__dlpack__()
+    assert '"dltensor"' in repr(c)
+    del c
+    w.close()
+    c, v = a.__dlpack__(max_version=(1, 3)), a.__dlpack__(max_version=(2, 0), copy=False, dl_device=a.__dlpack_device__())
+    assert '"dltensor_versioned"' in repr(c) and '"dltensor_versioned"' in repr(v)
     del a
     with pytest.raises(BufferError):
         m.close()
@@ -471,17 +617,18 @@ def test_tensor(path):
         m.close()
     del t, f
     m.close()
-    t = gaiafs.mmap(path, device=torch.device("cuda:1")).tensor()
+    with pytest.warns(gaiafs.ReadOnlyWarning, match=r"'r\+'"):
+        t = gaiafs.mmap(path, device=torch.device("cuda:1")).tensor()
     gc.collect()
     assert t[PAGE + 3] == 0x40
 
 
 # Devices that say they are GPUs.
 
-cuda = pytest.mark.kind("cuda")
+gpu = pytest.mark.kind("cuda")
 
 
-@cuda
+@gpu
 def test_cuda_array_interface(path):
     with gaiafs.mmap(path, device=1, mode="r+") as m:
         a = m.array("float64", (3,), 16)
@@ -490,14 +637,20 @@ def test_cuda_array_interface(path):
             "shape": (3,), "typestr": "<f8", "data": (m.ptr + 16, False), "version": 3, "strides": None, "stream": None,
         }  # fmt: skip
         assert not hasattr(a, "__array_interface__") and not hasattr(m.array("BF16"), "__cuda_array_interface__")
-        assert "dltensor" in repr(a.__dlpack__(stream=1))
+        for stream in (None, 1, 2, -1, 1 << 40):
+            assert "dltensor" in repr(a.__dlpack__(stream=stream))
+        assert m.array("float64", (0, 3), 16).__cuda_array_interface__["data"] == (0, False)
+        with pytest.raises(BufferError, match="GPU"):
+            np.asarray(m.array("BF16"))
+        with pytest.raises(ValueError, match="no handle"):
+            m.release(stream=-1)
         for use in (m.numpy, m.buffer):
             with pytest.raises(BufferError, match="GPU"):
                 use()
         del a
 
 
-@cuda
+@gpu
 def test_no_libcuda(path, python):
     script = """
 import errno, sys, gaiafs
@@ -517,9 +670,13 @@ else:
     script = script.replace("sys.argv[1]", "sys.argv[1], 2").replace("libcuda.so.1", "--gpus")
     done = run(python, script, path, FAKECUDA_DEVICES="3")
     assert (done.returncode, done.stderr) == (0, "")
+    # A variable that hides every GPU has cuInit fail.
+    script = script.replace("--gpus", "CUDA_VISIBLE_DEVICES is '-1'")
+    done = run(python, script, path, FAKECUDA_FAIL="cuInit:100", CUDA_VISIBLE_DEVICES="-1")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-@cuda
+@gpu
 @pytest.mark.parametrize(
     "call", ["cuInit", "cuDeviceGetUuid_v2", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemMap:2:1",
              "cuMemSetAccess", "cuMemRelease", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetCurrent"]
@@ -542,7 +699,7 @@ assert len(os.listdir("/proc/self/fd")) == before or "cuMemRelease" in os.enviro
     assert "CUDA_ERROR_OUT_OF_MEMORY" in done.stdout
 
 
-@cuda
+@gpu
 def test_context_stack_is_left_as_it_was(path):
     lib = ctypes.CDLL("libcuda.so.1")
     lib.cuInit(0)
@@ -570,7 +727,7 @@ def test_context_stack_is_left_as_it_was(path):
             lib.cuDevicePrimaryCtxRelease_v2(own)
 
 
-@cuda
+@gpu
 def test_release_waits_for_the_stream(path):
     lib = ctypes.CDLL("libcuda.so.1")
     m = gaiafs.mmap(path, mode="r+")
@@ -617,7 +774,7 @@ gaiafs.mmap(sys.argv[1]).close()
 before, mapped = descriptors(), maps()
 for _ in range(5):
     m = gaiafs.mmap(sys.argv[1], mode="r+"); m.close()
-    m = gaiafs.mmap(sys.argv[1]); a = m.array(); del m; c = a.__dlpack__(); del a; del c; gc.collect()
+    m = gaiafs.mmap(sys.argv[1]); a = m.array(); del m; c = a.__dlpack__(max_version=(1, 0)); del a; del c; gc.collect()
     m = gaiafs.mmap(sys.argv[1]); m.self = m; del m; gc.collect()
 assert descriptors() == before, (descriptors(), before)
 assert maps() == mapped, (maps(), mapped)

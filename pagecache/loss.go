@@ -1,0 +1,175 @@
+package pagecache
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// maxLossRuns is the most runs of pages that a Loss names.
+const maxLossRuns = 256
+
+// Loss is what a device took with it when it was lost: pages of a file that programs had released and that were not home.
+type Loss struct {
+	Device int `json:"device"`
+	// File is the path below the mountpoint when the file was last mapped.
+	File  string `json:"file"`
+	Pages int64  `json:"pages"`
+	// Runs has the pages as [first, end), ascending; the first maxLossRuns of them.
+	Runs [][2]page.Index `json:"runs"`
+}
+
+func newLoss(device int, file string, runs []page.Range) *Loss {
+	l := &Loss{Device: device, File: file}
+	for i, rg := range runs {
+		l.Pages += rg.Len()
+		if i < maxLossRuns {
+			l.Runs = append(l.Runs, [2]page.Index{rg.Start, rg.End})
+		}
+	}
+	return l
+}
+
+// Where names the first few runs, for people.
+func (l *Loss) Where() string {
+	const most = 8
+	var named []string
+	left := l.Pages
+	for i, r := range l.Runs {
+		rg := page.Range{Start: r[0], End: r[1]}
+		if i == most {
+			break
+		}
+		named = append(named, rg.String())
+		left -= rg.Len()
+	}
+	text := strings.Join(named, " ")
+	if left > 0 {
+		text += fmt.Sprintf(" and %d more", left)
+	}
+	return text
+}
+
+func (l *Loss) String() string {
+	return fmt.Sprintf("released bytes of %s were lost with device %d: pages %s, %d in all", l.File, l.Device, l.Where(), l.Pages)
+}
+
+// gone returns what a client is told once the device is lost, else nil.
+func (d *device) gone() error {
+	if !d.lost.Load() {
+		return nil
+	}
+	return &failure{syscall.ENODEV, fmt.Sprintf("device %d is lost, and with it what was not in the backing files; "+
+		"'gaiafs status' names what had been released; mount again to use the device", d.info.Ordinal), gpubackend.ErrDeviceLost}
+}
+
+// fault returns err of a call of the device, or of home, as a client is told it.
+func (d *device) fault(err error) error {
+	if gone := d.gone(); gone != nil {
+		return gone
+	}
+	if errors.Is(err, gpubackend.ErrNoMemory) {
+		text := fmt.Sprintf("device %d has no memory left for a copy; other programs use it (%v)", d.info.Ordinal, err)
+		return &failure{syscall.ENOMEM, text, err}
+	}
+	return err
+}
+
+// lose looks whether err of a call of the device says that it is lost, and sees to it that every File lets go of it then. The
+// caller may hold one File.mu.
+func (c *Cache) lose(d *device, err error) bool {
+	if !errors.Is(err, gpubackend.ErrDeviceLost) {
+		return false
+	}
+	if d.lost.CompareAndSwap(false, true) {
+		c.log.Error("device lost; the mount goes on without it", "device", d.info.Ordinal, "error", err)
+		select {
+		case c.lost <- struct{}{}:
+		default:
+		}
+	}
+	return true
+}
+
+// letGoOfLost has every File let go of the devices that are lost.
+func (c *Cache) letGoOfLost() {
+	for _, f := range c.snapshotFiles() {
+		f.mu.Lock()
+		for _, d := range c.devices {
+			if d.lost.Load() {
+				f.letGoLocked(d)
+			}
+		}
+		f.dropIdleLocked()
+		f.mu.Unlock()
+	}
+}
+
+// lostLocked is lose for callers that hold mu. The File has let go of a lost device when it returns.
+func (f *File) lostLocked(d *device, err error) bool {
+	if !f.c.lose(d, err) {
+		return false
+	}
+	f.letGoLocked(d)
+	return true
+}
+
+// letGoLocked drops what a lost device held of the file. What was only there is named in the log, in the status, by the next
+// Sync and by Close.
+func (f *File) letGoLocked(d *device) {
+	h := f.holdings[d.owner]
+	if h == nil || len(h.extents) == 0 {
+		return
+	}
+	var runs []page.Range
+	for _, p := range f.lrc.PendingOf(page.Range{End: f.lrc.End()}, d.owner) {
+		runs = page.AppendRange(runs, p.Range)
+	}
+	// Nobody misses the bytes of a file that no name leads to.
+	if len(runs) > 0 && !f.orphan {
+		l := newLoss(d.info.Ordinal, f.name, runs)
+		f.c.log.Error("released bytes were lost with the device", "device", l.Device, "file", l.File, "pages", l.Pages, "where", l.Where())
+		f.count(func(c *Counters) { c.LostPages.Add(l.Pages) })
+		f.unreported = append(f.unreported, l)
+		f.c.mu.Lock()
+		f.c.losses = append(f.c.losses, l)
+		f.c.mu.Unlock()
+	}
+	writers := 0
+	for m := range f.mappings {
+		if m.h == h && m.writable {
+			writers++
+		}
+	}
+	if writers > 0 {
+		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal, "file", f.name,
+			"mappings", writers)
+	}
+	for _, x := range h.sorted() {
+		f.freeExtentLocked(x)
+	}
+	if len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
+		f.pendingSince, f.collectErr = time.Time{}, nil
+	}
+}
+
+// reportLosses returns an error of what was lost of the file since the last call, nil if nothing was.
+func (f *File) reportLosses() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.unreported) == 0 {
+		return nil
+	}
+	var texts []string
+	for _, l := range f.unreported {
+		texts = append(texts, l.String())
+	}
+	f.unreported = nil
+	f.dropIdleLocked()
+	return fail(syscall.EIO, "%s; the file has what it had before", strings.Join(texts, "; "))
+}
