@@ -33,6 +33,8 @@ const (
 	unmap   = 7
 	status  = 8
 	ping    = 9
+	record  = 10
+	stop    = 11
 
 	welcome  = 0x8001
 	mapped   = 0x8002

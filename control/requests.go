@@ -65,6 +65,12 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeStatus:
 		token, err := decodeStatus(body)
 		return func(id requestID) { s.serveStatus(id, token) }, err
+	case typeRecord:
+		token, err := decodeStatus(body)
+		return func(id requestID) { s.serveRecord(id, token) }, err
+	case typeStop:
+		recorder, err := decodeStop(body)
+		return func(id requestID) { s.finish(id, 0, s.serveStop(recorder)) }, err
 	case typePing:
 		return func(id requestID) { s.finish(id, 0, nil) }, wantBody(body, 0)
 	}
@@ -191,6 +197,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		Writable: writable,
 		Lazy:     r.flags&mapLazy != 0,
 		Launder:  r.flags&mapLaunder != 0,
+		Process:  uint32(s.peer.Pid),
 	})
 	s.mu.Lock()
 	s.reserved--

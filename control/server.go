@@ -25,6 +25,8 @@ type Options struct {
 	Cache Cache
 	// Status returns what `gaiafs status` shows; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
 	Status func() any
+	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
+	Record func() (*pagecache.Recording, error)
 	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
 	Log *slog.Logger
 

@@ -81,6 +81,8 @@ func TestMalformedFramesEndTheConnection(t *testing.T) {
 		"short range":      frame(acquire, 1, make([]byte, 31)),
 		"short unmap":      frame(unmap, 1, make([]byte, 7)),
 		"short status":     frame(status, 1, make([]byte, 15)),
+		"short record":     frame(record, 1, make([]byte, 15)),
+		"short stop":       frame(stop, 1, make([]byte, 7)),
 	} {
 		c := s.connect()
 		c.send(b)

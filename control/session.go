@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // session is one connection of a client. Its reader goroutine owns it; requests run in goroutines of their own, which
@@ -42,6 +43,9 @@ type session struct {
 	lastMapping mappingID              // guarded by mu
 	reserved    int                    // mappings being made; guarded by mu
 	inStatus    bool                   // a STATUS is being answered; guarded by mu
+	// recording is what RECORD began, recorder the request. Guarded by mu.
+	recording *pagecache.Recording
+	recorder  requestID
 }
 
 // openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.

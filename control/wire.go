@@ -41,6 +41,8 @@ const (
 	typeUnmap   frameType = 7
 	typeStatus  frameType = 8
 	typePing    frameType = 9
+	typeRecord  frameType = 10
+	typeStop    frameType = 11
 
 	typeWelcome  = replyBit | 1
 	typeMapped   = replyBit | 2
@@ -257,12 +259,20 @@ func decodeUnmap(body []byte) (mappingID, error) {
 	return mappingID(binary.LittleEndian.Uint64(body)), nil
 }
 
+// decodeStatus decodes the body of STATUS and of RECORD.
 func decodeStatus(body []byte) (token [tokenSize]byte, err error) {
 	if err := wantBody(body, tokenSize); err != nil {
 		return token, err
 	}
 	copy(token[:], body)
 	return token, nil
+}
+
+func decodeStop(body []byte) (requestID, error) {
+	if err := wantBody(body, 8); err != nil {
+		return 0, err
+	}
+	return requestID(binary.LittleEndian.Uint64(body)), nil
 }
 
 // result is the body of RESULT and of ERROR.

@@ -101,6 +101,12 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, token, s)
 	require.Empty(t, open("ping", typePing, 0xfedcba9876543210))
+	s, err = decodeStatus(open("record", typeRecord, 13))
+	require.NoError(t, err)
+	require.Equal(t, token, s)
+	stop, err := decodeStop(open("stop", typeStop, 14))
+	require.NoError(t, err)
+	require.Equal(t, requestID(13), stop)
 }
 
 func TestMalformedBodies(t *testing.T) {
@@ -113,6 +119,8 @@ func TestMalformedBodies(t *testing.T) {
 		_, err = decodeRange(b)
 		require.Equal(t, n == 32, err == nil)
 		_, err = decodeUnmap(b)
+		require.Equal(t, n == 8, err == nil)
+		_, err = decodeStop(b)
 		require.Equal(t, n == 8, err == nil)
 		_, err = decodeStatus(b)
 		require.Equal(t, n == 16, err == nil)

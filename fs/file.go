@@ -158,7 +158,11 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 			return unix.Ftruncate(fd, 0)
 		})
 	}
-	return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+	if r := fs.cache.Recording(); r != nil && errno == 0 {
+		r.Resize(n.key.fileID(), 0)
+	}
+	return errno
 }
 
 // killSetIDOf is killSetID for a node whose descriptor is not at hand.

@@ -102,7 +102,11 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64) syscall
 			return unix.Truncate(procPath(fd), size)
 		})
 	}
-	return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	if r := fs.cache.Recording(); r != nil && errno == 0 {
+		r.Resize(n.key.fileID(), size)
+	}
+	return errno
 }
 
 // chown sets owner and group of n, whose descriptor is fd, where not -1. The backing clears set-id bits, but not the one of a group

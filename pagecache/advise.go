@@ -42,14 +42,14 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 	return fail(syscall.EINVAL, "there is no advice %d", a)
 }
 
-// fetch brings rg up to date in the background, for as long as the mapping lives.
+// fetch brings rg up to date in the background, as far as the file goes and for as long as the mapping lives.
 func (m *Mapping) fetch(rg page.Range) error {
 	if err := m.enter(); err != nil {
 		return err
 	}
 	go func() {
 		defer m.calls.Done()
-		pages, err := m.f.acquire(m.life, m.h, rg)
+		pages, err := m.f.acquireAhead(m.life, m.h, rg)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			m.f.c.log.Warn("fetching ahead", "file", m.f.Name(), "device", m.dev.info.Ordinal, "error", err)
 		}
@@ -58,20 +58,45 @@ func (m *Mapping) fetch(rg page.Range) error {
 	return nil
 }
 
-// predict fetches what the mapping's next acquires are expected to ask for.
-func (m *Mapping) predict(rg page.Range) {
-	pattern := prefetch.Unknown
+// acquireAhead is acquire of what lies before end of file, wherever that is when the pages have their turn: a window may reach
+// beyond it, and the file be truncated while the window is fetched.
+func (f *File) acquireAhead(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
+	for rest := rg; err == nil; {
+		f.mu.Lock()
+		if rest = rest.Intersect(f.fileRangeLocked()); rest.Empty() {
+			f.mu.Unlock()
+			break
+		}
+		if err = ctx.Err(); err == nil {
+			var n int64
+			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)
+			pages += n
+		}
+		f.mu.Unlock()
+	}
+	return pages, err
+}
+
+// pattern is what the program said of its accesses.
+func (m *Mapping) pattern() prefetch.Pattern {
 	switch Advice(m.advice.Load()) {
 	case AdviceSequential:
-		pattern = prefetch.Sequential
+		return prefetch.Sequential
 	case AdviceRandom:
-		pattern = prefetch.Random
+		return prefetch.Random
 	}
+	return prefetch.Unknown
+}
+
+// predict fetches what the mapping's next acquires are expected to ask for.
+func (m *Mapping) predict(rg page.Range) {
 	m.readAheadMu.Lock()
-	ahead := m.readAhead.Access(rg, pattern).Intersect(m.pages)
+	ahead := m.readAhead.Access(rg, m.pattern(), nil)
 	m.readAheadMu.Unlock()
-	if !ahead.Empty() {
-		_ = m.fetch(ahead) // the mapping ended: nobody needs it
+	for _, a := range ahead {
+		if a = a.Intersect(m.pages); !a.Empty() {
+			_ = m.fetch(a) // the mapping ended: nobody needs it
+		}
 	}
 }
 

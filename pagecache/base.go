@@ -1,6 +1,8 @@
 package pagecache
 
 import (
+	"sync"
+
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/versions"
@@ -11,40 +13,65 @@ import (
 func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
 	var parts []lrc.PageBase
 	for _, k := range f.lrc.KeepBases(ranges, except) {
-		_ = batches(k.Range, func(part page.Range) error {
+		for _, part := range pieces(k.Range, bufferPages) {
 			parts = append(parts, lrc.PageBase{Range: part, Base: k.Base})
-			return nil
-		})
+		}
 	}
-	// A few at a time, so that what was read and not yet kept stays small.
-	for len(parts) > 0 {
-		n := min(len(parts), pieceRuns)
-		bufs := make([][]byte, n)
-		if err := inParallel(n, maxReaders, func(i int) error {
-			bufs[i] = make([]byte, parts[i].Range.Bytes())
-			return f.readHomeLocked(parts[i].Range, bufs[i])
-		}); err != nil {
+	kept := make([][]*pageBytes, len(parts))
+	err := inParallel(len(parts), maxReaders, func(i int) error {
+		buf := takeBuffer()
+		defer giveBuffer(buf)
+		b := buf[:parts[i].Range.Bytes()]
+		if err := f.readHomeLocked(parts[i].Range, b); err != nil {
 			return err
 		}
-		for i, buf := range bufs {
-			f.putBaseLocked(parts[i].Range, parts[i].Base, buf)
+		kept[i] = copyPages(b)
+		return nil
+	})
+	for i, p := range parts {
+		if kept[i] != nil { // also after an error: what was read is right
+			f.putBasesLocked(p.Range, p.Base, kept[i])
 		}
-		parts = parts[n:]
 	}
-	return nil
+	return err
 }
 
-// putBaseLocked keeps the bytes of the pages of rg, which buf holds, as their base b.
-func (f *File) putBaseLocked(rg page.Range, b lrc.Base, buf []byte) {
-	for p := rg.Start; p < rg.End; p++ {
-		copied := new([page.Size]byte)
-		copy(copied[:], buf[(p-rg.Start).Offset():])
-		key := baseKey{p, b}
-		if f.bases[key] == nil {
-			f.addBases(1)
-		}
-		f.bases[key] = copied
+// pageBytes is the content of a page.
+type pageBytes [page.Size]byte
+
+// Memory of bases and buffers goes round: fresh memory costs more than what is done with it.
+var (
+	freePages   = sync.Pool{New: func() any { return new(pageBytes) }}
+	freeBuffers = sync.Pool{New: func() any { return new(buffer) }}
+)
+
+// bufferPages is the pages of a buffer, few enough for several processors to have a part of what is collected at once.
+const bufferPages = 32
+
+// buffer has room for bufferPages pages.
+type buffer [bufferPages * page.Size]byte
+
+// takeBuffer returns a buffer with anything in it, for giveBuffer to take back.
+func takeBuffer() *buffer  { return freeBuffers.Get().(*buffer) }
+func giveBuffer(b *buffer) { freeBuffers.Put(b) }
+
+// copyPages returns copies of the pages of buf.
+func copyPages(buf []byte) []*pageBytes {
+	pages := make([]*pageBytes, len(buf)/page.Size)
+	for i := range pages {
+		pages[i] = freePages.Get().(*pageBytes)
+		copy(pages[i][:], buf[i*page.Size:])
 	}
+	return pages
+}
+
+// putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.
+func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
+	before := len(f.bases)
+	for i, content := range pages {
+		f.bases[baseKey{rg.Start + page.Index(i), b}] = content
+	}
+	f.addBases(int64(len(f.bases) - before))
 }
 
 func (f *File) addBases(n int64) {
@@ -65,7 +92,11 @@ func (f *File) dropBasesLocked(drop []lrc.PageBase) {
 	before := len(f.bases)
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
-			delete(f.bases, baseKey{p, d.Base})
+			key := baseKey{p, d.Base}
+			if content := f.bases[key]; content != nil {
+				freePages.Put(content)
+				delete(f.bases, key)
+			}
 		}
 	}
 	f.addBases(int64(len(f.bases) - before))

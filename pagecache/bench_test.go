@@ -462,30 +462,45 @@ func benchmarkRelease(b *testing.B, collect bool) {
 // BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs once nobody
 // stores any more.
 func BenchmarkMerge(b *testing.B) {
-	r := newRig(b, 2)
-	n := r.rangeBytes()
-	s := r.file(n)
-	both := []*Mapping{r.mapAll(s, 0, n, true), r.mapAll(s, 1, n, true)}
-	f := r.cache.Lookup(s.id)
-	pages := scattered(n, 1)
-	round := uint64(0)
-	r.timed(n, func() {
-		round++
-		for _, m := range both {
-			r.store(m, pages, round)
-		}
-		for _, m := range both {
-			got, err := m.Release(r.ctx, 0, n)
-			require.NoError(b, err)
-			require.EqualValues(b, len(pages), got)
-		}
-	}, func() { require.NoError(b, f.collectAll(r.ctx, nil)) }, func() {
-		for _, m := range both {
-			_, err := m.Acquire(r.ctx, 0, n, false)
-			require.NoError(b, err)
-			r.verify(m, s, pages)
-		}
-	})
+	for _, x := range []struct {
+		name string
+		tile page.Index // pages that one stores into before the other has its turn; 0: both store into all
+	}{{"same-pages", 0}, {"tiles", 24}} {
+		b.Run(x.name, func(b *testing.B) {
+			r := newRig(b, 2)
+			n := r.rangeBytes()
+			s := r.file(n)
+			both := []*Mapping{r.mapAll(s, 0, n, true), r.mapAll(s, 1, n, true)}
+			f := r.cache.Lookup(s.id)
+			all := scattered(n, 1)
+			mine := [][]page.Index{all, all}
+			if x.tile > 0 {
+				mine = make([][]page.Index, 2)
+				for _, p := range all {
+					k := p / x.tile % 2
+					mine[k] = append(mine[k], p)
+				}
+			}
+			round := uint64(0)
+			r.timed(n, func() {
+				round++
+				for i, m := range both {
+					r.store(m, mine[i], round)
+				}
+				for i, m := range both {
+					got, err := m.Release(r.ctx, 0, n)
+					require.NoError(b, err)
+					require.EqualValues(b, len(mine[i]), got)
+				}
+			}, func() { require.NoError(b, f.collectAll(r.ctx, nil)) }, func() {
+				for _, m := range both {
+					_, err := m.Acquire(r.ctx, 0, n, false)
+					require.NoError(b, err)
+					r.verify(m, s, all)
+				}
+			})
+		})
+	}
 }
 
 // BenchmarkPeer maps a file on a second device while the first has it.
@@ -508,6 +523,45 @@ func BenchmarkPeer(b *testing.B) {
 				f.mu.Unlock()
 			})
 			r.ReportMetric(float64(f.counters.PeerCopyPages.Load()*page.Size)/float64(n), "files-by-peer-copies")
+		})
+	}
+}
+
+// BenchmarkLazy reads a lazy mapping of a file on disk as a program that acquires 256 KiB before it uses them: from start to
+// end, backward, or by four programs in turns. Working on 256 KiB takes 20 µs.
+func BenchmarkLazy(b *testing.B) {
+	const step = 256 << 10
+	orders := []struct {
+		name string
+		at   func(k, steps int64) int64
+	}{
+		{"forward", func(k, _ int64) int64 { return k }},
+		{"backward", func(k, steps int64) int64 { return steps - 1 - k }},
+		{"four", func(k, steps int64) int64 { return k%4*(steps/4) + k/4 }},
+	}
+	for _, order := range orders {
+		b.Run(order.name, func(b *testing.B) {
+			r := newRig(b, 1)
+			n := r.rangeBytes() &^ (4*step - 1)
+			s := r.file(n)
+			var m *Mapping
+			r.timed(n, func() {
+				var err error
+				m, err = r.cache.Map(r.ctx, s, MapRequest{Len: n, Lazy: true})
+				require.NoError(b, err)
+				s.evict(b)
+			}, func() {
+				for k := range n / step {
+					_, err := m.Acquire(r.ctx, order.at(k, n/step)*step, step, false)
+					require.NoError(b, err)
+					for end := time.Now().Add(20 * time.Microsecond); time.Now().Before(end); {
+					}
+				}
+			}, func() {
+				r.verify(m, s, nil)
+				require.NoError(b, m.Advise(r.ctx, 0, n, AdviceDontNeed))
+				require.NoError(b, m.Unmap(r.ctx))
+			})
 		})
 	}
 }

@@ -61,6 +61,8 @@ type Cache struct {
 
 	baseBytes atomic.Int64
 	counters  Counters
+	// recording is what accesses are written down in, nil while nobody asks for it.
+	recording atomic.Pointer[Recording]
 
 	background sync.WaitGroup
 	stop       context.CancelFunc

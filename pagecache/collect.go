@@ -15,12 +15,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB; collectRun is the most
-// that home is given in one, 1 MiB.
-const (
-	collectChunk = 2048
-	collectRun   = 256
-)
+// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
+const collectChunk = 2048
 
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
@@ -95,7 +91,7 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 	for _, p := range pending {
 		for !p.Range.Empty() {
 			part := p
-			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, collectRun)))
+			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, bufferPages)))
 			p.Range.Start = part.Range.End
 			chunk = append(chunk, part)
 			if room -= part.Range.Len(); room == 0 {
@@ -118,12 +114,17 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 	o := chunk[0].Owner
 	ranges := make([]page.Range, len(chunk))
 	parts := make([][]byte, len(chunk)) // of mine
-	var copies []gpubackend.Copy
+	starts := make([]int64, len(chunk)) // in mine, in pages
 	at := int64(0)
 	for i, p := range chunk {
-		ranges[i], parts[i] = p.Range, mine[at:at+p.Range.Bytes()]
+		ranges[i], parts[i], starts[i] = p.Range, mine[at:at+p.Range.Bytes()], at>>page.Shift
 		at += p.Range.Bytes()
-		copies = append(copies, h.copies(p.Range, parts[i])...)
+	}
+	var copies []gpubackend.Copy
+	rest := mine
+	for _, run := range joined(ranges) {
+		copies = h.appendCopies(copies, run, rest[:run.Bytes()])
+		rest = rest[run.Bytes():]
 	}
 	if err := h.dev.CopyOut(ctx, copies); err != nil {
 		return err
@@ -132,63 +133,66 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 		return err
 	}
 	merged := make([][]byte, len(chunk))
-	sums := make([][]gpubackend.Digest, len(chunk))
-	if err := inParallel(len(chunk), maxReaders, func(i int) error {
-		sums[i] = make([]gpubackend.Digest, ranges[i].Len())
-		h.dev.Key().SumPages(parts[i], sums[i])
-		if merged[i] = parts[i]; chunk[i].Base == lrc.BaseHome {
-			return nil
+	differ := make([][]page.Range, len(chunk))
+	sums := make([]gpubackend.Digest, at>>page.Shift)
+	defer func() {
+		for i, m := range merged {
+			if m != nil && &m[0] != &parts[i][0] {
+				giveBuffer((*buffer)(m[:cap(m)]))
+			}
 		}
-		home := make([]byte, len(parts[i]))
-		if err := f.readHomeLocked(ranges[i], home); err != nil {
-			return err
-		}
-		merged[i] = make([]byte, len(parts[i]))
-		f.mergeLocked(ranges[i], chunk[i].Base, merged[i], parts[i], home)
-		return nil
+	}()
+	if err := inParallel(len(chunk), maxReaders, func(i int) (err error) {
+		h.dev.Key().SumPages(parts[i], sums[starts[i]:][:ranges[i].Len()])
+		merged[i], differ[i], err = f.mergedLocked(chunk[i], parts[i])
+		return err
 	}); err != nil {
 		return err
 	}
 	written, err := f.writeHomeLocked(ranges, merged)
-	for i := range written {
-		from := sums[i]
-		h.each(ranges[i], func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
+	for i, rg := range ranges[:written] {
+		from := sums[starts[i]:]
+		h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
 	}
-	f.collectedLocked(o, ranges[:written], parts, merged)
+	f.collectedLocked(o, ranges[:written], parts, differ)
 	return err
 }
 
-// collectedLocked reports ranges that are home. parts has the owner's bytes of each, merged what home has now: where they
-// differ somebody else's bytes are in home too, and the owner's are kept as its base.
-func (f *File) collectedLocked(o versions.Owner, ranges []page.Range, parts, merged [][]byte) {
-	var agree, differ []page.Range
-	for i, rg := range ranges {
-		if &parts[i][0] == &merged[i][0] {
-			agree = page.AppendRange(agree, rg)
-			continue
-		}
-		for p := rg.Start; p < rg.End; p++ {
-			off, one := (p - rg.Start).Offset(), page.Range{Start: p, End: p + 1}
-			if bytes.Equal(merged[i][off:off+page.Size], parts[i][off:off+page.Size]) {
-				agree = page.AppendRange(agree, one)
-			} else {
-				differ = page.AppendRange(differ, one)
-			}
+// mergedLocked returns what home is to have for the owner's bytes of a run of at most bufferPages pages: those, or a buffer,
+// and where they differ from them.
+func (f *File) mergedLocked(p lrc.Pending, mine []byte) (merged []byte, differ []page.Range, err error) {
+	if p.Base == lrc.BaseHome {
+		return mine, nil, nil
+	}
+	b := takeBuffer()
+	merged = b[:len(mine)]
+	if err := f.readHomeLocked(p.Range, merged); err != nil {
+		giveBuffer(b)
+		return nil, nil, err
+	}
+	f.mergeLocked(p.Range, p.Base, merged, mine, merged)
+	for i := p.Range.Start; i < p.Range.End; i++ {
+		off := (i - p.Range.Start).Offset()
+		if !bytes.Equal(merged[off:off+page.Size], mine[off:off+page.Size]) {
+			differ = page.AppendRange(differ, page.Range{Start: i, End: i + 1})
 		}
 	}
-	_, drop := f.lrc.Collected(agree, o, true)
+	return merged, differ, nil
+}
+
+// collectedLocked reports ranges that are home. parts has the owner's bytes of each. Where home differs from them, somebody
+// else's bytes are in home too, and the owner's are kept as its base.
+func (f *File) collectedLocked(o versions.Owner, ranges []page.Range, parts [][]byte, differences [][]page.Range) {
+	var differ []page.Range
+	for _, d := range differences[:len(ranges)] {
+		for _, rg := range d {
+			differ = page.AppendRange(differ, rg)
+		}
+	}
+	_, drop := f.lrc.Collected(subtract(joined(ranges), differ), o, true)
 	f.dropBasesLocked(drop)
 	keep, drop := f.lrc.Collected(differ, o, false)
-	i := 0
-	for _, k := range keep {
-		for p := k.Range.Start; p < k.Range.End; p++ {
-			for ranges[i].End <= p {
-				i++
-			}
-			off := (p - ranges[i].Start).Offset()
-			f.putBaseLocked(page.Range{Start: p, End: p + 1}, k.Base, parts[i][off:off+page.Size])
-		}
-	}
+	f.keepCollectedLocked(keep, ranges, parts)
 	f.dropBasesLocked(drop)
 	var pages, merges int64
 	for _, rg := range ranges {
@@ -203,6 +207,35 @@ func (f *File) collectedLocked(o versions.Owner, ranges []page.Range, parts, mer
 		}
 		c.MergedPages.Add(merges)
 	})
+}
+
+// keepCollectedLocked keeps the bytes that parts has of ranges as the bases of some of their pages.
+func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, parts [][]byte) {
+	type piece struct {
+		lrc.PageBase
+		from  []byte
+		pages []*pageBytes
+	}
+	var all []piece
+	i := 0
+	for _, k := range keep {
+		for rest := k.Range; !rest.Empty(); {
+			for ranges[i].End <= rest.Start {
+				i++
+			}
+			part := rest.Intersect(ranges[i])
+			from := parts[i][(part.Start - ranges[i].Start).Offset():][:part.Bytes()]
+			all = append(all, piece{PageBase: lrc.PageBase{Range: part, Base: k.Base}, from: from})
+			rest.Start = part.End
+		}
+	}
+	_ = inParallel(len(all), maxReaders, func(i int) error {
+		all[i].pages = copyPages(all[i].from)
+		return nil
+	})
+	for _, x := range all {
+		f.putBasesLocked(x.Range, x.Base, x.pages)
+	}
 }
 
 // mergeLocked merges the pages of rg: dst is theirs with what mine changed since base b on top. Overlaps are counted.
@@ -227,20 +260,30 @@ func (f *File) mergeLocked(rg page.Range, b lrc.Base, dst, mine, theirs []byte) 
 	}
 }
 
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. It is no faster
-// on several cores: filesystems write one file under one lock.
+// homeWrite is the bytes from which nothing is gained by giving home more at once.
+const homeWrite = 1 << 20
+
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. Runs that follow
+// each other, in memory too, go together. It is no faster on several cores: filesystems write one file under one lock.
 func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
 		return 0, err
 	}
 	for written < len(ranges) && err == nil {
-		rg := ranges[written]
+		rg, buf, runs := ranges[written], bufs[written], 1
+		for _, next := range ranges[written+1:] {
+			more := bufs[written+runs]
+			if next.Start != rg.End || len(buf) >= homeWrite || cap(buf) == len(buf) || &buf[:len(buf)+1][len(buf)] != &more[0] {
+				break
+			}
+			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
+		}
 		if n := min(rg.Bytes(), sig.Size-rg.Offset()); n > 0 {
-			_, err = f.home.WriteAt(bufs[written][:n], rg.Offset())
+			_, err = f.home.WriteAt(buf[:n], rg.Offset())
 		}
 		if err == nil {
-			written++
+			written += runs
 		}
 	}
 	// Also after an error: a part may have been written, and is not somebody else's change.

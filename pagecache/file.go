@@ -41,7 +41,7 @@ type File struct {
 
 	lrc      lrc.File                      // protected by mu
 	holdings map[versions.Owner]*holding   // protected by mu
-	bases    map[baseKey]*[page.Size]byte  // protected by mu
+	bases    map[baseKey]*pageBytes        // protected by mu
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
@@ -131,7 +131,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		home:     home,
 		kernel:   src.Kernel(),
 		holdings: make(map[versions.Owner]*holding),
-		bases:    make(map[baseKey]*[page.Size]byte),
+		bases:    make(map[baseKey]*pageBytes),
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 	}

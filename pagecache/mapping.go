@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -26,6 +27,8 @@ type MapRequest struct {
 	// Launder asks Map to flush the kernel's dirty pages of the range itself. Clients that flushed with
 	// sync_file_range leave it false.
 	Launder bool
+	// Process is the kernel's number of the client, for recordings.
+	Process uint32
 }
 
 // Extent is a piece of device memory that a client maps.
@@ -47,14 +50,15 @@ type Mapping struct {
 	off, len int64      // bytes of the file
 	writable bool
 	lazy     bool
+	process  uint32
 	extents  []Extent // immutable once Map returned
 	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
 	exported bool
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. Protected by readAheadMu.
 	readAheadMu sync.Mutex
-	readAhead   prefetch.Stream
+	readAhead   *prefetch.Streams
 
 	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
 	life  context.Context
@@ -108,6 +112,11 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		len:      req.Len,
 		writable: req.Writable,
 		lazy:     req.Lazy,
+		process:  req.Process,
+	}
+	if req.Lazy {
+		m.readAhead = prefetch.NewStreams(prefetch.DeviceStreams)
+		m.readAhead.Resize(m.pages.End)
 	}
 	m.life, m.end = context.WithCancel(context.Background())
 	if err := c.reserve(ctx, f, dev, m.pages); err != nil {
@@ -119,10 +128,12 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	f.mappings[m] = struct{}{}
 	f.mu.Unlock()
 	if !req.Lazy {
+		began := time.Now()
 		if _, err := f.acquire(ctx, m.h, m.pages); err != nil {
 			m.ended.Do(func() { m.leave() })
 			return nil, err
 		}
+		m.record(m.off, m.len, began)
 	}
 	if err := m.export(); err != nil {
 		m.ended.Do(func() { m.leave() })
@@ -226,11 +237,15 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 		return 0, err
 	}
 	m.f.count(func(c *Counters) { c.Acquires.Add(1) })
-	pages, err = m.f.acquire(ctx, m.h, rg)
-	if err == nil && m.lazy {
+	began := time.Now()
+	if pages, err = m.f.acquire(ctx, m.h, rg); err != nil {
+		return pages, err
+	}
+	m.record(m.off+off, n, began)
+	if m.lazy {
 		m.predict(rg)
 	}
-	return pages, err
+	return pages, nil
 }
 
 // Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number of

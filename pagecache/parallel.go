@@ -46,6 +46,22 @@ func inParallel(n, goroutines int, do func(i int) error) error {
 	return first
 }
 
+// pieces cuts rg into ranges of at most n pages.
+func pieces(rg page.Range, n page.Index) (out []page.Range) {
+	for ; !rg.Empty(); rg.Start = out[len(out)-1].End {
+		out = append(out, page.Range{Start: rg.Start, End: min(rg.Start+n, rg.End)})
+	}
+	return out
+}
+
+// joined returns ascending ranges with those joined that follow each other.
+func joined(ranges []page.Range) (out []page.Range) {
+	for _, rg := range ranges {
+		out = page.AppendRange(out, rg)
+	}
+	return out
+}
+
 // intersect returns the pages that are in both a and b, ascending ranges that do not overlap.
 func intersect(a, b []page.Range) (out []page.Range) {
 	for i, k := 0, 0; i < len(a) && k < len(b); {

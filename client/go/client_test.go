@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -455,4 +456,54 @@ func openDescriptors(t *testing.T) int {
 	names, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	return len(names)
+}
+
+// failingWriter takes some bytes and then no more.
+type failingWriter struct{ left int }
+
+func (w *failingWriter) Write(p []byte) (int, error) {
+	if w.left -= len(p); w.left < 0 {
+		return 0, syscall.ENOSPC
+	}
+	return len(p), nil
+}
+
+// TestRecord: a recording ends when its context does, when it cannot be written, and when the daemon goes.
+func TestRecord(t *testing.T) {
+	cache, err := pagecache.New(pagecache.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
+	d := startDaemon(t, &controltest.Cache{}, func(o *control.Options) { o.Record = cache.Record })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var b bytes.Buffer
+	require.NoError(t, Record(ctx, d.dir, &b))
+	require.Equal(t, "gaiatrac", string(b.Bytes()[:8]))
+	require.Nil(t, cache.Recording())
+
+	for _, left := range []int{0, 40} {
+		failed := make(chan error, 1)
+		go func() { failed <- Record(t.Context(), d.dir, &failingWriter{left}) }()
+		if left > 0 { // the header fits, and what follows does not
+			require.Eventually(t, func() bool { return cache.Recording() != nil }, 20*time.Second, time.Millisecond)
+			cache.Recording().Access(pagecache.Access{
+				Describe: func() (string, int64) { return strings.Repeat("x", 100), 1 },
+				Device:   pagecache.OnCPU, Len: 1, Size: -1, Began: time.Now(),
+			})
+		}
+		require.ErrorIs(t, <-failed, syscall.ENOSPC)
+		require.Nil(t, cache.Recording())
+	}
+
+	other, err := cache.Record()
+	require.NoError(t, err)
+	require.ErrorIs(t, Record(t.Context(), d.dir, &b), syscall.EBUSY)
+	other.Stop()
+
+	ended := make(chan error, 1)
+	go func() { ended <- Record(t.Context(), d.dir, io.Discard) }()
+	require.Eventually(t, func() bool { return cache.Recording() != nil }, 20*time.Second, time.Millisecond)
+	require.NoError(t, d.server.Close())
+	require.ErrorIs(t, <-ended, syscall.ENOTCONN)
 }

@@ -186,6 +186,11 @@ func (c *conn) end(err *Error) {
 // do sends a request and waits for the reply, whose frames take gets. An error of take, or of the connection, is
 // returned; take's error counts once the reply is complete.
 func (c *conn) do(typ frameType, body []byte, take func(header, []byte, []int) error) error {
+	return c.doAs(typ, body, take, nil)
+}
+
+// doAs is do, and tells begun the id of the request before the request goes out.
+func (c *conn) doAs(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
 	c.slots <- struct{}{}
 	defer func() { <-c.slots }()
 	k := &call{take: take, done: make(chan struct{})}
@@ -198,6 +203,9 @@ func (c *conn) do(typ frameType, body []byte, take func(header, []byte, []int) e
 	id := c.lastID
 	c.calls[id] = k
 	c.mu.Unlock()
+	if begun != nil {
+		begun(id)
+	}
 
 	c.writeMu.Lock()
 	_, err := c.uc.Write(frame(typ, id, body))

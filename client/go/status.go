@@ -16,25 +16,13 @@ func Status(mountpoint string) ([]byte, error) {
 }
 
 func status(mountpoint string) ([]byte, error) {
-	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, asError(err, "%v", err)
-	}
-	defer d.Close()
-	g, err := requestGrant(int(d.Fd()))
-	if err != nil {
-		return nil, err
-	}
-	if !g.status {
-		return nil, failed(syscall.EINVAL, "the mount gave no access to the status")
-	}
-	c, err := openConn(g.socket)
+	c, token, err := connectTo(mountpoint)
 	if err != nil {
 		return nil, err
 	}
 	defer c.release()
 	var doc []byte
-	err = c.do(typeStatus, g.token[:], func(h header, body []byte, _ []int) error {
+	err = c.do(typeStatus, token[:], func(h header, body []byte, _ []int) error {
 		switch h.typ {
 		case typeDocument:
 			doc = append(doc, body...)
@@ -50,4 +38,22 @@ func status(mountpoint string) ([]byte, error) {
 		return nil, err
 	}
 	return doc, nil
+}
+
+// connectTo connects to the daemon of a mountpoint, with a token for the mount. The connection is the caller's until release.
+func connectTo(mountpoint string) (*conn, [16]byte, error) {
+	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, [16]byte{}, asError(err, "%v", err)
+	}
+	defer d.Close()
+	g, err := requestGrant(int(d.Fd()))
+	if err != nil {
+		return nil, [16]byte{}, err
+	}
+	if !g.status {
+		return nil, [16]byte{}, failed(syscall.EINVAL, "the mount gave no access to the status")
+	}
+	c, err := openConn(g.socket)
+	return c, g.token, err
 }

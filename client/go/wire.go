@@ -30,6 +30,8 @@ const (
 	typeUnmap   frameType = 7
 	typeStatus  frameType = 8
 	typePing    frameType = 9
+	typeRecord  frameType = 10
+	typeStop    frameType = 11
 
 	typeWelcome  frameType = 0x8001
 	typeMapped   frameType = 0x8002
@@ -94,6 +96,10 @@ func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
 }
 
 func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(m)) }
+
+func stopBody(recorder requestID) []byte {
+	return binary.LittleEndian.AppendUint64(nil, uint64(recorder))
+}
 
 // decodeHeader splits one record into header and body. The body aliases record.
 func decodeHeader(record []byte) (header, []byte, error) {

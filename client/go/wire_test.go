@@ -60,6 +60,8 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 		"unmap":             frame(typeUnmap, 11, unmapBody(7)),
 		"status":            frame(typeStatus, 12, token[:]),
 		"ping":              frame(typePing, 0xfedcba9876543210, nil),
+		"record":            frame(typeRecord, 13, token[:]),
+		"stop":              frame(typeStop, 14, stopBody(13)),
 	} {
 		require.Equal(t, frames[name], got, name)
 	}

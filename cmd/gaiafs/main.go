@@ -79,7 +79,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newDemo(), newProgram(), newVersion())
+	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newVersion())
 	return root
 }
 

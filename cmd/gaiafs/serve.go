@@ -123,6 +123,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		AllowOther: m.allowOther,
 		Cache:      control.ForCache(s.cache),
 		Status:     func() any { return s.status() },
+		Record:     s.cache.Record,
 		Log:        log,
 	})
 	if err != nil {

@@ -51,13 +51,13 @@ var rules = []rule{
 	{"lrc", []string{"versions", "internal/page", "golang.org/x/sys/cpu"}, false},
 	{"gpubackend", []string{"internal/page", sys, purego}, false},
 	{"prefetch", []string{"internal/page"}, false},
-	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "internal/page", ristretto, humanize, sys, sync}, false},
+	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", ristretto, humanize, sys, sync}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
 	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "internal/page", cobra, pflag, toml, humanize, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "internal/page", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
 	// The bench starts itself again as a daemon, so that what it compares is one build; its measurements are made through
 	// the mount and the client. Loopback is what it compares with.

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/prefetch/replay"
+	"github.com/gaiafs/gaiafs/prefetch/trace"
+)
+
+func newTrace() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace",
+		Short: "Record the accesses of a mount, and replay them with other read-ahead",
+		Long: `trace records what programs read through a mount, and replays it offline with each of the predictors of read-ahead: how
+many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken.`,
+		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
+  gaiafs trace replay reads.trace`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("there is no command %q", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTraceRecord(), newTraceReplay(), newTraceShow(), newTraceMake())
+	return cmd
+}
+
+func newTraceRecord() *cobra.Command {
+	var output string
+	var length time.Duration
+	cmd := &cobra.Command{
+		Use:   "record MOUNTPOINT -o FILE",
+		Short: "Record the accesses of a mount until interrupted",
+		Long: `record has the mount write down which bytes of which file are read, when, for how long, by which thread, and for which
+device, until it is interrupted or the time of --for is over. Reads of programs on the CPU are recorded as the daemon sees
+them: those that the kernel's page cache answers are not among them. Only root and the user who mounted may record.`,
+		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
+  gaiafs trace replay reads.trace`,
+		Args: arguments("MOUNTPOINT"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output == "" {
+				return usagef("say with -o which file the recording is to be written to")
+			}
+			if length < 0 {
+				return usagef("--for %s is negative", length)
+			}
+			return recordTrace(cmd, args[0], output, length)
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "file to write, which must not exist")
+	cmd.Flags().DurationVar(&length, "for", 0, "how long to record; 0: until interrupted")
+	return cmd
+}
+
+func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Duration) error {
+	f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s exists: remove it or choose another name", output)
+	}
+	if err != nil {
+		return fmt.Errorf("the recording cannot be written: %w", err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, length)
+		defer cancel()
+	}
+	n := &counted{w: f}
+	err = gaiafs.Record(ctx, mountpoint, n)
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", output, bytesText(n.n))
+		return err
+	}
+	if n.n == 0 {
+		_ = os.Remove(output) // nothing came
+	} else {
+		err = fmt.Errorf("%w; %s has what came before, and is read with --partial", err, output)
+	}
+	switch {
+	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
+		return err
+	case n.n == 0:
+		return statusError(mountpoint, err)
+	}
+	return err
+}
+
+// counted counts what is written.
+type counted struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// readTrace reads a trace file. A partial one is an error unless that is allowed.
+func readTrace(path string, partial bool, errs io.Writer) (*trace.Trace, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("the trace cannot be read: %w", err)
+	}
+	defer f.Close()
+	t, err := trace.Read(f)
+	switch {
+	case err == nil:
+		if t.Lost > 0 {
+			_, err = fmt.Fprintf(errs, "gaiafs: %d accesses came faster than they were recorded and are missing\n", t.Lost)
+		}
+		return t, err
+	case partial && t != nil:
+		_, err = fmt.Fprintf(errs, "gaiafs: %s is %s; what comes before is taken\n", path, err)
+		return t, err
+	case t != nil:
+		return nil, fmt.Errorf("%s is %w: take what comes before with --partial, or record it again", path, err)
+	case errors.Is(err, trace.ErrVersion):
+		return nil, fmt.Errorf("%s is %w: record it again, or use the gaiafs that recorded it", path, err)
+	case errors.Is(err, trace.ErrFormat):
+		return nil, fmt.Errorf("%s is %w: 'gaiafs trace record' and 'gaiafs trace make' write them", path, err)
+	}
+	return nil, fmt.Errorf("%s cannot be read: %w", path, err)
+}
+
+func newTraceMake() *cobra.Command {
+	var output string
+	length := size(1 << 30)
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:     "make PATTERN -o FILE",
+		Short:   "Make the trace of an access pattern",
+		Args:    arguments("PATTERN"),
+		Example: "  gaiafs trace make out-of-order -o o.trace --size 4G\n  gaiafs trace replay o.trace",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output == "" {
+				return usagef("say with -o which file the trace is to be written to")
+			}
+			t, err := replay.Make(args[0], int64(length), seed)
+			if err != nil {
+				return usageError{err}
+			}
+			f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+			if errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("%s exists: remove it or choose another name", output)
+			}
+			if err != nil {
+				return fmt.Errorf("the trace cannot be written: %w", err)
+			}
+			_, err = f.Write(trace.Encode(t))
+			return errors.Join(err, f.Close())
+		},
+		ValidArgs: replay.Patterns(),
+	}
+	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" + patternList()
+	cmd.Flags().StringVarP(&output, "output", "o", "", "file to write, which must not exist")
+	cmd.Flags().Var(&length, "size", "size of the file that is read")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "what chance depends on")
+	return cmd
+}

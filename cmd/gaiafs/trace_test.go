@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/prefetch/trace"
+)
+
+// recording is a "gaiafs trace record" that has begun.
+type recording struct {
+	cmd    *exec.Cmd
+	output string
+	errs   bytes.Buffer
+}
+
+func startRecording(t *testing.T, mountpoint string, flags ...string) *recording {
+	t.Helper()
+	r := &recording{output: filepath.Join(t.TempDir(), "out.trace")}
+	r.cmd = command(t, append([]string{"trace", "record", mountpoint, "-o", r.output}, flags...)...)
+	r.cmd.Stderr = &r.errs
+	require.NoError(t, r.cmd.Start())
+	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // it should be gone
+	require.Eventually(t, func() bool {
+		st, err := os.Stat(r.output)
+		return err == nil && st.Size() > 0
+	}, 30*time.Second, 5*time.Millisecond)
+	return r
+}
+
+// end waits for it and returns its exit code.
+func (r *recording) end(t *testing.T) int {
+	t.Helper()
+	late := time.AfterFunc(30*time.Second, func() { _ = r.cmd.Process.Kill() })
+	defer late.Stop()
+	_ = r.cmd.Wait()
+	return r.cmd.ProcessState.ExitCode()
+}
+
+// TestCommandTrace records a CPU program and a device program, which reads a file with a hole through a lazy mapping, and
+// replays them.
+func TestCommandTrace(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1")
+	const size = 4<<20 + 1000
+	sparse, err := os.Create(filepath.Join(s.source, "sparse"))
+	require.NoError(t, err)
+	require.NoError(t, sparse.Truncate(size))
+	for _, off := range []int64{0, 1 << 20, size - 5000} {
+		_, err = sparse.WriteAt(bytes.Repeat([]byte{7}, 5000), off)
+		require.NoError(t, err)
+	}
+	require.NoError(t, sparse.Close())
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "plain"), make([]byte, 300_000), 0o600))
+
+	r := startRecording(t, s.mountpoint)
+	second := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", filepath.Join(t.TempDir(), "second"))
+	require.Equal(t, exitFailure, second.code)
+	require.Contains(t, second.err, "are being recorded already")
+
+	_, err = os.ReadFile(filepath.Join(s.mountpoint, "plain"))
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(filepath.Join(s.mountpoint, "plain"), 10))
+	f, err := os.Open(filepath.Join(s.mountpoint, "sparse"))
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, size, gaiafs.ProtRead, 0, gaiafs.Lazy())
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.NoError(t, m.Advise(0, size, gaiafs.AdviceSequential))
+	for off := int64(0); off < size; off += 256 << 10 {
+		_, err := m.Acquire(off, min(256<<10, size-off))
+		require.NoError(t, err)
+	}
+	want, err := os.ReadFile(filepath.Join(s.source, "sparse"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, m.Bytes()[:size]))
+	require.NoError(t, m.Close())
+
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGINT))
+	require.Equal(t, exitOK, r.end(t), r.errs.String())
+	b, err := os.Open(r.output)
+	require.NoError(t, err)
+	defer b.Close()
+	got, err := trace.Read(b)
+	require.NoError(t, err)
+	bytesOf, resized := map[string]int64{}, false
+	for _, x := range got.Events {
+		if x.Resize {
+			resized = resized || got.Files[x.File].Name == "plain" && x.Len == 10
+			continue
+		}
+		bytesOf[got.Files[x.File].Name+" "+strings.Split(got.Sources[x.Source].String(), ":")[0]] += x.Len
+	}
+	require.Equal(t, map[string]int64{"plain cpu": 300_000, "sparse gpu0": size}, bytesOf)
+	require.True(t, resized)
+
+	shown := gaiafsCommand(t, "trace", "show", r.output)
+	require.Equal(t, exitOK, shown.code, shown.err)
+	require.Contains(t, shown.out, `"sparse"`)
+	all := gaiafsCommand(t, "trace", "show", "--all", r.output)
+	require.Equal(t, len(got.Events), strings.Count(all.out, "\n"))
+	require.Contains(t, all.out, "resize")
+	replayed := gaiafsCommand(t, "trace", "replay", "--json", "--predictor=none,streams-16m", r.output)
+	require.Equal(t, exitOK, replayed.code, replayed.err)
+	var d replayDocument
+	require.NoError(t, json.Unmarshal([]byte(replayed.out), &d))
+	require.Equal(t, got.Accesses(), d.Accesses)
+	require.Len(t, d.Predictors, 2)
+	require.Greater(t, d.Predictors[1].Hits, d.Predictors[0].Hits)
+
+	exists := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", r.output)
+	require.Equal(t, exitFailure, exists.code)
+	require.Contains(t, exists.err, "exists: remove it")
+	timed := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", filepath.Join(t.TempDir(), "timed"), "--for=10ms")
+	require.Equal(t, exitOK, timed.code, timed.err)
+
+	// The mount ends under a recording.
+	r = startRecording(t, s.mountpoint)
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+	require.Equal(t, exitFailure, r.end(t))
+	require.Contains(t, r.errs.String(), "--partial")
+	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "show", "--partial", r.output).code)
+}
+
+func TestCommandTraceOfAPattern(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.trace")
+	made := gaiafsCommand(t, "trace", "make", "sparse", "--size=64M", "-o", path)
+	require.Equal(t, exitOK, made.code, made.err)
+	replayed := gaiafsCommand(t, "trace", "replay", path, "--disk=500M", "--disk-latency=2ms")
+	require.Equal(t, exitOK, replayed.code, replayed.err)
+	for _, name := range []string{"none", "kernel", "tree", "streams", "coverage"} {
+		require.Contains(t, replayed.out, "  "+name+" ")
+	}
+
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	write := func(name string, b []byte) string {
+		p := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(p, b, 0o600))
+		return p
+	}
+	cut := write("cut", b[:len(b)-100])
+	other := bytes.Clone(b)
+	other[8] = 9
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"replay", cut}, exitFailure, "is cut short after"},
+		{[]string{"show", cut}, exitFailure, "--partial"},
+		{[]string{"show", write("other", other)}, exitFailure, "it has version 9, this gaiafs reads 1"},
+		{[]string{"show", write("png", bytes.Repeat([]byte("PNG"), 100))}, exitFailure, "is not a trace of gaiafs"},
+		{[]string{"show", dir}, exitFailure, "is a directory"},
+		{[]string{"show", dir + "/missing"}, exitFailure, "no such file"},
+		{[]string{"replay", path, "--predictor=oracle"}, exitUsage, `there is no predictor "oracle"; there are none, kernel`},
+		{[]string{"replay", path, "--disk-depth=0"}, exitUsage, "its depth at least 1"},
+		{[]string{"make", "sideways", "-o", path}, exitUsage, `there is no pattern "sideways"`},
+		{[]string{"make", "random"}, exitUsage, "say with -o"},
+		{[]string{"make", "random", "-o", path}, exitFailure, "exists"},
+		{[]string{"make", "random", "-o", path + "2", "--size=1K"}, exitUsage, "64 GiB"},
+		{[]string{"record", dir}, exitUsage, "say with -o"},
+		{[]string{"record", dir, "-o", dir + "/r"}, exitFailure, "is not a mountpoint of gaiafs"},
+		{[]string{"record", dir, "-o", dir + "/missing/r"}, exitFailure, "cannot be written"},
+		{[]string{"record", dir, "-o", dir + "/r", "--for=-1s"}, exitUsage, "negative"},
+		{[]string{"rewind"}, exitUsage, `there is no command "rewind"`},
+	} {
+		r := gaiafsCommand(t, append([]string{"trace"}, c.args...)...)
+		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
+		require.Contains(t, r.err, c.says, "%v", c.args)
+	}
+	require.NoFileExists(t, dir+"/r")
+	partial := gaiafsCommand(t, "trace", "replay", "--partial", "--predictor=none", cut)
+	require.Equal(t, exitOK, partial.code, partial.err)
+	require.Contains(t, partial.err, "what comes before is taken")
+}

@@ -1,0 +1,96 @@
+package pagecache
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// lacks returns the number of pages of rg that the device of the mapping does not have up to date.
+func (p *program) lacks(rg page.Range) (pages int64) {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	for _, u := range p.f.lrc.Stale(rg, p.h.dev.owner) {
+		pages += u.Range.Len()
+	}
+	return pages
+}
+
+func (m *machine) lazy(src *source, n int64) *program {
+	m.t.Helper()
+	mp, err := m.cache.Map(m.t.Context(), src, MapRequest{Len: n, Lazy: true})
+	require.NoError(m.t, err)
+	return m.attach(mp, 0, n, false)
+}
+
+func (p *program) arrives(rg page.Range) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool { return p.lacks(rg) == 0 }, 10*time.Second, time.Millisecond, "pages %v", rg)
+}
+
+// TestReadAheadFollowsEveryStream: two programs go through one mapping in turns, one of them backward.
+func TestReadAheadFollowsEveryStream(t *testing.T) {
+	const size = 16 << 20
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	p := m.lazy(src, size)
+	for k := range int64(3) {
+		for _, off := range []int64{k << 16, size - (k+1)<<16} {
+			_, err := p.Acquire(t.Context(), off, 1<<16, false)
+			require.NoError(t, err)
+		}
+	}
+	p.arrives(page.Range{End: 3*16 + 32})
+	p.arrives(page.Range{Start: size>>page.Shift - 3*16 - 32, End: size >> page.Shift})
+	require.NotZero(t, p.lacks(p.pages), "the middle is left")
+	require.NotZero(t, m.cache.counters.PrefetchedPages.Load())
+}
+
+// TestReadAheadEndsWithTheFile: neither the window nor advice brings what lies past end of file.
+func TestReadAheadEndsWithTheFile(t *testing.T) {
+	const size, mapped = 1<<20 + 100, 4 << 20
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	p := m.lazy(src, mapped)
+	require.NoError(t, p.Advise(t.Context(), 0, mapped, AdviceSequential))
+	_, err := p.Acquire(t.Context(), 0, 900<<10, false)
+	require.NoError(t, err)
+	file := page.Range{End: page.Count(size)}
+	p.arrives(file)
+	require.NoError(t, p.Advise(t.Context(), 0, mapped, AdviceWillNeed))
+	require.NoError(t, p.Unmap(t.Context())) // and what runs in the background with it
+	require.Equal(t, (p.pages.Len() - file.Len()), p.lacks(p.pages))
+	require.EqualValues(t, file.Len()-900>>2, m.cache.counters.PrefetchedPages.Load())
+}
+
+// TestReadAheadWhileTheFileIsTruncated: the file shrinks and grows under windows that are being fetched.
+func TestReadAheadWhileTheFileIsTruncated(t *testing.T) {
+	const size = 8 << 20
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	p := m.lazy(src, size)
+	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceSequential))
+	read := make(chan error, 1)
+	go func() {
+		for k := range int64(200) {
+			if _, err := p.Acquire(t.Context(), k*3<<16%size, 1<<16, false); err != nil {
+				read <- err
+				return
+			}
+		}
+		close(read)
+	}()
+	for round := range 20 {
+		src.truncate(t, int64(1+round)*100<<10)
+		src.truncate(t, size)
+	}
+	require.NoError(t, <-read)
+	src.truncate(t, 3<<20+5)
+	p.acquire()
+	want := append(bytes.Clone(src.home.data), make([]byte, size-len(src.home.data))...)
+	require.True(t, bytes.Equal(want, p.all()))
+}

@@ -1,0 +1,93 @@
+package prefetch
+
+import (
+	"math/bits"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// set is a set of pages, kept as bits in chunks of chunkPages.
+type set map[page.Index]*bitmap
+
+const (
+	chunkShift = 12
+	// chunkPages is the pages of a chunk: 16 MiB.
+	chunkPages = 1 << chunkShift
+)
+
+// bitmap has a bit for each page of a chunk.
+type bitmap [chunkPages / 64]uint64
+
+func (b *bitmap) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
+func (b *bitmap) add(i int)      { b[i/64] |= 1 << (i % 64) }
+func (b *bitmap) drop(i int)     { b[i/64] &^= 1 << (i % 64) }
+
+// any reports whether one of the n bits from i on is set; n is a power of two and i a multiple of it.
+func (b *bitmap) any(i, n int) bool {
+	if n < 64 {
+		return b[i/64]>>(i%64)&(1<<n-1) != 0
+	}
+	for _, w := range b[i/64 : (i+n)/64] {
+		if w != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *bitmap) count() (n int) {
+	for _, w := range b {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+func place(i page.Index) (chunk page.Index, bit int) {
+	return i >> chunkShift, int(i & (chunkPages - 1))
+}
+
+func (s set) has(i page.Index) bool {
+	c, bit := place(i)
+	b := s[c]
+	return b != nil && b.has(bit)
+}
+
+func (s set) add(rg page.Range) {
+	for i := rg.Start; i < rg.End; i++ {
+		c, bit := place(i)
+		b := s[c]
+		if b == nil {
+			b = new(bitmap)
+			s[c] = b
+		}
+		b.add(bit)
+	}
+}
+
+func (s set) drop(rg page.Range) {
+	for i := rg.Start; i < rg.End; {
+		c, bit := place(i)
+		b := s[c]
+		if b == nil {
+			i = (c + 1) << chunkShift
+			continue
+		}
+		b.drop(bit)
+		i++
+	}
+}
+
+// resize drops the pages from end on.
+func (s set) resize(end page.Index) {
+	last, bit := place(end)
+	for c, b := range s {
+		switch {
+		case c > last, c == last && bit == 0:
+			delete(s, c)
+		case c == last:
+			for i := bit; i < chunkPages; i++ {
+				b.drop(i)
+			}
+		}
+	}
+}
