@@ -47,5 +47,5 @@
 // # What it does not do
 //
 // It does not lock files: the kernel keeps fcntl and flock locks itself, since all users of the mount are on one machine.
-// It forwards no ioctl. It decides nothing about coherence.
+// It forwards no ioctl but those of inode flags. It decides nothing about coherence.
 package fs

@@ -25,6 +25,8 @@ type openFile struct {
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
+	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
+	appendOnly bool
 
 	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open.
 	mu     sync.RWMutex
@@ -65,6 +67,13 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno == syscall.EPERM && flags&unix.O_NOATIME != 0 {
 		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME)
 	}
+	appendOnly := false
+	if errno == syscall.EPERM && in.Flags&unix.O_APPEND != 0 {
+		// A file that may only be appended to. Pages of the kernel's could not be written back to their place.
+		if fd, errno = fs.openContent(n, flags|unix.O_APPEND); errno == 0 {
+			appendOnly, direct = true, true
+		}
+	}
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -77,7 +86,9 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 		unix.Close(fd)
 		return fuse.Status(errno)
 	}
-	fs.newOpenFile(n, fd, in.Flags, direct).fillOpen(out)
+	of := fs.newOpenFile(n, fd, in.Flags, direct)
+	of.appendOnly = appendOnly
+	of.fillOpen(out)
 	return fuse.OK
 }
 
@@ -131,7 +142,7 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Errno {
 	c := n.content()
 	if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
-		if errno := fs.killSetIDOf(n); errno != 0 {
+		if errno := fs.killSetIDOf(n, &in.Caller); errno != 0 {
 			return errno
 		}
 	}
@@ -155,13 +166,13 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 }
 
 // killSetIDOf is killSetID for a node whose descriptor is not at hand.
-func (fs *fileSystem) killSetIDOf(n *node) syscall.Errno {
+func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	fd, errno := fs.hold(n)
 	if errno != 0 {
 		return errno
 	}
 	defer fs.unhold(n)
-	return fs.killSetID(n, fd)
+	return fs.killSetID(n, fd, who)
 }
 
 // checkSource looks whether the file was changed in SOURCE since it was last touched through the mount. If so the
@@ -201,6 +212,9 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct bool) *o
 		handle:     fs.lastHandle.Add(1),
 	}
 	fs.files.put(of.handle, of)
+	if of.writesHome {
+		of.content.writers.Add(1)
+	}
 	of.content.opened.Store(of)
 	return of
 }
@@ -229,6 +243,9 @@ func (of *openFile) close() {
 	defer of.mu.Unlock()
 	if !of.closed {
 		of.closed = true
+		if of.writesHome {
+			of.content.writers.Add(-1)
+		}
 		unix.Close(of.fd)
 	}
 }

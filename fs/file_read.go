@@ -22,6 +22,9 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 		defer func() { of.record(r, in, result, began) }()
 	}
 	direct := of.direct || in.Flags&unix.O_DIRECT != 0
+	if !direct && !of.content.filled.Load() {
+		of.content.filled.Store(true)
+	}
 	if !direct && of.content.hazard.lasts() {
 		of.content.gate.RLock()
 		defer of.content.gate.RUnlock()

@@ -6,6 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -43,7 +44,7 @@ func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno
 	if who.Uid == 0 {
 		return 0
 	}
-	return fs.killSetID(of.node, of.fd)
+	return fs.killSetID(of.node, of.fd, who)
 }
 
 // Lseek implements fuse.RawFileSystem, for SEEK_DATA and SEEK_HOLE.
@@ -54,6 +55,15 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 			return fuse.EINVAL
 		}
 		return fuse.EBADF
+	}
+	if fs.writeBack && of.content.writers.Load() > 0 {
+		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no page of a
+		// write in flight, since the program that asks has the inode's lock.
+		var err error
+		fs.aside(0, func() { err = fs.dropPages(of.node, int64(in.Offset)&^(page.Size-1), -1) })
+		if err != nil {
+			return toStatus(err)
+		}
 	}
 	if f := of.content.live(); f != nil {
 		if err := f.ReadRange(int64(in.Offset), restOfFile-int64(in.Offset)); err != nil {

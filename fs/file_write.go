@@ -18,8 +18,11 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	if of == nil {
 		return 0, fuse.EBADF
 	}
+	if of.appendOnly && in.WriteFlags&fuse.WRITE_CACHE != 0 {
+		return 0, fuse.EPERM
+	}
 	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
-		if errno := fs.killSetID(of.node, of.fd); errno != 0 {
+		if errno := fs.killSetID(of.node, of.fd, &in.Caller); errno != 0 {
 			return 0, fuse.Status(errno)
 		}
 	}
@@ -41,6 +44,9 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		return 0, toStatus(err)
 	}
 	fs.correct(of.node, w.again, w.patience)
+	if w.direct && !w.writeBack && of.content.filled.Load() {
+		fs.dropBeside(of.node, w.off, int64(w.written))
+	}
 	if w.appends && w.off != int64(in.Offset) {
 		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to be.
 		from := min(w.off, int64(in.Offset))
@@ -59,6 +65,18 @@ func syncFlags(flags uint32) int {
 		return unix.RWF_DSYNC
 	}
 	return 0
+}
+
+// dropBeside has the kernel drop what it read of n bytes at off while they were written past its pages. It drops such pages itself
+// before the write, and after one that it waits for, but not after one that it was asked to do in the background (io_submit,
+// io_uring): a page that somebody read meanwhile would stay as it was before. It is called before such a write is answered,
+// without any lock.
+func (fs *fileSystem) dropBeside(node *node, off, n int64) {
+	fs.aside(0, func() {
+		if err := fs.invalidate(node, off, n); err != nil {
+			fs.log.Warn("pages that were read during a direct write could not be dropped", "node", node.path(), "error", err)
+		}
+	})
 }
 
 // homeWrite brings bytes home.

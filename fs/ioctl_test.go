@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -143,4 +144,77 @@ func TestGrant(t *testing.T) {
 	n.answer("/s", nil)
 	require.NoError(t, ioctl(readOnly, IoctlGrant, reply))
 	assert.False(t, n.last().Writable())
+}
+
+// changeFlags sets and clears inode flags of a file, as chattr does.
+func changeFlags(path string, set, unset uint32) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	flags := make([]byte, 8)
+	if err := ioctl(f, unix.FS_IOC_GETFLAGS, flags); err != nil {
+		return err
+	}
+	binary.NativeEndian.PutUint32(flags, binary.NativeEndian.Uint32(flags)&^unset|set)
+	return ioctl(f, unix.FS_IOC_SETFLAGS, flags)
+}
+
+func TestInodeFlags(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may make a file immutable")
+	}
+	const immutable, appendOnly, noDump = 0x10, 0x20, 0x40
+	bothModes(t, func(t *testing.T, s *scene) {
+		path, below := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
+		require.NoError(t, os.WriteFile(path, []byte("one"), 0644))
+		if err := changeFlags(below, immutable, 0); err != nil {
+			t.Skipf("the filesystem of the tests keeps no inode flags: %v", err)
+		}
+		t.Cleanup(func() { assert.NoError(t, changeFlags(below, 0, immutable|appendOnly)) })
+		require.NoError(t, changeFlags(path, noDump, immutable))
+		require.NoError(t, changeFlags(below, 0, noDump), "below, the flags can be changed again")
+
+		require.NoError(t, changeFlags(path, immutable, 0))
+		_, err := os.OpenFile(path, os.O_WRONLY, 0)
+		assert.ErrorIs(t, err, unix.EPERM)
+		assert.ErrorIs(t, os.Remove(path), unix.EPERM)
+		assert.ErrorIs(t, os.Chmod(path, 0600), unix.EPERM)
+
+		require.NoError(t, changeFlags(path, appendOnly, immutable))
+		_, err = os.OpenFile(path, os.O_RDWR, 0)
+		assert.ErrorIs(t, err, unix.EPERM)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		_, err = f.WriteString(" two")
+		require.NoError(t, err)
+		_, err = f.WriteString(" three")
+		require.NoError(t, err)
+		for _, at := range []string{path, below} {
+			got, err := os.ReadFile(at)
+			require.NoError(t, err)
+			assert.Equal(t, "one two three", string(got))
+		}
+		// What a program stored through a mapping would go to the end instead of its place.
+		of := s.fs.files.all()[0]
+		_, status := s.fs.Write(nil, &fuse.WriteIn{Fh: of.handle, WriteFlags: fuse.WRITE_CACHE}, []byte("x"))
+		assert.Equal(t, fuse.EPERM, status)
+
+		// The kernel refuses these before they get here, since Linux 5.13.
+		flags := make([]byte, sizeOfXFlags)
+		ask := func(uid, cmd uint32) fuse.Status {
+			in := fuse.IoctlIn{Fh: of.handle, Cmd: cmd}
+			in.Caller.Uid = uid
+			return s.fs.Ioctl(nil, &in, flags, &fuse.IoctlOut{}, nil)
+		}
+		assert.Equal(t, fuse.EPERM, ask(1, unix.FS_IOC_SETFLAGS), "somebody else's file")
+		require.NoError(t, changeFlags(below, 0, appendOnly))
+		require.NoError(t, os.Chown(path, 1, -1))
+		binary.NativeEndian.PutUint32(flags, 0x8) // FS_XFLAG_IMMUTABLE
+		assert.Equal(t, fuse.EPERM, ask(1, ioctlWriteXFlags), "only the superuser may")
+		assert.Equal(t, fuse.OK, ask(0, ioctlWriteXFlags))
+		assert.ErrorIs(t, os.Chmod(below, 0600), unix.EPERM)
+	})
 }

@@ -1,12 +1,17 @@
 package fs
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 func TestHazard(t *testing.T) {
@@ -129,4 +134,31 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	merged, err := h.mergeSuspects(stale, page, fd)
 	require.NoError(t, err)
 	assert.Equal(t, stale, merged)
+}
+
+// TestReadDuringDirectWrite has a READ come between the kernel's own invalidation and the WRITE of a direct write that the kernel
+// does not wait for: the WRITE is handed to the filesystem by the test.
+func TestReadDuringDirectWrite(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		old := bytes.Repeat([]byte{1}, 4*page.Size)
+		require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), old, 0600))
+		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		got := make([]byte, len(old))
+		_, err = f.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, old, got)
+
+		fresh := bytes.Repeat([]byte{2}, 2*page.Size)
+		in := fuse.WriteIn{Fh: s.fs.files.all()[0].handle, Offset: page.Size, Size: uint32(len(fresh)), Flags: unix.O_DIRECT}
+		n, status := s.fs.Write(nil, &in, fresh)
+		require.Equal(t, fuse.OK, status)
+		require.EqualValues(t, len(fresh), n)
+
+		_, err = f.ReadAt(got, 0)
+		require.NoError(t, err)
+		copy(old[page.Size:], fresh)
+		assert.Equal(t, old, got)
+	})
 }

@@ -70,6 +70,10 @@ type content struct {
 
 	signature signature
 	hazard    hazard
+	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
+	writers atomic.Int32
+	// filled says that a READ may have brought pages of the file into the kernel's cache.
+	filled atomic.Bool
 
 	// opened is an open of the file that may have been closed by now, or nil.
 	opened atomic.Pointer[openFile]

@@ -1,7 +1,10 @@
 package fs
 
 import (
+	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -47,7 +50,12 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 
 func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
 	if size, ok := in.GetSize(); ok {
-		if errno := fs.setSize(n, fd, of, int64(size), in.Valid&fuse.FATTR_KILL_SUIDGID != 0); errno != 0 {
+		if in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && n.isRegular() {
+			if errno := fs.killSetID(n, fd, &in.Caller); errno != 0 {
+				return errno
+			}
+		}
+		if errno := fs.setSize(n, fd, of, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -61,8 +69,8 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 		if setGID {
 			group = int(gid)
 		}
-		if err := unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return toErrno(err)
+		if errno := fs.chown(n, fd, &in.Caller, owner, group); errno != 0 {
+			return errno
 		}
 	}
 	if mode, ok := in.GetMode(); ok {
@@ -79,14 +87,9 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 }
 
 // setSize truncates or extends a regular file.
-func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64, killSetID bool) syscall.Errno {
+func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64) syscall.Errno {
 	if !n.isRegular() {
 		return syscall.EINVAL
-	}
-	if killSetID {
-		if errno := fs.killSetID(n, fd); errno != 0 {
-			return errno
-		}
 	}
 	c := n.content()
 	c.gate.RLock()
@@ -104,6 +107,23 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64, killSet
 		r.Resize(n.key.fileID(), size)
 	}
 	return errno
+}
+
+// chown sets owner and group of n, whose descriptor is fd, where not -1. The backing clears set-id bits, but not the one of a group
+// that may not execute: it sees the daemon ask, not who.
+func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int) syscall.Errno {
+	var st unix.Stat_t
+	foreign := false
+	if who.Uid != 0 && n.isRegular() && unix.Fstat(fd, &st) == nil {
+		foreign = st.Mode&(unix.S_ISGID|unix.S_IXGRP) == unix.S_ISGID && !inGroup(who, st.Gid)
+	}
+	if err := unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return toErrno(err)
+	}
+	if !foreign {
+		return 0
+	}
+	return fs.chmod(n, fd, st.Mode&^(unix.S_ISUID|unix.S_ISGID))
 }
 
 // chmod sets the permission bits of n, whose descriptor is fd.
@@ -129,15 +149,15 @@ func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) sysc
 	return toErrno(err)
 }
 
-// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute, as the kernel does on
-// a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
-func (fs *fileSystem) killSetID(n *node, fd int) syscall.Errno {
+// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute or who is not in the group, as
+// the kernel does on a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
+func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return toErrno(err)
 	}
 	mode := st.Mode &^ unix.S_ISUID
-	if mode&unix.S_IXGRP != 0 {
+	if mode&unix.S_ISGID != 0 && (mode&unix.S_IXGRP != 0 || !inGroup(who, st.Gid)) {
 		mode &^= unix.S_ISGID
 	}
 	if mode == st.Mode {
@@ -152,6 +172,24 @@ func (fs *fileSystem) killSetID(n *node, fd int) syscall.Errno {
 	// and waits for no page, so it may be sent from here.
 	fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	return 0
+}
+
+// inGroup reports whether who is in a group. Requests carry only the first of a process's groups. One that cannot be asked,
+// because it lives in a namespace of processes that is not ours, counts as being in it.
+func inGroup(who *fuse.Caller, group uint32) bool {
+	if who.Gid == group {
+		return true
+	}
+	status, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(who.Pid), 10) + "/status")
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(status)) {
+		if groups, is := strings.CutPrefix(line, "Groups:"); is {
+			return slices.Contains(strings.Fields(groups), strconv.FormatUint(uint64(group), 10))
+		}
+	}
+	return true
 }
 
 // procPath names what fd refers to, for calls that take no descriptor. It reaches through O_PATH descriptors.

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -206,25 +207,29 @@ func TestSetIDBitsAreCleared(t *testing.T) {
 				mount, bare := filepath.Join(s.mnt, "m"), filepath.Join(s.source, "b")
 				for _, dir := range []string{mount, bare} {
 					require.NoError(t, os.Mkdir(dir, 0777))
-					for _, uid := range []int{alice, 0} {
-						path := filepath.Join(dir, "f")
-						require.NoError(t, os.WriteFile(path, []byte("content"), 0777))
-						require.NoError(t, os.Chown(path, alice, aliceOwn))
-						require.NoError(t, unix.Chmod(path, 06777))
-						cmd := shell(dir, script)
-						if name == "copy_file_range" {
-							cmd = program("copy within", path)
+					// Where the group may not execute, its bit stays for those who are in the group.
+					for _, file := range []struct{ mode, group int }{{06777, aliceOwn}, {06767, aliceOwn}, {06767, staff}, {06767, wheel}} {
+						for _, uid := range []int{alice, 0} {
+							path := filepath.Join(dir, "f")
+							require.NoError(t, os.WriteFile(path, []byte("content"), 0777))
+							require.NoError(t, os.Chown(path, alice, file.group))
+							require.NoError(t, unix.Chmod(path, uint32(file.mode)))
+							cmd := shell(dir, script)
+							if name == "copy_file_range" {
+								cmd = program("copy within", path)
+							}
+							if uid != 0 {
+								cmd = user(cmd, uint32(uid), aliceOwn, staff)
+							}
+							run(t, cmd)
+							var now unix.Stat_t
+							require.NoError(t, unix.Stat(path, &now)) // at once, not when the kernel asks again
+							who := fmt.Sprintf("%#o of group %d by %d", file.mode, file.group, uid)
+							require.NoError(t, os.Rename(path, filepath.Join(dir, who)))
+							require.NoError(t, os.WriteFile(path+" seen", nil, os.FileMode(now.Mode&0777)))
+							require.NoError(t, unix.Chmod(path+" seen", now.Mode&07777))
+							require.NoError(t, os.Rename(path+" seen", filepath.Join(dir, "seen "+who)))
 						}
-						if uid != 0 {
-							cmd = user(cmd, uint32(uid), aliceOwn, staff)
-						}
-						run(t, cmd)
-						var now unix.Stat_t
-						require.NoError(t, unix.Stat(path, &now)) // at once, not when the kernel asks again
-						require.NoError(t, os.Rename(path, filepath.Join(dir, []string{"by alice", "by root"}[b2i(uid == 0)])))
-						require.NoError(t, os.WriteFile(path+" seen", nil, os.FileMode(now.Mode&0777)))
-						require.NoError(t, unix.Chmod(path+" seen", now.Mode&07777))
-						require.NoError(t, os.Rename(path+" seen", filepath.Join(dir, "seen "+[]string{"by alice", "by root"}[b2i(uid == 0)])))
 					}
 				}
 				assert.Equal(t, modes(t, bare), modes(t, filepath.Join(s.source, "m")), "in SOURCE")
@@ -232,13 +237,6 @@ func TestSetIDBitsAreCleared(t *testing.T) {
 			})
 		}
 	}
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // modes returns the permission bits of each entry of dir.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
@@ -380,6 +382,28 @@ func TestCommandEndsWhenUnmountedByOthers(t *testing.T) {
 }
 
 // A mapping that its program never released is released when the daemon ends.
+// TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a socket that
+// is closed when the new mount has looked at it.
+func TestCommandMountsAfterUmount(t *testing.T) {
+	p := newPlace(t)
+	socket := control.DefaultSocket(p.mountpoint)
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	old, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		conn, err := old.Accept()
+		if err == nil {
+			conn.Close()
+		}
+		ended <- errors.Join(err, old.Close())
+	}()
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus", "emulated:1", "--log-file", p.log, p.source, p.mountpoint)
+	require.Zero(t, r.code, r.err)
+	require.NoError(t, <-ended)
+	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
+}
+
 func TestCommandReleasesForClientsWhenItEnds(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--write-back-interval=50ms")
 	f, err := os.Create(filepath.Join(s.mountpoint, "file"))

@@ -20,6 +20,10 @@ import (
 // forcedWriteBack is how long a forced end goes on bringing bytes home.
 const forcedWriteBack = 10 * time.Second
 
+// predecessorPatience is how long a new mount waits for the daemon of one that umount(8) took away before: that returns as
+// soon as the mountpoint is free, and the daemon ends a moment later.
+const predecessorPatience = 10 * time.Second
+
 // service is a mount and everything under it.
 type service struct {
 	plan    *mountPlan
@@ -114,7 +118,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if socket == "" {
 		socket = control.DefaultSocket(m.mountpoint)
 	}
-	s.control, err = control.Listen(control.Options{
+	s.control, err = listenAfter(func() bool { return m.socket == "" && time.Since(s.started) < predecessorPatience }, control.Options{
 		Socket:     socket,
 		AllowOther: m.allowOther,
 		Cache:      control.ForCache(s.cache),
@@ -142,6 +146,18 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		return nil, errors.Join(err, s.control.Close())
 	}
 	return s, nil
+}
+
+// listenAfter binds the control socket. While another daemon listens on it, it tries again as long as wait says so: a
+// socket that is named after a mountpoint at which nothing is mounted belongs to a daemon that is about to end.
+func listenAfter(wait func() bool, o control.Options) (*control.Server, error) {
+	for {
+		s, err := control.Listen(o)
+		if !errors.Is(err, syscall.EADDRINUSE) || !wait() {
+			return s, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // kernelTimeout says "not at all" as package fs does: it takes zero for its default.
