@@ -10,7 +10,6 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/prefetch"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -47,8 +46,8 @@ type File struct {
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
 	pendingSince time.Time
-	// peerAhead follows the CPU's reads while something is to be collected. Protected by mu.
-	peerAhead *prefetch.Streams
+	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
+	peerRuns peerRuns
 	// collectErr is why the last collect failed, nil since one succeeded. Protected by mu.
 	collectErr error
 	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it. Protected
@@ -127,17 +126,16 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		return nil, err
 	}
 	f := &File{
-		c:         c,
-		id:        src.ID(),
-		users:     1,
-		name:      src.Name(),
-		home:      home,
-		kernel:    src.Kernel(),
-		holdings:  make(map[versions.Owner]*holding),
-		bases:     make(map[baseKey]*pageBytes),
-		peerAhead: prefetch.NewStreams(peerStreams),
-		drains:    make(map[lrc.DrainID]chan struct{}),
-		mappings:  make(map[*Mapping]struct{}),
+		c:        c,
+		id:       src.ID(),
+		users:    1,
+		name:     src.Name(),
+		home:     home,
+		kernel:   src.Kernel(),
+		holdings: make(map[versions.Owner]*holding),
+		bases:    make(map[baseKey]*pageBytes),
+		drains:   make(map[lrc.DrainID]chan struct{}),
+		mappings: make(map[*Mapping]struct{}),
 	}
 	f.lrc.HeldUnasked = c.writeBack
 	if err := f.noteHomeLocked(); err != nil { // nobody else knows f yet

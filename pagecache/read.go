@@ -6,16 +6,43 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/prefetch"
 )
 
 // peerReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
 // to bring: 1 MiB, more than the kernel's read-ahead asks for.
 const peerReadPages = 256
 
-// peerStreams are the windows of sequential reads, up to 8 MiB: what one call takes from a device, and enough for several
-// processors to merge.
-var peerStreams = prefetch.StreamsOptions{First: peerReadPages, Most: collectChunk, Table: 64}
+// mostPeerReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
+const mostPeerReadPages = collectChunk
+
+// peerRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes twice as
+// much. Unlike read-ahead it is asked only when something has to come anyway.
+type peerRuns struct {
+	runs [8]peerRun
+	next int // the one to be forgotten
+}
+
+type peerRun struct {
+	end   page.Index
+	pages page.Index
+}
+
+// from returns the pages to bring home for a read of rg: these, and those after them.
+func (r *peerRuns) from(rg page.Range) page.Range {
+	run := &r.runs[r.next]
+	pages := page.Index(peerReadPages)
+	for i := range r.runs {
+		if x := &r.runs[i]; x.pages > 0 && rg.Start <= x.end && x.end <= rg.End {
+			run, pages = x, min(2*x.pages, mostPeerReadPages)
+			break
+		}
+	}
+	if run == &r.runs[r.next] {
+		r.next = (r.next + 1) % len(r.runs)
+	}
+	*run = peerRun{end: max(rg.End, rg.Start+pages), pages: pages}
+	return page.Range{Start: rg.Start, End: run.end}
+}
 
 // Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
 // cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
@@ -33,13 +60,8 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	}
 	// A read that does not enter the kernel's page cache may come while the kernel has a dirty copy, so it leaves
 	// draining pages alone: their release has not returned yet.
-	var ahead []page.Range
-	if !f.pendingSince.IsZero() {
-		ahead = f.peerAhead.Access(rg, prefetch.Unknown, nil)
-	}
 	pending := f.lrc.Pending(rg, !direct)
 	if len(pending) == 0 {
-		f.collectAheadLocked(ctx, ahead)
 		return 0, true, nil
 	}
 	start := time.Now()
@@ -52,7 +74,10 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 		return f.readMergedLocked(ctx, p, off, !direct)
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
-	f.collectAheadLocked(ctx, append(ahead, page.Range{Start: rg.End, End: max(rg.End, rg.Start+peerReadPages)}))
+	ahead := f.peerRuns.from(rg).Intersect(f.fileRangeLocked())
+	if ahead.End > rg.End {
+		_ = f.collectLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false)
+	}
 	var pages int64
 	for _, q := range pending {
 		pages += q.Range.Len()
@@ -60,15 +85,6 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	f.count(func(c *Counters) { c.PeerReads.Add(1); c.PeerReadPages.Add(pages) })
 	f.c.counters.PeerReadTime.observe(time.Since(start))
 	return 0, true, nil
-}
-
-// collectAheadLocked brings home what nobody asked for yet, unless that fails anyway: who asks for it is told then.
-func (f *File) collectAheadLocked(ctx context.Context, ahead []page.Range) {
-	for _, rg := range ahead {
-		if f.collectErr == nil {
-			_ = f.collectLocked(ctx, rg.Intersect(f.fileRangeLocked()), false)
-		}
-	}
 }
 
 // redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read that
