@@ -40,7 +40,8 @@ import (
 // WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
 // invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the WRITE
 // has the very page locked that is to be dropped: a partial write to a page that was not up to date. Waiting would never
-// end, so the answer is given after a short while and the invalidation finishes behind it.
+// end, so the answer is given after a short while and the invalidation finishes behind it, with a hazard of its own from
+// then on.
 
 // correctionPatience is how long a WRITE waits for pages to be dropped again. An invalidation takes some microseconds
 // unless it waits for a READ, or for the WRITE itself. The latter needs that the WRITE ends inside a page and, since reads
@@ -309,23 +310,42 @@ func (fs *fileSystem) correct(n *node, again []span, patience time.Duration) {
 		return
 	}
 	fs.corrections.Add(1)
-	fs.aside(patience, func() {
+	c := n.content()
+	var (
+		mu          sync.Mutex
+		done, late  bool   // protected by mu
+		lateHazard  uint64 // protected by mu; the number of its invalidation
+		nothingGone span   // of reads that are remembered: they may be younger than what it drops
+	)
+	if fs.aside(patience, func() {
 		for _, s := range again {
 			if err := fs.dropPages(n, s.start, s.end-s.start); err != nil {
 				fs.log.Warn("pages that were read during a write could not be dropped", "node", n.path(), "error", err)
 			}
 		}
-		c := n.content()
 		c.gate.Lock()
-		defer c.gate.Unlock()
 		c.hazard.trustPages(again)
-	})
+		c.gate.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		if done = true; late {
+			c.hazard.invalidationEnded(lateHazard, nothingGone)
+		}
+	}) {
+		return
+	}
+	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes.
+	mu.Lock()
+	if late = !done; late {
+		lateHazard = c.hazard.invalidationBegins()
+	}
+	mu.Unlock()
 }
 
 // aside runs call in a goroutine of its own and waits for it, but no longer than patience if that is positive. Telling the
 // kernel to drop pages from the goroutine that serves a request could wait for a page that another request of the same
-// goroutine's must unlock.
-func (fs *fileSystem) aside(patience time.Duration, call func()) {
+// goroutine's must unlock. It reports whether call ended.
+func (fs *fileSystem) aside(patience time.Duration, call func()) bool {
 	done := make(chan struct{})
 	fs.background.Add(1)
 	go func() {
@@ -335,13 +355,15 @@ func (fs *fileSystem) aside(patience time.Duration, call func()) {
 	}()
 	if patience <= 0 {
 		<-done
-		return
+		return true
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-done:
+		return true
 	case <-timer.C:
 		fs.impatient.Add(1)
+		return false
 	}
 }

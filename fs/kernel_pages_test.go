@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
@@ -161,4 +163,78 @@ func TestReadDuringDirectWrite(t *testing.T) {
 		copy(old[page.Size:], fresh)
 		assert.Equal(t, old, got)
 	})
+}
+
+// slowKernel is a kernel that drops pages of one inode when it is told to.
+type slowKernel struct {
+	notifier
+	of     uint64
+	asked  chan struct{}
+	finish chan struct{}
+}
+
+func (k *slowKernel) InodeNotify(node uint64, off, n int64) fuse.Status {
+	if node == k.of && n > 0 {
+		close(k.asked)
+		<-k.finish
+	}
+	return k.notifier.InodeNotify(node, off, n)
+}
+
+// TestCorrectionBehindItsWrite has the kernel drop pages for a WRITE only after that was answered. The next write may then be in
+// flight when its page goes: what is read meanwhile is dropped again.
+func TestCorrectionBehindItsWrite(t *testing.T) {
+	s := mount(t)
+	path := filepath.Join(s.mnt, "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 3*page.Size), 0o600))
+	open, err := os.Open(path)
+	require.NoError(t, err)
+	defer open.Close()
+	home, err := os.Open(filepath.Join(s.source, "file"))
+	require.NoError(t, err)
+	defer home.Close()
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(int(home.Fd()), &st))
+	n := s.fs.table.byInode(inodeKey{st.Dev, st.Ino})
+	kernel := &slowKernel{s.fs.notify, uint64(n.id), make(chan struct{}), make(chan struct{})}
+	s.fs.notify = kernel
+	finish := sync.OnceFunc(func() { close(kernel.finish) })
+	defer finish()
+	h := &n.content().hazard
+	again := []span{{0, page.Size}}
+	n.content().gate.Lock()
+	h.suspectPages(again, int(home.Fd()))
+	n.content().gate.Unlock()
+	s.fs.correct(n, again, time.Millisecond)
+	<-kernel.asked
+	require.EqualValues(t, 1, s.fs.impatient.Load())
+
+	h.read(0, 10)
+	spans, _ := h.overlap(5, 1)
+	require.Equal(t, again, spans, "a page that was read while it may be dropped")
+	h.written()
+	require.True(t, h.lasts(), "it may still be dropped")
+	finish()
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.running == 0
+	}, 10*time.Second, time.Millisecond)
+	h.read(page.Size, 10)
+	spans, _ = h.overlap(0, 3*page.Size)
+	require.Equal(t, []span{{0, 2 * page.Size}}, joinSpans(spans), "a write that began before it was dropped")
+	h.written()
+	require.Eventually(t, func() bool { return !h.lasts() }, 10*time.Second, time.Millisecond)
+}
+
+// joinSpans joins spans that touch.
+func joinSpans(spans []span) (all []span) {
+	for _, s := range spans {
+		if n := len(all); n > 0 && all[n-1].end >= s.start {
+			all[n-1].end = max(all[n-1].end, s.end)
+		} else {
+			all = append(all, s)
+		}
+	}
+	return all
 }
