@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -245,4 +246,21 @@ func init() {
 func TestProgramsDoNotInheritTheConnection(t *testing.T) {
 	s := mount(t)
 	assert.NotContains(t, sh(t, s.source, "ls -l /proc/self/fd"), "/dev/fuse")
+}
+
+// TestReadRequests looks at the size of requests in which a large read comes.
+func TestReadRequests(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root's mounts say how large a request may be")
+	}
+	s := mount(t)
+	table, err := os.ReadFile("/proc/self/mounts")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); fields[1] == s.mnt {
+			require.Contains(t, strings.Split(fields[3], ","), fmt.Sprintf("max_read=%d", maxRead))
+			return
+		}
+	}
+	t.Fatalf("%s is not mounted", s.mnt)
 }

