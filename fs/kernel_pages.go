@@ -311,59 +311,49 @@ func (fs *fileSystem) correct(n *node, again []span, patience time.Duration) {
 	}
 	fs.corrections.Add(1)
 	c := n.content()
-	var (
-		mu          sync.Mutex
-		done, late  bool   // protected by mu
-		lateHazard  uint64 // protected by mu; the number of its invalidation
-		nothingGone span   // of reads that are remembered: they may be younger than what it drops
-	)
-	if fs.aside(patience, func() {
+	ended := fs.aside(patience, func() {
 		for _, s := range again {
 			if err := fs.dropPages(n, s.start, s.end-s.start); err != nil {
 				fs.log.Warn("pages that were read during a write could not be dropped", "node", n.path(), "error", err)
 			}
 		}
 		c.gate.Lock()
+		defer c.gate.Unlock()
 		c.hazard.trustPages(again)
-		c.gate.Unlock()
-		mu.Lock()
-		defer mu.Unlock()
-		if done = true; late {
-			c.hazard.invalidationEnded(lateHazard, nothingGone)
-		}
-	}) {
+	})
+	select {
+	case <-ended:
 		return
+	default:
 	}
-	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes.
-	mu.Lock()
-	if late = !done; late {
-		lateHazard = c.hazard.invalidationBegins()
-	}
-	mu.Unlock()
+	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes. It forgets no reads,
+	// which may be younger than what it drops.
+	late := c.hazard.invalidationBegins()
+	fs.background.Go(func() {
+		<-ended
+		c.hazard.invalidationEnded(late, span{})
+	})
 }
 
 // aside runs call in a goroutine of its own and waits for it, but no longer than patience if that is positive. Telling the
 // kernel to drop pages from the goroutine that serves a request could wait for a page that another request of the same
-// goroutine's must unlock. It reports whether call ended.
-func (fs *fileSystem) aside(patience time.Duration, call func()) bool {
+// goroutine's must unlock. ended is closed when call has ended.
+func (fs *fileSystem) aside(patience time.Duration, call func()) (ended <-chan struct{}) {
 	done := make(chan struct{})
-	fs.background.Add(1)
-	go func() {
-		defer fs.background.Done()
+	fs.background.Go(func() {
 		defer close(done)
 		call()
-	}()
+	})
 	if patience <= 0 {
 		<-done
-		return true
+		return done
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-done:
-		return true
 	case <-timer.C:
 		fs.impatient.Add(1)
-		return false
 	}
+	return done
 }

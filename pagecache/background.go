@@ -81,15 +81,22 @@ func (f *File) refresh(ctx context.Context, h *holding) error {
 	f.mu.Lock()
 	whole := page.Range{End: f.lrc.End()}
 	f.mu.Unlock()
-	return batches(whole, func(part page.Range) error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		// Nothing pins the extents between two batches, so what is there is asked for in each.
-		for _, run := range f.lrc.Tracked(part, h.dev.owner) {
-			if err := f.acquireAllLocked(ctx, h, run); err != nil {
-				return err
-			}
+	for part := range cut(whole, batchPages) {
+		if err := f.refreshPart(ctx, h, part); err != nil {
+			return err
 		}
-		return ctx.Err()
-	})
+	}
+	return nil
+}
+
+// refreshPart is refresh of one part. Nothing pins the extents between two of them, so what is there is asked for in each.
+func (f *File) refreshPart(ctx context.Context, h *holding, part page.Range) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, run := range f.lrc.Tracked(part, h.dev.owner) {
+		if err := f.acquireAllLocked(ctx, h, run); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
 }

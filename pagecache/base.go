@@ -13,7 +13,7 @@ import (
 func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
 	var parts []lrc.PageBase
 	for _, k := range f.lrc.KeepBases(ranges, except) {
-		for _, part := range pieces(k.Range, bufferPages) {
+		for part := range cut(k.Range, bufferPages) {
 			parts = append(parts, lrc.PageBase{Range: part, Base: k.Base})
 		}
 	}

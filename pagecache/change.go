@@ -243,15 +243,12 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 		for _, run := range runs {
 			run = run.Intersect(f.fileRangeLocked())
 			kept[h] = append(kept[h], run)
-			if err := batches(run, func(part page.Range) error {
+			for part := range cut(run, batchPages) {
 				buf := make([]byte, part.Bytes())
 				if err := f.readHomeLocked(part, buf); err != nil {
 					return err
 				}
 				f.rebaseLocked(h, part, buf)
-				return nil
-			}); err != nil {
-				return err
 			}
 		}
 	}

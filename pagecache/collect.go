@@ -114,11 +114,13 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 	o := chunk[0].Owner
 	ranges := make([]page.Range, len(chunk))
 	parts := make([][]byte, len(chunk)) // of mine
-	starts := make([]int64, len(chunk)) // in mine, in pages
+	sums := make([][]gpubackend.Digest, len(chunk))
+	room := make([]gpubackend.Digest, len(mine)>>page.Shift)
 	at := int64(0)
 	for i, p := range chunk {
-		ranges[i], parts[i], starts[i] = p.Range, mine[at:at+p.Range.Bytes()], at>>page.Shift
+		ranges[i], parts[i] = p.Range, mine[at:at+p.Range.Bytes()]
 		at += p.Range.Bytes()
+		sums[i], room = room[:p.Range.Len()], room[p.Range.Len():]
 	}
 	var copies []gpubackend.Copy
 	rest := mine
@@ -134,7 +136,6 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 	}
 	merged := make([][]byte, len(chunk))
 	differ := make([][]page.Range, len(chunk))
-	sums := make([]gpubackend.Digest, at>>page.Shift)
 	defer func() {
 		for i, m := range merged {
 			if m != nil && &m[0] != &parts[i][0] {
@@ -143,7 +144,7 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 		}
 	}()
 	if err := inParallel(len(chunk), maxReaders, func(i int) (err error) {
-		h.dev.Key().SumPages(parts[i], sums[starts[i]:][:ranges[i].Len()])
+		h.dev.Key().SumPages(parts[i], sums[i])
 		merged[i], differ[i], err = f.mergedLocked(chunk[i], parts[i])
 		return err
 	}); err != nil {
@@ -151,7 +152,7 @@ func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.P
 	}
 	written, err := f.writeHomeLocked(ranges, merged)
 	for i, rg := range ranges[:written] {
-		from := sums[starts[i]:]
+		from := sums[i]
 		h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
 	}
 	f.collectedLocked(o, ranges[:written], parts, differ)

@@ -258,13 +258,3 @@ func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 	}
 	return nil
 }
-
-// batches calls fn for consecutive parts of rg of at most batchPages pages.
-func batches(rg page.Range, fn func(part page.Range) error) error {
-	for p := rg.Start; p < rg.End; p += batchPages {
-		if err := fn(page.Range{Start: p, End: min(p+batchPages, rg.End)}); err != nil {
-			return err
-		}
-	}
-	return nil
-}

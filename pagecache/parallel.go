@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"iter"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -46,12 +47,15 @@ func inParallel(n, goroutines int, do func(i int) error) error {
 	return first
 }
 
-// pieces cuts rg into ranges of at most n pages.
-func pieces(rg page.Range, n page.Index) (out []page.Range) {
-	for ; !rg.Empty(); rg.Start = out[len(out)-1].End {
-		out = append(out, page.Range{Start: rg.Start, End: min(rg.Start+n, rg.End)})
+// cut yields consecutive parts of rg of at most n pages.
+func cut(rg page.Range, n page.Index) iter.Seq[page.Range] {
+	return func(yield func(page.Range) bool) {
+		for p := rg.Start; p < rg.End; p += n {
+			if !yield(page.Range{Start: p, End: min(p+n, rg.End)}) {
+				return
+			}
+		}
 	}
-	return out
 }
 
 // joined returns ascending ranges with those joined that follow each other.

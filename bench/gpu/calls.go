@@ -28,11 +28,10 @@ func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := s.mount.open(name)
+	f, err := s.opened(name)
 	if err != nil {
 		return nil, err
 	}
-	s.later(func() { _ = f.Close() })
 	from, err := s.room(g, n)
 	if err != nil {
 		return nil, err
@@ -108,11 +107,10 @@ func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err := s.paintedFile(name, n); err != nil {
 		return nil, err
 	}
-	f, err := s.mount.open(name)
+	f, err := s.opened(name)
 	if err != nil {
 		return nil, err
 	}
-	s.later(func() { _ = f.Close() })
 	to, err := s.room(g, n)
 	if err != nil {
 		return nil, err

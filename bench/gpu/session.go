@@ -198,6 +198,15 @@ func (s *session) paintedFile(name string, n int64) error {
 // private is the path of a file beside the mount, for what gaiafs is compared with.
 func (s *session) private(name string) string { return s.dir + "/private-" + name }
 
+// opened opens a file of the mount until the group ends.
+func (s *session) opened(name string) (*os.File, error) {
+	f, err := s.mount.open(name)
+	if err == nil {
+		s.later(func() { _ = f.Close() })
+	}
+	return f, err
+}
+
 // mapped maps n bytes of a file until the group ends.
 func (s *session) mapped(name string, n int64, prot gaiafs.Prot, g gpu, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
 	m, err := s.mount.mapFile(name, 0, n, prot, g.device(), options...)

@@ -64,13 +64,13 @@ func (x *shared) open() error {
 		return err
 	}
 	var err error
-	if x.file, err = x.s.mount.open(x.name); err != nil {
+	if x.file, err = x.s.opened(x.name); err != nil {
 		return err
 	}
 	if x.private, err = os.OpenFile(x.s.private(x.name), os.O_RDWR, 0); err != nil {
 		return err
 	}
-	x.s.later(func() { _ = errors.Join(x.file.Close(), x.private.Close()) })
+	x.s.later(func() { _ = x.private.Close() })
 	x.read = make([]byte, x.size)
 	for _, g := range x.gpus {
 		w := &writer{gpu: g}
