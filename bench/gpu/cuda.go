@@ -253,29 +253,39 @@ func (g *cudaGPU) copyWithin(to, from address, n int64) error {
 	return g.do("cuMemcpyDtoDAsync", func(s cudaStream) cudaResult { return g.drv.copyWithinDevice(to, from, uintptr(n), s) })
 }
 
-// launchFor starts f with a thread for each of n pieces of work, up to a number that fills any GPU.
-func (g *cudaGPU) launchFor(f cudaFunction, n int64, arguments ...uint64) error {
+// launchFor starts f with a thread for each of n pieces of work, up to a number that fills any GPU, once for each of the lists
+// of arguments, one after the other.
+func (g *cudaGPU) launchFor(f cudaFunction, n int64, each ...[]uint64) error {
 	const block, most = 256, 8192
-	grid := uint32(min((n+block-1)/block, most))
-	return g.do("cuLaunchKernel", func(s cudaStream) cudaResult {
-		var pin runtime.Pinner // the driver reads the arguments before the call returns
-		defer pin.Unpin()
-		params := make([]unsafe.Pointer, len(arguments))
-		for i := range arguments {
-			pin.Pin(&arguments[i])
-			params[i] = unsafe.Pointer(&arguments[i])
+	grid := uint32(max(1, min((n+block-1)/block, most)))
+	return g.do("cuLaunchKernel", func(s cudaStream) (r cudaResult) {
+		for _, arguments := range each {
+			var pin runtime.Pinner // the driver reads the arguments before the call returns
+			params := make([]unsafe.Pointer, len(arguments))
+			for i := range arguments {
+				pin.Pin(&arguments[i])
+				params[i] = unsafe.Pointer(&arguments[i])
+			}
+			r = g.drv.launch(f, grid, 1, 1, block, 1, 1, 0, s, &params[0], nil)
+			pin.Unpin()
+			if r != 0 {
+				break
+			}
 		}
-		return g.drv.launch(f, max(grid, 1), 1, 1, block, 1, 1, 0, s, &params[0], nil)
+		return r
 	})
 }
 
 func (g *cudaGPU) touch(a address, step, n int64, value byte) error {
-	return g.launchFor(g.touchKernel, n, uint64(a), uint64(step), uint64(n), uint64(value))
+	return g.launchFor(g.touchKernel, n, []uint64{uint64(a), uint64(step), uint64(n), uint64(value)})
 }
 
-func (g *cudaGPU) paint(a address, s stripes) error {
-	return g.launchFor(g.painter, s.size/s.writers+s.width,
-		uint64(a), uint64(s.size), uint64(s.width), uint64(s.first), uint64(s.writers), uint64(s.seed))
+func (g *cudaGPU) paint(a address, s stripes, passes int) error {
+	each := make([][]uint64, passes)
+	for i := range each {
+		each[i] = []uint64{uint64(a), uint64(s.size), uint64(s.width), uint64(s.first), uint64(s.writers), uint64(s.pass(i, passes).seed)}
+	}
+	return g.launchFor(g.painter, s.size/s.writers+s.width, each...)
 }
 
 func (g *cudaGPU) freeMemory() (int64, error) {

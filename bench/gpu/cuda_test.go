@@ -68,7 +68,7 @@ func TestCUDAGPUDoesAsTheHost(t *testing.T) {
 		var wg sync.WaitGroup // from several goroutines at once
 		for first := range 2 {
 			wg.Go(func() {
-				require.NoError(t, x.paint(a, stripes{size: size, width: 100, first: int64(first), writers: 3, seed: 9}))
+				require.NoError(t, x.paint(a, stripes{size: size, width: 100, first: int64(first), writers: 3, seed: 9}, 3))
 			})
 		}
 		wg.Wait()

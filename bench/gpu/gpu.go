@@ -23,7 +23,8 @@ type gpu interface {
 	copyWithin(to, from address, n int64) error
 	// touch adds value to n bytes, the first at a and each step bytes after the one before.
 	touch(a address, step, n int64, value byte) error
-	paint(a address, s stripes) error
+	// paint stores stripes at a, passes times over. The seed grows by one with every pass, up to that of s.
+	paint(a address, s stripes, passes int) error
 	// freeMemory returns the bytes that nobody uses.
 	freeMemory() (int64, error)
 	String() string
@@ -49,6 +50,12 @@ func (s stripes) each(at int64, p []byte, f func(part []byte, at int64)) {
 			f(p[low-at:high-at], low)
 		}
 	}
+}
+
+// pass is what stripes are in the pass, counted from 0, of so many.
+func (s stripes) pass(i, passes int) stripes {
+	s.seed -= byte(passes - 1 - i)
+	return s
 }
 
 // store stores the stripes in p, which is the memory from byte `at` on.

@@ -99,7 +99,7 @@ func TestHostGPUDoesAsItSays(t *testing.T) {
 	require.NoError(t, err)
 	b, err := g.alloc(8192)
 	require.NoError(t, err)
-	require.NoError(t, g.paint(a, stripes{size: 8192, width: 8, first: 1, writers: 2, seed: 3}))
+	require.NoError(t, g.paint(a, stripes{size: 8192, width: 8, first: 1, writers: 2, seed: 3}, 2))
 	require.NoError(t, g.touch(a, 4096, 2, 5))
 	require.NoError(t, g.copyWithin(b, a, 8192))
 	got := make([]byte, 8192)
@@ -260,7 +260,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict, row.Name)
 		}
 	}
-	require.Equal(t, map[string]int{"warm": 1, "release": 4, "acquire": 4, "sharing": 2*(3+4*2) + 1, "stitch": 3, "peer": 3, "second": 2 + 4 + 1}, groups)
+	require.Equal(t, map[string]int{"warm": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3) + 1, "stitch": 3, "peer": 3, "second": 2 + 4 + 1}, groups)
 	text, err = os.ReadFile(markdown)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "- emulated device 1\n")

@@ -66,8 +66,10 @@ func (g hostGPU) touch(a address, step, n int64, value byte) error {
 	return nil
 }
 
-func (g hostGPU) paint(a address, s stripes) error {
-	s.store(0, a.bytes(s.size))
+func (g hostGPU) paint(a address, s stripes, passes int) error {
+	for i := range passes {
+		s.pass(i, passes).store(0, a.bytes(s.size))
+	}
 	return nil
 }
 

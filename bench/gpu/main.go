@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,6 +89,7 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	flags.IntVar(&o.runs, "runs", 5, "how often each side is measured")
 	seconds := flags.Int("time", 360, "`SECONDS` after which nothing more is begun, and the row that runs is cut off")
 	flags.StringVar(&o.rows, "rows", "", "only these groups, separated by commas: "+strings.Join(groupNames(), ","))
+	match := flags.String("run", "", "only rows whose GROUP/NAME matches this regular `EXPRESSION`")
 	flags.StringVar(&o.json, "json", "", "write everything measured to this file, anew after each row")
 	flags.StringVar(&o.markdown, "markdown", "", "write the tables in Markdown to this file")
 	listing := flags.Bool("list", false, "list the groups and end")
@@ -96,6 +98,9 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	}
 	if flags.NArg() > 0 {
 		return o, false, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if o.match, err = regexp.Compile(*match); err != nil {
+		return o, false, fmt.Errorf("--run: %w", err)
 	}
 	o.size, o.large, o.time = int64(size), int64(large), time.Duration(*seconds)*time.Second
 	for name := range strings.SplitSeq(o.rows, ",") {
@@ -200,6 +205,9 @@ func (s *session) runGroup(ctx context.Context, g *group, r *rows.Report, out io
 	fmt.Fprintf(out, "%s: prepared (%.1f s)\n", g.name, time.Since(start).Seconds())
 	for i := range list {
 		row, start := &list[i], time.Now()
+		if !s.match.MatchString(row.Title()) {
+			continue
+		}
 		res, err := row.Run(ctx, s.runs, func(int, int, string) {})
 		switch {
 		case err != nil && ctx.Err() != nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"time"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
@@ -21,6 +22,7 @@ type options struct {
 	runs     int
 	time     time.Duration
 	rows     string
+	match    *regexp.Regexp
 	json     string
 	markdown string
 }

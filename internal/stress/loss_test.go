@@ -225,17 +225,20 @@ func TestDeviceLostUnderLoad(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Devices: 2, Faulty: true, WriteBackInterval: 20 * time.Millisecond})
 	path := m.Path("shared")
 	require.NoError(t, os.WriteFile(path, make([]byte, (programs+1)*own*page.Size), 0o600))
-	var started sync.WaitGroup
-	started.Add(programs + 1)
+	halfway, lost := make(chan struct{}), make(chan struct{})
+	reached := sync.OnceFunc(func() { close(halfway) })
 	var work errgroup
 	last := byte((rounds - 1) % 250)
 	for k := range programs {
 		p := start(t, "obedient", path, k%2, (programs+1)*own)
 		p.does("map")
 		work.Go(func() error {
-			halfway := sync.OnceFunc(started.Done)
-			defer halfway()
+			defer reached()
 			for i := range rounds {
+				if k == 0 && i == rounds/2 { // half of what this one does fails, however quick the others are
+					reached()
+					<-lost
+				}
 				for page := k * own; page < (k+1)*own; page++ {
 					p.does(fmt.Sprintf("store %d %d", page, i%250))
 				}
@@ -250,16 +253,11 @@ func TestDeviceLostUnderLoad(t *testing.T) {
 						return fmt.Errorf("program %d, round %d: %s: %s", k, i, deed, said)
 					}
 				}
-				if i == rounds/2 {
-					halfway()
-				}
 			}
 			return nil
 		})
 	}
 	work.Go(func() error {
-		halfway := sync.OnceFunc(started.Done)
-		defer halfway()
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
 		if err != nil {
 			return err
@@ -277,14 +275,12 @@ func TestDeviceLostUnderLoad(t *testing.T) {
 			if _, err := os.ReadFile(path); err != nil {
 				return err
 			}
-			if i == rounds/2 {
-				halfway()
-			}
 		}
 		return nil
 	})
-	started.Wait()
+	<-halfway
 	m.Lose(0)
+	close(lost)
 	require.NoError(t, work.Wait())
 	_ = fsync(t, path) // it may be the first after the loss
 	require.NoError(t, fsync(t, path))

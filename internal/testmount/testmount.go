@@ -287,7 +287,10 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	if o.Memory == 0 {
 		o.Memory = 256 << 20
 	}
-	place := t.TempDir()
+	// Not t.TempDir, which has the test's name in it: a socket's path is short.
+	place, err := os.MkdirTemp("", "mount")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(place) })
 	if o.Mountpoint == "" {
 		o.Mountpoint = filepath.Join(place, "mnt")
 		require.NoError(t, os.Mkdir(o.Mountpoint, 0o755))
