@@ -13,10 +13,12 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// Bytes go from home to a device through a pipeline. Readers read pieces from home into buffers that the device copies
-// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Two
-// goroutines give the device whatever has been read, so that one call is waiting while the other is carried out.
+// Bytes go from home to a device through a pipeline. Workers read pieces from home into buffers that the device copies
+// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Whoever
+// finds enough of it read gives it to the device himself: to wake somebody for that may take longer than the copy. Two do
+// so at a time, so that the bus always has something to carry.
 const (
+
 	// pieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a few
 	// buffers to stay in the processor's cache between the read and the copy. Where there is little to bring, pieces are
 	// smaller, so that every reader has some, but not smaller than leastPiece.
@@ -24,9 +26,10 @@ const (
 	leastPiece = 256 << 10
 	// pieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
 	pieceRuns = 64
-	// callBytes is what one call gives to the device at most, a piece more or less. A call costs more than 50 µs however
-	// little it is about, so it takes all that was read.
+	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds however
+	// little it is about, so nobody begins one for less than leastCall while there is more to read.
 	callBytes  = 16 << 20
+	leastCall  = 4 << 20
 	senders    = 2
 	maxReaders = 12
 	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
@@ -102,14 +105,19 @@ type pipeline struct {
 	until  time.Time
 	pieces []piece
 
-	ready chan *piece
 	slots chan struct{} // one for each buffer in use
+	cold  atomic.Bool
 
 	mu      sync.Mutex
-	next    int   // protected by mu; pieces that readers took
-	advised int   // protected by mu; pieces that were asked for ahead
-	err     error // protected by mu; the first
-	cold    atomic.Bool
+	next    int           // protected by mu; pieces that workers took
+	advised int           // protected by mu; pieces that were asked for ahead
+	err     error         // protected by mu; the first
+	ready   []*piece      // protected by mu; read, and nobody is sending them
+	waiting int64         // protected by mu; bytes of ready
+	sending int           // protected by mu; workers that are sending
+	busy    int           // protected by mu; workers that have a piece, or are sending
+	ended   bool          // protected by mu; nobody begins anything any more
+	idle    chan struct{} // closed when ended is true and busy is 0
 }
 
 // fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
@@ -150,7 +158,8 @@ func (p *pipeline) alone(x *piece) error {
 }
 
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
-// caller does its part: goroutines take time to be woken.
+// caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
+// waited for.
 func (p *pipeline) run() {
 	n := min(readers(), len(p.pieces))
 	largest := int64(0)
@@ -158,24 +167,38 @@ func (p *pipeline) run() {
 		largest = max(largest, p.pieces[i].bytes)
 	}
 	buffers := min(int64(n*pieceBytes+senders*callBytes)/largest, int64(len(p.pieces)))
-	p.ready = make(chan *piece, buffers)
 	p.slots = make(chan struct{}, buffers)
-	var reading, sending sync.WaitGroup
+	p.idle = make(chan struct{})
 	for range n - 1 {
-		reading.Go(p.readAll)
+		go p.work()
 	}
-	for range senders {
-		sending.Go(p.sendAll)
+	p.work()
+	p.mu.Lock()
+	p.ended = true
+	if p.busy == 0 {
+		close(p.idle)
 	}
-	p.readAll()
-	reading.Wait()
-	close(p.ready)
-	p.sendAll()
-	sending.Wait()
+	p.mu.Unlock()
+	p.wait()
 }
 
-// readAll reads pieces while there are some to be read.
-func (p *pipeline) readAll() {
+// waitSpin is how long wait looks again and again, which the last copy of a few hundred pages does not outlast.
+const waitSpin = 100 * time.Microsecond
+
+// wait returns when no worker is busy any more.
+func (p *pipeline) wait() {
+	for start := time.Now(); time.Since(start) < waitSpin; runtime.Gosched() {
+		select {
+		case <-p.idle:
+			return
+		default:
+		}
+	}
+	<-p.idle
+}
+
+// work reads pieces while there are some to be read, and sends.
+func (p *pipeline) work() {
 	for {
 		p.slots <- struct{}{}
 		i, ok := p.take()
@@ -183,53 +206,86 @@ func (p *pipeline) readAll() {
 			<-p.slots
 			return
 		}
-		if err := p.read(i, &p.pieces[i]); err != nil {
+		x := &p.pieces[i]
+		if err := p.read(i, x); err != nil {
 			p.fail(err)
 			<-p.slots
-			return
+			x = nil
 		}
-		p.ready <- &p.pieces[i]
+		p.pass(x)
 	}
 }
 
-// sendAll sends what was read, until nothing is read any more.
-func (p *pipeline) sendAll() {
-	for x := range p.ready {
-		call, size := []*piece{x}, x.bytes
-		for more := true; more && size < callBytes; {
-			select {
-			case x, open := <-p.ready:
-				if more = open; open {
-					call, size = append(call, x), size+x.bytes
-				}
-			default:
-				more = false
-			}
+// take gives a worker its next piece. Pieces are taken in order, so those that were are a prefix. Where there is none, the worker
+// sends what others left.
+func (p *pipeline) take() (i int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return 0, false
+	}
+	p.busy++
+	if p.overLocked() {
+		p.sendLocked()
+		p.restLocked()
+		return 0, false
+	}
+	p.next++
+	return p.next - 1, true
+}
+
+// overLocked reports whether no more pieces are to be taken. Once it is so it stays so.
+func (p *pipeline) overLocked() bool {
+	if p.err == nil {
+		p.err = p.ctx.Err()
+	}
+	return p.err != nil || p.next == len(p.pieces) || p.next > 0 && !p.until.IsZero() && time.Now().After(p.until)
+}
+
+// pass is called by a worker with the piece that it has read, or nil, and sends if it is time.
+func (p *pipeline) pass(x *piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x != nil {
+		p.ready, p.waiting = append(p.ready, x), p.waiting+x.bytes
+	}
+	// Without a free buffer nobody reads on until somebody sends.
+	if p.waiting >= leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
+		p.sendLocked()
+	}
+	p.restLocked()
+}
+
+// restLocked has a worker be busy no more.
+func (p *pipeline) restLocked() {
+	if p.busy--; p.busy == 0 && p.ended {
+		close(p.idle)
+	}
+}
+
+// sendLocked sends what was read until nothing is left, unless enough others do so. It lets go of mu meanwhile.
+func (p *pipeline) sendLocked() {
+	if p.sending == senders {
+		return
+	}
+	p.sending++
+	for len(p.ready) > 0 {
+		n, size := 0, int64(0)
+		for ; n < len(p.ready) && size < callBytes; n++ {
+			size += p.ready[n].bytes
 		}
+		call := p.ready[:n:n]
+		p.ready, p.waiting = p.ready[n:], p.waiting-size
+		p.mu.Unlock()
 		if err := p.send(call); err != nil {
 			p.fail(err)
 		}
 		for range call {
 			<-p.slots
 		}
+		p.mu.Lock()
 	}
-}
-
-// take gives a reader its next piece. Pieces are taken in order, so those that were are a prefix.
-func (p *pipeline) take() (i int, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err == nil {
-		p.err = p.ctx.Err()
-	}
-	if p.err != nil || p.next == len(p.pieces) {
-		return 0, false
-	}
-	if p.next > 0 && !p.until.IsZero() && time.Now().After(p.until) {
-		return 0, false
-	}
-	p.next++
-	return p.next - 1, true
+	p.sending--
 }
 
 func (p *pipeline) fail(err error) {

@@ -142,8 +142,8 @@ func BenchmarkKernels(b *testing.B) {
 // queued calls f as without cuMemcpyBatchAsync.
 func queued(d *device, f func() error) func() error {
 	return func() error {
-		d.inLane.drv, d.outLane.drv = withoutBatches(d.drv), withoutBatches(d.drv)
-		defer func() { d.inLane.drv, d.outLane.drv = d.drv, d.drv }()
+		copyWith(d, withoutBatches(d.drv))
+		defer copyWith(d, d.drv)
 		return f()
 	}
 }

@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 	}
 	for name, change := range map[string]func(d *device){
 		"Batches":     func(*device) {},
-		"PieceByCopy": func(d *device) { d.drv = withoutBatches(d.drv); d.inLane.drv, d.outLane.drv = d.drv, d.drv },
+		"PieceByCopy": func(d *device) { d.drv = withoutBatches(d.drv); copyWith(d, d.drv) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			opened := map[*testing.T]bool{}
@@ -209,4 +209,15 @@ func tryForbiddenStore() int {
 		return 1
 	}
 	return 0
+}
+
+// copyWith has the copiers, none of which is in use, call another driver.
+func copyWith(d *device, drv *driver) {
+	for _, by := range []copiers{d.in, d.out} {
+		for range len(by) {
+			c := <-by
+			c.lane.drv = drv
+			by <- c
+		}
+	}
 }

@@ -8,7 +8,7 @@ import (
 const (
 	// chunkSize is the bytes of a staging chunk. Copies of that size reach what the bus gives, and last longer than
 	// waking the goroutines that fill the next.
-	chunkSize = 8 << 20
+	chunkSize = 4 << 20
 	// chunks is how many are filled, on their way, or emptied at the same time.
 	chunks = 3
 	// directSize is the most bytes of page-locked memory between two looks at the context.
@@ -26,6 +26,42 @@ type move struct {
 	host   []byte
 	direct bool    // host is page-locked
 	pinned address // the allocation that host is in, where it is page-locked
+}
+
+// While one copier waits for its copies and hands out what came, another one's keep the bus busy. Collects bring home
+// one chunk after the other, and have no use for a second.
+const (
+	inCopiers  = 2
+	outCopiers = 1
+)
+
+// copiers has those that are idle.
+type copiers chan *copier
+
+// newCopiers makes n copiers. After an error those that were made are returned with it, to be freed.
+func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool) (copiers, error) {
+	cs := make(copiers, n)
+	for range n {
+		l, err := startLane(drv, ctx)
+		if err != nil {
+			return cs, err
+		}
+		c := &copier{lane: l, toHost: toHost}
+		cs <- c
+		if err := l.do(context.Background(), c.make); err != nil {
+			return cs, err
+		}
+	}
+	return cs, nil
+}
+
+// free frees all copiers, of which none is in use.
+func (cs copiers) free() {
+	for range len(cs) {
+		c := <-cs
+		_ = c.lane.do(context.Background(), c.free)
+		c.lane.stop()
+	}
 }
 
 // copier copies in one direction, in jobs of its lane.
@@ -46,20 +82,19 @@ type chunk struct {
 	moves  []move // on their way; what a move takes of memory follows what the ones before it take
 }
 
-func newCopier(l *lane, toHost bool) (*copier, error) {
-	c := &copier{lane: l, toHost: toHost}
+func (c *copier) make() error {
+	drv := c.lane.drv
 	for i := range c.ring {
 		k := &c.ring[i]
-		err := l.drv.check("cuEventCreate", l.drv.eventCreate(&k.event, eventBlocking|eventNoTiming))
+		err := drv.check("cuEventCreate", drv.eventCreate(&k.event, eventBlocking|eventNoTiming))
 		if err == nil {
-			k.memory, err = l.drv.pin(chunkSize)
+			k.memory, err = drv.pin(chunkSize)
 		}
 		if err != nil {
-			_ = c.free()
-			return nil, err
+			return err
 		}
 	}
-	return c, nil
+	return nil
 }
 
 func (c *copier) free() error {
@@ -76,7 +111,7 @@ func (c *copier) free() error {
 }
 
 // cut appends a piece to moves, in parts that fit a chunk and that several goroutines can copy.
-func (c *copier) cut(moves []move, look *lookup, m move) []move {
+func cut(moves []move, look *lookup, m move) []move {
 	m.pinned, m.direct = look.holds(m.host)
 	most := shareSize
 	if m.direct {

@@ -10,7 +10,7 @@ import (
 // zeroSize is the bytes that are zeroed between two looks at the context.
 const zeroSize = 4 << 30
 
-func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gpubackend.Copy) error {
+func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces []gpubackend.Copy) error {
 	done, err := d.use(len(pieces), func(i int) (*memory, error) {
 		return d.own(pieces[i].Mem, pieces[i].Off, int64(len(pieces[i].Host)))
 	})
@@ -21,7 +21,7 @@ func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gp
 	small, others := splitScattered(pieces)
 	var moves []move
 	if len(small) > 0 {
-		if moves, err = d.scatterPieces(ctx, small, c.toHost); err != nil {
+		if moves, err = d.scatterPieces(ctx, small, toHost); err != nil {
 			return err
 		}
 	}
@@ -29,24 +29,35 @@ func (d *device) copyPieces(ctx context.Context, l *lane, c *copier, pieces []gp
 	look := lookup{of: &d.buffers}
 	for _, p := range others {
 		m := p.Mem.(*memory)
-		moves = c.cut(moves, &look, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
+		moves = cut(moves, &look, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
 	}
 	if len(moves) == 0 {
 		return ctx.Err()
 	}
-	return d.run(ctx, l, func() error { return c.run(ctx, moves) })
+	return d.copyBy(ctx, by, func(c *copier) error { return c.run(ctx, moves) })
+}
+
+// copyBy has an idle copier do f as a job, waiting for one unless ctx ends meanwhile.
+func (d *device) copyBy(ctx context.Context, by copiers, f func(c *copier) error) error {
+	select {
+	case c := <-by:
+		defer func() { by <- c }()
+		return d.run(ctx, c.lane, func() error { return f(c) })
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // CopyIn writes whole words and more at a time: it is not for pages that another process may be storing into, which
 // Patch is for.
 func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
-	return d.copyPieces(ctx, d.inLane, d.in, pieces)
+	return d.copyPieces(ctx, d.in, false, pieces)
 }
 
 // CopyOut reads memory that others may be storing into. Each byte is one that the memory had during the call; two bytes
 // may be from different moments.
 func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
-	return d.copyPieces(ctx, d.outLane, d.out, pieces)
+	return d.copyPieces(ctx, d.out, true, pieces)
 }
 
 func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {

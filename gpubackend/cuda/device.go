@@ -30,9 +30,8 @@ type device struct {
 	drv    *driver
 	handle deviceHandle
 
-	in, out             *copier // each used by jobs of its lane only
-	worker              *worker // likewise
-	inLane, outLane     *lane
+	in, out             copiers
+	worker              *worker // used by jobs of its lane only
 	workLane, allocLane *lane
 	buffers             buffers
 	loss                atomic.Pointer[error] // the error by which the device was lost
@@ -49,7 +48,7 @@ type device struct {
 // Open returns a GPU as a device. It fails with ErrUnavailable where there is no such GPU or it lacks what gaiafs needs,
 // and with ErrNoMemory where the GPU or the host is full. The device takes some hundred megabytes of
 // the GPU for its context, shared with whatever else this process does on the GPU, about 10 MiB for its kernels, and
-// 58 MiB of page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the
+// 46 MiB of page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the
 // first time.
 func Open(o Options) (gpubackend.Device, error) {
 	drv, err := loadedDriver()
@@ -105,12 +104,10 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 
 // start makes the lanes and what they work with. After an error tearDown frees what was made.
 func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
-	for _, l := range []**lane{&d.allocLane, &d.workLane, &d.inLane, &d.outLane} {
-		started, err := startLane(d.drv, ctx)
-		if err != nil {
+	for _, l := range []**lane{&d.allocLane, &d.workLane} {
+		if *l, err = startLane(d.drv, ctx); err != nil {
 			return err
 		}
-		*l = started
 	}
 	background := context.Background()
 	if err := d.allocLane.do(background, d.measure); err != nil {
@@ -125,19 +122,11 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	}); err != nil {
 		return err
 	}
-	for _, c := range []struct {
-		lane   *lane
-		copier **copier
-		toHost bool
-	}{{d.inLane, &d.in, false}, {d.outLane, &d.out, true}} {
-		if err := c.lane.do(background, func() (err error) {
-			*c.copier, err = newCopier(c.lane, c.toHost)
-			return err
-		}); err != nil {
-			return err
-		}
+	if d.in, err = newCopiers(inCopiers, d.drv, ctx, false); err != nil {
+		return err
 	}
-	return nil
+	d.out, err = newCopiers(outCopiers, d.drv, ctx, true)
+	return err
 }
 
 // leastMemory is what has to be free where no budget was given.
@@ -176,16 +165,12 @@ func (d *device) prop() allocationProp {
 // tearDown frees all but Memory and buffers, in lanes while there are lanes. Errors are those of a lost device.
 func (d *device) tearDown() {
 	background := context.Background()
-	if d.in != nil {
-		_ = d.inLane.do(background, d.in.free)
-	}
-	if d.out != nil {
-		_ = d.outLane.do(background, d.out.free)
-	}
+	d.in.free()
+	d.out.free()
 	if d.worker != nil {
 		_ = d.workLane.do(background, d.worker.free)
 	}
-	for _, l := range []*lane{d.inLane, d.outLane, d.workLane, d.allocLane} {
+	for _, l := range []*lane{d.workLane, d.allocLane} {
 		if l != nil {
 			l.stop()
 		}

@@ -3,11 +3,10 @@
 // # Model
 //
 // libcuda.so.1 is loaded when it is first asked for; neither cgo nor the CUDA toolkit is needed to build or run
-// gaiafs. A device has the GPU's primary context and four lanes: goroutines, each locked to a thread that has
-// the context current, with a stream of its own. One copies to the GPU, one from it, one runs the page kernels and
-// zeroes, and one allocates and frees. What one lane does goes on beside what the others do; within a lane calls wait
-// for each other. A lane blocks in the driver until its call's work is done, which is why there is one for each
-// stream and not one for all.
+// gaiafs. A device has the GPU's primary context and five lanes, each a stream and the right to use it: two copy to the
+// GPU, one from it, one runs the page kernels and zeroes, and one allocates and frees. A call runs on its caller's
+// goroutine, locked to its thread with the context current, and waits there until its work is done. What one lane does
+// goes on beside what the others do; within a lane calls wait for each other.
 //
 // # Memory
 //
@@ -45,9 +44,9 @@
 //
 // # Waiting
 //
-// A lane waits by asking, at first without a pause and then between sleeps of 20 µs, because being woken by the driver
+// A call waits by asking, at first without a pause and then between sleeps of 20 µs, because being woken by the driver
 // took 0.2 ms where it was measured (an H200 in a virtual machine). That costs part of a core while work is under way; after
-// 10 ms the lane has the driver wake it all the same.
+// 10 ms the driver wakes it all the same. For the same reason no call is handed to another thread.
 //
 // # Errors
 //

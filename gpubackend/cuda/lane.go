@@ -11,71 +11,63 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// lane is a goroutine locked to a thread that has the device's context current. It does one job after the other.
+// lane is a stream, and the right to use it. One job at a time has it. A job runs on its caller's thread, to which the
+// device's context is current as long: a thread of the lane's own would have to be woken, and its caller after it, which takes
+// 30 to 400 µs each in virtual machines, more than most jobs take.
 type lane struct {
 	drv    *driver
+	ctx    contextHandle
 	stream streamHandle // used by jobs only
 
-	jobs chan func()
-	quit chan struct{} // closed by stop
-	gone chan struct{} // closed when the goroutine has ended
+	turn chan struct{} // has a token while there is no job
+	gone chan struct{} // closed by stop
 }
 
-// startLane starts a lane with a stream. It must be stopped.
+// startLane makes a lane with a stream. It must be stopped.
 func startLane(drv *driver, ctx contextHandle) (*lane, error) {
-	l := &lane{drv: drv, jobs: make(chan func()), quit: make(chan struct{}), gone: make(chan struct{})}
-	started := make(chan error)
-	go l.work(ctx, started)
-	return l, <-started
+	l := &lane{drv: drv, ctx: ctx, turn: make(chan struct{}, 1), gone: make(chan struct{})}
+	l.turn <- struct{}{}
+	if err := l.do(context.Background(), func() error {
+		return drv.check("cuStreamCreate", drv.streamCreate(&l.stream, streamNonBlocking))
+	}); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
-func (l *lane) work(ctx contextHandle, started chan<- error) {
-	defer close(l.gone)
-	// The thread ends with the goroutine, since nobody unlocks it: no other goroutine ever finds the context current.
-	runtime.LockOSThread()
-	// Where this is refused, sleeps are longer.
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, sleepSlack, 0, 0, 0)
-	err := l.drv.check("cuCtxSetCurrent", l.drv.ctxSetCurrent(ctx))
-	if err == nil {
-		err = l.drv.check("cuStreamCreate", l.drv.streamCreate(&l.stream, streamNonBlocking))
-	}
-	started <- err
-	if err != nil {
-		return
-	}
-	for {
-		select {
-		case job := <-l.jobs:
-			job()
-		case <-l.quit:
-			_ = l.drv.streamDestroy(l.stream) // of a lost device, perhaps
-			_ = l.drv.ctxSetCurrent(0)
-			return
-		}
-	}
-}
-
-// do has the lane do f and returns its error. It waits for the jobs before it unless ctx ends meanwhile; once f is begun,
-// do waits for its end, so f may use what belongs to the caller.
+// do does f as a job and returns its error. It waits for the jobs before it unless ctx ends meanwhile.
 func (l *lane) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	answer := make(chan error, 1)
 	select {
-	case l.jobs <- func() { answer <- f() }:
-		return <-answer
+	case <-l.turn:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-l.gone:
 		return gpubackend.ErrClosed
 	}
+	defer func() { l.turn <- struct{}{} }()
+	return l.here(f)
 }
 
-// stop ends the lane after the job that it is doing and waits for it. It is called once.
+// here calls f with the context current, and leaves the thread without one. Jobs do not call jobs.
+func (l *lane) here(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := l.drv.check("cuCtxSetCurrent", l.drv.ctxSetCurrent(l.ctx)); err != nil {
+		return err
+	}
+	defer func() { _ = l.drv.ctxSetCurrent(0) }()
+	return f()
+}
+
+// stop ends the lane after the job that is being done. It is called once.
 func (l *lane) stop() {
-	close(l.quit)
-	<-l.gone
+	<-l.turn
+	close(l.gone)
+	// This may fail, of a lost device.
+	_ = l.here(func() error { return l.drv.check("cuStreamDestroy", l.drv.streamDestroy(l.stream)) })
 }
 
 // How a lane waits: at first it asks again and again, which a small copy does not outlast; then it asks between short
@@ -88,8 +80,9 @@ const (
 	sleepSlack = 1000
 )
 
-// wait returns when what was in the stream before e was recorded is done. It runs in a lane.
+// wait returns when what was in the stream before e was recorded is done. It is called by a job.
 func (d *driver) wait(e eventHandle) error {
+	precise := false
 	for start := time.Now(); ; {
 		if r := d.eventQuery(e); r != notReady {
 			return d.check("cuEventQuery", r)
@@ -98,7 +91,12 @@ func (d *driver) wait(e eventHandle) error {
 		case waited > waitPoll:
 			return d.check("cuEventSynchronize", d.eventSynchronize(e))
 		case waited > waitSpin:
-			// Not time.Sleep, of which the lane's thread would be woken by another one. An interrupted sleep is a short one.
+			if !precise {
+				// Where this is refused, sleeps are longer. Nobody minds that the thread keeps it.
+				_ = unix.Prctl(unix.PR_SET_TIMERSLACK, sleepSlack, 0, 0, 0)
+				precise = true
+			}
+			// Not time.Sleep, of which this thread would be woken by another one. An interrupted sleep is a short one.
 			_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(waitSleep)}, nil)
 		}
 	}

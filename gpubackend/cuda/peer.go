@@ -45,13 +45,13 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	if len(moves) == 0 {
 		return ctx.Err()
 	}
-	return d.run(ctx, d.inLane, func() error {
+	return d.copyBy(ctx, d.in, func(c *copier) error {
 		for i := range moves {
 			if err := moves[i].from.openTo(d); err != nil {
 				return err
 			}
 		}
-		return d.in.runPeer(ctx, moves)
+		return c.runPeer(ctx, moves)
 	})
 }
 
@@ -95,7 +95,7 @@ func (d *device) reaches(o *device) error {
 	return err
 }
 
-// openTo lets the GPU of d use the memory by its address, in a lane of d. It stays so until the memory is freed.
+// openTo lets the GPU of d use the memory by its address, in a job of d. It stays so until the memory is freed.
 func (m *memory) openTo(d *device) error {
 	if m.dev.handle == d.handle {
 		return nil
