@@ -100,6 +100,9 @@ type Patch struct {
 	Mem        Memory
 	Off        int64
 	Base, Next []byte
+	// Agreed is the Digest of Base, or nil. A device may tell by it that the page is as in Base and do without that. Who has it
+	// need not find out what changed.
+	Agreed *Digest
 	// Changed has every granule in which Base and Next differ, and may have others: no device looks at the rest. Where it
 	// has none, the device looks for them itself.
 	Changed Granules

@@ -190,20 +190,24 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	})
 }
 
-// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home, up to date.
-func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte) []gpubackend.Patch {
+// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests sums, up
+// to date.
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) []gpubackend.Patch {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases[baseKey{p, b}]
 		x, off := h.at(p)
 		if base == nil || x == nil {
 			continue
 		}
-		at := (p - rg.Start).Offset()
-		patch := gpubackend.Patch{Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size]}
-		// Bytes may have been written that were there before.
-		if patch.Changed = patch.Differing(); patch.Changed != (gpubackend.Granules{}) {
-			patches = append(patches, patch)
+		agreed := &x.agreedAt(page.Range{Start: p, End: p + 1})[0]
+		if sums[p-rg.Start] == *agreed {
+			continue // bytes were written that were there before
 		}
+		at := (p - rg.Start).Offset()
+		patches = append(patches, gpubackend.Patch{
+			Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size],
+			Agreed: agreed,
+		})
 	}
 	return patches
 }

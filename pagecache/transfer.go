@@ -315,7 +315,7 @@ func (p *pipeline) read(i int, x *piece) (err error) {
 			p.h.dev.Key().SumPages(buf, x.sums[n:])
 		}
 		if s.mode == lrc.ModePatch {
-			x.patches = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf)
+			x.patches = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf, x.sums[len(x.sums)-int(s.pages.Len()):])
 		}
 		at += s.pages.Bytes()
 	}

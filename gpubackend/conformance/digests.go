@@ -100,6 +100,51 @@ func testPatchOfGranules(f *fixture) {
 	}
 }
 
+// testPatchOfAgreed patches pages whose digest the device is told, of which some are as they were, in more rounds than one:
+// from memory that is page-locked, and other memory.
+func testPatchOfAgreed(f *fixture) {
+	const pages = 5000
+	m := f.alloc(pages * page.Size)
+	base := f.random(pages * page.Size)
+	mem := slices.Clone(base)
+	next, release, err := f.dev.HostBuffer(pages * page.Size)
+	require.NoError(f, err)
+	defer release()
+	copy(next, base)
+	var patches []gpubackend.Patch
+	for i := range pages {
+		p := gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageAt(base, i), Next: pageAt(next, i)}
+		p.Agreed = new(f.dev.Key().Sum(p.Base))
+		switch f.rnd.IntN(3) {
+		case 0:
+			copy(p.Next, f.random(page.Size))
+		case 1:
+			for range 1 + f.rnd.IntN(5) {
+				p.Next[f.rnd.IntN(page.Size)]++
+			}
+		}
+		if i%3 == 0 {
+			for range 1 + f.rnd.IntN(20) { // what the device has else
+				pageAt(mem, i)[f.rnd.IntN(page.Size)]++
+			}
+		}
+		switch f.rnd.IntN(4) {
+		case 0:
+			p.Next = slices.Clone(p.Next)
+		case 1:
+			p.Agreed = nil
+		}
+		patches = append(patches, p)
+	}
+	f.write(m, 0, mem)
+	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
+	require.NoError(f, f.dev.Patch(f.ctx, patches))
+	got := f.read(m, 0, pages*page.Size)
+	for i := range pages {
+		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
+	}
+}
+
 func testDigests(f *fixture) {
 	const pages = 1500
 	m := f.alloc(pages * page.Size)

@@ -140,8 +140,8 @@ func testImporterDies(f *fixture) {
 }
 
 // testPatchBesideStores patches the even bytes of pages while a process stores into the odd ones. Nothing of either is
-// lost.
-func testPatchBesideStores(f *fixture) {
+// lost, whether the device is told the digest of what it had before the stores or not.
+func testPatchBesideStores(f *fixture, agreed bool) {
 	const pages = 16
 	m := f.alloc(f.info.Granularity)
 	f.write(m, 0, make([]byte, m.Size()))
@@ -166,7 +166,11 @@ func testPatchBesideStores(f *fixture) {
 		}
 		var call []gpubackend.Patch
 		for i := range pages {
-			call = append(call, gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageAt(state, i), Next: pageAt(next, i)})
+			p := gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageAt(state, i), Next: pageAt(next, i)}
+			if agreed {
+				p.Agreed = new(f.dev.Key().Sum(p.Base))
+			}
+			call = append(call, p)
 		}
 		require.NoError(f, f.dev.Patch(f.ctx, call))
 		state = next

@@ -45,6 +45,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"Context", testContext},
 		{"Patch", testPatch},
 		{"PatchOfGranules", testPatchOfGranules},
+		{"PatchOfAgreed", testPatchOfAgreed},
 		{"Digests", testDigests},
 		{"Modified", testModified},
 		{"ParallelUse", testParallelUse},
@@ -53,7 +54,8 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"ReadOnlyExport", testReadOnly},
 		{"FreedUnderImporter", testFreedUnderImporter},
 		{"ImporterDies", testImporterDies},
-		{"PatchBesideStores", testPatchBesideStores},
+		{"PatchBesideStores", func(f *fixture) { testPatchBesideStores(f, false) }},
+		{"PatchOfAgreedBesideStores", func(f *fixture) { testPatchBesideStores(f, true) }},
 		{"DigestsBesideStores", testDigestsBesideStores},
 	}
 	for _, tt := range tests {

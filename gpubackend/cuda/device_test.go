@@ -108,7 +108,7 @@ func TestOpenUnwinds(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for call, times := range map[string]int{
 		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 1, "cuStreamCreate": 5, "cuModuleLoadDataEx": 1,
-		"cuModuleGetFunction": 5, "cuEventCreate": 12, "cuMemAlloc": 1, "cuMemHostAlloc": 10, "cuMemcpyHtoDAsync": 1,
+		"cuModuleGetFunction": 6, "cuEventCreate": 12, "cuMemAlloc": 1, "cuMemHostAlloc": 10, "cuMemcpyHtoDAsync": 1,
 	} {
 		for after := range times {
 			g := newFake()

@@ -233,6 +233,9 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 		}
 		return success
 	}
+	if f == 6 {
+		return g.refresh(w)
+	}
 	runs, pages := words(w[0], 2*w[1]), w[2]
 	key, err := gpubackend.DecodeDigestKey(find(address(w[3]), gpubackend.DigestKeySize, g.device))
 	if runs == nil || err != nil {
@@ -259,6 +262,27 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 			if binary.LittleEndian.Uint64(words(w[4]+8*p, 1)) != sum {
 				modified[0] = 1
 			}
+		}
+	}
+	return success
+}
+
+// refresh does what the kernel of that name does.
+func (g *fake) refresh(w []uint64) result {
+	key, err := gpubackend.DecodeDigestKey(find(address(w[3]), gpubackend.DigestKeySize, g.device))
+	table, refused := find(address(w[0]), uintptr(refreshSize*w[2]), g.device), find(address(w[4]), uintptr(w[2]), g.device)
+	if err != nil || table == nil || refused == nil {
+		return illegalAddress
+	}
+	for i := range w[2] {
+		mem := find(address(binary.LittleEndian.Uint64(table[refreshSize*i:])), pageSize, g.device)
+		next := find(address(w[1]+i*pageSize), pageSize, g.device)
+		if mem == nil || next == nil {
+			return illegalAddress
+		}
+		if refused[i] = 1; uint64(key.Sum(mem)) == binary.LittleEndian.Uint64(table[refreshSize*i+8:]) {
+			refused[i] = 0
+			copy(mem, next)
 		}
 	}
 	return success

@@ -68,7 +68,7 @@ func (g *fake) bindDevice(d *driver) {
 	d.moduleUnload = func(moduleHandle) result { return success }
 	d.moduleGetFunction = func(f *functionHandle, _ moduleHandle, name *byte) result {
 		return g.call("cuModuleGetFunction", true, func() result {
-			*f = map[string]functionHandle{"gaiafs_digests": 1, "gaiafs_modified": 2, "gaiafs_patch": 3, "gaiafs_scatter": 4, "gaiafs_gather": 5}[cString(name)]
+			*f = map[string]functionHandle{"gaiafs_digests": 1, "gaiafs_modified": 2, "gaiafs_patch": 3, "gaiafs_scatter": 4, "gaiafs_gather": 5, "gaiafs_refresh": 6}[cString(name)]
 			if *f == 0 {
 				return invalidValue
 			}
@@ -77,7 +77,7 @@ func (g *fake) bindDevice(d *driver) {
 	}
 	d.launchKernel = func(f functionHandle, blocks, _, _, _, _, _, _ uint32, s streamHandle, params, _ *unsafe.Pointer) result {
 		return g.call("cuLaunchKernel", true, func() result {
-			n := map[functionHandle]int{1: 5, 2: 6, 3: 2, 4: 2, 5: 2}[f]
+			n := map[functionHandle]int{1: 5, 2: 6, 3: 2, 4: 2, 5: 2, 6: 5}[f]
 			words := make([]uint64, n) // copied when the call returns, as by the real one
 			for i, p := range unsafe.Slice(params, n) {
 				words[i] = *(*uint64)(p)

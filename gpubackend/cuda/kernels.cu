@@ -52,8 +52,18 @@ static __device__ __forceinline__ u64 findPage(const Run *runs, u32 count, u64 p
 	return runs[low].address + ((page - runs[low].first) << pageShift);
 }
 
-// The two kernels below have one warp work on a page. Word pair i*32+lane of it is lane's, so that a warp loads 512
+// In the kernels of digests one warp works on a page. Word pair i*32+lane of it is lane's, so that a warp loads 512
 // bytes at a time, and a lane has its words of the key in registers for all pages that its warp comes to.
+
+// loadWords loads lane's words of a page.
+static __device__ __forceinline__ void loadWords(u64 page, u32 lane, u64 (&word)[laneWords])
+{
+#pragma unroll
+	for (u32 i = 0; i < laneWords / 2; i++) {
+		loadPair(page + (i * 32 + lane) * 16, word[2 * i], word[2 * i + 1]);
+	}
+}
+
 struct Digester {
 	u64 key[laneWords];
 	u64 fold[3];
@@ -75,10 +85,13 @@ struct Digester {
 	__device__ __forceinline__ u64 sum(u64 page, u32 lane) const
 	{
 		u64 word[laneWords];
-#pragma unroll
-		for (u32 i = 0; i < laneWords / 2; i++) {
-			loadPair(page + (i * 32 + lane) * 16, word[2 * i], word[2 * i + 1]);
-		}
+		loadWords(page, lane, word);
+		return sum(word);
+	}
+
+	// sum of words is that of a page of which each lane has its words.
+	__device__ __forceinline__ u64 sum(const u64 (&word)[laneWords]) const
+	{
 		u64 hi = 0, lo = 0;
 #pragma unroll
 		for (u32 i = 0; i < laneWords; i += 2) {
@@ -175,6 +188,57 @@ gaiafs_patch(const Patch *patches, const ulonglong2 *granules)
 			if (from != to && (u8)(has[w] >> (8 * i)) == from) {
 				mem[8 * w + i] = to;
 			}
+		}
+	}
+}
+
+// A Refresh is a page that is to be what lies at its place in the next pages, if its digest is the agreed one.
+struct Refresh {
+	u64 address;
+	u64 agreed;
+};
+
+// storeDiffering stores the bytes in which a word differs from what it was, each on its own as gaiafs_patch does.
+static __device__ __forceinline__ void storeDiffering(u64 address, u64 was, u64 next)
+{
+	u64 differ = was ^ next;
+	if (differ == 0) {
+		return;
+	}
+	volatile u8 *mem = (volatile u8 *)address;
+#pragma unroll
+	for (u32 i = 0; i < 8; i++) {
+		if (differ >> (8 * i) & 0xff) {
+			mem[i] = (u8)(next >> (8 * i));
+		}
+	}
+}
+
+// gaiafs_refresh has one warp work on a page. A page with the agreed digest gets the bytes of the next one in which that
+// differs from it: from the very words that the digest is of, which are the base then. Any other page stays as it is, and
+// refused gets 1 for it instead of 0.
+extern "C" __global__ void __launch_bounds__(256)
+gaiafs_refresh(const Refresh *pages, const ulonglong2 *next, u64 count, const u64 *key, u8 *refused)
+{
+	u32 lane = threadIdx.x % 32;
+	Digester d;
+	d.load(key, lane);
+	u64 warps = (u64)gridDim.x * (blockDim.x / 32);
+	for (u64 page = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; page < count; page += warps) {
+		u64 address = pages[page].address, word[laneWords];
+		loadWords(address, lane, word);
+		bool agreed = d.sum(word) == pages[page].agreed;
+		if (lane == 0) {
+			refused[page] = !agreed;
+		}
+		if (!agreed) {
+			continue;
+		}
+#pragma unroll
+		for (u32 i = 0; i < laneWords / 2; i++) {
+			ulonglong2 n = next[page * 256 + i * 32 + lane];
+			storeDiffering(address + (i * 32 + lane) * 16, word[2 * i], n.x);
+			storeDiffering(address + (i * 32 + lane) * 16 + 8, word[2 * i + 1], n.y);
 		}
 	}
 }

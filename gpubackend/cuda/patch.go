@@ -23,7 +23,8 @@ type patchWork struct {
 	pairs   int
 }
 
-// Patch uploads what differs between the versions of each page and has a kernel store the bytes that do, one by one.
+// Patch has a kernel store the bytes that differ, one by one. Of a page with an agreed digest it uploads what the page is to be, in
+// which the kernel looks for them. Of the others, and of those of which the digest is another one, it uploads what differs between both versions.
 func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	done, err := d.use(len(patches), func(i int) (*memory, error) {
 		p := &patches[i]
@@ -36,11 +37,18 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 		return err
 	}
 	defer done()
+	known, patches := d.splitKnown(patches)
 	work := patchesOf(patches)
-	if len(work) == 0 {
+	if len(known)+len(work) == 0 {
 		return errors.Join(d.lost(), ctx.Err())
 	}
-	return d.run(ctx, d.workLane, func() error { return d.worker.patchAll(ctx, work) })
+	return d.run(ctx, d.workLane, func() error {
+		refused, err := d.worker.refreshAll(ctx, known)
+		if err != nil {
+			return err
+		}
+		return d.worker.patchAll(ctx, append(work, patchesOf(refused)...))
+	})
 }
 
 // halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while the

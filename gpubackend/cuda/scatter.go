@@ -105,12 +105,12 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 		putWords(host[8*i:], uint64(m.dev))
 	}
 	if !toHost {
-		w.stage(pages, false)
+		w.stage(pagesAt, pages, false)
 	}
 	start := time.Now()
 	err := w.up(0, 8*len(pages))
 	if err == nil && !toHost {
-		err = w.between(pages, false)
+		err = w.between(pagesAt, pages, false)
 	}
 	kernel := w.scatter
 	if toHost {
@@ -120,7 +120,7 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 		err = w.launch(kernel, uint32(len(pages)), uint64(w.dev), uint64(w.dev+pagesAt))
 	}
 	if err == nil && toHost {
-		err = w.between(pages, true)
+		err = w.between(pagesAt, pages, true)
 	}
 	if err = w.finish(err); err != nil {
 		return err
@@ -129,13 +129,13 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 		w.slow.lasts(slowFor)
 	}
 	if toHost {
-		w.stage(pages, true)
+		w.stage(pagesAt, pages, true)
 	}
 	return nil
 }
 
-// stage copies between the worker's page-locked memory and pages that are not page-locked themselves.
-func (w *worker) stage(pages []move, out bool) {
+// stage copies between the worker's page-locked memory, from `from` on, and pages that are not page-locked themselves.
+func (w *worker) stage(from int, pages []move, out bool) {
 	n := 0
 	for i := range pages {
 		if !pages[i].direct {
@@ -145,7 +145,7 @@ func (w *worker) stage(pages []move, out bool) {
 	if n == 0 {
 		return
 	}
-	staging := w.host.bytes()[pagesAt:]
+	staging := w.host.bytes()[from:]
 	inParallel(len(pages), n*pageSize, func(i int) {
 		switch here := staging[i*pageSize:][:pageSize]; {
 		case pages[i].direct:
@@ -157,15 +157,15 @@ func (w *worker) stage(pages []move, out bool) {
 	})
 }
 
-// between queues the copies between the host and the worker's memory of the device, where the pages are side by side. Those
+// between queues the copies between the host and the worker's memory of the device, where the pages are side by side from `there` on. Those
 // that are so in the host's memory too are one copy, unless it would reach over two allocations.
-func (w *worker) between(pages []move, toHost bool) error {
+func (w *worker) between(there int, pages []move, toHost bool) error {
 	drv := w.lane.drv
 	at := func(i int) address {
 		if pages[i].direct {
 			return address(uintptr(unsafe.Pointer(unsafe.SliceData(pages[i].host))))
 		}
-		return w.host.at(pagesAt + i*pageSize)
+		return w.host.at(there + i*pageSize)
 	}
 	for from := 0; from < len(pages); {
 		to := from + 1
@@ -173,7 +173,7 @@ func (w *worker) between(pages []move, toHost bool) error {
 			at(to) == at(from)+address((to-from)*pageSize) {
 			to++
 		}
-		dev, n := w.dev+address(pagesAt+from*pageSize), uintptr((to-from)*pageSize)
+		dev, n := w.dev+address(there+from*pageSize), uintptr((to-from)*pageSize)
 		var err error
 		if toHost {
 			err = drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(at(from), dev, n, w.lane.stream))

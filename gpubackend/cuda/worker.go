@@ -39,6 +39,7 @@ type worker struct {
 	patch    functionHandle
 	scatter  functionHandle
 	gather   functionHandle
+	refresh  functionHandle
 	slow     slowness
 	blocks   uint32 // that fill the device
 	event    eventHandle
@@ -102,7 +103,7 @@ func (w *worker) load(ptx []byte) error {
 	for _, f := range []struct {
 		name     string
 		function *functionHandle
-	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch}, {"gaiafs_scatter\x00", &w.scatter}, {"gaiafs_gather\x00", &w.gather}} {
+	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch}, {"gaiafs_scatter\x00", &w.scatter}, {"gaiafs_gather\x00", &w.gather}, {"gaiafs_refresh\x00", &w.refresh}} {
 		name := []byte(f.name)
 		if err := drv.check("cuModuleGetFunction", drv.moduleGetFunction(f.function, w.module, &name[0])); err != nil {
 			return err
