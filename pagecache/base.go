@@ -8,31 +8,52 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes in ranges. except is the device
-// whose bytes are about to be collected.
-func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
-	var parts []lrc.PageBase
-	for _, k := range f.lrc.KeepBases(ranges, except) {
-		for part := range cut(k.Range, bufferPages) {
-			parts = append(parts, lrc.PageBase{Range: part, Base: k.Base})
+// keeping is what home has in the runs that lrc wants kept before home changes there.
+type keeping struct {
+	parts []lrc.PageBase
+	pages [][]*pageBytes // of each part, once it was read
+}
+
+// keepingLocked asks lrc what is to be kept before home changes in ranges. except is the device whose bytes are about to be
+// collected.
+func (f *File) keepingLocked(ranges []page.Range, except versions.Owner) (k keeping) {
+	for _, b := range f.lrc.KeepBases(ranges, except) {
+		for part := range cut(b.Range, bufferPages) {
+			k.parts = append(k.parts, lrc.PageBase{Range: part, Base: b.Base})
 		}
 	}
-	kept := make([][]*pageBytes, len(parts))
-	err := inParallel(len(parts), maxReaders, func(i int) error {
+	k.pages = make([][]*pageBytes, len(k.parts))
+	return k
+}
+
+// read reads home. File.mu is held, perhaps by somebody who waits.
+func (k *keeping) read(f *File) error {
+	return inParallel(len(k.parts), maxReaders, func(i int) error {
 		buf := takeBuffer()
 		defer giveBuffer(buf)
-		b := buf[:parts[i].Range.Bytes()]
-		if err := f.readHomeLocked(parts[i].Range, b); err != nil {
+		b := buf[:k.parts[i].Range.Bytes()]
+		if err := f.readHomeLocked(k.parts[i].Range, b); err != nil {
 			return err
 		}
-		kept[i] = copyPages(b)
+		k.pages[i] = copyPages(b)
 		return nil
 	})
-	for i, p := range parts {
-		if kept[i] != nil { // also after an error: what was read is right
-			f.putBasesLocked(p.Range, p.Base, kept[i])
+}
+
+// keepLocked keeps what was read, which is right whatever became of the rest.
+func (f *File) keepLocked(k keeping) {
+	for i, p := range k.parts {
+		if k.pages[i] != nil {
+			f.putBasesLocked(p.Range, p.Base, k.pages[i])
 		}
 	}
+}
+
+// keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes in ranges.
+func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
+	k := f.keepingLocked(ranges, except)
+	err := k.read(f)
+	f.keepLocked(k)
 	return err
 }
 

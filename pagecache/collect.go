@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,14 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/versions"
 )
-
-// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
-const collectChunk = 2048
 
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
@@ -70,115 +65,33 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 	return next, f.collectLocked(ctx, page.Range{Start: rg.Start, End: next}, false)
 }
 
-// collectOwnerLocked brings home what one owner released, pieces of collectChunk pages at a time.
+// collectOwnerLocked brings home what one owner released, a chunk at a time. While a chunk is written, which filesystems do
+// under one lock for a file, the next is on its way from the device.
 func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) error {
 	h := f.holdings[o]
-	var chunk []lrc.Pending
-	room := int64(collectChunk)
-	flush := func() error {
-		if err := ctx.Err(); err != nil {
-			return err
+	chunks := chunksOf(pending)
+	next := f.newChunkLocked(h, chunks[0])
+	next.fetch(ctx)
+	for i := range chunks {
+		c := next
+		<-c.fetched
+		f.keepLocked(c.keeping)
+		if next = nil; i+1 < len(chunks) && c.err == nil {
+			next = f.newChunkLocked(h, chunks[i+1])
+			go next.fetch(ctx)
 		}
-		buf, release, err := h.dev.HostBuffer(int(collectChunk-room) << page.Shift)
+		err := f.storeLocked(c)
+		c.free()
 		if err != nil {
+			if next != nil {
+				<-next.fetched
+				f.keepLocked(next.keeping)
+				next.free()
+			}
 			return err
 		}
-		defer release()
-		err = f.collectChunkLocked(ctx, h, chunk, buf)
-		chunk, room = chunk[:0], collectChunk
-		return err
 	}
-	for _, p := range pending {
-		for !p.Range.Empty() {
-			part := p
-			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, bufferPages)))
-			p.Range.Start = part.Range.End
-			chunk = append(chunk, part)
-			if room -= part.Range.Len(); room == 0 {
-				if err := flush(); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if len(chunk) == 0 {
-		return nil
-	}
-	return flush()
-}
-
-// collectChunkLocked brings the pages of chunk home, ascending runs of one owner. The device's bytes are read once, into
-// mine, run after run; they, and not what the device has a moment later, are what home gets and what the device is
-// compared with from now on. After an error of home, the runs before the one at fault are home.
-func (f *File) collectChunkLocked(ctx context.Context, h *holding, chunk []lrc.Pending, mine []byte) error {
-	o := chunk[0].Owner
-	ranges := make([]page.Range, len(chunk))
-	parts := make([][]byte, len(chunk)) // of mine
-	sums := make([][]gpubackend.Digest, len(chunk))
-	room := make([]gpubackend.Digest, len(mine)>>page.Shift)
-	at := int64(0)
-	for i, p := range chunk {
-		ranges[i], parts[i] = p.Range, mine[at:at+p.Range.Bytes()]
-		at += p.Range.Bytes()
-		sums[i], room = room[:p.Range.Len()], room[p.Range.Len():]
-	}
-	var copies []gpubackend.Copy
-	rest := mine
-	for _, run := range joined(ranges) {
-		copies = h.appendCopies(copies, run, rest[:run.Bytes()])
-		rest = rest[run.Bytes():]
-	}
-	if err := h.dev.CopyOut(ctx, copies); err != nil {
-		return err
-	}
-	if err := f.keepHomeLocked(ranges, o); err != nil {
-		return err
-	}
-	merged := make([][]byte, len(chunk))
-	differ := make([][]page.Range, len(chunk))
-	defer func() {
-		for i, m := range merged {
-			if m != nil && &m[0] != &parts[i][0] {
-				giveBuffer((*buffer)(m[:cap(m)]))
-			}
-		}
-	}()
-	if err := inParallel(len(chunk), maxReaders, func(i int) (err error) {
-		h.dev.Key().SumPages(parts[i], sums[i])
-		merged[i], differ[i], err = f.mergedLocked(chunk[i], parts[i])
-		return err
-	}); err != nil {
-		return err
-	}
-	written, err := f.writeHomeLocked(ranges, merged)
-	for i, rg := range ranges[:written] {
-		from := sums[i]
-		h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
-	}
-	f.collectedLocked(o, ranges[:written], parts, differ)
-	return err
-}
-
-// mergedLocked returns what home is to have for the owner's bytes of a run of at most bufferPages pages: those, or a buffer,
-// and where they differ from them.
-func (f *File) mergedLocked(p lrc.Pending, mine []byte) (merged []byte, differ []page.Range, err error) {
-	if p.Base == lrc.BaseHome {
-		return mine, nil, nil
-	}
-	b := takeBuffer()
-	merged = b[:len(mine)]
-	if err := f.readHomeLocked(p.Range, merged); err != nil {
-		giveBuffer(b)
-		return nil, nil, err
-	}
-	f.mergeLocked(p.Range, p.Base, merged, mine, merged)
-	for i := p.Range.Start; i < p.Range.End; i++ {
-		off := (i - p.Range.Start).Offset()
-		if !bytes.Equal(merged[off:off+page.Size], mine[off:off+page.Size]) {
-			differ = page.AppendRange(differ, page.Range{Start: i, End: i + 1})
-		}
-	}
-	return merged, differ, nil
+	return nil
 }
 
 // collectedLocked reports ranges that are home. parts has the owner's bytes of each. Where home differs from them, somebody
@@ -236,28 +149,6 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 	})
 	for _, x := range all {
 		f.putBasesLocked(x.Range, x.Base, x.pages)
-	}
-}
-
-// mergeLocked merges the pages of rg: dst is theirs with what mine changed since base b on top. Overlaps are counted.
-func (f *File) mergeLocked(rg page.Range, b lrc.Base, dst, mine, theirs []byte) {
-	var overlap int64
-	for i := rg.Start; i < rg.End; i++ {
-		off := (i - rg.Start).Offset()
-		d, m, t := dst[off:off+page.Size], mine[off:off+page.Size], theirs[off:off+page.Size]
-		base := f.bases[baseKey{i, b}]
-		if base == nil {
-			// Home could not be read when it was about to change, and so did not change.
-			copy(d, m)
-			continue
-		}
-		// What lies past end of file is nobody's.
-		n := max(min(f.size-i.Offset(), page.Size), 0)
-		overlap += int64(lrc.Merge3(d[:n], base[:n], m[:n], t[:n]))
-		copy(d[n:], m[n:])
-	}
-	if overlap > 0 {
-		f.count(func(c *Counters) { c.OverlappingBytes.Add(overlap) })
 	}
 }
 

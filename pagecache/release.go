@@ -16,13 +16,6 @@ import (
 // dropGap is the number of clean pages between two dropped runs that are dropped along with them, to save a call.
 const dropGap = 8
 
-// A long run is dropped in parts at a time: the kernel brings home what is dirty of each a page at a time, and waits for every
-// one of them. dropPart is the least that is worth a call of its own.
-const (
-	dropPart  = 256
-	dropParts = 16
-)
-
 // maxRedrops bounds how often pages that come back to the kernel during one release are dropped again.
 const maxRedrops = 100
 
@@ -201,21 +194,13 @@ func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 			joined = append(joined, d)
 		}
 	}
-	pages := page.Index(0)
+	// One after the other: the kernel takes longer for several at a time.
 	for _, d := range joined {
-		pages += page.Index(d.Len())
-	}
-	var parts []page.Range
-	for _, d := range joined {
-		parts = slices.AppendSeq(parts, cut(d, max(dropPart, (pages+dropParts-1)/dropParts)))
-	}
-	_ = inParallel(len(parts), dropParts, func(i int) error {
-		err := kernel.Invalidate(parts[i].Offset(), parts[i].Bytes())
+		err := kernel.Invalidate(d.Offset(), d.Bytes())
 		if err != nil && !errors.Is(err, syscall.ENOENT) {
-			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", parts[i].String(), "error", err)
+			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", d.String(), "error", err)
 		}
-		return nil
-	})
-	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(parts))) })
+	}
+	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(joined))) })
 	f.c.counters.InvalidateTime.observe(time.Since(start))
 }

@@ -81,7 +81,9 @@ func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
 			last.steps, last.bytes = append(last.steps, s), last.bytes+s.pages.Bytes()
 			return
 		}
-		pieces = append(pieces, piece{steps: []step{s}, bytes: s.pages.Bytes()})
+		steps := make([]step, 1, max(1, pieceRuns/s.pages.Len())) // of scattered pages there are many
+		steps[0] = s
+		pieces = append(pieces, piece{steps: steps, bytes: s.pages.Bytes()})
 	}
 	k := 0
 	for _, u := range stale {

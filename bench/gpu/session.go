@@ -30,10 +30,12 @@ type options struct {
 // session owns what a run makes.
 type session struct {
 	options
-	dir   string // of this run, on the backing filesystem
-	gpus  []gpu
-	mount *mount
-	check *checker
+	dir  string // of this run, on the backing filesystem
+	gpus []gpu
+	// emulated says that they are emulated devices.
+	emulated bool
+	mount    *mount
+	check    *checker
 	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for, or
 	// less where the GPUs are small.
 	size, call int64
@@ -76,6 +78,7 @@ func newSession(ctx context.Context, o options) (s *session, err error) {
 		}
 	}()
 	var memory int64 // of a real GPU gaiafs takes what there is
+	s.emulated = choice.emulated
 	if choice.emulated {
 		memory = 3*o.size + 1<<30
 	}

@@ -33,7 +33,7 @@ type settings struct {
 func newSettings() *settings {
 	return &settings{
 		gpus:              gpuChoice{backend: "auto"},
-		hostMemory:        pagecache.DefaultHostMemory,
+		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},

@@ -1,0 +1,177 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
+const collectChunk = 2048
+
+// chunk is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. The device's bytes
+// are read once; they, and not what the device has a moment later, are what home gets and what the device is compared with
+// from now on.
+type chunk struct {
+	f       *File
+	h       *holding
+	runs    []lrc.Pending
+	ranges  []page.Range   // of runs
+	bases   [][]*pageBytes // of the pages of those runs that have another base than home
+	keeping keeping
+
+	// fetched is closed when fetch has ended. Then err is set, or the rest is there.
+	fetched chan struct{}
+	err     error
+	release func()                // of the memory of mine
+	mine    [][]byte              // of each run, what the device has
+	sums    [][]gpubackend.Digest // of mine
+	merged  [][]byte              // what home is to have: mine, or a buffer
+	differ  [][]page.Range        // where merged differs from mine
+}
+
+// chunksOf cuts what one owner released into chunks.
+func chunksOf(pending []lrc.Pending) (chunks [][]lrc.Pending) {
+	room := int64(0)
+	for _, p := range pending {
+		for !p.Range.Empty() {
+			if room == 0 {
+				chunks, room = append(chunks, nil), collectChunk
+			}
+			part := p
+			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, bufferPages)))
+			p.Range.Start = part.Range.End
+			last := &chunks[len(chunks)-1]
+			*last, room = append(*last, part), room-part.Range.Len()
+		}
+	}
+	return chunks
+}
+
+// newChunkLocked returns a chunk that is to be fetched. The bases that it refers to stay until it is stored.
+func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
+	c := &chunk{
+		f: f, h: h, runs: runs, ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
+		fetched: make(chan struct{}), release: func() {},
+	}
+	for i, p := range runs {
+		c.ranges[i] = p.Range
+		if p.Base == lrc.BaseHome {
+			continue
+		}
+		c.bases[i] = make([]*pageBytes, p.Range.Len())
+		for k := range c.bases[i] {
+			c.bases[i][k] = f.bases[baseKey{p.Range.Start + page.Index(k), p.Base}]
+		}
+	}
+	c.keeping = f.keepingLocked(c.ranges, runs[0].Owner)
+	return c
+}
+
+// fetch brings the chunk from the device and merges it. File.mu is held by somebody who waits for it in the end.
+func (c *chunk) fetch(ctx context.Context) {
+	defer close(c.fetched)
+	if c.err = c.keeping.read(c.f); c.err == nil {
+		c.err = c.copyOut(ctx)
+	}
+	if c.err != nil {
+		return
+	}
+	c.merged, c.differ = make([][]byte, len(c.runs)), make([][]page.Range, len(c.runs))
+	c.err = inParallel(len(c.runs), maxReaders, func(i int) error {
+		c.h.dev.Key().SumPages(c.mine[i], c.sums[i])
+		return c.merge(i)
+	})
+}
+
+// copyOut reads the device.
+func (c *chunk) copyOut(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	pages := int64(0)
+	for _, rg := range c.ranges {
+		pages += rg.Len()
+	}
+	buf, release, err := c.h.dev.HostBuffer(int(pages) << page.Shift)
+	if err != nil {
+		return err
+	}
+	c.release = release
+	c.mine, c.sums = make([][]byte, len(c.runs)), make([][]gpubackend.Digest, len(c.runs))
+	rest, room := buf, make([]gpubackend.Digest, pages)
+	for i, rg := range c.ranges {
+		c.mine[i], rest = rest[:rg.Bytes()], rest[rg.Bytes():]
+		c.sums[i], room = room[:rg.Len()], room[rg.Len():]
+	}
+	var copies []gpubackend.Copy
+	for _, run := range joined(c.ranges) {
+		copies = c.h.appendCopies(copies, run, buf[:run.Bytes()])
+		buf = buf[run.Bytes():]
+	}
+	return c.h.dev.CopyOut(ctx, copies)
+}
+
+// merge makes what home is to have of run i.
+func (c *chunk) merge(i int) error {
+	rg, mine, bases := c.ranges[i], c.mine[i], c.bases[i]
+	if bases == nil {
+		c.merged[i] = mine
+		return nil
+	}
+	b := takeBuffer()
+	merged := b[:len(mine)]
+	c.merged[i] = merged
+	if err := c.f.readHomeLocked(rg, merged); err != nil {
+		return err
+	}
+	var overlap int64
+	for k, base := range bases {
+		off := k * page.Size
+		m, h := mine[off:off+page.Size], merged[off:off+page.Size]
+		if base == nil {
+			// Home could not be read when it was about to change, and so did not change.
+			copy(h, m)
+			continue
+		}
+		at := rg.Start + page.Index(k)
+		// What lies past end of file is nobody's.
+		n := max(min(c.f.size-at.Offset(), page.Size), 0)
+		overlap += int64(lrc.Merge3(h[:n], base[:n], m[:n], h[:n]))
+		copy(h[n:], m[n:])
+		if !bytes.Equal(h, m) {
+			c.differ[i] = page.AppendRange(c.differ[i], page.Range{Start: at, End: at + 1})
+		}
+	}
+	if overlap > 0 {
+		c.f.count(func(n *Counters) { n.OverlappingBytes.Add(overlap) })
+	}
+	return nil
+}
+
+// storeLocked brings a chunk home that was fetched. After an error of home, the runs before the one at fault are home.
+func (f *File) storeLocked(c *chunk) error {
+	if c.err != nil {
+		return c.err
+	}
+	written, err := f.writeHomeLocked(c.ranges, c.merged)
+	for i, rg := range c.ranges[:written] {
+		from := c.sums[i]
+		c.h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
+	}
+	f.collectedLocked(c.runs[0].Owner, c.ranges[:written], c.mine, c.differ)
+	return err
+}
+
+// free gives the memory back.
+func (c *chunk) free() {
+	for i, m := range c.merged {
+		if m != nil && &m[0] != &c.mine[i][0] {
+			giveBuffer((*buffer)(m[:cap(m)]))
+		}
+	}
+	c.release()
+}
