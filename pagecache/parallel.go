@@ -4,13 +4,14 @@ import (
 	"iter"
 	"runtime"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // inParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls have
-// ended. After the first error no further one begins, and it is returned.
+// ended. After the first error no further one begins, and it is returned. Goroutines that come too late for a call are not
+// waited for: to be woken may take them longer than all calls take.
 func inParallel(n, goroutines int, do func(i int) error) error {
 	if goroutines = min(n, goroutines, runtime.GOMAXPROCS(0)); goroutines < 2 {
 		for i := range n {
@@ -20,31 +21,59 @@ func inParallel(n, goroutines int, do func(i int) error) error {
 		}
 		return nil
 	}
-	var (
-		next   atomic.Int64
-		failed atomic.Bool
-		once   sync.Once
-		first  error
-		group  sync.WaitGroup
-	)
-	work := func() {
-		for !failed.Load() {
-			i := int(next.Add(1)) - 1
-			if i >= n {
-				return
-			}
-			if err := do(i); err != nil {
-				once.Do(func() { first = err })
-				failed.Store(true)
-			}
+	c := calls{n: n, do: do, ended: make(chan struct{})}
+	for range goroutines - 1 {
+		go c.work()
+	}
+	c.work()
+	spinOn(c.ended)
+	return c.err
+}
+
+// calls are those of inParallel.
+type calls struct {
+	n     int
+	do    func(i int) error
+	ended chan struct{} // closed when no call runs and none will
+
+	mu      sync.Mutex
+	next    int   // protected by mu; n after an error
+	running int   // protected by mu
+	err     error // protected by mu until ended; the first
+}
+
+func (c *calls) work() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.next < c.n {
+		i := c.next
+		c.next++
+		c.running++
+		c.mu.Unlock()
+		err := c.do(i)
+		c.mu.Lock()
+		if err != nil && c.err == nil {
+			c.err, c.next = err, c.n
+		}
+		if c.running--; c.running == 0 && c.next == c.n {
+			close(c.ended)
 		}
 	}
-	for range goroutines - 1 {
-		group.Go(work)
+}
+
+// waitSpin is how long spinOn looks again and again, which the last of a few short calls does not outlast.
+const waitSpin = 100 * time.Microsecond
+
+// spinOn returns when c is closed. At first it does without being woken.
+func spinOn(c <-chan struct{}) {
+	for start := time.Now(); time.Since(start) < waitSpin; runtime.Gosched() {
+		select {
+		case <-c:
+			return
+		default:
+		}
 	}
-	work()
-	group.Wait()
-	return first
+	<-c
 }
 
 // cut yields consecutive parts of rg of at most n pages.

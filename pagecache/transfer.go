@@ -181,22 +181,7 @@ func (p *pipeline) run() {
 		close(p.idle)
 	}
 	p.mu.Unlock()
-	p.wait()
-}
-
-// waitSpin is how long wait looks again and again, which the last copy of a few hundred pages does not outlast.
-const waitSpin = 100 * time.Microsecond
-
-// wait returns when no worker is busy any more.
-func (p *pipeline) wait() {
-	for start := time.Now(); time.Since(start) < waitSpin; runtime.Gosched() {
-		select {
-		case <-p.idle:
-			return
-		default:
-		}
-	}
-	<-p.idle
+	spinOn(p.idle)
 }
 
 // work reads pieces while there are some to be read, and sends.
