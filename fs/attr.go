@@ -72,49 +72,51 @@ func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
 	out.SetEntryTimeout(fs.entryTimeout)
-	out.SetAttrTimeout(fs.attrTimeout)
+	out.SetAttrTimeout(fs.attrTimeoutOf(n))
 	fs.fillAttr(&out.Attr, st)
 }
 
-func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, st *unix.Statx_t) {
-	out.SetTimeout(fs.attrTimeout)
+func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
+	out.SetTimeout(fs.attrTimeoutOf(n))
 	fs.fillAttr(&out.Attr, st)
 }
 
 // GetAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	var st unix.Statx_t
-	if errno := fs.statFor(in.NodeId, in.Flags()&fuse.FUSE_GETATTR_FH != 0, in.Fh(), &st); errno != 0 {
+	n, errno := fs.statFor(in.NodeId, in.Flags()&fuse.FUSE_GETATTR_FH != 0, in.Fh(), &st)
+	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	fs.fillAttrOut(out, &st)
+	fs.fillAttrOut(out, n, &st)
 	return fuse.OK
 }
 
 // Statx implements fuse.RawFileSystem. The kernel asks for it where a program wants the birth time.
 func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	var st unix.Statx_t
-	if errno := fs.statFor(in.NodeId, in.GetattrFlags&fuse.FUSE_GETATTR_FH != 0, in.Fh, &st); errno != 0 {
+	n, errno := fs.statFor(in.NodeId, in.GetattrFlags&fuse.FUSE_GETATTR_FH != 0, in.Fh, &st)
+	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	out.SetTimeout(fs.attrTimeout)
+	out.SetTimeout(fs.attrTimeoutOf(n))
 	out.FromStatx(&st)
 	out.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})
 	return fuse.OK
 }
 
-// statFor describes a node, through the open file if the request names one.
-func (fs *fileSystem) statFor(id uint64, hasHandle bool, handle uint64, st *unix.Statx_t) unix.Errno {
+// statFor returns and describes a node, through the open file if the request names one.
+func (fs *fileSystem) statFor(id uint64, hasHandle bool, handle uint64, st *unix.Statx_t) (*node, unix.Errno) {
 	if hasHandle {
 		if of := fs.files.get(handle); of != nil {
-			return toErrno(statx(of.fd, "", st))
+			return of.node, toErrno(statx(of.fd, "", st))
 		}
 	}
 	n := fs.node(id)
 	if n == nil {
-		return unix.ESTALE
+		return nil, unix.ESTALE
 	}
-	return fs.stat(n, st)
+	return n, fs.stat(n, st)
 }
 
 // timespec returns the argument of utimensat for one of the two times of a request.

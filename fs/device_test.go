@@ -68,17 +68,28 @@ type window struct {
 // mapOn maps the first n bytes of an open file on a device, for writing.
 func mapOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, device int, size int64) window {
 	t.Helper()
+	return mapAs(t, cache, n, f, pagecache.MapRequest{Device: device, Len: size, Writable: true, Launder: true})
+}
+
+// mapReadOnlyOn maps the first n bytes of an open file on a device, for reading.
+func mapReadOnlyOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, device int, size int64) window {
+	t.Helper()
+	return mapAs(t, cache, n, f, pagecache.MapRequest{Device: device, Len: size, Launder: true})
+}
+
+func mapAs(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, r pagecache.MapRequest) window {
+	t.Helper()
 	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
-	m, err := cache.Map(context.Background(), n.last(), pagecache.MapRequest{Device: device, Len: size, Writable: true, Launder: true})
+	m, err := cache.Map(context.Background(), n.last(), r)
 	require.NoError(t, err)
 	extents := m.Extents()
 	require.Len(t, extents, 1)
 	require.Zero(t, extents[0].Offset)
-	d := n.devices[device]
+	d := n.devices[r.Device]
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, memory := range d.given {
-		if exported, err := memory.Export(true); err == nil && exported == extents[0].Descriptor {
+		if exported, err := memory.Export(r.Writable); err == nil && exported == extents[0].Descriptor {
 			return window{m, d, memory}
 		}
 	}

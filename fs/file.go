@@ -25,6 +25,9 @@ type openFile struct {
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
+	// number is what the kernel calls the backing file, where it reads and writes that itself; else 0. Set before the open is
+	// answered, then immutable.
+	number int32
 	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
 	appendOnly bool
 
@@ -55,6 +58,9 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
 	}
+	if fs.readOnly && in.Flags&(unix.O_ACCMODE|unix.O_TRUNC) != unix.O_RDONLY {
+		return fuse.EROFS // somebody made the mount writable again: mount(8) with -o remount
+	}
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
 	mark := c.signature.snapshot()
@@ -77,18 +83,23 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	if in.Flags&unix.O_TRUNC != 0 {
+	of := fs.newOpenFile(n, fd, in.Flags, direct, appendOnly)
+	switch {
+	case in.Flags&unix.O_TRUNC != 0:
 		errno = fs.truncateOpen(n, fd, in)
-	} else {
+	case of.number == 0 || c.live() != nil:
 		errno = fs.checkSource(n, fd, mark)
 	}
 	if errno != 0 {
-		unix.Close(fd)
+		fs.files.take(of.handle)
+		of.close()
 		return fuse.Status(errno)
 	}
-	of := fs.newOpenFile(n, fd, in.Flags, direct)
-	of.appendOnly = appendOnly
 	of.fillOpen(out)
+	if of.number != 0 && of.storesMapped() {
+		// The kernel may not trust the times that it has, see passthrough. Without an offset, the notification waits for no page.
+		fs.notify.InodeNotify(uint64(n.id), -1, 0)
+	}
 	return fuse.OK
 }
 
@@ -205,12 +216,13 @@ func (fs *fileSystem) checkSource(n *node, fd int, mark uint64) syscall.Errno {
 }
 
 // newOpenFile takes over fd and gives it a handle.
-func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct bool) *openFile {
+func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendOnly bool) *openFile {
 	of := &openFile{
-		fs: fs, node: n, content: n.content(), fd: fd, flags: flags, direct: direct,
+		fs: fs, node: n, content: n.content(), fd: fd, flags: flags, direct: direct, appendOnly: appendOnly,
 		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
 		handle:     fs.lastHandle.Add(1),
 	}
+	fs.enter(of)
 	fs.files.put(of.handle, of)
 	if of.writesHome {
 		of.content.writers.Add(1)
@@ -223,9 +235,13 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct bool) *o
 // invalidation, and a drop at open could meet a write in flight.
 func (of *openFile) fillOpen(out *fuse.OpenOut) {
 	out.Fh = of.handle
-	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
-	if of.direct {
+	switch {
+	case of.number != 0:
+		out.OpenFlags, out.BackingID = fuse.FOPEN_PASSTHROUGH, of.number
+	case of.direct:
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	default:
+		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 	}
 }
 
@@ -243,6 +259,7 @@ func (of *openFile) close() {
 	defer of.mu.Unlock()
 	if !of.closed {
 		of.closed = true
+		of.fs.leave(of)
 		if of.writesHome {
 			of.content.writers.Add(-1)
 		}

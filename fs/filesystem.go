@@ -34,15 +34,20 @@ type fileSystem struct {
 	attrTimeout  time.Duration
 	entryTimeout time.Duration
 	writeBack    bool
+	readOnly     bool
 	flushCloses  bool // closing a file of the backing filesystem may report an error
 	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
 	notify       notifier
+	backing      kernelBacking
 
 	table       nodeTable
 	descriptors descriptors
 	files       index[*openFile]
 	dirs        index[*openDir]
 	lastHandle  atomic.Uint64
+
+	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
+	passes atomic.Bool
 
 	background sync.WaitGroup // goroutines of aside
 
@@ -68,6 +73,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		attrTimeout:   o.AttrTimeout,
 		entryTimeout:  o.EntryTimeout,
 		writeBack:     o.WriteBack,
+		readOnly:      o.ReadOnly,
 		withoutCure:   o.withoutCure,
 	}
 	if fs.descriptors.limit, err = raiseDescriptorLimit(); err != nil {
@@ -92,6 +98,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
 	fs.flushCloses = closeMayFail(fd)
+	fs.passes.Store(o.Passthrough)
 	return fs, nil
 }
 
@@ -119,7 +126,7 @@ func (fs *fileSystem) close() {
 func (fs *fileSystem) String() string { return "gaiafs" }
 
 // Init implements fuse.RawFileSystem. It is called before any other request.
-func (fs *fileSystem) Init(s *fuse.Server) { fs.notify = s }
+func (fs *fileSystem) Init(s *fuse.Server) { fs.notify, fs.backing = s, s }
 
 // raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may keep;
 // the others are for open files.

@@ -167,7 +167,7 @@ func TestInodeFlags(t *testing.T) {
 		t.Skip("only root may make a file immutable")
 	}
 	const immutable, appendOnly, noDump = 0x10, 0x20, 0x40
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		path, below := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
 		require.NoError(t, os.WriteFile(path, []byte("one"), 0644))
 		if err := changeFlags(below, immutable, 0); err != nil {

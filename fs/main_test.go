@@ -149,7 +149,22 @@ func mount(t testing.TB, change ...func(*Options)) *scene {
 
 func writeBack(o *Options) { o.WriteBack = true }
 
-// bothModes runs a test with each way of writing.
+func passThrough(o *Options) { o.Passthrough = true }
+
+// everyMode runs a test with each way of writing, the kernel's own included.
+func everyMode(t *testing.T, test func(t *testing.T, s *scene)) {
+	t.Helper()
+	bothModes(t, test)
+	t.Run("passthrough", func(t *testing.T) {
+		s := mount(t, passThrough)
+		if !s.Passthrough() {
+			t.Skip("passthrough needs root and Linux 6.9")
+		}
+		test(t, s)
+	})
+}
+
+// bothModes runs a test with each way of writing of the daemon.
 func bothModes(t *testing.T, test func(t *testing.T, s *scene)) {
 	t.Helper()
 	t.Run("write-through", func(t *testing.T) { test(t, mount(t)) })

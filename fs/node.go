@@ -72,6 +72,7 @@ type content struct {
 	hazard    hazard
 	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
 	writers atomic.Int32
+	through passthrough
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
 	filled atomic.Bool
 

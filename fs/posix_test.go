@@ -16,7 +16,7 @@ func TestPosix(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			bothModes(t, func(t *testing.T, s *scene) { test(t, s.mnt) })
+			everyMode(t, func(t *testing.T, s *scene) { test(t, s.mnt) })
 		})
 	}
 }

@@ -37,7 +37,7 @@ func init() {
 }
 
 func TestAppendByManyProcesses(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		const writers, lines = 16, 100
 		path := filepath.Join(s.mnt, "log")
 		var all sync.WaitGroup
@@ -65,7 +65,7 @@ func TestAppendByManyProcesses(t *testing.T) {
 }
 
 func TestOpenWriteOnly(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "f")
 		want := bytes.Repeat([]byte("0123456789"), 1000)
 		require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), want, 0644))
@@ -116,7 +116,7 @@ func init() {
 }
 
 func TestMappings(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "f")
 		require.NoError(t, os.WriteFile(path, make([]byte, 3*4096+100), 0644))
 		for _, flags := range []int{0, os.O_APPEND, unix.O_DIRECT, os.O_SYNC} {
@@ -132,7 +132,7 @@ func TestMappings(t *testing.T) {
 }
 
 func TestDeletedWhileOpen(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "f")
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0600)
 		require.NoError(t, err)
@@ -353,7 +353,7 @@ func TestExecute(t *testing.T) {
 }
 
 func TestHolesAndAllocation(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		f, err := os.Create(filepath.Join(s.mnt, "f"))
 		require.NoError(t, err)
 		defer f.Close()
@@ -458,7 +458,7 @@ func TestForeignIoctlsAreRefused(t *testing.T) {
 
 // TestSeekDataSeesWhatWasJustWritten looks for data that the kernel may not have sent yet.
 func TestSeekDataSeesWhatWasJustWritten(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		f, err := os.Create(filepath.Join(s.mnt, "f"))
 		require.NoError(t, err)
 		defer f.Close()

@@ -28,6 +28,10 @@ type Options struct {
 	ReadOnly   bool
 	// WriteBack lets the kernel collect writes before it sends them.
 	WriteBack bool
+	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the daemon.
+	// Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. Then there is nothing
+	// for WriteBack to collect, and it is off.
+	Passthrough bool
 	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
 	// in Source directly are seen that late. Zero means one second, negative not at all.
 	AttrTimeout, EntryTimeout time.Duration
@@ -70,6 +74,9 @@ func Mount(o Options) (*Server, error) {
 	if err := checkRights(o.AllowOther); err != nil {
 		return nil, err
 	}
+	if o.Passthrough = o.Passthrough && passthroughPossible(o.Source); o.Passthrough {
+		o.WriteBack = false // the kernel does not do both
+	}
 	unix.Umask(0) // the umask that counts is the caller's, see credentials.go
 	fs, err := newFileSystem(&o)
 	if err != nil {
@@ -92,6 +99,10 @@ func Mount(o Options) (*Server, error) {
 		guarded <- nil
 		_ = s.Unmount()
 		return nil, fmt.Errorf("%s was mounted but does not answer: %w", o.Mountpoint, err)
+	}
+	if o.Passthrough && server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
+		fs.passes.Store(false)
+		o.Log.Warn("this kernel was built without passthrough, so reads and writes go through the daemon")
 	}
 	s.setReadAhead()
 	var g *guard
@@ -160,11 +171,13 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		// A symbolic link never changes its target, so the kernel may keep it with the inode.
 		EnableSymlinkCaching:     true,
 		ExplicitDataCacheControl: true,
-		DisabledCapabilities:     fuse.CAP_PASSTHROUGH,
 		// CAP_READDIRPLUS_AUTO is left out: with it the kernel asks for names only after the first batch, and programs that
 		// list a directory and then look at every entry pay a request for each.
 		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_IOCTL_DIR |
 			fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_SETXATTR_EXT | fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
+	}
+	if !o.Passthrough {
+		m.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if o.WriteBack {
 		m.ExtraCapabilities |= fuse.CAP_WRITEBACK_CACHE
@@ -197,6 +210,9 @@ func (s *Server) setReadAhead() {
 
 // Mountpoint returns the absolute path of the mountpoint, without symbolic links.
 func (s *Server) Mountpoint() string { return s.mountpoint }
+
+// Passthrough reports whether the kernel reads and writes backing files itself.
+func (s *Server) Passthrough() bool { return s.fs.passes.Load() }
 
 // Wait returns when the mount is gone and every request is answered.
 func (s *Server) Wait() { <-s.served }

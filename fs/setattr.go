@@ -44,11 +44,16 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	fs.fillAttrOut(out, &st)
+	fs.fillAttrOut(out, n, &st)
 	return fuse.OK
 }
 
 func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
+	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
+		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep set-id bits, and
+		// leaves it to the daemon to clear them.
+		return fs.killSetID(n, fd, &in.Caller)
+	}
 	if size, ok := in.GetSize(); ok {
 		if in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && n.isRegular() {
 			if errno := fs.killSetID(n, fd, &in.Caller); errno != 0 {

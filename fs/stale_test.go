@@ -169,7 +169,7 @@ func staleReadsDuring(t *testing.T, s *scene, path string, operations int, seed 
 func TestNoStaleReads(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("again: go test ./fs -run %s -stale-operations %d (seed %d)", t.Name(), *staleOperations, seed)
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		assert.Zero(t, staleReads(t, s, *staleOperations, seed), "reads that got old bytes")
 		t.Logf("%d writes had pages dropped again, %d of them did not wait to the end", s.fs.corrections.Load(), s.fs.impatient.Load())
 	})

@@ -69,7 +69,7 @@ func init() {
 }
 
 func TestLocksAcrossProcesses(t *testing.T) {
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		for _, kind := range []string{"flock", "fcntl"} {
 			path := filepath.Join(s.mnt, kind)
 			require.NoError(t, os.WriteFile(path, []byte("0"), 0600))
@@ -90,7 +90,7 @@ func TestLocksAcrossProcesses(t *testing.T) {
 
 func TestGit(t *testing.T) {
 	requireTool(t, "git")
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		sh(t, s.mnt, `
 			export HOME=$PWD GIT_CONFIG_NOSYSTEM=1
 			git config --global user.email a@b; git config --global user.name n; git config --global init.defaultBranch main
@@ -106,7 +106,7 @@ func TestGit(t *testing.T) {
 
 func TestSQLite(t *testing.T) {
 	requireTool(t, "sqlite3")
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		db := filepath.Join(s.mnt, "db")
 		sql := func(script string) string {
 			t.Helper()

@@ -200,7 +200,7 @@ func TestSetIDBitsAreCleared(t *testing.T) {
 	for _, mode := range []struct {
 		name   string
 		change func(*Options)
-	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}} {
+	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}, {"passthrough", passThrough}} {
 		for name, script := range changes {
 			t.Run(mode.name+"/"+name, func(t *testing.T) {
 				s := mount(t, mode.change)
@@ -255,7 +255,7 @@ func modes(t *testing.T, dir string) map[string]uint32 {
 
 func TestCapabilitiesOfAFileAreClearedByWriting(t *testing.T) {
 	requireRoot(t)
-	bothModes(t, func(t *testing.T, s *scene) {
+	everyMode(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "f")
 		require.NoError(t, os.WriteFile(path, []byte("x"), 0755))
 		// VFS_CAP_REVISION_2, cap_net_raw permitted and effective.

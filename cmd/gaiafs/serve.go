@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,6 +33,8 @@ type service struct {
 	cache   *pagecache.Cache
 	control *control.Server
 	mount   *fs.Server
+	// inService is mount, for those who may ask before it is set.
+	inService atomic.Pointer[fs.Server]
 }
 
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
@@ -137,6 +140,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		AllowOther:   m.allowOther,
 		ReadOnly:     m.readOnly,
 		WriteBack:    m.writeBack,
+		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),
 		AttrTimeout:  kernelTimeout(m.attrTimeout),
 		EntryTimeout: kernelTimeout(m.entryTimeout),
 		Log:          log,
@@ -145,6 +149,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.control.Close())
 	}
+	s.inService.Store(s.mount)
 	return s, nil
 }
 

@@ -20,6 +20,7 @@ type settings struct {
 	socket            string
 	allowOther        bool
 	readOnly          bool
+	passthrough       choice
 	writeBack         bool
 	writeBackInterval span
 	attrTimeout       span
@@ -34,6 +35,7 @@ func newSettings() *settings {
 	return &settings{
 		gpus:              gpuChoice{backend: "auto"},
 		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
+		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},
@@ -51,6 +53,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
+	f.Var(&s.passthrough, "passthrough", "auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")
 	f.Var(&s.writeBackInterval, "write-back-interval", "age at which released bytes are in the backing file at the latest")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")

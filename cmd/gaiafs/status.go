@@ -32,6 +32,8 @@ type mountStatus struct {
 	Devices    string    `json:"gpus"`
 	ReadOnly   bool      `json:"read_only"`
 	WriteBack  bool      `json:"write_back"`
+	// Passthrough says that the kernel reads and writes files of SOURCE itself.
+	Passthrough bool `json:"passthrough"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -39,19 +41,22 @@ type mountStatus struct {
 
 func (s *service) status() statusDocument {
 	c := s.control.Stats()
+	mount := s.inService.Load()
+	passes := mount != nil && mount.Passthrough()
 	return statusDocument{
 		Mount: mountStatus{
-			Source:     s.plan.source,
-			Mountpoint: s.plan.mountpoint,
-			Gaiafs:     version,
-			PID:        os.Getpid(),
-			Started:    s.started.UTC().Truncate(time.Millisecond),
-			Socket:     s.control.Socket(),
-			Devices:    s.plan.gpus.String(),
-			ReadOnly:   s.plan.readOnly,
-			WriteBack:  s.plan.writeBack,
-			Clients:    c.Sessions,
-			Mappings:   c.Mappings,
+			Source:      s.plan.source,
+			Mountpoint:  s.plan.mountpoint,
+			Gaiafs:      version,
+			PID:         os.Getpid(),
+			Started:     s.started.UTC().Truncate(time.Millisecond),
+			Socket:      s.control.Socket(),
+			Devices:     s.plan.gpus.String(),
+			ReadOnly:    s.plan.readOnly,
+			WriteBack:   s.plan.writeBack,
+			Passthrough: passes,
+			Clients:     c.Sessions,
+			Mappings:    c.Mappings,
 		},
 		Status: s.cache.Status(),
 	}

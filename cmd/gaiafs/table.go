@@ -25,6 +25,9 @@ func (s *statusDocument) print(w io.Writer) error {
 	if m.WriteBack {
 		b.WriteString(", write-back")
 	}
+	if m.Passthrough {
+		b.WriteString(", passthrough")
+	}
 	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID, m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
 	b.WriteString("\nDevices\n")

@@ -1,0 +1,138 @@
+package fs
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// Passthrough is the kernel's way (Linux 6.9) to read, write and map the backing file of an open itself, without requests
+// and without pages of its own. The rule that everything here follows: all opens of an inode are in one mode. While an open
+// with pages of the kernel's is there, one past them is refused with EIO, and the other way round; and all opens in
+// passthrough mode name the same backing number. So the first open of a file decides, and the others follow until the
+// last is gone.
+//
+// What the daemon counts is what the kernel counts, or more: an open counts here from before it is answered until RELEASE,
+// which comes after the kernel took it off. So an open that finds none here finds none in the kernel, and one that joins
+// finds the number still registered.
+//
+// A mapping made in passthrough mode is one of the backing file, and outlives its open: RELEASE comes at close, whatever is
+// still mapped. So the daemon never knows that nobody writes any more, and a file that was ever open for writing in this
+// mode gets no pages of the kernel's again, which would not see such writes.
+type passthrough struct {
+	mu     sync.Mutex
+	number int32 // the kernel's for the backing file, while through > 0; protected by mu
+	// through and others are the opens in passthrough mode and in others; protected by mu.
+	through, others int
+	written         bool // an open in passthrough mode could write; protected by mu
+
+	// mappable is the number of opens in passthrough mode whose mappings programs can store into. Such stores change the times
+	// of the backing file and nobody tells the kernel's inode of the mount, so it may not keep them.
+	mappable atomic.Int32
+}
+
+// kernelBacking registers backing files in the kernel.
+type kernelBacking interface {
+	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
+	UnregisterBackingFd(number int32) syscall.Errno
+}
+
+// enter decides how the kernel reads and writes through of, and counts it. of.close calls leave.
+func (fs *fileSystem) enter(of *openFile) {
+	p := &of.content.through
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.through == 0 && p.others == 0 && fs.wantsPassthrough(of) {
+		number, errno := fs.backing.RegisterBackingFd(&fuse.BackingMap{Fd: int32(of.fd)})
+		switch errno {
+		case 0:
+			p.number = number
+		case syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOTTY, syscall.ENOSYS:
+			if fs.passes.CompareAndSwap(true, false) {
+				fs.log.Warn("the kernel lets no file pass through, so reads and writes go through the daemon", "error", errno)
+			}
+		default:
+			// A filesystem below SOURCE that is itself stacked on another (ELOOP, EINVAL), or no memory.
+			fs.log.Debug("a file does not pass through", "node", of.node.path(), "error", errno)
+		}
+	}
+	if p.number != 0 {
+		p.through++
+		p.written = p.written || of.writesHome
+		of.number = p.number
+		if of.storesMapped() {
+			p.mappable.Add(1)
+		}
+		return
+	}
+	p.others++
+	of.direct = of.direct || p.written
+}
+
+// wantsPassthrough reports whether the first open of a file may pass through. Appending only is checked by the daemon, and bytes that
+// only a device has, or reads that are being recorded, have to come through it.
+func (fs *fileSystem) wantsPassthrough(of *openFile) bool {
+	return fs.passes.Load() && !of.appendOnly && of.content.live() == nil && fs.cache.Recording() == nil
+}
+
+// leave takes of off the count.
+func (fs *fileSystem) leave(of *openFile) {
+	p := &of.content.through
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if of.number == 0 {
+		p.others--
+		return
+	}
+	if of.storesMapped() {
+		p.mappable.Add(-1)
+	}
+	if p.through--; p.through == 0 {
+		// It fails only where the connection is gone, and the number with it.
+		_ = fs.backing.UnregisterBackingFd(p.number)
+		p.number = 0
+	}
+}
+
+// storesMapped reports whether programs can store into mappings of of.
+func (of *openFile) storesMapped() bool { return of.flags&unix.O_ACCMODE == unix.O_RDWR }
+
+// attrTimeoutOf is how long the kernel may keep the attributes of n.
+func (fs *fileSystem) attrTimeoutOf(n *node) time.Duration {
+	if c := n.data.Load(); c != nil && c.through.mappable.Load() > 0 {
+		return 0
+	}
+	return fs.attrTimeout
+}
+
+// passthroughPossible reports whether it makes sense to ask the kernel for passthrough. Its answer comes too late to ask for
+// write-back caching instead: it does not do both.
+func passthroughPossible(source string) bool {
+	var name unix.Utsname
+	if os.Geteuid() != 0 || unix.Uname(&name) != nil || !atLeast(unix.ByteSliceToString(name.Release[:]), 6, 9) {
+		return false
+	}
+	var st unix.Statfs_t
+	return unix.Statfs(source, &st) == nil && st.Type != unix.OVERLAYFS_SUPER_MAGIC && st.Type != unix.ECRYPTFS_SUPER_MAGIC
+}
+
+// atLeast reports whether a release of Linux is major.minor or later.
+func atLeast(release string, major, minor int) bool {
+	var have [2]int
+	for i := range have {
+		for release != "" && release[0] >= '0' && release[0] <= '9' {
+			have[i] = have[i]*10 + int(release[0]-'0')
+			release = release[1:]
+		}
+		if release == "" || release[0] != '.' {
+			break
+		}
+		release = release[1:]
+	}
+	return have[0] > major || have[0] == major && have[1] >= minor
+}

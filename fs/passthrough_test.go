@@ -1,0 +1,299 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// mountThrough mounts with passthrough, or skips the test where there is none.
+func mountThrough(t *testing.T, change ...func(*Options)) *scene {
+	t.Helper()
+	s := mount(t, append(change, passThrough)...)
+	if !s.Passthrough() {
+		t.Skip("passthrough needs root and Linux 6.9")
+	}
+	return s
+}
+
+// opens returns the opens of a file by what the daemon knows of them.
+func opens(t *testing.T, s *scene, path string) (through, others int) {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	n := s.fs.table.byInode(inodeKey{s.fs.root.key.dev, st.Ino})
+	if n == nil || n.data.Load() == nil {
+		return 0, 0
+	}
+	p := &n.content().through
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	assert.Equal(t, p.through > 0, p.number != 0)
+	return p.through, p.others
+}
+
+func TestPassthroughNeedsNoRequests(t *testing.T) {
+	s := mountThrough(t, writeBack, func(o *Options) { o.AttrTimeout = time.Hour })
+	assert.False(t, s.fs.writeBack, "the kernel does not do both")
+	path := filepath.Join(s.mnt, "f")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	through, others := opens(t, s, path)
+	assert.Equal(t, []int{1, 0}, []int{through, others})
+	want := bytes.Repeat([]byte("abc"), 100_000)
+	_, err = f.Write(want)
+	require.NoError(t, err)
+	got, err := os.ReadFile(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	assert.Equal(t, want, got, "a write is in SOURCE when it returns")
+	st, err := f.Stat()
+	require.NoError(t, err)
+	assert.EqualValues(t, len(want), st.Size())
+
+	g, err := os.Open(path)
+	require.NoError(t, err)
+	defer g.Close()
+	through, _ = opens(t, s, path)
+	assert.Equal(t, 2, through)
+	got = make([]byte, len(want))
+	_, err = g.ReadAt(got, 0)
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+	// What changes in SOURCE is seen at once.
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("underneath"), 0))
+	n, err := g.ReadAt(got, 0)
+	assert.Equal(t, "underneath", string(got[:n]), "%v", err)
+
+	for _, of := range s.fs.files.all() {
+		assert.False(t, of.content.filled.Load(), "the daemon was asked to read")
+	}
+	require.NoError(t, f.Close())
+	require.NoError(t, g.Close())
+	require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
+	assert.Zero(t, s.fs.changed.Load())
+}
+
+func init() {
+	// Opens, writes, reads and maps the file args[0] again and again, each time in another way, in a page of its own.
+	programs["slot"] = func(args []string) error {
+		slot, err := strconv.Atoi(args[1])
+		if err != nil {
+			return err
+		}
+		at := int64(slot) * page.Size
+		for i := uint64(1); i <= 300; i++ {
+			word := binary.NativeEndian.AppendUint64(nil, i)
+			f, err := os.OpenFile(args[0], os.O_RDWR, 0)
+			if err != nil {
+				return fmt.Errorf("open %d: %w", i, err)
+			}
+			if i%3 == 0 {
+				m, err := unix.Mmap(int(f.Fd()), at, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				if err != nil {
+					return fmt.Errorf("mmap %d: %w", i, err)
+				}
+				copy(m, word)
+				if err := unix.Munmap(m); err != nil {
+					return err
+				}
+			} else if _, err := f.WriteAt(word, at); err != nil {
+				return fmt.Errorf("write %d: %w", i, err)
+			}
+			if i%2 == 0 {
+				if err := f.Close(); err != nil {
+					return err
+				}
+			}
+			g, err := os.Open(args[0])
+			if err != nil {
+				return fmt.Errorf("open %d for reading: %w", i, err)
+			}
+			var got [8]byte
+			if _, err := g.ReadAt(got[:], at); err != nil {
+				return err
+			}
+			if !bytes.Equal(got[:], word) {
+				return fmt.Errorf("read %d after writing %d", binary.NativeEndian.Uint64(got[:]), i)
+			}
+			g.Close()
+			f.Close()
+		}
+		return nil
+	}
+}
+
+// TestModesChangeUnderPrograms has programs open one file all the time, write it and map it, while files pass through or not by
+// turns: whoever opens gets the mode that the others are in, nobody an error, and nobody old bytes.
+func TestModesChangeUnderPrograms(t *testing.T) {
+	s := mountThrough(t)
+	for round, kept := range []bool{true, false} {
+		path := filepath.Join(s.mnt, fmt.Sprint("f", round))
+		require.NoError(t, os.WriteFile(path, make([]byte, 4*page.Size), 0600))
+		if kept {
+			f, err := os.Open(path) // keeps the mode of the file what it was at the start
+			require.NoError(t, err)
+			defer f.Close()
+		}
+		ended := make(chan error)
+		for slot := range 4 {
+			go func() {
+				out, err := program("slot", path, strconv.Itoa(slot)).CombinedOutput()
+				if err != nil {
+					err = fmt.Errorf("program %d: %w: %s", slot, err, out)
+				}
+				ended <- err
+			}()
+		}
+		for left := 4; left > 0; {
+			select {
+			case err := <-ended:
+				assert.NoError(t, err)
+				left--
+			case <-time.After(tick):
+				s.fs.passes.Store(!s.fs.passes.Load())
+			}
+		}
+		s.fs.passes.Store(true)
+		got, err := os.ReadFile(filepath.Join(s.source, fmt.Sprint("f", round)))
+		require.NoError(t, err)
+		for slot := range 4 {
+			assert.EqualValues(t, 300, binary.NativeEndian.Uint64(got[slot*page.Size:]), "slot %d", slot)
+		}
+	}
+}
+
+// TestPassthroughMappingOutlivesItsOpen shows why files that a device may map for writing cannot pass through: the daemon hears of
+// neither the mapping nor what is stored into it, and takes the file for closed.
+func TestPassthroughMappingOutlivesItsOpen(t *testing.T) {
+	s := mountThrough(t)
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, make([]byte, page.Size), 0600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	m, err := unix.Mmap(int(f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(m)) }()
+	require.NoError(t, f.Close())
+	require.Eventually(t, func() bool { return len(s.fs.files.all()) == 0 }, eventually, tick)
+	copy(m, "stored")
+	got, err := os.ReadFile(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	assert.Equal(t, "stored", string(got[:6]))
+
+	// So the file gets no pages of the kernel's any more, which would not have what is stored.
+	s.fs.passes.Store(false)
+	g, err := os.Open(path)
+	require.NoError(t, err)
+	defer g.Close()
+	_, others := opens(t, s, path)
+	assert.Equal(t, 1, others)
+	for _, want := range []string{"first", "later"} {
+		copy(m, want)
+		var now [5]byte
+		_, err = g.ReadAt(now[:], 0)
+		require.NoError(t, err)
+		assert.Equal(t, want, string(now[:]))
+	}
+}
+
+func TestTimesOfAFileThatIsMappedInPassthrough(t *testing.T) {
+	s := mountThrough(t, func(o *Options) { o.AttrTimeout = time.Hour })
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, make([]byte, page.Size), 0600))
+	long := time.Now().Add(-time.Hour)
+	require.NoError(t, os.Chtimes(path, long, long))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	m, err := unix.Mmap(int(f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(m)) }()
+	before, err := f.Stat()
+	require.NoError(t, err)
+	m[0] = 1
+	require.NoError(t, unix.Msync(m, unix.MS_SYNC))
+	after, err := os.Stat(path)
+	require.NoError(t, err)
+	assert.Greater(t, after.ModTime().Sub(before.ModTime()), time.Minute)
+}
+
+// TestReadOnlyMountPassesThroughBesideADevice has a device and programs read the same files of a read-only mount.
+func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
+	s, cache, n := mountWithDevices(t, 1, passThrough, func(o *Options) { o.ReadOnly = true })
+	if !s.Passthrough() {
+		t.Skip("passthrough needs root and Linux 6.9")
+	}
+	path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
+	require.NoError(t, os.WriteFile(home, []byte("0123456789"), 0644))
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	w := mapReadOnlyOn(t, cache, n, f, 0, 10)
+	assert.Equal(t, "0123456789", w.load(t, 10))
+	through, others := opens(t, s, path)
+	assert.Equal(t, []int{1, 0}, []int{through, others}, "the open that the device's client mapped the file with")
+
+	// Whoever opens the file meanwhile joins, and a change in SOURCE is noticed, by the device too.
+	require.NoError(t, os.WriteFile(home, []byte("abcdefghij"), 0644))
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, "abcdefghij", string(got))
+	_, err = w.Acquire(context.Background(), 0, 10, false)
+	require.NoError(t, err)
+	assert.Equal(t, "abcdefghij", w.load(t, 10))
+
+	// With the last of them gone, opens of what a device holds go through the daemon, which may read from the device.
+	require.NoError(t, f.Close())
+	require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
+	f, err = os.Open(path)
+	require.NoError(t, err)
+	through, others = opens(t, s, path)
+	assert.Equal(t, []int{0, 1}, []int{through, others})
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	assert.Equal(t, "abcdefghij", string(got))
+	require.NoError(t, os.WriteFile(home, []byte("ABCDEFGHIJ"), 0644))
+	got, err = os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, "ABCDEFGHIJ", string(got))
+	require.NoError(t, f.Close())
+	w.close(t)
+}
+
+// TestReadOnlyMountThatIsMadeWritable: the superuser can take the kernel's own check away.
+func TestReadOnlyMountThatIsMadeWritable(t *testing.T) {
+	s := mountThrough(t, func(o *Options) { o.ReadOnly = true })
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("kept"), 0644))
+	require.NoError(t, unix.Mount("", s.mnt, "", unix.MS_REMOUNT, ""))
+	_, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_WRONLY, 0)
+	assert.ErrorIs(t, err, syscall.EROFS)
+	_, err = os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDONLY|os.O_TRUNC, 0)
+	assert.ErrorIs(t, err, syscall.EROFS)
+	_, err = os.Create(filepath.Join(s.mnt, "new"))
+	assert.ErrorIs(t, err, syscall.EROFS)
+	got, err := os.ReadFile(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	assert.Equal(t, "kept", string(got))
+}
+
+func TestAtLeast(t *testing.T) {
+	for release, want := range map[string]bool{
+		"6.9.0": true, "6.18.44-fc": true, "7.0": true, "10.1": true, "6.9": true, "6.10-rc1": true,
+		"6.8.12": false, "5.15.0": false, "6": false, "": false, "x": false,
+	} {
+		assert.Equal(t, want, atLeast(release, 6, 9), release)
+	}
+}
