@@ -264,3 +264,16 @@ func TestReadRequests(t *testing.T) {
 	}
 	t.Fatalf("%s is not mounted", s.mnt)
 }
+
+// TestTunedByRoot looks at what is set beside the protocol.
+func TestTunedByRoot(t *testing.T) {
+	requireRoot(t)
+	s := mount(t)
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(s.mnt, &st))
+	for name, want := range map[string]int{"read_ahead_kb": readAhead, "max_ratio": dirtyShare} {
+		got, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/%s", unix.Major(st.Dev), unix.Minor(st.Dev), name))
+		require.NoError(t, err)
+		assert.Equal(t, fmt.Sprintln(want), string(got), name)
+	}
+}

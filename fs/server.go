@@ -50,6 +50,9 @@ const (
 	maxRead = 128 << 10
 	// readAhead is how far the kernel reads ahead in a file, in KiB.
 	readAhead = 1024
+	// dirtyShare is the part of all dirty pages that those of the mount may be, in percent. The rest stays for the backing
+	// filesystem: were it used up, the daemon would be slowed down while it brings the mount's pages home.
+	dirtyShare = 50
 	// maxBackground is the number of requests that nobody waits for (read-ahead, write-back) in flight at once.
 	maxBackground = 256
 )
@@ -104,7 +107,7 @@ func Mount(o Options) (*Server, error) {
 		fs.passes.Store(false)
 		o.Log.Warn("this kernel was built without passthrough, so reads and writes go through the daemon")
 	}
-	s.setReadAhead()
+	s.tune()
 	var g *guard
 	if guardReady.Load() {
 		if g, err = startGuard(o.Mountpoint); err != nil {
@@ -195,16 +198,19 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	return m
 }
 
-// setReadAhead lets the kernel read ahead as much as one request can carry. The protocol only allows to lower its default,
-// but root may raise it for the mount's device. Without, reading is correct and somewhat slower.
-func (s *Server) setReadAhead() {
+// tune sets what the protocol cannot, but root may for the mount's device: the kernel reads ahead as much as one request can carry,
+// and keeps more dirty pages than the hundredth of what all devices may have that it grants to FUSE. Without, everything is
+// correct and somewhat slower.
+func (s *Server) tune() {
 	var st unix.Stat_t
 	if os.Geteuid() != 0 || unix.Stat(s.mountpoint, &st) != nil {
 		return
 	}
-	setting := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
-	if err := os.WriteFile(setting, []byte(strconv.Itoa(readAhead)), 0); err != nil {
-		s.fs.log.Debug("the kernel's default read-ahead stays", "error", err)
+	device := fmt.Sprintf("/sys/class/bdi/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for name, value := range map[string]int{"read_ahead_kb": readAhead, "max_ratio": dirtyShare} {
+		if err := os.WriteFile(device+name, []byte(strconv.Itoa(value)), 0); err != nil {
+			s.fs.log.Debug("a default of the kernel's stays", "setting", device+name, "error", err)
+		}
 	}
 }
 
