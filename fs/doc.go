@@ -17,6 +17,9 @@
 // Regular files that no device has anything to do with never touch package pagecache: that is the common path. Once a
 // File is attached to a node, every request that reads or changes the bytes goes through it.
 //
+// Where no device can have anything to do with what is written, the kernel reads, writes and maps the backing files itself
+// (passthrough.go), and none of this is asked.
+//
 // The kernel caches pages across opens and is told explicitly what to drop: at an open that finds SOURCE changed
 // (signature.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
 // bytes for good when an invalidation meets a write in flight.
@@ -30,7 +33,7 @@
 //	node.mu            descriptor and locator
 //	nodeTable shards   lookup counts and the two indexes
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
-//	signature.mu, hazard.mu, openFile.mu: leaves
+//	signature.mu, hazard.mu, openFile.mu, passthrough.mu: leaves
 //
 // No lock is held while the kernel is told to drop pages: the kernel may wait for a page that a read request has locked.
 //

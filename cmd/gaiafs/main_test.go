@@ -533,6 +533,36 @@ func TestCommandReadOnly(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
+func TestCommandPassthrough(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("passthrough needs root")
+	}
+	for flags, want := range map[string]bool{
+		"--gpus=none": true, "--gpus=none --write-back": true, "--gpus=emulated:1 --read-only": true,
+		"--gpus=none --passthrough=off": false, "--gpus=emulated:1": false,
+	} {
+		t.Run(flags, func(t *testing.T) {
+			s := mountForeground(t, append(strings.Fields(flags), "--log-format=text")...)
+			require.NoError(t, os.WriteFile(filepath.Join(s.source, "file"), []byte("x"), 0o600))
+			got, err := os.ReadFile(filepath.Join(s.mountpoint, "file"))
+			require.NoError(t, err)
+			require.Equal(t, "x", string(got))
+			var document struct {
+				Mount struct{ Passthrough bool }
+			}
+			r := gaiafsCommand(t, "status", "--json", s.mountpoint)
+			require.Equal(t, exitOK, r.code)
+			require.NoError(t, json.Unmarshal([]byte(r.out), &document))
+			s.signal(t, syscall.SIGTERM)
+			require.Equal(t, exitOK, s.end(t))
+			if want && !document.Mount.Passthrough {
+				t.Skip("passthrough needs Linux 6.9")
+			}
+			require.Equal(t, want, document.Mount.Passthrough)
+		})
+	}
+}
+
 func TestDaemonsExitCodeIsKnown(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "read x; exit 3")
 	in, err := cmd.StdinPipe()
