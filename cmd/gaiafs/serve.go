@@ -64,7 +64,8 @@ func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) er
 	if err != nil {
 		return report(err)
 	}
-	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(), "version", version)
+	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(),
+		"passthrough", s.mount.Passthrough(), "version", version)
 	if reported {
 		if err := os.Chdir("/"); err != nil { // keep no directory of the caller busy
 			log.Warn("the working directory stays", "error", err)
