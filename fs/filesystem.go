@@ -47,7 +47,8 @@ type fileSystem struct {
 	lastHandle  atomic.Uint64
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
-	passes atomic.Bool
+	passes  atomic.Bool
+	refused atomic.Int64 // files that the kernel did not let pass
 
 	background sync.WaitGroup // goroutines of aside
 

@@ -58,7 +58,10 @@ func (fs *fileSystem) enter(of *openFile) {
 			}
 		default:
 			// A filesystem below SOURCE that is itself stacked on another (ELOOP, EINVAL), or no memory.
-			fs.log.Debug("a file does not pass through", "node", of.node.path(), "error", errno)
+			if fs.refused.Add(1) == 1 {
+				fs.log.Warn("the kernel does not let this file pass through, and maybe others: it is read and written through the daemon",
+					"node", of.node.path(), "error", errno)
+			}
 		}
 	}
 	if p.number != 0 {

@@ -6,12 +6,14 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -271,6 +273,52 @@ func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
 	assert.Equal(t, "ABCDEFGHIJ", string(got))
 	require.NoError(t, f.Close())
 	w.close(t)
+}
+
+// refusing is a kernel that registers nothing.
+type refusing struct {
+	kernelBacking
+	errno syscall.Errno
+}
+
+func (r refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) { return 0, r.errno }
+
+// TestPassthroughRefused has the kernel refuse a file, as where it is on a filesystem that is stacked on another, and then all.
+func TestPassthroughRefused(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ELOOP, syscall.EPERM} {
+		s := mount(t, passThrough)
+		s.fs.backing = refusing{s.fs.backing, errno}
+		path := filepath.Join(s.mnt, "f")
+		require.NoError(t, os.WriteFile(path, []byte("content"), 0600))
+		got, err := os.ReadFile(path)
+		require.NoError(t, err)
+		assert.Equal(t, "content", string(got))
+		if s.fs.refused.Load() > 0 {
+			assert.Equal(t, syscall.ELOOP, errno)
+			assert.True(t, s.Passthrough())
+		} else {
+			assert.False(t, s.Passthrough())
+		}
+	}
+}
+
+// TestProgramsRunFromAMountInPassthrough: the kernel maps them from the backing file.
+func TestProgramsRunFromAMountInPassthrough(t *testing.T) {
+	s := mountThrough(t)
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	path := filepath.Join(s.mnt, "program")
+	require.NoError(t, os.WriteFile(path, self, 0755))
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), programVariable+"=say hello")
+	assert.Equal(t, "hello", run(t, cmd))
+}
+
+func init() {
+	programs["say hello"] = func([]string) error {
+		_, err := os.Stdout.WriteString("hello")
+		return err
+	}
 }
 
 // TestReadOnlyMountThatIsMadeWritable: the superuser can take the kernel's own check away.
