@@ -52,6 +52,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _integer_of(text: str) -> int:
+    # JSON has it, and readers differ on what it is: an integer or not.
+    return _no_number(text) if text == "-0" else int(text)
+
+
 def _no_number(text: str) -> Any:
     raise FormatError(f"the number {text[:40]} is not an integer")
 
@@ -64,7 +69,11 @@ def _shown(text: object) -> str:
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(
-            text.decode("utf-8"), object_pairs_hook=_object, parse_float=_no_number, parse_constant=_no_number
+            text.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_int=_integer_of,
+            parse_float=_no_number,
+            parse_constant=_no_number,
         )
     except FormatError:
         raise

@@ -301,6 +301,7 @@ HOSTILE = {
     "overlap": encode({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)),
     "the same bytes twice": encode({"a": entry(), "b": entry()}, bytes(8)),
     "no name": encode({"": entry()}, bytes(8)),
+    "minus zero": encode(b'{"a": {"dtype": "U8", "shape": [-0], "data_offsets": [0, 0]}}'),
     "newline in a name": encode({"a\nb": entry()}, bytes(8)),
     "half a character in a name": encode(b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', b"x"),
 }
