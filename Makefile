@@ -120,7 +120,7 @@ fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)
 
 .PHONY: bench
 bench: build ## Compare with what there is, and print a table of ratios
-	$(GO) run ./bench $(BENCH_FLAGS)
+	$(BUILD)/gaiafs bench $(BENCH_FLAGS)
 
 .PHONY: help
 help: ## This list

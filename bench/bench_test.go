@@ -1,24 +1,25 @@
-package main
+package bench
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"slices"
+	"regexp"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
-
-func TestMain(m *testing.M) {
-	serveIfAsked()
-	mapIfAsked()
-	os.Exit(m.Run())
-}
 
 func TestFioRate(t *testing.T) {
 	rate, err := fioRate([]byte("fio: a warning\n" + `{"jobs":[{"error":0,"read":{"bw_bytes":1000},"write":{"bw_bytes":24}}]}`))
@@ -31,91 +32,364 @@ func TestFioRate(t *testing.T) {
 }
 
 func TestEveryFioWorkloadHasAJobFile(t *testing.T) {
+	seen := make(map[fioWork]bool)
 	for _, w := range fioWorkloads(false) {
 		text, err := jobFiles.ReadFile("fio/" + w.pattern + ".fio")
 		require.NoError(t, err)
 		require.Contains(t, string(text), "rw="+w.pattern+"\n")
+		require.True(t, w.fits(&dataFile{size: fioSize}), w.String())
+		require.Zero(t, fioSize%(w.block*int64(w.jobs)), "no part is left out")
+		seen[w] = true
 	}
-	require.Len(t, fioWorkloads(false), 32)
+	require.Len(t, seen, 2*2*4*2*3)
+	for _, w := range fioWorkloads(true) {
+		require.True(t, seen[w], "%v", w)
+		require.True(t, w.fits(&dataFile{size: fioSizeQuick}), w.String())
+	}
 }
 
-// mounted returns the mountpoints below dir.
-func mounted(t *testing.T, dir string) (below []string) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	require.NoError(t, err)
-	for _, line := range bytes.Split(text, []byte("\n")) {
-		if f := bytes.Fields(line); len(f) > 4 && bytes.HasPrefix(f[4], []byte(dir)) {
-			below = append(below, string(f[4]))
+// Once a row has the file mapped on a device, none may follow that takes it for one that no device knows.
+func TestDeviceCachedRowsComeLast(t *testing.T) {
+	for _, quick := range []bool{false, true} {
+		mapped := false
+		for _, w := range fioWorkloads(quick) {
+			mapped = mapped || w.state == deviceCached
+			require.Equal(t, mapped, w.state == deviceCached, w.String())
 		}
 	}
-	return below
 }
 
-func needFUSE(t *testing.T) {
-	if _, err := os.Stat("/dev/fuse"); err != nil || os.Geteuid() != 0 {
-		t.Skip("needs /dev/fuse, and root to mount without fusermount3")
+// sessionIn makes a session that can mount nothing.
+func sessionIn(t *testing.T, o Options) *session {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	o.Out, o.Progress = io.Discard, io.Discard
+	s, err := newSession(o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.close()) })
+	return s
+}
+
+func TestFioMissing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, err := newFio(sessionIn(t, Options{}))
+	require.ErrorIs(t, err, rows.ErrSkip)
+	require.ErrorContains(t, err, "apt-get install fio")
+}
+
+// The job files are good for the fio of this machine: also those of names with a colon and a space.
+func TestFioTakesTheJobFiles(t *testing.T) {
+	if _, err := exec.LookPath("fio"); err != nil {
+		t.Skip(fioHint)
+	}
+	s := sessionIn(t, Options{Quick: true})
+	p, err := s.place(placeBacking)
+	require.NoError(t, err)
+	d, err := s.newFile("a file: data", 2<<20, p)
+	require.NoError(t, err)
+	x, err := newFio(s)
+	require.NoError(t, err)
+	x.runtime = 10 * time.Millisecond
+	for _, pattern := range fioPatterns {
+		for _, st := range []state{hostWarm, cold} {
+			w := fioWork{pattern, 64 << 10, 16, st}
+			side := x.side(p, d, w)
+			require.NoError(t, side.Prepare(t.Context()))
+			rate, err := side.Measure(t.Context())
+			require.NoError(t, err)
+			require.Positive(t, rate)
+			require.NoError(t, side.Check(t.Context()), w.String())
+		}
+	}
+	st, err := os.Stat(p.path(d.name))
+	require.NoError(t, err)
+	require.EqualValues(t, 2<<20, st.Size(), "fio makes no file longer")
+}
+
+func TestWrongBytesAreFound(t *testing.T) {
+	s := sessionIn(t, Options{})
+	p, err := s.place(placeBacking)
+	require.NoError(t, err)
+	d, err := s.newFile("file", 3<<20+5, p)
+	require.NoError(t, err)
+	require.NoError(t, d.checkBytes(p))
+	f, err := os.OpenFile(p.path("file"), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("x"), 3<<20)
+	require.NoError(t, err)
+	require.ErrorContains(t, d.checkBytes(p), "are not those of the file")
+	require.NoError(t, f.Truncate(100))
+	require.Error(t, d.checkBytes(p))
+}
+
+func TestAFileThatChangesIsNoticed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	_, err := fill(path, 2<<20)
+	require.NoError(t, err)
+	d, err := giveFile(path, true)
+	require.NoError(t, err)
+	p := &place{name: placeBacking, source: filepath.Dir(path), dir: filepath.Dir(path)}
+	row := rows.Row{Group: "g", Name: "n", Sides: []rows.Side{d.reading(p, rows.Side{Name: "backing",
+		Measure: func(context.Context) (float64, error) { return 1, nil }})}}
+	_, err = row.Run(t.Context(), 2, func(int, int, string) {})
+	require.NoError(t, err)
+
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{1}, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	_, err = row.Run(t.Context(), 2, func(int, int, string) {})
+	require.ErrorIs(t, err, errChanged)
+	require.ErrorContains(t, err, path)
+}
+
+func TestGivenFilesThatSayNothing(t *testing.T) {
+	dir := t.TempDir()
+	small := filepath.Join(dir, "small")
+	require.NoError(t, os.WriteFile(small, make([]byte, 1000), 0o600))
+	for path, says := range map[string]string{dir: "no regular file", small: "1000 bytes", dir + "/none": "no such file"} {
+		_, err := giveFile(path, false)
+		require.ErrorContains(t, err, says)
 	}
 }
 
-func TestPlacesAreMountedAndTakenAway(t *testing.T) {
-	needFUSE(t)
-	parent := t.TempDir()
-	s, err := newSession(parent, true)
-	require.NoError(t, err)
-	places, err := s.allPlaces()
-	require.NoError(t, err)
-	require.Len(t, mounted(t, parent), 3)
-	for _, p := range places {
-		require.NoError(t, os.WriteFile(p.path("file"), []byte(p.name), 0o644))
-		text, err := os.ReadFile(p.home("file"))
-		require.NoError(t, err)
-		require.Equal(t, p.name, string(text))
-		require.NoError(t, p.dropFiles("file"))
-		require.NoError(t, p.warm(context.Background(), "file"))
+func TestColdFilesAreCold(t *testing.T) {
+	s := sessionIn(t, Options{})
+	if kind, _ := rows.Filesystem(s.dir); kind == "tmpfs" {
+		t.Skip("nothing is cold on tmpfs")
 	}
-	busy, err := os.Open(places[0].path("file"))
+	p, err := s.place(placeBacking)
 	require.NoError(t, err)
-	defer busy.Close()
-	require.NoError(t, s.close())
-	require.Empty(t, mounted(t, parent), "also the mount that a program still uses")
-	left, err := os.ReadDir(parent)
+	d, err := s.newFile("file", 4<<20, p)
 	require.NoError(t, err)
-	require.Empty(t, left)
+	require.NoError(t, s.enter(t.Context(), hostWarm, p, d))
+	share, err := inHostMemory(p.path(d.name), d.size)
+	require.NoError(t, err)
+	require.Equal(t, 1.0, share)
+	require.NoError(t, s.enter(t.Context(), cold, p, d))
+	share, err = inHostMemory(p.path(d.name), d.size)
+	require.NoError(t, err)
+	require.LessOrEqual(t, share, stillWarm)
 }
 
-func TestARunWritesItsFilesAndLeavesNothing(t *testing.T) {
-	needFUSE(t)
-	dir, out := t.TempDir(), t.TempDir()
-	jsonFile, markdown := filepath.Join(out, "r.json"), filepath.Join(out, "r.md")
-	var table, progress bytes.Buffer
-	err := run([]string{"-quick", "-rounds", "2", "-dir", dir, "-json", jsonFile, "-markdown", markdown,
-		"-run", "^(merge/|sharing/(4 KiB|lost))"}, &table, &progress)
-	require.NoError(t, err, progress.String())
-	var r rows.Report
-	text, err := os.ReadFile(jsonFile)
+// A file that another program has mapped stays in memory, which is said.
+func TestWhatCannotBeMadeColdIsSaid(t *testing.T) {
+	s := sessionIn(t, Options{})
+	p, err := s.place(placeBacking)
 	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(text, &r))
-	// A group that cannot run here has a line, which says why.
-	r.Rows = slices.DeleteFunc(r.Rows, func(x rows.Result) bool { return x.Skipped != "" })
-	require.Len(t, r.Rows, 2+3+1)
-	lost := r.Rows[len(r.Rows)-1]
-	require.Equal(t, "lost updates", lost.Name)
-	require.Equal(t, rows.Met, lost.Targets[0].Verdict)
-	text, err = os.ReadFile(markdown)
+	d, err := s.newFile("file", 4<<20, p)
 	require.NoError(t, err)
-	require.Contains(t, string(text), "### sharing")
-	require.Contains(t, table.String(), "To repeat: go run ./bench -quick")
+	f, err := os.Open(p.path(d.name))
+	require.NoError(t, err)
+	defer f.Close()
+	held, err := syscall.Mmap(int(f.Fd()), 0, int(d.size), syscall.PROT_READ, syscall.MAP_SHARED|syscall.MAP_POPULATE)
+	require.NoError(t, err)
+	defer func() { _ = syscall.Munmap(held) }()
+	err = s.enter(t.Context(), cold, p, d)
+	require.ErrorIs(t, err, rows.ErrSkip)
+	require.ErrorContains(t, err, "cannot be made cold")
+}
+
+// onTmpfs returns a folder on a tmpfs of that many MiB.
+func onTmpfs(t *testing.T, mib string) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a tmpfs")
+	}
+	dir := t.TempDir()
+	require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+mib+"m"))
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
+	return dir
+}
+
+func TestNothingIsColdOnTmpfs(t *testing.T) {
+	s := sessionIn(t, Options{Dir: onTmpfs(t, "64"), Quick: true})
+	require.NoError(t, s.prepare(nil))
+	require.Contains(t, strings.Join(s.remarks, "\n"), "is on tmpfs, where files are always in host memory")
+	p, err := s.place(placeBacking)
+	require.NoError(t, err)
+	d, err := s.newFile("file", 1<<20, p)
+	require.NoError(t, err)
+	require.ErrorIs(t, s.enter(t.Context(), cold, p, d), rows.ErrSkip)
+	require.NoError(t, s.enter(t.Context(), hostWarm, p, d))
+	_, err = cachedRows(t.Context(), s)
+	require.ErrorContains(t, err, "choose a folder on a disk")
+}
+
+func TestNoRoom(t *testing.T) {
+	dir := onTmpfs(t, "8")
+	var out bytes.Buffer
+	err := Run(t.Context(), Options{Dir: dir, Match: regexp.MustCompile("^fio/"), Out: &out, Progress: &out})
+	require.ErrorContains(t, err, "of room and 1.7 GiB are needed: choose another folder with --dir")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
+
+	s := sessionIn(t, Options{Dir: dir})
+	p, err := s.place(placeBacking)
+	require.NoError(t, err)
+	_, err = s.newFile("file", 16<<20, p)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorContains(t, err, "there is no room left in "+dir)
 }
 
-func TestWrongUsage(t *testing.T) {
+func TestGroupsThatMatch(t *testing.T) {
+	names := func(o Options, pattern string) (all []string) {
+		o.Match = regexp.MustCompile(pattern)
+		for _, g := range o.groups() {
+			all = append(all, g.name)
+		}
+		return all
+	}
+	require.Equal(t, []string{"fio"}, names(Options{}, "^fio/.*write"))
+	require.Len(t, names(Options{}, ""), len(groups))
+	require.Len(t, names(Options{}, "cold"), len(groups))
+	require.Equal(t, []string{"fio", "cached"}, names(Options{File: "x"}, ""))
+	require.Equal(t, []string{"fio", "tree"}, names(Options{}, "^fio/(read|write)|^tree/git"))
+	require.Len(t, names(Options{}, "^(fio/|tree/)"), len(groups), "what is in parentheses is not looked into")
+	require.Equal(t, []string{`a\|b`, "(c|d)", "[|]"}, alternatives(`a\|b|(c|d)|[|]`))
+	require.ErrorContains(t, Run(t.Context(), Options{Match: regexp.MustCompile("^nothing/")}), "--list")
 	var out bytes.Buffer
-	require.ErrorContains(t, run([]string{"-run", "("}, &out, &out), "-run")
-	require.ErrorContains(t, run([]string{"extra"}, &out, &out), "extra")
-	require.Error(t, run([]string{"-nonsense"}, &out, &out))
-	require.Error(t, run([]string{"-dir", "/nonexistent"}, &out, &out))
-	require.NoError(t, run([]string{"-list"}, &out, &out))
-	require.Contains(t, out.String(), "sharing\n")
+	require.NoError(t, List(&out))
+	require.Contains(t, out.String(), "\ncached ")
+}
+
+func TestSharesOfQuickAreItsTime(t *testing.T) {
+	share := 0
+	for _, g := range groups {
+		require.Positive(t, g.share, g.name)
+		require.LessOrEqual(t, g.quickRoom, g.room, g.name)
+		share += g.share
+	}
+	require.LessOrEqual(t, time.Duration(share)*time.Second, QuickTime+10*time.Second)
+}
+
+// A group whose rows fail, or that is interrupted, leaves those that were measured.
+func TestWhatWasMeasuredIsKept(t *testing.T) {
+	saved := groups
+	defer func() { groups = saved }()
+	measured := rows.Row{Group: "merge", Name: "good", Unit: rows.Count, Sides: []rows.Side{{Name: "gaiafs",
+		Measure: func(context.Context) (float64, error) { return 1, nil }}}}
+	for _, c := range []struct {
+		fail func(end context.CancelFunc) error
+		says string
+	}{
+		{func(context.CancelFunc) error { return syscall.EIO }, "input/output error"},
+		{func(end context.CancelFunc) error { end(); return context.Canceled }, "interrupted"},
+		{func(context.CancelFunc) error { return syscall.ENOSPC }, "--dir"},
+	} {
+		ctx, end := context.WithCancel(t.Context())
+		groups = []group{{name: "merge", rows: func(context.Context, *session) ([]rows.Row, error) {
+			bad := rows.Row{Group: "merge", Name: "bad", Sides: []rows.Side{{Name: "gaiafs",
+				Measure: func(context.Context) (float64, error) { return 0, c.fail(end) }}}}
+			return []rows.Row{measured, bad}, nil
+		}}}
+		dir, file := t.TempDir(), filepath.Join(t.TempDir(), "r.json")
+		var out bytes.Buffer
+		err := Run(ctx, Options{Dir: dir, JSON: file, HTML: file + ".html", Out: &out, Progress: io.Discard})
+		end()
+		require.ErrorContains(t, err, c.says)
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var r rows.Report
+		require.NoError(t, json.Unmarshal(text, &r))
+		require.Contains(t, r.Ended, c.says)
+		require.Equal(t, rows.Format, r.Format)
+		require.Len(t, r.Rows, 1)
+		require.Contains(t, out.String(), "good")
+		page, err := os.ReadFile(file + ".html")
+		require.NoError(t, err)
+		require.Contains(t, string(page), "Not complete")
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
+// sample is a report with every kind of row that has a picture.
+func sample() *rows.Report {
+	sum := rows.Summary{Median: 2, Q1: 1, Q3: 3, Min: 1, Max: 3}
+	sides := func(names ...string) (all []rows.SideResult) {
+		for i, n := range names {
+			s := rows.SideResult{Name: n, Values: []float64{1, 2, 3}, Summary: sum}
+			if i > 0 {
+				s.Ratio = &sum
+			}
+			all = append(all, s)
+		}
+		return all
+	}
+	r := &rows.Report{Rounds: 3, Machine: rows.Machine{Command: "gaiafs bench --run '<&>'", Devices: []string{"device 0"}}}
+	for _, w := range fioWorkloads(false) {
+		r.Rows = append(r.Rows, rows.Result{Group: "fio", Name: w.String(), Labels: w.labels(), Unit: "MB/s",
+			Sides:   sides(placeGaiafs, placeLoopback, placeBacking),
+			Targets: []rows.TargetResult{{Target: "≥ 1× loopback", Verdict: rows.Missed, Against: placeLoopback, Limit: 1}}})
+	}
+	for _, percent := range []string{"0", "50", "100"} {
+		for _, p := range cachedPatterns {
+			r.Rows = append(r.Rows, rows.Result{Group: "cached", Name: p.name, Sides: sides(placeGaiafs, placeBacking),
+				Labels: map[string]string{"pattern": p.name, "jobs": "16", "percent": percent}})
+		}
+	}
+	for _, n := range []string{"1", "32", "160"} {
+		r.Rows = append(r.Rows, rows.Result{Group: "versions", Name: n, Sides: sides(n+" devices", sideName(0)),
+			Labels: map[string]string{"operation": "read", "mapped": "true", "devices": n}})
+	}
+	r.Rows = append(r.Rows, rows.Result{Group: "tree", Name: "git", Skipped: "git <is> not installed"})
+	return r
+}
+
+// The page stands alone: it is well-formed, shows a picture for every curve, and asks nobody for anything.
+func TestThePageStandsAlone(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, writePage(&out, sample()))
+	page := out.String()
+	for _, outside := range []string{"http://", "https://", "<script", "<link", "<img", "src=", "url(", "@import"} {
+		require.NotContains(t, page, outside)
+	}
+	require.NotContains(t, page, "<is>", "words are escaped")
+	require.NotContains(t, page, "NaN")
+	require.NotContains(t, page, "ZgotmplZ")
+	const states, patterns, jobs = 3, 4, 2
+	require.Equal(t, states*patterns*jobs+3+1+3, strings.Count(page, "<svg "), "with the ratios of three groups")
+	d := xml.NewDecoder(strings.NewReader(page))
+	d.Strict, d.AutoClose, d.Entity = false, xml.HTMLAutoClose, xml.HTMLEntity
+	for {
+		_, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+	}
+}
+
+func TestAccessTouchesEachBlockOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600))
+	for _, random := range []bool{false, true} {
+		a := access{write: true, random: random, block: 4096, jobs: 3, size: 1 << 20, amount: 300 << 10}
+		_, err := a.run(t.Context(), path, 1)
+		require.NoError(t, err)
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.EqualValues(t, a.bytes(), bytes.Count(text, []byte{0}))
+		require.EqualValues(t, 25*4096*3, a.bytes())
+		require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600))
+	}
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	_, err := (&access{block: 4096, jobs: 1, size: 1 << 20, amount: 1 << 20}).run(ctx, path, 1)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestPartsOfABenchAreNoCommand(t *testing.T) {
+	require.ErrorContains(t, Process(nil, io.Discard), "part of 'gaiafs bench'")
+	require.ErrorContains(t, Process([]string{partMap, "x"}, io.Discard), "part of 'gaiafs bench'")
+	require.Error(t, Process([]string{partMap, "x", "y"}, io.Discard))
+	require.Error(t, Process([]string{partLoopback, "x", "rw", "a", "b"}, io.Discard))
 }

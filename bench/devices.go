@@ -1,16 +1,12 @@
-package main
+package bench
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,9 +20,10 @@ const pageSize = 4096
 
 // deviceFile is a file that devices map, and the mappings that rows share.
 type deviceFile struct {
-	place *place
-	name  string
-	size  int64
+	session *session
+	place   *place
+	name    string
+	size    int64
 
 	mappings map[mappingKey]*gaiafs.Mapping
 	round    byte
@@ -94,12 +91,14 @@ func (d *deviceFile) forget(device int) error {
 }
 
 // modify changes a byte in one page of a hundred.
-func (d *deviceFile) modify(m *gaiafs.Mapping) {
+func (d *deviceFile) modify(m *gaiafs.Mapping) error {
 	d.round++
-	p := m.Bytes()
-	for at := 0; at < len(p); at += 100 * pageSize {
-		p[at] += 1 + d.round%2
+	for at := int64(0); at < m.Len(); at += 100 * pageSize {
+		if _, err := m.WriteAt([]byte{d.round}, at); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
@@ -107,17 +106,20 @@ func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.needDevices(p, 1); err != nil {
+		return nil, err
+	}
 	backing, err := s.place(placeBacking)
 	if err != nil {
 		return nil, err
 	}
-	d := &deviceFile{place: p, name: "device.dat", size: 1 << 30, mappings: make(map[mappingKey]*gaiafs.Mapping)}
-	if s.quick {
+	d := &deviceFile{session: s, place: p, name: "device.dat", size: 1 << 30, mappings: make(map[mappingKey]*gaiafs.Mapping)}
+	if s.Quick {
 		d.size = 256 << 20
 	}
 	for _, dir := range []*place{p, backing} {
-		if err := fill(dir.home(d.name), d.size); err != nil {
-			return nil, err
+		if _, err := fill(dir.home(d.name), d.size); err != nil {
+			return nil, explain(err, s.Dir)
 		}
 	}
 	s.later(func() {
@@ -126,23 +128,20 @@ func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 		_ = os.Remove(backing.path(d.name))
 	})
 	size := fmt.Sprintf("%d MiB", d.size>>20)
-	list := []rows.Row{d.mapRow("gaia_mmap cold, "+size, backing, true), d.mapRow("gaia_mmap warm, "+size, backing, false)}
+	list := []rows.Row{d.mapRow("gaia_mmap cold, "+size, backing, cold), d.mapRow("gaia_mmap warm, "+size, backing, hostWarm)}
 	list = append(list, d.secondMapRow("second gaia_mmap, another process, "+size))
-	return append(list, d.callRows(size)...), nil
+	return append(list, d.callRows(size, s.emulated(p))...), nil
 }
 
 // mapRow compares bringing the file onto a device with reading it into a buffer.
-func (d *deviceFile) mapRow(name string, backing *place, cold bool) rows.Row {
+func (d *deviceFile) mapRow(name string, backing *place, st state) rows.Row {
 	prepare := func(p *place) func(context.Context) error {
 		return func(ctx context.Context) error {
 			d.close()
 			if err := d.forget(0); err != nil {
 				return err
 			}
-			if cold {
-				return p.dropCaches(d.name)
-			}
-			return p.warm(ctx, d.name)
+			return d.session.enter(ctx, st, p, &dataFile{name: d.name, size: d.size})
 		}
 	}
 	rate := func(took time.Duration) float64 { return float64(d.size) / 1e6 / took.Seconds() }
@@ -202,15 +201,15 @@ func (d *deviceFile) secondMapRow(name string) rows.Row {
 		Sides: []rows.Side{{Name: "gaiafs",
 			Prepare: func(context.Context) error { _, err := d.mapping(0, false); return err },
 			Measure: func(ctx context.Context) (float64, error) {
-				before, err := filledPages(d.place.dir)
+				before, err := d.place.filledPages()
 				if err != nil {
 					return 0, err
 				}
-				took, err := mapInProcess(ctx, d.place.path(d.name), d.size)
+				took, err := d.session.mapInProcess(ctx, d.place.path(d.name), d.size)
 				if err != nil {
 					return 0, err
 				}
-				after, err := filledPages(d.place.dir)
+				after, err := d.place.filledPages()
 				moved += (after - before) * pageSize
 				return ms(took), err
 			},
@@ -220,72 +219,14 @@ func (d *deviceFile) secondMapRow(name string) rows.Row {
 }
 
 // filledPages returns how many pages the mount brought to devices so far.
-func filledPages(mountpoint string) (int64, error) {
-	doc, err := gaiafs.Status(mountpoint)
-	if err != nil {
-		return 0, err
-	}
-	var status struct {
-		Counters map[string]int64 `json:"counters"`
-	}
-	err = json.Unmarshal(doc, &status)
-	c := status.Counters
+func (p *place) filledPages() (int64, error) {
+	st, err := p.status()
+	c := st.Counters
 	return c["filled_pages"] + c["refreshed_pages"] + c["patched_pages"], err
 }
 
-// mapEnvironment makes this program map a file, given as "LENGTH PATH", and print how many nanoseconds that took.
-const mapEnvironment = "GAIAFS_BENCH_MAP"
-
-func mapInProcess(ctx context.Context, path string, n int64) (time.Duration, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return 0, err
-	}
-	cmd := exec.CommandContext(ctx, exe)
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", mapEnvironment, n, path))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return 0, fmt.Errorf("mapping in another process: %w: %s", err, out)
-	}
-	took, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
-	return time.Duration(took), err
-}
-
-// mapIfAsked maps a file and does not return if this process was started to do so.
-func mapIfAsked() {
-	text, ok := os.LookupEnv(mapEnvironment)
-	if !ok {
-		return
-	}
-	length, path, _ := strings.Cut(text, " ")
-	n, err := strconv.ParseInt(length, 10, 64)
-	if err == nil {
-		err = mapOnce(path, n)
-	}
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-func mapOnce(path string, n int64) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, 0)
-	if err != nil {
-		return err
-	}
-	fmt.Println(time.Since(start).Nanoseconds())
-	return m.Close()
-}
-
 // callRows ask what acquire and release cost on a mapping of the whole file.
-func (d *deviceFile) callRows(size string) []rows.Row {
+func (d *deviceFile) callRows(size string, emulatedDevices bool) []rows.Row {
 	// timed measures one call on a mapping.
 	timed := func(device int, writable bool, call func(m *gaiafs.Mapping) error) func(context.Context) (float64, error) {
 		return func(context.Context) (float64, error) {
@@ -311,38 +252,42 @@ func (d *deviceFile) callRows(size string) []rows.Row {
 		if err := settle(0, true)(ctx); err != nil {
 			return err
 		}
-		d.modify(d.mappings[mappingKey{0, true}])
-		return nil
+		return d.modify(d.mappings[mappingKey{0, true}])
 	}
+	pass := rows.Row{Group: "device", Name: "mrelease, writable, nothing changed, " + size, Unit: rows.Milliseconds,
+		Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, release)}}}
+	if emulatedDevices {
+		pass.Targets = []rows.Target{{Against: "read pass", Limit: 1 / 1.5}}
+		pass.Sides = append(pass.Sides, rows.Side{Name: "read pass", Prepare: settle(0, true), Measure: timed(0, true, func(m *gaiafs.Mapping) error {
+			readPass(m.Bytes())
+			return nil
+		})})
+	}
+	other := rows.Row{Group: "device", Name: "macquire by another device, 1 % of the pages changed, " + size, Unit: rows.Milliseconds}
+	if err := d.session.needDevices(d.place, 2); err != nil {
+		other.Skip = err.Error()
+	}
+	other.Sides = []rows.Side{{Name: "gaiafs",
+		Prepare: func(ctx context.Context) error {
+			if err := settle(1, true)(ctx); err != nil {
+				return err
+			}
+			if err := modified(ctx); err != nil {
+				return err
+			}
+			_, err := timed(0, true, release)(ctx)
+			return err
+		},
+		Measure: timed(1, true, acquire)}}
 	return []rows.Row{
 		{Group: "device", Name: "macquire, nothing changed, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
 			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, acquire)}}},
 		{Group: "device", Name: "mrelease, read-only, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
 			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, false), Measure: timed(0, false, release)}}},
-		{Group: "device", Name: "mrelease, writable, nothing changed, " + size, Unit: rows.Milliseconds,
-			Targets: []rows.Target{{Against: "read pass", Limit: 1 / 1.5}},
-			Sides: []rows.Side{
-				{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, release)},
-				{Name: "read pass", Prepare: settle(0, true), Measure: timed(0, true, func(m *gaiafs.Mapping) error {
-					readPass(m.Bytes())
-					return nil
-				})},
-			}},
+		pass,
 		{Group: "device", Name: "mrelease, 1 % of the pages changed, " + size, Unit: rows.Milliseconds,
 			Sides: []rows.Side{{Name: "gaiafs", Prepare: modified, Measure: timed(0, true, release)}}},
-		{Group: "device", Name: "macquire by another device, 1 % of the pages changed, " + size, Unit: rows.Milliseconds,
-			Sides: []rows.Side{{Name: "gaiafs",
-				Prepare: func(ctx context.Context) error {
-					if err := settle(1, true)(ctx); err != nil {
-						return err
-					}
-					if err := modified(ctx); err != nil {
-						return err
-					}
-					_, err := timed(0, true, release)(ctx)
-					return err
-				},
-				Measure: timed(1, true, acquire)}}},
+		other,
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -10,11 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gaiafs/gaiafs/bench/rows"
-	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
 //go:embed fio/*.fio
@@ -27,197 +27,154 @@ type fioWork struct {
 	// block is the bytes of one read or write.
 	block int64
 	jobs  int
-	cold  bool
+	state state
 }
 
 func (w *fioWork) String() string {
-	temperature := "warm"
-	if w.cold {
-		temperature = "cold"
-	}
-	size := fmt.Sprintf("%d KiB", w.block>>10)
-	if w.block >= 1<<20 {
-		size = fmt.Sprintf("%d MiB", w.block>>20)
-	}
 	jobs := "1 job"
 	if w.jobs > 1 {
 		jobs = fmt.Sprintf("%d jobs", w.jobs)
 	}
-	return fmt.Sprintf("%s %s %s %s", w.pattern, size, temperature, jobs)
+	return fmt.Sprintf("%s %s %s %s", w.pattern, blockText(w.block), w.state, jobs)
+}
+
+// blockText writes a size that is whole KiB or MiB.
+func blockText(n int64) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
 }
 
 func (w *fioWork) random() bool { return strings.HasPrefix(w.pattern, "rand") }
+func (w *fioWork) writes() bool { return strings.HasSuffix(w.pattern, "write") }
 
-// fioSetup is what all fio workloads of a session share.
-type fioSetup struct {
+func (w *fioWork) labels() map[string]string {
+	return map[string]string{"pattern": w.pattern, "block": strconv.FormatInt(w.block, 10), "jobs": strconv.Itoa(w.jobs), "state": string(w.state)}
+}
+
+// fio is the program, and what all workloads of a session share.
+type fio struct {
+	session *session
 	program string
 	jobDir  string
-	// size is the bytes of each file.
-	size    int64
+	// runtime is how long a workload takes that can go on as long as it likes.
 	runtime time.Duration
 }
 
-// fioFiles and fioMapped are the names of the files that fio works on, less the number of the job. A device maps the latter.
-const (
-	fioFiles  = "data"
-	fioMapped = "mapped"
-	fioJobs   = 4
-)
+// fioHint is what there is to do where fio is missing.
+const fioHint = "fio is not installed: `apt-get install fio` or `dnf install fio`"
 
-func fioRows(_ context.Context, s *session) ([]rows.Row, error) {
+// newFio looks for fio and lays out the job files.
+func newFio(s *session) (*fio, error) {
 	program, err := exec.LookPath("fio")
 	if err != nil {
-		return nil, skipped{"fio is not installed: `apt-get install fio` or `dnf install fio`"}
+		return nil, rows.Impossible{Reason: fioHint}
 	}
-	places, err := s.allPlaces()
-	if err != nil {
+	x := &fio{session: s, program: program, jobDir: filepath.Join(s.dir, "fio"), runtime: 300 * time.Millisecond}
+	if s.Quick {
+		x.runtime = 100 * time.Millisecond
+	}
+	if err := os.RemoveAll(x.jobDir); err != nil {
 		return nil, err
 	}
-	x := fioSetup{program: program, jobDir: filepath.Join(s.dir, "fio"), size: 64 << 20, runtime: 300 * time.Millisecond}
-	jobs := fioJobs
-	if s.quick {
-		x.size, x.runtime, jobs = 32<<20, 100*time.Millisecond, 1
-	}
-	if err := os.CopyFS(s.dir, jobFiles); err != nil {
-		return nil, err
-	}
-	for _, p := range places {
-		for k := range jobs {
-			if err := fill(p.home(fmt.Sprintf("%s.%d", fioFiles, k)), x.size); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if err := fill(places[0].home(fioMapped+".0"), x.size); err != nil {
-		return nil, err
-	}
-	var list []rows.Row
-	for _, w := range fioWorkloads(s.quick) {
-		r := rows.Row{Group: "fio", Name: w.String(), Unit: rows.MBPerSecond}
-		for _, p := range places {
-			r.Sides = append(r.Sides, x.side(p, fioFiles, w))
-		}
-		r.Targets = []rows.Target{{Against: placeLoopback, Limit: 1}, {Against: placeLoopback1M, Limit: 1}}
-		list = append(list, r)
-	}
-	return append(list, x.mappedRows(s, places)...), nil
+	return x, os.CopyFS(s.dir, jobFiles)
 }
 
-// fioWorkloads returns every combination, or those that tell most.
-func fioWorkloads(quick bool) (all []fioWork) {
-	for _, pattern := range []string{"read", "randread", "write", "randwrite"} {
-		for _, block := range []int64{4 << 10, 1 << 20} {
-			if quick {
-				all = append(all, fioWork{pattern, block, 1, false})
-				continue
-			}
-			for _, jobs := range []int{1, fioJobs} {
-				all = append(all, fioWork{pattern, block, jobs, false}, fioWork{pattern, block, jobs, true})
-			}
-		}
+// side has fio do w on the file d of p.
+func (x *fio) side(p *place, d *dataFile, w fioWork) rows.Side {
+	side := rows.Side{
+		Name:    p.name,
+		Prepare: func(ctx context.Context) error { return x.session.enter(ctx, w.state, p, d) },
+		Measure: func(ctx context.Context) (float64, error) { return x.measure(ctx, p, d, w) },
 	}
-	if quick {
-		all = append(all, fioWork{"read", 1 << 20, 1, true}, fioWork{"randread", 4 << 10, 1, true})
+	if w.writes() {
+		side.Check = func(ctx context.Context) error { return x.verify(ctx, p, d, w) }
+		return side
 	}
-	return all
+	return d.reading(p, side)
 }
 
-// mappedRows compare a file that a device maps for writing, so that every request consults the page cache.
-func (x *fioSetup) mappedRows(s *session, places []*place) []rows.Row {
-	var mapping *gaiafs.Mapping
-	s.later(func() {
-		if mapping != nil {
-			_ = mapping.Close()
-		}
-	})
-	keep := func() error {
-		if mapping != nil {
-			return nil
-		}
-		f, err := os.OpenFile(places[0].path(fioMapped+".0"), os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		mapping, err = gaiafs.Map(f, 0, x.size, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
-		return err
-	}
-	var list []rows.Row
-	for _, pattern := range []string{"read", "randread", "write", "randwrite"} {
-		for _, block := range []int64{4 << 10, 1 << 20} {
-			if s.quick && (pattern != "read" || block < 1<<20) && (pattern != "randwrite" || block > 4<<10) {
-				continue
-			}
-			w := fioWork{pattern, block, 1, false}
-			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Unit: rows.MBPerSecond}
-			mine := x.side(places[0], fioMapped, w)
-			warm := mine.Prepare
-			mine.Prepare = func(ctx context.Context) error {
-				if err := keep(); err != nil {
-					return err
-				}
-				return warm(ctx)
-			}
-			r.Sides = append(r.Sides, mine)
-			for _, p := range places[1:] {
-				r.Sides = append(r.Sides, x.side(p, fioFiles, w))
-			}
-			list = append(list, r)
-		}
-	}
-	return list
-}
+// fits reports whether every job has a block at least.
+func (w *fioWork) fits(d *dataFile) bool { return d.size/int64(w.jobs) >= w.block }
 
-// side has fio do w on the files of that name in p.
-func (x *fioSetup) side(p *place, name string, w fioWork) rows.Side {
-	var files []string
-	for k := range w.jobs {
-		files = append(files, fmt.Sprintf("%s.%d", name, k))
-	}
-	return rows.Side{
-		Name: p.name,
-		Prepare: func(ctx context.Context) error {
-			if w.cold {
-				return p.dropCaches(files...)
-			}
-			for _, f := range files {
-				if err := p.warm(ctx, f); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-		Measure: func(ctx context.Context) (float64, error) { return x.run(ctx, p, name, w) },
-	}
-}
+// part is how many bytes of the file each job has.
+func (w *fioWork) part(d *dataFile) int64 { return d.size / int64(w.jobs) / w.block * w.block }
 
-// run returns the MB (10^6 bytes) per second that fio reports.
-func (x *fioSetup) run(ctx context.Context, p *place, name string, w fioWork) (float64, error) {
-	// A warm file may be gone through as often as the time allows. A cold one is only cold once; of random pages so many
-	// are read or written as take a moment.
-	amount, timeBased, limit := x.size, 1, x.runtime
-	if w.cold {
+// measure returns the MB (10^6 bytes) per second that fio reports.
+func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (float64, error) {
+	// What the host has may be gone through as often as the time allows. A cold file is only cold once; of random pages so
+	// many are read or written as take a moment.
+	amount, timeBased, limit := w.part(d), 1, x.runtime
+	if w.state != hostWarm {
 		timeBased, limit = 0, 5*time.Second
-		if w.random() && w.block < 1<<20 {
-			amount = min(amount, 8<<20)
+		if w.random() && w.block < 128<<10 {
+			amount = min(amount, max(16<<20/int64(w.jobs), w.block))
 		}
 	}
-	cmd := exec.CommandContext(ctx, x.program, "--output-format=json", filepath.Join(x.jobDir, w.pattern+".fio"))
-	cmd.Dir = x.jobDir
-	cmd.Env = append(os.Environ(),
-		"DIR="+p.dir, "NAME="+name,
-		fmt.Sprintf("BS=%d", w.block), fmt.Sprintf("SIZE=%d", x.size), fmt.Sprintf("IO_SIZE=%d", amount),
-		fmt.Sprintf("JOBS=%d", w.jobs), fmt.Sprintf("TIME_BASED=%d", timeBased), fmt.Sprintf("RUNTIME=%dms", limit.Milliseconds()))
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
-	if err := cmd.Run(); err != nil {
-		return 0, fmt.Errorf("fio: %w: %s", err, strings.TrimSpace(said.String()+out.String()))
+	out, err := x.run(ctx, p, d, w, w.pattern, fmt.Sprintf("IO_SIZE=%d", amount), fmt.Sprintf("TIME_BASED=%d", timeBased),
+		fmt.Sprintf("RUNTIME=%dms", limit.Milliseconds()))
+	if err != nil {
+		return 0, err
 	}
-	rate, err := fioRate(out.Bytes())
+	rate, err := fioRate(out)
 	if err != nil {
 		return 0, fmt.Errorf("fio: %w", err)
 	}
 	return rate / 1e6, nil
+}
+
+// verifyBytes is how much is written and read back to see that bytes are right.
+const verifyBytes = 8 << 20
+
+// verify has fio write, read back and compare, and compares what the mount shows with what is in the backing file.
+func (x *fio) verify(ctx context.Context, p *place, d *dataFile, w fioWork) error {
+	few := w
+	few.jobs = min(w.jobs, int(max(verifyBytes/w.block, 1)))
+	less := &dataFile{name: d.name, size: max(min(d.size, verifyBytes), int64(few.jobs)*w.block)}
+	if _, err := x.run(ctx, p, less, few, "verify", "RW="+w.pattern); err != nil {
+		return err
+	}
+	if p.home() == p.path() {
+		return nil
+	}
+	if err := dropPages(p.path(d.name)); err != nil { // sync comes first
+		return err
+	}
+	mine, err := checksum(p.path(d.name), d.size)
+	if err != nil {
+		return err
+	}
+	home, err := checksum(p.home(d.name), d.size)
+	if err == nil && mine != home {
+		err = fmt.Errorf("%s and the backing file differ after writing", p.path(d.name))
+	}
+	return err
+}
+
+// run has fio carry out a job file and returns its report.
+func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job string, variables ...string) ([]byte, error) {
+	args := []string{"--output-format=json"}
+	if !w.writes() {
+		args = append(args, "--readonly")
+	}
+	cmd := exec.CommandContext(ctx, x.program, append(args, filepath.Join(x.jobDir, job+".fio"))...)
+	cmd.Dir = x.jobDir
+	cmd.WaitDelay = 5 * time.Second
+	cmd.Env = append(os.Environ(),
+		// To fio a colon in a name separates two.
+		"FILE="+strings.ReplaceAll(p.path(d.name), ":", `\:`),
+		fmt.Sprintf("BS=%d", w.block), fmt.Sprintf("SIZE=%d", w.part(d)), fmt.Sprintf("STEP=%d", w.part(d)), fmt.Sprintf("JOBS=%d", w.jobs))
+	cmd.Env = append(cmd.Env, variables...)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, fmt.Errorf("fio: %w: %s", err, strings.TrimSpace(said.String()+out.String()))
+	}
+	return out.Bytes(), nil
 }
 
 // fioRate returns the bytes per second, of reads and writes together, in fio's JSON output. What comes before the document,

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 // mergeRows asks how long merging a page takes.
 func mergeRows(_ context.Context, s *session) ([]rows.Row, error) {
 	n := 200_000
-	if s.quick {
+	if s.Quick {
 		n = 50_000
 	}
 	var list []rows.Row
@@ -40,7 +40,7 @@ func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 // modifiedRows asks how long finding the modified pages takes.
 func modifiedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	size := int64(1 << 30)
-	if s.quick {
+	if s.Quick {
 		size = 256 << 20
 	}
 	var search *parts.Search
@@ -77,7 +77,7 @@ const stateDevices = 8
 // stateRows asks how much memory versions and page states take.
 func stateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	agreeing, scrambled := page.Index(1<<30>>page.Shift), page.Index(16<<10)
-	if s.quick {
+	if s.Quick {
 		scrambled = 2 << 10
 	}
 	ask := func(name string, n page.Index, limit float64, weigh func(page.Index, int) parts.Memory) rows.Row {

@@ -1,14 +1,19 @@
-package main
+package bench
 
 import (
-	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/loopback"
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
 // place is a directory to run a file workload in.
@@ -28,28 +33,118 @@ func (p *place) home(names ...string) string {
 
 // session owns what a run makes: a directory on the backing filesystem, and the daemons that show parts of it.
 type session struct {
-	dir   string
-	quick bool
+	Options
+	// dir is the session's directory in Dir, and mounts where mountpoints are made: mostly the same.
+	dir, mounts string
+	// given is the user's file, nil where there is none.
+	given *dataFile
+	// cold says why files cannot be made cold here, "" where they can.
+	cold string
+	// remarks are for the user, before anything is measured.
+	remarks []string
 
 	daemons []*daemon
 	places  map[string]*place
 	cleanup []func()
 }
 
-// newSession makes the session's directory in parent.
-func newSession(parent string, quick bool) (*session, error) {
-	dir, err := os.MkdirTemp(parent, "gaiafs-bench-")
+// newSession makes the session's directory.
+func newSession(o Options) (*session, error) {
+	dir, err := os.MkdirTemp(o.Dir, "gaiafs-bench-")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; choose another folder with --dir", err)
 	}
-	return &session{dir: dir, quick: quick, places: make(map[string]*place)}, nil
+	return &session{Options: o, dir: dir, mounts: dir, places: make(map[string]*place)}, nil
+}
+
+// leaveFolder has mountpoints made outside of a folder that is to be shown: it cannot contain them.
+func (s *session) leaveFolder(folder string) error {
+	real, err := filepath.EvalSymlinks(folder)
+	if err != nil {
+		return err
+	}
+	for _, parent := range []string{s.dir, os.TempDir(), os.Getenv("XDG_RUNTIME_DIR"), "/run", "/var/tmp", "/dev/shm"} {
+		if parent, err = filepath.EvalSymlinks(parent); err != nil {
+			continue
+		}
+		if rel, err := filepath.Rel(real, parent); err != nil || !strings.HasPrefix(rel, "..") {
+			continue
+		}
+		if parent == s.dir {
+			return nil
+		}
+		if s.mounts, err = os.MkdirTemp(parent, "gaiafs-bench-"); err == nil {
+			return nil
+		}
+		s.mounts = s.dir
+	}
+	return fmt.Errorf("--file: there is nowhere to mount outside of %s: move the file to a folder of its own", folder)
+}
+
+// prepare looks at what the run will need.
+func (s *session) prepare(wanted []*group) (err error) {
+	if s.File != "" {
+		if s.given, err = giveFile(s.File, s.Quick); err != nil {
+			return err
+		}
+		if err := s.leaveFolder(filepath.Dir(s.File)); err != nil {
+			return err
+		}
+		if s.given.size < s.given.whole {
+			s.remarks = append(s.remarks, fmt.Sprintf("of %s the first %s are read", s.File, humanize.IBytes(uint64(s.given.size))))
+		}
+	} else if err := s.checkRoom(wanted); err != nil {
+		return err
+	}
+	switch kind, _ := rows.Filesystem(s.backingDir()); kind {
+	case "tmpfs", "ramfs", "devtmpfs":
+		what := "--dir " + s.Dir
+		if s.given != nil {
+			what = s.File
+		}
+		s.cold = fmt.Sprintf("%s is on %s, where files are always in host memory: choose a folder on a disk", what, kind)
+		s.remarks = append(s.remarks, s.cold+"; rows about a cold cache are left out")
+	}
+	if os.Geteuid() != 0 {
+		s.remarks = append(s.remarks, notRoot+"; rows about cold names are left out")
+	}
+	return nil
+}
+
+// checkRoom fails where the files of a group would not fit.
+func (s *session) checkRoom(wanted []*group) error {
+	var need int64
+	for _, g := range wanted {
+		mib := g.room
+		if s.Quick {
+			mib = g.quickRoom
+		}
+		need = max(need, mib<<20)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.dir, &st); err != nil {
+		return err
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < need {
+		return fmt.Errorf("%s has %s of room and %s are needed: choose another folder with --dir, take less with --quick, or fewer groups with --run",
+			s.Dir, humanize.IBytes(uint64(max(free, 0))), humanize.IBytes(uint64(need)))
+	}
+	return nil
+}
+
+// backingDir is where the measured files are.
+func (s *session) backingDir() string {
+	if s.given != nil {
+		return filepath.Dir(s.File)
+	}
+	return s.dir
 }
 
 // close takes everything away. It may be called once.
 func (s *session) close() error {
 	s.endGroup()
-	for _, d := range s.daemons {
-		d.close()
+	for i := len(s.daemons) - 1; i >= 0; i-- {
+		s.daemons[i].close()
 	}
 	for _, p := range s.places {
 		var at, up unix.Stat_t
@@ -57,7 +152,7 @@ func (s *session) close() error {
 			return fmt.Errorf("%s is still mounted, so %s is left", p.dir, s.dir)
 		}
 	}
-	return os.RemoveAll(s.dir)
+	return errors.Join(os.RemoveAll(s.dir), os.RemoveAll(s.mounts))
 }
 
 // later has fn called when the group of rows that runs is over, or the session, and before the daemons end.
@@ -71,61 +166,43 @@ func (s *session) endGroup() {
 	s.cleanup = nil
 }
 
-// fill makes a file of n bytes, which do not compress or repeat within a MiB, and brings it to the disk.
-func fill(path string, n int64) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	block := make([]byte, 1<<20)
-	rnd := rand.NewChaCha8([32]byte{7})
-	for at := int64(0); at < n; at += int64(len(block)) {
-		_, _ = rnd.Read(block) // it never fails
-		if _, err := f.Write(block[:min(int64(len(block)), n-at)]); err != nil {
-			return err
-		}
-	}
-	return f.Sync()
-}
-
 // Names of places.
 const (
 	placeGaiafs     = "gaiafs"
+	placeWriteBack  = "gaiafs --write-back"
 	placeLoopback   = "loopback"
 	placeLoopback1M = "loopback-1M"
 	placeBacking    = "backing"
 )
 
-// deviceMemory is the memory of each emulated device. It is taken only when used.
-const deviceMemory = 3 << 30
-
-// place returns the place of that name, mounting it when it is first asked for.
+// place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but where
+// there is a file of the user's, all but the mount for writing show the one that it is in.
 func (s *session) place(name string) (*place, error) {
+	return s.mounted(name, s.GPUs)
+}
+
+// mounted is place for a mount with these devices, if it is one of gaiafs.
+func (s *session) mounted(name, gpus string, flags ...string) (*place, error) {
 	if p := s.places[name]; p != nil {
 		return p, nil
 	}
-	p := &place{name: name, source: filepath.Join(s.dir, name)}
-	p.dir = p.source
-	if err := os.Mkdir(p.source, 0o755); err != nil {
+	p := &place{name: name}
+	word := fmt.Sprintf("%d", len(s.places)) // short, since a socket may be made there
+	if p.source = filepath.Join(s.dir, word); s.given != nil {
+		p.source = filepath.Dir(s.File)
+	} else if err := os.Mkdir(p.source, 0o755); err != nil {
 		return nil, err
 	}
-	job := daemonJob{Source: p.source, Loopback: true}
-	switch name {
-	case placeBacking:
+	if name == placeBacking {
+		p.dir = p.source
 		s.places[name] = p
 		return p, nil
-	case placeLoopback1M:
-		job.MaxWrite = 1 << 20
-	case placeGaiafs:
-		job = daemonJob{Source: p.source, Socket: filepath.Join(s.dir, "run", "socket"), Devices: 2, Memory: deviceMemory}
 	}
-	p.dir = filepath.Join(s.dir, "mnt-"+name)
+	p.dir = filepath.Join(s.mounts, "mnt-"+word)
 	if err := os.Mkdir(p.dir, 0o755); err != nil {
 		return nil, err
 	}
-	job.Mountpoint = p.dir
-	d, err := startDaemon(&job)
+	d, err := s.serve(p, gpus, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -134,10 +211,28 @@ func (s *session) place(name string) (*place, error) {
 	return p, nil
 }
 
-// allPlaces returns gaiafs and what it is compared with.
-func (s *session) allPlaces() ([]*place, error) {
+// serve starts the daemon of a place.
+func (s *session) serve(p *place, gpus string, flags []string) (*daemon, error) {
+	readOnly := s.given != nil
+	switch p.name {
+	case placeLoopback:
+		return s.startLoopback(loopback.Options{ReadOnly: readOnly}, p.source, p.dir)
+	case placeLoopback1M:
+		return s.startLoopback(loopback.Options{ReadOnly: readOnly, MaxWrite: 1 << 20}, p.source, p.dir)
+	case placeWriteBack:
+		flags = append(flags, "--write-back")
+	}
+	flags = append(flags, "--gpus="+gpus)
+	if readOnly {
+		flags = append(flags, "--read-only")
+	}
+	return s.startGaiafs(p.source, p.dir, flags...)
+}
+
+// placesNamed returns several places.
+func (s *session) placesNamed(names ...string) ([]*place, error) {
 	var all []*place
-	for _, name := range []string{placeGaiafs, placeLoopback, placeLoopback1M, placeBacking} {
+	for _, name := range names {
 		p, err := s.place(name)
 		if err != nil {
 			return nil, err
@@ -147,67 +242,71 @@ func (s *session) allPlaces() ([]*place, error) {
 	return all, nil
 }
 
-// threePlaces is for workloads in which the size of requests does not matter.
+// threePlaces are for workloads in which the size of requests does not matter.
 func (s *session) threePlaces() ([]*place, error) {
-	all, err := s.allPlaces()
-	if err != nil {
-		return nil, err
-	}
-	return []*place{all[0], all[1], all[3]}, nil
+	return s.placesNamed(placeGaiafs, placeLoopback, placeBacking)
 }
 
-// dropCaches makes the files of a place cold: their pages are written and dropped on the mount and below it. Root drops the
-// machine's caches of names and inodes as well.
-func (p *place) dropCaches(files ...string) error {
-	if err := p.dropFiles(files...); err != nil {
+// mountStatus is what rows look at of docs/status.md.
+type mountStatus struct {
+	Devices []struct {
+		Device int    `json:"device"`
+		Kind   string `json:"kind"`
+		Name   string `json:"name"`
+		Memory int64  `json:"memory_bytes"`
+	} `json:"devices"`
+	Files []struct {
+		Name    string `json:"name"`
+		Holders []struct {
+			Device   int   `json:"device"`
+			Resident int64 `json:"resident_pages"`
+			Stale    int64 `json:"stale_pages"`
+		} `json:"holders"`
+	} `json:"files"`
+	Counters map[string]int64 `json:"counters"`
+}
+
+func (p *place) status() (st mountStatus, err error) {
+	text, err := gaiafs.Status(p.dir)
+	if err != nil {
+		return st, err
+	}
+	return st, json.Unmarshal(text, &st)
+}
+
+// describeDevices says what --gpus gave, in a line for each device.
+func (s *session) describeDevices() (lines []string) {
+	p := s.places[placeGaiafs]
+	if p == nil {
+		return nil
+	}
+	st, err := p.status()
+	if err != nil {
+		return nil
+	}
+	for _, d := range st.Devices {
+		lines = append(lines, fmt.Sprintf("device %d: %s, %s, %s", d.Device, d.Kind, d.Name, humanize.IBytes(uint64(d.Memory))))
+	}
+	return lines
+}
+
+// needDevices returns rows.Impossible where the mount has fewer devices.
+func (s *session) needDevices(p *place, n int) error {
+	st, err := p.status()
+	if err != nil {
 		return err
 	}
-	if os.Geteuid() == 0 {
-		return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
+	if len(st.Devices) < n {
+		return rows.Impossible{Reason: fmt.Sprintf("--gpus %s gives %d devices and %d are needed", s.GPUs, len(st.Devices), n)}
 	}
 	return nil
 }
 
-// dropFiles is dropCaches for the pages of these files only.
-func (p *place) dropFiles(files ...string) error {
-	for _, name := range files {
-		for _, path := range []string{p.path(name), p.home(name)} {
-			if err := dropPages(path); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+// emulated reports whether the devices of a mount stand in for GPUs, so that the CPU can address their memory.
+func (s *session) emulated(p *place) bool {
+	st, err := p.status()
+	return err == nil && len(st.Devices) > 0 && st.Devices[0].Kind == "emulated"
 }
 
-func dropPages(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-}
-
-// warm reads a file on the mount from beginning to end.
-func (p *place) warm(ctx context.Context, name string) error {
-	f, err := os.Open(p.path(name))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	buf := make([]byte, 1<<20)
-	for ctx.Err() == nil {
-		_, err := f.Read(buf)
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
-}
+// isFull reports whether mapping failed since the device has no room.
+func isFull(err error) bool { return errors.Is(err, unix.ENOMEM) }

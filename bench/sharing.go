@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -34,12 +34,18 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.needDevices(p, 1); err != nil {
+		return nil, err
+	}
+	if !s.emulated(p) {
+		return nil, rows.Impossible{Reason: "programs that store on GPUs are measured by gpu-bench, of the GPU bundle; here --gpus emulated:2 works"}
+	}
 	backing, err := s.place(placeBacking)
 	if err != nil {
 		return nil, err
 	}
 	large := 64 << 20
-	if s.quick {
+	if s.Quick {
 		large = 8 << 20
 	}
 	var lost, written int64
@@ -53,8 +59,8 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 			name := fmt.Sprintf("shared-%d-%d", size, stride)
 			x.path, x.private = p.path(name), backing.path(name)
 			for _, path := range []string{p.home(name), x.private} {
-				if err := fill(path, int64(size)); err != nil {
-					return nil, err
+				if _, err := fill(path, int64(size)); err != nil {
+					return nil, explain(err, s.Dir)
 				}
 			}
 			s.later(x.close)

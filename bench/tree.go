@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -26,8 +26,8 @@ func treeRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	list = append(list, git...)
-	if s.quick {
-		return append(list, skippedRow("go build", "takes longer than -quick has")), nil
+	if s.Quick {
+		return append(list, skippedRow("go build", "takes longer than --quick has")), nil
 	}
 	build, err := buildRows(ctx, s, places)
 	return append(list, build...), err
@@ -72,22 +72,14 @@ func command(ctx context.Context, dir string, env []string, name string, args ..
 	return strings.TrimSpace(out.String()), took, err
 }
 
-// dropNames makes names and attributes cold, and pages too. Without the right to, the row is about a warm tree.
-func dropNames() error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0)
-}
-
 // gitRows clone a repository that is made on the spot of Go's own source tree: thousands of real files.
 func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
 	if _, err := exec.LookPath("git"); err != nil {
-		return []rows.Row{skippedRow("git", "git is not installed")}, nil
+		return []rows.Row{skippedRow("git", "git is not installed: `apt-get install git` or `dnf install git`")}, nil
 	}
 	source, _, err := command(ctx, "", nil, "go", "env", "GOROOT")
 	if err != nil {
-		return []rows.Row{skippedRow("git", "there is no go command to find a source tree with")}, nil
+		return []rows.Row{skippedRow("git", "there is no go command to find a source tree with: https://go.dev/dl/")}, nil
 	}
 	origin := filepath.Join(s.dir, "origin")
 	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull}
@@ -97,7 +89,7 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 			return nil
 		}
 		parts := []string{"archive", "cmd", "crypto", "encoding", "go", "internal", "net", "runtime", "syscall"}
-		if s.quick {
+		if s.Quick {
 			parts = []string{"encoding", "go", "net"}
 		}
 		for _, part := range parts {
@@ -154,6 +146,7 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 			return took.Seconds(), err
 		}),
 	}
+	list[0].Targets = []rows.Target{{Against: placeLoopback, Limit: 1.3}}
 	list[0].Note = func() string { return fmt.Sprintf("%d files", files) }
 	return list, nil
 }
@@ -188,7 +181,7 @@ func copyTree(from, to string) (files int, err error) {
 // smallFileRows make, look at and remove many small files, one after another.
 func smallFileRows(s *session, places []*place) []rows.Row {
 	dirs, perDir := 20, 100
-	if s.quick {
+	if s.Quick {
 		dirs = 5
 	}
 	total := float64(dirs * perDir)

@@ -25,6 +25,7 @@ gpu-bundle: build ## Leave in build/gpu-bundle, and in a .tar.gz, what tests and
 	ln -s libgaiafs.so.0 $(GPU_BUNDLE)/libgaiafs.so
 	cp bench/gpu/run.sh $(GPU_BUNDLE)
 	cp docs/gpu.md $(GPU_BUNDLE)/README.md
+	cp docs/bench.md $(GPU_BUNDLE)
 	echo $(VERSION) > $(GPU_BUNDLE)/VERSION
 	tar -C $(BUILD) -czf $(GPU_BUNDLE).tar.gz gpu-bundle
 	@du -sh $(GPU_BUNDLE) $(GPU_BUNDLE).tar.gz

@@ -108,7 +108,11 @@ if [ $bench = 1 ]; then
 	step bench 420 . ./gpu-bench --gpus "$devices" --gaiafs "$here/gaiafs" --dir @WORK@ --size "${size:-$file}" --large $large \
 		--runs $runs --time @TIME@ --json @OUT@/bench.json --markdown @OUT@/bench.md
 fi
-# Only run where they are named: what parts of gaiafs cost, without a mount.
+# Only run where they are named: what a mount costs programs on the CPU, and what parts of gaiafs cost, without a mount.
+if [ $bench = 1 ]; then
+	step gaiafs-bench 200 . ./gaiafs bench --quick --gpus "$devices" --dir @WORK@ --json @OUT@/gaiafs-bench.json \
+		--html @OUT@/gaiafs-bench.html
+fi
 # shellcheck disable=SC2046
 if [ $bench = 1 ] && [ $emulated = 0 ]; then
 	step cuda-bench 200 src/gpubackend/cuda env $(on 1) ./gpu.test -test.run '^$' -test.bench . -test.benchtime 100x

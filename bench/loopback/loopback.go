@@ -7,30 +7,46 @@ package loopback
 
 import (
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
-// Mount shows source at mountpoint and returns once it can be used. maxWrite is the largest read or write request in bytes;
-// 0 stands for go-fuse's default, 128 KiB. The caller ends it with Unmount.
-func Mount(source, mountpoint string, maxWrite int) (*fuse.Server, error) {
+// Options are what mounts differ in.
+type Options struct {
+	// MaxWrite is the largest read or write request in bytes; 0 stands for go-fuse's default, 128 KiB.
+	MaxWrite int
+	// ReadOnly has the kernel refuse every change.
+	ReadOnly bool
+}
+
+// Mount shows source at mountpoint and returns once it can be used. The caller ends it with Unmount.
+func Mount(source, mountpoint string, o Options) (*fuse.Server, error) {
 	root, err := fs.NewLoopbackRoot(source)
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be shown: %w", source, err)
 	}
 	second := time.Second
+	m := fuse.MountOptions{
+		FsName:               source,
+		Name:                 "loopback",
+		MaxWrite:             o.MaxWrite,
+		DirectMount:          true,
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+	}
+	switch { // only fusermount3, which mounts for users, knows the word
+	case o.ReadOnly && os.Geteuid() == 0:
+		m.DirectMountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY
+	case o.ReadOnly:
+		m.Options = []string{"ro"}
+	}
 	return fs.Mount(mountpoint, root, &fs.Options{
 		AttrTimeout:     &second,
 		EntryTimeout:    &second,
 		NullPermissions: true,
-		MountOptions: fuse.MountOptions{
-			FsName:               source,
-			Name:                 "loopback",
-			MaxWrite:             maxWrite,
-			DirectMount:          true,
-			DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-		},
+		MountOptions:    m,
 	})
 }

@@ -8,18 +8,31 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
-// Report is everything that one run found out, and the form of its JSON file.
+// Format is the number of the JSON file's form. It grows when a field is removed or changes its meaning.
+const Format = 1
+
+// Report is everything that one run found out, and the form of its JSON file. docs/bench.md describes it.
 type Report struct {
-	Machine Machine  `json:"machine"`
-	Rounds  int      `json:"rounds"`
-	Rows    []Result `json:"rows"`
+	Format int `json:"format"`
+	// Version is that of the measured program; "" where nobody knows.
+	Version string    `json:"gaiafs_version,omitempty"`
+	Machine Machine   `json:"machine"`
+	Started time.Time `json:"started"`
+	Seconds float64   `json:"seconds"` // from the first row to the last
+	Rounds  int       `json:"rounds"`
+	// Ended says why there are not all rows; "" where there are.
+	Ended string   `json:"ended,omitempty"`
+	Rows  []Result `json:"rows"`
 }
 
 // WriteJSON writes the report, with every single value. Whoever ends the program meanwhile finds the file of before.
 func (r *Report) WriteJSON(file string) error {
-	text, err := json.MarshalIndent(r, "", "  ")
+	doc := *r
+	doc.Format = Format
+	text, err := json.MarshalIndent(&doc, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -30,14 +43,14 @@ func (r *Report) WriteJSON(file string) error {
 	return os.Rename(part, file)
 }
 
-// cells returns the lines of a row's part of the table: one for each side.
-func (r *Result) cells() [][]string {
+// Lines returns the lines of a row's part of the table: one for each side.
+func (r *Result) Lines() [][]string {
 	if r.Skipped != "" {
 		return [][]string{{r.Name, "skipped", "", "", "", strings.ReplaceAll(r.Skipped, "\n", "; ")}}
 	}
 	var lines [][]string
 	for i, s := range r.Sides {
-		line := []string{"", s.Name, number(s.Summary.Median) + " " + r.Unit, spread(s.Summary), "", ""}
+		line := []string{"", s.Name, Number(s.Summary.Median) + " " + r.Unit, spread(s.Summary), "", ""}
 		if i == 0 {
 			line[0] = r.Name
 			line[5] = r.ownVerdict()
@@ -69,18 +82,19 @@ func (r *Result) verdictAgainst(name string) string {
 	return ""
 }
 
-var tableHead = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
+// Head names the columns of Lines.
+var Head = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
 
 // WriteTable writes the rows for a terminal, and below those of each group what there is to say about them.
 func (r *Report) WriteTable(out io.Writer) error {
 	for first := 0; first < len(r.Rows); {
 		group := r.Rows[first].Group
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(tableHead, "\t"))
+		fmt.Fprintf(w, "\n[%s]\t\t\t\t\t\n%s\n", group, strings.Join(Head, "\t"))
 		notes := ""
 		for ; first < len(r.Rows) && r.Rows[first].Group == group; first++ {
 			row := &r.Rows[first]
-			for _, line := range row.cells() {
+			for _, line := range row.Lines() {
 				fmt.Fprintln(w, strings.Join(line, "\t"))
 			}
 			if row.Note != "" {
@@ -102,14 +116,17 @@ func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())
 	fmt.Fprintf(&b, "- %d rounds of each side in turns; median, then the quartiles\n", r.Rounds)
+	if r.Ended != "" {
+		fmt.Fprintf(&b, "- not complete: %s\n", r.Ended)
+	}
 	group := ""
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		if row.Group != group {
 			group = row.Group
-			fmt.Fprintf(&b, "\n### %s\n\n| %s |\n|%s\n", group, strings.Join(tableHead, " | "), strings.Repeat(" --- |", len(tableHead)))
+			fmt.Fprintf(&b, "\n### %s\n\n| %s |\n|%s\n", group, strings.Join(Head, " | "), strings.Repeat(" --- |", len(Head)))
 		}
-		for k, line := range row.cells() {
+		for k, line := range row.Lines() {
 			if k == 0 && row.Note != "" {
 				line[0] += " (" + row.Note + ")"
 			}
@@ -127,11 +144,11 @@ func spread(s Summary) string {
 	if s.Min == s.Max {
 		return ""
 	}
-	return number(s.Q1) + "–" + number(s.Q3)
+	return Number(s.Q1) + "–" + Number(s.Q3)
 }
 
-// number writes three significant digits, and no exponent.
-func number(v float64) string {
+// Number writes three significant digits, and no exponent.
+func Number(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 100 || a == 0:
 		return fmt.Sprintf("%.0f", v)
@@ -163,7 +180,7 @@ func (r *Result) Brief() string {
 	}
 	var parts []string
 	for _, s := range r.Sides {
-		text := fmt.Sprintf("%s %s %s", s.Name, number(s.Summary.Median), r.Unit)
+		text := fmt.Sprintf("%s %s %s", s.Name, Number(s.Summary.Median), r.Unit)
 		if s.Ratio != nil {
 			text += fmt.Sprintf(" (%.2f×)", s.Ratio.Median)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Unit is what a row's values count.
@@ -35,6 +36,9 @@ type Side struct {
 	Prepare func(ctx context.Context) error
 	// Measure does the work once and returns a value in the row's unit.
 	Measure func(ctx context.Context) (float64, error)
+	// Check is called once, after the side was measured for the first time, and fails where the work was not done right. It is
+	// not measured. nil where there is nothing to check.
+	Check func(ctx context.Context) error
 }
 
 // Target is what a row should come to.
@@ -62,8 +66,13 @@ type Row struct {
 	Unit        Unit
 	Sides       []Side
 	Targets     []Target
+	// Labels say for programs what Name says for people. They are kept in the result.
+	Labels map[string]string
 	// Rounds is how often each side is measured; 0 leaves it to Run's caller.
 	Rounds int
+	// Until is when the row should be done: a round that would end later, if it took as long as the last, is not begun. The
+	// first round always is. The zero time is no limit.
+	Until time.Time
 	// Note is asked after the last round for something to say about the row. nil for nothing.
 	Note func() string
 	// Skip says why the row cannot run here; "" where it can.
@@ -95,9 +104,13 @@ type SideResult struct {
 
 // Result is what came of a row.
 type Result struct {
-	Group   string         `json:"group"`
-	Name    string         `json:"name"`
-	Unit    string         `json:"unit"`
+	Group string `json:"group"`
+	Name  string `json:"name"`
+	// Labels are the row's.
+	Labels map[string]string `json:"labels,omitempty"`
+	Unit   string            `json:"unit"`
+	// Faster says that larger values are better.
+	Faster  bool           `json:"larger_is_better"`
 	Sides   []SideResult   `json:"sides"`
 	Targets []TargetResult `json:"targets,omitempty"`
 	Note    string         `json:"note,omitempty"`
@@ -109,24 +122,48 @@ type Result struct {
 type TargetResult struct {
 	Target  string  `json:"target"`
 	Verdict Verdict `json:"verdict"`
-	// Against is the target's.
-	Against string `json:"against,omitempty"`
+	// Against and Limit are the target's.
+	Against string  `json:"against,omitempty"`
+	Limit   float64 `json:"limit"`
 }
 
 // ErrSkip, wrapped in what a side fails with, says that the row cannot be measured here, which is no failure.
 var ErrSkip = errors.New("not possible here")
 
+// Impossible is an ErrSkip that says all there is to say.
+type Impossible struct{ Reason string }
+
+func (e Impossible) Error() string { return e.Reason }
+
+// Is makes it an ErrSkip.
+func (e Impossible) Is(target error) bool { return target == ErrSkip }
+
+// reason returns what the table says of an error that is an ErrSkip.
+func reason(err error) string {
+	var i Impossible
+	if errors.As(err, &i) {
+		return i.Reason
+	}
+	return err.Error()
+}
+
 // Run measures the row. progress is told what comes next. If ctx ends after a whole round, the result is of the rounds
 // until then, and its note says so.
 func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, side string)) (Result, error) {
 	if r.Skip != "" {
-		return Result{Group: r.Group, Name: r.Name, Skipped: r.Skip}, nil
+		return r.skipped(r.Skip), nil
 	}
 	if r.Rounds > 0 {
 		rounds = r.Rounds
 	}
 	values := make([][]float64, len(r.Sides))
+	var last time.Duration
 	for round := range rounds {
+		begin := time.Now()
+		if round > 0 && !r.Until.IsZero() && begin.Add(last).After(r.Until) {
+			return r.cutOff(values, round, rounds), nil
+		}
+		var checks time.Duration // which later rounds are spared
 		for i := range r.Sides {
 			k := (i + round) % len(r.Sides)
 			progress(round+1, rounds, r.Sides[k].Name)
@@ -134,14 +171,20 @@ func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, 
 			if err != nil && ctx.Err() != nil && round > 0 {
 				return r.cutOff(values, round, rounds), nil
 			}
+			if err == nil && round == 0 {
+				start := time.Now()
+				err = r.check(ctx, &r.Sides[k])
+				checks += time.Since(start)
+			}
 			if errors.Is(err, ErrSkip) {
-				return Result{Group: r.Group, Name: r.Name, Skipped: err.Error()}, nil
+				return r.skipped(reason(err)), nil
 			}
 			if err != nil {
 				return Result{}, err
 			}
 			values[k] = append(values[k], v)
 		}
+		last = time.Since(begin) - checks
 	}
 	return r.conclude(values), nil
 }
@@ -163,6 +206,22 @@ func (r *Row) once(ctx context.Context, s *Side) (float64, error) {
 	return v, nil
 }
 
+// check asks whether what a side did was right.
+func (r *Row) check(ctx context.Context, s *Side) error {
+	if s.Check == nil {
+		return nil
+	}
+	if err := s.Check(ctx); err != nil {
+		return fmt.Errorf("%s: checking %s: %w", r.Title(), s.Name, err)
+	}
+	return nil
+}
+
+// skipped makes the result of a row that cannot be measured.
+func (r *Row) skipped(reason string) Result {
+	return Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Skipped: reason}
+}
+
 // cutOff makes the result of the rounds that were whole when the time was over.
 func (r *Row) cutOff(values [][]float64, whole, rounds int) Result {
 	for i := range values {
@@ -178,7 +237,7 @@ func (r *Row) cutOff(values [][]float64, whole, rounds int) Result {
 
 // conclude makes the result of what was measured of each side.
 func (r *Row) conclude(values [][]float64) Result {
-	res := Result{Group: r.Group, Name: r.Name, Unit: r.Unit.Name}
+	res := Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Unit: r.Unit.Name, Faster: r.Unit.Faster}
 	for i, s := range r.Sides {
 		sr := SideResult{Name: s.Name, Values: values[i], Summary: Summarise(values[i])}
 		if x := ratios(values[0], values[i], r.Unit.Faster); i > 0 && len(x) > 0 {
@@ -188,7 +247,7 @@ func (r *Row) conclude(values [][]float64) Result {
 		res.Sides = append(res.Sides, sr)
 	}
 	for _, t := range r.Targets {
-		res.Targets = append(res.Targets, TargetResult{t.text(r.Unit), t.judge(&res, r.Unit), t.Against})
+		res.Targets = append(res.Targets, TargetResult{t.text(r.Unit), t.judge(&res, r.Unit), t.Against, t.Limit})
 	}
 	if r.Note != nil {
 		res.Note = r.Note()

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -74,6 +75,43 @@ func TestASideMayNotBePossible(t *testing.T) {
 	require.Contains(t, res.Skipped, "no room: not possible here")
 }
 
+func TestWhatWasDoneIsCheckedOnce(t *testing.T) {
+	checks := 0
+	side := fixed("gaiafs", 1, 2, 3)
+	side.Check = func(context.Context) error { checks++; return nil }
+	r := Row{Group: "g", Name: "n", Labels: map[string]string{"jobs": "1"}, Sides: []Side{side}}
+	res, err := r.Run(context.Background(), 3, func(int, int, string) {})
+	require.NoError(t, err)
+	require.Equal(t, 1, checks)
+	require.Equal(t, "1", res.Labels["jobs"])
+
+	r.Sides[0] = fixed("gaiafs", 1, 2, 3)
+	r.Sides[0].Check = func(context.Context) error { return os.ErrInvalid }
+	_, err = r.Run(context.Background(), 3, func(int, int, string) {})
+	require.ErrorContains(t, err, "g/n: checking gaiafs")
+}
+
+func TestARoundThatWouldBeLateIsNotBegun(t *testing.T) {
+	slow := Side{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
+		time.Sleep(20 * time.Millisecond)
+		return 1, nil
+	}}
+	r := Row{Sides: []Side{slow}, Until: time.Now().Add(30 * time.Millisecond)}
+	res, err := r.Run(context.Background(), 3, func(int, int, string) {})
+	require.NoError(t, err)
+	require.Len(t, res.Sides[0].Values, 1)
+	require.Equal(t, "cut off after 1 of 3 rounds", res.Note)
+}
+
+func TestWhyARowIsImpossibleIsSaidInItsOwnWords(t *testing.T) {
+	r := Row{Group: "g", Name: "n", Sides: []Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
+		return 0, Impossible{"no disk"}
+	}}}}
+	res, err := r.Run(context.Background(), 1, func(int, int, string) {})
+	require.NoError(t, err)
+	require.Equal(t, "no disk", res.Skipped)
+}
+
 func TestTheJSONFileIsAlwaysWhole(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "r.json")
@@ -102,7 +140,7 @@ func TestAnOwnTargetIsTheWorstValue(t *testing.T) {
 		r := Row{Unit: c.unit, Sides: []Side{fixed("gaiafs", 10, 30, 20)}, Targets: []Target{{Limit: c.limit}}}
 		res, err := r.Run(context.Background(), 3, func(int, int, string) {})
 		require.NoError(t, err)
-		require.Equal(t, []TargetResult{{Target: c.text, Verdict: c.want}}, res.Targets)
+		require.Equal(t, []TargetResult{{Target: c.text, Verdict: c.want, Limit: c.limit}}, res.Targets)
 	}
 }
 
@@ -125,7 +163,7 @@ func TestWhenTimeIsOverWholeRoundsCount(t *testing.T) {
 func TestTablesNameEachVerdictOnce(t *testing.T) {
 	r := Report{Machine: Machine{Devices: []string{"a GPU"}}, Rounds: 1, Rows: []Result{{Group: "g", Name: "n", Unit: "ms",
 		Sides:   []SideResult{{Name: "gaiafs", Summary: Summarise([]float64{1})}, {Name: "a", Ratio: &Summary{}}, {Name: "x a", Ratio: &Summary{}}},
-		Targets: []TargetResult{{"≥ 2", Met, ""}, {"≥ 1× a", Missed, "a"}, {"≥ 3× x a", Even, "x a"}},
+		Targets: []TargetResult{{"≥ 2", Met, "", 2}, {"≥ 1× a", Missed, "a", 1}, {"≥ 3× x a", Even, "x a", 3}},
 	}}}
 	var out bytes.Buffer
 	require.NoError(t, r.WriteMarkdown(&out))

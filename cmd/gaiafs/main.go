@@ -62,7 +62,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		Example: `  gaiafs mount --daemon ~/data /mnt/data    # show ~/data at /mnt/data
   gaiafs status /mnt/data                   # what is where
   gaiafs umount /mnt/data                   # write everything back and end
-  gaiafs demo                               # see it work on real pictures`,
+  gaiafs demo                               # see it work on real pictures
+  gaiafs bench --quick --html report.html   # compare it on this machine`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs,
@@ -79,7 +80,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newVersion())
+	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion())
 	return root
 }
 

@@ -57,16 +57,17 @@ var rules = []rule{
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "internal/page", cobra, pflag, toml, humanize, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "bench", "internal/page", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
-	// The bench starts itself again as a daemon, so that what it compares is one build; its measurements are made through
-	// the mount and the client. Loopback is what it compares with.
-	{"bench", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "pagecache", "internal/page", sys, humanize}, false},
+	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part of.
+	// Loopback is what it compares with.
+	{"bench", []string{"client/go", "internal/page", sys, humanize}, false},
 	{"bench/rows", []string{sys}, false},
 	// What GPU programs do besides mapping, it does by itself.
 	{"bench/gpu", []string{"client/go", "bench/rows", purego, sys}, false},
 	{"bench/parts", []string{"gpubackend", "gpubackend/emulated", "lrc", "versions", "internal/page"}, false},
 	{"bench/loopback", []string{fuse, sys}, false},
+	{"bench/plot", nil, false},
 	// What several packages' tests are made with. Nothing else may import these folders.
 	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
@@ -211,6 +212,7 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	require.NotEmpty(t, forbidden("client/go", ours("control"), false))
 	require.NotEmpty(t, forbidden("versions", ours("lrc"), false))
 	require.NotEmpty(t, forbidden("elsewhere", nil, false))
+	require.NotEmpty(t, forbidden("bench", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("gpubackend/emulated", ours("gpubackend/conformance"), false))
 	require.Empty(t, forbidden("gpubackend/emulated", ours("gpubackend/conformance"), true))
 	require.Empty(t, forbidden("cmd/gaiafs", ours("cmd/gaiafs/demo"), false))

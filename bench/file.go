@@ -1,0 +1,247 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// dataFile is a file as each of several places shows it.
+type dataFile struct {
+	name string
+	// size is how many bytes rows use, of whole that there are.
+	size, whole int64
+	// sum is the checksum of these bytes, as long as only reading rows use the file.
+	sum uint32
+	// given is how the user's file was when the run began; nil for a file of the bench's own.
+	given *stamp
+	path  string // of the user's file
+
+	mu   sync.Mutex
+	held map[int]*gaiafs.Mapping // by device; guarded by mu
+}
+
+// stamp is what changes when a file is written to.
+type stamp struct {
+	size         int64
+	mtime, ctime unix.Timespec
+	inode        uint64
+}
+
+// stampOf looks at a file.
+func stampOf(path string) (*stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return &stamp{st.Size, st.Mtim, st.Ctim, st.Ino}, nil
+}
+
+// The most that is read of a file of the user's.
+const (
+	mostOfFile      = 1 << 30
+	mostOfFileQuick = 256 << 20
+)
+
+// leastOfFile is what a file of the user's must have, so that there is something to measure.
+const leastOfFile = 1 << 20
+
+// giveFile looks at the user's file.
+func giveFile(path string, quick bool) (*dataFile, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("--file %s: it is no regular file", path)
+	}
+	if st.Size() < leastOfFile {
+		return nil, fmt.Errorf("--file %s: it has %d bytes, and less than %d say nothing", path, st.Size(), leastOfFile)
+	}
+	d := &dataFile{name: filepath.Base(path), path: path, whole: st.Size(), size: min(st.Size(), mostOfFile) &^ (pageSize - 1)}
+	if quick {
+		d.size = min(d.size, mostOfFileQuick)
+	}
+	if d.given, err = stampOf(path); err != nil {
+		return nil, err
+	}
+	if d.sum, err = checksum(path, d.size); err != nil {
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	return d, d.unchanged()
+}
+
+// errChanged says that what was measured is not to be trusted.
+var errChanged = errors.New("it was changed by somebody while it was measured, so the row is worth nothing; run it when nobody writes the file")
+
+// unchanged fails if the user's file is not what it was.
+func (d *dataFile) unchanged() error {
+	if d.given == nil {
+		return nil
+	}
+	now, err := stampOf(d.path)
+	if err == nil && *now != *d.given {
+		err = fmt.Errorf("%s: %w", d.path, errChanged)
+	}
+	return err
+}
+
+// newFile makes a file of that name and size in each of the places, until the group ends. Where the user gave a file, it is that.
+func (s *session) newFile(name string, size int64, places ...*place) (*dataFile, error) {
+	d := s.given
+	if d == nil {
+		d = &dataFile{name: name, size: size, whole: size}
+		for _, p := range places {
+			var err error
+			if d.sum, err = fill(p.home(name), size); err != nil {
+				return nil, explain(err, s.Dir)
+			}
+		}
+		s.later(func() {
+			for _, p := range places {
+				_ = os.Remove(p.path(name))
+			}
+		})
+	}
+	s.later(d.letGo)
+	return d, nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// fill makes a file of n bytes, which do not compress or repeat, and brings it to the disk. It returns their checksum.
+func fill(path string, n int64) (sum uint32, err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	block := make([]byte, 1<<20)
+	rnd := rand.NewChaCha8([32]byte{7})
+	for at := int64(0); at < n; at += int64(len(block)) {
+		part := block[:min(int64(len(block)), n-at)]
+		_, _ = rnd.Read(part) // it never fails
+		sum = crc32.Update(sum, castagnoli, part)
+		if _, err := f.Write(part); err != nil {
+			return 0, err
+		}
+	}
+	return sum, f.Sync()
+}
+
+// checksum reads the first n bytes of a file.
+func checksum(path string, n int64) (sum uint32, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	block := make([]byte, min(n, 1<<20))
+	for left := n; left > 0; {
+		part := block[:min(left, int64(len(block)))]
+		if _, err := io.ReadFull(f, part); err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		sum = crc32.Update(sum, castagnoli, part)
+		left -= int64(len(part))
+	}
+	return sum, nil
+}
+
+// checkBytes fails if what a place shows is not what the file has.
+func (d *dataFile) checkBytes(p *place) error {
+	sum, err := checksum(p.path(d.name), d.size)
+	if err == nil && sum != d.sum {
+		err = errors.Join(d.unchanged(), fmt.Errorf("%s: the bytes that were read are not those of the file", p.path(d.name)))
+	}
+	return err
+}
+
+// reading makes a side of one that reads the file: in the same state it is read once to compare bytes, and a file of the user's that
+// changed is an error.
+func (d *dataFile) reading(p *place, x rows.Side) rows.Side {
+	measure := x.Measure
+	x.Measure = func(ctx context.Context) (float64, error) {
+		v, err := measure(ctx)
+		if changed := d.unchanged(); changed != nil {
+			err = changed
+		}
+		return v, err
+	}
+	x.Check = func(ctx context.Context) error {
+		if x.Prepare != nil {
+			if err := x.Prepare(ctx); err != nil {
+				return err
+			}
+		}
+		return d.checkBytes(p)
+	}
+	return x
+}
+
+// mapped maps the file onto a device of a mount for reading, until the group ends.
+func (d *dataFile) mapped(p *place, device int, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if m := d.held[device]; m != nil {
+		return m, nil
+	}
+	f, err := os.Open(p.path(d.name))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, options...)
+	if isFull(err) {
+		return nil, rows.Impossible{Reason: fmt.Sprintf("%d MiB have no room on a device: %v", d.size>>20, err)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.held == nil {
+		d.held = make(map[int]*gaiafs.Mapping)
+	}
+	d.held[device] = m
+	return m, nil
+}
+
+// letGo unmaps the file.
+func (d *dataFile) letGo() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range d.held {
+		_ = m.Close()
+	}
+	d.held = nil
+}
+
+// onDevice returns the share of the file's pages that a device has and that are up to date there.
+func (d *dataFile) onDevice(p *place, device int) (float64, error) {
+	st, err := p.status()
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range st.Files {
+		if f.Name != d.name {
+			continue
+		}
+		for _, h := range f.Holders {
+			if h.Device == device {
+				return float64(h.Resident-h.Stale) * pageSize / float64(d.size), nil
+			}
+		}
+	}
+	return 0, nil
+}

@@ -1,0 +1,82 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+)
+
+// group is a set of rows that share what they run on.
+type group struct {
+	name string
+	// about is the group in a line.
+	about string
+	// rows makes the rows when the group's turn comes; rows.Impossible leaves the group out, with the reason in the table.
+	rows func(ctx context.Context, s *session) ([]rows.Row, error)
+	// reads says that the rows, or some of them, can read a file of the user's.
+	reads bool
+	// share is the part of the time that the group gets with Quick, in seconds where all groups run.
+	share int
+	// room and quickRoom are the bytes that the files take, in MiB.
+	room, quickRoom int64
+}
+
+// groups are all there are, in the order in which they run.
+var groups = []group{
+	{
+		name: "merge", about: "merging a page that several wrote",
+		rows: mergeRows, share: 2,
+	},
+	{
+		name: "modified", about: "finding the modified pages on a device",
+		rows: modifiedRows, share: 4,
+	},
+	{
+		name: "state", about: "host memory that versions and page states take",
+		rows: stateRows, share: 2,
+	},
+	{
+		name: "device", about: "mapping, acquire and release",
+		rows: deviceRows, share: 12, room: 2100, quickRoom: 520,
+	},
+	{
+		name: "sharing", about: "a CPU and a device program that write the same pages",
+		rows: sharingRows, share: 7, room: 600, quickRoom: 70,
+	},
+	{
+		name: "fio", about: "fio through each mount and without one",
+		rows: fioRows, share: 38, reads: true, room: 1700, quickRoom: 900,
+	},
+	{
+		name: "cached", about: "CPU reads of a file of which a part is on a device (thesis, figure 6.1)",
+		rows: cachedRows, share: 20, reads: true, room: 1100, quickRoom: 160,
+	},
+	{
+		name: "versions", about: "what many devices cost programs on the CPU",
+		rows: versionRows, share: 8, room: 60, quickRoom: 20,
+	},
+	{
+		name: "metadata", about: "names and attributes",
+		rows: metadataRows, share: 6, room: 50, quickRoom: 20,
+	},
+	{
+		name: "tree", about: "trees of small files, git, a Go build",
+		rows: treeRows, share: 10, room: 2500, quickRoom: 400,
+	},
+}
+
+// List writes the names of the groups, and what they are about.
+func List(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, g := range groups {
+		note := ""
+		if g.reads {
+			note = " (can read --file)"
+		}
+		fmt.Fprintf(w, "%s\t%s%s\n", g.name, g.about, note)
+	}
+	return w.Flush()
+}

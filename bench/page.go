@@ -1,0 +1,281 @@
+package bench
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gaiafs/gaiafs/bench/plot"
+	"github.com/gaiafs/gaiafs/bench/rows"
+)
+
+//go:embed page.html
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
+
+// document is what the template shows.
+type document struct {
+	Started, Duration, Version, Machine, Command, Ended, Targets string
+	Rounds                                                       int
+	Devices, Head                                                []string
+	Sections                                                     []section
+	// Long says that charts of ratios should not be open at first.
+	Long bool
+}
+
+// section shows a group.
+type section struct {
+	Name, About string
+	Charts      []charts
+	Ratios      template.HTML
+	Rows        [][]string
+}
+
+// charts are pictures that belong together.
+type charts struct {
+	Title, Words string
+	Pictures     []template.HTML
+}
+
+// drawn takes a chart for what it is: SVG of our own, in which every text is escaped.
+func drawn(svg string) template.HTML { return template.HTML(svg) }
+
+// writePage writes the report as a page that needs nothing but itself.
+func writePage(w io.Writer, r *rows.Report) error {
+	misses, all := r.Failures()
+	p := document{
+		Started: r.Started.Format("2006-01-02 15:04 MST"), Duration: (time.Duration(r.Seconds) * time.Second).String(),
+		Version: r.Version, Machine: r.Machine.String(), Command: r.Machine.Command, Ended: r.Ended,
+		Targets: fmt.Sprintf("%d of %d targets are missed.", misses, all),
+		Rounds:  r.Rounds, Devices: r.Machine.Devices, Head: rows.Head, Long: len(r.Rows) > 60,
+	}
+	for first := 0; first < len(r.Rows); {
+		until := first
+		for until < len(r.Rows) && r.Rows[until].Group == r.Rows[first].Group {
+			until++
+		}
+		p.Sections = append(p.Sections, sectionOf(r.Rows[first:until]))
+		first = until
+	}
+	return pageTemplate.Execute(w, &p)
+}
+
+// sectionOf shows the rows of one group.
+func sectionOf(list []rows.Result) section {
+	s := section{Name: list[0].Group}
+	if i := slices.IndexFunc(groups, func(g group) bool { return g.name == s.Name }); i >= 0 {
+		s.About = groups[i].about
+	}
+	switch s.Name {
+	case "fio":
+		s.Charts = fioCharts(list)
+	case "cached":
+		s.Charts = cachedCharts(list)
+	case "versions":
+		s.Charts = versionCharts(list)
+	}
+	s.Ratios = ratioChart(list)
+	for i := range list {
+		lines := list[i].Lines()
+		if list[i].Note != "" {
+			lines[0][0] += " (" + list[i].Note + ")"
+		}
+		s.Rows = append(s.Rows, lines...)
+	}
+	return s
+}
+
+// ratioChart shows how every first side stands to the others.
+func ratioChart(list []rows.Result) template.HTML {
+	c := plot.Ratios{Title: list[0].Group + ": ratios"}
+	for _, row := range list {
+		for _, side := range row.Sides {
+			if side.Ratio == nil {
+				continue
+			}
+			line := plot.Ratio{Name: row.Name, Against: "against " + side.Name, Class: "even",
+				Median: side.Ratio.Median, Low: side.Ratio.Q1, High: side.Ratio.Q3}
+			line.Title = fmt.Sprintf("%s against %s: %.2f (%.2f–%.2f)", row.Sides[0].Name, side.Name, line.Median, line.Low, line.High)
+			for _, t := range row.Targets {
+				if t.Against == side.Name {
+					line.Limit, line.Class = t.Limit, classes[t.Verdict]
+					line.Title += ", target " + t.Target + ": " + string(t.Verdict)
+				}
+			}
+			c.Lines = append(c.Lines, line)
+		}
+	}
+	if len(c.Lines) == 0 {
+		return ""
+	}
+	return drawn(c.SVG())
+}
+
+// classes are the colours of verdicts.
+var classes = map[rows.Verdict]string{rows.Met: "met", rows.Even: "even", rows.Missed: "missed", rows.NoTarget: "even"}
+
+// sideColour is the colour of a side wherever it is shown.
+func sideColour(name string) int {
+	for i, n := range []string{placeGaiafs, placeLoopback, placeLoopback1M, placeBacking} {
+		if name == n {
+			return i
+		}
+	}
+	return 4
+}
+
+// valued makes a point of a side's values, and related one of a ratio.
+func valued(x int, row *rows.Result, side *rows.SideResult) plot.Point {
+	s := side.Summary
+	return plot.Point{X: x, Y: s.Median, Low: s.Q1, High: s.Q3, Title: fmt.Sprintf("%s, %s: %s %s (%s–%s)", row.Name, side.Name,
+		rows.Number(s.Median), row.Unit, rows.Number(s.Q1), rows.Number(s.Q3))}
+}
+
+func related(x int, row *rows.Result, r *rows.Summary) plot.Point {
+	return plot.Point{X: x, Y: r.Median, Low: r.Q1, High: r.Q3,
+		Title: fmt.Sprintf("%s: %.2f (%.2f–%.2f)", row.Name, r.Median, r.Q1, r.Q3)}
+}
+
+// index returns where a word is in list, adding it where it is new.
+func index(list *[]string, word string) int {
+	i := slices.Index(*list, word)
+	if i < 0 {
+		i = len(*list)
+		*list = append(*list, word)
+	}
+	return i
+}
+
+// add puts a point into the series of that name, which is made where it is new.
+func add(c *plot.Lines, name string, colour int, p plot.Point) {
+	i := slices.IndexFunc(c.Series, func(s plot.Series) bool { return s.Name == name })
+	if i < 0 {
+		i = len(c.Series)
+		c.Series = append(c.Series, plot.Series{Name: name, Colour: colour})
+	}
+	c.Series[i].Points = append(c.Series[i].Points, p)
+}
+
+// fioCharts have one picture for each pattern and number of jobs, over the size of a request.
+func fioCharts(list []rows.Result) (all []charts) {
+	var blocks []string // those there are
+	for _, b := range fioBlocks {
+		label := strconv.FormatInt(b, 10)
+		if slices.ContainsFunc(list, func(r rows.Result) bool { return r.Labels["block"] == label && len(r.Sides) > 0 }) {
+			blocks = append(blocks, blockText(b))
+		}
+	}
+	for _, st := range fioStates {
+		var titles []string
+		var pictures []*plot.Lines
+		for k := range list {
+			row := &list[k]
+			if row.Labels["state"] != string(st) || row.Labels["mount"] != "" || row.Labels["mapped"] != "" || len(row.Sides) == 0 {
+				continue
+			}
+			jobs := row.Labels["jobs"] + " jobs"
+			if row.Labels["jobs"] == "1" {
+				jobs = "1 job"
+			}
+			i := index(&titles, row.Labels["pattern"]+", "+jobs)
+			if i == len(pictures) {
+				pictures = append(pictures, &plot.Lines{Title: titles[i], X: "size of a request", Y: "MB/s", Ticks: blocks, Log: true})
+			}
+			block, err := strconv.ParseInt(row.Labels["block"], 10, 64)
+			if x := slices.Index(blocks, blockText(block)); err == nil && x >= 0 {
+				for s := range row.Sides {
+					side := &row.Sides[s]
+					add(pictures[i], side.Name, sideColour(side.Name), valued(x, row, side))
+				}
+			}
+		}
+		c := charts{Title: string(st), Words: stateWords[st]}
+		for _, p := range pictures {
+			c.Pictures = append(c.Pictures, drawn(p.SVG()))
+		}
+		if len(pictures) > 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+var stateWords = map[state]string{
+	cold:         "The bytes are on the disk only.",
+	hostWarm:     "The bytes are in the host's memory.",
+	deviceCached: "For gaiafs the bytes are on a device, and on the disk; for the others on the disk only.",
+}
+
+// cachedCharts are figure 6.1 of the thesis.
+func cachedCharts(list []rows.Result) []charts {
+	var ticks []string
+	for i := range list {
+		if p := list[i].Labels["percent"]; p != "" && len(list[i].Sides) > 0 {
+			index(&ticks, p)
+		}
+	}
+	slices.SortFunc(ticks, func(a, b string) int { return len(a)*1000 - len(b)*1000 + strings.Compare(a, b) })
+	c := charts{Words: "How many times as fast as the disk alone, by the share of the file that is on a device."}
+	for _, pattern := range cachedPatterns {
+		picture := plot.Lines{Title: pattern.name + ", " + blockText(pattern.block), X: "% of the file on a device", Y: "× disk alone", Ticks: ticks, Level: 1}
+		for k := range list {
+			row := &list[k]
+			if row.Labels["pattern"] != pattern.name || len(row.Sides) < 2 || row.Sides[1].Ratio == nil {
+				continue
+			}
+			name, colour := row.Labels["jobs"]+" jobs", 4
+			if row.Labels["jobs"] == "1" {
+				name, colour = "1 job", 0
+			}
+			add(&picture, name, colour, related(slices.Index(ticks, row.Labels["percent"]), row, row.Sides[1].Ratio))
+		}
+		if len(picture.Series) > 0 {
+			c.Pictures = append(c.Pictures, drawn(picture.SVG()))
+		}
+	}
+	return []charts{c}
+}
+
+// versionCharts show what a request costs by the number of devices.
+func versionCharts(list []rows.Result) []charts {
+	ticks := []string{"0"}
+	for _, n := range versionCounts {
+		label := strconv.Itoa(n)
+		if slices.ContainsFunc(list, func(r rows.Result) bool { return r.Labels["devices"] == label && len(r.Sides) > 0 }) {
+			ticks = append(ticks, label)
+		}
+	}
+	c := charts{Words: "The time of a request of 4 KiB that the daemon sees, by the number of devices of the mount, for a file that none of them has and one that all have."}
+	var titles []string
+	var pictures []*plot.Lines
+	for k := range list {
+		row := &list[k]
+		what, colour := "on no device", 0
+		if row.Labels["mapped"] == "true" {
+			what, colour = "on all devices", 4
+		}
+		if len(row.Sides) == 0 {
+			continue
+		}
+		i := index(&titles, row.Labels["operation"])
+		if i == len(pictures) {
+			pictures = append(pictures, &plot.Lines{Title: titles[i], X: "devices", Y: "µs", Ticks: ticks})
+		}
+		add(pictures[i], what, colour, valued(slices.Index(ticks, row.Labels["devices"]), row, &row.Sides[0]))
+		for s := range row.Sides[1:] { // several rows say what it is without devices; one is enough
+			if side := &row.Sides[1+s]; side.Name == sideName(0) && row.Labels["devices"] == "32" {
+				add(pictures[i], what, colour, valued(0, row, side))
+			}
+		}
+	}
+	for _, p := range pictures {
+		c.Pictures = append(c.Pictures, drawn(p.SVG()))
+	}
+	return []charts{c}
+}

@@ -1,0 +1,192 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/loopback"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// The parts that Process plays in a process of its own.
+const (
+	partLoopback = "loopback"
+	partMap      = "map"
+)
+
+// ready is what the loopback prints once its mount can be used.
+const ready = "ready"
+
+// Process plays a part that a bench needs another process for, as the arguments of Options.Process say. It returns when the
+// part is over.
+func Process(args []string, out io.Writer) error {
+	switch {
+	case len(args) == 5 && args[0] == partLoopback:
+		maxWrite, err := strconv.Atoi(args[1])
+		if err != nil {
+			return err
+		}
+		return serveLoopback(out, loopback.Options{MaxWrite: maxWrite, ReadOnly: args[2] == "ro"}, args[3], args[4])
+	case len(args) == 3 && args[0] == partMap:
+		n, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil {
+			return err
+		}
+		return mapOnce(out, args[2], n)
+	}
+	return fmt.Errorf("this is a part of 'gaiafs bench'")
+}
+
+// serveLoopback serves until it is told to end. A Ctrl-C goes to the bench, which ends its daemons when it is done with them.
+func serveLoopback(out io.Writer, o loopback.Options, source, mountpoint string) error {
+	stop, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer end()
+	signal.Ignore(syscall.SIGINT)
+	server, err := loopback.Mount(source, mountpoint, o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, ready)
+	context.AfterFunc(stop, func() { _ = unmount(mountpoint) })
+	server.Wait()
+	return nil
+}
+
+// mapOnce maps a file onto the first device and prints how many nanoseconds that took.
+func mapOnce(out io.Writer, path string, n int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	start := time.Now()
+	m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, time.Since(start).Nanoseconds())
+	return m.Close()
+}
+
+// mapInProcess has another process do mapOnce.
+func (s *session) mapInProcess(ctx context.Context, path string, n int64) (time.Duration, error) {
+	cmd := s.Process(ctx, partMap, strconv.FormatInt(n, 10), path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("mapping in another process: %w", err)
+	}
+	took, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
+	return time.Duration(took), err
+}
+
+// daemon is a process that serves a mount.
+type daemon struct {
+	cmd        *exec.Cmd
+	mountpoint string
+	ended      chan struct{}
+	stop       sync.Once
+}
+
+// startLoopback mounts and returns once the mount can be used.
+func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (*daemon, error) {
+	mode := "rw"
+	if o.ReadOnly {
+		mode = "ro"
+	}
+	// It ends by being told to, not with the context: the mount is taken away after what uses it.
+	cmd := s.Process(context.Background(), partLoopback, strconv.Itoa(o.MaxWrite), mode, source, mountpoint)
+	var said strings.Builder
+	cmd.Stderr = &said
+	leaveNoneBehind(cmd)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	lines := bufio.NewReader(out)
+	first, _ := lines.ReadString('\n')
+	d := watch(cmd, mountpoint)
+	if strings.TrimSpace(first) != ready {
+		<-d.ended
+		return nil, fmt.Errorf("go-fuse's loopback cannot be mounted at %s: %s", mountpoint, strings.TrimSpace(said.String()))
+	}
+	return d, nil
+}
+
+// startGaiafs mounts with these flags and returns once the mount can be used.
+func (s *session) startGaiafs(source, mountpoint string, flags ...string) (*daemon, error) {
+	log, err := os.Create(filepath.Join(s.dir, "log-"+filepath.Base(mountpoint)))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd, err := s.Mount(append([]string{"--log-level=warn"}, flags...), source, mountpoint, func(cmd *exec.Cmd) {
+		cmd.Stderr = log
+		leaveNoneBehind(cmd)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("gaiafs cannot be mounted: %w", err)
+	}
+	return watch(cmd, mountpoint), nil
+}
+
+// leaveNoneBehind has a daemon end where the bench is killed, and not by the Ctrl-C that ends the bench.
+func leaveNoneBehind(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+}
+
+// watch waits for the end of a daemon that was started.
+func watch(cmd *exec.Cmd, mountpoint string) *daemon {
+	d := &daemon{cmd: cmd, mountpoint: mountpoint, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(d.ended)
+	}()
+	return d
+}
+
+// close ends the daemon and takes its mount away whatever it does. A second signal has a gaiafs end although its mount is in
+// use: whose files those are is over.
+func (d *daemon) close() {
+	d.stop.Do(func() {
+		for _, step := range []struct {
+			signal   os.Signal
+			patience time.Duration
+		}{{syscall.SIGTERM, 3 * time.Second}, {syscall.SIGTERM, 15 * time.Second}, {os.Kill, 15 * time.Second}} {
+			_ = d.cmd.Process.Signal(step.signal)
+			select {
+			case <-d.ended:
+				_ = unmount(d.mountpoint) // EINVAL where the daemon did it, as it should
+				return
+			case <-time.After(step.patience):
+			}
+		}
+	})
+}
+
+// unmount takes a mount away even while programs use it. It is forced, so that their requests fail from now on; otherwise the
+// daemon could not end before they do.
+func unmount(mountpoint string) error {
+	err := unix.Unmount(mountpoint, unix.MNT_DETACH|unix.MNT_FORCE)
+	if errors.Is(err, unix.EPERM) {
+		return exec.Command("fusermount3", "-u", "-z", mountpoint).Run()
+	}
+	return err
+}

@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+)
+
+// versionCounts are the numbers of devices whose cost is asked for: those of the thesis (6.1.1), and one.
+var versionCounts = []int{1, 8, 32, 160}
+
+// versionSize is the size of the file. Each of many devices holds all of it, in the host's memory.
+const versionSize = 2 << 20
+
+// versionMount is a mount with so many emulated devices.
+type versionMount struct {
+	*place
+	devices int
+	// free is a file that no device has, mapped one that all have.
+	free, mapped *dataFile
+}
+
+// sideName names a mount by its devices.
+func sideName(devices int) string {
+	switch devices {
+	case 0:
+		return "no devices"
+	case 1:
+		return "1 device"
+	}
+	return fmt.Sprintf("%d devices", devices)
+}
+
+// versionRows ask what the number of devices costs programs on the CPU. Every request is one of 4 KiB that the daemon sees: reads bypass
+// the kernel's page cache, which would answer them.
+func versionRows(_ context.Context, s *session) ([]rows.Row, error) {
+	counts := versionCounts
+	if s.Quick {
+		counts = []int{1, 32, 160}
+	}
+	mounts := make(map[int]*versionMount)
+	for _, n := range append([]int{0}, counts...) {
+		m, err := s.versionMount(n)
+		if err != nil {
+			return nil, err
+		}
+		mounts[n] = m
+	}
+	var list []rows.Row
+	for _, mapped := range []bool{false, true} {
+		for _, write := range []bool{false, true} {
+			for _, n := range counts {
+				if s.Quick && n == 1 {
+					continue
+				}
+				list = append(list, s.versionRow(mounts, n, write, mapped))
+			}
+		}
+	}
+	return list, nil
+}
+
+func (s *session) versionMount(devices int) (*versionMount, error) {
+	gpus := "none"
+	if devices > 0 {
+		gpus = fmt.Sprintf("emulated:%d", devices)
+	}
+	p, err := s.mounted("gaiafs, "+sideName(devices), gpus, "--gpu-memory=64M")
+	if err != nil {
+		return nil, err
+	}
+	m := &versionMount{place: p, devices: devices}
+	if m.free, err = s.newFile("free.dat", versionSize, p); err == nil {
+		m.mapped, err = s.newFile("mapped.dat", versionSize, p)
+	}
+	return m, err
+}
+
+// versionRow compares a mount with n devices with one that has none, and where a file is mapped, with one that has one.
+func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped bool) rows.Row {
+	operation, what := "read", "not mapped"
+	if write {
+		operation = "write"
+	}
+	against := 0
+	if mapped {
+		what, against = "mapped by all", 1
+	}
+	r := rows.Row{Group: "versions", Name: fmt.Sprintf("%s 4 KiB, %s, %s", operation, what, sideName(n)), Unit: rows.Microseconds,
+		Labels: map[string]string{"operation": operation, "mapped": strconv.FormatBool(mapped), "devices": strconv.Itoa(n)}}
+	switch n {
+	case 32: // met, or within the spread: not measurable
+		r.Targets = []rows.Target{{Against: sideName(against), Limit: 1}}
+	case 160:
+		r.Targets = []rows.Target{{Against: sideName(against), Limit: 0.95}}
+	}
+	sides := []int{n, 0}
+	if mapped && n > 1 {
+		sides = append(sides, 1)
+	}
+	for _, k := range sides {
+		m := mounts[k]
+		r.Sides = append(r.Sides, rows.Side{Name: sideName(k), Measure: func(ctx context.Context) (float64, error) {
+			return m.request(ctx, write, mapped, s.versionTime())
+		}})
+	}
+	return r
+}
+
+// versionTime is how long a side is measured at least.
+func (s *session) versionTime() time.Duration {
+	if s.Quick {
+		return 50 * time.Millisecond
+	}
+	return 200 * time.Millisecond
+}
+
+// request returns the mean time of a request in µs, of passes over the file that take at least so long. Before each pass the devices
+// have an up-to-date copy, if they have one at all.
+func (m *versionMount) request(ctx context.Context, write, mapped bool, least time.Duration) (float64, error) {
+	d := m.free
+	if mapped {
+		d = m.mapped
+	}
+	a := &access{write: write, random: true, block: pageSize, jobs: 1, size: d.size, amount: d.size, flags: unix.O_DIRECT}
+	var took time.Duration
+	requests, begin := int64(0), time.Now()
+	for pass := uint64(0); took < least && (pass < 2 || time.Since(begin) < 5*least); pass++ {
+		if mapped {
+			if err := m.settle(d); err != nil {
+				return 0, err
+			}
+		}
+		t, err := a.run(ctx, m.path(d.name), pass)
+		if err != nil {
+			return 0, err
+		}
+		took += t
+		requests += a.bytes() / a.block
+	}
+	return float64(took.Nanoseconds()) / 1e3 / float64(requests), nil
+}
+
+// settle has every device of the mount hold the file.
+func (m *versionMount) settle(d *dataFile) error {
+	for k := range m.devices {
+		mapping, err := d.mapped(m.place, k)
+		if err != nil {
+			return err
+		}
+		if _, err := mapping.Acquire(0, mapping.Len()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gaiafs/gaiafs/bench"
+)
+
+func newBench() *cobra.Command {
+	o := benchOptions{gpus: gpuChoice{backend: "auto"}}
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Compare a mount with the bare filesystem and with go-fuse's loopback, on this machine",
+		Long: fmt.Sprintf(`bench measures gaiafs on this machine and its disks: fio through a mount, through go-fuse's loopback and on the bare
+filesystem, cold, from the host's memory and from a device's; CPU reads of a file of which a part is on a device; names and trees of
+small files; git and a Go build; what many devices cost; mapping, acquire and release. Each row measures its sides in turns, round
+after round, and shows medians, quartiles, the median of the ratios within the rounds, and how it stands to its target.
+
+It makes its own files in --dir and takes them and its mounts away again, also after Ctrl-C; what was measured by then is kept. With --file
+it reads a file of yours instead, which it never writes to. It needs fio, git and go for the rows that use them, and root for cold
+names. Groups of rows are listed by --list. With --quick it is done in %.0f minutes. docs/bench.md describes the rows and the JSON.`,
+			bench.QuickTime.Round(time.Minute).Minutes()),
+		Example: `  gaiafs bench --quick --html report.html
+  gaiafs bench --run '^fio/.*cold' --rounds 3 --json cold.json
+  gaiafs bench --file /data/model.safetensors --gpus cuda:0
+  gaiafs bench --run '^cached/' --dir /mnt/nvme --html cached.html`,
+		Args:              arguments(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.Quick, "quick", false, "smaller files and fewer rows: under two minutes")
+	f.StringVar(&o.pattern, "run", "", "only the rows whose GROUP/NAME matches `REGEX`")
+	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
+	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room")
+	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
+	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated:N or cuda:0,1; auto takes two emulated ones where there is no GPU")
+	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
+	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
+	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")
+	f.BoolVar(&o.list, "list", false, "list the groups of rows and end")
+	return cmd
+}
+
+type benchOptions struct {
+	bench.Options
+	gpus    gpuChoice
+	pattern string
+	list    bool
+}
+
+func (o *benchOptions) run(cmd *cobra.Command) error {
+	if o.list {
+		return bench.List(cmd.OutOrStdout())
+	}
+	match, err := regexp.Compile(o.pattern)
+	if err != nil {
+		return usagef("--run: %w", err)
+	}
+	if o.Rounds < 0 {
+		return usagef("--rounds %d is negative", o.Rounds)
+	}
+	for _, path := range []*string{&o.Dir, &o.File} {
+		if *path != "" {
+			if *path, err = filepath.Abs(*path); err != nil {
+				return err
+			}
+		}
+	}
+	for _, path := range []string{o.JSON, o.HTML, o.Markdown} {
+		if err := canBeWritten(path); err != nil {
+			return fmt.Errorf("the report cannot be written: %w", err)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // whoever stopped reading the table does not keep it from cleaning up
+	o.Match, o.GPUs = match, benchDevices(o.gpus)
+	o.Command, o.Version = shown(os.Args[1:]), version
+	o.Mount, o.Process = benchMount, benchProcess
+	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	return bench.Run(ctx, o.Options)
+}
+
+// canBeWritten finds out before anything is measured whether a file can be made. It leaves what is there as it is.
+func canBeWritten(path string) error {
+	if path == "" {
+		return nil
+	}
+	_, err := os.Stat(path)
+	absent := os.IsNotExist(err)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	if absent {
+		_ = os.Remove(path)
+	}
+	return f.Close()
+}
+
+// shown writes a command line so that a shell reads it as it was.
+func shown(args []string) string {
+	plain := regexp.MustCompile(`^[\w./:=,@%+-]+$`)
+	words := []string{"gaiafs"}
+	for _, a := range args {
+		if !plain.MatchString(a) {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}
+
+// benchDevices returns --gpus of the mounts. Without a GPU there are two devices, so that one can read what the other wrote.
+func benchDevices(g gpuChoice) string {
+	if g.backend == "auto" {
+		if _, err := foundCUDA(slog.New(slog.DiscardHandler)); err != nil {
+			return "emulated:2"
+		}
+	}
+	return g.String()
+}
+
+// benchMount is bench.Options.Mount.
+func benchMount(flags []string, source, mountpoint string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
+	arguments := append([]string{"--config=/dev/null"}, flags...)
+	return startServing(append(arguments, "--", source, mountpoint), func(cmd *exec.Cmd) {
+		cmd.Env = withoutSettings(os.Environ())
+		prepare(cmd)
+	})
+}
+
+// benchProcess returns the command that newBenchProcess makes.
+func benchProcess(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", append([]string{"bench-process", "--"}, args...)...)
+	cmd.Args[0] = "gaiafs"
+	return cmd
+}
+
+// newBenchProcess is what bench needs another process for; it is told by its arguments what.
+func newBenchProcess() *cobra.Command {
+	return &cobra.Command{
+		Use:    "bench-process",
+		Hidden: true,
+		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Process(args, cmd.OutOrStdout()) },
+	}
+}

@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	"github.com/gaiafs/gaiafs/fs"
+)
+
+// benchPlace is where a bench works, and its report.
+type benchPlace struct{ dir, json string }
+
+func newBenchPlace(t *testing.T) benchPlace {
+	t.Helper()
+	return benchPlace{t.TempDir(), filepath.Join(t.TempDir(), "report.json")}
+}
+
+func (p benchPlace) command(t *testing.T, flags ...string) *exec.Cmd {
+	t.Helper()
+	return command(t, append([]string{"bench", "--quick", "--gpus=emulated:2", "--dir", p.dir, "--json", p.json}, flags...)...)
+}
+
+// report reads what was measured.
+func (p benchPlace) report(t *testing.T) (r rows.Report) {
+	t.Helper()
+	text, err := os.ReadFile(p.json)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &r))
+	return r
+}
+
+// requireClean fails if the bench left a file or a mount.
+func (p benchPlace) requireClean(t *testing.T) {
+	t.Helper()
+	mounts, err := fs.Mounts()
+	require.NoError(t, err)
+	for _, m := range mounts {
+		require.NotContains(t, m.Mountpoint, p.dir)
+	}
+	left, err := os.ReadDir(p.dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func needProgram(t *testing.T, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skipf("%s is missing", name)
+	}
+}
+
+func TestCommandBench(t *testing.T) {
+	needProgram(t, "fio")
+	p := newBenchPlace(t)
+	page, markdown := p.json+".html", p.json+".md"
+	r := execute(t, p.command(t, "--rounds=1", "--html", page, "--markdown", markdown,
+		"--run", `^(merge/|sharing/(4 KiB|lost)|device/second|metadata/(create|rename)|`+
+			`fio/(write 1 MiB host-warm 1 job$|randread 4 KiB device-cached 1 job|randwrite .*mapped)|`+
+			`cached/random 4 KiB 16 jobs, (0|100)|versions/write 4 KiB, mapped by all, 32)`))
+	require.Equal(t, exitOK, r.code, r.err)
+	report := p.report(t)
+	count := make(map[string]int)
+	for _, row := range report.Rows {
+		if strings.Contains(row.Skipped, "cannot be made cold") || strings.Contains(row.Skipped, "tmpfs") {
+			continue // TMPDIR may be on anything
+		}
+		require.Empty(t, row.Skipped, row.Name)
+		require.NotEmpty(t, row.Sides[0].Values, row.Name)
+		count[row.Group]++
+		if row.Name == "lost updates" {
+			require.Equal(t, rows.Met, row.Targets[0].Verdict)
+		}
+	}
+	require.Equal(t, map[string]int{"merge": 2, "sharing": 4, "device": 1, "metadata": 2, "fio": 3, "cached": 2, "versions": 1}, count)
+	require.Equal(t, version, report.Version)
+	require.Len(t, report.Machine.Devices, 2)
+	require.Contains(t, r.out, "To repeat: gaiafs bench --quick")
+	require.Contains(t, r.err, "[fio 3/3]")
+	for path, has := range map[string]string{page: "<svg ", markdown: "### cached"} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Contains(t, string(text), has)
+	}
+	p.requireClean(t)
+}
+
+// A Ctrl-C ends it while a program still uses one of its mounts.
+func TestCommandBenchIsInterrupted(t *testing.T) {
+	p := newBenchPlace(t)
+	cmd := p.command(t, "--quick=false", "--run", "^(merge|metadata)/")
+	errs, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+	var said bytes.Buffer
+	lines := bufio.NewReader(io.TeeReader(errs, &said))
+	for !strings.Contains(said.String(), "[merge 2/2]") {
+		_, err := lines.ReadString('\n')
+		require.NoError(t, err, said.String())
+	}
+	var mountpoint string
+	require.Eventually(t, func() bool {
+		mounts, err := fs.Mounts()
+		require.NoError(t, err)
+		for _, m := range mounts {
+			if strings.HasPrefix(m.Mountpoint, p.dir) {
+				mountpoint = m.Mountpoint
+			}
+		}
+		return mountpoint != ""
+	}, 30*time.Second, 5*time.Millisecond)
+	busy, err := os.Open(mountpoint)
+	require.NoError(t, err)
+	defer busy.Close()
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	_, err = io.Copy(io.Discard, lines)
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+	require.Equal(t, exitFailure, cmd.ProcessState.ExitCode(), said.String())
+	require.Contains(t, said.String(), "gaiafs: interrupted")
+	report := p.report(t)
+	require.Equal(t, "interrupted", report.Ended)
+	require.GreaterOrEqual(t, len(report.Rows), 2)
+	p.requireClean(t)
+}
+
+// userFile makes a file of a user's and returns its path and what it has.
+func userFile(t *testing.T) (string, []byte) {
+	t.Helper()
+	content := bytes.Repeat([]byte("not to be written to. "), 300_000)
+	path := filepath.Join(t.TempDir(), "my file: weights")
+	require.NoError(t, os.WriteFile(path, content, 0o444))
+	return path, content
+}
+
+func TestCommandBenchReadsAFileOfTheUser(t *testing.T) {
+	needProgram(t, "fio")
+	path, content := userFile(t)
+	var before, after unix.Stat_t
+	require.NoError(t, unix.Stat(path, &before))
+	p := newBenchPlace(t)
+	r := execute(t, p.command(t, "--rounds=1", "--file", path, "--run", "^fio/randread 4 KiB .*16|^cached/random.*16 jobs, 50"))
+	require.Equal(t, exitOK, r.code, r.err)
+	for _, row := range p.report(t).Rows {
+		require.NotContains(t, row.Name, "write")
+	}
+	require.Contains(t, r.out, "randread 4 KiB host-warm 16 jobs")
+	require.Contains(t, r.err, "are read", "only whole pages are")
+	require.NoError(t, unix.Stat(path, &after))
+	require.Equal(t, before.Mtim, after.Mtim)
+	require.Equal(t, before.Ctim, after.Ctim)
+	now, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, now))
+	entries, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "nothing is made beside it")
+	p.requireClean(t)
+}
+
+func TestCommandBenchNoticesThatAFileChanges(t *testing.T) {
+	needProgram(t, "fio")
+	path, _ := userFile(t)
+	require.NoError(t, os.Chmod(path, 0o644))
+	p := newBenchPlace(t)
+	cmd := p.command(t, "--rounds=100000", "--file", path, "--run", "^fio/read 1 MiB host-warm")
+	errs, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+	lines := bufio.NewReader(errs)
+	first, err := lines.ReadString('\n') // the machine: the file has been looked at
+	require.NoError(t, err)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("X"), 4097)
+	require.NoError(t, err)
+	rest, err := io.ReadAll(lines)
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+	require.Equal(t, exitFailure, cmd.ProcessState.ExitCode())
+	require.Contains(t, string(rest), "was changed by somebody while it was measured", first)
+	p.requireClean(t)
+}
+
+func TestCommandBenchWithoutPrograms(t *testing.T) {
+	p := newBenchPlace(t)
+	cmd := p.command(t, "--rounds=1", "--run", "^(fio|tree)/(all|read|git|go|readdir)")
+	cmd.Env = append(cmd.Env, "PATH="+t.TempDir())
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	why := make(map[string]string)
+	for _, row := range p.report(t).Rows {
+		why[row.Group+"/"+row.Name] = row.Skipped
+	}
+	require.Contains(t, why["fio/all"], "apt-get install fio")
+	require.Contains(t, why["tree/git"], "apt-get install git")
+	require.Empty(t, why["tree/read 1 KiB files, warm"])
+	p.requireClean(t)
+}
+
+// A user without rights measures what can be measured without.
+func TestCommandBenchNotRoot(t *testing.T) {
+	needProgram(t, "fusermount3")
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	needProgram(t, "unshare")
+	needProgram(t, "setpriv")
+	dir, err := os.MkdirTemp("", "gaiafs-nobody-") // testing's own are closed to others
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0o777))
+	p := benchPlace{dir: filepath.Join(dir, "work"), json: filepath.Join(dir, "report.json")}
+	require.NoError(t, os.Mkdir(p.dir, 0o777))
+	require.NoError(t, os.Chmod(p.dir, 0o777))
+	program := filepath.Join(dir, "gaiafs.test") // a user may not run what lies where root builds
+	text, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, text, 0o755))
+	// In a namespace of mounts of its own /dev/fuse is there for everybody, as it mostly is.
+	device := filepath.Join(dir, "fuse")
+	require.NoError(t, unix.Mknod(device, unix.S_IFCHR|0o666, int(unix.Mkdev(10, 229))))
+	require.NoError(t, os.Chmod(device, 0o666))
+	cmd := p.command(t, "--rounds=1", "--run", "^metadata/(stat|readdir)")
+	script := `mount --bind "$0" /dev/fuse && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"`
+	cmd.Args = append([]string{"unshare", "--mount", "sh", "-c", script, device, program}, cmd.Args[1:]...)
+	cmd.Path, err = exec.LookPath("unshare")
+	require.NoError(t, err)
+	cmd.Dir = dir
+	cmd.Env = append(cmd.Env, "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "TMPDIR="+dir)
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.err, "only root can have the kernel forget names; rows about cold names are left out")
+	for _, row := range p.report(t).Rows {
+		if strings.HasPrefix(row.Name, "stat, cold") || strings.HasPrefix(row.Name, "readdir, cold") {
+			require.Contains(t, row.Skipped, "only root")
+		} else if row.Group == "metadata" {
+			require.Empty(t, row.Skipped, row.Name)
+		}
+	}
+	p.requireClean(t)
+}
+
+func TestCommandBenchWrongUsage(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--run", "("}, exitUsage, "--run"},
+		{[]string{"--rounds=-1"}, exitUsage, "negative"},
+		{[]string{"--gpus=nonsense"}, exitUsage, "none of auto"},
+		{[]string{"extra"}, exitUsage, "takes no arguments"},
+		{[]string{"--nonsense"}, exitUsage, "nonsense"},
+		{[]string{"--run", "^nothing/"}, exitFailure, "--list"},
+		{[]string{"--dir", dir + "/missing"}, exitFailure, "choose another folder with --dir"},
+		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
+		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
+		{[]string{"--file", dir}, exitFailure, "no regular file"},
+	} {
+		r := gaiafsCommand(t, append([]string{"bench"}, c.args...)...)
+		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
+		require.Contains(t, r.err, c.says, "%v", c.args)
+	}
+	r := gaiafsCommand(t, "bench", "--list")
+	require.Equal(t, exitOK, r.code)
+	require.Contains(t, r.out, "versions ")
+	require.Equal(t, exitFailure, gaiafsCommand(t, "bench-process").code)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// Reports are tried before anything is measured, and what was there stays.
+func TestBenchReportsCanBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report")
+	require.NoError(t, canBeWritten(path))
+	require.NoFileExists(t, path)
+	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
+	require.NoError(t, canBeWritten(path))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(text))
+	require.Equal(t, `gaiafs bench --run '^a b$' --rounds=3 'it'\''s'`, shown([]string{"bench", "--run", "^a b$", "--rounds=3", "it's"}))
+}
