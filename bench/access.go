@@ -21,6 +21,8 @@ type access struct {
 	size, amount int64
 	// flags are of open(2), besides the access mode.
 	flags int
+	// verify is called with what was read, from off on; nil where nobody wants to know.
+	verify func(p []byte, off int64) error
 }
 
 // run returns how long that took. Where the file is cold, each byte is touched once, so no job finds what another brought.
@@ -57,6 +59,9 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 			order = rnd.Perm(int(part))
 		}
 		buf := aligned(int(a.block))
+		for k := range buf {
+			buf[k] = byte(seed) // what is written differs from run to run
+		}
 		wg.Go(func() {
 			<-begin
 			for _, k := range order[:count] {
@@ -68,6 +73,9 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 					_, errs[i] = f.WriteAt(buf, at)
 				} else {
 					_, errs[i] = f.ReadAt(buf, at)
+				}
+				if errs[i] == nil && a.verify != nil {
+					errs[i] = a.verify(buf, at)
 				}
 				if errs[i] != nil {
 					return

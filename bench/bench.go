@@ -82,8 +82,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("interrupted")
 	}
-	if r.Ended = ""; err != nil {
+	switch r.Ended = ""; {
+	case err != nil:
 		r.Ended = err.Error()
+	case s.failed > 0:
+		err = fmt.Errorf("rows that failed: %d; the table says why", s.failed)
 	}
 	r.Machine.Devices = s.describeDevices()
 	r.Seconds = time.Since(begin).Seconds()
@@ -156,25 +159,21 @@ func (s *session) runGroups(ctx context.Context, wanted []*group, r *rows.Report
 	return nil
 }
 
-// runGroup measures the rows of a group. until is when they should be done, the zero time for whenever they are.
+// runGroup measures the rows of a group. until is when they should be done, the zero time for whenever they are. What fails is a
+// line of the table, and the others are measured all the same; an error is one that they would meet, too.
 func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *rows.Report) error {
 	defer s.endGroup()
-	skip := func(reason string) {
-		fmt.Fprintf(s.Progress, "%s: skipped: %s\n", g.name, reason)
-		r.Rows = append(r.Rows, rows.Result{Group: g.name, Name: "all", Skipped: reason})
-	}
+	all, at := rows.Row{Group: g.name, Name: "all"}, "["+g.name+"] "
 	if !until.IsZero() && time.Now().After(until) {
-		skip("the time of --quick was over")
-		return nil
+		return s.noteLine(r, &all, at, rows.Result{Skipped: "the time of --quick was over"}, nil)
 	}
 	list, err := g.rows(ctx, s)
 	var why rows.Impossible
 	if errors.As(err, &why) {
-		skip(why.Reason)
-		return nil
+		return s.noteLine(r, &all, at, rows.Result{Skipped: why.Reason}, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", g.name, err)
+		return s.noteLine(r, &all, at, rows.Result{}, fmt.Errorf("%s: %w", g.name, err))
 	}
 	list = slices.DeleteFunc(list, func(row rows.Row) bool { return !s.Match.MatchString(row.Title()) })
 	for i := range list {
@@ -182,43 +181,65 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 		if !until.IsZero() {
 			row.Until = time.Now().Add(time.Until(until) / time.Duration(len(list)-i))
 		}
-		res, err := s.runRow(ctx, row, fmt.Sprintf("%s %d/%d", g.name, i+1, len(list)))
-		if err != nil {
+		at, start := fmt.Sprintf("[%s %d/%d] ", g.name, i+1, len(list)), time.Now()
+		res, err := row.Run(ctx, s.Rounds, func(round, of int, side string) {
+			if isTerminal(s.Progress) {
+				fmt.Fprintf(s.Progress, "%s%s%s: round %d of %d: %s", clearLine, at, row.Name, round, of, side)
+			}
+		})
+		if isTerminal(s.Progress) {
+			at = clearLine + at
+		}
+		if err := s.note(r, row, at, res, err); err != nil {
 			return err
 		}
-		r.Rows = append(r.Rows, res)
-		if s.JSON != "" { // whoever kills the bench finds what it had
-			if err := r.WriteJSON(s.JSON); err != nil {
-				return err
-			}
-		}
+		fmt.Fprintf(s.Progress, " (%.1f s)\n", time.Since(start).Seconds())
 	}
 	return nil
 }
 
-// runRow measures a row and says so. at is how far the bench is.
-func (s *session) runRow(ctx context.Context, row *rows.Row, at string) (rows.Result, error) {
-	terminal := isTerminal(s.Progress)
-	start := time.Now()
-	res, err := row.Run(ctx, s.Rounds, func(round, of int, side string) {
-		if terminal {
-			fmt.Fprintf(s.Progress, "\r\033[K[%s] %s: round %d of %d: %s", at, row.Name, round, of, side)
-		}
-	})
-	if terminal {
-		fmt.Fprint(s.Progress, "\r\033[K")
-	}
-	if err != nil {
-		return res, explain(err, s.Dir)
-	}
-	fmt.Fprintf(s.Progress, "[%s] %s: %s (%.1f s)\n", at, row.Name, res.Brief(), time.Since(start).Seconds())
-	return res, nil
+// clearLine has the next words of the progress on a terminal replace the last.
+const clearLine = "\r\033[K"
+
+// noteLine is note for a line of its own.
+func (s *session) noteLine(r *rows.Report, row *rows.Row, at string, res rows.Result, err error) error {
+	defer fmt.Fprintln(s.Progress)
+	return s.note(r, row, at, res, err)
 }
 
-// explain adds to an error what can be done about it.
+// note puts a row into the report and says so after at. It returns err if that is no error of the row alone.
+func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result, err error) error {
+	if err != nil {
+		if err = explain(err, s.Dir); isFatal(err) {
+			return err
+		}
+		res = rows.Result{Failed: err.Error()}
+		s.failed++
+	}
+	if res.Name == "" {
+		res.Group, res.Name, res.Labels = row.Group, row.Name, row.Labels
+	}
+	fmt.Fprintf(s.Progress, "%s%s: %s", at, row.Name, res.Brief())
+	r.Rows = append(r.Rows, res)
+	if s.JSON == "" {
+		return nil
+	}
+	return r.WriteJSON(s.JSON) // whoever kills the bench finds what it had
+}
+
+// isFatal reports whether other rows would fail for the same reason.
+func isFatal(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, errChanged) || errors.Is(err, errNoRoom)
+}
+
+// errNoRoom says what to do about a full disk.
+var errNoRoom = errors.New("choose another folder with --dir, or take less with --quick")
+
+// explain adds to an error what can be done about it. What programs say of a full disk is known by its words.
 func explain(err error, dir string) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || strings.Contains(err.Error(), unix.ENOSPC.Error()) {
-		return fmt.Errorf("%w: there is no room left in %s; choose another folder with --dir, or take less with --quick", err, dir)
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
+	if full && !errors.Is(err, errNoRoom) {
+		return fmt.Errorf("%w: there is no room left in %s: %w", err, dir, errNoRoom)
 	}
 	return err
 }

@@ -120,7 +120,14 @@ func TestWrongBytesAreFound(t *testing.T) {
 	defer f.Close()
 	_, err = f.WriteAt([]byte("x"), 3<<20)
 	require.NoError(t, err)
-	require.ErrorContains(t, d.checkBytes(p), "are not those of the file")
+	require.ErrorContains(t, d.checkBytes(p), "page 768 of")
+	a := access{block: pageSize, jobs: 1, size: d.size, amount: d.size, verify: d.verify}
+	_, err = a.run(t.Context(), p.path("file"), 1)
+	require.NoError(t, err, "the page that is not whole is not read")
+	_, err = f.WriteAt([]byte("x"), 1<<20)
+	require.NoError(t, err)
+	_, err = a.run(t.Context(), p.path("file"), 1)
+	require.ErrorContains(t, err, "page 256 of file was read with bytes that the file has not")
 	require.NoError(t, f.Truncate(100))
 	require.Error(t, d.checkBytes(p))
 }
@@ -132,8 +139,8 @@ func TestAFileThatChangesIsNoticed(t *testing.T) {
 	d, err := giveFile(path, true)
 	require.NoError(t, err)
 	p := &place{name: placeBacking, source: filepath.Dir(path), dir: filepath.Dir(path)}
-	row := rows.Row{Group: "g", Name: "n", Sides: []rows.Side{d.reading(p, rows.Side{Name: "backing",
-		Measure: func(context.Context) (float64, error) { return 1, nil }})}}
+	row := rows.Row{Group: "g", Name: "n", Sides: []rows.Side{d.reading(rows.Side{Name: "backing",
+		Measure: func(context.Context) (float64, error) { return 1, nil }}, func(context.Context) error { return d.checkBytes(p) })}}
 	_, err = row.Run(t.Context(), 2, func(int, int, string) {})
 	require.NoError(t, err)
 
@@ -278,16 +285,18 @@ func TestWhatWasMeasuredIsKept(t *testing.T) {
 	for _, c := range []struct {
 		fail func(end context.CancelFunc) error
 		says string
+		rows int // with the one that failed alone, and the one after it
 	}{
-		{func(context.CancelFunc) error { return syscall.EIO }, "input/output error"},
-		{func(end context.CancelFunc) error { end(); return context.Canceled }, "interrupted"},
-		{func(context.CancelFunc) error { return syscall.ENOSPC }, "--dir"},
+		{func(context.CancelFunc) error { return syscall.EIO }, "rows that failed: 1", 3},
+		{func(end context.CancelFunc) error { end(); return context.Canceled }, "interrupted", 1},
+		{func(context.CancelFunc) error { return syscall.ENOSPC }, "--dir", 1},
+		{func(context.CancelFunc) error { return errors.New("git: No space left on device") }, "--dir", 1},
 	} {
 		ctx, end := context.WithCancel(t.Context())
 		groups = []group{{name: "merge", rows: func(context.Context, *session) ([]rows.Row, error) {
 			bad := rows.Row{Group: "merge", Name: "bad", Sides: []rows.Side{{Name: "gaiafs",
 				Measure: func(context.Context) (float64, error) { return 0, c.fail(end) }}}}
-			return []rows.Row{measured, bad}, nil
+			return []rows.Row{measured, bad, measured}, nil
 		}}}
 		dir, file := t.TempDir(), filepath.Join(t.TempDir(), "r.json")
 		var out bytes.Buffer
@@ -298,13 +307,17 @@ func TestWhatWasMeasuredIsKept(t *testing.T) {
 		require.NoError(t, err)
 		var r rows.Report
 		require.NoError(t, json.Unmarshal(text, &r))
-		require.Contains(t, r.Ended, c.says)
 		require.Equal(t, rows.Format, r.Format)
-		require.Len(t, r.Rows, 1)
+		require.Len(t, r.Rows, c.rows)
 		require.Contains(t, out.String(), "good")
 		page, err := os.ReadFile(file + ".html")
 		require.NoError(t, err)
-		require.Contains(t, string(page), "Not complete")
+		if c.rows == 1 {
+			require.Contains(t, r.Ended, c.says)
+			require.Contains(t, string(page), "Not complete")
+		} else {
+			require.Contains(t, r.Rows[1].Failed, "input/output error")
+		}
 		left, err := os.ReadDir(dir)
 		require.NoError(t, err)
 		require.Empty(t, left)
@@ -373,11 +386,11 @@ func TestAccessTouchesEachBlockOnce(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600))
 	for _, random := range []bool{false, true} {
 		a := access{write: true, random: random, block: 4096, jobs: 3, size: 1 << 20, amount: 300 << 10}
-		_, err := a.run(t.Context(), path, 1)
+		_, err := a.run(t.Context(), path, 2)
 		require.NoError(t, err)
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
-		require.EqualValues(t, a.bytes(), bytes.Count(text, []byte{0}))
+		require.EqualValues(t, a.bytes(), bytes.Count(text, []byte{2}))
 		require.EqualValues(t, 25*4096*3, a.bytes())
 		require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600))
 	}

@@ -89,7 +89,9 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 	seed := uint64(percent) // both sides read the same pages, other rounds others
 	for i, p := range places {
 		round := seed
-		r.Sides = append(r.Sides, d.reading(p, rows.Side{Name: p.name,
+		checked := *a
+		checked.verify = d.verify
+		r.Sides = append(r.Sides, d.reading(rows.Side{Name: p.name,
 			Prepare: func(context.Context) error {
 				if i == 0 {
 					if err := d.partOnDevice(p, percent); err != nil {
@@ -101,7 +103,10 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 			Measure: func(ctx context.Context) (float64, error) {
 				round += 1000
 				return s.readBeside(ctx, a, p, d, pattern.busy, round)
-			}}))
+			}}, func(ctx context.Context) error {
+			_, err := s.readBeside(ctx, &checked, p, d, pattern.busy, round)
+			return err
+		}))
 	}
 	return r
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -23,8 +24,8 @@ type dataFile struct {
 	name string
 	// size is how many bytes rows use, of whole that there are.
 	size, whole int64
-	// sum is the checksum of these bytes, as long as only reading rows use the file.
-	sum uint32
+	// sums are the checksums of these bytes, page by page, as long as only reading rows use the file.
+	sums []uint32
 	// given is how the user's file was when the run began; nil for a file of the bench's own.
 	given *stamp
 	path  string // of the user's file
@@ -77,7 +78,7 @@ func giveFile(path string, quick bool) (*dataFile, error) {
 	if d.given, err = stampOf(path); err != nil {
 		return nil, err
 	}
-	if d.sum, err = checksum(path, d.size); err != nil {
+	if d.sums, err = checksums(path, d.size); err != nil {
 		return nil, fmt.Errorf("--file: %w", err)
 	}
 	return d, d.unchanged()
@@ -105,7 +106,7 @@ func (s *session) newFile(name string, size int64, places ...*place) (*dataFile,
 		d = &dataFile{name: name, size: size, whole: size}
 		for _, p := range places {
 			var err error
-			if d.sum, err = fill(p.home(name), size); err != nil {
+			if d.sums, err = fill(p.home(name), size); err != nil {
 				return nil, explain(err, s.Dir)
 			}
 		}
@@ -121,11 +122,11 @@ func (s *session) newFile(name string, size int64, places ...*place) (*dataFile,
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// fill makes a file of n bytes, which do not compress or repeat, and brings it to the disk. It returns their checksum.
-func fill(path string, n int64) (sum uint32, err error) {
+// fill makes a file of n bytes, which do not compress or repeat, and brings it to the disk. It returns their checksums.
+func fill(path string, n int64) (sums []uint32, err error) {
 	f, err := os.Create(path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer f.Close()
 	block := make([]byte, 1<<20)
@@ -133,45 +134,69 @@ func fill(path string, n int64) (sum uint32, err error) {
 	for at := int64(0); at < n; at += int64(len(block)) {
 		part := block[:min(int64(len(block)), n-at)]
 		_, _ = rnd.Read(part) // it never fails
-		sum = crc32.Update(sum, castagnoli, part)
+		sums = appendSums(sums, part)
 		if _, err := f.Write(part); err != nil {
-			return 0, err
+			return nil, err
 		}
 	}
-	return sum, f.Sync()
+	return sums, f.Sync()
 }
 
-// checksum reads the first n bytes of a file.
-func checksum(path string, n int64) (sum uint32, err error) {
+// appendSums adds the checksums of the pages of p, of which the last may be short.
+func appendSums(sums []uint32, p []byte) []uint32 {
+	for part := range slices.Chunk(p, pageSize) {
+		sums = append(sums, crc32.Checksum(part, castagnoli))
+	}
+	return sums
+}
+
+// checksums reads the first n bytes of a file.
+func checksums(path string, n int64) (sums []uint32, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer f.Close()
 	block := make([]byte, min(n, 1<<20))
 	for left := n; left > 0; {
 		part := block[:min(left, int64(len(block)))]
 		if _, err := io.ReadFull(f, part); err != nil {
-			return 0, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		sum = crc32.Update(sum, castagnoli, part)
+		sums = appendSums(sums, part)
 		left -= int64(len(part))
 	}
-	return sum, nil
+	return sums, nil
+}
+
+// verify fails if p is not what the file has from the page at off on.
+func (d *dataFile) verify(p []byte, off int64) error {
+	first := off / pageSize
+	for i, sum := range appendSums(nil, p) {
+		if sum != d.sums[first+int64(i)] {
+			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s was read with bytes that the file has not", first+int64(i), d.name))
+		}
+	}
+	return nil
 }
 
 // checkBytes fails if what a place shows is not what the file has.
 func (d *dataFile) checkBytes(p *place) error {
-	sum, err := checksum(p.path(d.name), d.size)
-	if err == nil && sum != d.sum {
-		err = errors.Join(d.unchanged(), fmt.Errorf("%s: the bytes that were read are not those of the file", p.path(d.name)))
+	sums, err := checksums(p.path(d.name), d.size)
+	if err != nil {
+		return err
 	}
-	return err
+	for i := range sums {
+		if sums[i] != d.sums[i] {
+			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s is not what the file has", i, p.path(d.name)))
+		}
+	}
+	return nil
 }
 
-// reading makes a side of one that reads the file: in the same state it is read once to compare bytes, and a file of the user's that
-// changed is an error.
-func (d *dataFile) reading(p *place, x rows.Side) rows.Side {
+// reading makes a side of one that reads the file: check is done in the same state, and compares bytes; a file of the user's that changed
+// is an error.
+func (d *dataFile) reading(x rows.Side, check func(ctx context.Context) error) rows.Side {
 	measure := x.Measure
 	x.Measure = func(ctx context.Context) (float64, error) {
 		v, err := measure(ctx)
@@ -186,7 +211,7 @@ func (d *dataFile) reading(p *place, x rows.Side) rows.Side {
 				return err
 			}
 		}
-		return d.checkBytes(p)
+		return check(ctx)
 	}
 	return x
 }

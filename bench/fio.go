@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,8 +59,10 @@ type fio struct {
 	session *session
 	program string
 	jobDir  string
-	// runtime is how long a workload takes that can go on as long as it likes.
+	// runtime is how long a workload takes that can go on as long as it likes, few how many bytes of random pages are a moment's
+	// work for a disk.
 	runtime time.Duration
+	few     int64
 }
 
 // fioHint is what there is to do where fio is missing.
@@ -71,9 +74,9 @@ func newFio(s *session) (*fio, error) {
 	if err != nil {
 		return nil, rows.Impossible{Reason: fioHint}
 	}
-	x := &fio{session: s, program: program, jobDir: filepath.Join(s.dir, "fio"), runtime: 300 * time.Millisecond}
+	x := &fio{session: s, program: program, jobDir: filepath.Join(s.dir, "fio"), runtime: 300 * time.Millisecond, few: 16 << 20}
 	if s.Quick {
-		x.runtime = 100 * time.Millisecond
+		x.runtime, x.few = 100*time.Millisecond, 8<<20
 	}
 	if err := os.RemoveAll(x.jobDir); err != nil {
 		return nil, err
@@ -92,7 +95,7 @@ func (x *fio) side(p *place, d *dataFile, w fioWork) rows.Side {
 		side.Check = func(ctx context.Context) error { return x.verify(ctx, p, d, w) }
 		return side
 	}
-	return d.reading(p, side)
+	return d.reading(side, func(context.Context) error { return d.checkBytes(p) })
 }
 
 // fits reports whether every job has a block at least.
@@ -109,7 +112,7 @@ func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (fl
 	if w.state != hostWarm {
 		timeBased, limit = 0, 5*time.Second
 		if w.random() && w.block < 128<<10 {
-			amount = min(amount, max(16<<20/int64(w.jobs), w.block))
+			amount = min(amount, max(x.few/int64(w.jobs), w.block))
 		}
 	}
 	out, err := x.run(ctx, p, d, w, w.pattern, fmt.Sprintf("IO_SIZE=%d", amount), fmt.Sprintf("TIME_BASED=%d", timeBased),
@@ -141,12 +144,12 @@ func (x *fio) verify(ctx context.Context, p *place, d *dataFile, w fioWork) erro
 	if err := dropPages(p.path(d.name)); err != nil { // sync comes first
 		return err
 	}
-	mine, err := checksum(p.path(d.name), d.size)
+	mine, err := checksums(p.path(d.name), d.size)
 	if err != nil {
 		return err
 	}
-	home, err := checksum(p.home(d.name), d.size)
-	if err == nil && mine != home {
+	home, err := checksums(p.home(d.name), d.size)
+	if err == nil && !slices.Equal(mine, home) {
 		err = fmt.Errorf("%s and the backing file differ after writing", p.path(d.name))
 	}
 	return err

@@ -42,6 +42,8 @@ type session struct {
 	cold string
 	// remarks are for the user, before anything is measured.
 	remarks []string
+	// failed counts rows.
+	failed int
 
 	daemons []*daemon
 	places  map[string]*place

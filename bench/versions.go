@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -105,9 +106,12 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 	}
 	for _, k := range sides {
 		m := mounts[k]
-		r.Sides = append(r.Sides, rows.Side{Name: sideName(k), Measure: func(ctx context.Context) (float64, error) {
-			return m.request(ctx, write, mapped, s.versionTime())
-		}})
+		r.Sides = append(r.Sides, rows.Side{Name: sideName(k),
+			Measure: func(ctx context.Context) (float64, error) {
+				return m.request(ctx, write, mapped, s.versionTime())
+			},
+			Check: func(context.Context) error { return m.agrees(mapped) },
+		})
 	}
 	return r
 }
@@ -120,17 +124,18 @@ func (s *session) versionTime() time.Duration {
 	return 200 * time.Millisecond
 }
 
-// request returns the mean time of a request in µs, of passes over the file that take at least so long. Before each pass the devices
-// have an up-to-date copy, if they have one at all.
+// request returns the time of a request in µs: the median of passes over the file that take at least so long, so that one who is in the
+// way for a moment does not count. Before each pass the devices have an up-to-date copy, if they have one at all.
 func (m *versionMount) request(ctx context.Context, write, mapped bool, least time.Duration) (float64, error) {
 	d := m.free
 	if mapped {
 		d = m.mapped
 	}
 	a := &access{write: write, random: true, block: pageSize, jobs: 1, size: d.size, amount: d.size, flags: unix.O_DIRECT}
+	var passes []float64
 	var took time.Duration
-	requests, begin := int64(0), time.Now()
-	for pass := uint64(0); took < least && (pass < 2 || time.Since(begin) < 5*least); pass++ {
+	begin := time.Now()
+	for pass := uint64(0); took < least && (pass < 3 || time.Since(begin) < 5*least); pass++ {
 		if mapped {
 			if err := m.settle(d); err != nil {
 				return 0, err
@@ -141,9 +146,9 @@ func (m *versionMount) request(ctx context.Context, write, mapped bool, least ti
 			return 0, err
 		}
 		took += t
-		requests += a.bytes() / a.block
+		passes = append(passes, us(t)*float64(a.block)/float64(a.bytes()))
 	}
-	return float64(took.Nanoseconds()) / 1e3 / float64(requests), nil
+	return rows.Summarise(passes).Median, nil
 }
 
 // settle has every device of the mount hold the file.
@@ -158,4 +163,21 @@ func (m *versionMount) settle(d *dataFile) error {
 		}
 	}
 	return nil
+}
+
+// agrees fails if the mount shows anything but what the backing file has.
+func (m *versionMount) agrees(mapped bool) error {
+	d := m.free
+	if mapped {
+		d = m.mapped
+	}
+	mine, err := checksums(m.path(d.name), d.size)
+	if err != nil {
+		return err
+	}
+	home, err := checksums(m.home(d.name), d.size)
+	if err == nil && !slices.Equal(mine, home) {
+		err = fmt.Errorf("%s and the backing file differ", m.path(d.name))
+	}
+	return err
 }

@@ -45,8 +45,10 @@ func (r *Report) WriteJSON(file string) error {
 
 // Lines returns the lines of a row's part of the table: one for each side.
 func (r *Result) Lines() [][]string {
-	if r.Skipped != "" {
-		return [][]string{{r.Name, "skipped", "", "", "", strings.ReplaceAll(r.Skipped, "\n", "; ")}}
+	for word, why := range map[string]string{"skipped": r.Skipped, "failed": r.Failed} {
+		if why != "" {
+			return [][]string{{r.Name, word, "", "", "", strings.ReplaceAll(why, "\n", "; ")}}
+		}
 	}
 	var lines [][]string
 	for i, s := range r.Sides {
@@ -175,8 +177,11 @@ func (r *Report) Failures() (missedTargets, all int) {
 
 // Brief is a result in a line, for the progress.
 func (r *Result) Brief() string {
-	if r.Skipped != "" {
+	switch {
+	case r.Skipped != "":
 		return "skipped: " + r.Skipped
+	case r.Failed != "":
+		return "failed: " + r.Failed
 	}
 	var parts []string
 	for _, s := range r.Sides {

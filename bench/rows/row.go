@@ -114,8 +114,9 @@ type Result struct {
 	Sides   []SideResult   `json:"sides"`
 	Targets []TargetResult `json:"targets,omitempty"`
 	Note    string         `json:"note,omitempty"`
-	// Skipped says why there are no sides.
+	// Skipped says why there are no sides, and Failed the same of a row that should have worked.
 	Skipped string `json:"skipped,omitempty"`
+	Failed  string `json:"failed,omitempty"`
 }
 
 // TargetResult is what came of a target.

@@ -179,4 +179,9 @@ func TestWordsDoNotBreakTables(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, r.WriteMarkdown(&out))
 	require.Contains(t, out.String(), `| n | skipped |  |  |  | one; or \| the other |`)
+	r.Rows[0] = Result{Group: "g", Name: "n", Failed: "a reason"}
+	out.Reset()
+	require.NoError(t, r.WriteMarkdown(&out))
+	require.Contains(t, out.String(), "| n | failed |  |  |  | a reason |")
+	require.Equal(t, "failed: a reason", r.Rows[0].Brief())
 }

@@ -68,7 +68,7 @@ func TestCommandBench(t *testing.T) {
 	page, markdown := p.json+".html", p.json+".md"
 	r := execute(t, p.command(t, "--rounds=1", "--html", page, "--markdown", markdown,
 		"--run", `^(merge/|sharing/(4 KiB|lost)|device/second|metadata/(create|rename)|`+
-			`fio/(write 1 MiB host-warm 1 job$|randread 4 KiB device-cached 1 job|randwrite .*mapped)|`+
+			`fio/(write 1 MiB host-warm 1 job$|randread 4 KiB device-cached 16 jobs|randwrite .*mapped)|`+
 			`cached/random 4 KiB 16 jobs, (0|100)|versions/write 4 KiB, mapped by all, 32)`))
 	require.Equal(t, exitOK, r.code, r.err)
 	report := p.report(t)
