@@ -61,7 +61,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	wanted := o.groups()
 	if len(wanted) == 0 {
-		return fmt.Errorf("no group of rows matches; 'gaiafs bench --list' names them")
+		return fmt.Errorf("no group of rows matches %q; 'gaiafs bench --list' names them", o.Match)
 	}
 	s, err := newSession(o)
 	if err != nil {
@@ -79,12 +79,14 @@ func Run(ctx context.Context, o Options) (err error) {
 		fmt.Fprintln(o.Progress, remark)
 	}
 	err = s.runGroups(ctx, wanted, r)
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("interrupted")
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
 	}
 	switch r.Ended = ""; {
 	case err != nil:
 		r.Ended = err.Error()
+	case len(r.Rows) == 0:
+		err = fmt.Errorf("no row matches %q; 'gaiafs bench --list' names the groups, and a run of one its rows", o.Match)
 	case s.failed > 0:
 		err = fmt.Errorf("rows that failed: %d; the table says why", s.failed)
 	}
@@ -168,6 +170,9 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 		return s.noteLine(r, &all, at, rows.Result{Skipped: "the time of --quick was over"}, nil)
 	}
 	list, err := g.rows(ctx, s)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	var why rows.Impossible
 	if errors.As(err, &why) {
 		return s.noteLine(r, &all, at, rows.Result{Skipped: why.Reason}, nil)
@@ -187,6 +192,9 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 				fmt.Fprintf(s.Progress, "%s%s%s: round %d of %d: %s", clearLine, at, row.Name, round, of, side)
 			}
 		})
+		if err != nil && ctx.Err() != nil {
+			return ctx.Err() // whatever it says: programs that it ran were ended
+		}
 		if isTerminal(s.Progress) {
 			at = clearLine + at
 		}
@@ -229,7 +237,7 @@ func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result
 
 // isFatal reports whether other rows would fail for the same reason.
 func isFatal(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, errChanged) || errors.Is(err, errNoRoom)
+	return errors.Is(err, errChanged) || errors.Is(err, errNoRoom)
 }
 
 // errNoRoom says what to do about a full disk.

@@ -261,6 +261,8 @@ func TestGroupsThatMatch(t *testing.T) {
 	require.Len(t, names(Options{}, "^(fio/|tree/)"), len(groups), "what is in parentheses is not looked into")
 	require.Equal(t, []string{`a\|b`, "(c|d)", "[|]"}, alternatives(`a\|b|(c|d)|[|]`))
 	require.ErrorContains(t, Run(t.Context(), Options{Match: regexp.MustCompile("^nothing/")}), "--list")
+	o := Options{Dir: t.TempDir(), Quick: true, Match: regexp.MustCompile("^merge/nothing"), Out: io.Discard, Progress: io.Discard}
+	require.ErrorContains(t, Run(t.Context(), o), "no row matches")
 	var out bytes.Buffer
 	require.NoError(t, List(&out))
 	require.Contains(t, out.String(), "\ncached ")
@@ -288,7 +290,7 @@ func TestWhatWasMeasuredIsKept(t *testing.T) {
 		rows int // with the one that failed alone, and the one after it
 	}{
 		{func(context.CancelFunc) error { return syscall.EIO }, "rows that failed: 1", 3},
-		{func(end context.CancelFunc) error { end(); return context.Canceled }, "interrupted", 1},
+		{func(end context.CancelFunc) error { end(); return errors.New("git: signal: killed") }, "interrupted", 1},
 		{func(context.CancelFunc) error { return syscall.ENOSPC }, "--dir", 1},
 		{func(context.CancelFunc) error { return errors.New("git: No space left on device") }, "--dir", 1},
 	} {

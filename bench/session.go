@@ -178,7 +178,7 @@ const (
 )
 
 // place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but where
-// there is a file of the user's, all but the mount for writing show the one that it is in.
+// there is a file of the user's, all show the one that it is in.
 func (s *session) place(name string) (*place, error) {
 	return s.mounted(name, s.GPUs)
 }

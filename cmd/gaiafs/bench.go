@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -51,6 +52,10 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
 	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")
 	f.BoolVar(&o.list, "list", false, "list the groups of rows and end")
+	if err := errors.Join(cmd.MarkFlagDirname("dir"), cmd.MarkFlagFilename("file"), cmd.MarkFlagFilename("json", "json"),
+		cmd.MarkFlagFilename("html", "html"), cmd.MarkFlagFilename("markdown", "md")); err != nil {
+		panic(err) // a flag is not named as above
+	}
 	return cmd
 }
 
