@@ -307,7 +307,8 @@ func (s *session) serveUnmap(id mappingID) error {
 	return s.unmap(m)
 }
 
-// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large.
+// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large; the next may
+// come as soon as the client has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	src, ok := s.server.tokens.redeem(token)
 	if !ok || src != nil {
@@ -322,30 +323,35 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 		s.finish(id, 0, failure(syscall.EAGAIN, "another status is being sent"))
 		return
 	}
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.inStatus = false
-	}()
-	if s.server.opts.Status == nil {
-		s.finish(id, 0, failure(syscall.ENOTSUP, "this server has no status"))
-		return
-	}
-	doc, err := json.Marshal(s.server.opts.Status())
+	last, err := s.sendStatus(id)
+	s.mu.Lock()
+	s.inStatus = false
+	s.mu.Unlock()
 	if err != nil {
 		s.finish(id, 0, err)
 		return
 	}
+	s.forget(id)
+	_ = s.sendDocument(id, 0, last)
+}
+
+// sendStatus sends all of the status but the last frame, which it returns. A client that does not listen gets no more of it.
+func (s *session) sendStatus(id requestID) (last []byte, err error) {
+	if s.server.opts.Status == nil {
+		return nil, failure(syscall.ENOTSUP, "this server has no status")
+	}
+	doc, err := json.Marshal(s.server.opts.Status())
+	if err != nil {
+		return nil, err
+	}
 	const most = maxFrame - headerSize
 	for len(doc) > most {
-		if s.sendDocument(id, flagMore, doc[:most]) != nil {
-			s.forget(id)
-			return
+		if err := s.sendDocument(id, flagMore, doc[:most]); err != nil {
+			return nil, err
 		}
 		doc = doc[most:]
 	}
-	s.forget(id)
-	_ = s.sendDocument(id, 0, doc)
+	return doc, nil
 }
 
 func (s *session) sendDocument(id requestID, flags uint16, part []byte) error {

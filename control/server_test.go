@@ -279,6 +279,19 @@ func TestStatusComesInChunks(t *testing.T) {
 	require.Equal(t, `"`+string(long)+`"`, string(doc))
 }
 
+// A client that has a status may ask for the next at once.
+func TestStatusAfterStatus(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	c := s.connect()
+	for i := range 3000 {
+		g, err := s.GrantStatus()
+		require.NoError(t, err)
+		c.send(frame(status, uint64(i+1), g.Token))
+		r := c.read()
+		require.Equal(t, uint16(document), r.typ, "status %d: %q", i, r.body)
+	}
+}
+
 func TestNoStatus(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { o.Status = nil })
 	g, err := s.GrantStatus()
