@@ -386,5 +386,5 @@ func TestRunScriptRefusesNonsense(t *testing.T) {
 	}
 	out, err := exec.Command(filepath.Join(dir, "run.sh"), "--list", "--gpus", "0,1").CombinedOutput()
 	require.NoError(t, err)
-	require.Equal(t, "bench-tests\ncuda\nclient-go\npagecache\nrandom-1\nrandom-2\nstress\nc\npython\nbench\ncuda-bench\npagecache-bench\n", string(out))
+	require.Equal(t, "bench-tests\ncuda\nclient-go\npagecache\nrandom-1\nrandom-2\nstress\nc\npython\nbench\ngaiafs-bench\ncuda-bench\npagecache-bench\n", string(out))
 }
