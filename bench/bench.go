@@ -167,7 +167,7 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 	defer s.endGroup()
 	all, at := rows.Row{Group: g.name, Name: "all"}, "["+g.name+"] "
 	if !until.IsZero() && time.Now().After(until) {
-		return s.noteLine(r, &all, at, rows.Result{Skipped: "the time of --quick was over"}, nil)
+		return s.noteLine(r, &all, at, rows.Result{Skipped: noTime}, nil)
 	}
 	list, err := g.rows(ctx, s)
 	if ctx.Err() != nil {
@@ -184,6 +184,9 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 	for i := range list {
 		row := &list[i]
 		if !until.IsZero() {
+			if time.Now().After(until) && row.Skip == "" { // so that later groups have their share
+				row.Skip = noTime
+			}
 			row.Until = time.Now().Add(time.Until(until) / time.Duration(len(list)-i))
 		}
 		at, start := fmt.Sprintf("[%s %d/%d] ", g.name, i+1, len(list)), time.Now()
@@ -205,6 +208,9 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 	}
 	return nil
 }
+
+// noTime is why a row is left out where the machine is slow, or busy.
+const noTime = "the time of --quick was over"
 
 // clearLine has the next words of the progress on a terminal replace the last.
 const clearLine = "\r\033[K"

@@ -278,6 +278,39 @@ func TestSharesOfQuickAreItsTime(t *testing.T) {
 	require.LessOrEqual(t, time.Duration(share)*time.Second, QuickTime+10*time.Second)
 }
 
+// A slow group does not take the time of those after it.
+func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
+	saved := groups
+	defer func() { groups = saved }()
+	slow := func(name string) func(context.Context, *session) ([]rows.Row, error) {
+		return func(context.Context, *session) (list []rows.Row, err error) {
+			for range 100 {
+				list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count, Sides: []rows.Side{{Name: "gaiafs",
+					Measure: func(context.Context) (float64, error) { time.Sleep(5 * time.Millisecond); return 1, nil }}}})
+			}
+			return list, nil
+		}
+	}
+	groups = []group{{name: "a", rows: slow("a"), share: 1}, {name: "b", rows: slow("b"), share: 1}}
+	s := sessionIn(t, Options{Quick: true, Rounds: 3, Match: regexp.MustCompile("")})
+	var r rows.Report
+	for i := range groups {
+		require.NoError(t, s.runGroup(t.Context(), &groups[i], time.Now().Add(100*time.Millisecond), &r))
+	}
+	count := make(map[string]int)
+	for _, row := range r.Rows {
+		if row.Skipped == "" {
+			count[row.Group]++
+		} else {
+			require.Equal(t, noTime, row.Skipped)
+		}
+	}
+	require.Len(t, r.Rows, 200)
+	require.Positive(t, count["a"])
+	require.Positive(t, count["b"])
+	require.Less(t, count["a"], 100)
+}
+
 // A group whose rows fail, or that is interrupted, leaves those that were measured.
 func TestWhatWasMeasuredIsKept(t *testing.T) {
 	saved := groups

@@ -93,6 +93,7 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 		what, against = "mapped by all", 1
 	}
 	r := rows.Row{Group: "versions", Name: fmt.Sprintf("%s 4 KiB, %s, %s", operation, what, sideName(n)), Unit: rows.Microseconds,
+		Rounds: 3 * s.Rounds, // short ones: the differences are small, and turns close together tell them best
 		Labels: map[string]string{"operation": operation, "mapped": strconv.FormatBool(mapped), "devices": strconv.Itoa(n)}}
 	switch n {
 	case 32: // met, or within the spread: not measurable
@@ -119,9 +120,9 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 // versionTime is how long a side is measured at least.
 func (s *session) versionTime() time.Duration {
 	if s.Quick {
-		return 50 * time.Millisecond
+		return 20 * time.Millisecond
 	}
-	return 200 * time.Millisecond
+	return 60 * time.Millisecond
 }
 
 // request returns the time of a request in µs: the median of passes over the file that take at least so long, so that one who is in the
