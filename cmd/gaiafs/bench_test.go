@@ -74,13 +74,14 @@ func TestCommandBench(t *testing.T) {
 	report := p.report(t)
 	count := make(map[string]int)
 	for _, row := range report.Rows {
-		if strings.Contains(row.Skipped, "cannot be made cold") || strings.Contains(row.Skipped, "tmpfs") {
-			continue // TMPDIR may be on anything
-		}
-		require.Empty(t, row.Skipped, row.Name)
-		require.NotEmpty(t, row.Sides[0].Values, row.Name)
 		count[row.Group]++
-		if row.Name == "lost updates" {
+		switch {
+		case row.Skipped == "":
+			require.NotEmpty(t, row.Sides[0].Values, "%s: %s", row.Name, row.Failed)
+		default: // TMPDIR may be on anything, and the machine busy
+			require.Regexp(t, "cannot be made cold|tmpfs|time of --quick", row.Skipped)
+		}
+		if row.Name == "lost updates" && row.Skipped == "" {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict)
 		}
 	}
