@@ -86,6 +86,10 @@ func (s *session) leaveFolder(folder string) error {
 // prepare looks at what the run will need.
 func (s *session) prepare(wanted []*group) (err error) {
 	if s.File != "" {
+		// A link may lead out of the folder that is mounted, past the mount.
+		if s.File, err = filepath.EvalSymlinks(s.File); err != nil {
+			return fmt.Errorf("--file: %w", err)
+		}
 		if s.given, err = giveFile(s.File, s.Quick); err != nil {
 			return err
 		}
