@@ -75,6 +75,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	r := &rows.Report{Rounds: o.Rounds, Started: begin.UTC().Truncate(time.Second), Version: o.Version, Ended: "still running",
 		Machine: rows.Describe(s.backingDir(), o.Command)}
 	fmt.Fprintln(o.Progress, r.Machine.String())
+	if r.Machine.Load > float64(r.Machine.Cores)/2 {
+		fmt.Fprintln(o.Progress, "other programs are using the machine: figures will differ from run to run")
+	}
 	for _, remark := range s.remarks {
 		fmt.Fprintln(o.Progress, remark)
 	}
