@@ -82,7 +82,9 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 		return []rows.Row{skippedRow("git", "there is no go command to find a source tree with: https://go.dev/dl/")}, nil
 	}
 	origin := filepath.Join(s.dir, "origin")
-	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull}
+	// No program is to go on in the background by itself, where it would be in the way of what is measured.
+	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_CONFIG_COUNT=2",
+		"GIT_CONFIG_KEY_0=gc.auto", "GIT_CONFIG_VALUE_0=0", "GIT_CONFIG_KEY_1=maintenance.auto", "GIT_CONFIG_VALUE_1=false"}
 	var files int
 	make := func(ctx context.Context) error {
 		if files > 0 {
