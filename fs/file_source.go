@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	_ pagecache.Source     = (*openFile)(nil)
-	_ pagecache.HostCached = (*home)(nil)
+	_ pagecache.Source       = (*openFile)(nil)
+	_ pagecache.DirectReader = (*home)(nil)
 )
 
 // ID implements pagecache.Source.
@@ -65,6 +65,7 @@ type home struct {
 	key      inodeKey
 	fd       int
 	writable bool
+	direct   direct
 }
 
 // ReadAt implements pagecache.Home.
@@ -170,4 +171,7 @@ func (h *home) Changing() bool {
 func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }
 
 // Close implements pagecache.Home.
-func (h *home) Close() error { return unix.Close(h.fd) }
+func (h *home) Close() error {
+	h.direct.close()
+	return unix.Close(h.fd)
+}

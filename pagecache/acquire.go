@@ -28,6 +28,7 @@ const (
 // and then.
 func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
+	defer f.enterReads(h)()
 	for rest := rg; !rest.Empty() && err == nil; {
 		f.mu.Lock()
 		if err = ctx.Err(); err == nil {
@@ -35,7 +36,9 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)
 			pages += n
 		}
+		pause := h.reads.pauseLocked()
 		f.mu.Unlock()
+		pause(ctx)
 	}
 	if pages > 0 {
 		f.c.counters.FillTime.observe(time.Since(start))

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"syscall"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
+
+// aheadHold is holdTime for what is fetched ahead: those who wait for their pages come first.
+const aheadHold = time.Millisecond
 
 // Advice is a hint about future use of a range.
 type Advice uint8
@@ -49,32 +53,41 @@ func (m *Mapping) fetch(rg page.Range) error {
 	}
 	go func() {
 		defer m.calls.Done()
-		pages, err := m.f.acquireAhead(m.life, m.h, rg)
-		if err != nil && !errors.Is(err, context.Canceled) {
-			m.f.c.log.Warn("fetching ahead", "file", m.f.Name(), "device", m.dev.info.Ordinal, "error", err)
-		}
-		m.f.count(func(c *Counters) { c.PrefetchedPages.Add(pages) })
+		defer m.f.enterReads(m.h)()
+		m.acquireAhead(rg)
 	}()
 	return nil
 }
 
 // acquireAhead is acquire of what lies before end of file, wherever that is when the pages have their turn: a window may reach
-// beyond it, and the file be truncated while the window is fetched.
-func (f *File) acquireAhead(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
+// beyond it, and the file be truncated while the window is fetched. It goes on with what is queued right behind.
+func (m *Mapping) acquireAhead(rg page.Range) {
+	f, pages := m.f, int64(0)
+	var err error
 	for rest := rg; err == nil; {
+		m.readAheadMu.Lock()
+		for len(m.queue) > 0 && m.queue[0].Start == rest.End {
+			rest.End, m.queue = m.queue[0].End, m.queue[1:]
+		}
+		m.readAheadMu.Unlock()
 		f.mu.Lock()
 		if rest = rest.Intersect(f.fileRangeLocked()); rest.Empty() {
 			f.mu.Unlock()
 			break
 		}
-		if err = ctx.Err(); err == nil {
+		if err = m.life.Err(); err == nil {
 			var n int64
-			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)
+			n, rest.Start, err = f.acquireLocked(m.life, m.h, rest, aheadHold)
 			pages += n
 		}
+		pause := m.h.reads.pauseLocked()
 		f.mu.Unlock()
+		pause(m.life)
 	}
-	return pages, err
+	if err != nil && !errors.Is(err, context.Canceled) {
+		f.c.log.Warn("fetching ahead", "file", f.Name(), "device", m.dev.info.Ordinal, "error", err)
+	}
+	f.count(func(c *Counters) { c.PrefetchedPages.Add(pages) })
 }
 
 // pattern is what the program said of its accesses.
@@ -91,13 +104,46 @@ func (m *Mapping) pattern() prefetch.Pattern {
 // predict fetches what the mapping's next acquires are expected to ask for.
 func (m *Mapping) predict(rg page.Range) {
 	m.readAheadMu.Lock()
-	ahead := m.readAhead.Access(rg, m.pattern(), nil)
-	m.readAheadMu.Unlock()
-	for _, a := range ahead {
+	defer m.readAheadMu.Unlock()
+	for _, a := range m.readAhead.Access(rg, m.pattern(), nil) {
 		if a = a.Intersect(m.pages); !a.Empty() {
-			_ = m.fetch(a) // the mapping ended: nobody needs it
+			m.queue = append(m.queue, a)
 		}
 	}
+	if len(m.queue) == 0 || m.fetching || m.enter() != nil {
+		return
+	}
+	m.fetching = true
+	go m.fetchQueue()
+}
+
+// fetchQueue fetches what is queued, until there is no more. One goroutine does, for those who acquire wait for what it has
+// under way, and hundreds of thread blocks may be acquiring.
+func (m *Mapping) fetchQueue() {
+	defer m.calls.Done()
+	defer m.f.enterReads(m.h)()
+	for {
+		m.readAheadMu.Lock()
+		if len(m.queue) == 0 || m.life.Err() != nil {
+			m.queue, m.fetching = nil, false
+			m.readAheadMu.Unlock()
+			return
+		}
+		rg := m.queue[0]
+		m.queue = m.queue[1:]
+		m.readAheadMu.Unlock()
+		m.acquireAhead(rg)
+	}
+}
+
+// unused tells the read-ahead that the pages of rg are given up.
+func (m *Mapping) unused(rg page.Range) {
+	if m.readAhead == nil {
+		return
+	}
+	m.readAheadMu.Lock()
+	defer m.readAheadMu.Unlock()
+	m.readAhead.Unused(rg)
 }
 
 func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) error {
@@ -108,6 +154,7 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 		return err
 	}
 	defer m.calls.Done()
+	m.unused(rg)
 	f := m.f
 	f.mu.Lock()
 	defer f.mu.Unlock()

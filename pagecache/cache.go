@@ -34,6 +34,8 @@ type Options struct {
 	WriteBackInterval time.Duration
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
+	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
+	BufferedReads bool
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 }
@@ -44,6 +46,8 @@ type Cache struct {
 	interval  time.Duration
 	baseLimit int64
 	writeBack bool
+	// bufferedReads is immutable.
+	bufferedReads bool
 
 	devices []*device // immutable
 
@@ -54,6 +58,8 @@ type Cache struct {
 	files  map[FileID]*File // protected by mu
 	closed bool             // protected by mu
 	losses []*Loss          // protected by mu; what was lost with devices so far
+	// noDirectReasons are why files are read through the host's page cache although they need not be. Protected by mu.
+	noDirectReasons []string
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
 	// noPeer has the devicePairs that turned out to have no direct way.
@@ -65,6 +71,7 @@ type Cache struct {
 	recording atomic.Pointer[Recording]
 
 	background sync.WaitGroup
+	reads      sync.WaitGroup // of home, that go on without File.mu on behalf of mappings
 	stop       context.CancelFunc
 	relieve    chan struct{} // base copies take too much
 	lost       chan struct{} // a device was lost
@@ -101,9 +108,12 @@ func New(o Options) (*Cache, error) {
 		baseLimit: o.HostMemory,
 		leastPeer: leastPeer,
 		writeBack: o.WriteBack,
-		files:     make(map[FileID]*File),
-		relieve:   make(chan struct{}, 1),
-		lost:      make(chan struct{}, 1),
+
+		bufferedReads: o.BufferedReads,
+
+		files:   make(map[FileID]*File),
+		relieve: make(chan struct{}, 1),
+		lost:    make(chan struct{}, 1),
 	}
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
@@ -231,6 +241,7 @@ func (c *Cache) Close(ctx context.Context) error {
 		errs = append(errs, errors.New(l.String()))
 	}
 	c.background.Wait() // reads that came meanwhile may have started something
+	c.reads.Wait()
 	for _, d := range c.devices {
 		if err := d.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"math"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -90,6 +91,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 		}
 	}
 	err = do(c.Off)
+	f.spoilLocked(rg)
 	if c.Kind != ChangeAllocate {
 		// Also after an error: a part may have been changed.
 		f.lrc.CPUChanged(rg, c.held())
@@ -112,6 +114,7 @@ func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(o
 			return err
 		}
 	}
+	f.spoilLocked(page.Range{Start: page.Index(min(before, size) >> page.Shift), End: math.MaxInt64})
 	if err := do(size); err != nil {
 		return err
 	}
@@ -230,6 +233,7 @@ func (f *File) CheckHome() (changed bool, err error) {
 // given up.
 func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	f.size, f.sig = sig.Size, sig
+	f.spoilLocked(page.Range{End: math.MaxInt64})
 	whole := page.Range{End: f.lrc.End()}
 	kept := make(map[*holding][]page.Range)
 	for _, h := range f.holdings {

@@ -173,6 +173,7 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 		}
 		if n := min(rg.Bytes(), sig.Size-rg.Offset()); n > 0 {
 			_, err = f.home.WriteAt(buf[:n], rg.Offset())
+			f.spoilLocked(rg)
 		}
 		if err == nil {
 			written += runs

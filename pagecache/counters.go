@@ -10,6 +10,7 @@ import (
 type Counters struct {
 	Maps, Acquires, Releases, ReleasedPages               atomic.Int64
 	Fills, FilledPages, RefreshedPages, PatchedPages      atomic.Int64
+	CachedPages, DirectPages, BufferedPages               atomic.Int64
 	PrefetchedPages                                       atomic.Int64
 	PeerReads, PeerReadPages                              atomic.Int64
 	PeerCopies, PeerCopyPages                             atomic.Int64

@@ -13,6 +13,7 @@
 //	Cache.evictMu      one reservation at a time makes room on a device
 //	File.mu            the lrc machine, extents, bases and every change of home made here
 //	Cache.mu           the list of files and the allocation order of extents
+//	File.readingMu     how many reads of home go on
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
@@ -27,6 +28,9 @@
 // which are 5 ms of a disk that gives 5 GB/s and 0.25 s of one that gives 100 MB/s. Before them it collects at most
 // holdCollect pages (64 MiB) and copies at most holdPeer (1 GiB) from other devices. A request that finds File.mu held
 // waits for one such hold, and for a second one if another goroutine was quicker: Go's mutex then hands over.
+//
+// Nobody waits for the disk under File.mu where home can be read past the host's page cache (direct.go): such reads go on
+// without it, and are taken under it.
 //
 // The goroutines of a transfer (transfer.go, parallel.go) work for the holder, who waits for them: they may read what
 // File.mu protects, and change nothing of it.

@@ -52,6 +52,8 @@ type holding struct {
 	// lost has extents of a lost device that clients still map: their memory goes, and with it the descriptors that they may
 	// be being sent, when those have ended.
 	lost []*extent
+	// reads are those of home that go on without File.mu.
+	reads homeReads
 }
 
 func (h *holding) sorted() []*extent {
@@ -74,6 +76,13 @@ func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
 		}
 		p = end
 	}
+}
+
+// covers reports whether all of rg has memory.
+func (h *holding) covers(rg page.Range) bool {
+	pages := int64(0)
+	h.each(rg, func(_ *extent, part page.Range) { pages += part.Len() })
+	return pages == rg.Len()
 }
 
 // at returns the extent of page p and the byte offset of p in it.

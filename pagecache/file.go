@@ -54,6 +54,13 @@ type File struct {
 	// by mu.
 	unreported []*Loss
 
+	// noDirect says that home cannot be read past the host's page cache. Set once.
+	noDirect atomic.Bool
+	// reading counts reads of home that go on without mu, closing has homes to be closed when they ended.
+	readingMu sync.Mutex
+	reading   int    // protected by readingMu
+	closing   []Home // protected by readingMu
+
 	counters Counters
 }
 
@@ -106,7 +113,7 @@ func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error
 	if writable && !f.home.Writable() {
 		var home Home
 		if home, err = src.OpenHome(true); err == nil {
-			_ = f.home.Close()
+			_ = f.closeHomeLocked(f.home)
 			f.home = home
 		}
 	}
@@ -212,7 +219,7 @@ func (f *File) dropIdleLocked() {
 	delete(f.c.files, f.id)
 	f.detached.Store(true)
 	f.dropAllBasesLocked()
-	if err := f.home.Close(); err != nil {
+	if err := f.closeHomeLocked(f.home); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.name, "error", err)
 	}
 }

@@ -147,6 +147,8 @@ type source struct {
 	kernel   *kernel
 	readonly bool
 	attached *File
+	// disk is what the home is opened as, unless it is nil.
+	disk *disk
 }
 
 func (s *source) ID() FileID     { return s.id }
@@ -158,8 +160,22 @@ func (s *source) OpenHome(bool) (Home, error) {
 	s.home.mu.Lock()
 	defer s.home.mu.Unlock()
 	s.home.open++
-	return s.home, nil
+	return s.backing(), nil
 }
+
+// backing is the home as it is opened.
+func (s *source) backing() backingFile {
+	if s.disk != nil {
+		return s.disk
+	}
+	return s.home
+}
+
+type backingFile interface {
+	Home
+	truncate(size int64) error
+}
+
 func (s *source) Kernel() KernelPages { return s.kernel }
 func (s *source) Attach(f *File)      { s.attached = f }
 
@@ -341,7 +357,7 @@ func (s *source) read(t *testing.T, off, n int) []byte {
 	got, fromHome, err := f.Read(p, int64(off), false)
 	require.NoError(t, err)
 	if fromHome {
-		got, err = s.home.ReadAt(p, int64(off))
+		got, err = s.backing().ReadAt(p, int64(off))
 		require.NoError(t, err)
 	}
 	return p[:got]
@@ -355,7 +371,7 @@ func (s *source) write(t *testing.T, off int, p []byte) {
 
 func (s *source) tryWrite(c Change, p []byte) error {
 	do := func(off int64) error {
-		_, err := s.home.WriteAt(p, off)
+		_, err := s.backing().WriteAt(p, off)
 		return err
 	}
 	err := s.attached.ChangeHome(c, do)
@@ -367,7 +383,7 @@ func (s *source) tryWrite(c Change, p []byte) error {
 
 func (s *source) truncate(t *testing.T, size int64) {
 	t.Helper()
-	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, s.home.truncate))
+	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, s.backing().truncate))
 }
 
 var (

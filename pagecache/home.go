@@ -47,6 +47,25 @@ type HostCached interface {
 	WillNeed(off, n int64)
 }
 
+// DirectReader is a HostCached that can be read past the host's page cache. Its methods, ReadAt and ReadCached may be called
+// while others of Home change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
+type DirectReader interface {
+	HostCached
+	// Cached returns how many of the n bytes at off the host's page cache has, or is about to have: whole pages.
+	Cached(off, n int64) (int64, error)
+	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be in p
+	// behind what was read.
+	ReadDirect(p []byte, off int64) (int, error)
+}
+
+// NoDirect is the error of a DirectReader that will never do what was asked for.
+type NoDirect struct {
+	// Reason is for people, and the same for all files with one and the same obstacle.
+	Reason string
+}
+
+func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
+
 // WriteBacker is a Home that can begin to make written bytes durable before Sync asks for all of it. Its methods may be
 // called from any goroutine.
 type WriteBacker interface {

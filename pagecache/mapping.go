@@ -56,9 +56,12 @@ type Mapping struct {
 	exported bool
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next; nil for others. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches yet,
+	// fetching says that somebody does. Protected by readAheadMu.
 	readAheadMu sync.Mutex
-	readAhead   *prefetch.Streams
+	readAhead   *prefetch.Device
+	queue       []page.Range
+	fetching    bool
 
 	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
 	life  context.Context
@@ -115,7 +118,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		process:  req.Process,
 	}
 	if req.Lazy {
-		m.readAhead = prefetch.NewStreams(prefetch.DeviceStreams)
+		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.life, m.end = context.WithCancel(context.Background())

@@ -18,17 +18,27 @@ import (
 // Peer copies are of any length, so that they meet everything else.
 func TestRandomDevices(t *testing.T) {
 	for seed := range uint64(40) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomDevices(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomDevices(t, seed, false) })
 	}
 }
 
-func randomDevices(t *testing.T, seed uint64) {
+// TestRandomDevicesAndDisk is the same with pages that come and go in the host's page cache.
+func TestRandomDevicesAndDisk(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomDevices(t, seed, true) })
+	}
+}
+
+func randomDevices(t *testing.T, seed uint64, onDisk bool) {
 	const devices, pages, cpu = 3, 24, 3
 	const size = pages*page.Size - 5
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m := newMachine(t, devices)
 	m.cache.leastPeer = 1
 	src := m.noisyFile(size)
+	if onDisk {
+		src.disk = newDisk(src.home)
+	}
 	// One mapping keeps the File, so that CPU writes go through it.
 	m.run(src, 0, 0, page.Size, false)
 	released := bytes.Clone(src.home.data)
@@ -67,6 +77,10 @@ func randomDevices(t *testing.T, seed uint64) {
 		}
 	}
 	for range 300 {
+		if onDisk {
+			at := page.Index(rnd.IntN(pages))
+			src.disk.drop(page.Range{Start: at, End: at + page.Index(rnd.IntN(pages))})
+		}
 		d := rnd.IntN(devices)
 		var p *program
 		if n := len(programs[d]); n > 0 {

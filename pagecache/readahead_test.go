@@ -94,3 +94,47 @@ func TestReadAheadWhileTheFileIsTruncated(t *testing.T) {
 	want := append(bytes.Clone(src.home.data), make([]byte, size-len(src.home.data))...)
 	require.True(t, bytes.Equal(want, p.all()))
 }
+
+// TestReadAheadDisplacesNothing: on a device that is full of what programs map, read-ahead fills what its mapping has and
+// makes no room for itself.
+func TestReadAheadDisplacesNothing(t *testing.T) {
+	const size = 8 << 20
+	m := newMachine(t, 1, memory(2*size))
+	other := m.run(m.noisyFile(size), 0, 0, size, false)
+	src := m.coldFile(size)
+	p := m.lazy(src, size)
+	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceSequential))
+	for at := int64(0); at < size/2; at += 1 << 16 {
+		_, err := p.Acquire(t.Context(), at, 1<<16, false)
+		require.NoError(t, err)
+	}
+	p.arrives(page.Range{End: size/2>>page.Shift + 64})
+	require.Zero(t, other.lacks(other.pages))
+	require.Zero(t, m.cache.counters.Evictions.Load())
+	p.unmap()
+	require.NotZero(t, m.cache.counters.PrefetchedPages.Load())
+	require.NoError(t, m.cache.Close(t.Context()))
+	require.Zero(t, src.disk.filled, "the host's page cache is left alone by read-ahead, too")
+}
+
+// TestReadAheadIsToldWhatWasUnused: a program gives up pages that were fetched ahead.
+func TestReadAheadIsToldWhatWasUnused(t *testing.T) {
+	const size = 4 << 20
+	m := newMachine(t, 1)
+	src := m.coldFile(size)
+	p := m.lazy(src, size)
+	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceSequential))
+	_, err := p.Acquire(t.Context(), 0, 1<<16, false)
+	require.NoError(t, err)
+	ahead := page.Range{Start: 16, End: 16 + 512<<10>>page.Shift}
+	p.arrives(ahead)
+	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
+	require.EqualValues(t, size>>page.Shift, p.lacks(p.pages))
+	_, err = p.Acquire(t.Context(), 1<<16, 1<<16, false)
+	require.NoError(t, err)
+	_, err = p.Acquire(t.Context(), 2<<16, 1<<16, false)
+	require.NoError(t, err)
+	p.arrives(page.Range{Start: 16, End: 64})
+	p.acquire()
+	require.True(t, bytes.Equal(src.home.data, p.all()))
+}

@@ -29,6 +29,10 @@ type Status struct {
 	HeapLiveBytes int64 `json:"heap_live_bytes"`
 	// WriteBackInterval is in seconds.
 	WriteBackInterval float64 `json:"write_back_interval_s"`
+	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off"; Buffered has
+	// the reasons why it was not possible for some file.
+	DirectReads string   `json:"direct_reads"`
+	Buffered    []string `json:"direct_reads_refused"`
 	// Losses is what was lost with devices since the mount was made.
 	Losses    []*Loss            `json:"losses"`
 	Counters  map[string]int64   `json:"counters"`
@@ -87,6 +91,9 @@ func (c *Counters) snapshot() map[string]int64 {
 		"filled_pages":      c.FilledPages.Load(),
 		"refreshed_pages":   c.RefreshedPages.Load(),
 		"patched_pages":     c.PatchedPages.Load(),
+		"cached_pages":      c.CachedPages.Load(),
+		"direct_pages":      c.DirectPages.Load(),
+		"buffered_pages":    c.BufferedPages.Load(),
 		"prefetched_pages":  c.PrefetchedPages.Load(),
 		"peer_reads":        c.PeerReads.Load(),
 		"peer_read_pages":   c.PeerReadPages.Load(),
@@ -125,6 +132,8 @@ func (c *Cache) Status() Status {
 		Goroutines:        runtime.NumGoroutine(),
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
+		DirectReads:       "auto",
+		Buffered:          c.snapshotNoDirect(),
 		Losses:            append([]*Loss{}, c.snapshotLosses()...),
 		Counters:          c.counters.snapshot(),
 		Latencies: map[string]Latency{
@@ -134,6 +143,9 @@ func (c *Cache) Status() Status {
 			"peer_read":  c.counters.PeerReadTime.snapshot(),
 			"invalidate": c.counters.InvalidateTime.snapshot(),
 		},
+	}
+	if c.bufferedReads {
+		s.DirectReads = "off"
 	}
 	mapped := make(map[*device]int64)
 	for _, f := range c.snapshotFiles() {

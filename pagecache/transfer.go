@@ -64,23 +64,34 @@ type piece struct {
 	// up to date. Both are made along with the read, while the bytes are in the processor's cache.
 	sums    []gpubackend.Digest
 	patches []gpubackend.Patch
+	ways    ways
+	// held says that home is read under File.mu, for it changed when it was not.
+	held bool
 	// done says that the device has the bytes.
 	done bool
 }
 
-// piecesOf cuts updates into pieces, by what programs may be storing into. Both are ascending.
-func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
+// pieceFor returns the most bytes of a piece of updates.
+func pieceFor(stale []lrc.Update) int64 {
 	total := int64(0)
 	for _, u := range stale {
 		total += u.Range.Bytes()
 	}
-	most := min(max(total/int64(2*readers()), leastPiece), pieceBytes) &^ (page.Size - 1)
-	add := func(s step) {
-		if n := len(pieces); n > 0 && pieces[n-1].bytes+s.pages.Bytes() <= most && len(pieces[n-1].steps) < pieceRuns {
+	return min(max(total/int64(2*readers()), leastPiece), pieceBytes) &^ (page.Size - 1)
+}
+
+// piecesOf cuts updates into pieces of at most so many bytes, by what programs may be storing into. What lies in one of spans
+// is a piece of its own. All are ascending.
+func piecesOf(stale []lrc.Update, storing []tracking, most int64, spans []page.Range) (pieces []piece) {
+	var within page.Range // the span of the last piece
+	add := func(s step, span page.Range) {
+		if n := len(pieces); n > 0 && span == within && len(pieces[n-1].steps) < pieceRuns &&
+			(pieces[n-1].bytes+s.pages.Bytes() <= most || !span.Empty()) {
 			last := &pieces[n-1]
 			last.steps, last.bytes = append(last.steps, s), last.bytes+s.pages.Bytes()
 			return
 		}
+		within = span
 		steps := make([]step, 1, max(1, pieceRuns/s.pages.Len())) // of scattered pages there are many
 		steps[0] = s
 		pieces = append(pieces, piece{steps: steps, bytes: s.pages.Bytes()})
@@ -91,8 +102,21 @@ func piecesOf(stale []lrc.Update, storing []tracking) (pieces []piece) {
 			for storing[k].pages.End <= at {
 				k++
 			}
-			end := min(u.Range.End, storing[k].pages.End, at+page.Index(most>>page.Shift))
-			add(step{page.Range{Start: at, End: end}, u.Mode, u.Base, storing[k].track})
+			for len(spans) > 0 && spans[0].End <= at {
+				spans = spans[1:]
+			}
+			var span page.Range
+			end := min(u.Range.End, storing[k].pages.End)
+			switch {
+			case len(spans) > 0 && spans[0].Start <= at:
+				span = spans[0]
+				end = min(end, span.End)
+			case len(spans) > 0:
+				end = min(end, spans[0].Start, at+page.Index(most>>page.Shift))
+			default:
+				end = min(end, at+page.Index(most>>page.Shift))
+			}
+			add(step{page.Range{Start: at, End: end}, u.Mode, u.Base, storing[k].track}, span)
 			at = end
 		}
 	}
@@ -104,8 +128,9 @@ type pipeline struct {
 	f      *File
 	h      *holding
 	ctx    context.Context
-	until  time.Time
+	until  time.Time // zero if all must be brought now
 	pieces []piece
+	direct *directHome // nil where home is read through the host's page cache
 
 	slots chan struct{} // one for each buffer in use
 	cold  atomic.Bool
@@ -120,6 +145,8 @@ type pipeline struct {
 	busy    int           // protected by mu; workers that have a piece, or are sending
 	ended   bool          // protected by mu; nobody begins anything any more
 	idle    chan struct{} // closed when ended is true and busy is 0
+	// lacks waits for the piece for which the pipeline has ended, nil if it has not for one. Protected by mu.
+	lacks func(ctx context.Context)
 }
 
 // fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
@@ -130,21 +157,33 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	if len(stale) == 0 {
 		return 0, part.End, nil
 	}
-	p := &pipeline{f: f, h: h, ctx: ctx, until: until, pieces: piecesOf(stale, storing)}
+	defer f.enterReadsLocked(h)()
+	spans, spoiled, wide := f.readSpansLocked(h, part)
+	if wide != part {
+		stale = f.lrc.Stale(wide, h.dev.owner)
+		storing = f.storingLocked(h, wide)
+	}
+	p := &pipeline{f: f, h: h, ctx: ctx, until: until, direct: f.directLocked()}
+	p.cold.Store(len(spans) > 0)
+	p.pieces = piecesOf(stale, storing, pieceFor(stale), spans)
+	p.forgetReadsLocked(wide, spoiled)
 	if len(p.pieces) == 1 {
-		p.next, p.err = 1, p.alone(&p.pieces[0])
+		p.alone()
 	} else {
 		p.run()
 	}
+	h.reads.wait = p.lacks
 	// After an error pieces may be there that come after one that is not.
 	next = part.End
 	var done []*piece
 	for i := range p.pieces {
 		if x := &p.pieces[i]; x.done {
 			done = append(done, x)
-			pages += x.bytes >> page.Shift
+			for _, s := range x.steps {
+				pages += s.pages.Intersect(part).Len()
+			}
 		} else {
-			next = min(next, x.steps[0].pages.Start)
+			next = min(next, max(x.steps[0].pages.Start, part.Start))
 		}
 	}
 	f.updatedLocked(h, done)
@@ -152,17 +191,34 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 }
 
 // alone brings the only piece, without anybody's help.
-func (p *pipeline) alone(x *piece) error {
-	if err := p.read(0, x); err != nil {
-		return err
+func (p *pipeline) alone() {
+	if p.mu.Lock(); !p.overLocked() {
+		p.next = 1
 	}
-	return p.send([]*piece{x})
+	p.mu.Unlock()
+	if p.next == 0 {
+		return
+	}
+	x := &p.pieces[0]
+	err := p.read(0, x)
+	if err == nil {
+		err = p.send([]*piece{x})
+	}
+	if err != nil {
+		p.fail(err)
+	}
 }
 
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
 // caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
 func (p *pipeline) run() {
+	p.mu.Lock()
+	over := p.overLocked()
+	p.mu.Unlock()
+	if over {
+		return
+	}
 	n := min(readers(), len(p.pieces))
 	largest := int64(0)
 	for i := range p.pieces {
@@ -226,7 +282,8 @@ func (p *pipeline) overLocked() bool {
 	if p.err == nil {
 		p.err = p.ctx.Err()
 	}
-	return p.err != nil || p.next == len(p.pieces) || p.next > 0 && !p.until.IsZero() && time.Now().After(p.until)
+	return p.err != nil || p.next == len(p.pieces) || p.next > 0 && !p.until.IsZero() && time.Now().After(p.until) ||
+		p.lacks != nil || p.direct != nil && !p.thereLocked(p.next)
 }
 
 // pass is called by a worker with the piece that it has read, or nil, and sends if it is time.
@@ -285,17 +342,21 @@ func (p *pipeline) fail(err error) {
 
 // read reads a piece from home and makes its digests and patches. After an error it has no buffer.
 func (p *pipeline) read(i int, x *piece) (err error) {
-	if x.buf, x.release, err = p.h.dev.HostBuffer(int(x.bytes)); err != nil {
+	switch r := p.takeRead(x); {
+	case r != nil:
+		err = p.taken(x, r)
+	case p.direct != nil:
+		err = p.readDirect(x)
+	default:
+		err = p.readBuffered(i, x)
+	}
+	if err != nil {
 		return err
 	}
 	at := int64(0)
 	for k := range x.steps {
 		s := &x.steps[k]
 		buf := x.buf[at : at+s.pages.Bytes()]
-		if err := p.readStep(i, s, buf); err != nil {
-			x.release()
-			return err
-		}
 		if s.hashed() {
 			n := len(x.sums)
 			x.sums = slices.Grow(x.sums, int(s.pages.Len()))[:n+int(s.pages.Len())]
@@ -309,10 +370,28 @@ func (p *pipeline) read(i int, x *piece) (err error) {
 	return nil
 }
 
+// readBuffered reads a piece through the host's page cache.
+func (p *pipeline) readBuffered(i int, x *piece) (err error) {
+	if x.buf, x.release, err = p.h.dev.HostBuffer(int(x.bytes)); err != nil {
+		return err
+	}
+	at := int64(0)
+	for k := range x.steps {
+		s := &x.steps[k]
+		if err := p.readStep(i, s, x.buf[at:at+s.pages.Bytes()], &x.ways); err != nil {
+			x.release()
+			return err
+		}
+		at += s.pages.Bytes()
+	}
+	return nil
+}
+
 // readStep reads one run, and sees to it that what follows is on its way where home has to be waited for.
-func (p *pipeline) readStep(i int, s *step, buf []byte) error {
+func (p *pipeline) readStep(i int, s *step, buf []byte, w *ways) error {
 	home, ok := p.f.home.(HostCached)
 	if !ok {
+		w.buffered += s.pages.Len()
 		return p.f.readHomeLocked(s.pages, buf)
 	}
 	n := 0
@@ -321,10 +400,12 @@ func (p *pipeline) readStep(i int, s *step, buf []byte) error {
 		if n, err = home.ReadCached(buf, s.pages.Offset()); err != nil {
 			return err
 		}
+		w.cached += int64(n) >> page.Shift
 		if n == len(buf) {
 			return nil
 		}
 	}
+	w.buffered += (int64(len(buf)-n) + page.Size - 1) >> page.Shift
 	p.cold.Store(true)
 	p.askAhead(i, home)
 	m, err := home.ReadAt(buf[n:], s.pages.Offset()+int64(n))
@@ -393,8 +474,10 @@ func (p *pipeline) send(pieces []*piece) error {
 func (f *File) updatedLocked(h *holding, pieces []*piece) {
 	var tracked, others []page.Range
 	var filled, refreshed, patched, fills int64
+	var from ways
 	last := page.Range{}
 	for _, x := range pieces {
+		from.add(x.ways)
 		sums := x.sums
 		for _, s := range x.steps {
 			if s.hashed() {
@@ -427,5 +510,8 @@ func (f *File) updatedLocked(h *holding, pieces []*piece) {
 		c.FilledPages.Add(filled)
 		c.RefreshedPages.Add(refreshed)
 		c.PatchedPages.Add(patched)
+		c.CachedPages.Add(from.cached)
+		c.DirectPages.Add(from.direct)
+		c.BufferedPages.Add(from.buffered)
 	})
 }

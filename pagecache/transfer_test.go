@@ -117,7 +117,8 @@ func TestAcquireInHolds(t *testing.T) {
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
 	require.NoError(t, err)
 	f, holds := src.attached, 0
-	pieces := len(piecesOf([]lrc.Update{{Range: mp.pages}}, []tracking{{pages: mp.pages}}))
+	all := []lrc.Update{{Range: mp.pages}}
+	pieces := len(piecesOf(all, []tracking{{pages: mp.pages}}, pieceFor(all), nil))
 	require.Greater(t, pieces, 1)
 	for rest := mp.pages; !rest.Empty(); holds++ {
 		f.mu.Lock()
@@ -371,7 +372,7 @@ func TestPieces(t *testing.T) {
 	} {
 		whole := page.Range{End: 1 << 20}
 		half := tracking{page.Range{End: 1 << 11}, true}
-		pieces := piecesOf(stale, []tracking{half, {page.Range{Start: half.pages.End, End: whole.End}, false}})
+		pieces := piecesOf(stale, []tracking{half, {page.Range{Start: half.pages.End, End: whole.End}, false}}, pieceFor(stale), nil)
 		var got, want []page.Range
 		total, largest := int64(0), int64(0)
 		for _, x := range pieces {

@@ -8,9 +8,9 @@
 // proposal: the caller leaves out what is there already, or is on its way, and need not fetch the rest. The caller says
 // where the file ends (Resize), and which pages went unused (Unused).
 //
-// There are two to use. Streams is for few programs that read in order: forward, backward or in strides, several of them
+// There are two to build with. Streams is for few programs that read in order: forward, backward or in strides, several of them
 // in one file. Coverage is for massive threading, where hundreds of blocks read at once and no order is to be seen: it
-// learns how much of the surroundings of a page is read once the page was. Two others are what they are compared with:
+// learns how much of the surroundings of a page is read once the page was. Device has both. Two others are what they are compared with:
 // Kernel does as Linux's read-ahead, Tree as NVIDIA's driver for unified memory.
 //
 // Windows follow the GAIA thesis, section 4.2: at least 512 KiB for what is known to be sequential, at most 16 MiB.

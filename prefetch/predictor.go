@@ -50,6 +50,7 @@ var predictors = []struct {
 	{"streams", "sequential, strided and reverse streams, windows up to 2 MiB", func() Predictor { return NewStreams(CPUStreams) }},
 	{"streams-16m", "the same with windows up to 16 MiB, for devices", func() Predictor { return NewStreams(DeviceStreams) }},
 	{"coverage", "learns how much of the surroundings is used", func() Predictor { return NewCoverage(DefaultCoverage) }},
+	{"device", "streams-16m and coverage together, for lazy mappings of devices", func() Predictor { return NewDevice() }},
 }
 
 // Names returns the names that New knows.

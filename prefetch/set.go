@@ -1,7 +1,9 @@
 package prefetch
 
 import (
+	"maps"
 	"math/bits"
+	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -75,6 +77,30 @@ func (s set) drop(rg page.Range) {
 		b.drop(bit)
 		i++
 	}
+}
+
+// in returns the pages of rg that are in the set.
+func (s set) in(rg page.Range) (runs []page.Range) {
+	var chunks []page.Index
+	if n := rg.Len() >> chunkShift; n < int64(len(s)) {
+		for c := rg.Start >> chunkShift; c<<chunkShift < rg.End; c++ {
+			chunks = append(chunks, c)
+		}
+	} else {
+		chunks = slices.Sorted(maps.Keys(s))
+	}
+	for _, c := range chunks {
+		b := s[c]
+		if b == nil {
+			continue
+		}
+		for i := max(c<<chunkShift, rg.Start); i < min((c+1)<<chunkShift, rg.End); i++ {
+			if _, bit := place(i); b.has(bit) {
+				runs = page.AppendRange(runs, page.Range{Start: i, End: i + 1})
+			}
+		}
+	}
+	return runs
 }
 
 // resize drops the pages from end on.

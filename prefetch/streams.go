@@ -37,6 +37,8 @@ type Streams struct {
 	end   page.Index
 	clock uint64
 	all   []stream
+	// way is that of the stream that the last access had something fetched for; alone if there was none.
+	way direction
 }
 
 // direction is how a stream goes on.
@@ -84,6 +86,7 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 		return ahead
 	}
 	s.clock++
+	s.way = alone
 	x, way, guess := s.find(rg)
 	switch {
 	case x == nil:
@@ -116,6 +119,7 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 			s.first = min(2*s.first+1, s.o.First/4)
 		}
 	}
+	s.way = x.way
 	return s.ask(x, ahead)
 }
 
@@ -213,6 +217,16 @@ func (s *Streams) Unused(rg page.Range) {
 		}
 		if x.window /= 2; x.window < x.last.Len() {
 			*x = stream{last: x.last, used: x.used, ahead: x.last.End}
+			continue
+		}
+		// They are to be fetched again should the stream come that far.
+		switch x.way {
+		case forward:
+			x.ahead = min(x.ahead, max(rg.Start, x.last.End))
+		case backward:
+			x.ahead = max(x.ahead, min(rg.End, x.last.Start))
+		case strided:
+			x.ahead = x.last.Start
 		}
 	}
 }

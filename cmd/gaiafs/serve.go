@@ -108,6 +108,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		HostMemory:        int64(m.hostMemory),
 		WriteBackInterval: m.writeBackInterval.Duration,
 		WriteBack:         m.writeBack,
+		BufferedReads:     m.directReads.word == "off",
 		Log:               log,
 	})
 	if err != nil {

@@ -23,6 +23,7 @@ type settings struct {
 	passthrough       choice
 	writeBack         bool
 	writeBackInterval span
+	directReads       choice
 	attrTimeout       span
 	entryTimeout      span
 	logLevel          choice
@@ -37,6 +38,7 @@ func newSettings() *settings {
 		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
+		directReads:       choice{"auto", []string{"auto", "off"}},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},
 		logLevel:          choice{"info", []string{"debug", "info", "warn", "error"}},
@@ -56,6 +58,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.passthrough, "passthrough", "auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")
 	f.Var(&s.writeBackInterval, "write-back-interval", "age at which released bytes are in the backing file at the latest")
+	f.Var(&s.directReads, "direct-reads", "how devices are filled from the disk: auto is past the host's page cache where that is possible")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -63,6 +64,8 @@ func (s *statusDocument) print(w io.Writer) error {
 	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s for page states, %s for page hashes\n",
 		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.StateBytes), bytesText(s.DigestBytes))
 
+	b.WriteString("\nFilled so far: " + s.ways())
+
 	b.WriteString("\nCounters\n")
 	table(&b, func(t io.Writer) {
 		for _, name := range sortedKeys(s.Counters) {
@@ -80,6 +83,21 @@ func (s *statusDocument) print(w io.Writer) error {
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// ways says where the bytes on devices came from.
+func (s *statusDocument) ways() string {
+	var b strings.Builder
+	of := func(counter string) string { return bytesText(s.Counters[counter] << page.Shift) }
+	fmt.Fprintf(&b, "%s from the host's page cache, %s from the disk past it, %s from the disk through it, %s from other devices\n",
+		of("cached_pages"), of("direct_pages"), of("buffered_pages"), of("peer_copy_pages"))
+	if s.DirectReads == "off" {
+		b.WriteString("  the disk is read through the page cache only (--direct-reads off)\n")
+	}
+	for _, reason := range s.Buffered {
+		fmt.Fprintf(&b, "  some file is read through the page cache: %s\n", reason)
+	}
+	return b.String()
 }
 
 func (s *statusDocument) files(t io.Writer) {

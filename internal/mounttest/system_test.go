@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
@@ -97,6 +98,16 @@ func (x *system) open(c model.Client) error {
 	return err
 }
 
+// cool has the host's page cache forget what of the file is not dirty, so that devices are filled from the disk.
+func (x *system) cool() {
+	f, err := os.Open(filepath.Join(x.mount.Source, x.name))
+	if err != nil {
+		return // the file has another name now
+	}
+	defer f.Close()
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
 // Home is model.Homer's.
 func (x *system) Home() ([]byte, error) { return os.ReadFile(filepath.Join(x.mount.Source, x.name)) }
 
@@ -114,7 +125,10 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 			return nil, err
 		}
 		o.SyncRange = x.layout.WriteBack && s.Off+s.Len > int64(len(home))
+	case model.Acquire:
+		x.cool()
 	case model.Map:
+		x.cool()
 		x.mapped[s.Client] = true
 	case model.Unmap:
 		delete(x.mapped, s.Client)

@@ -32,7 +32,7 @@ func pattern(t *testing.T, name string) *trace.Trace {
 	return tr
 }
 
-// TestCoverageReachesItsTargets is what the predictor for devices is for: parallel streams as fast as one sequential
+// TestCoverageReachesItsTargets is what the predictors for devices are for: parallel streams as fast as one sequential
 // stream, and nothing read in vain where there is no stream.
 func TestCoverageReachesItsTargets(t *testing.T) {
 	sequential := pattern(t, "sequential")
@@ -55,20 +55,22 @@ func TestCoverageReachesItsTargets(t *testing.T) {
 		{"sparse", 0, 0.1},
 		{"graph", 0, 0.1},
 	} {
-		t.Run(c.pattern, func(t *testing.T) {
-			tr := pattern(t, c.pattern)
-			s := run(t, tr, "coverage")
-			t.Logf("%.2f GB/s, %.0f %% of sequential, %.1f %% wasted", s.Bandwidth()/1e9, 100*s.Bandwidth()/best, 100*s.WasteRate())
-			require.GreaterOrEqual(t, s.Bandwidth(), c.fast*best)
-			require.LessOrEqual(t, s.WasteRate(), c.wasted)
-			if c.fast >= 0.9 {
-				require.Greater(t, s.Bandwidth(), run(t, tr, "kernel").Bandwidth())
-			}
-			if c.fast == 0 {
-				require.Less(t, s.WasteRate(), run(t, tr, "tree").WasteRate())
-				require.Greater(t, s.Bandwidth(), 0.95*run(t, tr, "none").Bandwidth())
-			}
-		})
+		for _, name := range []string{"coverage", "device"} {
+			t.Run(c.pattern+" "+name, func(t *testing.T) {
+				tr := pattern(t, c.pattern)
+				s := run(t, tr, name)
+				t.Logf("%.2f GB/s, %.0f %% of sequential, %.1f %% wasted", s.Bandwidth()/1e9, 100*s.Bandwidth()/best, 100*s.WasteRate())
+				require.GreaterOrEqual(t, s.Bandwidth(), c.fast*best)
+				require.LessOrEqual(t, s.WasteRate(), c.wasted)
+				if c.fast >= 0.9 {
+					require.Greater(t, s.Bandwidth(), run(t, tr, "kernel").Bandwidth())
+				}
+				if c.fast == 0 {
+					require.Less(t, s.WasteRate(), run(t, tr, "tree").WasteRate())
+					require.Greater(t, s.Bandwidth(), 0.95*run(t, tr, "none").Bandwidth())
+				}
+			})
+		}
 	}
 }
 

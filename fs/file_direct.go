@@ -1,0 +1,120 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// directFilesystems are those of which it is known, and tested, that a read with O_DIRECT sees what buffered writes wrote:
+// they write dirty pages of the range to the disk first. And the pages that the kernel's page cache has of a file are found
+// through its descriptor, which is not so where another filesystem lies below (overlay, FUSE).
+var directFilesystems = map[int64]string{
+	unix.EXT4_SUPER_MAGIC: "ext4",
+	unix.XFS_SUPER_MAGIC:  "xfs",
+}
+
+// direct is how a home is read past the host's page cache.
+type direct struct {
+	once sync.Once
+	fd   int // opened with O_DIRECT; meaningless if err is not nil
+	err  error
+}
+
+// open opens the backing file a second time, if it can be read so. h.fd stays as it is: O_DIRECT is a flag of the open file.
+func (d *direct) open(h *home) error {
+	d.once.Do(func() {
+		if d.err = directPossible(h.fd); d.err != nil {
+			return
+		}
+		var err error
+		d.fd, err = h.fs.openat(unix.AT_FDCWD, procPath(h.fd), unix.O_RDONLY|unix.O_DIRECT|unix.O_LARGEFILE, 0)
+		switch {
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+			d.err = &pagecache.NoDirect{Reason: "there are no more file descriptors"}
+		case err != nil:
+			d.err = &pagecache.NoDirect{Reason: fmt.Sprintf("opening files with O_DIRECT: %v", err)}
+		}
+	})
+	return d.err
+}
+
+// close makes use of the second descriptor impossible. Nobody is using it.
+func (d *direct) close() {
+	d.once.Do(func() { d.err = unix.EBADF })
+	if d.err == nil {
+		_ = unix.Close(d.fd)
+	}
+}
+
+// directPossible says why a file cannot be read past the host's page cache.
+func directPossible(fd int) error {
+	var in unix.Statfs_t
+	if err := unix.Fstatfs(fd, &in); err != nil {
+		return err
+	}
+	name, ok := directFilesystems[int64(in.Type)]
+	if !ok {
+		return &pagecache.NoDirect{Reason: fmt.Sprintf("SOURCE is on a filesystem (type %#x) other than ext4 and xfs", in.Type)}
+	}
+	// Where the kernel does not say what alignment it asks for, a page will do for every disk; if not, it says so.
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+		switch {
+		case st.Dio_offset_align == 0:
+			return &pagecache.NoDirect{Reason: "this " + name + " does not take O_DIRECT for files of this kind (encrypted, journaled, or kept in the inode)"}
+		case page.Size%st.Dio_offset_align != 0 || page.Size%st.Dio_mem_align != 0:
+			return &pagecache.NoDirect{Reason: fmt.Sprintf("O_DIRECT needs multiples of %d bytes", max(st.Dio_offset_align, st.Dio_mem_align))}
+		}
+	}
+	return nil
+}
+
+// Cached implements pagecache.DirectReader.
+func (h *home) Cached(off, n int64) (int64, error) {
+	if err := h.direct.open(h); err != nil {
+		return 0, err
+	}
+	var s unix.Cachestat_t
+	if err := unix.Cachestat(uint(h.fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &s, 0); err != nil {
+		return 0, &pagecache.NoDirect{Reason: fmt.Sprintf("what the host's page cache has is not to be learned (cachestat of Linux 6.5): %v", err)}
+	}
+	return int64(s.Cache) << page.Shift, nil
+}
+
+// ReadDirect implements pagecache.DirectReader.
+func (h *home) ReadDirect(p []byte, off int64) (int, error) {
+	if err := h.direct.open(h); err != nil {
+		return 0, err
+	}
+	if uintptr(unsafe.Pointer(unsafe.SliceData(p)))%page.Size != 0 {
+		return 0, unix.EINVAL // the caller's buffer, and not the file
+	}
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pread(h.direct.fd, p[done:], off+int64(done))
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EINVAL, err == unix.EOPNOTSUPP:
+			return done, &pagecache.NoDirect{Reason: fmt.Sprintf("reading with O_DIRECT: %v", err)}
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, nil
+		default:
+			// No whole pages: this is the end of the file, or an offset is next that O_DIRECT does not take.
+			if done += n; n%page.Size != 0 {
+				n, err := h.ReadAt(p[done:], off+int64(done))
+				return done + n, err
+			}
+		}
+	}
+	return done, nil
+}

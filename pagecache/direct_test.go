@@ -1,0 +1,307 @@
+package pagecache
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was written
+// and not dropped since is in the page cache only.
+type disk struct {
+	*memoryHome
+	mu     sync.Mutex
+	cached map[page.Index]bool // protected by mu
+	bytes  []byte              // protected by mu; what the disk has
+	direct []page.Range        // protected by mu; what was read past the page cache
+	filled int                 // protected by mu; pages that reads brought into the page cache
+	never  error               // protected by mu; fails all reads past the page cache
+	// gate, unless it is nil, is told of each read past the page cache once the bytes are read, and then waited for.
+	gate chan chan struct{}
+}
+
+func newDisk(h *memoryHome) *disk {
+	return &disk{memoryHome: h, cached: map[page.Index]bool{}, bytes: bytes.Clone(h.data)}
+}
+
+// drop writes dirty pages to the disk and drops them.
+func (d *disk) drop(rg page.Range) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := rg.Start; i < rg.End; i++ {
+		if d.cached[i] {
+			d.flush(i)
+			delete(d.cached, i)
+		}
+	}
+}
+
+func (d *disk) flush(i page.Index) {
+	p := make([]byte, page.Size)
+	n, _ := d.memoryHome.ReadAt(p, i.Offset())
+	if need := int(i.Offset()) + n; need > len(d.bytes) {
+		d.bytes = append(d.bytes, make([]byte, need-len(d.bytes))...)
+	}
+	copy(d.bytes[i.Offset():], p[:n])
+}
+
+// keep brings pages into the page cache.
+func (d *disk) keep(off, n int64) (fresh int) {
+	for i := range page.Covering(off, n).Len() {
+		p := page.Index(off>>page.Shift) + page.Index(i)
+		if !d.cached[p] {
+			d.cached[p] = true
+			fresh++
+		}
+	}
+	return fresh
+}
+
+func (d *disk) ReadAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, err := d.memoryHome.ReadAt(p, off)
+	if n > 0 {
+		d.filled += d.keep(off, int64(n))
+	}
+	return n, err
+}
+
+func (d *disk) WriteAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(p) > 0 {
+		d.keep(off, int64(len(p)))
+	}
+	return d.memoryHome.WriteAt(p, off)
+}
+
+func (d *disk) truncate(size int64) error {
+	d.drop(page.Range{End: page.Count(max(size, int64(len(d.data))))})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.bytes = append(d.bytes, make([]byte, max(0, size-int64(len(d.bytes))))...)[:size:size]
+	return d.memoryHome.truncate(size)
+}
+
+func (d *disk) ReadCached(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for n < len(p) && d.cached[page.Index((off+int64(n))>>page.Shift)] {
+		m, err := d.memoryHome.ReadAt(p[n:min(n+page.Size, len(p))], off+int64(n))
+		if n += m; err != nil || m == 0 {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (d *disk) WillNeed(int64, int64) {}
+
+func (d *disk) Cached(off, n int64) (cached int64, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := off >> page.Shift; i < (off+n)>>page.Shift; i++ {
+		if d.cached[page.Index(i)] {
+			cached += page.Size
+		}
+	}
+	return cached, nil
+}
+
+func (d *disk) ReadDirect(p []byte, off int64) (n int, err error) {
+	d.mu.Lock()
+	if err = d.never; err == nil {
+		if off < int64(len(d.bytes)) {
+			n = copy(p, d.bytes[off:])
+		}
+		for i := range p[n:] {
+			p[n+i] = 0xa5 // a disk reads whole blocks
+		}
+		d.direct = append(d.direct, page.Covering(off, int64(len(p))))
+	}
+	d.mu.Unlock()
+	if d.gate != nil {
+		open := make(chan struct{})
+		d.gate <- open
+		<-open
+	}
+	return n, err
+}
+
+func (d *disk) directPages() (pages int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, rg := range d.direct {
+		pages += rg.Len()
+	}
+	return pages
+}
+
+// coldFile is a noisy file that only the disk has.
+func (m *machine) coldFile(size int) *source {
+	src := m.noisyFile(size)
+	src.disk = newDisk(src.home)
+	return src
+}
+
+func (m *machine) requireWays(cached, direct, buffered int64) {
+	m.t.Helper()
+	c := &m.cache.counters
+	require.Equal(m.t, [3]int64{cached, direct, buffered}, [3]int64{c.CachedPages.Load(), c.DirectPages.Load(), c.BufferedPages.Load()},
+		"pages from the page cache, past it, through it")
+}
+
+// TestColdFill: a file that only the disk has leaves the page cache as it is.
+func TestColdFill(t *testing.T) {
+	for name, size := range map[string]int{
+		"a byte":              1,
+		"a page":              page.Size,
+		"a few pages":         10*page.Size + 77,
+		"more than in flight": 2*directReads*pieceBytes + 12345,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1, memory(128<<20))
+			src := m.coldFile(size)
+			p := m.run(src, 0, 0, int64(size), true)
+			require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
+			require.Equal(t, make([]byte, p.end()-size), p.load(size, p.end()), "past end of file")
+			require.Zero(t, src.disk.filled, "pages brought into the page cache")
+			m.requireWays(0, int64(page.Count(int64(size))), 0)
+			require.EqualValues(t, page.Count(int64(size)), src.disk.directPages(), "read once")
+			require.Zero(t, p.release())
+		})
+	}
+}
+
+// TestFillOfWhatThePageCacheHas: whatever the page cache has is what home is, also where the disk has something else.
+func TestFillOfWhatThePageCacheHas(t *testing.T) {
+	const pages = 5000
+	m := newMachine(t, 1, memory(64<<20))
+	src := m.coldFile(pages * page.Size)
+	kept := int64(0)
+	for _, rg := range []page.Range{{Start: 7, End: 8}, {Start: 100, End: 600}, {Start: 1024, End: 2048}, {Start: 4999, End: 5000}} {
+		kept += rg.Len()
+		p := bytes.Repeat([]byte{byte(rg.Len())}, int(rg.Bytes()))
+		_, err := src.disk.WriteAt(p, rg.Offset())
+		require.NoError(t, err)
+	}
+	p := m.run(src, 0, 0, pages*page.Size, false)
+	require.True(t, bytes.Equal(src.home.data, p.all()))
+	c := &m.cache.counters
+	require.EqualValues(t, pages, c.CachedPages.Load()+c.DirectPages.Load()+c.BufferedPages.Load())
+	require.Less(t, int64(src.disk.filled), 6*int64(mixedRun>>page.Shift), "few pages around those that are there")
+	require.Greater(t, c.CachedPages.Load(), kept*9/10)
+	for _, rg := range src.disk.direct {
+		for i := rg.Start; i < rg.End; i++ {
+			require.False(t, src.disk.cached[i] && src.disk.bytes[i.Offset()] != src.home.data[i.Offset()], "page %d is dirty", i)
+		}
+	}
+}
+
+// TestHomeChangesUnderReads: a CPU program writes, and another one truncates, between the reading of bytes and their use.
+func TestHomeChangesUnderReads(t *testing.T) {
+	const size = directReads * pieceBytes
+	for name, change := range map[string]func(src *source){
+		"write":    func(src *source) { src.write(t, 3*pieceBytes+5, []byte{src.home.data[3*pieceBytes+5] + 1}) },
+		"truncate": func(src *source) { src.truncate(t, size-100); src.truncate(t, size) },
+		"punch": func(src *source) {
+			c := Change{Kind: ChangeZero, Off: pieceBytes, Len: pieceBytes}
+			require.NoError(t, src.attached.ChangeHome(c, func(off int64) error {
+				_, err := src.disk.WriteAt(make([]byte, pieceBytes), off)
+				return err
+			}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1, memory(128<<20))
+			src := m.coldFile(size)
+			mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true})
+			require.NoError(t, err)
+			p, f := m.attach(mp, 0, size, false), src.attached
+			src.disk.gate = make(chan chan struct{}, 100)
+			leave := f.enterReads(mp.h)
+			f.mu.Lock()
+			_, next, err := f.acquireLocked(t.Context(), mp.h, mp.pages, time.Hour)
+			f.mu.Unlock()
+			require.NoError(t, err)
+			require.Equal(t, mp.pages.Start, next, "nobody waits for the disk under the lock")
+			var gates []chan struct{}
+			for range directReads {
+				gates = append(gates, <-src.disk.gate)
+			}
+			for _, g := range gates {
+				close(g)
+			}
+			src.disk.gate = nil
+			require.Len(t, mp.h.reads.under, directReads)
+			change(src)
+			p.acquire()
+			leave()
+			require.True(t, bytes.Equal(src.home.data, p.all()))
+			require.Empty(t, mp.h.reads.under)
+		})
+	}
+}
+
+// TestDirectReadsAreRefused: for good, which is said once, or now.
+func TestDirectReadsAreRefused(t *testing.T) {
+	const size = 5 * pieceBytes
+	var log bytes.Buffer
+	m := newMachine(t, 1, memory(64<<20), func(o *Options, _ *int64) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	for round := range 3 {
+		src := m.coldFile(size)
+		src.disk.never = &NoDirect{Reason: "planned"}
+		p := m.run(src, 0, 0, size, false)
+		require.True(t, bytes.Equal(src.home.data, p.all()))
+		require.True(t, src.attached.noDirect.Load())
+		m.requireWays(0, 0, int64(round+1)*size>>page.Shift)
+		p.unmap()
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "planned"))
+	require.Equal(t, []string{"planned"}, m.cache.Status().Buffered)
+
+	src := m.coldFile(size)
+	src.disk.never = syscall.EIO // as buffered I/O may not say
+	p := m.run(src, 0, 0, size, false)
+	require.True(t, bytes.Equal(src.home.data, p.all()))
+	require.False(t, src.attached.noDirect.Load())
+	require.Len(t, m.cache.Status().Buffered, 1)
+}
+
+// TestBufferedReads: nothing is read past the page cache where that is not wanted.
+func TestBufferedReads(t *testing.T) {
+	const size = 3 * pieceBytes
+	m := newMachine(t, 1, func(o *Options, _ *int64) { o.BufferedReads = true })
+	src := m.coldFile(size)
+	p := m.run(src, 0, 0, size, false)
+	require.True(t, bytes.Equal(src.home.data, p.all()))
+	require.Zero(t, src.disk.directPages())
+	require.Equal(t, "off", m.cache.Status().DirectReads)
+}
+
+// TestHomeIsClosedAfterItsReads: an acquire is given up, the file let go, and a read of it still goes on.
+func TestHomeIsClosedAfterItsReads(t *testing.T) {
+	f := &File{c: &Cache{log: slog.New(slog.DiscardHandler)}}
+	h := newHome(1)
+	h.open = 1
+	f.beginRead()
+	f.beginRead()
+	require.NoError(t, f.closeHomeLocked(h))
+	f.endRead()
+	require.Equal(t, 1, h.open)
+	f.endRead()
+	require.Zero(t, h.open)
+	require.NoError(t, f.closeHomeLocked(newHome(1)))
+}
+
+var _ DirectReader = (*disk)(nil)
