@@ -36,6 +36,31 @@ type runs struct {
 	segments []segment
 	// interned keeps one string per uniform encoding in use, so that agreeing segments share it.
 	interned map[string]string
+	// recent has the states that were decoded last: one request after the other meets the same few, and with many devices a
+	// state takes microseconds to decode.
+	recent     [recentStates]recentState
+	nextRecent int // the one to be replaced
+}
+
+const recentStates = 8
+
+// recentState is a state that nobody changes.
+type recentState struct {
+	enc   string
+	state *state
+}
+
+// decode returns the state that enc encodes. It must not be changed.
+func (rs *runs) decode(enc []byte) *state {
+	for i := range rs.recent {
+		if x := &rs.recent[i]; x.state != nil && x.enc == string(enc) {
+			return x.state
+		}
+	}
+	s := decode(enc)
+	rs.recent[rs.nextRecent] = recentState{string(enc), s}
+	rs.nextRecent = (rs.nextRecent + 1) % recentStates
+	return s
 }
 
 var initial = (&state{cpu: true}).encode(nil)
@@ -66,6 +91,7 @@ const (
 
 // memo remembers what encodings stand for during one pass.
 type memo struct {
+	rs        *runs
 	want      func(s *state) bool // nil for every state
 	encodings [memoStates]string
 	known     [memoStates]*meaning
@@ -95,7 +121,7 @@ func (m *memo) of(enc []byte) *meaning {
 	if x := m.more[string(enc)]; x != nil {
 		return x
 	}
-	s := decode(enc)
+	s := m.rs.decode(enc)
 	x := &meaning{s, m.want == nil || m.want(s)}
 	if m.n < memoStates {
 		m.encodings[m.n], m.known[m.n] = string(enc), x
@@ -123,7 +149,7 @@ func (rs *runs) scanWhere(rg page.Range, want func(s *state) bool, fn func(run p
 // scanAll is scanWhere for the pages of ascending ranges, which do not overlap. A nil want wants all.
 func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
 	var (
-		m           = memo{want: want}
+		m           = memo{rs: rs, want: want}
 		lastUniform string
 		uniform     *meaning
 	)
@@ -236,7 +262,7 @@ func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.R
 
 // updateAll is update for the pages of ascending ranges, which do not overlap.
 func (rs *runs) updateAll(ranges []page.Range, fn func(s *state)) {
-	changes := changes{fn: fn}
+	changes := changes{rs: rs, fn: fn}
 	var parts []part // of segment at
 	at := int64(-1)
 	flush := func() {
@@ -266,6 +292,7 @@ type part struct{ from, to int }
 
 // changes remembers what an update made of the states it met.
 type changes struct {
+	rs       *runs
 	fn       func(s *state)
 	old, new [memoStates]string
 	n        int      // how many were made
@@ -279,7 +306,7 @@ func (c *changes) of(enc []byte) string {
 			return c.new[i]
 		}
 	}
-	s := decode(enc)
+	s := c.rs.decode(enc).clone()
 	c.fn(s)
 	i := c.n % memoStates
 	c.old[i], c.new[i] = string(enc), string(s.encode(nil))
@@ -444,7 +471,9 @@ func (rs *runs) trim() {
 	for n > 0 && rs.segments[n-1].index == nil && rs.segments[n-1].uniform == "" {
 		n--
 	}
-	rs.segments = rs.segments[:n]
+	if rs.segments = rs.segments[:n]; n == 0 {
+		rs.recent = [recentStates]recentState{}
+	}
 }
 
 // memory returns the bytes that the states take.
@@ -456,6 +485,11 @@ func (rs *runs) memory() int64 {
 	}
 	for _, s := range rs.interned {
 		n += int64(len(s)) + 48 // the string, its header twice, its share of the map
+	}
+	for _, x := range rs.recent {
+		if x.state != nil {
+			n += int64(len(x.enc)) + x.state.memory()
+		}
 	}
 	return n
 }

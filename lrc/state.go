@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -51,6 +53,18 @@ type state struct {
 	// cpu says that the kernel may hold the page.
 	cpu      bool
 	replicas []replica
+}
+
+// clone returns a copy to be changed.
+func (s *state) clone() *state {
+	c := *s
+	c.replicas = slices.Clone(s.replicas)
+	return &c
+}
+
+// memory returns the bytes that the state takes as it is, vectors that it shares with others left out.
+func (s *state) memory() int64 {
+	return int64(unsafe.Sizeof(*s)) + int64(cap(s.replicas))*int64(unsafe.Sizeof(replica{}))
 }
 
 func (s *state) find(o versions.Owner) *replica {
