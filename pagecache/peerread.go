@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -172,6 +173,27 @@ func (f *File) havesLocked(rg page.Range) (all []have) {
 		}
 	}
 	return all
+}
+
+// quietLocked returns the tracked pages of ranges, which no client maps for writing, that have nothing pending and are what the
+// device agreed on. Others may be: a program that is killed can go on storing for a moment after its mapping was released. Such
+// pages stay tracked, so that nobody takes them for home's.
+func (f *File) quietLocked(h *holding, ranges []page.Range) (quiet []page.Range) {
+	for _, rg := range ranges {
+		tracked := f.lrc.Tracked(rg, h.dev.owner)
+		for _, p := range f.lrc.PendingOf(rg, h.dev.owner) {
+			tracked = page.Subtract(tracked, p.Range)
+		}
+		for _, run := range tracked {
+			stored, err := f.modifiedLocked(context.Background(), h, run)
+			if err != nil {
+				f.lostLocked(h.dev, err)
+				return quiet
+			}
+			quiet = append(quiet, subtract([]page.Range{run}, stored)...)
+		}
+	}
+	return quiet
 }
 
 // copyLocked makes a plan of copying pages that x has.

@@ -142,6 +142,28 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	require.Greater(t, m.counter(deviceReads)+m.counter(cleanReads), before)
 }
 
+// TestStoresAfterTheEnd: what a program stores after its mapping was released, as one can that is being killed, is nobody's, and is
+// not read.
+func TestStoresAfterTheEnd(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, _ := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, page.Size, false)
+	p := m.run(src, 0, 0, sharedSize, true)
+	p.add(3 * page.Size)
+	p.unmap()
+	want := src.home.bytes(0, sharedSize)
+	want[3*page.Size]++
+	p.add(5*page.Size + 1)
+	for range 2 {
+		require.NoError(t, src.attached.Sync(nil))
+		m.cache.collectDue(t.Context())
+		require.True(t, bytes.Equal(want[:64<<10], src.read(t, 0, 64<<10)))
+		require.True(t, bytes.Equal(want[1<<20:2<<20], src.read(t, 1<<20, 1<<20)))
+	}
+	require.Positive(t, m.counter(deviceReads))
+	require.True(t, bytes.Equal(want, src.home.bytes(0, sharedSize)))
+}
+
 // during starts a read of n bytes at off and calls do while the device copies them.
 func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte {
 	t.Helper()

@@ -21,7 +21,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// readTime is how long programs on the CPU read in one round of a row, at most.
+// readTime is how long programs on the CPU read in one round of a row, at most: they stop earlier when they have read as much as
+// the file has.
 const readTime = 2 * time.Second
 
 // readPattern is how programs on the CPU read a file.
@@ -145,7 +146,7 @@ func (p readPattern) read(path, home string, n int64) (speed float64, err error)
 			defer f.Close()
 			rnd := rand.New(rand.NewPCG(uint64(start.UnixNano()), uint64(j)))
 			buf := alignedBuffer(size)
-			for k := 0; time.Since(start) < readTime; k++ {
+			for k := 0; time.Since(start) < readTime && total.Load() < n; k++ {
 				i := next.Add(1) - 1
 				if p.random {
 					i = rnd.Int64N(blocks)
