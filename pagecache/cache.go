@@ -73,6 +73,7 @@ type Cache struct {
 	peerReads PeerReads
 	// leastPatience is immutable, and of the constant's value but in tests.
 	leastPatience time.Duration
+	cleanAge      time.Duration // the same
 	costs         costs
 	peerCtx       context.Context // of copies; ends with Close
 	peerStop      context.CancelFunc

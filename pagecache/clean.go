@@ -17,7 +17,7 @@ import (
 // far as any later read can tell, because a read looks at File.mu before it looks at a chunk.
 //
 // Each File has a table of its chunks: what is in it can be used. Which chunks are worth their memory, ristretto says by how often
-// they were expected and read; what it throws out leaves the table. A chunk goes as soon as a program has read all of it, for then
+// they were expected and read; what it throws out leaves the table. So does what waited for long while others needed the room. A chunk goes as soon as a program has read all of it, for then
 // the kernel has the pages.
 const (
 	chunkShift = 5
@@ -28,6 +28,10 @@ const (
 	aheadChunks = 4
 	// chunkPatience is how long a read waits for a chunk.
 	chunkPatience = 100 * time.Millisecond
+	// cleanAge is how long a chunk waits at least before it makes room for others although nobody read it, and cleanMostAge how
+	// long it waits at most.
+	cleanAge     = time.Second
+	cleanMostAge = 10 * time.Second
 	// cleanShare is which part of Options.HostMemory chunks may take, besides the bases, and cleanMost how much at most.
 	cleanShare = 4
 	cleanMost  = 1 << 30
@@ -50,6 +54,8 @@ type cleanChunk struct {
 	// ready is closed when buf has the pages. It stays nil if they could not be had.
 	ready chan struct{}
 	buf   *chunkBytes
+	// arrived is set before ready is closed.
+	arrived time.Time
 	// copy is what brings them; nil before it is planned.
 	copy atomic.Pointer[peerCopy]
 	// users are the table, whoever fills buf, and those who copy from it.
@@ -82,6 +88,10 @@ type cleanStore struct {
 	mu     sync.RWMutex
 	closed bool // protected by mu
 	cache  *ristretto.Cache[uint64, *cleanChunk]
+
+	orderMu sync.Mutex
+	// order has the chunks that came, the oldest first, and some that are gone. Protected by orderMu.
+	order []*cleanChunk
 }
 
 func newCleanStore(limit int64) (*cleanStore, error) {
@@ -108,7 +118,42 @@ func (s *cleanStore) keep(k *cleanChunk) bool {
 		return false
 	}
 	s.cache.Get(k.key) // it was expected once more
-	return s.cache.Set(k.key, k, chunkSize)
+	if !s.cache.Set(k.key, k, chunkSize) {
+		return false
+	}
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	s.order = append(s.order, k)
+	return true
+}
+
+// ageChunks throws out chunks that waited for too long, the oldest first. Frequency would keep them: what the end of a stream
+// left was expected as often as what the next one needs.
+func (c *Cache) ageChunks() {
+	now := time.Now()
+	for {
+		k := c.clean.oldest(func(k *cleanChunk) bool {
+			age := now.Sub(k.arrived)
+			return k.users.Load() == 0 || age > cleanMostAge || age >= c.cleanAge && c.cleanBytes.Load() > c.cleanLimit*3/4
+		})
+		if k == nil {
+			return
+		}
+		k.f.dropChunk(k, true)
+	}
+}
+
+// oldest takes the oldest chunk out of the order if it is one to go; else it returns nil.
+func (s *cleanStore) oldest(goes func(k *cleanChunk) bool) *cleanChunk {
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	if len(s.order) == 0 || !goes(s.order[0]) {
+		return nil
+	}
+	k := s.order[0]
+	s.order[0] = nil
+	s.order = s.order[1:]
+	return k
 }
 
 // noteUse counts a read of k.
@@ -280,6 +325,9 @@ func (f *File) expect(rg page.Range, size int64) []page.Range {
 // readAhead brings what is expected to be read after rg from devices, where they are faster than the disk. Nobody waits.
 func (f *File) readAhead(ahead []page.Range, home HomeReader) {
 	c := f.c
+	if len(ahead) > 0 {
+		c.ageChunks()
+	}
 	for _, rg := range ahead {
 		if rg.Len() >= chunkPages {
 			rg.End = (rg.End + chunkPages - 1) &^ (chunkPages - 1) // the rest of the last one will be next
@@ -362,7 +410,7 @@ func (f *File) fetchChunks(chunks []*cleanChunk) {
 			buf := freeChunks.Get().(*chunkBytes)
 			at := (k.pages.Start - plan.pages.Start).Offset()
 			copy(buf[:k.pages.Bytes()], plan.buf[at:])
-			k.buf = buf
+			k.buf, k.arrived = buf, time.Now()
 			close(k.ready)
 			if f.hasChunk(k) && !c.clean.keep(k) {
 				f.dropChunk(k, false)

@@ -242,7 +242,7 @@ func (j *peerCopy) finish() { j.call.done() }
 
 // preparePeerReads makes what CPU reads from devices need. Chunks take up to limit bytes.
 func (c *Cache) preparePeerReads(when PeerReads, limit int64) (err error) {
-	c.peerReads, c.leastPatience = when, leastPatience
+	c.peerReads, c.leastPatience, c.cleanAge = when, leastPatience, cleanAge
 	if len(c.devices) == 0 {
 		c.peerReads = PeerReadsOff
 	}

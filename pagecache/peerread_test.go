@@ -549,6 +549,7 @@ func TestCleanPagesAreBounded(t *testing.T) {
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 1<<20, m.cache.Status().CleanLimit)
+	m.cache.cleanAge = 0 // what is left over may go at once
 	for k := range 40 {
 		for i := range 3 {
 			src.read(t, k<<20+i*step, step)
@@ -562,7 +563,7 @@ func TestCleanPagesAreBounded(t *testing.T) {
 		src.read(t, 44<<20+k*step, step)
 		src.settle(t)
 	}
-	require.Greater(t, m.counter(cleanReads), before+5)
+	require.Greater(t, m.counter(cleanReads), before+20)
 }
 
 // TestReadersSeeWhatWasWritten: many read while programs on the CPU and on devices write, map and unmap. Every word of a page
