@@ -6,6 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -31,7 +32,7 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 		of.content.hazard.read(off, int64(len(buf)))
 	}
 	if f := of.content.live(); f != nil {
-		n, fromHome, err := f.Read(buf, off, direct)
+		n, fromHome, err := f.Read(buf, off, direct, of)
 		if err != nil {
 			return nil, toStatus(err)
 		}
@@ -44,6 +45,40 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 		return nil, toStatus(err)
 	}
 	return fuse.ReadResultData(buf[:n]), fuse.OK
+}
+
+// ReadAt implements pagecache.HomeReader.
+func (of *openFile) ReadAt(p []byte, off int64) (int, error) { return readAt(of.fd, p, off) }
+
+// ReadCached implements pagecache.HomeReader.
+func (of *openFile) ReadCached(p []byte, off int64) (int, error) {
+	switch cached, known := isCached(of.fd, off, int64(len(p))); {
+	case cached:
+		return readAt(of.fd, p, off)
+	case known:
+		return 0, nil
+	}
+	// Asking like this makes the host read what it lacks.
+	n, err := unix.Preadv2(of.fd, [][]byte{p}, off, unix.RWF_NOWAIT)
+	if err != nil {
+		return 0, nil // it says no, or cannot say
+	}
+	return n, nil
+}
+
+// Cached implements pagecache.HomeReader.
+func (of *openFile) Cached(off, n int64) bool {
+	cached, _ := isCached(of.fd, off, n)
+	return cached
+}
+
+// isCached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. known is false on
+// Linux before 6.5, and where the file's owner is somebody else.
+func isCached(fd int, off, n int64) (cached, known bool) {
+	pages := page.Covering(off, n)
+	var found unix.Cachestat_t
+	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(pages.Offset()), Len: uint64(pages.Bytes())}, &found, 0)
+	return err == nil && found.Cache >= uint64(pages.Len()), err == nil
 }
 
 // record notes a read that was answered with result, nil if it failed.

@@ -11,6 +11,7 @@ import (
 
 var (
 	_ pagecache.Source       = (*openFile)(nil)
+	_ pagecache.HomeReader   = (*openFile)(nil)
 	_ pagecache.DirectReader = (*home)(nil)
 )
 

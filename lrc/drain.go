@@ -25,7 +25,7 @@ func (f *File) Release(ranges []page.Range, o versions.Owner) (drops []page.Rang
 			drops = page.AppendRange(drops, run)
 		}
 	})
-	f.runs.updateAll(ranges, func(s *state) {
+	f.changeAll(ranges, func(s *state) {
 		r := s.find(o)
 		if r == nil || !r.tracked {
 			return

@@ -19,6 +19,11 @@ type File struct {
 	// written home while it drains, when nothing is collected. Set it before the first call.
 	HeldUnasked bool
 
+	// Changed, unless it is nil, is called with every range of pages of which something changes but what the kernel may hold:
+	// what home has, what a device has, or what is known of either. It is called within the call that says so. What a caller
+	// found out about pages for which it was not called since is still so. Set it before the first call.
+	Changed func(rg page.Range)
+
 	runs  runs
 	drain []drain
 	last  DrainID
@@ -89,6 +94,27 @@ func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
 	return out
 }
 
+// change is runs.update for what Changed is to be told of.
+func (f *File) change(rg page.Range, fn func(s *state)) {
+	if rg.Empty() {
+		return
+	}
+	f.runs.update(rg, fn)
+	if f.Changed != nil {
+		f.Changed(rg)
+	}
+}
+
+// changeAll is change for several ranges.
+func (f *File) changeAll(ranges []page.Range, fn func(s *state)) {
+	f.runs.updateAll(ranges, fn)
+	if f.Changed != nil {
+		for _, rg := range ranges {
+			f.Changed(rg)
+		}
+	}
+}
+
 // within returns the parts of ranges that some device may hold.
 func (f *File) within(ranges []page.Range) []page.Range {
 	n := len(ranges)
@@ -126,7 +152,7 @@ func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase 
 	if len(out) == 0 {
 		return nil
 	}
-	f.runs.updateAll(ranges, func(s *state) {
+	f.changeAll(ranges, func(s *state) {
 		if !needs(s) {
 			return
 		}
@@ -160,7 +186,7 @@ func (f *File) Collected(ranges []page.Range, o versions.Owner, agrees bool) (ke
 			drop = append(drop, PageBase{run, old})
 		}
 	})
-	f.runs.updateAll(ranges, func(s *state) {
+	f.changeAll(ranges, func(s *state) {
 		r := s.find(o)
 		if r == nil {
 			return
@@ -207,7 +233,7 @@ func (f *File) CPUWrote(rg page.Range) { f.CPUChanged(rg, rg) }
 // that it read before, and a hole.
 func (f *File) CPUChanged(rg, held page.Range) {
 	f.CPURead(rg.Intersect(held))
-	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
 		if len(s.replicas) == 0 {
 			return
 		}
@@ -267,7 +293,7 @@ func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
 // may store into them. drop are bases that nobody has any more.
 func (f *File) Updated(ranges []page.Range, o versions.Owner, track bool) (drop []PageBase) {
 	drop = f.droppedBases(ranges, o)
-	f.runs.updateAll(ranges, func(s *state) {
+	f.changeAll(ranges, func(s *state) {
 		r := s.add(o)
 		r.v = r.v.Join(s.home)
 		r.base = BaseHome
@@ -341,7 +367,7 @@ func (f *File) Tracked(rg page.Range, o versions.Owner) (out []page.Range) {
 // Track says that programs may store into the replicas of o in rg from now on. They must not be stale: home is their
 // base. Pages that o does not hold, or holds stale, are left alone.
 func (f *File) Track(rg page.Range, o versions.Owner) {
-	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
 		if r := s.find(o); r != nil && !r.tracked && !r.stale(s.home) {
 			r.tracked = true
 		}
@@ -358,7 +384,7 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 			drop = append(drop, PageBase{run, r.base})
 		}
 	})
-	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
 		if r := s.find(o); r != nil && r.tracked && !r.pending(s.home) {
 			r.tracked, r.base = false, BaseHome
 		}
@@ -370,7 +396,7 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 // Evicted says that o holds nothing of rg any more. What was pending is lost, so it is collected before.
 func (f *File) Evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 	drop = f.droppedBases([]page.Range{rg}, o)
-	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
 	f.runs.trim()
 	f.checkInvariants(rg)
 	return drop
@@ -398,7 +424,7 @@ func (f *File) Truncated(n page.Index) (drop []PageBase) {
 		return nil
 	}
 	drop = f.keptBases(rg)
-	f.runs.update(rg, func(s *state) {
+	f.change(rg, func(s *state) {
 		s.home = s.released
 		for i := range s.replicas {
 			s.replicas[i].v, s.replicas[i].base = s.released, BaseHome
@@ -412,7 +438,7 @@ func (f *File) Truncated(n page.Index) (drop []PageBase) {
 // pending any more: a caller that wants to keep what a device modified calls Updated for those pages.
 func (f *File) Replaced(rg page.Range) (drop []PageBase) {
 	drop = f.keptBases(rg)
-	f.runs.update(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
 		if len(s.replicas) == 0 {
 			return
 		}

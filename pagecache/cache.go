@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -32,6 +33,9 @@ type Options struct {
 	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
+	// PeerReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes a quarter of
+	// HostMemory at most, and 1 GiB, besides the bases.
+	PeerReads PeerReads
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
 	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
@@ -65,6 +69,20 @@ type Cache struct {
 	// noPeer has the devicePairs that turned out to have no direct way.
 	noPeer sync.Map
 
+	// What CPU reads from devices need: peerread.go, peercopy.go, clean.go.
+	peerReads PeerReads
+	// leastPatience is immutable, and of the constant's value but in tests.
+	leastPatience time.Duration
+	cleanAge      time.Duration // the same
+	costs         costs
+	peerCtx       context.Context // of copies; ends with Close
+	peerStop      context.CancelFunc
+	peerCalls     sync.WaitGroup
+	clean         *cleanStore // nil without devices
+	cleanLimit    int64
+	cleanBytes    atomic.Int64
+	serials       atomic.Uint64
+
 	baseBytes atomic.Int64
 	counters  Counters
 	// recording is what accesses are written down in, nil while nobody asks for it.
@@ -83,6 +101,9 @@ type device struct {
 	info  gpubackend.Info
 	owner versions.Owner
 	lost  atomic.Bool
+	// cost is what CPU reads take from the device; protected by Cache.costs. copies are those that wait.
+	cost   *cost.Source
+	copies copyQueue
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
@@ -122,7 +143,12 @@ func New(o Options) (*Cache, error) {
 			return nil, fmt.Errorf("two devices have the number %d", info.Ordinal)
 		}
 		seen[info.Ordinal] = true
-		c.devices = append(c.devices, &device{Device: d, info: info, owner: versions.GPU(info.Ordinal)})
+		c.devices = append(c.devices, &device{
+			Device: d, info: info, owner: versions.GPU(info.Ordinal), cost: cost.NewSource(deviceLatency, deviceBandwidth),
+		})
+	}
+	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
+		return nil, err
 	}
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
 	ctx, stop := context.WithCancel(context.Background())
@@ -240,6 +266,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	for _, l := range c.snapshotLosses() {
 		errs = append(errs, errors.New(l.String()))
 	}
+	c.endCopies()
 	c.background.Wait() // reads that came meanwhile may have started something
 	c.reads.Wait()
 	for _, d := range c.devices {

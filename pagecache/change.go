@@ -137,6 +137,7 @@ func (f *File) cutLocked(ctx context.Context, size int64) error {
 // What a replica is compared with is zeroed with it, so that the zeros are nobody's modification.
 func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
 	rg := page.Covering(from, to-from).Intersect(page.Range{End: f.lrc.End()})
+	f.changed(rg)
 	if rg.Empty() {
 		return nil
 	}

@@ -133,7 +133,7 @@ func TestReadsWhileDraining(t *testing.T) {
 	p := m.run(src, 0, 0, page.Size, true)
 	p.store(0, 1)
 	src.kernel.hook = func(int64, int64) {
-		_, fromHome, err := src.attached.Read(make([]byte, 10), 0, true)
+		_, fromHome, err := src.attached.Read(make([]byte, 10), 0, true, nil)
 		require.NoError(t, err)
 		assert.True(t, fromHome)
 		assert.Equal(t, byte(0), src.home.bytes(0, 1)[0], "a direct read collected a draining page")

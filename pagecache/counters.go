@@ -17,6 +17,13 @@ type Counters struct {
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements                                      atomic.Int64
+	// CPU reads of pages that home has, in files that devices hold something of, by where they were served from.
+	HostReads, HostReadBytes     atomic.Int64
+	CleanReads, CleanReadBytes   atomic.Int64
+	DeviceReads, DeviceReadBytes atomic.Int64
+	DiskReads, DiskReadBytes     atomic.Int64
+	DeviceReadFallbacks          atomic.Int64
+	AheadBytes, AheadUnusedBytes atomic.Int64
 	// Bases is a gauge: base copies held now.
 	Bases atomic.Int64
 

@@ -14,6 +14,8 @@
 //	File.mu            the lrc machine, extents, bases and every change of home made here
 //	Cache.mu           the list of files and the allocation order of extents
 //	File.readingMu     how many reads of home go on
+//	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu
+//	                   leaves, but that a copyQueue notes costs
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
@@ -34,6 +36,14 @@
 //
 // The goroutines of a transfer (transfer.go, parallel.go) work for the holder, who waits for them: they may read what
 // File.mu protects, and change nothing of it.
+//
+// # Reads on the CPU
+//
+// A read of pages that home has is served from the host's page cache, from what was read ahead, from a device or from the
+// disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). It takes File.mu twice, for
+// microseconds, and not while bytes are copied. What was learned under File.mu holds for as long as the epoch of the region is
+// the same: the lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
+// pins its extents, so memory is given back by whoever uses it last.
 //
 // # Digests
 //

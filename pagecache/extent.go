@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/bits"
 	"slices"
+	"sync/atomic"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
@@ -30,6 +31,8 @@ type extent struct {
 	size  int64
 	mem   gpubackend.Memory
 
+	// users are the holding, and copies under way: the last one frees the memory.
+	users atomic.Int32
 	// mapped counts the mappings that cover the extent. Protected by File.mu.
 	mapped int
 	// agreed has the digest of every tracked page's base; nil until a page is tracked. Protected by File.mu, but that the
@@ -208,6 +211,7 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
 		return mem.Free()
 	}
 	x := &extent{file: f, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1}
+	x.users.Store(1)
 	h.extents[k] = x
 	c.mu.Lock()
 	h.dev.extents = append(h.dev.extents, x)
@@ -279,11 +283,11 @@ func (c *Cache) evictOne(ctx context.Context, dev *device) (bool, error) {
 	return false, nil
 }
 
-// evict frees x if nobody maps it and what it holds can be brought home.
+// evict frees x if nobody maps it, no copy of it is under way and what it holds can be brought home.
 func (f *File) evict(ctx context.Context, x *extent) bool {
 	idle := func() bool {
 		h := f.holdings[x.dev.owner]
-		return x.mapped == 0 && h != nil && h.extents[x.index] == x
+		return x.mapped == 0 && x.users.Load() == 1 && h != nil && h.extents[x.index] == x
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +337,11 @@ func (f *File) freeExtentLocked(x *extent) {
 	f.freeMemory(x)
 }
 
+// freeMemory is what each user of x calls once.
 func (f *File) freeMemory(x *extent) {
+	if x.users.Add(-1) > 0 {
+		return
+	}
 	if err := x.mem.Free(); err != nil {
 		f.c.log.Warn("freeing device memory", "device", x.dev.info.Ordinal, "error", err)
 	}

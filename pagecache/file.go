@@ -61,6 +61,11 @@ type File struct {
 	reading   int    // protected by readingMu
 	closing   []Home // protected by readingMu
 
+	// epochs and torn are of regions of the file (peerread.go). epochs are changed with mu held.
+	epochs, torn [epochRegions]atomic.Uint64
+	serial       uint64 // immutable; tells the File's chunks from those of others
+	clean        cleanPages
+
 	counters Counters
 }
 
@@ -144,7 +149,8 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 	}
-	f.lrc.HeldUnasked = c.writeBack
+	f.serial = c.serials.Add(1)
+	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
 	if err := f.noteHomeLocked(); err != nil { // nobody else knows f yet
 		_ = home.Close()
 		return nil, err
@@ -219,6 +225,7 @@ func (f *File) dropIdleLocked() {
 	delete(f.c.files, f.id)
 	f.detached.Store(true)
 	f.dropAllBasesLocked()
+	f.dropChunks()
 	if err := f.closeHomeLocked(f.home); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.name, "error", err)
 	}

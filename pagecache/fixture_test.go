@@ -148,7 +148,8 @@ type source struct {
 	readonly bool
 	attached *File
 	// disk is what the home is opened as, unless it is nil.
-	disk *disk
+	disk   *disk
+	reader HomeReader // how reads get at home; nil: they leave devices alone
 }
 
 func (s *source) ID() FileID     { return s.id }
@@ -354,7 +355,7 @@ func (s *source) read(t *testing.T, off, n int) []byte {
 		require.NoError(t, err)
 		return p
 	}
-	got, fromHome, err := f.Read(p, int64(off), false)
+	got, fromHome, err := f.Read(p, int64(off), false, s.reader)
 	require.NoError(t, err)
 	if fromHome {
 		got, err = s.backing().ReadAt(p, int64(off))

@@ -178,6 +178,9 @@ func (m *Mapping) export() error {
 		return err
 	}
 	m.exported = true
+	if m.writable {
+		m.f.changed(m.pages) // from now on programs store into them
+	}
 	m.h.each(m.pages, func(x *extent, _ page.Range) {
 		if err != nil {
 			return

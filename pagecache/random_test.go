@@ -29,16 +29,24 @@ func TestRandomDevicesAndDisk(t *testing.T) {
 	}
 }
 
-func randomDevices(t *testing.T, seed uint64, onDisk bool) {
+// TestRandomDevicesServeReads is the same with reads that devices serve wherever they can, and read ahead.
+func TestRandomDevicesServeReads(t *testing.T) {
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomDevices(t, seed, seed%2 == 0, peerReads(PeerReadsAlways)) })
+	}
+}
+
+func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOption) {
 	const devices, pages, cpu = 3, 24, 3
 	const size = pages*page.Size - 5
 	rnd := rand.New(rand.NewPCG(seed, 11))
-	m := newMachine(t, devices)
+	m := newMachine(t, devices, options...)
 	m.cache.leastPeer = 1
 	src := m.noisyFile(size)
 	if onDisk {
 		src.disk = newDisk(src.home)
 	}
+	src.reader = &openHome{Home: src.home}
 	// One mapping keeps the File, so that CPU writes go through it.
 	m.run(src, 0, 0, page.Size, false)
 	released := bytes.Clone(src.home.data)
@@ -141,6 +149,10 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool) {
 	}
 	require.NoError(t, src.attached.Sync(func() error { return nil }))
 	require.True(t, bytes.Equal(released, src.home.bytes(0, size)), "seed %d: home", seed)
+	check(cpu, 0, src.read(t, 0, size))
+	if m.cache.peerReads == PeerReadsAlways && seed == 0 {
+		require.Positive(t, m.cache.counters.DeviceReads.Load())
+	}
 	if seed == 0 {
 		require.Positive(t, peerPages(src.attached))
 	}

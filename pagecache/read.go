@@ -46,14 +46,26 @@ func (r *peerRuns) from(rg page.Range) page.Range {
 
 // Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
 // cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
-// are in p. It blocks on home and on devices, never on the kernel.
-func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err error) {
+// are in p. home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on
+// home and on devices, never on the kernel.
+func (f *File) Read(p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
+	size, n, fromHome, err := f.readPending(p, off, direct, home != nil)
+	if size <= off {
+		return n, fromHome, err
+	}
+	n, err = f.readPeers(p[:min(int64(len(p)), size-off)], off, size, home, !direct)
+	return n, false, err
+}
+
+// readPending sees to it that home has what devices released of a read. If nothing had to be done, and peers says that devices may
+// serve it, and they may, size is that of the file; otherwise it is 0.
+func (f *File) readPending(p []byte, off int64, direct, peers bool) (size int64, n int, fromHome bool, err error) {
 	ctx := context.Background()
 	rg := page.Covering(off, int64(len(p)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
-		return 0, true, nil
+		return 0, 0, true, nil
 	}
 	if !direct {
 		f.lrc.CPURead(rg)
@@ -62,7 +74,10 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	// draining pages alone: their release has not returned yet.
 	pending := f.lrc.Pending(rg, !direct)
 	if len(pending) == 0 {
-		return 0, true, nil
+		if peers && f.servesLocked() {
+			size = f.size
+		}
+		return size, 0, true, nil
 	}
 	start := time.Now()
 	if err := f.collectLocked(ctx, rg, !direct); err != nil {
@@ -71,7 +86,8 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 		if !direct {
 			f.redropSoon(rg)
 		}
-		return f.readMergedLocked(ctx, p, off, !direct)
+		n, fromHome, err = f.readMergedLocked(ctx, p, off, !direct)
+		return 0, n, fromHome, err
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
 	ahead := f.peerRuns.from(rg).Intersect(f.fileRangeLocked())
@@ -84,7 +100,7 @@ func (f *File) Read(p []byte, off int64, direct bool) (n int, fromHome bool, err
 	}
 	f.count(func(c *Counters) { c.PeerReads.Add(1); c.PeerReadPages.Add(pages) })
 	f.c.counters.PeerReadTime.observe(time.Since(start))
-	return 0, true, nil
+	return 0, 0, true, nil
 }
 
 // redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read that

@@ -6,6 +6,8 @@ import (
 	"runtime/metrics"
 	"slices"
 	"time"
+
+	"github.com/gaiafs/gaiafs/internal/cost"
 )
 
 // StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
@@ -19,10 +21,15 @@ type Status struct {
 	Files   []FileStatus   `json:"files"`
 	// BaseBytes is what base copies take of BaseLimit bytes of host memory, StateBytes what versions and page states
 	// take, DigestBytes what the digests of tracked pages take.
-	BaseBytes   int64 `json:"base_bytes"`
-	BaseLimit   int64 `json:"base_limit"`
-	StateBytes  int64 `json:"state_bytes"`
-	DigestBytes int64 `json:"digest_bytes"`
+	BaseBytes  int64 `json:"base_bytes"`
+	BaseLimit  int64 `json:"base_limit"`
+	StateBytes int64 `json:"state_bytes"`
+	// CleanBytes is what pages read ahead from devices for the CPU take of CleanLimit bytes of host memory.
+	CleanBytes int64 `json:"clean_bytes"`
+	CleanLimit int64 `json:"clean_limit"`
+	// Disk is what reads of home take that the host's page cache does not serve.
+	Disk        ReadCost `json:"disk"`
+	DigestBytes int64    `json:"digest_bytes"`
 	// Goroutines is the number of goroutines of the daemon, HeapLiveBytes what its heap held in use at the last garbage
 	// collection: for those who look for leaks.
 	Goroutines    int   `json:"goroutines"`
@@ -52,6 +59,25 @@ type DeviceStatus struct {
 	MappedBytes int64 `json:"mapped_bytes"`
 	Extents     int   `json:"extents"`
 	Lost        bool  `json:"lost"`
+	// Read is what CPU reads from the device take.
+	Read ReadCost `json:"read"`
+}
+
+// ReadCost is what reads from one place take, as moving averages.
+type ReadCost struct {
+	LatencyMicros float64 `json:"latency_us"`
+	Bandwidth     float64 `json:"bytes_per_s"`
+	// Reads is the number of reads that were measured, QueuedBytes what is under way now.
+	Reads       int64 `json:"reads"`
+	QueuedBytes int64 `json:"queued_bytes"`
+	// Stuck says that a read was given up that has not ended.
+	Stuck bool `json:"stuck"`
+}
+
+func readCost(e cost.Estimate) ReadCost {
+	return ReadCost{
+		LatencyMicros: float64(e.Latency) / 1e3, Bandwidth: e.Bandwidth, Reads: e.Reads, QueuedBytes: e.Queued, Stuck: e.Stuck,
+	}
 }
 
 // FileStatus describes a file that devices hold something of.
@@ -107,6 +133,18 @@ func (c *Counters) snapshot() map[string]int64 {
 		"evictions":         c.Evictions.Load(),
 		"lost_pages":        c.LostPages.Load(),
 		"home_replacements": c.HomeReplacements.Load(),
+
+		"host_reads":            c.HostReads.Load(),
+		"host_read_bytes":       c.HostReadBytes.Load(),
+		"clean_reads":           c.CleanReads.Load(),
+		"clean_read_bytes":      c.CleanReadBytes.Load(),
+		"device_reads":          c.DeviceReads.Load(),
+		"device_read_bytes":     c.DeviceReadBytes.Load(),
+		"disk_reads":            c.DiskReads.Load(),
+		"disk_read_bytes":       c.DiskReadBytes.Load(),
+		"device_read_fallbacks": c.DeviceReadFallbacks.Load(),
+		"ahead_bytes":           c.AheadBytes.Load(),
+		"ahead_unused_bytes":    c.AheadUnusedBytes.Load(),
 	}
 }
 
@@ -129,6 +167,9 @@ func (c *Cache) Status() Status {
 		Files:             []FileStatus{},
 		BaseBytes:         c.baseBytes.Load(),
 		BaseLimit:         c.baseLimit,
+		CleanBytes:        c.cleanBytes.Load(),
+		CleanLimit:        c.cleanLimit,
+		Disk:              readCost(c.costs.estimate(c.costs.disk)),
 		Goroutines:        runtime.NumGoroutine(),
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
@@ -171,6 +212,7 @@ func (c *Cache) Status() Status {
 			MappedBytes: mapped[d],
 			Extents:     extents,
 			Lost:        d.lost.Load(),
+			Read:        readCost(c.costs.estimate(d.cost)),
 		})
 	}
 	return s

@@ -428,7 +428,7 @@ func TestReadsOfReleasedPages(t *testing.T) {
 	read := func(at int) int64 {
 		before := f.counters.CollectedPages.Load()
 		buf := make([]byte, request*page.Size)
-		_, fromHome, err := f.Read(buf, int64(at)*page.Size, false)
+		_, fromHome, err := f.Read(buf, int64(at)*page.Size, false, nil)
 		require.NoError(t, err)
 		require.True(t, fromHome)
 		for i := at; i < at+request; i++ {

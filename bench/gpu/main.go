@@ -43,6 +43,7 @@ var groups = []group{
 	{"peer", peerRows},
 	{"second", secondRows},
 	{"cold", coldRows},
+	{"reads", readRows},
 }
 
 func groupNames() (names []string) {

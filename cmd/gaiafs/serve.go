@@ -109,6 +109,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		WriteBackInterval: m.writeBackInterval.Duration,
 		WriteBack:         m.writeBack,
 		BufferedReads:     m.directReads.word == "off",
+		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
 		Log:               log,
 	})
 	if err != nil {

@@ -22,6 +22,7 @@ type settings struct {
 	readOnly          bool
 	passthrough       choice
 	writeBack         bool
+	peerReads         choice
 	writeBackInterval span
 	directReads       choice
 	attrTimeout       span
@@ -39,6 +40,7 @@ func newSettings() *settings {
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
+		peerReads:         choice{"auto", pagecache.PeerReadsWords()},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},
 		logLevel:          choice{"info", []string{"debug", "info", "warn", "error"}},
@@ -59,6 +61,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")
 	f.Var(&s.writeBackInterval, "write-back-interval", "age at which released bytes are in the backing file at the latest")
 	f.Var(&s.directReads, "direct-reads", "how devices are filled from the disk: auto is past the host's page cache where that is possible")
+	f.Var(&s.peerReads, "peer-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")

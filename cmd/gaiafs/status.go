@@ -33,7 +33,8 @@ type mountStatus struct {
 	ReadOnly   bool      `json:"read_only"`
 	WriteBack  bool      `json:"write_back"`
 	// Passthrough says that the kernel reads and writes files of SOURCE itself.
-	Passthrough bool `json:"passthrough"`
+	Passthrough bool   `json:"passthrough"`
+	PeerReads   string `json:"peer_reads"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -55,6 +56,7 @@ func (s *service) status() statusDocument {
 			ReadOnly:    s.plan.readOnly,
 			WriteBack:   s.plan.writeBack,
 			Passthrough: passes,
+			PeerReads:   s.plan.peerReads.word,
 			Clients:     c.Sessions,
 			Mappings:    c.Mappings,
 		},

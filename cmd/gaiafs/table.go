@@ -61,8 +61,25 @@ func (s *statusDocument) print(w io.Writer) error {
 		})
 	}
 
-	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s for page states, %s for page hashes\n",
-		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.StateBytes), bytesText(s.DigestBytes))
+	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s of %s for pages read ahead from devices, %s for page states, %s for page hashes\n",
+		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.CleanBytes), bytesText(s.CleanLimit), bytesText(s.StateBytes),
+		bytesText(s.DigestBytes))
+
+	b.WriteString("\nReads on the CPU: moving averages\n")
+	table(&b, func(t io.Writer) {
+		fmt.Fprintf(t, "  \tlatency (µs)\tper second\treads\tunder way\t\n")
+		line := func(name string, c pagecache.ReadCost) {
+			state := ""
+			if c.Stuck {
+				state = "does not answer"
+			}
+			fmt.Fprintf(t, "  %s\t%.0f\t%s\t%d\t%s\t%s\n", name, c.LatencyMicros, bytesText(int64(c.Bandwidth)), c.Reads, bytesText(c.QueuedBytes), state)
+		}
+		line("disk", s.Disk)
+		for _, d := range s.Devices {
+			line(fmt.Sprint("gpu", d.Device), d.Read)
+		}
+	})
 
 	b.WriteString("\nFilled so far: " + s.ways())
 

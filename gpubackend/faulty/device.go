@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -43,6 +44,7 @@ type Device struct {
 	calls [ops]int           // protected by mu; calls so far
 	fail  [ops]map[int]error // protected by mu; by the number of the call
 	gates [ops]*Gate         // protected by mu; nil where calls pass
+	slow  [ops]time.Duration // protected by mu
 }
 
 var _ gpubackend.Device = (*Device)(nil)
@@ -92,6 +94,13 @@ func (d *Device) Hold(op Op) *Gate {
 	return g
 }
 
+// Slow makes every call of op from now on take so much longer.
+func (d *Device) Slow(op Op, by time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slow[op] = by
+}
+
 // Gate holds up the calls of one Op: a slow device, of which a test says for how long.
 type Gate struct {
 	dev     *Device
@@ -120,8 +129,11 @@ func (d *Device) enter(ctx context.Context, op Op) error {
 	d.calls[op]++
 	err := d.fail[op][d.calls[op]]
 	delete(d.fail[op], d.calls[op])
-	gate := d.gates[op]
+	gate, slow := d.gates[op], d.slow[op]
 	d.mu.Unlock()
+	if slow > 0 {
+		time.Sleep(slow)
+	}
 	if gate != nil {
 		gate.once.Do(func() { close(gate.arrived) })
 		select {

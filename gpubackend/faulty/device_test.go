@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -97,6 +98,22 @@ func TestLose(t *testing.T) {
 	}
 	require.NoError(t, m.Free())
 	require.Zero(t, d.Used())
+	require.NoError(t, d.Close())
+}
+
+func TestSlow(t *testing.T) {
+	d := wrap(t)
+	m, err := d.Alloc(2 << 20)
+	require.NoError(t, err)
+	const by = 5 * time.Millisecond
+	d.Slow(faulty.CopyOut, by)
+	call := calls(t, d, m)[faulty.CopyOut]
+	began := time.Now()
+	require.NoError(t, call(t.Context()))
+	require.GreaterOrEqual(t, time.Since(began), by)
+	d.Slow(faulty.CopyOut, 0)
+	require.NoError(t, call(t.Context()))
+	require.NoError(t, m.Free())
 	require.NoError(t, d.Close())
 }
 

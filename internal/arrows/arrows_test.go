@@ -45,13 +45,14 @@ type rule struct {
 var rules = []rule{
 	{"internal/page", nil, false},
 	{"internal/arrows", nil, false},
+	{"internal/cost", nil, false},
 	{"internal/testsummary", nil, false},
 	{"internal/model", []string{"internal/page", "versions"}, false},
 	{"versions", []string{"internal/page"}, false},
 	{"lrc", []string{"versions", "internal/page", "golang.org/x/sys/cpu"}, false},
 	{"gpubackend", []string{"internal/page", sys, purego}, false},
 	{"prefetch", []string{"internal/page"}, false},
-	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", ristretto, humanize, sys, sync}, false},
+	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", ristretto, humanize, sys, sync}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
 	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
@@ -83,10 +84,10 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "versions", "lrc", "prefetch"}
+var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch"}
 
 // pure are what such a test may import of gaiafs.
-var pure = []string{"internal/page", "internal/model", "versions", "lrc", "prefetch"}
+var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
 
 // pkg is what the test needs of go list -json.
 type pkg struct {

@@ -162,20 +162,24 @@ func TestRandomPrograms(t *testing.T) {
 		interval  time.Duration
 		loose     bool
 		disguised bool
+		peerReads string
 	}{
-		{"write-through", false, time.Hour, false, false},
-		{"write-back", true, time.Hour, false, false},
-		{"write-through-busy", false, 20 * time.Millisecond, true, false},
-		{"write-back-busy", true, 20 * time.Millisecond, true, false},
-		{"libcuda", false, time.Hour, false, true},
-		{"libcuda-busy", false, 20 * time.Millisecond, true, true},
+		{"write-through", false, time.Hour, false, false, ""},
+		{"write-back", true, time.Hour, false, false, ""},
+		{"write-through-busy", false, 20 * time.Millisecond, true, false, ""},
+		{"write-back-busy", true, 20 * time.Millisecond, true, false, ""},
+		{"libcuda", false, time.Hour, false, true, ""},
+		{"libcuda-busy", false, 20 * time.Millisecond, true, true, ""},
+		// Reads come from devices wherever they can.
+		{"devices-serve", false, time.Hour, false, false, "always"},
+		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always"},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			if mode.disguised {
 				testdevice.Emulated(t, "there is a libcuda that is not fake")
 			}
-			x := newSystem(t, layoutOf(mode.writeBack), mode.interval, mode.disguised)
+			x := newSystem(t, layoutOf(mode.writeBack), mode.interval, mode.disguised, mode.peerReads)
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1) + 1); done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
 				if *seedFlag != 0 {
@@ -197,6 +201,11 @@ func TestRandomPrograms(t *testing.T) {
 				if *seedFlag != 0 {
 					break
 				}
+			}
+			if mode.peerReads != "" {
+				s, err := x.status()
+				require.NoError(t, err)
+				require.Positive(t, s.Counters["device_reads"])
 			}
 			t.Logf("%d steps in %v", done, time.Since(start).Round(time.Millisecond))
 		})

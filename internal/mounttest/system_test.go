@@ -39,7 +39,7 @@ type system struct {
 }
 
 // newSystem mounts and starts the programs. With disguised, they take the emulated devices for GPUs and use the fake libcuda.
-func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised bool) *system {
+func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised bool, peerReads string) *system {
 	x := &system{t: t, layout: l}
 	if disguised {
 		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices)}
@@ -51,6 +51,7 @@ func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised b
 		Poison:            true,
 		WriteBackInterval: interval,
 		WriteBack:         l.WriteBack,
+		PeerReads:         peerReads,
 	})
 	require.NoError(t, os.WriteFile(filepath.Join(x.mount.Source, "filler"), make([]byte, deviceMemory), 0o644))
 	for range l.Clients() {

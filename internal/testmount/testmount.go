@@ -8,6 +8,7 @@ package testmount
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,8 +57,10 @@ type Options struct {
 	HostMemory        int64
 	WriteBackInterval time.Duration
 	WriteBack         bool
-	AllowOther        bool
-	ReadOnly          bool
+	// PeerReads is one of pagecache.PeerReadsWords. "" stands for the word in GAIAFS_TEST_PEER_READS, or else auto.
+	PeerReads  string
+	AllowOther bool
+	ReadOnly   bool
 	// Mountpoint is the directory to mount at; "" stands for a fresh one.
 	Mountpoint string
 	// WithoutCure leaves out the cure for stale readers of package fs, for a test that shows what it is for.
@@ -66,7 +69,7 @@ type Options struct {
 	Limit uint64
 	// Env is added to the daemon's environment.
 	Env []string
-	// Faulty lets the test make devices fail (Lose, Exhaust) and read the log (Log).
+	// Faulty lets the test make devices fail (Lose, Hang, Exhaust) and read the log (Log).
 	Faulty bool
 }
 
@@ -128,6 +131,8 @@ type fault struct {
 	Lose   bool
 	// Exhaust is the number of allocations that find no memory.
 	Exhaust int
+	// Hang has copies to the host wait until Resume.
+	Hang, Resume bool
 }
 
 // faultDone is what the daemon prints when a fault is arranged.
@@ -135,14 +140,20 @@ const faultDone = "fault arranged"
 
 // obey arranges the faults that come in, until there are no more.
 func obey(in io.Reader, devices []*faulty.Device) {
+	hung := make(map[int]*faulty.Gate)
 	for orders := json.NewDecoder(in); ; {
 		var f fault
 		if err := orders.Decode(&f); err != nil {
 			return
 		}
 		d := devices[f.Device]
-		if f.Lose {
+		switch {
+		case f.Lose:
 			d.Lose()
+		case f.Hang:
+			hung[f.Device] = d.Hold(faulty.CopyOut)
+		case f.Resume:
+			hung[f.Device].Open()
 		}
 		for i := range f.Exhaust {
 			d.Fail(faulty.Alloc, i+1, gpubackend.ErrNoMemory)
@@ -201,6 +212,7 @@ func serve(j job) error {
 		HostMemory:        j.HostMemory,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
+		PeerReads:         pagecache.PeerReadsNamed(cmp.Or(j.PeerReads, os.Getenv("GAIAFS_TEST_PEER_READS"), "auto")),
 		Log:               log,
 	})
 	if err != nil {
@@ -414,6 +426,12 @@ func (m *Mount) Lose(device int) {
 	m.t.Helper()
 	m.arrange(fault{Device: device, Lose: true})
 }
+
+// Hang has copies from the device to the host wait until Resume.
+func (m *Mount) Hang(device int) { m.arrange(fault{Device: device, Hang: true}) }
+
+// Resume ends what Hang began.
+func (m *Mount) Resume(device int) { m.arrange(fault{Device: device, Resume: true}) }
 
 // Exhaust has the next allocations on a device find no memory, as if other programs had it.
 func (m *Mount) Exhaust(device, allocations int) {

@@ -1,0 +1,116 @@
+package cost
+
+import "time"
+
+const (
+	// unit is the bytes of a read of which latency and bandwidth are corrected by equal parts.
+	unit = 64 << 10
+	// gain is the part of an error that is corrected at once, quickGain that of a read that took less than half as long as
+	// was thought: what has become faster is to be used soon.
+	gain, quickGain = 0.25, 0.5
+	// surprise is how many times longer than thought a read counts at most.
+	surprise = 16
+	// least is the smallest latency, and what a unit takes at least, in nanoseconds.
+	least = 10
+
+	// A place is due some time after it was measured last: dueAfter, or dueTimes as long as a read of a unit takes there.
+	dueAfter = 20 * time.Millisecond
+	dueTimes = 20
+)
+
+// Source is what is known of one place. Calls must not overlap.
+type Source struct {
+	latency  float64 // ns
+	perUnit  float64 // ns
+	queued   int64   // bytes under way
+	stuck    int
+	probing  bool
+	measured time.Time
+	ended    int64
+}
+
+// NewSource makes a Source of which this is thought until something is measured: bandwidth is in bytes per second.
+func NewSource(latency time.Duration, bandwidth float64) *Source {
+	return &Source{latency: float64(latency), perUnit: unit / bandwidth * 1e9}
+}
+
+// Begin says that a read of n bytes begins, and returns the bytes that were under way.
+func (s *Source) Begin(n int64) (ahead int64) {
+	ahead = s.queued
+	s.queued += n
+	return ahead
+}
+
+// End says that a read of n bytes ended that found ahead bytes under way and took so long, waiting for those included.
+func (s *Source) End(n, ahead int64, took time.Duration, now time.Time) {
+	s.queued -= n
+	s.ended++
+	s.measured = now
+	u := float64(ahead+n) / unit
+	thought := s.latency + u*s.perUnit
+	err := min(float64(took), surprise*thought) - thought
+	g := gain
+	if -err > thought/2 {
+		g = quickGain
+	}
+	err *= g
+	// What one of them cannot give, being as small as can be, the other does.
+	s.perUnit = max(s.perUnit+err*u/(1+u*u), least)
+	s.latency = max(thought+err-u*s.perUnit, least)
+	s.perUnit = max((thought+err-s.latency)/u, least)
+}
+
+// Cancel says that a read of n bytes ended without saying anything about the place: it failed, or never began.
+func (s *Source) Cancel(n int64) { s.queued -= n }
+
+// Abandon says that the caller of a read waits no longer for it, Answer that such a read ended after all.
+func (s *Source) Abandon() { s.stuck++ }
+
+// Answer ends what Abandon began.
+func (s *Source) Answer() { s.stuck-- }
+
+// Stuck reports whether a read that was given up has not ended.
+func (s *Source) Stuck() bool { return s.stuck > 0 }
+
+// Time is how long a read of n bytes that begins now is thought to take. Nothing takes no time.
+func (s *Source) Time(n int64) time.Duration {
+	if n <= 0 {
+		return 0
+	}
+	return time.Duration(s.latency + float64(s.queued+n)/unit*s.perUnit)
+}
+
+// Due reports whether it is time to measure the place again, and if so counts on the caller to do it: it is not due again until
+// Measured.
+func (s *Source) Due(now time.Time) bool {
+	if s.probing || s.stuck > 0 {
+		return false
+	}
+	after := max(dueAfter, dueTimes*time.Duration(s.latency+s.perUnit))
+	s.probing = now.Sub(s.measured) > after
+	return s.probing
+}
+
+// Measured ends what Due began.
+func (s *Source) Measured(now time.Time) { s.probing, s.measured = false, now }
+
+// Estimate is what a Source knows.
+type Estimate struct {
+	Latency time.Duration
+	// Bandwidth is in bytes per second.
+	Bandwidth float64
+	// Queued is the bytes under way, Reads the number of reads that were measured.
+	Queued, Reads int64
+	Stuck         bool
+}
+
+// Estimate returns what s knows.
+func (s *Source) Estimate() Estimate {
+	return Estimate{
+		Latency:   time.Duration(s.latency),
+		Bandwidth: unit / s.perUnit * 1e9,
+		Queued:    s.queued,
+		Reads:     s.ended,
+		Stuck:     s.Stuck(),
+	}
+}

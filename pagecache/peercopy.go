@@ -1,0 +1,361 @@
+package pagecache
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/cost"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+const (
+	// copyCallers is the number of calls of CopyOut that CPU reads have under way on a device at once: one is being carried out
+	// while the other is made.
+	copyCallers = 2
+	// copyCall is the bytes of one call, a copy more or less. What comes while calls are under way goes together.
+	copyCall = 2 << 20
+)
+
+// peerCopy is a copy from a device for the host. It pins the extents, so that nobody else gets their memory before it has
+// ended, however long that takes, and whatever has become of the File.
+type peerCopy struct {
+	dev    *device
+	pages  page.Range // of the file
+	parts  []copyPart // all of them
+	urgent bool       // somebody waits for it
+
+	began time.Time
+	ahead int64 // bytes that were under way
+
+	// done is closed when buf has the bytes of pages, or err is set. Whoever waited calls finish then.
+	done chan struct{}
+	buf  []byte
+	err  error
+
+	state copyState // protected by copyQueue.mu
+	late  bool      // protected by copyQueue.mu; somebody waits no longer for it, though others do
+	call  *copyResult
+}
+
+// copyPart is the part of a peerCopy in one extent.
+type copyPart struct {
+	x     *extent
+	pages page.Range
+}
+
+type copyState uint8
+
+const (
+	copyWaits copyState = iota
+	copyRuns
+	copyEnded
+	copyGivenUp // while it ran
+)
+
+// copyResult is the buffer of one call, which several peerCopies share.
+type copyResult struct {
+	users   atomic.Int32
+	release func()
+}
+
+func (r *copyResult) done() {
+	if r.users.Add(-1) == 0 && r.release != nil {
+		r.release()
+	}
+}
+
+// copyQueue has the copies of one device that wait for a caller.
+type copyQueue struct {
+	mu      sync.Mutex
+	urgent  []*peerCopy // protected by mu
+	others  []*peerCopy // protected by mu
+	callers int         // protected by mu
+	closed  bool        // protected by mu
+}
+
+// newCopyLocked makes a peerCopy of pages that h holds and pins them.
+func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
+	j := &peerCopy{dev: h.dev, pages: pages, done: make(chan struct{})}
+	h.each(pages, func(x *extent, part page.Range) {
+		x.users.Add(1)
+		j.parts = append(j.parts, copyPart{x, part})
+	})
+	return j
+}
+
+// unpin is called once, when no call uses the memory any more.
+func (j *peerCopy) unpin() {
+	for _, p := range j.parts {
+		p.x.file.freeMemory(p.x)
+	}
+}
+
+// startCopy hands j to the device. It reports false, and j is over, where the Cache is being closed.
+func (c *Cache) startCopy(j *peerCopy) bool {
+	q, n := &j.dev.copies, j.pages.Bytes()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		j.unpin()
+		return false
+	}
+	j.began = time.Now()
+	j.ahead = c.costs.begin(j.dev.cost, n)
+	if j.urgent {
+		q.urgent = append(q.urgent, j)
+	} else {
+		q.others = append(q.others, j)
+	}
+	if q.callers < copyCallers {
+		q.callers++
+		c.peerCalls.Add(1)
+		go c.carryOutCopies(j.dev)
+	}
+	return true
+}
+
+// carryOutCopies makes calls until nothing waits for one.
+func (c *Cache) carryOutCopies(d *device) {
+	defer c.peerCalls.Done()
+	q := &d.copies
+	for {
+		q.mu.Lock()
+		call := q.takeLocked()
+		if len(call) == 0 {
+			q.callers--
+			q.mu.Unlock()
+			return
+		}
+		q.mu.Unlock()
+		c.carryOut(d, call)
+	}
+}
+
+// takeLocked takes what one call is to copy.
+func (q *copyQueue) takeLocked() (call []*peerCopy) {
+	size := int64(0)
+	for _, list := range []*[]*peerCopy{&q.urgent, &q.others} {
+		n := 0
+		for n < len(*list) && (size == 0 || size+(*list)[n].pages.Bytes() <= copyCall) {
+			size += (*list)[n].pages.Bytes()
+			(*list)[n].state = copyRuns
+			n++
+		}
+		call = append(call, (*list)[:n]...) // a copy: what is left of the list moves up
+		*list = slices.Delete(*list, 0, n)
+		if n > 0 {
+			break // nobody waits for what can wait
+		}
+	}
+	return call
+}
+
+// carryOut makes one call.
+func (c *Cache) carryOut(d *device, call []*peerCopy) {
+	total := int64(0)
+	var pieces []gpubackend.Copy
+	for _, j := range call {
+		total += j.pages.Bytes()
+	}
+	buf, release, err := d.HostBuffer(int(total))
+	if err == nil {
+		rest := buf
+		for _, j := range call {
+			j.buf, rest = rest[:j.pages.Bytes()], rest[j.pages.Bytes():]
+			for _, p := range j.parts {
+				at := (p.pages.Start - j.pages.Start).Offset()
+				pieces = append(pieces, gpubackend.Copy{
+					Mem: p.x.mem, Off: p.pages.Offset() - p.x.index*p.x.size, Host: j.buf[at : at+p.pages.Bytes()],
+				})
+			}
+		}
+		err = d.CopyOut(c.peerCtx, pieces)
+	}
+	c.lose(d, err)
+	now := time.Now()
+	result := &copyResult{release: release}
+	result.users.Store(int32(len(call)))
+	for _, j := range call {
+		j.unpin()
+		c.costs.end(d.cost, j, now, err)
+		q := &d.copies
+		q.mu.Lock()
+		j.err, j.call = err, result
+		givenUp, late := j.state == copyGivenUp, j.late
+		j.state = copyEnded
+		close(j.done)
+		q.mu.Unlock()
+		if givenUp || late {
+			c.costs.answered(d.cost)
+		}
+		if givenUp {
+			result.done()
+		}
+	}
+}
+
+// wait waits for j, but no longer than patience; if it returns false, somebody else cleans up after j. Otherwise the caller
+// calls finish.
+func (c *Cache) wait(j *peerCopy, patience time.Duration) bool {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-j.done:
+		return true
+	case <-timer.C:
+	}
+	q := &j.dev.copies
+	q.mu.Lock()
+	was := j.state
+	switch was {
+	case copyWaits:
+		q.urgent = slices.DeleteFunc(q.urgent, func(other *peerCopy) bool { return other == j })
+	case copyRuns:
+		j.state = copyGivenUp
+		c.costs.givenUp(j.dev.cost)
+	}
+	q.mu.Unlock()
+	if was == copyWaits {
+		c.costs.cancel(j.dev.cost, j.pages.Bytes())
+		j.unpin()
+	}
+	return was == copyEnded
+}
+
+// isLate notes that somebody whom j was read ahead for waits no longer. Until it ends, nobody asks its device.
+func (c *Cache) isLate(j *peerCopy) {
+	q := &j.dev.copies
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if j.state != copyEnded && !j.late {
+		j.late = true
+		c.costs.givenUp(j.dev.cost)
+	}
+}
+
+// finish gives the buffer back.
+func (j *peerCopy) finish() { j.call.done() }
+
+// preparePeerReads makes what CPU reads from devices need. Chunks take up to limit bytes.
+func (c *Cache) preparePeerReads(when PeerReads, limit int64) (err error) {
+	c.peerReads, c.leastPatience, c.cleanAge = when, leastPatience, cleanAge
+	if len(c.devices) == 0 {
+		c.peerReads = PeerReadsOff
+	}
+	c.costs.disk = cost.NewSource(diskLatency, diskBandwidth)
+	c.peerCtx, c.peerStop = context.WithCancel(context.Background())
+	c.cleanLimit = max(limit, chunkSize)
+	if c.peerReads != PeerReadsOff {
+		c.clean, err = newCleanStore(c.cleanLimit)
+	}
+	return err
+}
+
+// closePatience is how long Close waits for devices that do not answer.
+const closePatience = 5 * time.Second
+
+// endCopies lets no more copies begin and waits for those under way.
+func (c *Cache) endCopies() {
+	c.peerStop()
+	defer c.clean.close()
+	for _, d := range c.devices {
+		d.copies.mu.Lock()
+		d.copies.closed = true
+		d.copies.mu.Unlock()
+	}
+	ended := make(chan struct{})
+	go func() {
+		c.peerCalls.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+		c.log.Error("a device does not answer; the mount ends without it")
+	}
+}
+
+// costs are what is known of the disk and, by a lock that is held for a few instructions, of the devices.
+type costs struct {
+	mu   sync.Mutex
+	disk *cost.Source // protected by mu, as is device.cost
+}
+
+func (c *costs) begin(s *cost.Source, n int64) (ahead int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return s.Begin(n)
+}
+
+func (c *costs) end(s *cost.Source, j *peerCopy, now time.Time, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		s.Cancel(j.pages.Bytes())
+		return
+	}
+	s.End(j.pages.Bytes(), j.ahead, now.Sub(j.began), now)
+}
+
+func (c *costs) cancel(s *cost.Source, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Cancel(n)
+}
+
+func (c *costs) givenUp(s *cost.Source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Abandon()
+}
+
+func (c *costs) answered(s *cost.Source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Answer()
+}
+
+// due reports whether the caller is to measure s.
+func (c *costs) due(s *cost.Source) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return s.Due(time.Now())
+}
+
+func (c *costs) measured(s *cost.Source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Measured(time.Now())
+}
+
+func (c *costs) estimate(s *cost.Source) cost.Estimate {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return s.Estimate()
+}
+
+// homeRead is ReadAt of home, of pages that the host's page cache lacks, measured.
+func (c *Cache) homeRead(home HomeReader, p []byte, off int64) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n := int64(len(p))
+	ahead := c.costs.begin(c.costs.disk, n)
+	began := time.Now()
+	got, err := home.ReadAt(p, off)
+	now := time.Now()
+	c.costs.mu.Lock()
+	defer c.costs.mu.Unlock()
+	if err != nil {
+		c.costs.disk.Cancel(n)
+	} else {
+		c.costs.disk.End(n, ahead, now.Sub(began), now)
+	}
+	return got, err
+}
