@@ -168,6 +168,21 @@ func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase 
 	return out
 }
 
+// NotKept says that what KeepBases asked for was not kept, and that home has not changed: home is the base again.
+func (f *File) NotKept(bases []PageBase) {
+	for _, k := range bases {
+		ranges := []page.Range{k.Range}
+		f.changeAll(ranges, func(s *state) {
+			for i := range s.replicas {
+				if r := &s.replicas[i]; r.tracked && r.base == k.Base {
+					r.base = BaseHome
+				}
+			}
+		})
+		f.checkAll(ranges)
+	}
+}
+
 // Collected says that home now contains what the owner released of the ranges. With agrees, home has exactly the bytes that
 // were collected, and is the owner's base from now on. Otherwise somebody else's bytes are in home too; the collected
 // bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any more.

@@ -167,6 +167,7 @@ func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, ru
 		if err != nil {
 			return
 		}
+		x.doubtful = x.doubtful || x.writable
 		off := part.Offset() - x.index*x.size
 		if len(runs) == 1 {
 			err = h.dev.Digests(ctx, x.mem, off, x.agreeOn(part))
@@ -195,12 +196,12 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 
 // appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests sums, up
 // to date.
-func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) []gpubackend.Patch {
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases[baseKey{p, b}]
 		x, off := h.at(p)
 		if base == nil || x == nil {
-			continue
+			return patches, missingBase(p)
 		}
 		agreed := &x.agreedAt(page.Range{Start: p, End: p + 1})[0]
 		if sums[p-rg.Start] == *agreed {
@@ -212,5 +213,5 @@ func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg pa
 			Agreed: agreed,
 		})
 	}
-	return patches
+	return patches, nil
 }

@@ -40,13 +40,18 @@ func (k *keeping) read(f *File) error {
 	})
 }
 
-// keepLocked keeps what was read, which is right whatever became of the rest.
+// keepLocked keeps what was read, which is right whatever became of the rest. Where something could not be read home does not
+// change.
 func (f *File) keepLocked(k keeping) {
+	var not []lrc.PageBase
 	for i, p := range k.parts {
 		if k.pages[i] != nil {
 			f.putBasesLocked(p.Range, p.Base, k.pages[i])
+		} else {
+			not = append(not, p)
 		}
 	}
+	f.lrc.NotKept(not)
 }
 
 // keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes in ranges.

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"syscall"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -12,7 +13,8 @@ import (
 // collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
 const collectChunk = 2048
 
-// chunk is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. The device's bytes
+// chunk is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is fetched while
+// whoever holds File.mu writes the chunk before it, so fetch uses nothing of the file that this changes. The device's bytes
 // are read once; they, and not what the device has a moment later, are what home gets and what the device is compared with
 // from now on.
 type chunk struct {
@@ -22,6 +24,7 @@ type chunk struct {
 	ranges  []page.Range   // of runs
 	bases   [][]*pageBytes // of the pages of those runs that have another base than home
 	keeping keeping
+	size    int64 // of the file
 
 	// fetched is closed when fetch has ended. Then err is set, or the rest is there.
 	fetched chan struct{}
@@ -55,7 +58,7 @@ func chunksOf(pending []lrc.Pending) (chunks [][]lrc.Pending) {
 func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
 	c := &chunk{
 		f: f, h: h, runs: runs, ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
-		fetched: make(chan struct{}), release: func() {},
+		size: f.size, fetched: make(chan struct{}), release: func() {},
 	}
 	for i, p := range runs {
 		c.ranges[i] = p.Range
@@ -132,14 +135,12 @@ func (c *chunk) merge(i int) error {
 	for k, base := range bases {
 		off := k * page.Size
 		m, h := mine[off:off+page.Size], merged[off:off+page.Size]
-		if base == nil {
-			// Home could not be read when it was about to change, and so did not change.
-			copy(h, m)
-			continue
-		}
 		at := rg.Start + page.Index(k)
+		if base == nil {
+			return missingBase(at)
+		}
 		// What lies past end of file is nobody's.
-		n := max(min(c.f.size-at.Offset(), page.Size), 0)
+		n := max(min(c.size-at.Offset(), page.Size), 0)
 		overlap += int64(lrc.Merge3(h[:n], base[:n], m[:n], h[:n]))
 		copy(h[n:], m[n:])
 		if !bytes.Equal(h, m) {
@@ -150,6 +151,11 @@ func (c *chunk) merge(i int) error {
 		c.f.count(func(n *Counters) { n.OverlappingBytes.Add(overlap) })
 	}
 	return nil
+}
+
+// missingBase is the error of a page whose base should be there. Without it nobody can tell who changed what.
+func missingBase(p page.Index) error {
+	return fail(syscall.EIO, "page %d was changed at home and on a device, and what it was before is missing: nothing is overwritten", p)
 }
 
 // storeLocked brings a chunk home that was fetched. After an error of home, the runs before the one at fault are home.

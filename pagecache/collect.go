@@ -256,7 +256,7 @@ func (f *File) untrackIdleLocked() {
 				idle = page.Subtract(idle, m.pages)
 			}
 		}
-		for _, rg := range f.quietLocked(h, idle) {
+		for _, rg := range idle {
 			f.dropBasesLocked(f.lrc.Untrack(rg, o))
 		}
 	}

@@ -35,6 +35,10 @@ type extent struct {
 	users atomic.Int32
 	// mapped counts the mappings that cover the extent. Protected by File.mu.
 	mapped int
+	// writable says that a client was given the memory for writing: then programs may store into any page of it whenever they
+	// like, whatever they mapped and released. doubtful says that digests were taken from the device's bytes after that, which
+	// need not be home's. Both last as long as the extent, and are protected by File.mu.
+	writable, doubtful bool
 	// agreed has the digest of every tracked page's base; nil until a page is tracked. Protected by File.mu, but that the
 	// digests do not change while scans counts somebody who reads them without it: then who wants to change one
 	// replaces the array.

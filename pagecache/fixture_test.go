@@ -26,6 +26,7 @@ type memoryHome struct {
 	data   []byte
 	clock  int64
 	ctime  int64
+	rerr   error
 	werr   error
 	werrAt int64 // writes below it succeed all the same
 	writes int
@@ -40,10 +41,20 @@ func newHome(size int) *memoryHome { return &memoryHome{data: make([]byte, size)
 func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if off >= int64(len(h.data)) {
+	switch {
+	case h.rerr != nil:
+		return 0, h.rerr
+	case off >= int64(len(h.data)):
 		return 0, nil
 	}
 	return copy(p, h.data[off:]), nil
+}
+
+// failReads has reads fail with err, or succeed again.
+func (h *memoryHome) failReads(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rerr = err
 }
 
 func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {

@@ -187,6 +187,7 @@ func (m *Mapping) export() error {
 		}
 		var d *os.File
 		if d, err = x.mem.Export(m.writable); err == nil {
+			x.writable = x.writable || m.writable
 			m.extents = append(m.extents, Extent{Offset: x.index * x.size, Size: x.size, Descriptor: d})
 		}
 	})

@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"context"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -16,8 +15,8 @@ import (
 // the kernel's pages is the same for both. File.mu is held to find out which device has what, and not while bytes are copied.
 // What a device gave is home's because
 //
-//   - no program can have stored into the pages (lrc.Current, untracked, no writable mapping), and nothing changed of them until
-//     they were copied: the epochs of their regions are those from before; or
+//   - no program can have stored into the pages (lrc.Current, untracked, in extents that nobody was given for writing), and
+//     nothing changed of them until they were copied: the epochs of their regions are those from before; or
 //   - the digests of the copied bytes are those that the device agreed on with home when the read began.
 //
 // So a page that a program stores into is served from the device up to its first store, and again once it was released and
@@ -173,27 +172,6 @@ func (f *File) havesLocked(rg page.Range) (all []have) {
 		}
 	}
 	return all
-}
-
-// quietLocked returns the tracked pages of ranges, which no client maps for writing, that have nothing pending and are what the
-// device agreed on. Others may be: a program that is killed can go on storing for a moment after its mapping was released. Such
-// pages stay tracked, so that nobody takes them for home's.
-func (f *File) quietLocked(h *holding, ranges []page.Range) (quiet []page.Range) {
-	for _, rg := range ranges {
-		tracked := f.lrc.Tracked(rg, h.dev.owner)
-		for _, p := range f.lrc.PendingOf(rg, h.dev.owner) {
-			tracked = page.Subtract(tracked, p.Range)
-		}
-		for _, run := range tracked {
-			stored, err := f.modifiedLocked(context.Background(), h, run)
-			if err != nil {
-				f.lostLocked(h.dev, err)
-				return quiet
-			}
-			quiet = append(quiet, subtract([]page.Range{run}, stored)...)
-		}
-	}
-	return quiet
 }
 
 // copyLocked makes a plan of copying pages that x has.

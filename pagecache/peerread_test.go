@@ -154,14 +154,45 @@ func TestStoresAfterTheEnd(t *testing.T) {
 	want := src.home.bytes(0, sharedSize)
 	want[3*page.Size]++
 	p.add(5*page.Size + 1)
-	for range 2 {
+	for tick := range 3 {
 		require.NoError(t, src.attached.Sync(nil))
-		m.cache.collectDue(t.Context())
 		require.True(t, bytes.Equal(want[:64<<10], src.read(t, 0, 64<<10)))
 		require.True(t, bytes.Equal(want[1<<20:2<<20], src.read(t, 1<<20, 1<<20)))
+		require.Positive(t, m.counter(deviceReads))
+		m.cache.collectDue(t.Context())
+		p.add((6+tick)*page.Size + 1)
 	}
-	require.Positive(t, m.counter(deviceReads))
 	require.True(t, bytes.Equal(want, src.home.bytes(0, sharedSize)))
+}
+
+// TestStoresBesideTheMapping: memory is given away an extent at a time. What a program stores into it where it has no mapping, or
+// before it acquired, is nobody's.
+func TestStoresBesideTheMapping(t *testing.T) {
+	for name, request := range map[string]MapRequest{
+		"past its end":       {Len: page.Size, Writable: true},
+		"without an acquire": {Len: sharedSize, Writable: true, Lazy: true},
+	} {
+		m := newMachine(t, 1, peerReads(PeerReadsAlways))
+		src, _ := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, sharedSize, false)
+		mapping, err := m.cache.Map(t.Context(), src, request)
+		require.NoError(t, err)
+		p := m.attach(mapping, 0, max(request.Len, 2*page.Size), true)
+		p.add(page.Size + 3)
+		want := src.home.bytes(0, sharedSize)
+		read := func() {
+			require.True(t, bytes.Equal(want[page.Size:3*page.Size], src.read(t, page.Size, 2*page.Size)), name)
+		}
+		read()
+		p.unmap()
+		require.NoError(t, src.attached.Sync(nil))
+		read()
+		again := m.run(src, 0, 0, sharedSize, true) // tracks what is there
+		read()
+		again.unmap()
+		m.cache.collectDue(t.Context())
+		read()
+	}
 }
 
 // during starts a read of n bytes at off and calls do while the device copies them.
@@ -608,7 +639,7 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 			}
 		})
 	}
-	// A device refreshes its pages, and another one is mapped and unmapped for writing, and stores nothing new.
+	// One device refreshes its pages, and serves. Another one is mapped and unmapped for writing too, and stores nothing new.
 	group.Go(func() {
 		rnd := rand.New(rand.NewPCG(8, 8))
 		for {
@@ -618,8 +649,9 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 			default:
 			}
 			first := rnd.IntN(pages - 32)
+			device := rnd.IntN(2)
 			q, err := m.cache.Map(context.Background(), src, MapRequest{
-				Device: rnd.IntN(2), Off: int64(first) * page.Size, Len: 32 * page.Size, Writable: rnd.IntN(2) == 0,
+				Device: device, Off: int64(first) * page.Size, Len: 32 * page.Size, Writable: device == 1 && rnd.IntN(2) == 0,
 			})
 			if err == nil {
 				err = q.Unmap(context.Background())

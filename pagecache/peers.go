@@ -20,8 +20,8 @@ type devicePair struct{ to, from versions.Owner }
 // A device may be given another one's copy of a page instead of home's where that copy is home's bytes and nothing else:
 //
 //   - it has every release that home has and no other (lrc.Current), and
-//   - no program can have stored into it: it is not tracked, and no client maps it for writing; or the digest of what
-//     arrived is the one that the source agreed on with home. That digest is of the copy, which nobody stores into, so
+//   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing; or the digest
+//     of what arrived is the one that the source agreed on with home. That digest is of the copy, which nobody stores into, so
 //     stores into the source while it was being copied do no harm: the page is fetched from home instead. The two devices
 //     must have one key.
 //
@@ -91,11 +91,14 @@ func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, wr
 			unwritten = page.AppendRange(unwritten, c.Range)
 		}
 	}
-	for _, w := range f.writersLocked(source, part) {
-		if w.track {
-			unwritten = subtract(unwritten, []page.Range{w.pages})
+	source.each(part, func(x *extent, rg page.Range) {
+		if x.writable {
+			unwritten = page.Subtract(unwritten, rg)
 		}
-	}
+		if x.doubtful {
+			written = page.Subtract(written, rg)
+		}
+	})
 	if *source.dev.Key() != *h.dev.Key() {
 		written = nil
 	}

@@ -363,7 +363,11 @@ func (p *pipeline) read(i int, x *piece) (err error) {
 			p.h.dev.Key().SumPages(buf, x.sums[n:])
 		}
 		if s.mode == lrc.ModePatch {
-			x.patches = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf, x.sums[len(x.sums)-int(s.pages.Len()):])
+			var err error
+			if x.patches, err = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf, x.sums[len(x.sums)-int(s.pages.Len()):]); err != nil {
+				x.release()
+				return err
+			}
 		}
 		at += s.pages.Bytes()
 	}

@@ -1,0 +1,51 @@
+package pagecache
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// TestBaseThatCannotBeRead has home fail when a page is to be kept, and so the write. The next one keeps the page; what both sides
+// changed is merged, and an acquire brings it.
+func TestBaseThatCannotBeRead(t *testing.T) {
+	for _, acquires := range []bool{false, true} {
+		m := newMachine(t, 1)
+		src := m.noisyFile(100 * page.Size)
+		p := m.run(src, 0, 0, 100*page.Size, true)
+		src.home.failReads(syscall.EIO)
+		require.ErrorIs(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 100, Len: 90 * page.Size}, make([]byte, 90*page.Size)), syscall.EIO)
+		src.home.failReads(nil)
+		src.write(t, 100, []byte("of the CPU"))
+		if acquires {
+			require.EqualValues(t, 1, p.acquire())
+			require.Equal(t, "of the CPU", string(p.load(100, 110)))
+		}
+		p.add(0)
+		require.EqualValues(t, 1, p.release())
+		require.NoError(t, src.attached.Sync(nil))
+		require.Equal(t, "of the CPU", string(src.home.bytes(100, 10)))
+		require.Equal(t, p.load(0, 1), src.home.bytes(0, 1))
+	}
+}
+
+// TestMergedChunks brings home more pages with two writers each than go in one chunk.
+func TestMergedChunks(t *testing.T) {
+	const n = 3 * collectChunk * page.Size
+	m := newMachine(t, 1, memory(128<<20))
+	src := m.noisyFile(n)
+	p := m.run(src, 0, 0, n, true)
+	for at := 0; at < n; at += page.Size {
+		src.write(t, at+5, []byte{1})
+		p.add(at + 9)
+	}
+	require.EqualValues(t, n/page.Size, p.release())
+	require.NoError(t, src.attached.Sync(nil))
+	for at := 0; at < n; at += page.Size {
+		require.Equal(t, byte(1), src.home.bytes(at+5, 1)[0])
+		require.Equal(t, p.load(at+9, at+10), src.home.bytes(at+9, 1))
+	}
+}
