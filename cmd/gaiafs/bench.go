@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gaiafs/gaiafs/bench"
+	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
 func newBench() *cobra.Command {
@@ -84,10 +86,8 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 			}
 		}
 	}
-	for _, path := range []string{o.JSON, o.HTML, o.Markdown} {
-		if err := canBeWritten(path); err != nil {
-			return fmt.Errorf("the report cannot be written: %w", err)
-		}
+	if err := o.checkReports(cmd.OutOrStdout()); err != nil {
+		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -99,21 +99,31 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	return bench.Run(ctx, o.Options)
 }
 
-// canBeWritten finds out before anything is measured whether a file can be made. It leaves what is there as it is.
-func canBeWritten(path string) error {
-	if path == "" {
-		return nil
+// checkReports finds out before anything is measured whether the reports can be written, and refuses to write over the user's file
+// or one report over another. It leaves what is there as it is.
+func (o *benchOptions) checkReports(out io.Writer) error {
+	type named struct{ flag, path string }
+	taken := []named{{"--file", o.File}}
+	if f, ok := out.(*os.File); ok { // a table that goes into a file
+		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
+			taken = append(taken, named{"the table", fmt.Sprintf("/proc/self/fd/%d", f.Fd())})
+		}
 	}
-	_, err := os.Stat(path)
-	absent := os.IsNotExist(err)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
+	for _, report := range []named{{"--json", o.JSON}, {"--html", o.HTML}, {"--markdown", o.Markdown}} {
+		if report.path == "" {
+			continue
+		}
+		for _, other := range taken {
+			if other.path != "" && rows.Touch(report.path, other.path) {
+				return usagef("%s %s would write over %s", report.flag, report.path, other.flag)
+			}
+		}
+		if err := rows.CanBeWritten(report.path); err != nil {
+			return fmt.Errorf("the report cannot be written: %w", err)
+		}
+		taken = append(taken, report)
 	}
-	if absent {
-		_ = os.Remove(path)
-	}
-	return f.Close()
+	return nil
 }
 
 // shown writes a command line so that a shell reads it as it was.
