@@ -44,6 +44,36 @@ type Options struct {
 	Out, Progress io.Writer
 }
 
+// ErrOverwrites says that a report would take the place of something that is wanted.
+var ErrOverwrites = errors.New("would write over")
+
+// CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites where one would
+// destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
+func (o *Options) CheckReports() error {
+	type named struct{ name, path string }
+	taken := []named{{"--file", o.File}}
+	if f, ok := o.Out.(*os.File); ok {
+		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
+			taken = append(taken, named{"the table", fmt.Sprintf("/proc/self/fd/%d", f.Fd())})
+		}
+	}
+	for _, report := range []named{{"--json", o.JSON}, {"--html", o.HTML}, {"--markdown", o.Markdown}} {
+		if report.path == "" {
+			continue
+		}
+		for _, other := range taken {
+			if other.path != "" && rows.Touch(report.path, other.path) {
+				return fmt.Errorf("%s %s %w %s", report.name, report.path, ErrOverwrites, other.name)
+			}
+		}
+		if err := rows.CanBeWritten(report.path); err != nil {
+			return err
+		}
+		taken = append(taken, report)
+	}
+	return nil
+}
+
 // QuickTime is how long a run with Quick takes at most, but for the last row.
 const QuickTime = 105 * time.Second
 

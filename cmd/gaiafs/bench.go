@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -18,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gaiafs/gaiafs/bench"
-	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
 func newBench() *cobra.Command {
@@ -86,8 +84,11 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 			}
 		}
 	}
-	if err := o.checkReports(cmd.OutOrStdout()); err != nil {
-		return err
+	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	if err := o.CheckReports(); errors.Is(err, bench.ErrOverwrites) {
+		return usagef("%w", err)
+	} else if err != nil {
+		return fmt.Errorf("the report cannot be written: %w", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -95,35 +96,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	o.Match, o.GPUs = match, benchDevices(o.gpus)
 	o.Command, o.Version = shown(os.Args[1:]), version
 	o.Mount, o.Process = benchMount, benchProcess
-	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
 	return bench.Run(ctx, o.Options)
-}
-
-// checkReports finds out before anything is measured whether the reports can be written, and refuses to write over the user's file
-// or one report over another. It leaves what is there as it is.
-func (o *benchOptions) checkReports(out io.Writer) error {
-	type named struct{ flag, path string }
-	taken := []named{{"--file", o.File}}
-	if f, ok := out.(*os.File); ok { // a table that goes into a file
-		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
-			taken = append(taken, named{"the table", fmt.Sprintf("/proc/self/fd/%d", f.Fd())})
-		}
-	}
-	for _, report := range []named{{"--json", o.JSON}, {"--html", o.HTML}, {"--markdown", o.Markdown}} {
-		if report.path == "" {
-			continue
-		}
-		for _, other := range taken {
-			if other.path != "" && rows.Touch(report.path, other.path) {
-				return usagef("%s %s would write over %s", report.flag, report.path, other.flag)
-			}
-		}
-		if err := rows.CanBeWritten(report.path); err != nil {
-			return fmt.Errorf("the report cannot be written: %w", err)
-		}
-		taken = append(taken, report)
-	}
-	return nil
 }
 
 // shown writes a command line so that a shell reads it as it was.

@@ -309,9 +309,16 @@ func TestCommandBenchDestroysNoFile(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, now), "%v", args)
 	}
+	table := filepath.Join(dir, "table")
+	cmd := command(t, "bench", "--run", "^nothing/", "--json", table)
+	var err error
+	cmd.Stdout, err = os.Create(table)
+	require.NoError(t, err)
+	require.Error(t, cmd.Run())
+	require.Equal(t, exitUsage, cmd.ProcessState.ExitCode())
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 1)
+	require.Len(t, left, 2)
 }
 
 // Someone may read the JSON as it comes, who gets one document.
