@@ -44,6 +44,36 @@ type Options struct {
 	Out, Progress io.Writer
 }
 
+// ErrOverwrites says that a report would take the place of something that is wanted.
+var ErrOverwrites = errors.New("would write over")
+
+// CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites where one would
+// destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
+func (o *Options) CheckReports() error {
+	type named struct{ name, path string }
+	taken := []named{{"--file", o.File}}
+	if f, ok := o.Out.(*os.File); ok {
+		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
+			taken = append(taken, named{"the table", fmt.Sprintf("/proc/self/fd/%d", f.Fd())})
+		}
+	}
+	for _, report := range []named{{"--json", o.JSON}, {"--html", o.HTML}, {"--markdown", o.Markdown}} {
+		if report.path == "" {
+			continue
+		}
+		for _, other := range taken {
+			if other.path != "" && rows.Touch(report.path, other.path) {
+				return fmt.Errorf("%s %s %w %s", report.name, report.path, ErrOverwrites, other.name)
+			}
+		}
+		if err := rows.CanBeWritten(report.path); err != nil {
+			return err
+		}
+		taken = append(taken, report)
+	}
+	return nil
+}
+
 // QuickTime is how long a run with Quick takes at most, but for the last row.
 const QuickTime = 105 * time.Second
 
@@ -93,7 +123,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	case s.failed > 0:
 		err = fmt.Errorf("rows that failed: %d; the table says why", s.failed)
 	}
-	r.Machine.Devices = s.describeDevices()
+	s.describeMounts(r)
 	r.Seconds = time.Since(begin).Seconds()
 	return errors.Join(err, o.write(r))
 }
@@ -235,12 +265,14 @@ func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result
 	}
 	if res.Name == "" {
 		res.Group, res.Name, res.Labels = row.Group, row.Name, row.Labels
+		res.Unit, res.Faster = row.Unit.Name, row.Unit.Faster
 	}
 	fmt.Fprintf(s.Progress, "%s%s: %s", at, row.Name, res.Brief())
 	r.Rows = append(r.Rows, res)
-	if s.JSON == "" {
+	if s.JSON == "" || !rows.IsReplaced(s.JSON) { // a pipe gets one document
 		return nil
 	}
+	s.describeMounts(r)
 	return r.WriteJSON(s.JSON) // whoever kills the bench finds what it had
 }
 
@@ -269,6 +301,9 @@ func (o *Options) write(r *rows.Report) error {
 	if err := r.WriteTable(o.Out); err != nil {
 		return err
 	}
+	if passing := r.Passing(); passing != "" {
+		fmt.Fprintf(o.Out, "\n(%s)\n", passing)
+	}
 	misses, all := r.Failures()
 	fmt.Fprintf(o.Out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(), r.Seconds, r.Machine.Command)
 	var errs []error
@@ -282,11 +317,7 @@ func (o *Options) write(r *rows.Report) error {
 		if f.path == "" {
 			continue
 		}
-		out, err := os.Create(f.path)
-		if err == nil {
-			err = errors.Join(f.write(out), out.Close())
-		}
-		errs = append(errs, err)
+		errs = append(errs, rows.WriteFile(f.path, f.write))
 	}
 	return errors.Join(errs...)
 }

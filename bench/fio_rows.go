@@ -43,7 +43,7 @@ func fioWorkloads(quick bool) (all []fioWork) {
 	return all
 }
 
-// targets are what issue and thesis ask of a workload.
+// targets are those of docs/bench.md.
 func (w *fioWork) targets() []rows.Target {
 	list := []rows.Target{{Against: placeLoopback, Limit: 1}, {Against: placeLoopback1M, Limit: 1}}
 	switch {
@@ -135,6 +135,10 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 		return nil, err
 	}
 	size := int64(fioSizeQuick)
+	skip := ""
+	if p.passes() {
+		skip = "the files pass through (--gpus " + s.GPUs + "), so the kernel keeps no writes for --write-back"
+	}
 	sides := append([]*place{p}, places[1:]...)
 	d, err := s.newFile("fio-late.dat", size, sides...)
 	if err != nil {
@@ -147,7 +151,7 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 			if s.Quick && (w.random() || block > 4<<10) {
 				continue
 			}
-			r := rows.Row{Group: "fio", Name: w.String() + ", --write-back", Labels: w.labels(), Unit: rows.MBPerSecond,
+			r := rows.Row{Group: "fio", Name: w.String() + ", --write-back", Labels: w.labels(), Unit: rows.MBPerSecond, Skip: skip,
 				Targets: []rows.Target{{Against: placeLoopback, Limit: 1}}}
 			r.Labels["mount"] = "write-back"
 			if !w.random() {

@@ -55,6 +55,9 @@ func writePage(w io.Writer, r *rows.Report) error {
 		Targets: fmt.Sprintf("%d of %d targets are missed.", misses, all),
 		Rounds:  r.Rounds, Devices: r.Machine.Devices, Head: rows.Head, Long: len(r.Rows) > 60,
 	}
+	if passing := r.Passing(); passing != "" {
+		p.Devices = append(slices.Clone(p.Devices), passing)
+	}
 	for first := 0; first < len(r.Rows); {
 		until := first
 		for until < len(r.Rows) && r.Rows[until].Group == r.Rows[first].Group {

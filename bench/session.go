@@ -22,7 +22,13 @@ type place struct {
 	name string
 	// source is the directory on the backing filesystem, dir the same directory as the workload sees it.
 	source, dir string
+	// mount and devices are what gaiafs said when it was mounted; nil where the place is none of its mounts.
+	mount   *rows.Mount
+	devices []string
 }
+
+// passes reports whether the kernel reads and writes the backing files of a mount of gaiafs itself, past the daemon.
+func (p *place) passes() bool { return p.mount != nil && p.mount.Passthrough }
 
 func (p *place) path(names ...string) string {
 	return filepath.Join(append([]string{p.dir}, names...)...)
@@ -47,6 +53,7 @@ type session struct {
 
 	daemons []*daemon
 	places  map[string]*place
+	mounted []*place // by gaiafs, in order
 	cleanup []func()
 }
 
@@ -184,11 +191,11 @@ const (
 // place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but where
 // there is a file of the user's, all show the one that it is in.
 func (s *session) place(name string) (*place, error) {
-	return s.mounted(name, s.GPUs)
+	return s.placeWith(name, s.GPUs)
 }
 
-// mounted is place for a mount with these devices, if it is one of gaiafs.
-func (s *session) mounted(name, gpus string, flags ...string) (*place, error) {
+// placeWith is place for a mount with these devices, if it is one of gaiafs.
+func (s *session) placeWith(name, gpus string, flags ...string) (*place, error) {
 	if p := s.places[name]; p != nil {
 		return p, nil
 	}
@@ -213,6 +220,12 @@ func (s *session) mounted(name, gpus string, flags ...string) (*place, error) {
 		return nil, err
 	}
 	s.daemons = append(s.daemons, d)
+	if p.mount != nil {
+		if err := p.describe(); err != nil {
+			return nil, err
+		}
+		s.mounted = append(s.mounted, p)
+	}
 	s.places[name] = p
 	return p, nil
 }
@@ -228,11 +241,12 @@ func (s *session) serve(p *place, gpus string, flags []string) (*daemon, error) 
 	case placeWriteBack:
 		flags = append(flags, "--write-back")
 	}
-	flags = append(flags, "--gpus="+gpus)
 	if readOnly {
-		flags = append(flags, "--read-only")
+		// Read-only mounts pass through, where all that there were to compare is the kernel with itself.
+		flags = append(flags, "--read-only", "--passthrough=off")
 	}
-	return s.startGaiafs(p.source, p.dir, flags...)
+	p.mount = &rows.Mount{Side: p.name, GPUs: gpus, Flags: flags}
+	return s.startGaiafs(p.source, p.dir, append([]string{"--gpus=" + gpus}, flags...)...)
 }
 
 // placesNamed returns several places.
@@ -255,6 +269,9 @@ func (s *session) threePlaces() ([]*place, error) {
 
 // mountStatus is what rows look at of docs/status.md.
 type mountStatus struct {
+	Mount struct {
+		Passthrough bool `json:"passthrough"`
+	} `json:"mount"`
 	Devices []struct {
 		Device int    `json:"device"`
 		Kind   string `json:"kind"`
@@ -280,20 +297,29 @@ func (p *place) status() (st mountStatus, err error) {
 	return st, json.Unmarshal(text, &st)
 }
 
-// describeDevices says what --gpus gave, in a line for each device.
-func (s *session) describeDevices() (lines []string) {
-	p := s.places[placeGaiafs]
-	if p == nil {
-		return nil
-	}
+// describe asks a mount of gaiafs how it is.
+func (p *place) describe() error {
 	st, err := p.status()
 	if err != nil {
-		return nil
+		return fmt.Errorf("%s does not say how it is: %w", p.dir, err)
 	}
+	p.mount.Passthrough = st.Mount.Passthrough
+	p.devices = nil
 	for _, d := range st.Devices {
-		lines = append(lines, fmt.Sprintf("device %d: %s, %s, %s", d.Device, d.Kind, d.Name, humanize.IBytes(uint64(d.Memory))))
+		p.devices = append(p.devices, fmt.Sprintf("device %d: %s, %s, %s", d.Device, d.Kind, d.Name, humanize.IBytes(uint64(d.Memory))))
 	}
-	return lines
+	return nil
+}
+
+// describeMounts puts the mounts there have been into a report, and what --gpus gave.
+func (s *session) describeMounts(r *rows.Report) {
+	r.Mounts = nil
+	for _, p := range s.mounted {
+		r.Mounts = append(r.Mounts, *p.mount)
+		if p.name == placeGaiafs {
+			r.Machine.Devices = p.devices
+		}
+	}
 }
 
 // needDevices returns rows.Impossible where the mount has fewer devices.

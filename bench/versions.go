@@ -71,7 +71,8 @@ func (s *session) versionMount(devices int) (*versionMount, error) {
 	if devices > 0 {
 		gpus = fmt.Sprintf("emulated:%d", devices)
 	}
-	p, err := s.mounted("gaiafs, "+sideName(devices), gpus, "--gpu-memory=64M")
+	// Without devices files would pass through, and no request come to the daemon.
+	p, err := s.placeWith("gaiafs, "+sideName(devices), gpus, "--gpu-memory=64M", "--passthrough=off")
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +109,7 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 	for _, k := range sides {
 		m := mounts[k]
 		r.Sides = append(r.Sides, rows.Side{Name: sideName(k),
+			Prepare: func(context.Context) error { return m.seesRequests() },
 			Measure: func(ctx context.Context) (float64, error) {
 				return m.request(ctx, write, mapped, s.versionTime())
 			},
@@ -123,6 +125,17 @@ func (s *session) versionTime() time.Duration {
 		return 20 * time.Millisecond
 	}
 	return 60 * time.Millisecond
+}
+
+// seesRequests fails if the requests that are measured would not come to the daemon.
+func (m *versionMount) seesRequests() error {
+	if err := m.describe(); err != nil {
+		return err
+	}
+	if m.passes() {
+		return fmt.Errorf("files of %s pass through, past the daemon", m.name)
+	}
+	return nil
 }
 
 // request returns the time of a request in µs: the median of passes over the file that take at least so long, so that one who is in the

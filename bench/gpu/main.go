@@ -174,12 +174,11 @@ func run(args []string, out, progress io.Writer) (err error) {
 	}
 	misses, all := r.Failures()
 	fmt.Fprintf(out, "\n%d of %d targets missed, %.0f s. To repeat: %s\n", misses, all, time.Since(begin).Seconds(), r.Machine.Command)
+	if s.json != "" && !rows.IsReplaced(s.json) {
+		failed = append(failed, r.WriteJSON(s.json))
+	}
 	if o.markdown != "" {
-		f, err := os.Create(o.markdown)
-		if err != nil {
-			return err
-		}
-		failed = append(failed, r.WriteMarkdown(f), f.Close())
+		failed = append(failed, rows.WriteFile(o.markdown, r.WriteMarkdown))
 	}
 	return errors.Join(failed...)
 }
@@ -189,7 +188,7 @@ func (s *session) runGroup(ctx context.Context, g *group, r *rows.Report, out io
 	note := func(res rows.Result, took time.Duration) error {
 		r.Rows = append(r.Rows, res)
 		fmt.Fprintf(out, "%s/%s: %s (%.1f s)\n", res.Group, res.Name, res.Brief(), took.Seconds())
-		if s.json == "" {
+		if s.json == "" || !rows.IsReplaced(s.json) { // a pipe gets one document
 			return nil
 		}
 		return r.WriteJSON(s.json)

@@ -259,15 +259,18 @@ func (x *shared) apart(end until, passes int) (float64, error) {
 
 const sidePrivate = "private buffers"
 
-// row is about one end, and programs that store that often into what they share. Without a target, releases are early.
-func (x *shared) row(group, name string, end until, passes int, target float64) rows.Row {
+// row is about one end, and programs that store that often into what they share; with early they release as together says. The
+// target is the least ratio, 0 for none.
+func (x *shared) row(group, name string, end until, passes int, early bool, target float64) rows.Row {
 	if passes > 1 {
 		name += fmt.Sprintf(", %d times over", passes)
 	}
-	targets := []rows.Target{{Against: sidePrivate, Limit: target}}
-	early := target == 0
 	if early {
-		name, targets = name+", releases beside stores", nil
+		name += ", releases beside stores"
+	}
+	var targets []rows.Target
+	if target > 0 {
+		targets = []rows.Target{{Against: sidePrivate, Limit: target}}
 	}
 	return rows.Row{
 		Group: group, Name: name + ", " + end.String(), Unit: rows.Milliseconds, Targets: targets,
@@ -324,14 +327,14 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 				x := &shared{s: s, name: fmt.Sprintf("shared-%d-%d-%d", k, size, width), size: size, width: width, gpus: pair.gpus, result: lost}
 				name := fmt.Sprintf("%s, %s, strides of %d B", pair.name, sizeText(size), width)
 				const target = 1 / 1.05
-				list = append(list, x.row("sharing", name, visible, 1, target))
+				list = append(list, x.row("sharing", name, visible, 1, false, target))
 				many := s.manyPasses(size)
 				if size > pageSize {
-					list = append(list, x.row("sharing", name, readBack, 1, target))
+					list = append(list, x.row("sharing", name, readBack, 1, false, target))
 				}
-				list = append(list, x.row("sharing", name, visible, many, target))
+				list = append(list, x.row("sharing", name, visible, many, false, target))
 				if width == 64 {
-					list = append(list, x.row("sharing", name, visible, many, 0))
+					list = append(list, x.row("sharing", name, visible, many, true, 0))
 				}
 			}
 		}
@@ -349,8 +352,8 @@ func stitchRows(_ context.Context, s *session) ([]rows.Row, error) {
 	x := &shared{s: s, name: "stitched", size: s.call, width: tile, gpus: s.gpus[:2], result: lost}
 	name := fmt.Sprintf("stitching %s on two GPUs, tiles of %d B", sizeText(x.size), tile)
 	return []rows.Row{
-		x.row("stitch", name, durable, 1, 1.3),
-		x.row("stitch", name, visible, 1, 1.3),
+		x.row("stitch", name, durable, 1, false, 1.3),
+		x.row("stitch", name, visible, 1, false, 1.3),
 		lostRow("stitch", lost),
 	}, nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,23 +24,54 @@ type Report struct {
 	Seconds float64   `json:"seconds"` // from the first row to the last
 	Rounds  int       `json:"rounds"`
 	// Ended says why there are not all rows; "" where there are.
-	Ended string   `json:"ended,omitempty"`
-	Rows  []Result `json:"rows"`
+	Ended string `json:"ended,omitempty"`
+	// Mounts are those of gaiafs that were measured, in the order in which they were made.
+	Mounts []Mount  `json:"mounts,omitempty"`
+	Rows   []Result `json:"rows"`
 }
 
-// WriteJSON writes the report, with every single value. Whoever ends the program meanwhile finds the file of before.
+// Mount is how a side was mounted.
+type Mount struct {
+	Side string `json:"side"`
+	GPUs string `json:"gpus"`
+	// Flags are the others that are not as by default.
+	Flags []string `json:"flags,omitempty"`
+	// Passthrough says that the kernel read and wrote the backing files itself.
+	Passthrough bool `json:"passthrough"`
+}
+
+// Passing says which mounts let files pass through; "" where none does.
+func (r *Report) Passing() string {
+	var sides []string
+	for _, m := range r.Mounts {
+		if m.Passthrough {
+			sides = append(sides, m.Side)
+		}
+	}
+	if len(sides) == 0 {
+		return ""
+	}
+	return "files pass through, past the daemon, on: " + strings.Join(sides, ", ")
+}
+
+// WriteJSON writes the report, with every single value, as WriteFile does.
 func (r *Report) WriteJSON(file string) error {
 	doc := *r
 	doc.Format = Format
+	doc.Rows = slices.Clone(r.Rows)
+	for i := range doc.Rows {
+		if doc.Rows[i].Sides == nil {
+			doc.Rows[i].Sides = []SideResult{} // programs go through a list, also one of none
+		}
+	}
 	text, err := json.MarshalIndent(&doc, "", "  ")
 	if err != nil {
 		return err
 	}
-	part := file + ".part"
-	if err := os.WriteFile(part, append(text, '\n'), 0o644); err != nil {
+	return WriteFile(file, func(w io.Writer) error {
+		_, err := w.Write(append(text, '\n'))
 		return err
-	}
-	return os.Rename(part, file)
+	})
 }
 
 // Lines returns the lines of a row's part of the table: one for each side.
@@ -118,6 +149,9 @@ func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())
 	fmt.Fprintf(&b, "- %d rounds of each side in turns; median, then the quartiles\n", r.Rounds)
+	if passing := r.Passing(); passing != "" {
+		fmt.Fprintf(&b, "- %s\n", passing)
+	}
 	if r.Ended != "" {
 		fmt.Fprintf(&b, "- not complete: %s\n", r.Ended)
 	}

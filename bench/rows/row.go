@@ -220,7 +220,7 @@ func (r *Row) check(ctx context.Context, s *Side) error {
 
 // skipped makes the result of a row that cannot be measured.
 func (r *Row) skipped(reason string) Result {
-	return Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Skipped: reason}
+	return Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Unit: r.Unit.Name, Faster: r.Unit.Faster, Skipped: reason}
 }
 
 // cutOff makes the result of the rounds that were whole when the time was over.

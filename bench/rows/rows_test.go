@@ -127,6 +127,20 @@ func TestTheJSONFileIsAlwaysWhole(t *testing.T) {
 	require.Error(t, (&Report{}).WriteJSON(filepath.Join(dir, "none", "r.json")))
 }
 
+// A row without sides has a list of none, and its unit.
+func TestRowsWithoutSidesInTheJSON(t *testing.T) {
+	row := Row{Group: "g", Name: "n", Unit: MBPerSecond, Skip: "why"}
+	res, err := row.Run(context.Background(), 1, nil)
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "r.json")
+	require.NoError(t, (&Report{Rows: []Result{res, {Failed: "why"}}}).WriteJSON(file))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "null")
+	require.Equal(t, 2, strings.Count(string(text), `"sides": []`))
+	require.Contains(t, string(text), `"unit": "MB/s",`+"\n"+`      "larger_is_better": true`)
+}
+
 func TestAnOwnTargetIsTheWorstValue(t *testing.T) {
 	for _, c := range []struct {
 		unit  Unit
@@ -170,6 +184,9 @@ func TestTablesNameEachVerdictOnce(t *testing.T) {
 	for _, want := range []string{"| ≥ 2: met |", "| ≥ 1×: missed |", "| ≥ 3×: within spread |", "- a GPU\n"} {
 		require.Equal(t, 1, strings.Count(out.String(), want), "%s\n%s", want, out.String())
 	}
+	r.Mounts = []Mount{{Side: "gaiafs", Passthrough: true}, {Side: "b"}}
+	require.NoError(t, r.WriteMarkdown(&out))
+	require.Contains(t, out.String(), "- files pass through, past the daemon, on: gaiafs\n")
 	misses, all := r.Failures()
 	require.Equal(t, []int{1, 3}, []int{misses, all})
 }

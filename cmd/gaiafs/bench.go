@@ -84,10 +84,11 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 			}
 		}
 	}
-	for _, path := range []string{o.JSON, o.HTML, o.Markdown} {
-		if err := canBeWritten(path); err != nil {
-			return fmt.Errorf("the report cannot be written: %w", err)
-		}
+	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	if err := o.CheckReports(); errors.Is(err, bench.ErrOverwrites) {
+		return usagef("%w", err)
+	} else if err != nil {
+		return fmt.Errorf("the report cannot be written: %w", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -95,25 +96,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	o.Match, o.GPUs = match, benchDevices(o.gpus)
 	o.Command, o.Version = shown(os.Args[1:]), version
 	o.Mount, o.Process = benchMount, benchProcess
-	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
 	return bench.Run(ctx, o.Options)
-}
-
-// canBeWritten finds out before anything is measured whether a file can be made. It leaves what is there as it is.
-func canBeWritten(path string) error {
-	if path == "" {
-		return nil
-	}
-	_, err := os.Stat(path)
-	absent := os.IsNotExist(err)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	if absent {
-		_ = os.Remove(path)
-	}
-	return f.Close()
 }
 
 // shown writes a command line so that a shell reads it as it was.

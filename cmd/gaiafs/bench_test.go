@@ -290,15 +290,93 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// Reports are tried before anything is measured, and what was there stays.
-func TestBenchReportsCanBeWritten(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report")
-	require.NoError(t, canBeWritten(path))
-	require.NoFileExists(t, path)
-	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
-	require.NoError(t, canBeWritten(path))
-	text, err := os.ReadFile(path)
+// No report is written over the file that is read, or over another report, whatever the names.
+func TestCommandBenchDestroysNoFile(t *testing.T) {
+	path, content := userFile(t)
+	require.NoError(t, os.Chmod(path, 0o644))
+	dir := t.TempDir()
+	link, hard := filepath.Join(dir, "link"), filepath.Join(filepath.Dir(path), "hard")
+	require.NoError(t, os.Symlink(path, link))
+	require.NoError(t, os.Link(path, hard))
+	for _, args := range [][]string{
+		{"--file", path, "--json", path}, {"--file", path, "--html", link}, {"--file", link, "--markdown", path}, {"--file", path, "--json", hard},
+		{"--json", dir + "/r", "--html", dir + "/r"}, {"--html", dir + "/r", "--markdown", dir + "/r.part"},
+	} {
+		r := gaiafsCommand(t, append([]string{"bench", "--run", "^nothing/"}, args...)...)
+		require.Equal(t, exitUsage, r.code, "%v: %s", args, r.err)
+		require.Contains(t, r.err, "would write over", "%v", args)
+		now, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, now), "%v", args)
+	}
+	table := filepath.Join(dir, "table")
+	cmd := command(t, "bench", "--run", "^nothing/", "--json", table)
+	var err error
+	cmd.Stdout, err = os.Create(table)
 	require.NoError(t, err)
-	require.Equal(t, "old", string(text))
+	require.Error(t, cmd.Run())
+	require.Equal(t, exitUsage, cmd.ProcessState.ExitCode())
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 2)
+}
+
+// Someone may read the JSON as it comes, who gets one document.
+func TestCommandBenchWritesToAPipe(t *testing.T) {
+	p := newBenchPlace(t)
+	require.NoError(t, unix.Mkfifo(p.json, 0o600))
+	cmd := p.command(t, "--rounds=1", "--run", "^merge/")
+	read := make(chan []byte)
+	go func() {
+		text, _ := os.ReadFile(p.json) // until the writer is done
+		read <- text
+	}()
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.err)
+	var report rows.Report
+	require.NoError(t, json.Unmarshal(<-read, &report))
+	require.Len(t, report.Rows, 2)
+	st, err := os.Lstat(p.json)
+	require.NoError(t, err)
+	require.NotZero(t, st.Mode()&os.ModeNamedPipe)
+}
+
+// Where files pass through, that is said of the mount; the rows of many devices and of a file of the user's ask the daemon.
+func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
+	needProgram(t, "fio")
+	passes := func(t *testing.T, run string, flags ...string) (map[string]bool, rows.Report) {
+		p := newBenchPlace(t)
+		r := execute(t, p.command(t, append([]string{"--rounds=1", "--run", run}, flags...)...))
+		require.Equal(t, exitOK, r.code, r.err)
+		p.requireClean(t)
+		sides, report := make(map[string]bool), p.report(t)
+		for _, m := range report.Mounts {
+			sides[m.Side] = m.Passthrough
+		}
+		return sides, report
+	}
+	sides, report := passes(t, "^fio/write 4 KiB host-warm 1 job|^versions/read 4 KiB, not mapped, 32", "--gpus=none")
+	require.Contains(t, sides, "gaiafs, no devices")
+	require.False(t, sides["gaiafs, no devices"])
+	for _, row := range report.Rows {
+		if strings.HasSuffix(row.Name, "--write-back") && sides["gaiafs"] {
+			require.Contains(t, row.Skipped, "the files pass through")
+		} else {
+			require.Empty(t, row.Skipped+row.Failed, row.Name)
+		}
+	}
+	if os.Geteuid() == 0 && !sides["gaiafs"] {
+		t.Log("the kernel has no passthrough")
+	}
+	path, _ := userFile(t)
+	for _, gpus := range []string{"none", "emulated:1"} {
+		sides, report = passes(t, "^fio/read 1 MiB host-warm", "--gpus="+gpus, "--file="+path)
+		require.Equal(t, map[string]bool{"gaiafs": false}, sides)
+		require.Equal(t, gpus, report.Mounts[0].GPUs)
+		require.Equal(t, gpus == "none", report.Machine.Devices == nil)
+	}
+}
+
+func TestBenchShowsItsCommand(t *testing.T) {
 	require.Equal(t, `gaiafs bench --run '^a b$' --rounds=3 'it'\''s'`, shown([]string{"bench", "--run", "^a b$", "--rounds=3", "it's"}))
 }
