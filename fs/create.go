@@ -146,7 +146,11 @@ func (fs *fileSystem) answerCreate(parent *node, name string, fd int, in *fuse.C
 	}
 	c := n.content()
 	c.signature.record(c.signature.snapshot(), &st)
-	of := fs.newOpenFile(n, fd, in.Flags, direct, false)
+	of, errno := fs.newOpenFile(n, fd, in.Flags, direct, false)
+	if errno != 0 {
+		fs.unrefer(n, 1, 0)
+		return fuse.Status(errno)
+	}
 	fs.fillEntry(&out.EntryOut, n, &st)
 	of.fillOpen(&out.OpenOut)
 	return fuse.OK
