@@ -74,9 +74,6 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 // Create implements fuse.RawFileSystem. The file is always made exclusively: opening one that somebody made in SOURCE
 // meanwhile would go past the kernel's permission check. ESTALE makes the kernel look again, and find and check it.
 func (fs *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if fs.readOnly {
-		return fuse.EROFS
-	}
 	parent, dir, errno := fs.directory(in.NodeId, name)
 	if errno != 0 {
 		return fuse.Status(errno)

@@ -58,9 +58,6 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
 	}
-	if fs.readOnly && in.Flags&(unix.O_ACCMODE|unix.O_TRUNC) != unix.O_RDONLY {
-		return fuse.EROFS // somebody made the mount writable again: mount(8) with -o remount
-	}
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
 	mark := c.signature.snapshot()

@@ -20,7 +20,8 @@ type notifier interface {
 }
 
 // fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,
-// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go and file_ioctl.go.
+// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go
+// and file_ioctl.go. What read-only mounts refuse is in read_only.go.
 type fileSystem struct {
 	fuse.RawFileSystem // says ENOSYS to what is not implemented
 
@@ -121,6 +122,14 @@ func (fs *fileSystem) close() {
 		n.mu.Unlock()
 	}
 	unix.Close(fs.procDir)
+}
+
+// served returns what the requests of the mount go to.
+func (fs *fileSystem) served() fuse.RawFileSystem {
+	if fs.readOnly {
+		return readOnly{fs}
+	}
+	return fs
 }
 
 // String implements fuse.RawFileSystem.

@@ -124,11 +124,11 @@ func Mount(o Options) (*Server, error) {
 func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 	m := mountOptions(o)
 	if !m.DirectMountStrict {
-		return fuse.NewServer(fs, o.Mountpoint, m)
+		return fuse.NewServer(fs.served(), o.Mountpoint, m)
 	}
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	server, err := fuse.NewServer(fs, o.Mountpoint, m)
+	server, err := fuse.NewServer(fs.served(), o.Mountpoint, m)
 	if err != nil {
 		return nil, err
 	}
