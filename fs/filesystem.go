@@ -34,7 +34,7 @@ type fileSystem struct {
 	creator      creator
 	attrTimeout  time.Duration
 	entryTimeout time.Duration
-	writeBack    bool
+	writeBack    bool // what is in force
 	readOnly     bool
 	flushCloses  bool // closing a file of the backing filesystem may report an error
 	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
@@ -49,7 +49,9 @@ type fileSystem struct {
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
 	passes  atomic.Bool
-	refused atomic.Int64 // files that the kernel did not let pass
+	refused atomic.Int64 // opens that the kernel did not let pass
+	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request, immutable.
+	writeBackLost bool
 
 	background sync.WaitGroup // goroutines of aside
 
@@ -136,7 +138,17 @@ func (fs *fileSystem) served() fuse.RawFileSystem {
 func (fs *fileSystem) String() string { return "gaiafs" }
 
 // Init implements fuse.RawFileSystem. It is called before any other request.
-func (fs *fileSystem) Init(s *fuse.Server) { fs.notify, fs.backing = s, s }
+func (fs *fileSystem) Init(s *fuse.Server) {
+	fs.notify, fs.backing = s, s
+	offers := s.KernelSettings().Flags64()
+	if fs.writeBack && offers&fuse.CAP_WRITEBACK_CACHE == 0 {
+		fs.writeBack = false
+		fs.log.Warn("--write-back is without effect: this kernel has none")
+	}
+	if offers&fuse.CAP_PASSTHROUGH == 0 {
+		fs.stopPassing("this kernel was built without passthrough")
+	}
+}
 
 // raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may keep;
 // the others are for open files.

@@ -63,19 +63,10 @@ func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	}
 	if p.through == 0 && p.others == 0 && !barred && fs.wantsPassthrough(of) {
 		number, errno := fs.backing.RegisterBackingFd(&fuse.BackingMap{Fd: int32(of.fd)})
-		switch errno {
-		case 0:
+		if errno == 0 {
 			p.number = number
-		case syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOTTY, syscall.ENOSYS:
-			if fs.passes.CompareAndSwap(true, false) {
-				fs.log.Warn("the kernel lets no file pass through, so reads and writes go through the daemon", "error", errno)
-			}
-		default:
-			// A filesystem below SOURCE that is itself stacked on another (ELOOP, EINVAL), or no memory.
-			if fs.refused.Add(1) == 1 {
-				fs.log.Warn("the kernel does not let this file pass through, and maybe others: it is read and written through the daemon",
-					"node", of.node.path(), "error", errno)
-			}
+		} else {
+			fs.passRefused(of, errno)
 		}
 	}
 	if p.number != 0 {
@@ -91,6 +82,33 @@ func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	p.others++
 	of.direct = of.direct || p.written
 	return 0
+}
+
+// passRefused notes that the kernel did not register the backing file of of.
+func (fs *fileSystem) passRefused(of *openFile, errno syscall.Errno) {
+	first := fs.refused.Add(1) == 1
+	switch {
+	case errno == syscall.EPERM, errno == syscall.ENOTTY, errno == syscall.ENOSYS:
+		fs.stopPassing("the kernel lets no file pass through", "error", errno)
+	case errno == syscall.ELOOP && of.node.key.dev == fs.root.key.dev:
+		fs.stopPassing("the kernel lets no file pass through, since SOURCE is on a filesystem that is stacked on another", "error", errno)
+	case first:
+		// Another filesystem below SOURCE that is stacked (ELOOP), a file that the kernel cannot read and write itself
+		// (EOPNOTSUPP, EINVAL), or no memory.
+		fs.log.Warn("the kernel does not let this file pass through, and maybe others: it is read and written through the daemon",
+			"node", of.node.path(), "error", errno)
+	}
+}
+
+// stopPassing has the daemon serve every file of which nobody has an open that passes through, if it does not do so already.
+func (fs *fileSystem) stopPassing(why string, args ...any) {
+	if !fs.passes.CompareAndSwap(true, false) {
+		return
+	}
+	if fs.writeBackLost {
+		why += "; write-back was given up for passthrough, and '--passthrough off' gets it back"
+	}
+	fs.log.Warn(why+": reads and writes go through the daemon", args...)
 }
 
 // takesDirect reports whether the filesystem of fd, which nobody else uses yet, allows O_DIRECT.

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -283,10 +285,14 @@ type refusing struct {
 
 func (r refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) { return 0, r.errno }
 
-// TestPassthroughRefused has the kernel refuse a file, as where it is on a filesystem that is stacked on another, and then all.
+// TestPassthroughRefused has the kernel refuse a file, for a reason that holds for all of them or for this one only.
 func TestPassthroughRefused(t *testing.T) {
-	for _, errno := range []syscall.Errno{syscall.ELOOP, syscall.EPERM} {
-		s := mountThrough(t)
+	for errno, all := range map[syscall.Errno]bool{
+		syscall.EPERM: true, syscall.ENOTTY: true, syscall.ELOOP: true, syscall.EOPNOTSUPP: false, syscall.EINVAL: false,
+	} {
+		var log bytes.Buffer
+		s := mountThrough(t, writeBack, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+		assert.False(t, s.WriteBack(), "passthrough took its place")
 		path := filepath.Join(s.mnt, "f")
 		require.NoError(t, os.WriteFile(path, []byte("content"), 0600))
 		require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
@@ -300,9 +306,37 @@ func TestPassthroughRefused(t *testing.T) {
 		got, err := os.ReadFile(path)
 		require.NoError(t, err)
 		assert.Equal(t, "content", string(got))
-		assert.Equal(t, errno == syscall.ELOOP, s.Passthrough())
-		assert.Equal(t, errno == syscall.ELOOP, s.fs.refused.Load() == 1)
+		assert.Equal(t, !all, s.Passthrough(), errno)
+		assert.EqualValues(t, 1, s.PassthroughRefused(), errno)
+		assert.False(t, s.WriteBack(), "it is asked for at the beginning, or never")
+		require.NoError(t, s.Unmount())
+		assert.Equal(t, all, strings.Contains(log.String(), "level=WARN msg=\"the kernel lets no file"), log.String())
+		assert.Equal(t, all, strings.Contains(log.String(), "write-back was given up"), log.String())
 	}
+}
+
+// TestPassthroughOfAStackedFilesystem mounts a mount in passthrough, which the kernel does not stack once more.
+func TestPassthroughOfAStackedFilesystem(t *testing.T) {
+	below := mountThrough(t)
+	require.NoError(t, os.WriteFile(filepath.Join(below.source, "f"), []byte("content"), 0600))
+	s := mount(t, passThrough, func(o *Options) { o.Source = below.mnt })
+	got, err := os.ReadFile(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	assert.Equal(t, "content", string(got))
+	assert.False(t, s.Passthrough())
+	assert.EqualValues(t, 1, s.PassthroughRefused())
+
+	// A filesystem below SOURCE says nothing of the others.
+	s = mountThrough(t)
+	sub := filepath.Join(s.source, "sub")
+	require.NoError(t, os.Mkdir(sub, 0755))
+	require.NoError(t, unix.Mount(below.mnt, sub, "", unix.MS_BIND, ""))
+	defer func() { require.NoError(t, unix.Unmount(sub, unix.MNT_DETACH)) }()
+	got, err = os.ReadFile(filepath.Join(s.mnt, "sub/f"))
+	require.NoError(t, err)
+	assert.Equal(t, "content", string(got))
+	assert.True(t, s.Passthrough())
+	assert.EqualValues(t, 1, s.PassthroughRefused())
 }
 
 // TestProgramsRunFromAMountInPassthrough: the kernel maps them from the backing file.
