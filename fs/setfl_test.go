@@ -155,6 +155,34 @@ func TestFlagsOfAnOpenChange(t *testing.T) {
 	})
 }
 
+// TestSynchronousOpensReachTheDisk: whoever carries a write out makes it durable, if the open or the write says so.
+func TestSynchronousOpensReachTheDisk(t *testing.T) {
+	everyMode(t, func(t *testing.T, s *scene) {
+		for i, flags := range []int{0, unix.O_SYNC, unix.O_DSYNC, unix.O_APPEND, unix.O_APPEND | unix.O_SYNC, unix.O_APPEND | unix.O_DSYNC,
+			unix.O_DIRECT | unix.O_SYNC, unix.O_DIRECT | unix.O_DSYNC} {
+			name := fmt.Sprint("f", i)
+			f, err := os.OpenFile(filepath.Join(s.mnt, name), os.O_CREATE|os.O_RDWR|flags, 0600)
+			require.NoError(t, err)
+			defer f.Close()
+			with := 0
+			if flags&unix.O_DSYNC == 0 { // which O_SYNC has in it
+				with = unix.RWF_DSYNC
+			}
+			_, err = unix.Pwritev2(int(f.Fd()), [][]byte{aligned(page.Size)}, 0, with)
+			require.NoError(t, err)
+			home, err := os.Open(filepath.Join(s.source, name))
+			require.NoError(t, err)
+			defer home.Close()
+			var pages unix.Cachestat_t
+			require.NoError(t, unix.Cachestat(uint(home.Fd()), &unix.CachestatRange{}, &pages, 0))
+			assert.Zero(t, pages.Dirty+pages.Writeback, "flags %#x", flags)
+			st, err := home.Stat()
+			require.NoError(t, err)
+			assert.EqualValues(t, page.Size, st.Size())
+		}
+	})
+}
+
 // TestDirectOpenWhereThereIsNone: the filesystem of SOURCE refuses O_DIRECT. The daemon can serve such an open, unless the kernel
 // serves the file already.
 func TestDirectOpenWhereThereIsNone(t *testing.T) {
