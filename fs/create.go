@@ -74,9 +74,6 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 // Create implements fuse.RawFileSystem. The file is always made exclusively: opening one that somebody made in SOURCE
 // meanwhile would go past the kernel's permission check. ESTALE makes the kernel look again, and find and check it.
 func (fs *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if fs.readOnly {
-		return fuse.EROFS
-	}
 	parent, dir, errno := fs.directory(in.NodeId, name)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -146,7 +143,11 @@ func (fs *fileSystem) answerCreate(parent *node, name string, fd int, in *fuse.C
 	}
 	c := n.content()
 	c.signature.record(c.signature.snapshot(), &st)
-	of := fs.newOpenFile(n, fd, in.Flags, direct, false)
+	of, errno := fs.newOpenFile(n, fd, in.Flags, direct, false)
+	if errno != 0 {
+		fs.unrefer(n, 1, 0)
+		return fuse.Status(errno)
+	}
 	fs.fillEntry(&out.EntryOut, n, &st)
 	of.fillOpen(&out.OpenOut)
 	return fuse.OK

@@ -21,12 +21,12 @@ type openFile struct {
 	fd      int
 	// flags are those the program opened with. The backing was opened with backingFlags of them.
 	flags uint32
-	// direct says that the kernel keeps no pages for this open.
+	// direct says that reads and writes through this open are requests and that the kernel keeps no pages for it.
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
-	// number is what the kernel calls the backing file, where it reads and writes that itself; else 0. Set before the open is
-	// answered, then immutable.
+	// number is what the kernel calls the backing file, where it maps that itself and, unless direct is set, reads and writes it
+	// too; else 0. Set before the open is answered, then immutable.
 	number int32
 	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
 	appendOnly bool
@@ -58,9 +58,6 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
 	}
-	if fs.readOnly && in.Flags&(unix.O_ACCMODE|unix.O_TRUNC) != unix.O_RDONLY {
-		return fuse.EROFS // somebody made the mount writable again: mount(8) with -o remount
-	}
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
 	mark := c.signature.snapshot()
@@ -83,7 +80,10 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	of := fs.newOpenFile(n, fd, in.Flags, direct, appendOnly)
+	of, errno := fs.newOpenFile(n, fd, in.Flags, direct, appendOnly)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
 	switch {
 	case in.Flags&unix.O_TRUNC != 0:
 		errno = fs.truncateOpen(n, fd, in)
@@ -215,20 +215,23 @@ func (fs *fileSystem) checkSource(n *node, fd int, mark uint64) syscall.Errno {
 	return 0
 }
 
-// newOpenFile takes over fd and gives it a handle.
-func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendOnly bool) *openFile {
+// newOpenFile takes over fd, also where it fails, and gives it a handle.
+func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendOnly bool) (*openFile, syscall.Errno) {
 	of := &openFile{
 		fs: fs, node: n, content: n.content(), fd: fd, flags: flags, direct: direct, appendOnly: appendOnly,
 		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
 		handle:     fs.lastHandle.Add(1),
 	}
-	fs.enter(of)
+	if errno := fs.enter(of); errno != 0 {
+		unix.Close(fd)
+		return nil, errno
+	}
 	fs.files.put(of.handle, of)
 	if of.writesHome {
 		of.content.writers.Add(1)
 	}
 	of.content.opened.Store(of)
-	return of
+	return of, 0
 }
 
 // fillOpen answers an open. The kernel keeps its pages from one open to the next: what must be dropped is dropped by
@@ -236,12 +239,14 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendO
 func (of *openFile) fillOpen(out *fuse.OpenOut) {
 	out.Fh = of.handle
 	switch {
-	case of.number != 0:
-		out.OpenFlags, out.BackingID = fuse.FOPEN_PASSTHROUGH, of.number
 	case of.direct:
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO
-	default:
+	case of.number == 0:
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	}
+	if of.number != 0 {
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // with FOPEN_DIRECT_IO for mappings only
+		out.BackingID = of.number
 	}
 }
 

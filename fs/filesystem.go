@@ -20,7 +20,8 @@ type notifier interface {
 }
 
 // fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,
-// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go and file_ioctl.go.
+// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go
+// and file_ioctl.go. What read-only mounts refuse is in read_only.go.
 type fileSystem struct {
 	fuse.RawFileSystem // says ENOSYS to what is not implemented
 
@@ -33,7 +34,7 @@ type fileSystem struct {
 	creator      creator
 	attrTimeout  time.Duration
 	entryTimeout time.Duration
-	writeBack    bool
+	writeBack    bool // what is in force
 	readOnly     bool
 	flushCloses  bool // closing a file of the backing filesystem may report an error
 	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
@@ -48,7 +49,9 @@ type fileSystem struct {
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
 	passes  atomic.Bool
-	refused atomic.Int64 // files that the kernel did not let pass
+	refused atomic.Int64 // opens that the kernel did not let pass
+	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request, immutable.
+	writeBackLost bool
 
 	background sync.WaitGroup // goroutines of aside
 
@@ -123,11 +126,29 @@ func (fs *fileSystem) close() {
 	unix.Close(fs.procDir)
 }
 
+// served returns what the requests of the mount go to.
+func (fs *fileSystem) served() fuse.RawFileSystem {
+	if fs.readOnly {
+		return readOnly{fs}
+	}
+	return fs
+}
+
 // String implements fuse.RawFileSystem.
 func (fs *fileSystem) String() string { return "gaiafs" }
 
 // Init implements fuse.RawFileSystem. It is called before any other request.
-func (fs *fileSystem) Init(s *fuse.Server) { fs.notify, fs.backing = s, s }
+func (fs *fileSystem) Init(s *fuse.Server) {
+	fs.notify, fs.backing = s, s
+	offers := s.KernelSettings().Flags64()
+	if fs.writeBack && offers&fuse.CAP_WRITEBACK_CACHE == 0 {
+		fs.writeBack = false
+		fs.log.Warn("--write-back is without effect: this kernel has none")
+	}
+	if offers&fuse.CAP_PASSTHROUGH == 0 {
+		fs.stopPassing("this kernel was built without passthrough")
+	}
+}
 
 // raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may keep;
 // the others are for open files.

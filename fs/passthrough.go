@@ -21,6 +21,11 @@ import (
 // which comes after the kernel took it off. So an open that finds none here finds none in the kernel, and one that joins
 // finds the number still registered.
 //
+// The kernel opens the backing file with the flags that the program opens with, and never again: O_APPEND and O_DIRECT that the
+// program clears later (F_SETFL) would stay. So such opens are of both kinds: the kernel maps the backing file and has no pages of
+// its own, but reads and writes are requests, which carry the flags of the moment. A flag that is set later goes along with
+// each write (O_APPEND) or does nothing (O_DIRECT).
+//
 // A mapping made in passthrough mode is one of the backing file, and outlives its open: RELEASE comes at close, whatever is
 // still mapped. So the daemon never knows that nobody writes any more, and a file that was ever open for writing in this
 // mode gets no pages of the kernel's again, which would not see such writes.
@@ -42,39 +47,81 @@ type kernelBacking interface {
 	UnregisterBackingFd(number int32) syscall.Errno
 }
 
-// enter decides how the kernel reads and writes through of, and counts it. of.close calls leave.
-func (fs *fileSystem) enter(of *openFile) {
+// servedFlags are those of an open whose reads and writes come to the daemon even if the file passes through.
+const servedFlags = unix.O_APPEND | unix.O_DIRECT
+
+// enter decides how the kernel reads and writes through of, and counts it. of.close calls leave. It fails, and counts nothing, where
+// the file passes through and of cannot.
+func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	p := &of.content.through
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.through == 0 && p.others == 0 && fs.wantsPassthrough(of) {
+	// The kernel says EIO where it cannot open the backing file like the program.
+	barred := (p.number != 0 || fs.passes.Load()) && of.flags&unix.O_DIRECT != 0 && !takesDirect(of.fd)
+	if barred && p.number != 0 {
+		return syscall.EINVAL // open(2)
+	}
+	if p.through == 0 && p.others == 0 && !barred && fs.wantsPassthrough(of) {
 		number, errno := fs.backing.RegisterBackingFd(&fuse.BackingMap{Fd: int32(of.fd)})
-		switch errno {
-		case 0:
+		if errno == 0 {
 			p.number = number
-		case syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOTTY, syscall.ENOSYS:
-			if fs.passes.CompareAndSwap(true, false) {
-				fs.log.Warn("the kernel lets no file pass through, so reads and writes go through the daemon", "error", errno)
-			}
-		default:
-			// A filesystem below SOURCE that is itself stacked on another (ELOOP, EINVAL), or no memory.
-			if fs.refused.Add(1) == 1 {
-				fs.log.Warn("the kernel does not let this file pass through, and maybe others: it is read and written through the daemon",
-					"node", of.node.path(), "error", errno)
-			}
+		} else {
+			fs.passRefused(of, errno)
 		}
 	}
 	if p.number != 0 {
 		p.through++
 		p.written = p.written || of.writesHome
 		of.number = p.number
+		of.direct = of.direct || of.flags&servedFlags != 0
 		if of.storesMapped() {
 			p.mappable.Add(1)
 		}
-		return
+		return 0
 	}
 	p.others++
 	of.direct = of.direct || p.written
+	return 0
+}
+
+// passRefused notes that the kernel did not register the backing file of of.
+func (fs *fileSystem) passRefused(of *openFile, errno syscall.Errno) {
+	first := fs.refused.Add(1) == 1
+	switch {
+	case errno == syscall.EPERM, errno == syscall.ENOTTY, errno == syscall.ENOSYS:
+		fs.stopPassing("the kernel lets no file pass through", "error", errno)
+	case errno == syscall.ELOOP && of.node.key.dev == fs.root.key.dev:
+		fs.stopPassing("the kernel lets no file pass through, since SOURCE is on a filesystem that is stacked on another", "error", errno)
+	case first:
+		// Another filesystem below SOURCE that is stacked (ELOOP), a file that the kernel cannot read and write itself
+		// (EOPNOTSUPP, EINVAL), or no memory.
+		fs.log.Warn("the kernel does not let this file pass through, and maybe others: it is read and written through the daemon",
+			"node", of.node.path(), "error", errno)
+	}
+}
+
+// stopPassing has the daemon serve every file of which nobody has an open that passes through, if it does not do so already.
+func (fs *fileSystem) stopPassing(why string, args ...any) {
+	if !fs.passes.CompareAndSwap(true, false) {
+		return
+	}
+	if fs.writeBackLost {
+		why += "; write-back was given up for passthrough, and '--passthrough off' gets it back"
+	}
+	fs.log.Warn(why+": reads and writes go through the daemon", args...)
+}
+
+// takesDirect reports whether the filesystem of fd, which nobody else uses yet, allows O_DIRECT.
+func takesDirect(fd int) bool {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return false
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_DIRECT); err != nil {
+		return false
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags)
+	return err == nil
 }
 
 // wantsPassthrough reports whether the first open of a file may pass through. Appending only is checked by the daemon, and bytes that

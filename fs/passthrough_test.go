@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -283,10 +285,14 @@ type refusing struct {
 
 func (r refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) { return 0, r.errno }
 
-// TestPassthroughRefused has the kernel refuse a file, as where it is on a filesystem that is stacked on another, and then all.
+// TestPassthroughRefused has the kernel refuse a file, for a reason that holds for all of them or for this one only.
 func TestPassthroughRefused(t *testing.T) {
-	for _, errno := range []syscall.Errno{syscall.ELOOP, syscall.EPERM} {
-		s := mountThrough(t)
+	for errno, all := range map[syscall.Errno]bool{
+		syscall.EPERM: true, syscall.ENOTTY: true, syscall.ELOOP: true, syscall.EOPNOTSUPP: false, syscall.EINVAL: false,
+	} {
+		var log bytes.Buffer
+		s := mountThrough(t, writeBack, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+		assert.False(t, s.WriteBack(), "passthrough took its place")
 		path := filepath.Join(s.mnt, "f")
 		require.NoError(t, os.WriteFile(path, []byte("content"), 0600))
 		require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
@@ -300,9 +306,37 @@ func TestPassthroughRefused(t *testing.T) {
 		got, err := os.ReadFile(path)
 		require.NoError(t, err)
 		assert.Equal(t, "content", string(got))
-		assert.Equal(t, errno == syscall.ELOOP, s.Passthrough())
-		assert.Equal(t, errno == syscall.ELOOP, s.fs.refused.Load() == 1)
+		assert.Equal(t, !all, s.Passthrough(), errno)
+		assert.EqualValues(t, 1, s.PassthroughRefused(), errno)
+		assert.False(t, s.WriteBack(), "it is asked for at the beginning, or never")
+		require.NoError(t, s.Unmount())
+		assert.Equal(t, all, strings.Contains(log.String(), "level=WARN msg=\"the kernel lets no file"), log.String())
+		assert.Equal(t, all, strings.Contains(log.String(), "write-back was given up"), log.String())
 	}
+}
+
+// TestPassthroughOfAStackedFilesystem mounts a mount in passthrough, which the kernel does not stack once more.
+func TestPassthroughOfAStackedFilesystem(t *testing.T) {
+	below := mountThrough(t)
+	require.NoError(t, os.WriteFile(filepath.Join(below.source, "f"), []byte("content"), 0600))
+	s := mount(t, passThrough, func(o *Options) { o.Source = below.mnt })
+	got, err := os.ReadFile(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	assert.Equal(t, "content", string(got))
+	assert.False(t, s.Passthrough())
+	assert.EqualValues(t, 1, s.PassthroughRefused())
+
+	// A filesystem below SOURCE says nothing of the others.
+	s = mountThrough(t)
+	sub := filepath.Join(s.source, "sub")
+	require.NoError(t, os.Mkdir(sub, 0755))
+	require.NoError(t, unix.Mount(below.mnt, sub, "", unix.MS_BIND, ""))
+	defer func() { require.NoError(t, unix.Unmount(sub, unix.MNT_DETACH)) }()
+	got, err = os.ReadFile(filepath.Join(s.mnt, "sub/f"))
+	require.NoError(t, err)
+	assert.Equal(t, "content", string(got))
+	assert.True(t, s.Passthrough())
+	assert.EqualValues(t, 1, s.PassthroughRefused())
 }
 
 // TestProgramsRunFromAMountInPassthrough: the kernel maps them from the backing file.
@@ -326,18 +360,79 @@ func init() {
 
 // TestReadOnlyMountThatIsMadeWritable: the superuser can take the kernel's own check away.
 func TestReadOnlyMountThatIsMadeWritable(t *testing.T) {
-	s := mountThrough(t, func(o *Options) { o.ReadOnly = true })
-	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("kept"), 0644))
-	require.NoError(t, unix.Mount("", s.mnt, "", unix.MS_REMOUNT, ""))
-	_, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_WRONLY, 0)
-	assert.ErrorIs(t, err, syscall.EROFS)
-	_, err = os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDONLY|os.O_TRUNC, 0)
-	assert.ErrorIs(t, err, syscall.EROFS)
-	_, err = os.Create(filepath.Join(s.mnt, "new"))
-	assert.ErrorIs(t, err, syscall.EROFS)
-	got, err := os.ReadFile(filepath.Join(s.mnt, "f"))
-	require.NoError(t, err)
-	assert.Equal(t, "kept", string(got))
+	requireRoot(t)
+	for name, option := range map[string]func(*Options){"passthrough": passThrough, "write-through": func(*Options) {}, "write-back": writeBack} {
+		t.Run(name, func(t *testing.T) {
+			s := mount(t, option, func(o *Options) { o.ReadOnly = true })
+			at := func(name string) string { return filepath.Join(s.mnt, name) }
+			home := func(name string) string { return filepath.Join(s.source, name) }
+			require.NoError(t, os.WriteFile(home("f"), []byte("kept"), 0644))
+			require.NoError(t, unix.Setxattr(home("f"), "user.kept", []byte("1"), 0))
+			require.NoError(t, os.Mkdir(home("d"), 0755))
+			var before, after unix.Stat_t
+			require.NoError(t, unix.Stat(home("f"), &before))
+			require.NoError(t, unix.Mount("", s.mnt, "", unix.MS_REMOUNT, ""))
+			f, err := os.Open(at("f"))
+			require.NoError(t, err)
+			defer f.Close()
+			d, err := os.Open(at("d"))
+			require.NoError(t, err)
+			defer d.Close()
+			flags, xflags := make([]byte, 8), make([]byte, sizeOfXFlags)
+			require.NoError(t, ioctl(f, unix.FS_IOC_GETFLAGS, flags))
+			require.NoError(t, ioctl(f, ioctlReadXFlags, xflags))
+			flags[0] ^= 0x80  // FS_NOATIME_FL
+			xflags[0] ^= 0x40 // FS_XFLAG_NOATIME
+			open := func(name string, flags int) error {
+				fd, err := unix.Open(at(name), flags, 0600)
+				if err == nil {
+					unix.Close(fd)
+				}
+				return err
+			}
+			for what, err := range map[string]error{
+				"open":          open("f", unix.O_WRONLY),
+				"open to cut":   open("f", unix.O_RDONLY|unix.O_TRUNC),
+				"create":        open("new", unix.O_CREAT|unix.O_WRONLY),
+				"no name":       open("d", unix.O_TMPFILE|unix.O_RDWR),
+				"mknod":         unix.Mknod(at("new"), unix.S_IFREG|0600, 0),
+				"mkdir":         unix.Mkdir(at("new"), 0700),
+				"symlink":       unix.Symlink("f", at("new")),
+				"link":          unix.Link(at("f"), at("new")),
+				"unlink":        unix.Unlink(at("f")),
+				"rmdir":         unix.Rmdir(at("d")),
+				"rename":        unix.Rename(at("f"), at("new")),
+				"chmod":         unix.Chmod(at("f"), 0600),
+				"chown":         unix.Chown(at("f"), 1, 1),
+				"truncate":      unix.Truncate(at("f"), 1),
+				"utimes":        unix.UtimesNanoAt(unix.AT_FDCWD, at("f"), make([]unix.Timespec, 2), 0),
+				"setxattr":      unix.Setxattr(at("f"), "user.new", []byte("2"), 0),
+				"removexattr":   unix.Removexattr(at("f"), "user.kept"),
+				"chattr":        ioctl(f, unix.FS_IOC_SETFLAGS, flags),
+				"chattr of dir": ioctl(d, unix.FS_IOC_SETFLAGS, flags),
+				"fssetxattr":    ioctl(f, ioctlWriteXFlags, xflags),
+			} {
+				assert.ErrorIs(t, err, syscall.EROFS, what)
+			}
+			// The kernel asks for these through writable opens only, of which there are none.
+			served := s.fs.served()
+			handle := s.fs.files.all()[0].handle
+			_, status := served.Write(nil, &fuse.WriteIn{Fh: handle, Size: 1}, []byte("x"))
+			assert.Equal(t, fuse.EROFS, status)
+			assert.Equal(t, fuse.EROFS, served.Fallocate(nil, &fuse.FallocateIn{Fh: handle, Length: 1}))
+			_, status = served.CopyFileRange(nil, &fuse.CopyFileRangeIn{FhIn: handle, FhOut: handle, Len: 1})
+			assert.Equal(t, fuse.EROFS, status)
+
+			got, err := os.ReadFile(at("f"))
+			require.NoError(t, err)
+			assert.Equal(t, "kept", string(got))
+			require.NoError(t, unix.Stat(home("f"), &after))
+			assert.Equal(t, before.Ctim, after.Ctim)
+			entries, err := os.ReadDir(s.source)
+			require.NoError(t, err)
+			assert.Len(t, entries, 2)
+		})
+	}
 }
 
 func TestAtLeast(t *testing.T) {

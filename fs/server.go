@@ -29,8 +29,8 @@ type Options struct {
 	// WriteBack lets the kernel collect writes before it sends them.
 	WriteBack bool
 	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the daemon.
-	// Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. Then there is nothing
-	// for WriteBack to collect, and it is off.
+	// Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. The kernel does not do
+	// both, so WriteBack gives way to it.
 	Passthrough bool
 	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
 	// in Source directly are seen that late. Zero means one second, negative not at all.
@@ -77,14 +77,14 @@ func Mount(o Options) (*Server, error) {
 	if err := checkRights(o.AllowOther); err != nil {
 		return nil, err
 	}
-	if o.Passthrough = o.Passthrough && passthroughPossible(o.Source); o.Passthrough {
-		o.WriteBack = false // the kernel does not do both
-	}
+	writeBackAsked := o.WriteBack
+	o.WriteBack, o.Passthrough = o.WritesBack(), o.passes()
 	unix.Umask(0) // the umask that counts is the caller's, see credentials.go
 	fs, err := newFileSystem(&o)
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be opened: %w", o.Source, err)
 	}
+	fs.writeBackLost = writeBackAsked && !o.WriteBack
 	server, err := newServer(fs, &o)
 	if err != nil {
 		fs.close()
@@ -103,9 +103,8 @@ func Mount(o Options) (*Server, error) {
 		_ = s.Unmount()
 		return nil, fmt.Errorf("%s was mounted but does not answer: %w", o.Mountpoint, err)
 	}
-	if o.Passthrough && server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
-		fs.passes.Store(false)
-		o.Log.Warn("this kernel was built without passthrough, so reads and writes go through the daemon")
+	if writeBackAsked && s.Passthrough() {
+		o.Log.Info("--write-back is without effect: files pass through, and the kernel does not do both")
 	}
 	s.tune()
 	var g *guard
@@ -118,17 +117,24 @@ func Mount(o Options) (*Server, error) {
 	return s, nil
 }
 
+// passes reports whether Mount asks the kernel for passthrough.
+func (o *Options) passes() bool { return o.Passthrough && passthroughPossible(o.Source) }
+
+// WritesBack reports whether Mount asks the kernel to collect writes, for those who have to know before there is a mount. Where the
+// kernel cannot, Server.WriteBack says so.
+func (o *Options) WritesBack() bool { return o.WriteBack && !o.passes() }
+
 // newServer mounts. Programs that the process starts must not inherit the connection to the kernel: with it open in one of
 // them, the mount would hang instead of failing when the daemon dies. go-fuse leaves it to be inherited where it mounts
 // without fusermount, so no program is started until that is put right.
 func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 	m := mountOptions(o)
 	if !m.DirectMountStrict {
-		return fuse.NewServer(fs, o.Mountpoint, m)
+		return fuse.NewServer(fs.served(), o.Mountpoint, m)
 	}
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	server, err := fuse.NewServer(fs, o.Mountpoint, m)
+	server, err := fuse.NewServer(fs.served(), o.Mountpoint, m)
 	if err != nil {
 		return nil, err
 	}
@@ -217,8 +223,14 @@ func (s *Server) tune() {
 // Mountpoint returns the absolute path of the mountpoint, without symbolic links.
 func (s *Server) Mountpoint() string { return s.mountpoint }
 
-// Passthrough reports whether the kernel reads and writes backing files itself.
+// Passthrough reports whether the kernel reads and writes backing files itself, as far as is known: it says so file by file.
 func (s *Server) Passthrough() bool { return s.fs.passes.Load() }
+
+// PassthroughRefused is the number of opens that could have passed through, had the kernel not refused.
+func (s *Server) PassthroughRefused() int64 { return s.fs.refused.Load() }
+
+// WriteBack reports whether the kernel collects writes before it sends them.
+func (s *Server) WriteBack() bool { return s.fs.writeBack }
 
 // Wait returns when the mount is gone and every request is answered.
 func (s *Server) Wait() { <-s.served }

@@ -537,9 +537,21 @@ func TestCommandPassthrough(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("passthrough needs root")
 	}
-	for flags, want := range map[string]bool{
-		"--gpus=none": true, "--gpus=none --write-back": true, "--gpus=emulated:1 --read-only": true,
-		"--gpus=none --passthrough=off": false, "--gpus=emulated:1": false,
+	type inForce struct {
+		Passthrough        bool
+		PassthroughRefused *int `json:"passthrough_refused"`
+		WriteBack          bool `json:"write_back"`
+	}
+	none := new(int)
+	for flags, want := range map[string]inForce{
+		"--gpus=none":                                {true, none, false},
+		"--gpus=none --write-back":                   {true, none, false},
+		"--gpus=emulated:1 --read-only":              {true, none, false},
+		"--gpus=emulated:1 --read-only --write-back": {true, none, false},
+		"--gpus=none --passthrough=off":              {false, none, false},
+		"--gpus=none --passthrough=off --write-back": {false, none, true},
+		"--gpus=emulated:1":                          {false, none, false},
+		"--gpus=emulated:1 --write-back":             {false, none, true},
 	} {
 		t.Run(flags, func(t *testing.T) {
 			s := mountForeground(t, append(strings.Fields(flags), "--log-format=text")...)
@@ -547,18 +559,26 @@ func TestCommandPassthrough(t *testing.T) {
 			got, err := os.ReadFile(filepath.Join(s.mountpoint, "file"))
 			require.NoError(t, err)
 			require.Equal(t, "x", string(got))
-			var document struct {
-				Mount struct{ Passthrough bool }
-			}
+			var document struct{ Mount inForce }
 			r := gaiafsCommand(t, "status", "--json", s.mountpoint)
 			require.Equal(t, exitOK, r.code)
 			require.NoError(t, json.Unmarshal([]byte(r.out), &document))
+			table := gaiafsCommand(t, "status", s.mountpoint)
+			require.Equal(t, exitOK, table.code)
 			s.signal(t, syscall.SIGTERM)
 			require.Equal(t, exitOK, s.end(t))
-			if want && !document.Mount.Passthrough {
+			if want.Passthrough && !document.Mount.Passthrough {
 				t.Skip("passthrough needs Linux 6.9")
 			}
-			require.Equal(t, want, document.Mount.Passthrough)
+			require.Equal(t, want, document.Mount)
+			first, _, _ := strings.Cut(table.out, "\n")
+			require.Equal(t, want.WriteBack, strings.Contains(first, ", write-back"), first)
+			require.Equal(t, want.Passthrough, strings.Contains(first, ", passthrough"), first)
+			log, err := os.ReadFile(s.place.log)
+			require.NoError(t, err)
+			require.Contains(t, string(log), fmt.Sprintf("passthrough=%t write_back=%t", want.Passthrough, want.WriteBack))
+			lost := strings.Contains(flags, "--write-back") && !want.WriteBack
+			require.Equal(t, lost, strings.Contains(string(log), "--write-back is without effect"), string(log))
 		})
 	}
 }

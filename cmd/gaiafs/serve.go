@@ -65,7 +65,7 @@ func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) er
 		return report(err)
 	}
 	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(),
-		"passthrough", s.mount.Passthrough(), "version", version)
+		"passthrough", s.mount.Passthrough(), "write_back", s.mount.WriteBack(), "version", version)
 	if reported {
 		if err := os.Chdir("/"); err != nil { // keep no directory of the caller busy
 			log.Warn("the working directory stays", "error", err)
@@ -103,11 +103,23 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err != nil {
 		return nil, err
 	}
+	options := fs.Options{
+		Source:       m.source,
+		Mountpoint:   m.mountpoint,
+		AllowOther:   m.allowOther,
+		ReadOnly:     m.readOnly,
+		WriteBack:    m.writeBack,
+		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),
+		AttrTimeout:  kernelTimeout(m.attrTimeout),
+		EntryTimeout: kernelTimeout(m.entryTimeout),
+		Log:          log,
+		Debug:        m.debugFuse,
+	}
 	s.cache, err = pagecache.New(pagecache.Options{
 		Devices:           devices,
 		HostMemory:        int64(m.hostMemory),
 		WriteBackInterval: m.writeBackInterval.Duration,
-		WriteBack:         m.writeBack,
+		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",
 		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
 		Log:               log,
@@ -135,20 +147,8 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mount, err = fs.Mount(fs.Options{
-		Source:       m.source,
-		Mountpoint:   m.mountpoint,
-		Cache:        s.cache,
-		Granter:      granter{s.control},
-		AllowOther:   m.allowOther,
-		ReadOnly:     m.readOnly,
-		WriteBack:    m.writeBack,
-		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),
-		AttrTimeout:  kernelTimeout(m.attrTimeout),
-		EntryTimeout: kernelTimeout(m.entryTimeout),
-		Log:          log,
-		Debug:        m.debugFuse,
-	})
+	options.Cache, options.Granter = s.cache, granter{s.control}
+	s.mount, err = fs.Mount(options)
 	if err != nil {
 		return nil, errors.Join(err, s.control.Close())
 	}

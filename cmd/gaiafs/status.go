@@ -31,10 +31,12 @@ type mountStatus struct {
 	Socket     string    `json:"socket"`
 	Devices    string    `json:"gpus"`
 	ReadOnly   bool      `json:"read_only"`
-	WriteBack  bool      `json:"write_back"`
-	// Passthrough says that the kernel reads and writes files of SOURCE itself.
-	Passthrough bool   `json:"passthrough"`
-	PeerReads   string `json:"peer_reads"`
+	// WriteBack says that the kernel keeps writes and sends them later.
+	WriteBack bool `json:"write_back"`
+	// Passthrough says that the kernel reads and writes files of SOURCE itself, PassthroughRefused how often it would not.
+	Passthrough        bool   `json:"passthrough"`
+	PassthroughRefused int64  `json:"passthrough_refused"`
+	PeerReads          string `json:"peer_reads"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -42,26 +44,27 @@ type mountStatus struct {
 
 func (s *service) status() statusDocument {
 	c := s.control.Stats()
-	mount := s.inService.Load()
-	passes := mount != nil && mount.Passthrough()
-	return statusDocument{
+	document := statusDocument{
 		Mount: mountStatus{
-			Source:      s.plan.source,
-			Mountpoint:  s.plan.mountpoint,
-			Gaiafs:      version,
-			PID:         os.Getpid(),
-			Started:     s.started.UTC().Truncate(time.Millisecond),
-			Socket:      s.control.Socket(),
-			Devices:     s.plan.gpus.String(),
-			ReadOnly:    s.plan.readOnly,
-			WriteBack:   s.plan.writeBack,
-			Passthrough: passes,
-			PeerReads:   s.plan.peerReads.word,
-			Clients:     c.Sessions,
-			Mappings:    c.Mappings,
+			Source:     s.plan.source,
+			Mountpoint: s.plan.mountpoint,
+			Gaiafs:     version,
+			PID:        os.Getpid(),
+			Started:    s.started.UTC().Truncate(time.Millisecond),
+			Socket:     s.control.Socket(),
+			Devices:    s.plan.gpus.String(),
+			ReadOnly:   s.plan.readOnly,
+			PeerReads:  s.plan.peerReads.word,
+			Clients:    c.Sessions,
+			Mappings:   c.Mappings,
 		},
 		Status: s.cache.Status(),
 	}
+	if mount := s.inService.Load(); mount != nil {
+		document.Mount.WriteBack = mount.WriteBack()
+		document.Mount.Passthrough, document.Mount.PassthroughRefused = mount.Passthrough(), mount.PassthroughRefused()
+	}
+	return document
 }
 
 func newStatus() *cobra.Command {

@@ -29,6 +29,9 @@ func (s *statusDocument) print(w io.Writer) error {
 	if m.Passthrough {
 		b.WriteString(", passthrough")
 	}
+	if m.PassthroughRefused > 0 {
+		fmt.Fprintf(&b, ", passthrough refused %d times", m.PassthroughRefused)
+	}
 	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID, m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
 	b.WriteString("\nDevices\n")
