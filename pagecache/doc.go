@@ -43,7 +43,7 @@
 // disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). It takes File.mu twice, for
 // microseconds, and not while bytes are copied. What was learned under File.mu holds for as long as the epoch of the region is
 // the same: the lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
-// pins its extents, so memory is given back by whoever uses it last.
+// pins its extents, so memory is given back by whoever uses it last; a Map that needs it waits for that (Cache.allocate).
 //
 // # Digests
 //

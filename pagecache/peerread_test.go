@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -246,6 +247,63 @@ func TestNoEvictionDuringACopy(t *testing.T) {
 		require.False(t, src.attached.Detached(), "the other one, though younger, made room")
 	})
 	require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
+}
+
+// TestMapWaitsForCopies: where only memory that is being read can make room, a Map waits for it. No client maps it, or the file is
+// gone.
+func TestMapWaitsForCopies(t *testing.T) {
+	const size = 4 << 20
+	for _, deleted := range []bool{false, true} {
+		t.Run(fmt.Sprint(deleted), func(t *testing.T) {
+			m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+			src, _ := m.sharedFile(size)
+			m.run(src, 0, 0, size, false).unmap()
+			other := m.noisyFile(size)
+			mapped := make(chan error, 1)
+			got := during(t, m, src, 0, 4096, func() {
+				if deleted {
+					m.cache.Forget(src.id)
+				}
+				before := m.devices[0].Calls(faulty.Alloc)
+				go func() {
+					_, err := m.cache.Map(t.Context(), other, MapRequest{Len: size})
+					mapped <- err
+				}()
+				require.Eventually(t, func() bool {
+					return src.attached.Detached() && m.devices[0].Calls(faulty.Alloc) >= before+2
+				}, 10*time.Second, time.Millisecond, "it has come to the memory that is being read")
+			})
+			require.NoError(t, <-mapped)
+			require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
+		})
+	}
+}
+
+// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and says why it failed. It takes no more from the
+// file than it would have needed, and is done once the device answers.
+func TestMapDuringAHungCopy(t *testing.T) {
+	const size = 4 << 20
+	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+	src, _ := m.sharedFile(size)
+	m.run(src, 0, 0, size, false).unmap()
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	read := make(chan []byte, 1)
+	go func() { read <- src.read(t, size/2-2048, 4096) }() // of both extents
+	<-gate.Arrived()
+	other := m.noisyFile(size)
+	for range 2 {
+		_, err := m.cache.Map(t.Context(), other, MapRequest{Len: size / 2})
+		require.ErrorIs(t, err, syscall.ENOMEM)
+		require.ErrorContains(t, err, "still being copied")
+		require.EqualValues(t, 1, m.cache.counters.Evictions.Load())
+	}
+	require.True(t, bytes.Equal(src.home.bytes(size/2-2048, 4096), <-read))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := m.cache.Map(ctx, other, MapRequest{Len: size / 2})
+	require.ErrorIs(t, err, context.Canceled)
+	gate.Open()
+	m.run(other, 0, 0, size, false)
 }
 
 // TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device again
