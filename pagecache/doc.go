@@ -15,7 +15,7 @@
 //	Cache.mu           the list of files and the allocation order of extents
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu
-//	                   leaves, but that a copyQueue notes costs
+//	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
