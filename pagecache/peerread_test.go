@@ -436,6 +436,59 @@ func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	require.Eventually(t, home.closed.Load, 10*time.Second, time.Millisecond)
 }
 
+// TestHomeStaysOpenWhileItIsSynced: nor while its bytes are made durable.
+func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
+	for name, held := range map[string]func(*syncingHome) *atomic.Bool{
+		"whole": func(h *syncingHome) *atomic.Bool { return &h.holdSync },
+		"begun": func(h *syncingHome) *atomic.Bool { return &h.holdBegin },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1)
+			src, _ := m.sharedFile(sharedSize)
+			p := m.run(src, 0, 0, sharedSize, false)
+			home := &syncingHome{closingHome: closingHome{Home: src.home, arrived: make(chan struct{}), open: make(chan struct{})}}
+			held(home).Store(true)
+			f := src.attached
+			f.mu.Lock()
+			f.home = home
+			f.mu.Unlock()
+			synced := make(chan error, 1)
+			go func() { synced <- p.Sync(t.Context(), 0, sharedSize, true) }()
+			<-home.arrived
+			m.run(src, 0, 0, page.Size, true)
+			closed := home.closed.Load()
+			close(home.open)
+			require.NoError(t, <-synced)
+			require.False(t, closed)
+			require.True(t, home.closed.Load())
+			require.False(t, home.usedClosed.Load())
+		})
+	}
+}
+
+// syncingHome holds up what makes bytes durable.
+type syncingHome struct {
+	closingHome
+	holdSync, holdBegin, usedClosed atomic.Bool
+}
+
+func (h *syncingHome) hold(held bool) {
+	if held {
+		close(h.arrived)
+		<-h.open
+	}
+	if h.closed.Load() {
+		h.usedClosed.Store(true)
+	}
+}
+
+func (h *syncingHome) Sync() error {
+	h.hold(h.holdSync.Load())
+	return nil
+}
+
+func (h *syncingHome) StartWriteBack(int64, int64) { h.hold(h.holdBegin.Load()) }
+
 // closingHome holds a read up.
 type closingHome struct {
 	Home
