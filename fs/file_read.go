@@ -33,18 +33,24 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 	}
 	if f := of.content.live(); f != nil {
 		n, fromHome, err := f.Read(buf, off, direct, of)
+		if !fromHome {
+			return readResult(buf[:n], err, direct)
+		}
 		if err != nil {
 			return nil, toStatus(err)
 		}
-		if !fromHome {
-			return fuse.ReadResultData(buf[:n]), fuse.OK
-		}
 	}
 	n, err := readAt(of.fd, buf, off)
-	if err != nil {
+	return readResult(buf[:n], err, direct)
+}
+
+// readResult answers a READ that got some bytes and then, perhaps, an error. A program that reads directly gets the bytes, as from
+// read(2). The kernel would take a short answer for end of file, and fill its page with zeros.
+func readResult(got []byte, err error, direct bool) (fuse.ReadResult, fuse.Status) {
+	if err != nil && (len(got) == 0 || !direct) {
 		return nil, toStatus(err)
 	}
-	return fuse.ReadResultData(buf[:n]), fuse.OK
+	return fuse.ReadResultData(got), fuse.OK
 }
 
 // ReadAt implements pagecache.HomeReader.
@@ -97,17 +103,15 @@ func (of *openFile) record(r *pagecache.Recording, in *fuse.ReadIn, result fuse.
 	})
 }
 
-// readAt reads up to len(p) bytes at off, fewer only at end of file or where an error came after some were read.
+// readAt reads up to len(p) bytes at off, fewer at end of file. With an error it returns how many were read before.
 func readAt(fd int, p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		n, err := unix.Pread(fd, p[done:], off+int64(done))
 		switch {
 		case err == unix.EINTR:
-		case err != nil && done > 0:
-			return done, nil
 		case err != nil:
-			return 0, err
+			return done, err
 		case n == 0:
 			return done, nil
 		default:

@@ -107,6 +107,10 @@ type device struct {
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
+	// leaving counts those that no File has any more and whose memory somebody still uses. freed, which holds one element, is
+	// sent to when such memory was given back, for whoever waits for it with evictMu.
+	leaving atomic.Int64
+	freed   chan struct{}
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
@@ -145,6 +149,7 @@ func New(o Options) (*Cache, error) {
 		seen[info.Ordinal] = true
 		c.devices = append(c.devices, &device{
 			Device: d, info: info, owner: versions.GPU(info.Ordinal), cost: cost.NewSource(deviceLatency, deviceBandwidth),
+			freed: make(chan struct{}, 1),
 		})
 	}
 	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,7 @@ func (k *cleanChunk) done() {
 	k.f.c.cleanBytes.Add(-chunkSize)
 	if k.buf != nil {
 		freeChunks.Put(k.buf)
+		k.buf = nil // the order may still have k
 	}
 }
 
@@ -90,9 +92,13 @@ type cleanStore struct {
 	cache  *ristretto.Cache[uint64, *cleanChunk]
 
 	orderMu sync.Mutex
-	// order has the chunks that came, the oldest first, and some that are gone. Protected by orderMu.
+	// order has the chunks that came, the oldest first, and some that are gone: no more of these than of the others, but for
+	// orderSlack. Protected by orderMu.
 	order []*cleanChunk
 }
+
+// orderSlack is how many chunks that are gone may be in the order in any case.
+const orderSlack = 64
 
 func newCleanStore(limit int64) (*cleanStore, error) {
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *cleanChunk]{
@@ -110,7 +116,7 @@ func newCleanStore(limit int64) (*cleanStore, error) {
 	return &cleanStore{cache: cache}, err
 }
 
-// keep asks for k to be kept. It may be thrown out at any time, before keep returns too.
+// keep asks for k to be kept, unless it is in its table no more. It may be thrown out at any time, before keep returns too.
 func (s *cleanStore) keep(k *cleanChunk) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -121,10 +127,35 @@ func (s *cleanStore) keep(k *cleanChunk) bool {
 	if !s.cache.Set(k.key, k, chunkSize) {
 		return false
 	}
+	if !s.enlist(k) {
+		s.cache.Del(k.key) // whoever took it out of the table may have come too early for that
+	}
+	return true
+}
+
+// enlist puts k into the order, if it is still in its table.
+func (s *cleanStore) enlist(k *cleanChunk) bool {
 	s.orderMu.Lock()
 	defer s.orderMu.Unlock()
+	if !k.f.hasChunk(k) {
+		return false
+	}
+	// Those that are not gone have memory.
+	if living := int(k.f.c.cleanBytes.Load() / chunkSize); len(s.order) >= 2*living+orderSlack {
+		s.order = slices.DeleteFunc(s.order, func(k *cleanChunk) bool { return k.users.Load() == 0 })
+	}
 	s.order = append(s.order, k)
 	return true
+}
+
+// forget takes the chunks of a File, none of which is in its table any more, out of the order.
+func (s *cleanStore) forget(f *File) {
+	if s == nil {
+		return
+	}
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	s.order = slices.DeleteFunc(s.order, func(k *cleanChunk) bool { return k.f == f })
 }
 
 // ageChunks throws out chunks that waited for too long, the oldest first. Frequency would keep them: what the end of a stream
@@ -217,6 +248,7 @@ func (f *File) dropChunks() {
 	for _, k := range all {
 		f.dropChunk(k, true)
 	}
+	f.c.clean.forget(f)
 }
 
 // takeChunk returns the chunk of page i with one more user, nil if there is none.

@@ -187,7 +187,8 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 }
 
 // collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if it is
-// not nil, is called without File.mu after each part.
+// not nil, is called without File.mu after each part, where home is a WriteBacker: it has StartWriteBack of that called, once,
+// until when home stays open.
 func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page.Range)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,11 +199,16 @@ func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page
 		if err != nil {
 			return err
 		}
-		part, home := page.Range{Start: rest.Start, End: next}, f.home
+		part := page.Range{Start: rest.Start, End: next}
 		rest.Start = next
+		var home Home
+		if w, ok := f.home.(WriteBacker); ok && arrived != nil && !f.detached.Load() {
+			f.beginRead()
+			home = lentHome{w, f}
+		}
 		// Let requests in between.
 		f.mu.Unlock()
-		if arrived != nil {
+		if home != nil {
 			arrived(home, part)
 		}
 		f.mu.Lock()

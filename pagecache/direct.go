@@ -132,6 +132,7 @@ func (f *File) closeHomeLocked(home Home) error {
 	return home.Close()
 }
 
+// beginRead counts one more reader of home, or anybody else who uses it without File.mu, which is held. endRead takes it back.
 func (f *File) beginRead() {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()
@@ -150,6 +151,17 @@ func (f *File) endRead() {
 		}
 	}
 	f.closing = nil
+}
+
+// lentHome is home for one StartWriteBack, which is counted as a read of it.
+type lentHome struct {
+	WriteBacker
+	f *File
+}
+
+func (h lentHome) StartWriteBack(off, n int64) {
+	defer h.f.endRead()
+	h.WriteBacker.StartWriteBack(off, n)
 }
 
 // directLocked returns home if it may be read past the host's page cache.

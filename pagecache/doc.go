@@ -15,7 +15,7 @@
 //	Cache.mu           the list of files and the allocation order of extents
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu
-//	                   leaves, but that a copyQueue notes costs
+//	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
@@ -43,7 +43,7 @@
 // disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). It takes File.mu twice, for
 // microseconds, and not while bytes are copied. What was learned under File.mu holds for as long as the epoch of the region is
 // the same: the lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
-// pins its extents, so memory is given back by whoever uses it last.
+// pins its extents, so memory is given back by whoever uses it last; a Map that needs it waits for that (Cache.allocate).
 //
 // # Digests
 //

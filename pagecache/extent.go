@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	humanize "github.com/dustin/go-humanize"
 
@@ -238,11 +239,15 @@ func (f *File) unpinLocked(h *holding, rg page.Range) {
 	})
 }
 
-// allocate returns memory of dev, evicting until there is room.
+// allocate returns memory of dev, evicting until there is room. Extents that nobody maps but that are being copied for CPU reads go
+// last. No copy of them begins once they are evicted, and those under way are waited for, though not for longer than a
+// read waits.
 func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubackend.Memory, error) {
 	c.evictMu.Lock()
 	defer c.evictMu.Unlock()
+	var patience <-chan time.Time
 	for {
+		leaving := dev.leaving.Load() > 0 // before Alloc: what goes after that says so in freed
 		mem, err := dev.Alloc(size)
 		if err == nil {
 			return mem, nil
@@ -253,26 +258,49 @@ func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubacke
 		if !errors.Is(err, gpubackend.ErrNoMemory) {
 			return nil, err
 		}
-		evicted, err := c.evictOne(ctx, dev)
-		if err != nil {
-			return nil, err
+		evicted, err := c.evictOne(ctx, dev, false)
+		if err == nil && !evicted && !leaving {
+			evicted, err = c.evictOne(ctx, dev, true)
 		}
-		if !evicted {
-			if used := dev.Used(); used+size <= dev.info.Memory {
-				return nil, fail(syscall.ENOMEM,
-					"device %d has no memory left although only %s of its %s are used here: other programs use the GPU's memory; end one of them, or mount with a smaller --gpu-memory",
-					dev.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(dev.info.Memory)))
-			}
+		switch {
+		case err != nil:
+			return nil, err
+		case evicted:
+			continue
+		case !leaving:
+			return nil, dev.full(size)
+		}
+		if patience == nil {
+			patience = time.After(c.patience(mostPatience))
+		}
+		select {
+		case <-dev.freed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-patience:
 			return nil, fail(syscall.ENOMEM,
-				"device %d is full: all of its %s are mapped by clients or hold bytes that cannot be written back; unmap something, or mount with a larger --gpu-memory",
-				dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+				"device %d is full: memory that could make room is still being copied from for programs on the CPU; the device is slow, or hangs",
+				dev.info.Ordinal)
 		}
 	}
 }
 
-// evictOne frees the least recently allocated extent of dev that no client maps, after bringing home what was released
-// of it. It reports false where there is none.
-func (c *Cache) evictOne(ctx context.Context, dev *device) (bool, error) {
+// full is why there is no memory where nothing can make room.
+func (d *device) full(size int64) error {
+	if used := d.Used(); used+size <= d.info.Memory {
+		return fail(syscall.ENOMEM,
+			"device %d has no memory left although only %s of its %s are used here: other programs use the GPU's memory; end one of them, or mount with a smaller --gpu-memory",
+			d.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(d.info.Memory)))
+	}
+	return fail(syscall.ENOMEM,
+		"device %d is full: all of its %s are mapped by clients or hold bytes that cannot be written back; unmap something, or mount with a larger --gpu-memory",
+		d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)))
+}
+
+// evictOne evicts the least recently allocated extent of dev that no client maps, after bringing home what was released
+// of it. copied says that it may be one that is being copied, whose memory goes when that has ended. It reports false where
+// there is none.
+func (c *Cache) evictOne(ctx context.Context, dev *device, copied bool) (bool, error) {
 	c.mu.Lock()
 	candidates := slices.Clone(dev.extents)
 	c.mu.Unlock()
@@ -280,18 +308,19 @@ func (c *Cache) evictOne(ctx context.Context, dev *device) (bool, error) {
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		if x.file.evict(ctx, x) {
+		if x.file.evict(ctx, x, copied) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// evict frees x if nobody maps it, no copy of it is under way and what it holds can be brought home.
-func (f *File) evict(ctx context.Context, x *extent) bool {
+// evict takes x from f if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy of it is
+// under way. The memory is free once there is none.
+func (f *File) evict(ctx context.Context, x *extent, copied bool) bool {
 	idle := func() bool {
 		h := f.holdings[x.dev.owner]
-		return x.mapped == 0 && x.users.Load() == 1 && h != nil && h.extents[x.index] == x
+		return x.mapped == 0 && (copied || x.users.Load() == 1) && h != nil && h.extents[x.index] == x
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -328,6 +357,7 @@ func (f *File) freeExtentLocked(x *extent) {
 		return
 	}
 	delete(h.extents, x.index)
+	x.dev.leaving.Add(1)
 	f.dropBasesLocked(f.lrc.Evicted(x.pages(), x.dev.owner))
 	f.c.mu.Lock()
 	if i := slices.Index(x.dev.extents, x); i >= 0 {
@@ -348,5 +378,10 @@ func (f *File) freeMemory(x *extent) {
 	}
 	if err := x.mem.Free(); err != nil {
 		f.c.log.Warn("freeing device memory", "device", x.dev.info.Ordinal, "error", err)
+	}
+	x.dev.leaving.Add(-1)
+	select {
+	case x.dev.freed <- struct{}{}:
+	default:
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -279,6 +280,63 @@ func TestNoEvictionDuringACopy(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
 }
 
+// TestMapWaitsForCopies: where only memory that is being read can make room, a Map waits for it. No client maps it, or the file is
+// gone.
+func TestMapWaitsForCopies(t *testing.T) {
+	const size = 4 << 20
+	for _, deleted := range []bool{false, true} {
+		t.Run(fmt.Sprint(deleted), func(t *testing.T) {
+			m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+			src, _ := m.sharedFile(size)
+			m.run(src, 0, 0, size, false).unmap()
+			other := m.noisyFile(size)
+			mapped := make(chan error, 1)
+			got := during(t, m, src, 0, 4096, func() {
+				if deleted {
+					m.cache.Forget(src.id)
+				}
+				before := m.devices[0].Calls(faulty.Alloc)
+				go func() {
+					_, err := m.cache.Map(t.Context(), other, MapRequest{Len: size})
+					mapped <- err
+				}()
+				require.Eventually(t, func() bool {
+					return src.attached.Detached() && m.devices[0].Calls(faulty.Alloc) >= before+2
+				}, 10*time.Second, time.Millisecond, "it has come to the memory that is being read")
+			})
+			require.NoError(t, <-mapped)
+			require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
+		})
+	}
+}
+
+// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and says why it failed. It takes no more from the
+// file than it would have needed, and is done once the device answers.
+func TestMapDuringAHungCopy(t *testing.T) {
+	const size = 4 << 20
+	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+	src, _ := m.sharedFile(size)
+	m.run(src, 0, 0, size, false).unmap()
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	read := make(chan []byte, 1)
+	go func() { read <- src.read(t, size/2-2048, 4096) }() // of both extents
+	<-gate.Arrived()
+	other := m.noisyFile(size)
+	for range 2 {
+		_, err := m.cache.Map(t.Context(), other, MapRequest{Len: size / 2})
+		require.ErrorIs(t, err, syscall.ENOMEM)
+		require.ErrorContains(t, err, "still being copied")
+		require.EqualValues(t, 1, m.cache.counters.Evictions.Load())
+	}
+	require.True(t, bytes.Equal(src.home.bytes(size/2-2048, 4096), <-read))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := m.cache.Map(ctx, other, MapRequest{Len: size / 2})
+	require.ErrorIs(t, err, context.Canceled)
+	gate.Open()
+	m.run(other, 0, 0, size, false)
+}
+
 // TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device again
 // until it answers.
 func TestHungDevice(t *testing.T) {
@@ -408,6 +466,59 @@ func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	close(home.open)
 	require.Eventually(t, home.closed.Load, 10*time.Second, time.Millisecond)
 }
+
+// TestHomeStaysOpenWhileItIsSynced: nor while its bytes are made durable.
+func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
+	for name, held := range map[string]func(*syncingHome) *atomic.Bool{
+		"whole": func(h *syncingHome) *atomic.Bool { return &h.holdSync },
+		"begun": func(h *syncingHome) *atomic.Bool { return &h.holdBegin },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1)
+			src, _ := m.sharedFile(sharedSize)
+			p := m.run(src, 0, 0, sharedSize, false)
+			home := &syncingHome{closingHome: closingHome{Home: src.home, arrived: make(chan struct{}), open: make(chan struct{})}}
+			held(home).Store(true)
+			f := src.attached
+			f.mu.Lock()
+			f.home = home
+			f.mu.Unlock()
+			synced := make(chan error, 1)
+			go func() { synced <- p.Sync(t.Context(), 0, sharedSize, true) }()
+			<-home.arrived
+			m.run(src, 0, 0, page.Size, true)
+			closed := home.closed.Load()
+			close(home.open)
+			require.NoError(t, <-synced)
+			require.False(t, closed)
+			require.True(t, home.closed.Load())
+			require.False(t, home.usedClosed.Load())
+		})
+	}
+}
+
+// syncingHome holds up what makes bytes durable.
+type syncingHome struct {
+	closingHome
+	holdSync, holdBegin, usedClosed atomic.Bool
+}
+
+func (h *syncingHome) hold(held bool) {
+	if held {
+		close(h.arrived)
+		<-h.open
+	}
+	if h.closed.Load() {
+		h.usedClosed.Store(true)
+	}
+}
+
+func (h *syncingHome) Sync() error {
+	h.hold(h.holdSync.Load())
+	return nil
+}
+
+func (h *syncingHome) StartWriteBack(int64, int64) { h.hold(h.holdBegin.Load()) }
 
 // closingHome holds a read up.
 type closingHome struct {
