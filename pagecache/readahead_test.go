@@ -112,7 +112,6 @@ func TestReadAheadDisplacesNothing(t *testing.T) {
 	require.Zero(t, other.lacks(other.pages))
 	require.Zero(t, m.cache.counters.Evictions.Load())
 	p.unmap()
-	require.NotZero(t, m.cache.counters.PrefetchedPages.Load())
 	require.NoError(t, m.cache.Close(t.Context()))
 	require.Zero(t, src.disk.filled, "the host's page cache is left alone by read-ahead, too")
 }
