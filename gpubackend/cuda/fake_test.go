@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"bytes"
 	"encoding/binary"
 	"sync"
 	"time"
@@ -280,9 +281,15 @@ func (g *fake) refresh(w []uint64) result {
 		if mem == nil || next == nil {
 			return illegalAddress
 		}
-		if refused[i] = 1; uint64(key.Sum(mem)) == binary.LittleEndian.Uint64(table[refreshSize*i+8:]) {
-			refused[i] = 0
-			copy(mem, next)
+		was := bytes.Clone(mem) // another process may be storing
+		if refused[i] = 1; uint64(key.Sum(was)) != binary.LittleEndian.Uint64(table[refreshSize*i+8:]) {
+			continue
+		}
+		refused[i] = 0
+		for k, b := range was {
+			if b != next[k] {
+				mem[k] = next[k]
+			}
 		}
 	}
 	return success
