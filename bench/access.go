@@ -31,8 +31,7 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 	if a.write {
 		mode = os.O_WRONLY
 	}
-	part := a.size / int64(a.jobs) / a.block // in blocks
-	count := min(max(a.amount/int64(a.jobs)/a.block, 1), part)
+	part, count := a.blocks()
 	files := make([]*os.File, a.jobs)
 	defer func() {
 		for _, f := range files {
@@ -91,8 +90,14 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 
 // bytes is how much run goes through.
 func (a *access) bytes() int64 {
-	part := a.size / int64(a.jobs) / a.block
-	return min(max(a.amount/int64(a.jobs)/a.block, 1), part) * a.block * int64(a.jobs)
+	_, count := a.blocks()
+	return count * a.block * int64(a.jobs)
+}
+
+// blocks returns how many blocks the part of each job has, and how many of them it goes through.
+func (a *access) blocks() (part, count int64) {
+	part = a.size / int64(a.jobs) / a.block
+	return part, min(max(a.amount/int64(a.jobs)/a.block, 1), part)
 }
 
 // aligned returns n bytes at an address that O_DIRECT takes.

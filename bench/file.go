@@ -150,6 +150,19 @@ func appendSums(sums []uint32, p []byte) []uint32 {
 	return sums
 }
 
+// agrees fails if a place shows anything of a file but what the backing file has.
+func (p *place) agrees(d *dataFile) error {
+	mine, err := checksums(p.path(d.name), d.size)
+	if err != nil {
+		return err
+	}
+	home, err := checksums(p.home(d.name), d.size)
+	if err == nil && !slices.Equal(mine, home) {
+		err = fmt.Errorf("%s and the backing file differ", p.path(d.name))
+	}
+	return err
+}
+
 // checksums reads the first n bytes of a file.
 func checksums(path string, n int64) (sums []uint32, err error) {
 	f, err := os.Open(path)

@@ -82,11 +82,11 @@ func (h *home) Cached(off, n int64) (int64, error) {
 	if err := h.direct.open(h); err != nil {
 		return 0, err
 	}
-	var s unix.Cachestat_t
-	if err := unix.Cachestat(uint(h.fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &s, 0); err != nil {
+	pages, err := pagesCached(h.fd, off, n)
+	if err != nil {
 		return 0, &pagecache.NoDirect{Reason: fmt.Sprintf("what the host's page cache has is not to be learned (cachestat of Linux 6.5): %v", err)}
 	}
-	return int64(s.Cache) << page.Shift, nil
+	return pages << page.Shift, nil
 }
 
 // ReadDirect implements pagecache.DirectReader.

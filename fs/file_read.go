@@ -82,9 +82,16 @@ func (of *openFile) Cached(off, n int64) bool {
 // Linux before 6.5, and where the file's owner is somebody else.
 func isCached(fd int, off, n int64) (cached, known bool) {
 	pages := page.Covering(off, n)
+	found, err := pagesCached(fd, pages.Offset(), pages.Bytes())
+	return err == nil && found >= pages.Len(), err == nil
+}
+
+// pagesCached returns how many pages of n bytes at off the host's page cache has. It fails on Linux before 6.5, and where the file's
+// owner is somebody else.
+func pagesCached(fd int, off, n int64) (int64, error) {
 	var found unix.Cachestat_t
-	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(pages.Offset()), Len: uint64(pages.Bytes())}, &found, 0)
-	return err == nil && found.Cache >= uint64(pages.Len()), err == nil
+	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found, 0)
+	return int64(found.Cache), err
 }
 
 // record notes a read that was answered with result, nil if it failed.

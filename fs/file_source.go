@@ -70,22 +70,7 @@ type home struct {
 }
 
 // ReadAt implements pagecache.Home.
-func (h *home) ReadAt(p []byte, off int64) (int, error) {
-	done := 0
-	for done < len(p) {
-		n, err := unix.Pread(h.fd, p[done:], off+int64(done))
-		switch {
-		case err == syscall.EINTR:
-		case err != nil:
-			return done, err
-		case n == 0:
-			return done, nil
-		default:
-			done += n
-		}
-	}
-	return done, nil
-}
+func (h *home) ReadAt(p []byte, off int64) (int, error) { return readAt(h.fd, p, off) }
 
 // ReadCached implements pagecache.HostCached. Filesystems that cannot say have nothing.
 func (h *home) ReadCached(p []byte, off int64) (int, error) {

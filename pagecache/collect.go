@@ -187,9 +187,8 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 }
 
 // collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if it is
-// not nil, is called without File.mu after each part, where home is a WriteBacker: it has StartWriteBack of that called, once,
-// until when home stays open.
-func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page.Range)) error {
+// not nil, is called without File.mu after each part.
+func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	whole := page.Range{End: f.lrc.End()}
@@ -201,15 +200,10 @@ func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page
 		}
 		part := page.Range{Start: rest.Start, End: next}
 		rest.Start = next
-		var home Home
-		if w, ok := f.home.(WriteBacker); ok && arrived != nil && !f.detached.Load() {
-			f.beginRead()
-			home = lentHome{w, f}
-		}
 		// Let requests in between.
 		f.mu.Unlock()
-		if home != nil {
-			arrived(home, part)
+		if arrived != nil {
+			arrived(part)
 		}
 		f.mu.Lock()
 		if err := ctx.Err(); err != nil {
@@ -226,13 +220,17 @@ func (f *File) collectAll(ctx context.Context, arrived func(home Home, part page
 
 // Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that kept
 // bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do is nil. The
-// disk begins to write as soon as the first bytes are home. With do it fails with EIO, once, after released bytes were lost with a
+// disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it fails with EIO, once, after released bytes were lost with a
 // device; everything else is done then.
 func (f *File) Sync(do func() error) error {
 	ctx := context.Background()
 	f.mu.Lock()
 	whole := page.Range{End: f.lrc.End()}
+	home, begins := f.home.(WriteBacker)
+	begins = begins && !f.detached.Load()
+	f.beginRead()
 	f.mu.Unlock()
+	defer f.endRead()
 	if err := f.waitDrains(ctx, whole); err != nil {
 		return err
 	}
@@ -241,15 +239,15 @@ func (f *File) Sync(do func() error) error {
 	}
 	var writing sync.WaitGroup
 	defer writing.Wait()
-	if err := f.collectAll(ctx, func(home Home, part page.Range) {
-		if h, ok := home.(WriteBacker); ok {
-			writing.Go(func() { h.StartWriteBack(part.Offset(), part.Bytes()) })
+	if err := f.collectAll(ctx, func(part page.Range) {
+		if begins {
+			writing.Go(func() { home.StartWriteBack(part.Offset(), part.Bytes()) })
 		}
 	}); err != nil {
 		return err
 	}
 	err := do()
-	writing.Wait() // home may be closed from here on
+	writing.Wait()
 	return errors.Join(f.reportLosses(), err)
 }
 

@@ -153,17 +153,6 @@ func (f *File) endRead() {
 	f.closing = nil
 }
 
-// lentHome is home for one StartWriteBack, which is counted as a read of it.
-type lentHome struct {
-	WriteBacker
-	f *File
-}
-
-func (h lentHome) StartWriteBack(off, n int64) {
-	defer h.f.endRead()
-	h.WriteBacker.StartWriteBack(off, n)
-}
-
 // directLocked returns home if it may be read past the host's page cache.
 func (f *File) directLocked() *directHome {
 	home, ok := f.home.(DirectReader)

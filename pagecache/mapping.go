@@ -285,9 +285,7 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	return m.f.Sync(func() error {
 		m.f.mu.Lock()
 		home := m.f.home
-		m.f.beginRead() // it stays open, also where a Map replaces it by one that can be written
 		m.f.mu.Unlock()
-		defer m.f.endRead()
 		return home.Sync()
 	})
 }

@@ -181,7 +181,7 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 	result.users.Store(int32(len(call)))
 	for _, j := range call {
 		j.unpin()
-		c.costs.end(d.cost, j, now, err)
+		c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
 		q := &d.copies
 		q.mu.Lock()
 		j.err, j.call = err, result
@@ -293,14 +293,15 @@ func (c *costs) begin(s *cost.Source, n int64) (ahead int64) {
 	return s.Begin(n)
 }
 
-func (c *costs) end(s *cost.Source, j *peerCopy, now time.Time, err error) {
+// end notes the end of n bytes of which begin returned ahead.
+func (c *costs) end(s *cost.Source, n, ahead int64, began, now time.Time, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		s.Cancel(j.pages.Bytes())
+		s.Cancel(n)
 		return
 	}
-	s.End(j.pages.Bytes(), j.ahead, now.Sub(j.began), now)
+	s.End(n, ahead, now.Sub(began), now)
 }
 
 func (c *costs) cancel(s *cost.Source, n int64) {
@@ -349,13 +350,6 @@ func (c *Cache) homeRead(home HomeReader, p []byte, off int64) (int, error) {
 	ahead := c.costs.begin(c.costs.disk, n)
 	began := time.Now()
 	got, err := home.ReadAt(p, off)
-	now := time.Now()
-	c.costs.mu.Lock()
-	defer c.costs.mu.Unlock()
-	if err != nil {
-		c.costs.disk.Cancel(n)
-	} else {
-		c.costs.disk.End(n, ahead, now.Sub(began), now)
-	}
+	c.costs.end(c.costs.disk, n, ahead, began, time.Now(), err)
 	return got, err
 }

@@ -167,9 +167,14 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	p.cold.Store(len(spans) > 0)
 	p.pieces = piecesOf(stale, storing, pieceFor(stale), spans)
 	p.forgetReadsLocked(wide, spoiled)
-	if len(p.pieces) == 1 {
+	p.mu.Lock()
+	over := p.overLocked()
+	p.mu.Unlock()
+	switch {
+	case over:
+	case len(p.pieces) == 1:
 		p.alone()
-	} else {
+	default:
 		p.run()
 	}
 	h.reads.wait = p.lacks
@@ -192,13 +197,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 
 // alone brings the only piece, without anybody's help.
 func (p *pipeline) alone() {
-	if p.mu.Lock(); !p.overLocked() {
-		p.next = 1
-	}
-	p.mu.Unlock()
-	if p.next == 0 {
-		return
-	}
+	p.next = 1
 	x := &p.pieces[0]
 	err := p.read(0, x)
 	if err == nil {
@@ -213,12 +212,6 @@ func (p *pipeline) alone() {
 // caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
 func (p *pipeline) run() {
-	p.mu.Lock()
-	over := p.overLocked()
-	p.mu.Unlock()
-	if over {
-		return
-	}
 	n := min(readers(), len(p.pieces))
 	largest := int64(0)
 	for i := range p.pieces {

@@ -56,6 +56,17 @@ func testPatch(f *fixture) {
 	require.NoError(f, f.dev.Patch(f.ctx, nil))
 }
 
+// patches has m be mem and patches each of its pages from base to next, in any order.
+func (f *fixture) patches(m gpubackend.Memory, mem, base, next []byte, patches []gpubackend.Patch) {
+	f.write(m, 0, mem)
+	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
+	require.NoError(f, f.dev.Patch(f.ctx, patches))
+	got := f.read(m, 0, int64(len(mem)))
+	for i := range patches {
+		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
+	}
+}
+
 // testPatchOfGranules patches pages of which little differs, or all: with and without being told where, in more rounds than one.
 func testPatchOfGranules(f *fixture) {
 	const pages = 3000
@@ -91,13 +102,7 @@ func testPatchOfGranules(f *fixture) {
 		}
 		patches = append(patches, p)
 	}
-	f.write(m, 0, mem)
-	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
-	require.NoError(f, f.dev.Patch(f.ctx, patches))
-	got := f.read(m, 0, pages*page.Size)
-	for i := range pages {
-		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
-	}
+	f.patches(m, mem, base, next, patches)
 }
 
 // testPatchOfAgreed patches pages whose digest the device is told, of which some are as they were, in more rounds than one:
@@ -136,13 +141,7 @@ func testPatchOfAgreed(f *fixture) {
 		}
 		patches = append(patches, p)
 	}
-	f.write(m, 0, mem)
-	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
-	require.NoError(f, f.dev.Patch(f.ctx, patches))
-	got := f.read(m, 0, pages*page.Size)
-	for i := range pages {
-		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
-	}
+	f.patches(m, mem, base, next, patches)
 }
 
 func testDigests(f *fixture) {
