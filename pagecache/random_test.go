@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // TestRandomDevices has programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte i
@@ -33,6 +34,9 @@ func TestRandomDevicesServeReads(t *testing.T) {
 
 // randomSeeds runs randomDevices with seeds. Of all of them some must have peer copies; it returns how often devices served reads.
 func randomSeeds(t *testing.T, seeds uint64, onDisk func(seed uint64) bool, options ...machineOption) (reads int64) {
+	if n := testdevice.Count(manyDevices); n < manyDevices {
+		t.Skipf("%d devices are needed, and there are %d GPUs", manyDevices, n)
+	}
 	copied := int64(0)
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -45,8 +49,11 @@ func randomSeeds(t *testing.T, seeds uint64, onDisk func(seed uint64) bool, opti
 	return reads
 }
 
+// manyDevices is how many devices randomDevices has.
+const manyDevices = 3
+
 func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOption) (m *machine, copied int64) {
-	const devices, pages, cpu = 3, 24, 3
+	const devices, pages, cpu = manyDevices, 24, manyDevices
 	const size = pages*page.Size - 5
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m = newMachine(t, devices, options...)

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -136,7 +137,7 @@ func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	return failed(errno, "%s: %s(CUDA error %d)", call, words, int32(r))
 }
 
-// gpu is a GPU of this process, with its primary context, which is held until release. The methods may be called from
+// gpu is a GPU of this process, with its primary context, which is held until some time after release. The methods may be called from
 // any goroutine, and leave the contexts of the calling thread as they are.
 type gpu struct {
 	drv     *cudaDriver
@@ -172,11 +173,13 @@ func openGPU(ordinal int) (*gpu, error) {
 	return g, nil
 }
 
-func (g *gpu) release() error {
-	if err := g.drv.check("cuDevicePrimaryCtxRelease", g.drv.contextRelease(g.device)); err != nil {
-		return err
-	}
-	return nil
+// contextLinger is how long a GPU's context outlives the last mapping. Making one takes a tenth of a second, which a program
+// that has no other use for it would pay for each file that it maps and closes.
+var contextLinger = 10 * time.Second
+
+// release lets go of the GPU. Its context ends later, if nobody else has it. Nobody could do anything about an error by then.
+func (g *gpu) release() {
+	time.AfterFunc(contextLinger, func() { g.drv.contextRelease(g.device) })
 }
 
 // use runs do while the GPU's primary context is the thread's current one.

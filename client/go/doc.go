@@ -22,8 +22,8 @@
 // for them before it releases what they store.
 //
 // libcuda.so.1 is loaded at run time, without cgo, by processes that map memory of a GPU and by no others. Calls need a
-// context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives, and is current only
-// inside of calls.
+// context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives and for 10 seconds after it,
+// and is current only inside of calls.
 //
 // # Errors
 //

@@ -1,7 +1,6 @@
 package gaiafs
 
 import (
-	"errors"
 	"syscall"
 	"unsafe"
 
@@ -185,7 +184,7 @@ func (a *assembly) drop() (err error) {
 		a.memory = nil
 	}
 	if a.gpu != nil {
-		err = errors.Join(err, a.gpu.release())
+		a.gpu.release()
 		a.gpu = nil
 	}
 	return err

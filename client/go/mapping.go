@@ -80,7 +80,7 @@ type Mapping struct {
 // the number that the mount knows the device by. off is a multiple of 4096 and length is positive; the mapping may reach past the end of the file, where it reads as zero
 // and stores are not kept. The file's descriptor may be closed afterwards: the mapping keeps a duplicate.
 //
-// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until Close. It leaves the current context of
+// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until 10 seconds after Close. It leaves the current context of
 // the calling thread alone.
 //
 // Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES where f is not open for it, ENODEV for no

@@ -1,10 +1,14 @@
 package mounttest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,11 +40,12 @@ type system struct {
 	mapped    map[model.Client]bool
 	// released has the range that a client released last.
 	released map[model.Client]model.Step
+	took     map[model.Op]time.Duration
 }
 
 // newSystem mounts and starts the programs. With disguised, they take the emulated devices for GPUs and use the fake libcuda.
 func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised bool, peerReads string) *system {
-	x := &system{t: t, layout: l}
+	x := &system{t: t, layout: l, took: make(map[model.Op]time.Duration)}
 	if disguised {
 		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices)}
 	}
@@ -114,6 +119,8 @@ func (x *system) Home() ([]byte, error) { return os.ReadFile(filepath.Join(x.mou
 
 // Do is model.System's.
 func (x *system) Do(s model.Step) ([]byte, error) {
+	start := time.Now()
+	defer func() { x.took[s.Op] += time.Since(start) }()
 	o := order{Step: s}
 	if !x.layout.IsCPU(s.Client) {
 		o.Device = x.layout.Device(s.Client)
@@ -188,6 +195,17 @@ func (x *system) kill(c model.Client) error {
 	}
 	x.processes[c] = p
 	return x.open(c)
+}
+
+// slowest says which kinds of steps took longest.
+func (x *system) slowest() string {
+	ops := slices.Collect(maps.Keys(x.took))
+	slices.SortFunc(ops, func(a, b model.Op) int { return cmp.Compare(x.took[b], x.took[a]) })
+	var words []string
+	for _, o := range ops[:min(3, len(ops))] {
+		words = append(words, fmt.Sprintf("%v %v", o, x.took[o].Round(time.Millisecond)))
+	}
+	return strings.Join(words, ", ")
 }
 
 // status is what the daemon says of itself.
