@@ -393,16 +393,18 @@ func (f *File) Track(rg page.Range, o versions.Owner) {
 // Untrack says that no program stores into the replicas of o in rg any more. Pages that are pending stay tracked: their
 // bases are still needed.
 func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
-		r := s.find(o)
-		if r != nil && r.tracked && r.base != BaseHome && !r.pending(s.home) && s.soleUser(r.base, o) {
+	// Callers do this again and again, and mostly there is nothing to be done: then nothing has changed.
+	var ranges []page.Range
+	idle := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && !r.pending(s.home) }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle, func(run page.Range, s *state) {
+		ranges = page.AppendRange(ranges, run)
+		if r := s.find(o); r.base != BaseHome && s.soleUser(r.base, o) {
 			drop = append(drop, PageBase{run, r.base})
 		}
 	})
-	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
-		if r := s.find(o); r != nil && r.tracked && !r.pending(s.home) {
-			r.tracked, r.base = false, BaseHome
-		}
+	f.changeAll(ranges, func(s *state) {
+		r := s.find(o)
+		r.tracked, r.base = false, BaseHome
 	})
 	f.checkInvariants(rg)
 	return drop

@@ -81,6 +81,7 @@ type Cache struct {
 	clean         *cleanStore // nil without devices
 	cleanLimit    int64
 	cleanBytes    atomic.Int64
+	chunks        chunkMemory
 	serials       atomic.Uint64
 
 	baseBytes atomic.Int64

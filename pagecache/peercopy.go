@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// copyCallers is the number of calls of CopyOut that CPU reads have under way on a device at once: one is being carried out
-	// while the other is made.
-	copyCallers = 2
+	// copyCallers is the number of calls of CopyOut that CPU reads have under way on a device at once. A small one takes as long
+	// to make and to end as to carry out.
+	copyCallers = 4
 	// copyCall is the bytes of one call, a copy more or less. What comes while calls are under way goes together.
 	copyCall = 2 << 20
 )
@@ -27,6 +27,8 @@ type peerCopy struct {
 	pages  page.Range // of the file
 	parts  []copyPart // all of them
 	urgent bool       // somebody waits for it
+	// thought is how long an urgent one was thought to take.
+	thought time.Duration
 
 	began time.Time
 	ahead int64 // bytes that were under way
@@ -181,11 +183,13 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 	result.users.Store(int32(len(call)))
 	for _, j := range call {
 		j.unpin()
-		c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
 		q := &d.copies
 		q.mu.Lock()
 		j.err, j.call = err, result
 		givenUp, late := j.state == copyGivenUp, j.late
+		if !j.urgent || givenUp {
+			c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
+		}
 		j.state = copyEnded
 		close(j.done)
 		q.mu.Unlock()
@@ -198,10 +202,15 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 	}
 }
 
-// wait waits for j, but no longer than patience; if it returns false, somebody else cleans up after j. Otherwise the caller
-// calls finish.
-func (c *Cache) wait(j *peerCopy, patience time.Duration) bool {
-	timer := time.NewTimer(patience)
+// wait waits for j, an urgent copy, but not for long; if it returns false, somebody else cleans up after j. Otherwise the caller
+// calls finish. What the caller took to be woken is part of what the copy took.
+func (c *Cache) wait(j *peerCopy) (done bool) {
+	defer func() {
+		if done {
+			c.costs.end(j.dev.cost, j.pages.Bytes(), j.ahead, j.began, time.Now(), j.err)
+		}
+	}()
+	timer := time.NewTimer(c.patience(j.thought))
 	defer timer.Stop()
 	select {
 	case <-j.done:
@@ -224,6 +233,17 @@ func (c *Cache) wait(j *peerCopy, patience time.Duration) bool {
 		j.unpin()
 	}
 	return was == copyEnded
+}
+
+// hurry has j, for which somebody waits now, carried out before those for which nobody does.
+func (c *Cache) hurry(j *peerCopy) {
+	q := &j.dev.copies
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i := slices.Index(q.others, j); i >= 0 {
+		q.others = slices.Delete(q.others, i, i+1)
+		q.urgent = append(q.urgent, j)
+	}
 }
 
 // isLate notes that somebody whom j was read ahead for waits no longer. Until it ends, nobody asks its device.
@@ -261,6 +281,7 @@ const closePatience = 5 * time.Second
 // endCopies lets no more copies begin and waits for those under way.
 func (c *Cache) endCopies() {
 	c.peerStop()
+	defer c.chunks.free()
 	defer c.clean.close()
 	for _, d := range c.devices {
 		d.copies.mu.Lock()

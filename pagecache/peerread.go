@@ -249,26 +249,32 @@ func union(a, b []page.Range) (out []page.Range) {
 // readPeers serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says that others
 // like it are expected to come.
 func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
-	c, want := f.c, int64(len(p))
+	c := f.c
 	if follow {
-		ahead := f.expect(page.Covering(off, want), size)
-		defer f.readAhead(ahead, home)
-	}
-	if c.peerReads != PeerReadsAlways {
-		if n, err = home.ReadCached(p, off); err == nil && n == len(p) {
-			f.count(func(c *Counters) { c.HostReads.Add(1); c.HostReadBytes.Add(want) })
-			return n, nil
-		}
+		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches their pages.
+		f.readAhead(f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
 	n, late := f.readClean(p, off)
 	if n == len(p) {
 		return n, nil
 	}
-	m := 0
-	if late {
-		m, err = f.fromHome(home, p[n:], off+int64(n))
-	} else {
-		m, err = f.readPeersOrHome(p[n:], off+int64(n), home)
+	rest, at := p[n:], off+int64(n)
+	if c.peerReads != PeerReadsAlways && !late {
+		if m, err := home.ReadCached(rest, at); err == nil && m == len(rest) {
+			f.count(func(c *Counters) { c.HostReads.Add(1); c.HostReadBytes.Add(int64(m)) })
+			return n + m, nil
+		}
+	}
+	m, failed := 0, late
+	if !failed {
+		m, failed = f.readAround(rest, at, size)
+	}
+	switch {
+	case m > 0:
+	case failed:
+		m, err = f.fromHome(home, rest, at)
+	default:
+		m, err = f.readPeersOrHome(rest, at, home)
 	}
 	return n + m, err
 }
@@ -277,7 +283,7 @@ func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool
 func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err error) {
 	c, want := f.c, int64(len(p))
 	f.mu.Lock()
-	plan, thought := f.planLocked(off, want)
+	plan := f.planLocked(off, want)
 	f.mu.Unlock()
 	if plan == nil || !c.startCopy(plan.peerCopy) {
 		return f.fromHome(home, p, off)
@@ -291,7 +297,7 @@ func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err
 	if err == nil && hi < want {
 		after, err = f.fromHome(home, p[hi:], off+hi)
 	}
-	if !c.wait(plan.peerCopy, c.patience(thought)) {
+	if !c.wait(plan.peerCopy) {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		if err != nil || int64(before) < lo {
 			return before, err
@@ -344,11 +350,11 @@ func (f *File) countHome(n int) {
 	f.count(func(c *Counters) { c.DiskReads.Add(1); c.DiskReadBytes.Add(int64(n)) })
 }
 
-// planLocked decides where n bytes at off come from, and how long a device is thought to take; nil: from home alone. What
-// home gives besides a device is one piece, so a device is only asked for the beginning or the end.
-func (f *File) planLocked(off, n int64) (plan *peerCopyPlan, thought time.Duration) {
+// planLocked decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece, so a
+// device is only asked for the beginning or the end.
+func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 	if f.detached.Load() || off+n > f.size {
-		return nil, 0
+		return nil
 	}
 	rg := page.Covering(off, n)
 	var best have
@@ -389,17 +395,18 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan, thought time.Durati
 			}
 		}
 	}
+	var thought time.Duration
 	if best.h != nil {
 		thought = best.h.dev.cost.Time(pages.Bytes())
 	}
 	c.mu.Unlock()
 	f.probeLocked(rg, idle, best.h)
 	if best.h == nil {
-		return nil, 0
+		return nil
 	}
 	plan = f.copyLocked(best, pages)
-	plan.urgent = true
-	return plan, thought
+	plan.urgent, plan.thought = true, thought
+	return plan
 }
 
 // probeLocked measures what was not chosen, if that is due, without anybody waiting for it.

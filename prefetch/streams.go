@@ -17,7 +17,7 @@ type StreamsOptions struct {
 // which waits behind what is read ahead for others.
 var (
 	DeviceStreams = StreamsOptions{First: MinWindow, Most: MaxWindow, Table: 64}
-	CPUStreams    = StreamsOptions{First: MinWindow, Most: 2 << 20 >> page.Shift, Table: 64}
+	CPUStreams    = StreamsOptions{First: MinWindow, Most: 8 << 20 >> page.Shift, Table: 64}
 )
 
 const (
@@ -123,10 +123,11 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 	return s.ask(x, ahead)
 }
 
-// find returns the stream that an access continues, and how: alone if it only reads again what that has just read. Where there
+// find returns the stream that an access continues, and how: alone if it only reads what that has just read or passed. Where there
 // is none, guess is the stride from the nearest stream that an access of its own may have begun; 0: there is none.
 func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64) {
 	reach := int64(strideReach) + 1
+	var early *stream
 	for i := range s.all {
 		x := &s.all[i]
 		l := x.last
@@ -142,9 +143,17 @@ func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64
 		// Two accesses are a stride by chance only; the same stride twice is one.
 		case (x.way == alone || x.way == strided) && jump == x.stride && jump != 0:
 			return x, strided, 0
+		// Several accesses of one stream are under way at once, and come in any order.
+		case x.way == forward && rg.Start > l.End && rg.End <= x.ahead:
+			early = x
+		case x.way == forward && rg.End <= l.End && rg.Start >= l.Start-page.Index(x.window):
+			again = x
 		case x.way == alone && jump != 0 && max(jump, -jump) < reach:
 			guess, reach = jump, max(jump, -jump)
 		}
+	}
+	if again == nil && early != nil {
+		return early, forward, 0
 	}
 	return again, alone, guess
 }

@@ -1,6 +1,7 @@
 package prefetch
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -122,6 +123,29 @@ func TestAccessesOfPartsOfPagesAreOneStream(t *testing.T) {
 		}
 	}
 	require.Len(t, s.all, 1)
+}
+
+// TestAccessesComeInAnyOrder: as many as a kernel has under way at once, each after some that began later, are one stream.
+func TestAccessesComeInAnyOrder(t *testing.T) {
+	for _, together := range []int64{2, 4, 8} {
+		rnd := rand.New(rand.NewPCG(1, uint64(together)))
+		s := NewStreams(CPUStreams)
+		fetched, late := make(map[page.Index]bool), 0
+		for k := int64(0); k < 1600; k += together {
+			for _, i := range rnd.Perm(int(together)) {
+				rg := pages((k+int64(i))*32, 32)
+				if !fetched[rg.Start] && k >= 200 {
+					late++
+				}
+				for _, a := range access(s, rg) {
+					for p := a.Start; p < a.End; p++ {
+						fetched[p] = true
+					}
+				}
+			}
+		}
+		require.LessOrEqual(t, late, 16, "%d at once", together)
+	}
 }
 
 func TestReadingAPageAgainChangesNothing(t *testing.T) {

@@ -28,11 +28,11 @@ type move struct {
 	pinned address // the allocation that host is in, where it is page-locked
 }
 
-// While one copier waits for its copies and hands out what came, another one's keep the bus busy. Collects bring home
-// one chunk after the other, and have no use for a second.
+// While one copier waits for its copies and hands out what came, others keep the bus busy. Small reads of many programs gain
+// most from it, since what they wait for is the beginning and the end of each copy.
 const (
 	inCopiers  = 2
-	outCopiers = 1
+	outCopiers = 4
 )
 
 // copiers has those that are idle.

@@ -1,0 +1,139 @@
+package pagecache
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/prefetch"
+)
+
+// aheadChunks is the most chunks that are read ahead by one copy, so that programs that wait are not kept for long.
+const aheadChunks = 4
+
+// expect tells the predictor of a read and returns what is expected to be read next.
+func (f *File) expect(rg page.Range, size int64) []page.Range {
+	f.clean.mu.Lock()
+	defer f.clean.mu.Unlock()
+	f.clean.prepareLocked(size)
+	return f.clean.streams.Access(rg, prefetch.Unknown, nil)
+}
+
+// readAhead brings what is expected to be read from devices, where they are faster than the disk. Nobody waits.
+func (f *File) readAhead(ahead []page.Range, home HomeReader) {
+	c := f.c
+	if len(ahead) > 0 {
+		c.ageChunks()
+	}
+	for _, rg := range ahead {
+		if rg.Len() >= chunkPages {
+			rg.End = (rg.End + chunkPages - 1) &^ (chunkPages - 1) // the rest of the last one will be next
+		}
+		first, last := int64(rg.Start>>chunkShift), int64((rg.End-1)>>chunkShift)
+		for i := first; i <= last; {
+			if c.cleanBytes.Load() > c.cleanLimit {
+				return // the store has not made room yet
+			}
+			chunks := f.newCleanChunks(rg, i, home)
+			if len(chunks) == 0 {
+				i++
+				continue
+			}
+			i = chunks[len(chunks)-1].index + 1
+			f.fetchChunks(chunks)
+		}
+	}
+}
+
+// newCleanChunks makes consecutive chunks of pages of rg, from chunk i on, that are neither there nor in the host's page cache.
+func (f *File) newCleanChunks(rg page.Range, i int64, home HomeReader) (chunks []*cleanChunk) {
+	f.clean.mu.Lock()
+	defer f.clean.mu.Unlock()
+	rg.End = min(rg.End, f.clean.end)
+	for ; len(chunks) < aheadChunks && !f.clean.closed; i++ {
+		first := page.Index(i << chunkShift)
+		pages := rg.Intersect(page.Range{Start: first, End: first + chunkPages})
+		if f.clean.chunks[i] != nil || pages.Empty() {
+			break
+		}
+		if f.c.peerReads != PeerReadsAlways && home.Cached(pages.Offset(), pages.Bytes()) {
+			break
+		}
+		chunks = append(chunks, f.addChunkLocked(i, pages))
+	}
+	return chunks
+}
+
+// fetchChunks brings chunks that follow each other from a device, or gives them up.
+func (f *File) fetchChunks(chunks []*cleanChunk) {
+	c := f.c
+	rg := page.Range{Start: chunks[0].pages.Start, End: chunks[len(chunks)-1].pages.End}
+	f.mu.Lock()
+	plan := f.planAheadLocked(rg)
+	if plan != nil {
+		for _, k := range chunks {
+			k.epoch = f.epoch(k.pages)
+			k.copy.Store(plan.peerCopy)
+		}
+	}
+	f.mu.Unlock()
+	if plan == nil || !c.startCopy(plan.peerCopy) {
+		fillChunks(chunks, nil)
+		return
+	}
+	fill := func() {
+		<-plan.done
+		f.arrived(plan, chunks, 0)
+	}
+	if !c.inBackground(fill) {
+		fill() // Close waits for copies
+	}
+}
+
+// arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes.
+func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, asked int64) {
+	defer plan.finish()
+	if plan.err != nil || !f.verify(plan).Empty() {
+		fillChunks(chunks, nil)
+		return
+	}
+	fillChunks(chunks, plan)
+	f.count(func(c *Counters) { c.AheadBytes.Add(plan.pages.Bytes() - asked) })
+}
+
+// fillChunks fills chunks from what plan copied; nil: gives them up.
+func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
+	for _, k := range chunks {
+		if plan == nil {
+			k.fill(nil)
+			continue
+		}
+		at := (k.pages.Start - plan.pages.Start).Offset()
+		k.fill(plan.buf[at : at+k.pages.Bytes()])
+	}
+}
+
+// planAheadLocked decides from which device the pages of rg are read ahead; nil: from none.
+func (f *File) planAheadLocked(rg page.Range) *peerCopyPlan {
+	if f.detached.Load() || rg.End > page.Count(f.size) {
+		return nil
+	}
+	c := &f.c.costs
+	haves := f.havesLocked(rg)
+	c.mu.Lock()
+	took := c.disk.Time(rg.Bytes())
+	var best *have
+	for i := range haves {
+		x := &haves[i]
+		if x.pages[0] != rg || x.h.dev.cost.Stuck() {
+			continue
+		}
+		if t := x.h.dev.cost.Time(rg.Bytes()); t < took || best == nil && f.c.peerReads == PeerReadsAlways {
+			best, took = x, t
+		}
+	}
+	c.mu.Unlock()
+	if best == nil {
+		f.probeLocked(rg, haves, nil)
+		return nil
+	}
+	f.probeLocked(rg, haves, best.h)
+	return f.copyLocked(*best, rg)
+}

@@ -1,0 +1,120 @@
+package pagecache
+
+import "github.com/gaiafs/gaiafs/internal/page"
+
+// A copy from a device takes about as long for 128 KiB as for 4: what it costs is to begin and to end it. So a small read that a
+// device serves brings the chunk around it, and the next ones there find it in host memory, if there are any before the
+// chunk goes. Whether there are is learned from the chunks that went.
+const (
+	// aroundPages is the most pages of a read that brings what is around it.
+	aroundPages = chunkPages / 4
+	// aroundTimes is how many times as long as the read alone a copy of the chunk may take, from the disk as from a device.
+	aroundTimes = 2
+	// aroundDebt is how many chunks in a row may come to nothing until no more are fetched but one for every aroundTry reads.
+	aroundDebt = 256
+	aroundTry  = 64
+)
+
+// settle notes how often a chunk that goes was read.
+func (p *cleanPages) settle(reads int) {
+	if reads < 2 { // the first is the one that brought it
+		p.debt = min(p.debt+1, aroundDebt)
+		return
+	}
+	p.debt = max(p.debt-reads, 0)
+}
+
+// newChunkAround makes the chunk of rg, pages of a file of size bytes; nil if it is not to be fetched, or is there.
+func (f *File) newChunkAround(rg page.Range, size int64) *cleanChunk {
+	i := int64(rg.Start >> chunkShift)
+	p := &f.clean
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.prepareLocked(size)
+	if p.closed || p.chunks[i] != nil {
+		return nil
+	}
+	if p.debt == aroundDebt {
+		if p.skipped++; p.skipped%aroundTry != 0 {
+			return nil
+		}
+	}
+	k := f.addChunkLocked(i, page.Range{Start: page.Index(i << chunkShift), End: min(page.Index((i+1)<<chunkShift), p.end)})
+	k.around = true
+	return k
+}
+
+// readAround reads len(p) bytes at off of a file of size bytes, together with the chunk around them, from a device. It returns how
+// many it read, all or none; failed says that the device failed, or did not answer in time.
+func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
+	c := f.c
+	rg := page.Covering(off, int64(len(p)))
+	if rg.Len() > aroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
+		return 0, false
+	}
+	if c.ageChunks(); c.cleanBytes.Load() > c.cleanLimit {
+		return 0, false
+	}
+	k := f.newChunkAround(rg, size)
+	if k == nil {
+		return 0, false
+	}
+	f.mu.Lock()
+	plan := f.planAroundLocked(k, int64(len(p)))
+	f.mu.Unlock()
+	if plan == nil || !c.startCopy(plan.peerCopy) {
+		k.fill(nil)
+		return 0, false
+	}
+	if !c.wait(plan.peerCopy) {
+		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
+		k.fill(nil)
+		return 0, true
+	}
+	k.users.Add(1)
+	defer k.done()
+	failed = plan.err != nil
+	f.arrived(plan, []*cleanChunk{k}, int64(len(p)))
+	if failed {
+		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
+	}
+	if n = k.copyTo(p, off); n > 0 {
+		f.count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
+	}
+	return n, failed
+}
+
+// planAroundLocked plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it.
+func (f *File) planAroundLocked(k *cleanChunk, n int64) *peerCopyPlan {
+	rg := k.pages
+	if f.detached.Load() || rg.End > page.Count(f.size) {
+		return nil
+	}
+	c := &f.c.costs
+	haves := f.havesLocked(rg)
+	c.mu.Lock()
+	var best *have
+	took := aroundTimes * c.disk.Time(n)
+	always := f.c.peerReads == PeerReadsAlways
+	for i := range haves {
+		x := &haves[i]
+		s := x.h.dev.cost
+		if x.pages[0] != rg || s.Stuck() {
+			continue
+		}
+		all := s.Time(rg.Bytes())
+		if all < took && all <= aroundTimes*s.Time(n) || best == nil && always {
+			best, took = x, all
+		}
+	}
+	c.mu.Unlock()
+	if best == nil {
+		return nil // readPeersOrHome decides
+	}
+	f.probeLocked(rg, haves, best.h)
+	plan := f.copyLocked(*best, rg)
+	plan.urgent, plan.thought = true, took
+	k.epoch = plan.epoch
+	k.copy.Store(plan.peerCopy)
+	return plan
+}

@@ -1,0 +1,132 @@
+package pagecache
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// readDirect is read by a program that reads past the kernel's page cache.
+func (s *source) readDirect(t *testing.T, off, n int) []byte {
+	t.Helper()
+	p := make([]byte, n)
+	got, fromHome, err := s.attached.Read(p, int64(off), true, s.reader)
+	require.NoError(t, err)
+	if fromHome {
+		got, err = s.backing().ReadAt(p, int64(off))
+		require.NoError(t, err)
+	}
+	return p[:got]
+}
+
+// TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see every write.
+func TestSmallReadsBringWhatIsAround(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, _ := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	pages := sharedSize>>page.Shift + 1
+	at := func() (off, n int) {
+		off = rnd.IntN(pages) << page.Shift
+		return off, min(page.Size, sharedSize-off)
+	}
+	for range 2000 {
+		off, n := at()
+		require.True(t, bytes.Equal(src.home.bytes(off, n), src.readDirect(t, off, n)), off)
+	}
+	m.cache.peerCalls.Wait()
+	calls := m.devices[0].Calls(faulty.CopyOut)
+	require.LessOrEqual(t, int(calls), pages/chunkPages+1)
+	require.Greater(t, m.counter(cleanReads), int64(1500))
+	for k := range 200 {
+		off, n := at()
+		src.write(t, off+n/2, []byte{byte(k)})
+		require.True(t, bytes.Equal(src.home.bytes(off, n), src.readDirect(t, off, n)), off)
+		other, n := at()
+		require.True(t, bytes.Equal(src.home.bytes(other, n), src.readDirect(t, other, n)), other)
+	}
+}
+
+// TestNothingIsReadAgain: where chunks are not read again before they go, no more are fetched, but for a few.
+func TestNothingIsReadAgain(t *testing.T) {
+	const chunks = 3 * aroundDebt / 2
+	m := newMachine(t, 1, peerReads(PeerReadsAlways), hostMemory(4<<20))
+	src, _ := m.sharedFile(chunks * chunkSize)
+	m.run(src, 0, 0, chunks*chunkSize, false)
+	m.cache.cleanAge = 0
+	pass := func(in int) (ahead int64) {
+		before := m.cache.counters.AheadBytes.Load()
+		for _, i := range rand.New(rand.NewPCG(3, uint64(in))).Perm(chunks) {
+			at := i*chunkSize + in*page.Size
+			require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
+		}
+		return m.cache.counters.AheadBytes.Load() - before
+	}
+	require.Greater(t, pass(0), int64(aroundDebt*chunkSize/2))
+	// A chunk that was there by chance pays for two.
+	require.Less(t, pass(1), int64(chunks/8*chunkSize))
+	require.Less(t, pass(2), int64(chunks/8*chunkSize))
+}
+
+// TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched again.
+func TestAFailedReadBringsNothing(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, home := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
+	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
+	require.EqualValues(t, 1, home.reads.Load())
+	require.EqualValues(t, 1, m.counter(fallbacks))
+	require.Zero(t, m.cache.cleanBytes.Load())
+	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
+	require.EqualValues(t, 1, m.counter(deviceReads))
+	require.True(t, bytes.Equal(src.home.bytes(9000, 10), src.readDirect(t, 9000, 10)))
+	require.EqualValues(t, 1, m.counter(cleanReads))
+	require.EqualValues(t, 1, home.reads.Load())
+}
+
+func TestChunkMemory(t *testing.T) {
+	var m chunkMemory
+	var taken []*chunkBytes
+	for range spareChunks + slabChunks {
+		b := m.take()
+		require.NotNil(t, b)
+		b[0], b[chunkSize-1] = 1, 1
+		taken = append(taken, b)
+	}
+	one := taken[0]
+	for _, b := range taken[1:] {
+		m.give(b)
+	}
+	require.Len(t, m.spares, spareChunks)
+	for _, b := range m.bare {
+		require.Zero(t, b[0], "it has no memory")
+	}
+	m.free()
+	require.EqualValues(t, 1, one[0], "somebody uses it")
+	m.give(one)
+	m.free()
+	require.Empty(t, m.slabs)
+	require.NotNil(t, m.take())
+	m.free()
+}
+
+// TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again, leaves
+// chunks usable.
+func TestWhatIsIdleChangesNothing(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, _ := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	src.readDirect(t, 0, 10)
+	f := src.attached
+	f.mu.Lock()
+	f.untrackIdleLocked()
+	f.mu.Unlock()
+	require.True(t, bytes.Equal(src.home.bytes(100, 10), src.readDirect(t, 100, 10)))
+	require.EqualValues(t, 1, m.counter(cleanReads))
+}
