@@ -47,7 +47,7 @@ var predictors = []struct {
 	{"none", "fetches nothing ahead", func() Predictor { return none{} }},
 	{"kernel", "Linux's read-ahead with windows of 128 KiB", func() Predictor { return NewKernel(kernelWindow) }},
 	{"tree", "64 KiB blocks, and all of a part of 2 MiB of which more than half is there", func() Predictor { return NewTree() }},
-	{"streams", "sequential, strided and reverse streams, windows up to 8 MiB", func() Predictor { return NewStreams(CPUStreams) }},
+	{"streams", "sequential, strided and reverse streams, windows up to 4 MiB", func() Predictor { return NewStreams(CPUStreams) }},
 	{"streams-16m", "the same with windows up to 16 MiB, for devices", func() Predictor { return NewStreams(DeviceStreams) }},
 	{"coverage", "learns how much of the surroundings is used", func() Predictor { return NewCoverage(DefaultCoverage) }},
 	{"device", "streams-16m and coverage together, for lazy mappings of devices", func() Predictor { return NewDevice() }},

@@ -17,7 +17,7 @@ type StreamsOptions struct {
 // which waits behind what is read ahead for others.
 var (
 	DeviceStreams = StreamsOptions{First: MinWindow, Most: MaxWindow, Table: 64}
-	CPUStreams    = StreamsOptions{First: MinWindow, Most: 8 << 20 >> page.Shift, Table: 64}
+	CPUStreams    = StreamsOptions{First: MinWindow, Most: 4 << 20 >> page.Shift, Table: 64}
 )
 
 const (
