@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"bytes"
 	"sync"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -65,6 +66,9 @@ func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error 
 // pageBytes is the content of a page.
 type pageBytes [page.Size]byte
 
+// zeroPage is every copy of a page of zeros: a new file is full of them, and many programs write into new files. Nobody writes it.
+var zeroPage = new(pageBytes)
+
 // Memory of bases and buffers goes round: fresh memory costs more than what is done with it.
 var (
 	freePages   = sync.Pool{New: func() any { return new(pageBytes) }}
@@ -81,25 +85,41 @@ type buffer [bufferPages * page.Size]byte
 func takeBuffer() *buffer  { return freeBuffers.Get().(*buffer) }
 func giveBuffer(b *buffer) { freeBuffers.Put(b) }
 
-// copyPages returns copies of the pages of buf.
+// copyPages returns copies of the pages of buf. Those of zeros are one, which must not be written.
 func copyPages(buf []byte) []*pageBytes {
 	pages := make([]*pageBytes, len(buf)/page.Size)
 	for i := range pages {
+		p := buf[i*page.Size:][:page.Size]
+		if bytes.Equal(p, zeroPage[:]) {
+			pages[i] = zeroPage
+			continue
+		}
 		pages[i] = freePages.Get().(*pageBytes)
-		copy(pages[i][:], buf[i*page.Size:])
+		copy(pages[i][:], p)
 	}
 	return pages
 }
 
 // putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.
 func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
-	before := len(f.bases)
+	n := int64(0)
 	for i, content := range pages {
-		f.bases[baseKey{rg.Start + page.Index(i), b}] = content
+		key := baseKey{rg.Start + page.Index(i), b}
+		n += copies(content) - copies(f.bases[key])
+		f.bases[key] = content
 	}
-	f.addBases(int64(len(f.bases) - before))
+	f.addBases(n)
 }
 
+// copies is how many pages of memory a base takes.
+func copies(content *pageBytes) int64 {
+	if content == nil || content == zeroPage {
+		return 0
+	}
+	return 1
+}
+
+// addBases counts n more copies.
 func (f *File) addBases(n int64) {
 	f.counters.Bases.Add(n)
 	if total := f.c.baseBytes.Add(n * page.Size); n > 0 && total > f.c.baseLimit {
@@ -115,20 +135,26 @@ func (f *File) dropBasesLocked(drop []lrc.PageBase) {
 	if len(drop) == 0 {
 		return
 	}
-	before := len(f.bases)
+	n := int64(0)
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
 			key := baseKey{p, d.Base}
-			if content := f.bases[key]; content != nil {
+			content := f.bases[key]
+			if copies(content) > 0 {
 				freePages.Put(content)
-				delete(f.bases, key)
+				n++
 			}
+			delete(f.bases, key)
 		}
 	}
-	f.addBases(int64(len(f.bases) - before))
+	f.addBases(-n)
 }
 
 func (f *File) dropAllBasesLocked() {
-	f.addBases(-int64(len(f.bases)))
+	n := int64(0)
+	for _, content := range f.bases {
+		n += copies(content)
+	}
+	f.addBases(-n)
 	clear(f.bases)
 }

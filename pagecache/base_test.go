@@ -49,3 +49,33 @@ func TestMergedChunks(t *testing.T) {
 		require.Equal(t, p.load(at+9, at+10), src.home.bytes(at+9, 1))
 	}
 }
+
+// TestBasesOfZerosTakeNoMemory: a new file is full of them.
+func TestBasesOfZerosTakeNoMemory(t *testing.T) {
+	const pages = 64
+	m := newMachine(t, 2)
+	src := m.file(pages * page.Size)
+	p, q := m.run(src, 0, 0, pages*page.Size, true), m.run(src, 1, 0, pages*page.Size, true)
+	for at := 0; at < pages*page.Size; at += page.Size {
+		src.write(t, at, []byte("cpu"))
+		p.add(at + 100)
+		q.add(at + 200)
+	}
+	require.NotEmpty(t, src.attached.bases)
+	require.Zero(t, m.cache.Status().BaseBytes)
+	p.release()
+	require.NoError(t, src.attached.Sync(nil))
+	src.truncate(t, 5*page.Size+150) // what a replica is compared with is zeroed with it
+	src.truncate(t, pages*page.Size)
+	q.add(6*page.Size + 300)
+	q.release()
+	require.NoError(t, src.attached.Sync(nil))
+	require.Equal(t, make([]byte, page.Size), zeroPage[:])
+	for at := 0; at < 5*page.Size; at += page.Size {
+		require.Equal(t, "cpu", string(src.home.bytes(at, 3)))
+		require.NotZero(t, src.home.bytes(at+100, 1)[0])
+		require.NotZero(t, src.home.bytes(at+200, 1)[0])
+	}
+	require.Zero(t, src.home.bytes(7*page.Size, 1)[0])
+	require.NotZero(t, src.home.bytes(6*page.Size+300, 1)[0])
+}

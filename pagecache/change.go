@@ -174,9 +174,10 @@ func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, 
 		b, _ := f.lrc.BaseOf(p, o)
 		lo, hi := max(from-p.Offset(), 0), min(to-p.Offset(), page.Size)
 		base := buf
-		if kept := f.bases[baseKey{p, b}]; b != lrc.BaseHome && kept != nil {
+		kept := f.bases[baseKey{p, b}]
+		if b != lrc.BaseHome && copies(kept) > 0 {
 			base = kept[:]
-		} else if lo == 0 && hi == page.Size {
+		} else if lo == 0 && hi == page.Size || b != lrc.BaseHome && kept == zeroPage {
 			clear(buf)
 		} else if err := f.readHomeLocked(page.Range{Start: p, End: p + 1}, buf); err != nil {
 			return err

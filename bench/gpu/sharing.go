@@ -31,6 +31,7 @@ type shared struct {
 	name        string
 	size, width int64
 	gpus        []gpu // of the writers; nil for a CPU program
+	fresh       bool  // both files are new in each round, and so without data
 
 	writers       []*writer // once there are any
 	file, private *os.File
@@ -130,13 +131,20 @@ func (x *shared) storeCPU(st stripes, p []byte, passes int) error {
 	})
 }
 
-// prepare brings home what the round before left, brings devices up to date, and chooses what is stored next.
+// prepare brings home what the round before left, or has it forgotten, brings devices up to date, and chooses what is stored next.
 func (x *shared) prepare(context.Context) error {
 	if err := x.open(); err != nil {
 		return err
 	}
 	x.seed++
-	if err := x.file.Sync(); err != nil {
+	if x.fresh {
+		for _, f := range []*os.File{x.file, x.private} {
+			if err := errors.Join(f.Truncate(0), f.Truncate(x.size)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := errors.Join(x.file.Sync(), x.private.Sync()); err != nil {
 		return err
 	}
 	return x.all(func(_ int, w *writer) error {
@@ -351,8 +359,11 @@ func stitchRows(_ context.Context, s *session) ([]rows.Row, error) {
 	const tile = 100_000
 	x := &shared{s: s, name: "stitched", size: s.call, width: tile, gpus: s.gpus[:2], result: lost}
 	name := fmt.Sprintf("stitching %s on two GPUs, tiles of %d B", sizeText(x.size), tile)
+	y := *x
+	y.name, y.fresh = "stitched-anew", true
 	return []rows.Row{
 		x.row("stitch", name, durable, 1, false, 1.3),
+		y.row("stitch", name+", into a new file", durable, 1, false, 1.3),
 		x.row("stitch", name, visible, 1, false, 1.3),
 		lostRow("stitch", lost),
 	}, nil
