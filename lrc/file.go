@@ -107,12 +107,18 @@ func (f *File) change(rg page.Range, fn func(s *state)) {
 
 // changeAll is change for several ranges.
 func (f *File) changeAll(ranges []page.Range, fn func(s *state)) {
-	f.runs.updateAll(ranges, fn)
+	f.changeNoting(ranges, nil, fn)
+}
+
+// changeNoting is changeAll that notes what runs.updateAll does.
+func (f *File) changeNoting(ranges []page.Range, note func(s *state) Base, fn func(s *state)) (noted []PageBase) {
+	noted = f.runs.updateAll(ranges, note, fn)
 	if f.Changed != nil {
 		for _, rg := range ranges {
 			f.Changed(rg)
 		}
 	}
+	return noted
 }
 
 // within returns the parts of ranges that some device may hold.
@@ -281,25 +287,31 @@ type Update struct {
 }
 
 // Stale returns what has to be brought from home to owner o, after everything pending in rg was collected.
-func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
-	var out []Update
-	add := func(u Update) {
-		if n := len(out); n > 0 && out[n-1].Mode == u.Mode && out[n-1].Base == u.Base && out[n-1].Range.End == u.Range.Start {
-			out[n-1].Range.End = u.Range.End
-			return
-		}
-		out = append(out, u)
-	}
+func (f *File) Stale(rg page.Range, o versions.Owner) []Update { return f.AppendStale(nil, rg, o) }
+
+// AppendStale is Stale that appends to out, whose updates come before rg.
+func (f *File) AppendStale(out []Update, rg page.Range, o versions.Owner) []Update {
+	var u Update // of the pages of state last
+	var last *state
 	behind := func(s *state) bool { r := s.find(o); return r == nil || r.stale(s.home) }
 	f.runs.scanWhere(rg, behind, func(run page.Range, s *state) {
-		switch r := s.find(o); {
-		case r == nil:
-			add(Update{Range: run, Mode: ModeFill})
-		case !r.tracked:
-			add(Update{Range: run, Mode: ModeCopy})
-		default:
-			add(Update{Range: run, Mode: ModePatch, Base: r.base})
+		if s != last {
+			last = s
+			switch r := s.find(o); {
+			case r == nil:
+				u = Update{Mode: ModeFill}
+			case !r.tracked:
+				u = Update{Mode: ModeCopy}
+			default:
+				u = Update{Mode: ModePatch, Base: r.base}
+			}
 		}
+		if n := len(out); n > 0 && out[n-1].Mode == u.Mode && out[n-1].Base == u.Base && out[n-1].Range.End == run.Start {
+			out[n-1].Range.End = run.End
+			return
+		}
+		u.Range = run
+		out = append(out, u)
 	})
 	return out
 }
@@ -307,8 +319,10 @@ func (f *File) Stale(rg page.Range, o versions.Owner) []Update {
 // Updated says that the replicas of o in the ranges contain home, which is their base from now on. With track, programs
 // may store into them. drop are bases that nobody has any more.
 func (f *File) Updated(ranges []page.Range, o versions.Owner, track bool) (drop []PageBase) {
-	drop = f.droppedBases(ranges, o)
-	f.changeAll(ranges, func(s *state) {
+	if len(ranges) == 0 {
+		return nil
+	}
+	drop = f.changeNoting(ranges, func(s *state) Base { return s.ownBase(o) }, func(s *state) {
 		r := s.add(o)
 		r.v = r.v.Join(s.home)
 		r.base = BaseHome
@@ -327,12 +341,17 @@ func (f *File) checkAll(ranges []page.Range) {
 
 // droppedBases returns the bases in ranges that only o has.
 func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
-	sole := func(s *state) bool {
-		r := s.find(o)
-		return r != nil && r.tracked && r.base != BaseHome && s.soleUser(r.base, o)
-	}
+	sole := func(s *state) bool { return s.ownBase(o) != BaseHome }
 	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) { drop = append(drop, PageBase{run, s.find(o).base}) })
 	return drop
+}
+
+// ownBase returns the base that o has and nobody else, BaseHome if there is none.
+func (s *state) ownBase(o versions.Owner) Base {
+	if r := s.find(o); r != nil && r.tracked && s.soleUser(r.base, o) {
+		return r.base
+	}
+	return BaseHome
 }
 
 // Untracked returns the runs of rg that o holds without being tracked, after an acquire of them.

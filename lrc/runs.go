@@ -1,6 +1,8 @@
 package lrc
 
 import (
+	"bytes"
+	"slices"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -166,7 +168,7 @@ func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(r
 		}
 		open, openState = run, s
 	}
-	table, tableOf := []*meaning(nil), int64(-1) // the states of segment tableOf, as far as they were needed
+	table, tableOf := []*meaning(nil), (*segment)(nil) // the states of segment tableOf, as far as they were needed
 	for _, rg := range ranges {
 		split(rg, func(seg int64, from, to int) {
 			first := page.Index(seg * segmentPages)
@@ -189,19 +191,33 @@ func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(r
 				}
 				return
 			}
-			if seg != tableOf {
-				tableOf = seg
-				if cap(table) < len(g.ends) {
-					table = make([]*meaning, len(g.ends))
+			if g != tableOf {
+				// What happened to the one often happened to the next.
+				if tableOf == nil || !g.sameTable(tableOf) {
+					if cap(table) < len(g.ends) {
+						table = make([]*meaning, len(g.ends))
+					}
+					table = table[:len(g.ends)]
+					clear(table)
 				}
-				table = table[:len(g.ends)]
-				clear(table)
-			}
-			// The table tells whether there is anything in the segment, in fewer steps than its pages.
-			if want != nil && to-from > len(table) && !g.has(&m, table) {
-				return
+				tableOf = g
 			}
 			index := g.index[:to]
+			// The table tells whether there is anything in the segment, in fewer steps than its pages.
+			if want != nil && to-from > len(table) {
+				states, k := g.wanted(&m, table)
+				if states == 0 {
+					return
+				}
+				if states == 1 && k != 0 && len(table) <= 1<<8 {
+					for i := nextOf(index, from, k); i < to; {
+						j := runEnd(index, i)
+						emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, table[k].state)
+						i = nextOf(index, j, k)
+					}
+					return
+				}
+			}
 			for i := from; i < len(index); {
 				k := index[i]
 				j := runEnd(index, i)
@@ -220,8 +236,13 @@ func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(r
 	}
 }
 
-// has reports whether some page of g has a state that m wants. It fills in table as far as it had to look.
-func (g *segment) has(m *memo, table []*meaning) bool {
+// sameTable reports whether the numbers of g stand for the same states as those of o.
+func (g *segment) sameTable(o *segment) bool {
+	return bytes.Equal(g.blob, o.blob) && slices.Equal(g.ends, o.ends)
+}
+
+// wanted returns how many states that m wants pages of g have, and one of them. It fills in table as far as it had to look.
+func (g *segment) wanted(m *memo, table []*meaning) (states int, one uint16) {
 	for k, n := range g.pages {
 		if n == 0 {
 			continue
@@ -230,10 +251,25 @@ func (g *segment) has(m *memo, table []*meaning) bool {
 			table[k] = m.of(g.encoding(uint16(k)))
 		}
 		if table[k].wanted {
-			return true
+			states, one = states+1, uint16(k)
 		}
 	}
-	return false
+	return states, one
+}
+
+// nextOf returns the first place from i on where index has k, or its length. All of index is below 256, and k is not 0.
+func nextOf(index []uint16, i int, k uint16) int {
+	if i == len(index) {
+		return i
+	}
+	// A number is a byte of 0 and one that is not, in either order: k is found in the latter. The bytes are those of index,
+	// and are only read.
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&index[i])), 2*(len(index)-i))
+	n := bytes.IndexByte(b, byte(k))
+	if n < 0 {
+		return len(index)
+	}
+	return i + n/2
 }
 
 // runEnd returns the end of the run of equal numbers that index[i] is in.
@@ -258,33 +294,43 @@ func runEnd(index []uint16, i int) int {
 
 // update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same of
 // the same state whenever it is called: what it made once may be taken again.
-func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, fn) }
+func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, nil, fn) }
 
-// updateAll is update for the pages of ascending ranges, which do not overlap.
-func (rs *runs) updateAll(ranges []page.Range, fn func(s *state)) {
-	changes := changes{rs: rs, fn: fn}
+// updateAll is update for the pages of ascending ranges, which do not overlap. Where note, unless it is nil, returns something
+// else than BaseHome of a state before fn changes it, noted has the pages that had it, in order.
+func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, fn func(s *state)) (noted []PageBase) {
+	changes := changes{rs: rs, note: note, fn: fn, runs: len(ranges)}
 	var parts []part // of segment at
 	at := int64(-1)
 	flush := func() {
 		if len(parts) == 0 {
 			return
 		}
-		for int64(len(rs.segments)) <= at {
-			rs.segments = append(rs.segments, segment{})
+		if n := at + 1 - int64(len(rs.segments)); n > 0 {
+			rs.segments = append(rs.segments, make([]segment, n)...)
 		}
-		rs.updateSegment(&rs.segments[at], parts, &changes)
+		rs.updateSegment(at, parts, &changes)
 		parts = parts[:0]
 	}
 	for _, rg := range ranges {
-		split(rg, func(seg int64, from, to int) {
+		for p := rg.Start; p < rg.End; {
+			seg := int64(p) / segmentPages
 			if seg != at {
 				flush()
 				at = seg
 			}
-			parts = append(parts, part{from, to})
-		})
+			first := page.Index(seg * segmentPages)
+			end := min(rg.End, first+segmentPages)
+			if n := len(parts); n > 0 && parts[n-1].to == int(p-first) {
+				parts[n-1].to = int(end - first)
+			} else {
+				parts = append(parts, part{int(p - first), int(end - first)})
+			}
+			p = end
+		}
 	}
 	flush()
+	return changes.noted
 }
 
 // part is the pages [from, to) of a segment.
@@ -292,35 +338,72 @@ type part struct{ from, to int }
 
 // changes remembers what an update made of the states it met.
 type changes struct {
-	rs       *runs
-	fn       func(s *state)
-	old, new [memoStates]string
-	n        int      // how many were made
-	moved    []uint16 // scratch of updateSegment
+	rs    *runs
+	note  func(s *state) Base
+	fn    func(s *state)
+	old   [memoStates]string
+	made  [memoStates]change
+	n     int      // how many were made
+	moved []change // scratch of updateSegment
+	runs  int      // that are updated
+	noted []PageBase
 }
 
-// of returns the encoding of what fn makes of the state that enc encodes.
-func (c *changes) of(enc []byte) string {
+// change is what became of a state.
+type change struct {
+	enc  string
+	to   uint16 // its number in the table of the segment, plus one
+	base Base   // what was noted of it
+}
+
+// of returns what fn makes of the state that enc encodes.
+func (c *changes) of(enc []byte) change {
 	for i := range min(c.n, memoStates) {
 		if c.old[i] == string(enc) {
-			return c.new[i]
+			return c.made[i]
 		}
 	}
 	s := c.rs.decode(enc).clone()
+	var x change
+	if c.note != nil {
+		x.base = c.note(s)
+	}
 	c.fn(s)
+	x.enc = string(s.encode(nil))
 	i := c.n % memoStates
-	c.old[i], c.new[i] = string(enc), string(s.encode(nil))
+	c.old[i], c.made[i] = string(enc), x
 	c.n++
-	return c.new[i]
+	return x
 }
 
-func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
+// add notes pages [from, to) of a segment whose first page is first.
+func (c *changes) add(first page.Index, from, to int, b Base) {
+	if b == BaseHome {
+		return
+	}
+	run := page.Range{Start: first + page.Index(from), End: first + page.Index(to)}
+	if n := len(c.noted); n > 0 && c.noted[n-1].Base == b && c.noted[n-1].Range.End == run.Start {
+		c.noted[n-1].Range.End = run.End
+		return
+	}
+	if c.noted == nil {
+		c.noted = make([]PageBase, 0, c.runs)
+	}
+	c.noted = append(c.noted, PageBase{run, b})
+}
+
+func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
+	g, first := &rs.segments[seg], page.Index(seg*segmentPages)
 	if g.index == nil {
 		old := initial
 		if g.uniform != "" {
 			old = []byte(g.uniform)
 		}
-		enc := c.of(old)
+		x := c.of(old)
+		for _, p := range parts {
+			c.add(first, p.from, p.to, x.base)
+		}
+		enc := x.enc
 		if enc == string(old) {
 			return
 		}
@@ -357,39 +440,65 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 		}
 		return 0, false
 	}
-	// What became of the state with a number, plus one. States that are added are of pages that are done.
+	// What became of the state with a number. States that are added are of pages that are done.
 	if cap(c.moved) < len(g.ends) {
-		c.moved = make([]uint16, 2*len(g.ends))
+		c.moved = make([]change, 2*len(g.ends))
 	}
 	moved, distinct := c.moved[:len(g.ends)], 0
 	clear(moved)
 	for _, p := range parts {
-		for i := p.from; i < p.to; i++ {
+		for i := p.from; i < p.to; {
 			k := g.index[i]
-			if moved[k] == 0 {
+			x := &moved[k]
+			if x.to == 0 {
 				if distinct++; distinct == memoStates {
 					known = make(map[string]uint16, 2*len(g.ends))
 					for k := range g.ends {
 						known[string(g.encoding(uint16(k)))] = uint16(k)
 					}
 				}
-				enc := c.of(g.encoding(k))
-				n, ok := find(enc)
-				if !ok {
-					n = g.add([]byte(enc))
-					if known != nil {
-						known[enc] = n
+				*x = c.of(g.encoding(k))
+				n, ok := find(x.enc)
+				if !ok && known == nil {
+					if n, ok = g.vacant(len(x.enc)); ok {
+						copy(g.encoding(n), x.enc)
 					}
 				}
-				moved[k] = n + 1
+				if !ok {
+					n = g.add([]byte(x.enc))
+					if known != nil {
+						known[x.enc] = n
+					}
+				}
+				x.to = n + 1
 			}
-			n := moved[k] - 1
-			g.index[i] = n
-			g.pages[k]--
-			g.pages[n]++
+			j := i + 1
+			for j < p.to && g.index[j] == k {
+				j++
+			}
+			c.add(first, i, j, x.base)
+			if n := x.to - 1; n != k {
+				for at := i; at < j; at++ {
+					g.index[at] = n
+				}
+				g.pages[k] -= uint16(j - i)
+				g.pages[n] += uint16(j - i)
+			}
+			i = j
 		}
 	}
 	rs.compact(g)
+}
+
+// vacant returns the number of a state that no page has and whose encoding has n bytes. What is changed again and again so
+// leaves the table as long as it is.
+func (g *segment) vacant(n int) (uint16, bool) {
+	for k, pages := range g.pages {
+		if pages == 0 && len(g.encoding(uint16(k))) == n {
+			return uint16(k), true
+		}
+	}
+	return 0, false
 }
 
 // add appends a state to the table. The table grows by small steps: that of a large file has many segments.

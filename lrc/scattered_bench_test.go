@@ -19,6 +19,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 	var f File
 	f.Updated(whole, gpu, true)
+	var stale []Update
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()
@@ -27,7 +28,8 @@ func BenchmarkScattered(b *testing.B) {
 			f.CPUWrote(rg)
 		}
 		b.StartTimer()
-		if len(f.Pending(whole[0], false)) > 0 || len(f.Stale(whole[0], gpu)) != len(scattered) {
+		stale = f.AppendStale(stale[:0], whole[0], gpu)
+		if len(f.Pending(whole[0], false)) > 0 || len(stale) != len(scattered) {
 			b.Fatal("another number of pages is stale")
 		}
 		f.Updated(scattered, gpu, true)
