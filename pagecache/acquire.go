@@ -198,7 +198,7 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 // to date.
 func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
 	for p := rg.Start; p < rg.End; p++ {
-		base := f.bases[baseKey{p, b}]
+		base := f.bases.at(p, b)
 		x, off := h.at(p)
 		if base == nil || x == nil {
 			return patches, missingBase(p)

@@ -62,7 +62,7 @@ func (c *Cache) refreshAll(ctx context.Context) {
 		}
 		f.mu.Lock()
 		var held []*holding
-		if len(f.bases) > 0 {
+		if f.bases.n > 0 {
 			for _, h := range f.holdings {
 				held = append(held, h)
 			}

@@ -100,19 +100,99 @@ func copyPages(buf []byte) []*pageBytes {
 	return pages
 }
 
+// basePages is the number of pages that share one block of bases: bases of scattered pages are found, and forgotten, by many
+// steps along a block and few through a map.
+const basePages = 512
+
+// bases are the base copies of a file. Protected by File.mu.
+type bases struct {
+	blocks map[baseKey]*baseBlock
+	n      int // copies(content) of all of them
+	// last is where put or take was last: pages come in order.
+	last    *baseBlock
+	lastKey baseKey
+}
+
+// baseKey names a block: the number of its first page, in blocks, and of which bases its copies are.
+type baseKey struct {
+	block int64
+	base  lrc.Base
+}
+
+// baseBlock has the copies of some of its n pages.
+type baseBlock struct {
+	n     int
+	pages [basePages]*pageBytes
+}
+
+// freeBlocks are empty.
+var freeBlocks = sync.Pool{New: func() any { return new(baseBlock) }}
+
+// at returns base b of page p, nil if it is not there. Several may call it at once while nobody changes the bases.
+func (s *bases) at(p page.Index, b lrc.Base) *pageBytes {
+	if x := s.blocks[baseKey{int64(p) / basePages, b}]; x != nil {
+		return x.pages[p%basePages]
+	}
+	return nil
+}
+
+// find returns the block of base b of page p, nil if there is none.
+func (s *bases) find(p page.Index, b lrc.Base) *baseBlock {
+	if key := (baseKey{int64(p) / basePages, b}); s.last == nil || key != s.lastKey {
+		s.last, s.lastKey = s.blocks[key], key
+	}
+	return s.last
+}
+
+// put makes content base b of page p, in the place of what is that already.
+func (s *bases) put(p page.Index, b lrc.Base, content *pageBytes) {
+	x := s.find(p, b)
+	if x == nil {
+		x = freeBlocks.Get().(*baseBlock)
+		if s.blocks == nil {
+			s.blocks = make(map[baseKey]*baseBlock)
+		}
+		s.blocks[s.lastKey], s.last = x, x
+	}
+	at := &x.pages[p%basePages]
+	if *at == nil {
+		x.n++
+	}
+	s.n += copies(content) - copies(*at)
+	*at = content
+}
+
+// take removes base b of page p and returns it, nil if it is not there.
+func (s *bases) take(p page.Index, b lrc.Base) (content *pageBytes) {
+	x := s.find(p, b)
+	if x == nil {
+		return nil
+	}
+	at := &x.pages[p%basePages]
+	if content = *at; content == nil {
+		return nil
+	}
+	*at = nil
+	s.n -= copies(content)
+	if x.n--; x.n == 0 {
+		delete(s.blocks, s.lastKey)
+		s.last = nil
+		freeBlocks.Put(x)
+	}
+	return content
+}
+
 // putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.
 func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
-	n := int64(0)
+	before := f.bases.n
 	for i, content := range pages {
-		key := baseKey{rg.Start + page.Index(i), b}
-		n += copies(content) - copies(f.bases[key])
-		f.bases[key] = content
+		f.bases.put(rg.Start+page.Index(i), b, content)
 	}
-	f.addBases(n)
+	f.addBases(int64(f.bases.n - before))
 }
 
 // copies is how many pages of memory a base takes.
-func copies(content *pageBytes) int64 {
+func copies(content *pageBytes) int {
 	if content == nil || content == zeroPage {
 		return 0
 	}
@@ -135,26 +215,18 @@ func (f *File) dropBasesLocked(drop []lrc.PageBase) {
 	if len(drop) == 0 {
 		return
 	}
-	n := int64(0)
+	before := f.bases.n
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
-			key := baseKey{p, d.Base}
-			content := f.bases[key]
-			if copies(content) > 0 {
+			if content := f.bases.take(p, d.Base); copies(content) > 0 {
 				freePages.Put(content)
-				n++
 			}
-			delete(f.bases, key)
 		}
 	}
-	f.addBases(-n)
+	f.addBases(int64(f.bases.n - before))
 }
 
 func (f *File) dropAllBasesLocked() {
-	n := int64(0)
-	for _, content := range f.bases {
-		n += copies(content)
-	}
-	f.addBases(-n)
-	clear(f.bases)
+	f.addBases(-int64(f.bases.n))
+	f.bases = bases{}
 }

@@ -5,9 +5,42 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 )
+
+// TestBasesAgainstMap drives bases and a plain map with the same calls.
+func TestBasesAgainstMap(t *testing.T) {
+	type key struct {
+		page page.Index
+		base lrc.Base
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var s bases
+		twin := make(map[key]*pageBytes)
+		pages := rapid.OneOf(rapid.IntRange(0, 3*basePages), rapid.SampledFrom([]int{0, basePages - 1, basePages, 1 << 40}))
+		for range rapid.IntRange(1, 200).Draw(t, "calls") {
+			k := key{page.Index(pages.Draw(t, "page")), lrc.Base(rapid.IntRange(1, 2).Draw(t, "base"))}
+			require.True(t, twin[k] == s.at(k.page, k.base))
+			if rapid.Bool().Draw(t, "put") {
+				content := new(pageBytes)
+				s.put(k.page, k.base, content)
+				twin[k] = content
+			} else {
+				require.True(t, twin[k] == s.take(k.page, k.base))
+				delete(twin, k)
+			}
+			require.Equal(t, len(twin), s.n)
+		}
+		for k, content := range twin {
+			require.True(t, content == s.at(k.page, k.base))
+			require.True(t, content == s.take(k.page, k.base))
+		}
+		require.Empty(t, s.blocks)
+	})
+}
 
 // TestBaseThatCannotBeRead has home fail when a page is to be kept, and so the write. The next one keeps the page; what both sides
 // changed is merged, and an acquire brings it.
@@ -61,7 +94,7 @@ func TestBasesOfZerosTakeNoMemory(t *testing.T) {
 		p.add(at + 100)
 		q.add(at + 200)
 	}
-	require.NotEmpty(t, src.attached.bases)
+	require.NotEmpty(t, src.attached.bases.blocks)
 	require.Zero(t, m.cache.Status().BaseBytes)
 	p.release()
 	require.NoError(t, src.attached.Sync(nil))

@@ -174,7 +174,7 @@ func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, 
 		b, _ := f.lrc.BaseOf(p, o)
 		lo, hi := max(from-p.Offset(), 0), min(to-p.Offset(), page.Size)
 		base := buf
-		kept := f.bases[baseKey{p, b}]
+		kept := f.bases.at(p, b)
 		if b != lrc.BaseHome && copies(kept) > 0 {
 			base = kept[:]
 		} else if lo == 0 && hi == page.Size || b != lrc.BaseHome && kept == zeroPage {

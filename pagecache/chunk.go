@@ -67,7 +67,7 @@ func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
 		}
 		c.bases[i] = make([]*pageBytes, p.Range.Len())
 		for k := range c.bases[i] {
-			c.bases[i][k] = f.bases[baseKey{p.Range.Start + page.Index(k), p.Base}]
+			c.bases[i][k] = f.bases.at(p.Range.Start+page.Index(k), p.Base)
 		}
 	}
 	c.keeping = f.keepingLocked(c.ranges, runs[0].Owner)

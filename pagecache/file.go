@@ -41,7 +41,7 @@ type File struct {
 
 	lrc      lrc.File                      // protected by mu
 	holdings map[versions.Owner]*holding   // protected by mu
-	bases    map[baseKey]*pageBytes        // protected by mu
+	bases    bases                         // protected by mu
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
@@ -67,12 +67,6 @@ type File struct {
 	clean        cleanPages
 
 	counters Counters
-}
-
-// baseKey names a base copy.
-type baseKey struct {
-	page page.Index
-	base lrc.Base
 }
 
 // Name is the path below the mountpoint at the time when the file was last mapped.
@@ -145,7 +139,6 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		home:     home,
 		kernel:   src.Kernel(),
 		holdings: make(map[versions.Owner]*holding),
-		bases:    make(map[baseKey]*pageBytes),
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 	}

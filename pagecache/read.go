@@ -149,7 +149,7 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, enteri
 				return 0, false, err
 			}
 			base := before
-			if b := f.bases[baseKey{i, q.Base}]; q.Base != lrc.BaseHome && b != nil {
+			if b := f.bases.at(i, q.Base); q.Base != lrc.BaseHome && b != nil {
 				base = b[:]
 			}
 			lrc.Merge3(theirs, base, mine, theirs)
