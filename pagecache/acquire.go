@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -65,8 +66,10 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	if err != nil {
 		return 0, rg.Start, err
 	}
-	stale := f.lrc.Stale(part, h.dev.owner)
-	if len(stale) > 0 {
+	list := updateLists.Get().(*[]lrc.Update)
+	defer updateLists.Put(list)
+	*list = f.lrc.AppendStale((*list)[:0], part, h.dev.owner)
+	if stale := *list; len(stale) > 0 {
 		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
 		storing := f.storingLocked(h, part)
 		var n int64
@@ -89,6 +92,9 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	}
 	return pages, part.End, f.trackLocked(ctx, h, part)
 }
+
+// updateLists has memory for what is stale: of scattered pages it is a long list.
+var updateLists = sync.Pool{New: func() any { return new([]lrc.Update) }}
 
 // tracking is a run of pages that clients do, or do not, map for writing.
 type tracking struct {
@@ -132,17 +138,16 @@ func (f *File) splitLocked(rg page.Range, counts func(m *Mapping) bool) (parts [
 // program can have stored into them before: the digests of what is there are those of home. So the device takes them,
 // at the speed of its memory.
 func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error {
-	untracked := f.lrc.Untracked(rg, h.dev.owner)
-	if len(untracked) == 0 {
-		return nil
-	}
 	var runs []page.Range
 	for _, w := range f.writersLocked(h, rg) {
 		if w.track {
 			runs = append(runs, w.pages)
 		}
 	}
-	runs = intersect(untracked, runs)
+	if len(runs) == 0 {
+		return nil
+	}
+	runs = intersect(f.lrc.Untracked(rg, h.dev.owner), runs)
 	for i := 0; i < len(runs); {
 		span, n := runs[i], i+1
 		for n < len(runs) && runs[n].Start-span.End <= digestGap {
@@ -196,10 +201,10 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 
 // appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests sums, up
 // to date.
-func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases.at(p, b)
-		x, off := h.at(p)
+		x, _ := of.at(p)
 		if base == nil || x == nil {
 			return patches, missingBase(p)
 		}
@@ -209,7 +214,7 @@ func (f *File) appendPatchesLocked(patches []gpubackend.Patch, h *holding, rg pa
 		}
 		at := (p - rg.Start).Offset()
 		patches = append(patches, gpubackend.Patch{
-			Mem: x.mem, Off: off, Base: base[:], Next: home[at : at+page.Size],
+			Mem: x.mem, Off: p.Offset() - x.index*x.size, Base: base[:], Next: home[at : at+page.Size],
 			Agreed: agreed,
 		})
 	}

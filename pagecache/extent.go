@@ -75,11 +75,33 @@ func (h *holding) sorted() []*extent {
 
 // each calls fn for the part of rg in each extent that exists, in order.
 func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
-	per := page.Index(h.extentSize >> page.Shift)
+	of := walk{h: h}
+	of.each(rg, fn)
+}
+
+// walk looks for the extents of pages, of which many in a row are in the same one. Nobody adds or frees extents meanwhile.
+type walk struct {
+	h     *holding
+	x     *extent    // that of pages, nil if there is none
+	pages page.Range // none at first
+}
+
+// at returns the extent of page p, nil if there is none, and its pages.
+func (w *walk) at(p page.Index) (*extent, page.Range) {
+	if !w.pages.Contains(p) {
+		k := p.Offset() / w.h.extentSize
+		w.x = w.h.extents[k]
+		w.pages = page.Range{Start: page.Index(k * w.h.extentSize >> page.Shift), End: page.Index((k + 1) * w.h.extentSize >> page.Shift)}
+	}
+	return w.x, w.pages
+}
+
+// each is that of holding.
+func (w *walk) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	for p := rg.Start; p < rg.End; {
-		k := int64(p / per)
-		end := min(rg.End, page.Index(k+1)*per)
-		if x := h.extents[k]; x != nil {
+		x, pages := w.at(p)
+		end := min(rg.End, pages.End)
+		if x != nil {
 			fn(x, page.Range{Start: p, End: end})
 		}
 		p = end
@@ -109,14 +131,21 @@ func (h *holding) copies(rg page.Range, buf []byte) []gpubackend.Copy {
 
 // appendCopies appends them to pieces.
 func (h *holding) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
-	h.each(rg, func(x *extent, part page.Range) {
-		from := (part.Start - rg.Start).Offset()
-		pieces = append(pieces, gpubackend.Copy{
-			Mem:  x.mem,
-			Off:  part.Offset() - x.index*x.size,
-			Host: buf[from : from+part.Bytes()],
-		})
-	})
+	of := walk{h: h}
+	return of.appendCopies(pieces, rg, buf)
+}
+
+// appendCopies is that of holding.
+func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
+	for p := rg.Start; p < rg.End; {
+		x, pages := w.at(p)
+		end := min(rg.End, pages.End)
+		n := (end - p).Offset()
+		if x != nil {
+			pieces = append(pieces, gpubackend.Copy{Mem: x.mem, Off: p.Offset() - x.index*x.size, Host: buf[:n]})
+		}
+		p, buf = end, buf[n:]
+	}
 	return pieces
 }
 

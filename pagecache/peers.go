@@ -32,6 +32,11 @@ type devicePair struct{ to, from versions.Owner }
 func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking) (
 	pages int64, next page.Index, err error,
 ) {
+	next = part.End
+	sources := f.peersLocked(h)
+	if len(sources) == 0 {
+		return 0, next, nil
+	}
 	var want []page.Range
 	for _, u := range stale {
 		if u.Mode != lrc.ModePatch {
@@ -45,16 +50,8 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 		}
 	}
 	want = atLeast(intersect(want, quiet), f.c.leastPeer)
-	next = part.End
-	for _, d := range f.c.devices {
-		source := f.holdings[d.owner]
-		if source == nil || source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
-			continue
-		}
-		pair := devicePair{h.dev.owner, d.owner}
-		if _, no := f.c.noPeer.Load(pair); no {
-			continue
-		}
+	for _, source := range sources {
+		d := source.dev
 		unwritten, written := f.sourcesLocked(source, h, part)
 		for i, from := range [][]page.Range{unwritten, written} {
 			take, end := limit(atLeast(intersect(want, from), f.c.leastPeer), holdPeer-pages)
@@ -66,7 +63,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 			if errors.Is(err, gpubackend.ErrNoPeer) {
 				f.c.log.Info("one device cannot copy from another; bytes go through the host",
 					"to", h.dev.info.Ordinal, "from", d.info.Ordinal, "error", err)
-				f.c.noPeer.Store(pair, true)
+				f.c.noPeer.Store(devicePair{h.dev.owner, d.owner}, true)
 				break
 			}
 			if err != nil {
@@ -79,6 +76,20 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 		}
 	}
 	return pages, next, nil
+}
+
+// peersLocked returns the other devices that hold something of the file and that the one of h can copy from.
+func (f *File) peersLocked(h *holding) (sources []*holding) {
+	for _, d := range f.c.devices {
+		source := f.holdings[d.owner]
+		if source == nil || source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
+			continue
+		}
+		if _, no := f.c.noPeer.Load(devicePair{h.dev.owner, d.owner}); !no {
+			sources = append(sources, source)
+		}
+	}
+	return sources
 }
 
 // sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and those

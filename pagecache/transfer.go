@@ -3,7 +3,6 @@ package pagecache
 import (
 	"context"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +41,8 @@ func readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), maxReaders) }
 // step is a run of pages to be brought from home.
 type step struct {
 	pages page.Range
-	mode  lrc.Mode
 	base  lrc.Base
+	mode  lrc.Mode
 	// storing says that programs may be storing into the pages.
 	storing bool
 }
@@ -60,9 +59,11 @@ type piece struct {
 	// buf holds the steps' bytes one after the other, between read and send. release gives it back.
 	buf     []byte
 	release func()
-	// sums has the digests of the steps that are hashed, one after the other, patches what brings the others that are patched
-	// up to date. Both are made along with the read, while the bytes are in the processor's cache.
+	// sums has the digests of the steps that are hashed, one after the other, copies what brings the steps that are not patched
+	// up to date, patches the others. They are made along with the read, by those who read at once, and the digests while the
+	// bytes are in the processor's cache.
 	sums    []gpubackend.Digest
+	copies  []gpubackend.Copy
 	patches []gpubackend.Patch
 	ways    ways
 	// held says that home is read under File.mu, for it changed when it was not.
@@ -84,18 +85,27 @@ func pieceFor(stale []lrc.Update) int64 {
 // is a piece of its own. All are ascending.
 func piecesOf(stale []lrc.Update, storing []tracking, most int64, spans []page.Range) (pieces []piece) {
 	var within page.Range // the span of the last piece
+	// The pieces share one array of steps, of which each has its part in the end.
+	steps := make([]step, 0, len(stale)+len(storing)+len(spans))
+	count := 0 // of the last piece
+	seal := func() {
+		if n := len(pieces); n > 0 {
+			pieces[n-1].steps = steps[len(steps)-count : len(steps) : len(steps)]
+		}
+	}
 	add := func(s step, span page.Range) {
-		if n := len(pieces); n > 0 && span == within && len(pieces[n-1].steps) < pieceRuns &&
+		if n := len(pieces); n > 0 && span == within && count < pieceRuns &&
 			(pieces[n-1].bytes+s.pages.Bytes() <= most || !span.Empty()) {
-			last := &pieces[n-1]
-			last.steps, last.bytes = append(last.steps, s), last.bytes+s.pages.Bytes()
+			pieces[n-1].bytes += s.pages.Bytes()
+			steps, count = append(steps, s), count+1
 			return
 		}
+		seal()
 		within = span
-		steps := make([]step, 1, max(1, pieceRuns/s.pages.Len())) // of scattered pages there are many
-		steps[0] = s
-		pieces = append(pieces, piece{steps: steps, bytes: s.pages.Bytes()})
+		steps, count = append(steps, s), 1
+		pieces = append(pieces, piece{bytes: s.pages.Bytes()})
 	}
+	defer seal()
 	k := 0
 	for _, u := range stale {
 		for at := u.Range.Start; at < u.Range.End; {
@@ -116,7 +126,7 @@ func piecesOf(stale []lrc.Update, storing []tracking, most int64, spans []page.R
 			default:
 				end = min(end, at+page.Index(most>>page.Shift))
 			}
-			add(step{page.Range{Start: at, End: end}, u.Mode, u.Base, storing[k].track}, span)
+			add(step{page.Range{Start: at, End: end}, u.Base, u.Mode, storing[k].track}, span)
 			at = end
 		}
 	}
@@ -180,18 +190,17 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	h.reads.wait = p.lacks
 	// After an error pieces may be there that come after one that is not.
 	next = part.End
-	var done []*piece
 	for i := range p.pieces {
-		if x := &p.pieces[i]; x.done {
-			done = append(done, x)
-			for _, s := range x.steps {
-				pages += s.pages.Intersect(part).Len()
-			}
-		} else {
+		x := &p.pieces[i]
+		if !x.done {
 			next = min(next, max(x.steps[0].pages.Start, part.Start))
+			continue
+		}
+		for k := range x.steps {
+			pages += x.steps[k].pages.Intersect(part).Len()
 		}
 	}
-	f.updatedLocked(h, done)
+	f.updatedLocked(h, p.pieces, len(stale))
 	return pages, next, p.err
 }
 
@@ -346,23 +355,49 @@ func (p *pipeline) read(i int, x *piece) (err error) {
 	if err != nil {
 		return err
 	}
-	at := int64(0)
+	return p.prepare(x)
+}
+
+// prepare makes what is given to the device of a piece that was read, and its digests. After an error it has no buffer.
+func (p *pipeline) prepare(x *piece) error {
+	var hashed, patched int64
+	for k := range x.steps {
+		switch s := &x.steps[k]; {
+		case s.mode == lrc.ModePatch:
+			patched += s.pages.Len()
+			hashed += s.pages.Len()
+		case s.storing:
+			hashed += s.pages.Len()
+		}
+	}
+	if hashed > 0 {
+		x.sums = make([]gpubackend.Digest, hashed)
+	}
+	if patched > 0 {
+		x.patches = make([]gpubackend.Patch, 0, patched)
+	}
+	if patched < x.bytes>>page.Shift {
+		x.copies = make([]gpubackend.Copy, 0, len(x.steps))
+	}
+	at, sums, of := int64(0), x.sums, walk{h: p.h}
 	for k := range x.steps {
 		s := &x.steps[k]
 		buf := x.buf[at : at+s.pages.Bytes()]
-		if s.hashed() {
-			n := len(x.sums)
-			x.sums = slices.Grow(x.sums, int(s.pages.Len()))[:n+int(s.pages.Len())]
-			p.h.dev.Key().SumPages(buf, x.sums[n:])
-		}
-		if s.mode == lrc.ModePatch {
-			var err error
-			if x.patches, err = p.f.appendPatchesLocked(x.patches, p.h, s.pages, s.base, buf, x.sums[len(x.sums)-int(s.pages.Len()):]); err != nil {
-				x.release()
-				return err
-			}
-		}
 		at += s.pages.Bytes()
+		var own []gpubackend.Digest
+		if s.hashed() {
+			own, sums = sums[:s.pages.Len()], sums[s.pages.Len():]
+			p.h.dev.Key().SumPages(buf, own)
+		}
+		if s.mode != lrc.ModePatch {
+			x.copies = of.appendCopies(x.copies, s.pages, buf)
+			continue
+		}
+		var err error
+		if x.patches, err = p.f.appendPatchesLocked(x.patches, &of, s.pages, s.base, buf, own); err != nil {
+			x.release()
+			return err
+		}
 	}
 	return nil
 }
@@ -433,21 +468,19 @@ func (p *pipeline) send(pieces []*piece) error {
 	defer func() {
 		for _, x := range pieces {
 			x.release()
-			x.buf, x.patches = nil, nil
+			x.buf, x.copies, x.patches = nil, nil, nil
 		}
 	}()
-	var copies []gpubackend.Copy
-	var patches []gpubackend.Patch
-	for _, x := range pieces {
-		at := int64(0)
-		for _, s := range x.steps {
-			buf := x.buf[at : at+s.pages.Bytes()]
-			at += s.pages.Bytes()
-			if s.mode != lrc.ModePatch {
-				copies = p.h.appendCopies(copies, s.pages, buf)
-			}
+	copies, patches := pieces[0].copies, pieces[0].patches
+	if len(pieces) > 1 {
+		n, m := 0, 0
+		for _, x := range pieces {
+			n, m = n+len(x.copies), m+len(x.patches)
 		}
-		patches = append(patches, x.patches...)
+		copies, patches = make([]gpubackend.Copy, 0, n), make([]gpubackend.Patch, 0, m)
+		for _, x := range pieces {
+			copies, patches = append(copies, x.copies...), append(patches, x.patches...)
+		}
 	}
 	if len(copies) > 0 {
 		if err := p.h.dev.CopyIn(p.ctx, copies); err != nil {
@@ -467,24 +500,33 @@ func (p *pipeline) send(pieces []*piece) error {
 	return nil
 }
 
-// updatedLocked reports pieces that the device has.
-func (f *File) updatedLocked(h *holding, pieces []*piece) {
+// updatedLocked reports the pieces that the device has, of about so many updates.
+func (f *File) updatedLocked(h *holding, pieces []piece, updates int) {
 	var tracked, others []page.Range
 	var filled, refreshed, patched, fills int64
 	var from ways
 	last := page.Range{}
-	for _, x := range pieces {
+	of := walk{h: h}
+	for i := range pieces {
+		x := &pieces[i]
+		if !x.done {
+			continue
+		}
 		from.add(x.ways)
 		sums := x.sums
-		for _, s := range x.steps {
+		for k := range x.steps {
+			s := &x.steps[k]
 			if s.hashed() {
-				h.each(s.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreeOn(part), sums):] })
+				of.each(s.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreeOn(part), sums):] })
 			}
+			list := &others
 			if s.storing {
-				tracked = page.AppendRange(tracked, s.pages)
-			} else {
-				others = page.AppendRange(others, s.pages)
+				list = &tracked
 			}
+			if *list == nil {
+				*list = make([]page.Range, 0, updates)
+			}
+			*list = page.AppendRange(*list, s.pages)
 			n := s.pages.Len()
 			switch s.mode {
 			case lrc.ModeFill:
