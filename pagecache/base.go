@@ -107,7 +107,10 @@ const basePages = 512
 // bases are the base copies of a file. Protected by File.mu.
 type bases struct {
 	blocks map[baseKey]*baseBlock
-	n      int // copies(content) of all of them
+	n      int // copies(content) of all of them, those vacated among them
+	// vacated is what n counts of the bases that vacate removed, and empty has the blocks that may have lost their last one with it.
+	vacated int
+	empty   []baseKey
 	// last is where put or take was last: pages come in order.
 	last    *baseBlock
 	lastKey baseKey
@@ -180,6 +183,38 @@ func (s *bases) take(p page.Index, b lrc.Base) (content *pageBytes) {
 		freeBlocks.Put(x)
 	}
 	return content
+}
+
+// vacate removes bases while others may be calling at for other pages. Before anybody calls put or take, sweep is called.
+func (s *bases) vacate(drop []lrc.PageBase) {
+	for _, d := range drop {
+		for p := d.Range.Start; p < d.Range.End; p++ {
+			x := s.find(p, d.Base)
+			if x == nil || x.pages[p%basePages] == nil {
+				continue
+			}
+			if content := x.pages[p%basePages]; copies(content) > 0 {
+				freePages.Put(content)
+				s.vacated++
+			}
+			x.pages[p%basePages] = nil
+			if x.n--; x.n == 0 {
+				s.empty = append(s.empty, s.lastKey)
+			}
+		}
+	}
+}
+
+// sweep ends what vacate began, and returns how many pages of memory that gave back.
+func (s *bases) sweep() (vacated int) {
+	for _, key := range s.empty {
+		freeBlocks.Put(s.blocks[key])
+		delete(s.blocks, key)
+	}
+	vacated = s.vacated
+	s.last, s.empty, s.vacated = nil, s.empty[:0], 0
+	s.n -= vacated
+	return vacated
 }
 
 // putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.

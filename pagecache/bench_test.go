@@ -33,6 +33,7 @@ import (
 type diskHome struct {
 	*memoryHome // what is not reading, writing and asking for its size
 	file        *os.File
+	direct      *os.File // opened with O_DIRECT, nil where that is not possible
 }
 
 func (h *diskHome) ReadAt(p []byte, off int64) (int, error) {
@@ -61,6 +62,29 @@ func (h *diskHome) WillNeed(off, n int64) {
 	}
 }
 
+func (h *diskHome) Cached(off, n int64) (int64, error) {
+	if h.direct == nil {
+		return 0, &NoDirect{Reason: "no O_DIRECT"}
+	}
+	var found unix.Cachestat_t
+	if err := unix.Cachestat(uint(h.file.Fd()), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found, 0); err != nil {
+		return 0, &NoDirect{Reason: err.Error()}
+	}
+	return int64(found.Cache) << page.Shift, nil
+}
+
+func (h *diskHome) ReadDirect(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pread(int(h.direct.Fd()), p[done:], off+int64(done))
+		if n <= 0 || err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return done, nil
+}
+
 func (h *diskHome) WriteAt(p []byte, off int64) (int, error) { return h.file.WriteAt(p, off) }
 
 func (h *diskHome) Signature() (Signature, error) {
@@ -78,7 +102,7 @@ type diskSource struct {
 
 func (s *diskSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-var _ HostCached = (*diskHome)(nil)
+var _ DirectReader = (*diskHome)(nil)
 
 // rig is what a benchmark works with.
 type rig struct {
@@ -139,9 +163,14 @@ func (r *rig) file(n int64) *diskSource {
 	path := filepath.Join(dir, "gaiafs-bench")
 	f, err := os.Create(path)
 	require.NoError(r, err)
+	direct, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		direct = nil
+	}
 	r.Cleanup(func() {
 		require.NoError(r, r.cache.Close(r.ctx)) // what is released goes home before the file does
 		_ = f.Close()
+		_ = direct.Close() // of nil it is an error
 		_ = os.Remove(path)
 	})
 	block := make([]byte, 8<<20)
@@ -151,7 +180,7 @@ func (r *rig) file(n int64) *diskSource {
 		_, err := f.WriteAt(block[:min(int64(len(block)), n-off)], off)
 		require.NoError(r, err)
 	}
-	return &diskSource{&source{id: FileID{1, 1}, kernel: &kernel{}}, &diskHome{newHome(0), f}}
+	return &diskSource{&source{id: FileID{1, 1}, kernel: &kernel{}}, &diskHome{newHome(0), f, direct}}
 }
 
 // evict takes the file out of the host's page cache.

@@ -290,6 +290,27 @@ func (d *directHome) readSteps(steps []page.Range, buf []byte, atOnce int) (w wa
 	return w, err
 }
 
+// What is known of a piece in pipeline.warmth.
+const (
+	warmUnknown = iota
+	warmYes
+	warmNo
+)
+
+// isWarm is directHome.warm of piece i, which is asked once. It needs no lock.
+func (p *pipeline) isWarm(i int) bool {
+	if known := p.warmth[i].Load(); known != warmUnknown {
+		return known == warmYes
+	}
+	warm := p.direct.warm(&p.pieces[i])
+	if warm {
+		p.warmth[i].Store(warmYes)
+	} else {
+		p.warmth[i].Store(warmNo)
+	}
+	return warm
+}
+
 // thereLocked reports whether piece i can be brought without waiting for the disk, where nobody should wait under File.mu. What
 // cannot is read from now on, and what follows it.
 func (p *pipeline) thereLocked(i int) bool {
@@ -299,7 +320,7 @@ func (p *pipeline) thereLocked(i int) bool {
 	case x.held:
 		return true
 	case r != nil:
-	case !p.cold.Load() && p.direct.warm(x):
+	case !p.cold.Load() && p.isWarm(i):
 		return true
 	}
 	p.cold.Store(true)

@@ -1,8 +1,10 @@
 package pagecache
 
 import (
+	"cmp"
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,9 +143,15 @@ type pipeline struct {
 	until  time.Time // zero if all must be brought now
 	pieces []piece
 	direct *directHome // nil where home is read through the host's page cache
+	// warmth has what isWarm found of each piece; nil where nobody asks.
+	warmth  []atomic.Int32
+	workers int
 
 	slots chan struct{} // one for each buffer in use
 	cold  atomic.Bool
+
+	// settling is what pieces that the device has come to, while others are read.
+	settling settling
 
 	mu      sync.Mutex
 	next    int           // protected by mu; pieces that workers took
@@ -175,7 +183,15 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	}
 	p := &pipeline{f: f, h: h, ctx: ctx, until: until, direct: f.directLocked()}
 	p.cold.Store(len(spans) > 0)
+	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
+		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {
+		// From now on digests change one by one, each by whoever brings its page.
+		h.each(wide, func(x *extent, part page.Range) { x.agreeOn(part) })
+	}
 	p.pieces = piecesOf(stale, storing, pieceFor(stale), spans)
+	if p.direct != nil {
+		p.warmth = make([]atomic.Int32, len(p.pieces))
+	}
 	p.forgetReadsLocked(wide, spoiled)
 	p.mu.Lock()
 	over := p.overLocked()
@@ -190,6 +206,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	h.reads.wait = p.lacks
 	// After an error pieces may be there that come after one that is not.
 	next = part.End
+	fills, filled := int64(0), page.Range{}
 	for i := range p.pieces {
 		x := &p.pieces[i]
 		if !x.done {
@@ -197,10 +214,17 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 			continue
 		}
 		for k := range x.steps {
-			pages += x.steps[k].pages.Intersect(part).Len()
+			s := &x.steps[k]
+			pages += s.pages.Intersect(part).Len()
+			if s.mode == lrc.ModeFill {
+				if filled.End != s.pages.Start {
+					fills++
+				}
+				filled = s.pages
+			}
 		}
 	}
-	f.updatedLocked(h, p.pieces, len(stale))
+	p.settling.endLocked(f, fills)
 	return pages, next, p.err
 }
 
@@ -214,7 +238,9 @@ func (p *pipeline) alone() {
 	}
 	if err != nil {
 		p.fail(err)
+		return
 	}
+	p.settle([]*piece{x})
 }
 
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
@@ -222,6 +248,7 @@ func (p *pipeline) alone() {
 // waited for.
 func (p *pipeline) run() {
 	n := min(readers(), len(p.pieces))
+	p.workers = n
 	largest := int64(0)
 	for i := range p.pieces {
 		largest = max(largest, p.pieces[i].bytes)
@@ -250,6 +277,9 @@ func (p *pipeline) work() {
 		if !ok {
 			<-p.slots
 			return
+		}
+		if ahead := i + p.workers; p.direct != nil && ahead < len(p.pieces) && !p.cold.Load() {
+			p.isWarm(ahead) // not when it is its turn, which is with mu held
 		}
 		x := &p.pieces[i]
 		if err := p.read(i, x); err != nil {
@@ -323,11 +353,15 @@ func (p *pipeline) sendLocked() {
 		call := p.ready[:n:n]
 		p.ready, p.waiting = p.ready[n:], p.waiting-size
 		p.mu.Unlock()
-		if err := p.send(call); err != nil {
+		err := p.send(call)
+		if err != nil {
 			p.fail(err)
 		}
 		for range call {
 			<-p.slots
+		}
+		if err == nil {
+			p.settle(call)
 		}
 		p.mu.Lock()
 	}
@@ -494,63 +528,68 @@ func (p *pipeline) send(pieces []*piece) error {
 			return err
 		}
 	}
-	for _, x := range pieces {
-		x.done = true
-	}
 	return nil
 }
 
-// updatedLocked reports the pieces that the device has, of about so many updates.
-func (f *File) updatedLocked(h *holding, pieces []piece, updates int) {
-	var tracked, others []page.Range
-	var filled, refreshed, patched, fills int64
-	var from ways
-	last := page.Range{}
-	of := walk{h: h}
-	for i := range pieces {
-		x := &pieces[i]
-		if !x.done {
-			continue
-		}
-		from.add(x.ways)
+// settling is what became of the pieces that a device has.
+type settling struct {
+	mu sync.Mutex // of those who settle, on behalf of a caller who holds File.mu and waits
+	// The rest is protected by mu.
+	tracked, others            []page.Range // scratch
+	filled, refreshed, patched int64
+	from                       ways
+}
+
+// settle reports pieces that the device has. Others are being read, which need what is known of them: their bases and digests.
+func (p *pipeline) settle(pieces []*piece) {
+	s := &p.settling
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.SortFunc(pieces, func(a, b *piece) int { return cmp.Compare(a.steps[0].pages.Start, b.steps[0].pages.Start) })
+	s.tracked, s.others = s.tracked[:0], s.others[:0]
+	of := walk{h: p.h}
+	for _, x := range pieces {
+		x.done = true
+		s.from.add(x.ways)
 		sums := x.sums
 		for k := range x.steps {
-			s := &x.steps[k]
-			if s.hashed() {
-				of.each(s.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreeOn(part), sums):] })
+			t := &x.steps[k]
+			if t.hashed() {
+				of.each(t.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreedAt(part), sums):] })
 			}
-			list := &others
-			if s.storing {
-				list = &tracked
+			list := &s.others
+			if t.storing {
+				list = &s.tracked
 			}
 			if *list == nil {
-				*list = make([]page.Range, 0, updates)
+				*list = make([]page.Range, 0, len(pieces)*len(x.steps))
 			}
-			*list = page.AppendRange(*list, s.pages)
-			n := s.pages.Len()
-			switch s.mode {
+			*list = page.AppendRange(*list, t.pages)
+			switch n := t.pages.Len(); t.mode {
 			case lrc.ModeFill:
-				filled += n
-				if last.End != s.pages.Start {
-					fills++
-				}
-				last = s.pages
+				s.filled += n
 			case lrc.ModeCopy:
-				refreshed += n
+				s.refreshed += n
 			case lrc.ModePatch:
-				patched += n
+				s.patched += n
 			}
 		}
 	}
-	f.dropBasesLocked(f.lrc.Updated(tracked, h.dev.owner, true))
-	f.dropBasesLocked(f.lrc.Updated(others, h.dev.owner, false))
+	f, owner := p.f, p.h.dev.owner
+	f.bases.vacate(f.lrc.Updated(s.tracked, owner, true))
+	f.bases.vacate(f.lrc.Updated(s.others, owner, false))
+}
+
+// endLocked counts what was settled, with so many runs of pages that the device had nothing of. Nobody settles any more.
+func (s *settling) endLocked(f *File, fills int64) {
+	f.addBases(int64(-f.bases.sweep()))
 	f.count(func(c *Counters) {
 		c.Fills.Add(fills)
-		c.FilledPages.Add(filled)
-		c.RefreshedPages.Add(refreshed)
-		c.PatchedPages.Add(patched)
-		c.CachedPages.Add(from.cached)
-		c.DirectPages.Add(from.direct)
-		c.BufferedPages.Add(from.buffered)
+		c.FilledPages.Add(s.filled)
+		c.RefreshedPages.Add(s.refreshed)
+		c.PatchedPages.Add(s.patched)
+		c.CachedPages.Add(s.from.cached)
+		c.DirectPages.Add(s.from.direct)
+		c.BufferedPages.Add(s.from.buffered)
 	})
 }
