@@ -26,11 +26,15 @@ const (
 	pieceBytes = 2 << 20
 	leastPiece = 256 << 10
 	// pieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
-	pieceRuns = 64
+	pieceRuns = 32
 	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds however
-	// little it is about, so nobody begins one for less than leastCall while there is more to read.
-	callBytes  = 16 << 20
-	leastCall  = 4 << 20
+	// little it is about, so nobody begins one for less than mostLeastCall while there is more to read; where there is little in
+	// all, for less than leastCall, since the last call is waited for when all else is done.
+	callBytes     = 16 << 20
+	mostLeastCall = 4 << 20
+	leastCall     = 1 << 20
+	// fewCalls is about the most calls that are smaller than mostLeastCall.
+	fewCalls   = 6
 	senders    = 2
 	maxReaders = 12
 	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
@@ -144,8 +148,10 @@ type pipeline struct {
 	pieces []piece
 	direct *directHome // nil where home is read through the host's page cache
 	// warmth has what isWarm found of each piece; nil where nobody asks.
-	warmth  []atomic.Int32
-	workers int
+	warmth []atomic.Int32
+	// workers read, and nobody begins a call for less than leastCall bytes while there is more to read. Immutable once run began.
+	workers   int
+	leastCall int64
 
 	slots chan struct{} // one for each buffer in use
 	cold  atomic.Bool
@@ -248,11 +254,11 @@ func (p *pipeline) alone() {
 // waited for.
 func (p *pipeline) run() {
 	n := min(readers(), len(p.pieces))
-	p.workers = n
-	largest := int64(0)
+	largest, total := int64(0), int64(0)
 	for i := range p.pieces {
-		largest = max(largest, p.pieces[i].bytes)
+		largest, total = max(largest, p.pieces[i].bytes), total+p.pieces[i].bytes
 	}
+	p.workers, p.leastCall = n, min(max(total/fewCalls, leastCall), mostLeastCall)
 	buffers := min(int64(n*pieceBytes+senders*callBytes)/largest, int64(len(p.pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
@@ -326,7 +332,7 @@ func (p *pipeline) pass(x *piece) {
 		p.ready, p.waiting = append(p.ready, x), p.waiting+x.bytes
 	}
 	// Without a free buffer nobody reads on until somebody sends.
-	if p.waiting >= leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
+	if p.waiting >= p.leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
 		p.sendLocked()
 	}
 	p.restLocked()
@@ -345,6 +351,7 @@ func (p *pipeline) sendLocked() {
 		return
 	}
 	p.sending++
+	var sent []*piece
 	for len(p.ready) > 0 {
 		n, size := 0, int64(0)
 		for ; n < len(p.ready) && size < callBytes; n++ {
@@ -356,16 +363,20 @@ func (p *pipeline) sendLocked() {
 		err := p.send(call)
 		if err != nil {
 			p.fail(err)
+		} else {
+			sent = append(sent, call...)
 		}
 		for range call {
 			<-p.slots
 		}
-		if err == nil {
-			p.settle(call)
-		}
 		p.mu.Lock()
 	}
 	p.sending--
+	if len(sent) > 0 {
+		p.mu.Unlock() // others may send meanwhile
+		p.settle(sent)
+		p.mu.Lock()
+	}
 }
 
 func (p *pipeline) fail(err error) {
