@@ -8,6 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
 )
 
 const (
@@ -21,6 +22,8 @@ const (
 	// it copies from other devices, 1 GiB.
 	holdCollect = 1 << 14
 	holdPeer    = 1 << 18
+	// stalePages is the number of pages that are looked at before readers are called for what was found, 128 MiB.
+	stalePages = 1 << 15
 	// digestGap is the number of pages between two runs whose digests are taken along with theirs, to save a call.
 	digestGap = 256
 )
@@ -68,8 +71,10 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	}
 	list := updateLists.Get().(*[]lrc.Update)
 	defer updateLists.Put(list)
-	*list = f.lrc.AppendStale((*list)[:0], part, h.dev.owner)
-	if stale := *list; len(stale) > 0 {
+	stale, readers := f.staleLocked((*list)[:0], part, h.dev.owner)
+	defer readers.dismiss()
+	*list = stale
+	if len(stale) > 0 {
 		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
 		storing := f.storingLocked(h, part)
 		var n int64
@@ -82,7 +87,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 			if hold != 0 {
 				until = time.Now().Add(hold)
 			}
-			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until)
+			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until, readers)
 			pages += n
 		}
 		if err != nil {
@@ -91,6 +96,25 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 		}
 	}
 	return pages, part.End, f.trackLocked(ctx, h, part)
+}
+
+// staleLocked appends to list what of part is stale on a device. Where that is more than one reader should bring, it calls
+// readers, who are being woken while the caller finds out the rest.
+func (f *File) staleLocked(list []lrc.Update, part page.Range, o versions.Owner) (stale []lrc.Update, called *crew) {
+	seen, bytes := 0, int64(0)
+	for rg := range cut(part, stalePages) {
+		list = f.lrc.AppendStale(list, rg, o)
+		if called != nil {
+			continue
+		}
+		for ; seen < len(list); seen++ {
+			bytes += list[seen].Range.Bytes()
+		}
+		if len(list) > 2*pieceRuns || bytes > 2*leastPiece {
+			called = callCrew()
+		}
+	}
+	return list, called
 }
 
 // updateLists has memory for what is stale: of scattered pages it is a long list.

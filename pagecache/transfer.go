@@ -174,8 +174,8 @@ type pipeline struct {
 }
 
 // fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
-// it came. storing covers part.
-func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time) (
+// it came. storing covers part. called are readers that may take part, nil if there are none yet.
+func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time, called *crew) (
 	pages int64, next page.Index, err error,
 ) {
 	if len(stale) == 0 {
@@ -207,7 +207,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	case len(p.pieces) == 1:
 		p.alone()
 	default:
-		p.run()
+		p.run(called)
 	}
 	h.reads.wait = p.lacks
 	// After an error pieces may be there that come after one that is not.
@@ -252,7 +252,7 @@ func (p *pipeline) alone() {
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
 // caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
-func (p *pipeline) run() {
+func (p *pipeline) run(called *crew) {
 	n := min(readers(), len(p.pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.pieces {
@@ -262,9 +262,10 @@ func (p *pipeline) run() {
 	buffers := min(int64(n*pieceBytes+senders*callBytes)/largest, int64(len(p.pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
-	for range n - 1 {
-		go p.work()
+	if called == nil {
+		called = callCrew()
 	}
+	called.begin(p, n-1)
 	p.work()
 	p.mu.Lock()
 	p.ended = true
@@ -273,6 +274,41 @@ func (p *pipeline) run() {
 	}
 	p.mu.Unlock()
 	spinOn(p.idle)
+}
+
+// crew is readers that were called before there was something to read. To be woken takes them longer than to read a piece, so
+// they are while it is being found out what to read.
+type crew struct {
+	begun  chan struct{} // closed by begin and dismiss
+	p      *pipeline     // set before begun is closed, nil if nothing is to be read
+	wanted int           // so many of them
+}
+
+// callCrew calls as many readers as a pipeline has at most beside its caller. In the end begin or dismiss is called.
+func callCrew() *crew {
+	c := &crew{begun: make(chan struct{})}
+	for i := range readers() - 1 {
+		go func() {
+			spinOn(c.begun)
+			if c.p != nil && i < c.wanted {
+				c.p.work()
+			}
+		}()
+	}
+	return c
+}
+
+// begin has n of the crew take part in p.
+func (c *crew) begin(p *pipeline, n int) {
+	c.p, c.wanted = p, n
+	close(c.begun)
+}
+
+// dismiss sends the readers of a crew away, if there is one and they have not begun.
+func (c *crew) dismiss() {
+	if c != nil && c.p == nil {
+		close(c.begun)
+	}
 }
 
 // work reads pieces while there are some to be read, and sends.
