@@ -23,6 +23,13 @@ type known struct {
 // splitKnown splits patches into those whose base has a digest, and others.
 func (d *device) splitKnown(patches []gpubackend.Patch) (with []known, without []gpubackend.Patch) {
 	look := lookup{of: &d.buffers}
+	n := 0
+	for i := range patches {
+		if patches[i].Agreed != nil {
+			n++
+		}
+	}
+	with = make([]known, 0, n)
 	for i := range patches {
 		p := &patches[i]
 		if p.Agreed == nil {
