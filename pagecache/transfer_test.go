@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -73,7 +74,15 @@ func TestFillOfManyPieces(t *testing.T) {
 
 // TestScatteredAcquires has the CPU write single pages all over a file that devices map: one for writing, one for reading,
 // one lazily.
-func TestScatteredAcquires(t *testing.T) {
+func TestScatteredAcquires(t *testing.T) { scatteredAcquires(t) }
+
+// TestScatteredAcquiresByMany is the same with a dozen readers for each acquire.
+func TestScatteredAcquiresByMany(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
+	scatteredAcquires(t)
+}
+
+func scatteredAcquires(t *testing.T) {
 	const pages = 5000
 	m := newMachine(t, 2, memory(128<<20))
 	src := m.noisyFile(pages * page.Size)
