@@ -210,10 +210,17 @@ func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(r
 					return
 				}
 				if states == 1 && k != 0 && len(table) <= 1<<8 {
-					for i := nextOf(index, from, k); i < to; {
-						j := runEnd(index, i)
-						emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, table[k].state)
-						i = nextOf(index, j, k)
+					i := nextOf(index, from, k)
+					if i == to {
+						return
+					}
+					j := runEnd(index, i)
+					emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, table[k].state)
+					// None of the others touches the one before it.
+					for i = nextOf(index, j, k); i < to; i = nextOf(index, j, k) {
+						j = runEnd(index, i)
+						fn(open, openState)
+						open = page.Range{Start: first + page.Index(i), End: first + page.Index(j)}
 					}
 					return
 				}

@@ -93,6 +93,7 @@ func piecesOf(stale []lrc.Update, storing []tracking, most int64, spans []page.R
 	var within page.Range // the span of the last piece
 	// The pieces share one array of steps, of which each has its part in the end.
 	steps := make([]step, 0, len(stale)+len(storing)+len(spans))
+	pieces = make([]piece, 0, len(stale)/pieceRuns+len(storing)+2*len(spans)+2)
 	count := 0 // of the last piece
 	seal := func() {
 		if n := len(pieces); n > 0 {
