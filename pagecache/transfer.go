@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"cmp"
 	"context"
 	"runtime"
 	"slices"
@@ -277,41 +276,6 @@ func (p *pipeline) run(called *crew) {
 	spinOn(p.idle)
 }
 
-// crew is readers that were called before there was something to read. To be woken takes them longer than to read a piece, so
-// they are while it is being found out what to read.
-type crew struct {
-	begun  chan struct{} // closed by begin and dismiss
-	p      *pipeline     // set before begun is closed, nil if nothing is to be read
-	wanted int           // so many of them
-}
-
-// callCrew calls as many readers as a pipeline has at most beside its caller. In the end begin or dismiss is called.
-func callCrew() *crew {
-	c := &crew{begun: make(chan struct{})}
-	for i := range readers() - 1 {
-		go func() {
-			spinOn(c.begun)
-			if c.p != nil && i < c.wanted {
-				c.p.work()
-			}
-		}()
-	}
-	return c
-}
-
-// begin has n of the crew take part in p.
-func (c *crew) begin(p *pipeline, n int) {
-	c.p, c.wanted = p, n
-	close(c.begun)
-}
-
-// dismiss sends the readers of a crew away, if there is one and they have not begun.
-func (c *crew) dismiss() {
-	if c != nil && c.p == nil {
-		close(c.begun)
-	}
-}
-
 // work reads pieces while there are some to be read, and sends.
 func (p *pipeline) work() {
 	for {
@@ -545,6 +509,22 @@ func (p *pipeline) askAhead(i int, home HostCached) {
 	}
 }
 
+// callList is what one call gives to the device. Of scattered pages it is long, and its memory goes round.
+type callList struct {
+	copies  []gpubackend.Copy
+	patches []gpubackend.Patch
+}
+
+var callLists = sync.Pool{New: func() any { return new(callList) }}
+
+// done gives the list back, empty.
+func (l *callList) done() {
+	clear(l.copies)
+	clear(l.patches)
+	l.copies, l.patches = l.copies[:0], l.patches[:0]
+	callLists.Put(l)
+}
+
 // send gives pieces that were read to the device, and their buffers back.
 func (p *pipeline) send(pieces []*piece) error {
 	defer func() {
@@ -555,14 +535,12 @@ func (p *pipeline) send(pieces []*piece) error {
 	}()
 	copies, patches := pieces[0].copies, pieces[0].patches
 	if len(pieces) > 1 {
-		n, m := 0, 0
+		all := callLists.Get().(*callList)
+		defer all.done()
 		for _, x := range pieces {
-			n, m = n+len(x.copies), m+len(x.patches)
+			all.copies, all.patches = append(all.copies, x.copies...), append(all.patches, x.patches...)
 		}
-		copies, patches = make([]gpubackend.Copy, 0, n), make([]gpubackend.Patch, 0, m)
-		for _, x := range pieces {
-			copies, patches = append(copies, x.copies...), append(patches, x.patches...)
-		}
+		copies, patches = all.copies, all.patches
 	}
 	if len(copies) > 0 {
 		if err := p.h.dev.CopyIn(p.ctx, copies); err != nil {
@@ -577,67 +555,4 @@ func (p *pipeline) send(pieces []*piece) error {
 		}
 	}
 	return nil
-}
-
-// settling is what became of the pieces that a device has.
-type settling struct {
-	mu sync.Mutex // of those who settle, on behalf of a caller who holds File.mu and waits
-	// The rest is protected by mu.
-	tracked, others            []page.Range // scratch
-	filled, refreshed, patched int64
-	from                       ways
-}
-
-// settle reports pieces that the device has. Others are being read, which need what is known of them: their bases and digests.
-func (p *pipeline) settle(pieces []*piece) {
-	s := &p.settling
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	slices.SortFunc(pieces, func(a, b *piece) int { return cmp.Compare(a.steps[0].pages.Start, b.steps[0].pages.Start) })
-	s.tracked, s.others = s.tracked[:0], s.others[:0]
-	of := walk{h: p.h}
-	for _, x := range pieces {
-		x.done = true
-		s.from.add(x.ways)
-		sums := x.sums
-		for k := range x.steps {
-			t := &x.steps[k]
-			if t.hashed() {
-				of.each(t.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreedAt(part), sums):] })
-			}
-			list := &s.others
-			if t.storing {
-				list = &s.tracked
-			}
-			if *list == nil {
-				*list = make([]page.Range, 0, len(pieces)*len(x.steps))
-			}
-			*list = page.AppendRange(*list, t.pages)
-			switch n := t.pages.Len(); t.mode {
-			case lrc.ModeFill:
-				s.filled += n
-			case lrc.ModeCopy:
-				s.refreshed += n
-			case lrc.ModePatch:
-				s.patched += n
-			}
-		}
-	}
-	f, owner := p.f, p.h.dev.owner
-	f.bases.vacate(f.lrc.Updated(s.tracked, owner, true))
-	f.bases.vacate(f.lrc.Updated(s.others, owner, false))
-}
-
-// endLocked counts what was settled, with so many runs of pages that the device had nothing of. Nobody settles any more.
-func (s *settling) endLocked(f *File, fills int64) {
-	f.addBases(int64(-f.bases.sweep()))
-	f.count(func(c *Counters) {
-		c.Fills.Add(fills)
-		c.FilledPages.Add(s.filled)
-		c.RefreshedPages.Add(s.refreshed)
-		c.PatchedPages.Add(s.patched)
-		c.CachedPages.Add(s.from.cached)
-		c.DirectPages.Add(s.from.direct)
-		c.BufferedPages.Add(s.from.buffered)
-	})
 }
