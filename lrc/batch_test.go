@@ -36,7 +36,7 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 		each := func(ranges []page.Range, fn func(s *state)) (noted []PageBase) {
 			for _, rg := range ranges {
 				for p := rg.Start; p < rg.End; p++ {
-					noted = append(noted, twin.updateAll([]page.Range{{Start: p, End: p + 1}}, note, fn)...)
+					noted = append(noted, twin.updateAll([]page.Range{{Start: p, End: p + 1}}, note, nil, fn)...)
 				}
 			}
 			return noted
@@ -65,8 +65,8 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 						r.v = r.v.With(o, n)
 						s.released = s.released.With(o, n)
 					}
-					rs.updateAll(one, nil, diverge)
-					twin.updateAll(one, nil, diverge)
+					rs.updateAll(one, nil, nil, diverge)
+					twin.updateAll(one, nil, nil, diverge)
 				}
 			default:
 				fn = func(s *state) {
@@ -76,7 +76,7 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 				}
 			}
 			got, want := make(answers), make(answers)
-			got.bases("noted", rs.updateAll(ranges, note, fn))
+			got.bases("noted", rs.updateAll(ranges, note, nil, fn))
 			want.bases("noted", each(ranges, fn))
 			require.Equal(t, want, got)
 			rs.check(page.Range{End: twinPages})

@@ -68,7 +68,7 @@ func (f *File) Redrop(rg page.Range) (drops []page.Range, id DrainID) {
 	if len(drops) == 0 {
 		return nil, 0
 	}
-	f.runs.updateAll(drops, nil, func(s *state) { s.cpu = false })
+	f.runs.updateAll(drops, nil, nil, func(s *state) { s.cpu = false })
 	f.last++
 	f.drain = append(f.drain, drain{f.last, drops})
 	f.checkInvariants(rg)

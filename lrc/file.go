@@ -27,6 +27,8 @@ type File struct {
 	runs  runs
 	drain []drain
 	last  DrainID
+	// kept and wrote are what KeepBases, for nobody but the CPU, and CPUChanged made of states.
+	kept, wrote transitions
 }
 
 // PageBase is the base of a run of pages.
@@ -99,20 +101,20 @@ func (f *File) change(rg page.Range, fn func(s *state)) {
 	if rg.Empty() {
 		return
 	}
-	f.runs.update(rg, fn)
-	if f.Changed != nil {
-		f.Changed(rg)
-	}
+	f.changeKnown([]page.Range{rg}, nil, fn)
 }
 
 // changeAll is change for several ranges.
-func (f *File) changeAll(ranges []page.Range, fn func(s *state)) {
-	f.changeNoting(ranges, nil, fn)
+func (f *File) changeAll(ranges []page.Range, fn func(s *state)) { f.changeKnown(ranges, nil, fn) }
+
+// changeKnown is changeAll for a kind of event whose transitions are remembered.
+func (f *File) changeKnown(ranges []page.Range, known *transitions, fn func(s *state)) {
+	f.changeNoting(ranges, nil, known, fn)
 }
 
-// changeNoting is changeAll that notes what runs.updateAll does.
-func (f *File) changeNoting(ranges []page.Range, note func(s *state) Base, fn func(s *state)) (noted []PageBase) {
-	noted = f.runs.updateAll(ranges, note, fn)
+// changeNoting is changeKnown that notes what runs.updateAll does.
+func (f *File) changeNoting(ranges []page.Range, note func(s *state) Base, known *transitions, fn func(s *state)) (noted []PageBase) {
+	noted = f.runs.updateAll(ranges, note, known, fn)
 	if f.Changed != nil {
 		for _, rg := range ranges {
 			f.Changed(rg)
@@ -158,7 +160,11 @@ func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase 
 	if len(out) == 0 {
 		return nil
 	}
-	f.changeAll(ranges, func(s *state) {
+	var known *transitions
+	if except == versions.CPU {
+		known = &f.kept
+	}
+	f.changeKnown(ranges, known, func(s *state) {
 		if !needs(s) {
 			return
 		}
@@ -238,7 +244,9 @@ func (s *state) soleUser(b Base, o versions.Owner) bool {
 // CPURead says that the kernel is about to hold the pages of rg.
 func (f *File) CPURead(rg page.Range) {
 	absent := false
-	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	if rg = rg.Intersect(page.Range{End: f.runs.end()}); rg.Empty() {
+		return
+	}
 	f.runs.scan(rg, func(_ page.Range, s *state) { absent = absent || !s.cpu })
 	if absent {
 		f.runs.update(rg, func(s *state) { s.cpu = true })
@@ -254,7 +262,11 @@ func (f *File) CPUWrote(rg page.Range) { f.CPUChanged(rg, rg) }
 // that it read before, and a hole.
 func (f *File) CPUChanged(rg, held page.Range) {
 	f.CPURead(rg.Intersect(held))
-	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	if rg.Empty() {
+		return
+	}
+	f.changeKnown([]page.Range{rg}, &f.wrote, func(s *state) {
 		if len(s.replicas) == 0 {
 			return
 		}
@@ -322,7 +334,7 @@ func (f *File) Updated(ranges []page.Range, o versions.Owner, track bool) (drop 
 	if len(ranges) == 0 {
 		return nil
 	}
-	drop = f.changeNoting(ranges, func(s *state) Base { return s.ownBase(o) }, func(s *state) {
+	drop = f.changeNoting(ranges, func(s *state) Base { return s.ownBase(o) }, nil, func(s *state) {
 		r := s.add(o)
 		r.v = r.v.Join(s.home)
 		r.base = BaseHome
@@ -433,7 +445,9 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 func (f *File) Evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 	drop = f.droppedBases([]page.Range{rg}, o)
 	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
-	f.runs.trim()
+	if f.runs.trim(); f.End() == 0 {
+		f.kept, f.wrote = nil, nil
+	}
 	f.checkInvariants(rg)
 	return drop
 }
@@ -554,7 +568,7 @@ func (f *File) Count(o versions.Owner) (c Counts) {
 func (f *File) End() page.Index { return f.runs.end() }
 
 // Memory returns the bytes that the versions and states of all pages take.
-func (f *File) Memory() int64 { return f.runs.memory() }
+func (f *File) Memory() int64 { return f.runs.memory() + f.kept.memory() + f.wrote.memory() }
 
 // Dump describes every page that is not in the initial state, a line per run of equal states, for tests and debugging.
 func (f *File) Dump() string {

@@ -40,29 +40,49 @@ type runs struct {
 	interned map[string]string
 	// recent has the states that were decoded last: one request after the other meets the same few, and with many devices a
 	// state takes microseconds to decode.
-	recent     [recentStates]recentState
-	nextRecent int // the one to be replaced
+	recent map[string]*state
+	moved  []change // scratch of updateSegment
 }
 
-const recentStates = 8
-
-// recentState is a state that nobody changes.
-type recentState struct {
-	enc   string
-	state *state
-}
+// recentStates is the most states of recent, and transitions of an event, that are remembered.
+const recentStates = 16
 
 // decode returns the state that enc encodes. It must not be changed.
 func (rs *runs) decode(enc []byte) *state {
-	for i := range rs.recent {
-		if x := &rs.recent[i]; x.state != nil && x.enc == string(enc) {
-			return x.state
-		}
+	if s := rs.recent[string(enc)]; s != nil {
+		return s
+	}
+	if rs.recent == nil {
+		rs.recent = make(map[string]*state)
+	} else if len(rs.recent) == recentStates {
+		clear(rs.recent)
 	}
 	s := decode(enc)
-	rs.recent[rs.nextRecent] = recentState{string(enc), s}
-	rs.nextRecent = (rs.nextRecent + 1) % recentStates
+	rs.recent[string(enc)] = s
 	return s
+}
+
+// at returns the state of page p. It must not be changed.
+func (rs *runs) at(p page.Index) *state {
+	g := rs.segment(int64(p) / segmentPages)
+	switch {
+	case g == nil || g.index == nil && g.uniform == "":
+		return rs.decode(initial)
+	case g.index == nil:
+		return rs.decode([]byte(g.uniform))
+	}
+	return rs.decode(g.encoding(g.index[p%segmentPages]))
+}
+
+// transitions remember, from one event of a kind to the next, what it makes of states, by their encodings. Events of single pages
+// meet the same few again and again.
+type transitions map[string]string
+
+func (t transitions) memory() (n int64) {
+	for from, to := range t {
+		n += int64(len(from)+len(to)) + 48 // the strings, their headers, their share of the map
+	}
+	return n
 }
 
 var initial = (&state{cpu: true}).encode(nil)
@@ -150,6 +170,12 @@ func (rs *runs) scanWhere(rg page.Range, want func(s *state) bool, fn func(run p
 
 // scanAll is scanWhere for the pages of ascending ranges, which do not overlap. A nil want wants all.
 func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
+	if len(ranges) == 1 && ranges[0].Len() == 1 {
+		if s := rs.at(ranges[0].Start); want == nil || want(s) {
+			fn(ranges[0], s)
+		}
+		return
+	}
 	var (
 		m           = memo{rs: rs, want: want}
 		lastUniform string
@@ -301,13 +327,15 @@ func runEnd(index []uint16, i int) int {
 
 // update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same of
 // the same state whenever it is called: what it made once may be taken again.
-func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, nil, fn) }
+func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, nil, nil, fn) }
 
 // updateAll is update for the pages of ascending ranges, which do not overlap. Where note, unless it is nil, returns something
-// else than BaseHome of a state before fn changes it, noted has the pages that had it, in order.
-func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, fn func(s *state)) (noted []PageBase) {
-	changes := changes{rs: rs, note: note, fn: fn, runs: len(ranges)}
-	var parts []part // of segment at
+// else than BaseHome of a state before fn changes it, noted has the pages that had it, in order. known, unless it is nil, has
+// what fn made of states before, and takes what it makes of others; there is no note then.
+func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, known *transitions, fn func(s *state)) (noted []PageBase) {
+	changes := changes{rs: rs, note: note, fn: fn, known: known, runs: len(ranges)}
+	var room [4]part
+	parts := room[:0] // of segment at
 	at := int64(-1)
 	flush := func() {
 		if len(parts) == 0 {
@@ -348,11 +376,11 @@ type changes struct {
 	rs    *runs
 	note  func(s *state) Base
 	fn    func(s *state)
+	known *transitions
 	old   [memoStates]string
 	made  [memoStates]change
-	n     int      // how many were made
-	moved []change // scratch of updateSegment
-	runs  int      // that are updated
+	n     int // how many were made
+	runs  int // that are updated
 	noted []PageBase
 }
 
@@ -370,15 +398,29 @@ func (c *changes) of(enc []byte) change {
 			return c.made[i]
 		}
 	}
+	if c.known != nil {
+		if to, ok := (*c.known)[string(enc)]; ok {
+			return change{enc: to}
+		}
+	}
 	s := c.rs.decode(enc).clone()
 	var x change
 	if c.note != nil {
 		x.base = c.note(s)
 	}
 	c.fn(s)
+	from := string(enc)
 	x.enc = string(s.encode(nil))
+	if c.known != nil {
+		if *c.known == nil {
+			*c.known = make(transitions)
+		} else if len(*c.known) == recentStates {
+			clear(*c.known)
+		}
+		(*c.known)[from] = x.enc
+	}
 	i := c.n % memoStates
-	c.old[i], c.made[i] = string(enc), x
+	c.old[i], c.made[i] = from, x
 	c.n++
 	return x
 }
@@ -448,10 +490,10 @@ func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
 		return 0, false
 	}
 	// What became of the state with a number. States that are added are of pages that are done.
-	if cap(c.moved) < len(g.ends) {
-		c.moved = make([]change, 2*len(g.ends))
+	if cap(rs.moved) < len(g.ends) {
+		rs.moved = make([]change, 2*len(g.ends))
 	}
-	moved, distinct := c.moved[:len(g.ends)], 0
+	moved, distinct := rs.moved[:len(g.ends)], 0
 	clear(moved)
 	for _, p := range parts {
 		for i := p.from; i < p.to; {
@@ -472,7 +514,7 @@ func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
 					}
 				}
 				if !ok {
-					n = g.add([]byte(x.enc))
+					n = g.add(x.enc)
 					if known != nil {
 						known[x.enc] = n
 					}
@@ -509,7 +551,7 @@ func (g *segment) vacant(n int) (uint16, bool) {
 }
 
 // add appends a state to the table. The table grows by small steps: that of a large file has many segments.
-func (g *segment) add(enc []byte) uint16 {
+func (g *segment) add(enc string) uint16 {
 	if n := len(g.ends); cap(g.ends) == n {
 		room := n + max(4, n/16)
 		g.ends = append(make([]uint32, 0, room), g.ends...)
@@ -588,7 +630,7 @@ func (rs *runs) trim() {
 		n--
 	}
 	if rs.segments = rs.segments[:n]; n == 0 {
-		rs.recent = [recentStates]recentState{}
+		rs.recent, rs.moved = nil, nil
 	}
 }
 
@@ -602,10 +644,8 @@ func (rs *runs) memory() int64 {
 	for _, s := range rs.interned {
 		n += int64(len(s)) + 48 // the string, its header twice, its share of the map
 	}
-	for _, x := range rs.recent {
-		if x.state != nil {
-			n += int64(len(x.enc)) + x.state.memory()
-		}
+	for enc, s := range rs.recent {
+		n += int64(len(enc)) + s.memory() + 32 // their share of the map
 	}
-	return n
+	return n + int64(cap(rs.moved))*2
 }

@@ -1,6 +1,7 @@
 package lrc
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -68,5 +69,26 @@ func BenchmarkFragmented(b *testing.B) {
 		if len(f.Pending(whole, false))+len(f.Stale(whole, gpu))+len(f.Untracked(whole, gpu)) > 0 {
 			b.Fatal("something changed")
 		}
+	}
+}
+
+// BenchmarkWriteOfOnePage is what a write of one page of the CPU asks and says, of pages that some other write changed last.
+func BenchmarkWriteOfOnePage(b *testing.B) {
+	const pages = 1 << 14
+	gpu, rnd := versions.GPU(0), rand.New(rand.NewPCG(1, 2))
+	var f File
+	f.Updated([]page.Range{{End: pages}}, gpu, true)
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		if n%(pages/2) == 0 {
+			f.Updated([]page.Range{{End: pages}}, gpu, true)
+		}
+		p := page.Index(rnd.IntN(pages))
+		rg := page.Range{Start: p, End: p + 1}
+		if len(f.Pending(rg, false)) > 0 || !f.Held(rg) {
+			b.Fatal("another state")
+		}
+		f.KeepBases([]page.Range{rg}, versions.CPU)
+		f.CPUChanged(rg, page.Range{})
 	}
 }
