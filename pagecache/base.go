@@ -27,8 +27,17 @@ func (f *File) keepingLocked(ranges []page.Range, except versions.Owner) (k keep
 	return k
 }
 
-// read reads home. File.mu is held, perhaps by somebody who waits.
+// read reads home. File.mu is held, perhaps by somebody who waits, or the pages are those of a write beside others.
 func (k *keeping) read(f *File) error {
+	if len(k.parts) == 1 && k.parts[0].Range.Len() == 1 {
+		p := freePages.Get().(*pageBytes)
+		if err := f.readHomeLocked(k.parts[0].Range, p[:]); err != nil {
+			freePages.Put(p)
+			return err
+		}
+		k.pages[0] = []*pageBytes{p}
+		return nil
+	}
 	return inParallel(len(k.parts), maxReaders, func(i int) error {
 		buf := takeBuffer()
 		defer giveBuffer(buf)

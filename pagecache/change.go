@@ -52,6 +52,11 @@ func (c Change) held() page.Range {
 // Where that fails, do is not called. ErrDetached says that no device holds anything of the file any more and that do was
 // not called: the caller changes home as if there were no File. It blocks on home and on devices, never on the kernel.
 func (f *File) ChangeHome(c Change, do func(off int64) error) error {
+	if c.Kind == ChangeWrite && c.Len > 0 {
+		if done, err := f.writeBeside(c, do); done {
+			return err
+		}
+	}
 	ctx := context.Background()
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,7 +11,8 @@
 // # Locks, in the order they are taken
 //
 //	Cache.evictMu      one reservation at a time makes room on a device
-//	File.mu            the lrc machine, extents, bases and every change of home made here
+//	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
+//	writes.mu          what such writes do to the above
 //	Cache.mu           the list of files and the allocation order of extents
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu

@@ -29,7 +29,9 @@ type File struct {
 
 	detached atomic.Bool // set once, under mu
 
-	mu     sync.Mutex
+	// mu is read-locked by writes of different pages, which change what it protects under writes.mu (write.go).
+	mu     sync.RWMutex
+	writes writes
 	name   string      // protected by mu
 	home   Home        // protected by mu
 	kernel KernelPages // protected by mu

@@ -1,0 +1,90 @@
+package pagecache
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// The kernel sends what programs stored into a mapped file in as many requests as there are runs of dirty pages, hundreds of
+// them at once. So writes of different pages go on beside each other, and wait for nobody but the filesystem that home is on.
+// This is for writes that change nothing else: inside the file, of pages of which nothing is pending. Others take File.mu
+// as everybody does.
+//
+// A write beside others holds File.mu read-locked from before it asks for the bases until they are kept and the pages'
+// states say that home changed. So whoever has File.mu locked sees every write as done or as not begun, with its bases. What two
+// of them must not do at once is done under writes.mu, in two short steps; between these home is read and written. A write
+// has its pages for itself: one that finds a page taken waits for File.mu instead. So each base is what home had before the first
+// write of which the device does not know, and of two writes of one page the second finds the base kept.
+
+// writes are those that go on beside each other. What File.mu protects is changed by them with mu locked.
+type writes struct {
+	mu sync.Mutex
+	// under has the pages of each, of which no two overlap. Protected by mu.
+	under []page.Range
+	// unnoted says that one ended since home was noted. The last one notes home: nobody looks before. Protected by mu.
+	unnoted bool
+}
+
+// writeBeside is ChangeHome of a write that can go on beside others; for another, it returns false and has done nothing.
+func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.detached.Load() {
+		return true, ErrDetached
+	}
+	rg, end := page.Covering(c.Off, c.Len), c.Off+c.Len
+	k, ok := f.beginWrite(rg, end)
+	if !ok {
+		return false, nil
+	}
+	begun := false
+	before, err := f.home.Signature()
+	// A program may have cut the file in SOURCE directly.
+	inside := err != nil || end <= before.Size
+	if err == nil && inside {
+		err = k.read(f)
+	}
+	if err == nil && inside {
+		begun, err = true, do(c.Off)
+	}
+	if note := f.endWrite(c, rg, k, begun); err == nil {
+		err = note
+	}
+	return inside, err
+}
+
+// beginWrite takes the pages of rg for a write that ends at end, and asks lrc what of them is to be kept before. It returns false
+// where the write cannot go on beside others.
+func (f *File) beginWrite(rg page.Range, end int64) (k keeping, ok bool) {
+	w := &f.writes
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) || len(f.lrc.Pending(rg, false)) > 0 {
+		return k, false
+	}
+	w.under = append(w.under, rg)
+	return f.keepingLocked([]page.Range{rg}, versions.CPU), true
+}
+
+// endWrite gives the pages of a write back. begun says that home may have been changed, if only a part of it; otherwise it was not.
+func (f *File) endWrite(c Change, rg page.Range, k keeping, begun bool) (err error) {
+	w := &f.writes
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f.keepLocked(k)
+	if begun {
+		f.spoilLocked(rg)
+		f.lrc.CPUChanged(rg, c.held())
+		w.unnoted = true
+	}
+	i, last := slices.Index(w.under, rg), len(w.under)-1
+	w.under[i] = w.under[last]
+	if w.under = w.under[:last]; last == 0 && w.unnoted {
+		err = f.noteHomeLocked()
+		w.unnoted = false
+	}
+	return err
+}
