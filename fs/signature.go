@@ -74,14 +74,25 @@ func (s *signature) record(mark uint64, st *unix.Statx_t) {
 	s.size, s.mtime, s.ctime = int64(st.Size), st.Mtime, st.Ctime
 }
 
-// endWith is end with the attributes of an open descriptor.
+// endWith is end with the attributes of an open descriptor. Of changes beside each other the last one asks for them: until then
+// nothing can be said anyway, and what one asked for before another ended would not be what that left.
 func (s *signature) endWith(fd int) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		s.end(false, 0, unix.StatxTimestamp{}, unix.StatxTimestamp{})
-		return
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.inFlight == 1 {
+		mark := s.changes
+		s.mu.Unlock()
+		var st unix.Stat_t
+		err := unix.Fstat(fd, &st)
+		s.mu.Lock()
+		if s.changes == mark {
+			s.known = err == nil
+			s.size, s.mtime, s.ctime = st.Size, statxTime(st.Mtim), statxTime(st.Ctim)
+			break
+		}
+		// Another began, and may have ended without asking.
 	}
-	s.end(true, st.Size, statxTime(st.Mtim), statxTime(st.Ctim))
+	s.inFlight--
 }
 
 func statxTime(t unix.Timespec) unix.StatxTimestamp {
