@@ -13,6 +13,8 @@ import (
 type keeping struct {
 	parts []lrc.PageBase
 	pages [][]*pageBytes // of each part, once it was read
+	// seen is how far home is known to reach, once a single page was read.
+	seen int64
 }
 
 // keepingLocked asks lrc what is to be kept before home changes in ranges. except is the device whose bytes are about to be
@@ -30,12 +32,14 @@ func (f *File) keepingLocked(ranges []page.Range, except versions.Owner) (k keep
 // read reads home. File.mu is held, perhaps by somebody who waits, or the pages are those of a write beside others.
 func (k *keeping) read(f *File) error {
 	if len(k.parts) == 1 && k.parts[0].Range.Len() == 1 {
-		p := freePages.Get().(*pageBytes)
-		if err := f.readHomeLocked(k.parts[0].Range, p[:]); err != nil {
+		p, off := freePages.Get().(*pageBytes), k.parts[0].Range.Offset()
+		n, err := f.home.ReadAt(p[:], off)
+		if err != nil {
 			freePages.Put(p)
 			return err
 		}
-		k.pages[0] = []*pageBytes{p}
+		clear(p[n:])
+		k.pages[0], k.seen = []*pageBytes{p}, off+int64(n)
 		return nil
 	}
 	return inParallel(len(k.parts), maxReaders, func(i int) error {

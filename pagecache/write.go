@@ -41,19 +41,28 @@ func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err e
 		return false, nil
 	}
 	begun := false
-	before, err := f.home.Signature()
-	// A program may have cut the file in SOURCE directly.
-	inside := err != nil || end <= before.Size
-	if err == nil && inside {
-		err = k.read(f)
-	}
+	inside, err := k.readInside(f, rg, end)
 	if err == nil && inside {
 		begun, err = true, do(c.Off)
 	}
 	if note := f.endWrite(c, rg, k, begun); err == nil {
 		err = note
 	}
-	return inside, err
+	return inside || err != nil, err
+}
+
+// readInside reads what is to be kept before a write of rg that ends at end, and reports whether that is inside the file: a program may
+// have cut it in SOURCE directly.
+func (k *keeping) readInside(f *File, rg page.Range, end int64) (inside bool, err error) {
+	if len(k.parts) == 1 && rg.Len() == 1 {
+		err = k.read(f) // tells how much of the page home has
+		return k.seen >= end, err
+	}
+	before, err := f.home.Signature()
+	if err != nil || end > before.Size {
+		return false, err
+	}
+	return true, k.read(f)
 }
 
 // beginWrite takes the pages of rg for a write that ends at end, and asks lrc what of them is to be kept before. It returns false

@@ -283,15 +283,19 @@ func TestWriteThatFailsBesideAnother(t *testing.T) {
 // TestWriteOfAFileCutInSource writes behind the end that somebody gave the file in SOURCE directly: what devices have between that
 // and the write becomes zeros, as home's does.
 func TestWriteOfAFileCutInSource(t *testing.T) {
-	m := newMachine(t, 1)
-	src := m.noisyFile(2 * page.Size)
-	p := m.run(src, 0, 0, 2*page.Size, true)
-	require.NoError(t, src.home.truncate(page.Size))
-	src.write(t, page.Size+100, []byte("x"))
-	require.Equal(t, make([]byte, 100), p.load(page.Size, page.Size+100))
-	require.Equal(t, make([]byte, 100), src.home.bytes(page.Size, 100))
-	p.acquire()
-	require.Equal(t, "x", string(p.load(page.Size+100, page.Size+101)))
+	for _, cut := range []int{page.Size, page.Size + 10} {
+		for _, writable := range []bool{false, true} { // without and with a base to be kept
+			m := newMachine(t, 1)
+			src := m.noisyFile(2 * page.Size)
+			p := m.run(src, 0, 0, 2*page.Size, writable)
+			require.NoError(t, src.home.truncate(int64(cut)))
+			src.write(t, page.Size+100, []byte("x"))
+			require.Equal(t, make([]byte, page.Size+100-cut), p.load(cut, page.Size+100))
+			require.Equal(t, make([]byte, page.Size+100-cut), src.home.bytes(cut, page.Size+100-cut))
+			p.acquire()
+			require.Equal(t, "x", string(p.load(page.Size+100, page.Size+101)))
+		}
+	}
 }
 
 // TestWritersBesideDevices has programs on the CPU and on two devices write at once. Byte i of a page belongs to writer i mod 8, and
