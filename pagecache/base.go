@@ -39,6 +39,10 @@ func (k *keeping) read(f *File) error {
 			return err
 		}
 		clear(p[n:])
+		if *p == *zeroPage {
+			freePages.Put(p)
+			p = zeroPage
+		}
 		k.pages[0], k.seen = []*pageBytes{p}, off+int64(n)
 		return nil
 	}
