@@ -58,6 +58,7 @@ func (rs *runs) decode(enc []byte) *state {
 		clear(rs.recent)
 	}
 	s := decode(enc)
+	s.settled = s.firstPending() == nil
 	rs.recent[string(enc)] = s
 	return s
 }
@@ -327,7 +328,9 @@ func runEnd(index []uint16, i int) int {
 
 // update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same of
 // the same state whenever it is called: what it made once may be taken again.
-func (rs *runs) update(rg page.Range, fn func(s *state)) { rs.updateAll([]page.Range{rg}, nil, nil, fn) }
+func (rs *runs) update(rg page.Range, fn func(s *state)) {
+	rs.updateAll([]page.Range{rg}, nil, nil, fn)
+}
 
 // updateAll is update for the pages of ascending ranges, which do not overlap. Where note, unless it is nil, returns something
 // else than BaseHome of a state before fn changes it, noted has the pages that had it, in order. known, unless it is nil, has

@@ -53,12 +53,14 @@ type state struct {
 	// cpu says that the kernel may hold the page.
 	cpu      bool
 	replicas []replica
+	// settled says that firstPending was found to return nil: reads ask for it again and again, of many devices.
+	settled bool
 }
 
 // clone returns a copy to be changed.
 func (s *state) clone() *state {
 	c := *s
-	c.replicas = slices.Clone(s.replicas)
+	c.replicas, c.settled = slices.Clone(s.replicas), false
 	return &c
 }
 
@@ -126,6 +128,9 @@ func (s *state) freeBase() Base {
 
 // firstPending returns the pending replica with the lowest owner.
 func (s *state) firstPending() *replica {
+	if s.settled {
+		return nil
+	}
 	for i := range s.replicas {
 		if s.replicas[i].pending(s.home) {
 			return &s.replicas[i]

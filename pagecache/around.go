@@ -8,7 +8,7 @@ import "github.com/gaiafs/gaiafs/internal/page"
 const (
 	// aroundPages is the most pages of a read that brings what is around it.
 	aroundPages = chunkPages / 4
-	// aroundTimes is how many times as long as the read alone a copy of the chunk may take, from the disk as from a device.
+	// aroundTimes is how many times as long as the read alone a copy of the chunk may take. It has to be faster than the disk, too.
 	aroundTimes = 2
 	// aroundDebt is how many chunks in a row may come to nothing until no more are fetched but one for every aroundTry reads.
 	aroundDebt = 256
@@ -71,15 +71,18 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 		k.fill(nil)
 		return 0, true
 	}
-	k.users.Add(1)
-	defer k.done()
 	failed = plan.err != nil
-	f.arrived(plan, []*cleanChunk{k}, int64(len(p)))
 	if failed {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
-	}
-	if n = k.copyTo(p, off); n > 0 {
+	} else if f.verify(plan).Empty() {
+		n = copy(p, plan.buf[off-k.pages.Offset():])
 		f.count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
+		k.note(off, n)
+	}
+	// The one who waits has its bytes.
+	fill := func() { f.arrived(plan, []*cleanChunk{k}, int64(len(p))) }
+	if failed || !c.inBackground(fill) {
+		fill()
 	}
 	return n, failed
 }
@@ -94,7 +97,7 @@ func (f *File) planAroundLocked(k *cleanChunk, n int64) *peerCopyPlan {
 	haves := f.havesLocked(rg)
 	c.mu.Lock()
 	var best *have
-	took := aroundTimes * c.disk.Time(n)
+	took := c.disk.Time(n)
 	always := f.c.peerReads == PeerReadsAlways
 	for i := range haves {
 		x := &haves[i]

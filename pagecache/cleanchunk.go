@@ -270,13 +270,17 @@ func (k *cleanChunk) copyTo(p []byte, off int64) (n int) {
 	}
 	k.touched.Store(time.Now().UnixNano())
 	f.c.clean.noteUse(k)
-	f.clean.mu.Lock()
-	k.reads++
-	k.read |= k.bitsOf(page.Covering(off, int64(n)))
-	all := k.read == k.bitsOf(k.pages) && !k.around
-	f.clean.mu.Unlock()
-	if all {
+	if all := k.note(off, n); all && !k.around {
 		f.dropChunk(k, true)
 	}
 	return n
+}
+
+// note counts a read of n bytes at off and reports whether all of the chunk was read.
+func (k *cleanChunk) note(off int64, n int) (all bool) {
+	k.f.clean.mu.Lock()
+	defer k.f.clean.mu.Unlock()
+	k.reads++
+	k.read |= k.bitsOf(page.Covering(off, int64(n)))
+	return k.read == k.bitsOf(k.pages)
 }

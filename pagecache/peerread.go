@@ -126,7 +126,9 @@ func (f *File) servesLocked() bool {
 	}
 	held := false
 	for _, h := range f.holdings {
-		held = held || len(h.extents) > 0
+		if held = len(h.extents) > 0; held {
+			break // of many devices
+		}
 	}
 	if !held {
 		return false
