@@ -120,10 +120,11 @@ func fioRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	list = append(list, late...)
+	skip := ""
 	if devices != nil {
-		return list, nil
+		skip = devices.Error()
 	}
-	mapped, err := x.mappedRows(places)
+	mapped, err := x.mappedRows(places, skip)
 	return append(list, mapped...), err
 }
 
@@ -166,8 +167,9 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 	return list, nil
 }
 
-// mappedRows compare a file that a device maps for writing, so that every request consults the page cache.
-func (x *fio) mappedRows(places []*place) ([]rows.Row, error) {
+// mappedRows compare a file that a device maps for writing, so that every request consults the page cache. skip is why they
+// cannot, if it is not empty.
+func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 	s := x.session
 	d, err := s.newFile("fio-mapped.dat", fioSizeQuick, places...)
 	if err != nil {
@@ -198,7 +200,7 @@ func (x *fio) mappedRows(places []*place) ([]rows.Row, error) {
 				continue
 			}
 			w := fioWork{pattern, block, 1, hostWarm}
-			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Labels: w.labels(), Unit: rows.MBPerSecond}
+			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Labels: w.labels(), Unit: rows.MBPerSecond, Skip: skip}
 			r.Labels["mapped"] = "writable"
 			for i, p := range places {
 				side := x.side(p, d, w)
