@@ -3,6 +3,7 @@ package lrc
 import (
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -89,4 +90,19 @@ func TestMemoryWorstCase(t *testing.T) {
 			require.LessOrEqual(t, perPage(&f), c.limit)
 		})
 	}
+}
+
+// TestMemoryOfScratch: what updates of segments of many states need is counted as it is.
+func TestMemoryOfScratch(t *testing.T) {
+	var f File
+	for p := range page.Index(segmentPages) {
+		f.Updated([]page.Range{{Start: 0, End: p + 1}}, versions.GPU(0), true)
+		f.KeepBases([]page.Range{{Start: 0, End: p + 1}}, versions.CPU)
+		f.CPUWrote(page.Range{Start: 0, End: p + 1})
+	}
+	before := f.Memory()
+	scratch := f.runs.moved
+	require.Greater(t, cap(scratch), segmentPages/2)
+	f.runs.moved = nil
+	require.GreaterOrEqual(t, before-f.Memory(), int64(cap(scratch))*int64(unsafe.Sizeof(scratch[0])))
 }

@@ -650,5 +650,5 @@ func (rs *runs) memory() int64 {
 	for enc, s := range rs.recent {
 		n += int64(len(enc)) + s.memory() + 32 // their share of the map
 	}
-	return n + int64(cap(rs.moved))*2
+	return n + int64(cap(rs.moved))*int64(unsafe.Sizeof(change{}))
 }
