@@ -20,19 +20,43 @@ func TestBasesAgainstMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s bases
 		twin := make(map[key]*pageBytes)
+		memory := func() (n int) {
+			for _, content := range twin {
+				n += copies(content)
+			}
+			return n
+		}
 		pages := rapid.OneOf(rapid.IntRange(0, 3*basePages), rapid.SampledFrom([]int{0, basePages - 1, basePages, 1 << 40}))
 		for range rapid.IntRange(1, 200).Draw(t, "calls") {
 			k := key{page.Index(pages.Draw(t, "page")), lrc.Base(rapid.IntRange(1, 2).Draw(t, "base"))}
 			require.True(t, twin[k] == s.at(k.page, k.base))
-			if rapid.Bool().Draw(t, "put") {
+			switch rapid.IntRange(0, 3).Draw(t, "call") {
+			case 0:
+				s.put(k.page, k.base, zeroPage)
+				twin[k] = zeroPage
+			case 1:
 				content := new(pageBytes)
 				s.put(k.page, k.base, content)
 				twin[k] = content
-			} else {
+			case 2:
 				require.True(t, twin[k] == s.take(k.page, k.base))
 				delete(twin, k)
+			default: // runs, some of whose pages have no base, and one of them twice
+				before := memory()
+				for range rapid.IntRange(1, 4).Draw(t, "runs") {
+					rg := page.Range{Start: k.page, End: k.page + page.Index(rapid.IntRange(1, 2*basePages).Draw(t, "pages"))}
+					s.vacate([]lrc.PageBase{{Range: rg, Base: k.base}, {Range: rg, Base: k.base}})
+					for p := rg.Start; p < rg.End; p++ {
+						delete(twin, key{p, k.base})
+					}
+					for other, content := range twin {
+						require.True(t, content == s.at(other.page, other.base))
+					}
+					k.page = page.Index(pages.Draw(t, "page"))
+				}
+				require.Equal(t, before-memory(), s.sweep())
 			}
-			require.Equal(t, len(twin), s.n)
+			require.Equal(t, memory(), s.n)
 		}
 		for k, content := range twin {
 			require.True(t, content == s.at(k.page, k.base))
