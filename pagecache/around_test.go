@@ -3,7 +3,9 @@ package pagecache
 import (
 	"bytes"
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -129,4 +131,37 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	f.mu.Unlock()
 	require.True(t, bytes.Equal(src.home.bytes(100, 10), src.readDirect(t, 100, 10)))
 	require.EqualValues(t, 1, m.counter(cleanReads))
+}
+
+// TestGivenUpTwice: a copy that hangs, and that both the reader who asked for it and another one gave up, leaves its device usable
+// once it has ended; so does one that never began.
+func TestGivenUpTwice(t *testing.T) {
+	for name, before := range map[string]int{"while it runs": 0, "while it waits": copyCallers} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1, peerReads(PeerReadsAlways))
+			src, _ := m.sharedFile(sharedSize)
+			m.run(src, 0, 0, sharedSize, false)
+			m.cache.leastPatience = 4 * chunkPatience
+			gate := m.devices[0].Hold(faulty.CopyOut)
+			var readers sync.WaitGroup
+			for k := range before + 1 {
+				at := k * chunkSize
+				read := func() {
+					require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
+				}
+				readers.Go(read)
+				require.Eventually(t, func() bool { return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*chunkSize }, time.Minute, time.Millisecond/10)
+				if k == before {
+					readers.Go(read)
+				}
+			}
+			readers.Wait()
+			gate.Open()
+			m.cache.peerCalls.Wait()
+			state := m.cache.costs.estimate(m.cache.devices[0].cost)
+			require.False(t, state.Stuck)
+			require.Zero(t, state.Queued)
+			require.Zero(t, m.cache.cleanBytes.Load())
+		})
+	}
 }

@@ -39,7 +39,7 @@ type peerCopy struct {
 	err  error
 
 	state copyState // protected by copyQueue.mu
-	late  bool      // protected by copyQueue.mu; somebody waits no longer for it, though others do
+	late  bool      // protected by copyQueue.mu; somebody waits no longer for it: costs.givenUp was called, once, and answered will be
 	call  *copyResult
 }
 
@@ -102,6 +102,7 @@ func (c *Cache) startCopy(j *peerCopy) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
+		c.endLocked(j)
 		j.unpin()
 		return false
 	}
@@ -186,16 +187,13 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 		q := &d.copies
 		q.mu.Lock()
 		j.err, j.call = err, result
-		givenUp, late := j.state == copyGivenUp, j.late
+		givenUp := j.state == copyGivenUp
 		if !j.urgent || givenUp {
 			c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
 		}
-		j.state = copyEnded
+		c.endLocked(j)
 		close(j.done)
 		q.mu.Unlock()
-		if givenUp || late {
-			c.costs.answered(d.cost)
-		}
 		if givenUp {
 			result.done()
 		}
@@ -223,9 +221,10 @@ func (c *Cache) wait(j *peerCopy) (done bool) {
 	switch was {
 	case copyWaits:
 		q.urgent = slices.DeleteFunc(q.urgent, func(other *peerCopy) bool { return other == j })
+		c.endLocked(j)
 	case copyRuns:
+		c.isLateLocked(j)
 		j.state = copyGivenUp
-		c.costs.givenUp(j.dev.cost)
 	}
 	q.mu.Unlock()
 	if was == copyWaits {
@@ -246,14 +245,27 @@ func (c *Cache) hurry(j *peerCopy) {
 	}
 }
 
-// isLate notes that somebody whom j was read ahead for waits no longer. Until it ends, nobody asks its device.
+// isLate notes that somebody who did not ask for j himself waits no longer for it. Until it ends, nobody asks its device.
 func (c *Cache) isLate(j *peerCopy) {
 	q := &j.dev.copies
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	c.isLateLocked(j)
+}
+
+// isLateLocked is isLate for whoever waits, with copyQueue.mu held.
+func (c *Cache) isLateLocked(j *peerCopy) {
 	if j.state != copyEnded && !j.late {
 		j.late = true
 		c.costs.givenUp(j.dev.cost)
+	}
+}
+
+// endLocked says that j has ended, or will never begin, with copyQueue.mu held.
+func (c *Cache) endLocked(j *peerCopy) {
+	j.state = copyEnded
+	if j.late {
+		c.costs.answered(j.dev.cost)
 	}
 }
 
