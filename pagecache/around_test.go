@@ -165,3 +165,27 @@ func TestGivenUpTwice(t *testing.T) {
 		})
 	}
 }
+
+// TestReadersBehindHungCopies: where all that a device does is what nobody waits for, and hangs, the first reader behind it is the
+// last one that asks the device.
+func TestReadersBehindHungCopies(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, home := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	f := src.attached
+	f.expect(page.Range{End: 1}, sharedSize)
+	for k := range copyCallers {
+		at := page.Index(k * chunkPages)
+		f.readAhead([]page.Range{{Start: at, End: at + chunkPages}}, home)
+		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute, time.Millisecond/10)
+	}
+	stuck := func() bool { return m.cache.costs.estimate(m.cache.devices[0].cost).Stuck }
+	require.False(t, stuck())
+	require.True(t, bytes.Equal(src.home.bytes(2<<20, page.Size), src.readDirect(t, 2<<20, page.Size)))
+	require.True(t, stuck())
+	gate.Open()
+	m.cache.peerCalls.Wait()
+	require.False(t, stuck())
+	require.Empty(t, m.cache.devices[0].copies.running)
+}

@@ -75,6 +75,7 @@ type copyQueue struct {
 	mu      sync.Mutex
 	urgent  []*peerCopy // protected by mu
 	others  []*peerCopy // protected by mu
+	running []*peerCopy // protected by mu; those that callers took, the oldest first
 	callers int         // protected by mu
 	closed  bool        // protected by mu
 }
@@ -149,6 +150,7 @@ func (q *copyQueue) takeLocked() (call []*peerCopy) {
 			n++
 		}
 		call = append(call, (*list)[:n]...) // a copy: what is left of the list moves up
+		q.running = append(q.running, call...)
 		*list = slices.Delete(*list, 0, n)
 		if n > 0 {
 			break // nobody waits for what can wait
@@ -191,6 +193,7 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 		if !j.urgent || givenUp {
 			c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
 		}
+		q.running = slices.DeleteFunc(q.running, func(other *peerCopy) bool { return other == j })
 		c.endLocked(j)
 		close(j.done)
 		q.mu.Unlock()
@@ -222,6 +225,9 @@ func (c *Cache) wait(j *peerCopy) (done bool) {
 	case copyWaits:
 		q.urgent = slices.DeleteFunc(q.urgent, func(other *peerCopy) bool { return other == j })
 		c.endLocked(j)
+		if len(q.running) > 0 {
+			c.isLateLocked(q.running[0]) // j waited for it, if nobody else does
+		}
 	case copyRuns:
 		c.isLateLocked(j)
 		j.state = copyGivenUp
