@@ -178,16 +178,16 @@ func (m *Mapping) export() error {
 		return err
 	}
 	m.exported = true
-	if m.writable {
-		m.f.changed(m.pages) // from now on programs store into them
-	}
 	m.h.each(m.pages, func(x *extent, _ page.Range) {
 		if err != nil {
 			return
 		}
 		var d *os.File
 		if d, err = x.mem.Export(m.writable); err == nil {
-			x.writable = x.writable || m.writable
+			if m.writable {
+				x.writable = true
+				m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
+			}
 			m.extents = append(m.extents, Extent{Offset: x.index * x.size, Size: x.size, Descriptor: d})
 		}
 	})

@@ -249,6 +249,22 @@ func TestChangesDuringTheCopy(t *testing.T) {
 	}
 }
 
+// TestStoresFarBesideTheMapping: a program stores into memory that it was given while a device copies it for a read, 2 MiB behind
+// all that it mapped.
+func TestStoresFarBesideTheMapping(t *testing.T) {
+	const size, off, n = 66 << 20, 3 << 20, 16 * page.Size
+	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(128<<20))
+	src, _ := m.sharedFile(size)
+	m.run(src, 0, 0, size, false)
+	got := during(t, m, src, off, n, func() {
+		mapping, err := m.cache.Map(t.Context(), src, MapRequest{Len: page.Size, Writable: true})
+		require.NoError(t, err)
+		require.EqualValues(t, 4<<20, mapping.Extents()[0].Size)
+		m.attach(mapping, 0, 4<<20, true).add(off + 77)
+	})
+	require.True(t, bytes.Equal(src.home.bytes(off, n), got))
+}
+
 // TestMemoryIsKeptForACopy: extents are not given to others while a copy of them is under way, also where the file is gone.
 func TestMemoryIsKeptForACopy(t *testing.T) {
 	m := newMachine(t, 1, peerReads(PeerReadsAlways))
