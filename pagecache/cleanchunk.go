@@ -243,8 +243,8 @@ func (k *cleanChunk) fill(bytes []byte) {
 		k.buf = f.c.chunks.take()
 	}
 	if k.buf == nil {
+		f.forgetChunk(k) // before those who wait drop it
 		close(k.ready)
-		f.forgetChunk(k)
 		return
 	}
 	copy(k.buf[:k.pages.Bytes()], bytes)
