@@ -260,7 +260,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict, row.Name)
 		}
 	}
-	require.Equal(t, map[string]int{"warm": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 3, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3}, groups)
+	require.Equal(t, map[string]int{"warm": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3}, groups)
 	text, err = os.ReadFile(markdown)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "- emulated device 1\n")

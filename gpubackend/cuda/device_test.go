@@ -254,7 +254,7 @@ func TestBuffersOutliveDevice(t *testing.T) {
 	require.NoError(t, err)
 	releaseC()
 	require.NoError(t, d.Close())
-	require.Equal(t, 2+3*3+1, len(g.host), "those in use, and the lanes' own")
+	require.Equal(t, 2+(inCopiers+outCopiers)*chunks+1, len(g.host), "those in use, and the lanes' own")
 	copy(a, "still there")
 	b[len(b)-1] = 1
 	releaseA()
