@@ -39,8 +39,10 @@ type peerCopy struct {
 	err  error
 
 	state copyState // protected by copyQueue.mu
-	late  bool      // protected by copyQueue.mu; somebody waits no longer for it: costs.givenUp was called, once, and answered will be
-	call  *copyResult
+	// hurried says that somebody waits for it who did not ask for it; protected by copyQueue.mu.
+	hurried bool
+	late    bool // protected by copyQueue.mu; somebody waits no longer for it: costs.givenUp was called, once, and answered will be
+	call    *copyResult
 }
 
 // copyPart is the part of a peerCopy in one extent.
@@ -109,7 +111,7 @@ func (c *Cache) startCopy(j *peerCopy) bool {
 	}
 	j.began = time.Now()
 	j.ahead = c.costs.begin(j.dev.cost, n)
-	if j.urgent {
+	if j.urgent || j.hurried {
 		q.urgent = append(q.urgent, j)
 	} else {
 		q.others = append(q.others, j)
@@ -245,6 +247,7 @@ func (c *Cache) hurry(j *peerCopy) {
 	q := &j.dev.copies
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	j.hurried = true // it may not be in the queue yet
 	if i := slices.Index(q.others, j); i >= 0 {
 		q.others = slices.Delete(q.others, i, i+1)
 		q.urgent = append(q.urgent, j)
