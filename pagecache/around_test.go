@@ -66,6 +66,7 @@ func TestNothingIsReadAgain(t *testing.T) {
 		for _, i := range rand.New(rand.NewPCG(3, uint64(in))).Perm(chunks) {
 			at := i*chunkSize + in*page.Size
 			require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
+			src.settle(t)
 		}
 		return m.cache.counters.AheadBytes.Load() - before
 	}
