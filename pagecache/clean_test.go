@@ -9,10 +9,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// order returns the chunks in the order of a store. Nothing is read ahead any more.
+// order returns the chunks in the order of a store. Nothing is read ahead, or thrown out, any more.
 func (m *machine) order() []*cleanChunk {
 	m.cache.peerCalls.Wait()
 	s := m.cache.clean
+	s.cache.Wait() // it throws out in a goroutine of its own
 	s.orderMu.Lock()
 	defer s.orderMu.Unlock()
 	return append([]*cleanChunk(nil), s.order...)
