@@ -354,7 +354,7 @@ func (f *File) checkAll(ranges []page.Range) {
 // droppedBases returns the bases in ranges that only o has.
 func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
 	sole := func(s *state) bool { return s.ownBase(o) != BaseHome }
-	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) { drop = append(drop, PageBase{run, s.find(o).base}) })
+	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) { drop = append(drop, PageBase{run, s.ownBase(o)}) })
 	return drop
 }
 
@@ -429,8 +429,8 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 	idle := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && !r.pending(s.home) }
 	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle, func(run page.Range, s *state) {
 		ranges = page.AppendRange(ranges, run)
-		if r := s.find(o); r.base != BaseHome && s.soleUser(r.base, o) {
-			drop = append(drop, PageBase{run, r.base})
+		if b := s.ownBase(o); b != BaseHome {
+			drop = append(drop, PageBase{run, b})
 		}
 	})
 	f.changeAll(ranges, func(s *state) {

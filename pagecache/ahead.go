@@ -1,6 +1,8 @@
 package pagecache
 
 import (
+	"time"
+
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
@@ -80,23 +82,27 @@ func (f *File) fetchChunks(chunks []*cleanChunk) {
 	}
 	fill := func() {
 		<-plan.done
-		f.arrived(plan, chunks, 0)
+		f.arrived(plan, chunks, f.isHome(plan), 0)
 	}
 	if !c.inBackground(fill) {
 		fill() // Close waits for copies
 	}
 }
 
-// arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes.
-func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, asked int64) {
+// arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes, or gives them up where it is not known
+// to be what home has.
+func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, isHome bool, asked int64) {
 	defer plan.finish()
-	if plan.err != nil || !f.verify(plan).Empty() {
+	if !isHome {
 		fillChunks(chunks, nil)
 		return
 	}
 	fillChunks(chunks, plan)
 	f.count(func(c *Counters) { c.AheadBytes.Add(plan.pages.Bytes() - asked) })
 }
+
+// isHome reports whether a copy that has ended is known to be what home has.
+func (f *File) isHome(plan *peerCopyPlan) bool { return plan.err == nil && f.verify(plan).Empty() }
 
 // fillChunks fills chunks from what plan copied; nil: gives them up.
 func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
@@ -112,28 +118,38 @@ func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
 
 // planAheadLocked decides from which device the pages of rg are read ahead; nil: from none.
 func (f *File) planAheadLocked(rg page.Range) *peerCopyPlan {
-	if f.detached.Load() || rg.End > page.Count(f.size) {
-		return nil
-	}
-	c := &f.c.costs
-	haves := f.havesLocked(rg)
-	c.mu.Lock()
-	took := c.disk.Time(rg.Bytes())
-	var best *have
-	for i := range haves {
-		x := &haves[i]
-		if x.pages[0] != rg || x.h.dev.cost.Stuck() {
-			continue
-		}
-		if t := x.h.dev.cost.Time(rg.Bytes()); t < took || best == nil && f.c.peerReads == PeerReadsAlways {
-			best, took = x, t
-		}
-	}
-	c.mu.Unlock()
+	best, haves, _ := f.fastestLocked(rg, rg.Bytes())
 	if best == nil {
 		f.probeLocked(rg, haves, nil)
 		return nil
 	}
 	f.probeLocked(rg, haves, best.h)
 	return f.copyLocked(*best, rg)
+}
+
+// fastestLocked returns the device from which all pages of rg, of which somebody waits for n bytes, are thought to be there first,
+// and how long that takes; nil if none is faster than the disk is with the n bytes, or it would take much longer than they alone. haves
+// is what devices have.
+func (f *File) fastestLocked(rg page.Range, n int64) (best *have, haves []have, took time.Duration) {
+	if f.detached.Load() || rg.End > page.Count(f.size) {
+		return nil, nil, 0
+	}
+	c := &f.c.costs
+	haves = f.havesLocked(rg)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	took = c.disk.Time(n)
+	always := f.c.peerReads == PeerReadsAlways
+	for i := range haves {
+		x := &haves[i]
+		s := x.h.dev.cost
+		if x.pages[0] != rg || s.Stuck() {
+			continue
+		}
+		all := s.Time(rg.Bytes())
+		if all < took && all <= aroundTimes*s.Time(n) || best == nil && always {
+			best, took = x, all
+		}
+	}
+	return best, haves, took
 }

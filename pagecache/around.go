@@ -71,16 +71,17 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 		k.fill(nil)
 		return 0, true
 	}
-	failed = plan.err != nil
-	if failed {
+	isHome := f.isHome(plan)
+	if failed = plan.err != nil; failed {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
-	} else if f.verify(plan).Empty() {
+	}
+	if isHome {
 		n = copy(p, plan.buf[off-k.pages.Offset():])
 		f.count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
 		k.note(off, n)
 	}
 	// The one who waits has its bytes.
-	fill := func() { f.arrived(plan, []*cleanChunk{k}, int64(len(p))) }
+	fill := func() { f.arrived(plan, []*cleanChunk{k}, isHome, int64(len(p))) }
 	if failed || !c.inBackground(fill) {
 		fill()
 	}
@@ -89,33 +90,12 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 
 // planAroundLocked plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it.
 func (f *File) planAroundLocked(k *cleanChunk, n int64) *peerCopyPlan {
-	rg := k.pages
-	if f.detached.Load() || rg.End > page.Count(f.size) {
-		return nil
-	}
-	c := &f.c.costs
-	haves := f.havesLocked(rg)
-	c.mu.Lock()
-	var best *have
-	took := c.disk.Time(n)
-	always := f.c.peerReads == PeerReadsAlways
-	for i := range haves {
-		x := &haves[i]
-		s := x.h.dev.cost
-		if x.pages[0] != rg || s.Stuck() {
-			continue
-		}
-		all := s.Time(rg.Bytes())
-		if all < took && all <= aroundTimes*s.Time(n) || best == nil && always {
-			best, took = x, all
-		}
-	}
-	c.mu.Unlock()
+	best, haves, took := f.fastestLocked(k.pages, n)
 	if best == nil {
 		return nil // readPeersOrHome decides
 	}
-	f.probeLocked(rg, haves, best.h)
-	plan := f.copyLocked(*best, rg)
+	f.probeLocked(k.pages, haves, best.h)
+	plan := f.copyLocked(*best, k.pages)
 	plan.urgent, plan.thought = true, took
 	k.epoch = plan.epoch
 	k.copy.Store(plan.peerCopy)

@@ -137,15 +137,14 @@ func (h *holding) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []by
 
 // appendCopies is that of holding.
 func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
-	for p := rg.Start; p < rg.End; {
-		x, pages := w.at(p)
-		end := min(rg.End, pages.End)
-		n := (end - p).Offset()
-		if x != nil {
-			pieces = append(pieces, gpubackend.Copy{Mem: x.mem, Off: p.Offset() - x.index*x.size, Host: buf[:n]})
-		}
-		p, buf = end, buf[n:]
-	}
+	w.each(rg, func(x *extent, part page.Range) {
+		from := (part.Start - rg.Start).Offset()
+		pieces = append(pieces, gpubackend.Copy{
+			Mem:  x.mem,
+			Off:  part.Offset() - x.index*x.size,
+			Host: buf[from : from+part.Bytes()],
+		})
+	})
 	return pieces
 }
 
