@@ -250,8 +250,9 @@ func (m *machine) file(size int) *source {
 type program struct {
 	*Mapping
 	t      *testing.T
-	host   []byte        // the memory, where the CPU addresses it
-	pieces []programPart // where it does not
+	host   []byte            // the memory, where the CPU addresses it
+	gpu    gpubackend.Device // where it does not
+	pieces []programPart
 }
 
 // programPart is the part of an extent that a program maps.
@@ -277,7 +278,8 @@ func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 		defer mp.f.mu.Unlock()
 		mp.h.each(mp.pages, func(x *extent, _ page.Range) {
 			lo, hi := max(off, x.index*x.size), min(off+length, (x.index+1)*x.size)
-			p.pieces = append(p.pieces, programPart{x.mem, lo - off, hi - off, lo - x.index*x.size})
+			gpu, mem := m.devices[mp.Device().Ordinal].Inner(x.mem)
+			p.gpu, p.pieces = gpu, append(p.pieces, programPart{mem, lo - off, hi - off, lo - x.index*x.size})
 		})
 		return p
 	}
@@ -310,7 +312,7 @@ func (p *program) load(from, to int) []byte {
 		return p.host[from:to]
 	}
 	b := make([]byte, to-from)
-	assert.NoError(p.t, p.dev.CopyOut(context.Background(), p.copies(from, b)))
+	assert.NoError(p.t, p.gpu.CopyOut(context.Background(), p.copies(from, b)))
 	return b
 }
 
@@ -320,7 +322,7 @@ func (p *program) store(at int, c byte) {
 		p.host[at] = c
 		return
 	}
-	assert.NoError(p.t, p.dev.CopyIn(context.Background(), p.copies(at, []byte{c})))
+	assert.NoError(p.t, p.gpu.CopyIn(context.Background(), p.copies(at, []byte{c})))
 }
 
 // add adds one to a byte.

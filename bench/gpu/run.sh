@@ -83,7 +83,7 @@ step() {
 all=${#gpu[@]}
 test_flags=(-test.v -test.timeout=10m)
 if [ $tests = 1 ]; then
-	step bench-tests 60 src/bench/gpu env GAIAFS_BINARY="$here/gaiafs" ./gpu.test "${test_flags[@]}"
+	step bench-tests 150 src/bench/gpu env GAIAFS_BINARY="$here/gaiafs" ./gpu.test "${test_flags[@]}"
 fi
 # Words of $(on N) have no spaces of their own.
 # shellcheck disable=SC2046

@@ -227,6 +227,12 @@ func (d *Device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	return d.inner.Patch(ctx, inner)
 }
 
+// Inner returns the device that is wrapped, and what mem is to it. What a program does with its memory goes there: faults and
+// gates are for whoever has the Device.
+func (d *Device) Inner(mem gpubackend.Memory) (gpubackend.Device, gpubackend.Memory) {
+	return d.inner, d.unwrap(mem)
+}
+
 // Digests is the Op of that name.
 func (d *Device) Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error {
 	if err := d.enter(ctx, Digests); err != nil {
