@@ -110,6 +110,6 @@ func TestWithoutADriver(t *testing.T) {
 	_, err := openCUDA(0)
 	require.ErrorContains(t, err, "libcuda.so.1")
 	require.ErrorContains(t, err, "--gpus emulated:1")
-	_, err = startWorker("cuda:0", 0)
+	_, err = startWorker(t.Context(), "cuda:0", 0)
 	require.ErrorContains(t, err, "libcuda.so.1")
 }

@@ -117,7 +117,7 @@ func TestUdevRecords(t *testing.T) {
 	outside, err := mountNamespace()
 	require.NoError(t, err)
 	require.ErrorContains(t, showRecord(outside, t.TempDir(), "b9:9", "E:X=1\n"), "no mount namespace of its own")
-	c, err := startWorkerIn(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}, "emulated:1", 0)
+	c, err := startWorkerIn(t.Context(), &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}, "emulated:1", 0)
 	if errors.Is(err, syscall.EPERM) {
 		t.Skip("this user may have no mount namespace")
 	}

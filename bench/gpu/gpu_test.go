@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -186,7 +188,7 @@ func TestDirectReadsReadAll(t *testing.T) {
 }
 
 func TestAnswersAreErrorsWhereTheyShouldBe(t *testing.T) {
-	c, err := startWorker("emulated:1", 0)
+	c, err := startWorker(t.Context(), "emulated:1", 0)
 	require.NoError(t, err)
 	defer c.end()
 	_, err = c.do(order{Do: "dance"})
@@ -195,9 +197,9 @@ func TestAnswersAreErrorsWhereTheyShouldBe(t *testing.T) {
 	require.ErrorContains(t, err, "no such file")
 	_, err = c.do(order{Do: "cufile", Path: "/nonexistent", Size: 1})
 	require.ErrorIs(t, err, errMissing)
-	_, err = startWorker("nonsense", 0)
+	_, err = startWorker(t.Context(), "nonsense", 0)
 	require.ErrorContains(t, err, "nonsense")
-	_, err = startSafetensors("/nonexistent/python", 0)
+	_, err = startSafetensors(t.Context(), "/nonexistent/python", 0)
 	require.ErrorIs(t, err, errMissing)
 }
 
@@ -209,9 +211,37 @@ func TestSafetensorsAnswers(t *testing.T) {
 	if exec.Command(python, "-c", "import torch").Run() == nil {
 		t.Skip("PyTorch is installed, and this asks what happens without")
 	}
-	_, err = startSafetensors(python, 0)
+	_, err = startSafetensors(t.Context(), python, 0)
 	require.ErrorIs(t, err, errMissing)
 	require.ErrorContains(t, err, "torch")
+}
+
+// TestModulesOfTheCurrentFolder: what lies in the folder that the benchmarks run in is not taken for PyTorch or safetensors.
+func TestModulesOfTheCurrentFolder(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("torch.py", []byte("raise RuntimeError('of this folder')\n"), 0o600))
+	require.NoError(t, os.WriteFile("safetensors.py", []byte("raise RuntimeError('of this folder')\n"), 0o600))
+	c, err := startSafetensors(t.Context(), python, 0)
+	if err == nil {
+		c.end()
+		return
+	}
+	require.NotContains(t, err.Error(), "of this folder")
+}
+
+// TestChildrenEndWithTheRun: a child that does not answer ends with the context of the run.
+func TestChildrenEndWithTheRun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c, err := startChild(exec.CommandContext(ctx, "sleep", "1000"))
+	require.NoError(t, err)
+	defer c.end()
+	time.AfterFunc(50*time.Millisecond, cancel)
+	_, err = c.do(order{Do: "open"})
+	require.ErrorContains(t, err, "sleep ended")
 }
 
 func TestWrongUsage(t *testing.T) {

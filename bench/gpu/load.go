@@ -117,7 +117,7 @@ const (
 )
 
 // warmRows load a file that the kernel holds.
-func warmRows(_ context.Context, s *session) ([]rows.Row, error) {
+func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
 		return nil, err
@@ -165,10 +165,10 @@ func warmRows(_ context.Context, s *session) ([]rows.Row, error) {
 		start func() (c *child, note string, err error)
 	}{
 		{sideSafetensors, order{Do: "load", Path: path, Size: d.size}, func() (*child, string, error) {
-			c, err := startSafetensors(s.python, g.device())
+			c, err := startSafetensors(ctx, s.python, g.device())
 			return c, "", err
 		}},
-		{sideCuFile, order{Do: "cufile", Path: path, Size: d.size, Log: s.cuFileFolder()}, func() (*child, string, error) { return s.startCuFile(path) }},
+		{sideCuFile, order{Do: "cufile", Path: path, Size: d.size, Log: s.cuFileFolder()}, func() (*child, string, error) { return s.startCuFile(ctx, path) }},
 	} {
 		c, note, err := x.start()
 		var a answer
@@ -203,13 +203,13 @@ func (s *session) cuFileFolder() string { return filepath.Join(s.dir, "cufile") 
 
 // startCuFile starts a worker in which cuFile is configured, and udev knows the disk that the file is on. note says what was done
 // for that.
-func (s *session) startCuFile(path string) (c *child, note string, err error) {
+func (s *session) startCuFile(ctx context.Context, path string) (c *child, note string, err error) {
 	environment, err := configureCuFile(s.cuFileFolder())
 	if err != nil {
 		return nil, "", err
 	}
 	start := func(attributes *syscall.SysProcAttr) (*child, error) {
-		return startWorkerIn(attributes, s.options.gpus, s.gpus[0].device(), environment...)
+		return startWorkerIn(ctx, attributes, s.options.gpus, s.gpus[0].device(), environment...)
 	}
 	name, text, err := udevRecord(path)
 	if err != nil {

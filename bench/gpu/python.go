@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	_ "embed"
 	"fmt"
 	"os/exec"
@@ -14,9 +15,9 @@ var safetensorsProgram string
 // errorMissing makes an errMissing of why a program cannot be started.
 func errorMissing(err error) error { return fmt.Errorf("%w: %w", errMissing, err) }
 
-// startSafetensors starts the Python program on a GPU. errMissing where Python or a module of it is.
-func startSafetensors(python string, device int) (*child, error) {
-	c, err := startChild(exec.Command(python, "-c", safetensorsProgram))
+// startSafetensors starts the Python program on a GPU. It is killed where ctx ends. errMissing where Python or a module of it is.
+func startSafetensors(ctx context.Context, python string, device int) (*child, error) {
+	c, err := startChild(exec.CommandContext(ctx, python, "-c", safetensorsProgram))
 	if err != nil {
 		return nil, errorMissing(err)
 	}

@@ -4,6 +4,8 @@ import json
 import sys
 import time
 
+sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have a module of these names, such as this one
+
 device = "cuda:0"
 
 

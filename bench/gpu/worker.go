@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -115,8 +116,16 @@ func (w *workerState) carryOut(o order) (a answer, err error) {
 			return a, err
 		}
 		w.gpu = all[0]
-		w.check, err = newChecker(w.gpu, 1)
-		return a, err
+		if w.check, err = newChecker(w.gpu, 1); err != nil {
+			return a, err
+		}
+		// What its context takes for its first copy is there before anything is measured.
+		some, err := w.gpu.alloc(pieceSize)
+		if err != nil {
+			return a, err
+		}
+		_, err = w.sums(some, pieceSize, []int{0})
+		return a, errors.Join(err, w.gpu.free(some))
 	case "map":
 		f, err := os.Open(o.Path)
 		if err != nil {
@@ -225,18 +234,18 @@ func (c *child) end() {
 	_ = c.cmd.Wait()
 }
 
-// startWorker starts a worker that has opened a device of --gpus.
-func startWorker(gpus string, device int) (*child, error) {
-	return startWorkerIn(new(syscall.SysProcAttr), gpus, device)
+// startWorker starts a worker that has opened a device of --gpus. It is killed where ctx ends.
+func startWorker(ctx context.Context, gpus string, device int) (*child, error) {
+	return startWorkerIn(ctx, new(syscall.SysProcAttr), gpus, device)
 }
 
 // startWorkerIn is startWorker for a process of other attributes or environment.
-func startWorkerIn(attributes *syscall.SysProcAttr, gpus string, device int, environment ...string) (*child, error) {
+func startWorkerIn(ctx context.Context, attributes *syscall.SysProcAttr, gpus string, device int, environment ...string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(program)
+	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = append(append(os.Environ(), workerVariable+"=1"), environment...)
 	cmd.SysProcAttr = attributes
 	c, err := startChild(cmd)
