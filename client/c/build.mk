@@ -1,5 +1,5 @@
 # Rules for the C library. The top Makefile includes this file; client/c/Makefile does too, for those who want nothing
-# else. It leaves libgaiafs.so, libgaiafs.a, gaiafs.pc and gaiafsConfigVersion.cmake in $(GAIAFS_BUILD). CUDA is not needed.
+# else. It leaves libgaiafs.so and libgaiafs.a in $(GAIAFS_BUILD). CUDA is not needed.
 GAIAFS_C ?= client/c
 GAIAFS_BUILD ?= build
 GAIAFS_VERSION ?= 0.1.0
@@ -8,7 +8,7 @@ CC ?= cc
 
 GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c stream.c conn.c table.c memory.c cuda.c grant.c wire.c error.c)
 GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h wire.h)
-LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a gaiafs.pc gaiafsConfigVersion.cmake)
+LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
 GAIAFS_C_WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
 GAIAFS_C_FLAGS := -std=c11 -O2 -g -fPIC -pthread -fvisibility=hidden -D_FILE_OFFSET_BITS=64 $(GAIAFS_C_WARNINGS)
@@ -30,14 +30,8 @@ $(GAIAFS_BUILD)/libgaiafs.a: $(GAIAFS_C_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
-$(GAIAFS_BUILD)/gaiafsConfigVersion.cmake: $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in
-	@mkdir -p $(@D)
-	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $< > $@
-
-$(GAIAFS_BUILD)/gaiafs.pc: $(GAIAFS_C)/gaiafs.pc.in
-	@mkdir -p $(@D)
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $< > $@
-
+# What names PREFIX or the version is made here, for they may be others than at the last build. The linker finds the library in the
+# places that it knows once ldconfig ran.
 libgaiafs-install: libgaiafs
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
 		$(DESTDIR)$(PREFIX)/lib/cmake/gaiafs $(DESTDIR)$(PREFIX)/share/man/man3
@@ -45,15 +39,17 @@ libgaiafs-install: libgaiafs
 	install -m 755 $(GAIAFS_BUILD)/libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib
 	ln -sf libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib/libgaiafs.so
 	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/lib
-	install -m 644 $(GAIAFS_BUILD)/gaiafs.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(GAIAFS_BUILD)/gaiafsConfigVersion.cmake \
-		$(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/gaiafs.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaiafs.pc
+	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
+	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in \
+		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_error; do \
 		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
+	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig
 
 libgaiafs-clean:
-	rm -rf $(GAIAFS_BUILD)/c $(GAIAFS_BUILD)/libgaiafs.* $(GAIAFS_BUILD)/gaiafs.pc \
-		$(GAIAFS_BUILD)/gaiafsConfigVersion.cmake
+	rm -rf $(GAIAFS_BUILD)/c $(GAIAFS_BUILD)/libgaiafs.*

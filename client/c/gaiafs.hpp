@@ -50,7 +50,7 @@ template <typename T> class guard;
 
 /*
  * A mapping of elements of type T, writable unless T is const. It can be moved, not copied. One that was moved from or
- * closed, or made without a file, is empty; only assignment, close and the conversion to bool make sense of it.
+ * closed, or made without a file, is empty: calls that are about its memory throw EINVAL.
  */
 template <typename T> class mapping {
 	static_assert(std::is_trivially_copyable_v<T>, "a file has bytes, so an element is what can be copied as bytes");
@@ -91,6 +91,9 @@ public:
 
 	mapping &operator=(mapping &&other) noexcept
 	{
+		if (this == &other)
+			return *this;
+
 		mapping old(std::move(*this));
 
 		data_ = std::exchange(other.data_, nullptr);
@@ -128,36 +131,36 @@ public:
 	/* acquire sees what others wrote and released; release has others see what this device stored. */
 	void acquire(std::size_t from = 0, std::size_t count = rest) const
 	{
-		check(gaia_macquire(bytes(from), length(from, count), device_));
+		check(gaia_macquire(mapped(from), length(from, count), device_));
 	}
 
 	void release(std::size_t from = 0, std::size_t count = rest) const
 	{
-		check(gaia_mrelease(bytes(from), length(from, count), device_));
+		check(gaia_mrelease(mapped(from), length(from, count), device_));
 	}
 
 	/* The same in the order of a stream, a cudaStream_t or CUstream. */
 	void acquire_async(gaia_stream_t stream, std::size_t from = 0, std::size_t count = rest) const
 	{
-		check(gaia_macquire_async(bytes(from), length(from, count), device_, stream));
+		check(gaia_macquire_async(mapped(from), length(from, count), device_, stream));
 	}
 
 	void release_async(gaia_stream_t stream, std::size_t from = 0, std::size_t count = rest) const
 	{
-		check(gaia_mrelease_async(bytes(from), length(from, count), device_, stream));
+		check(gaia_mrelease_async(mapped(from), length(from, count), device_, stream));
 	}
 
 	/* check_async throws what went wrong in stream order, once. Wait for the stream before. */
-	void check_async() const { check(gaia_async_error(bytes(0))); }
+	void check_async() const { check(gaia_async_error(mapped(0))); }
 
 	/* sync waits until what the device stored is in the backing file, and durable: on stable storage. */
 	void sync(bool durable = true) const
 	{
-		check(gaia_msync(bytes(0), size_bytes(), durable ? MS_SYNC : MS_ASYNC));
+		check(gaia_msync(mapped(0), size_bytes(), durable ? MS_SYNC : MS_ASYNC));
 	}
 
 	/* advise gives one of the GAIA_MADV_ hints for the whole. */
-	void advise(int advice) const { check(gaia_madvise(bytes(0), size_bytes(), advice)); }
+	void advise(int advice) const { check(gaia_madvise(mapped(0), size_bytes(), advice)); }
 
 	/* hold acquires a range, and releases it when the guard ends. The mapping outlives the guard and is not moved. */
 	[[nodiscard]] guard<T> hold(std::size_t from = 0, std::size_t count = rest) const
@@ -199,6 +202,13 @@ private:
 	}
 
 	void *bytes(std::size_t from) const noexcept { return const_cast<value_type *>(data_ + from); }
+
+	void *mapped(std::size_t from) const
+	{
+		if (data_ == nullptr)
+			throw std::system_error(EINVAL, std::generic_category(), "nothing is mapped");
+		return bytes(from);
+	}
 
 	std::size_t length(std::size_t from, std::size_t count) const
 	{

@@ -362,6 +362,23 @@ int main() {
 	require.NoError(t, err, "%s", out)
 }
 
+// TestInstalledElsewhere installs what was built for one folder into another one: what is installed names that one.
+func TestInstalledElsewhere(t *testing.T) {
+	_, build := installed(t, "")
+	prefix := t.TempDir()
+	run(t, "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix, "GAIAFS_VERSION=0.2.0", "libgaiafs-install")
+	for name, has := range map[string][]string{
+		"lib/pkgconfig/gaiafs.pc":                    {"prefix=" + prefix + "\n", "Version: 0.2.0\n"},
+		"lib/cmake/gaiafs/gaiafsConfigVersion.cmake": {`"0.2.0"`},
+	} {
+		text, err := os.ReadFile(filepath.Join(prefix, name))
+		require.NoError(t, err)
+		for _, words := range has {
+			require.Contains(t, string(text), words)
+		}
+	}
+}
+
 // TestWrapperAndCMake builds a project that finds the library by CMake and uses gaiafs.hpp, and runs it on a mount.
 func TestWrapperAndCMake(t *testing.T) {
 	tool(t, "cmake")

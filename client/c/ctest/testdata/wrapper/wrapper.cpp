@@ -123,9 +123,18 @@ int main(int argc, char **argv)
 	CHECK(m && m.data()[0] == home(fd, 1024));
 	m = std::move(n); // what it had ends
 	CHECK(!n && m.data()[11] == 110);
+	mapping<std::uint32_t> &same = m;
+	m = std::move(same);
+	CHECK(m && m.data()[11] == 110);
 	m.close();
 	m.close();
 	CHECK(!m && home(fd, 11) == 110);
+	THROWS(m.acquire(), EINVAL, "nothing is mapped");
+	THROWS(m.release(), EINVAL, "nothing is mapped");
+	THROWS(m.check_async(), EINVAL, "nothing is mapped");
+	THROWS(m.sync(), EINVAL, "nothing is mapped");
+	THROWS(m.advise(GAIA_MADV_SEQUENTIAL), EINVAL, "nothing is mapped");
+	THROWS(static_cast<void>(m.hold()), EINVAL, "nothing is mapped");
 	{
 		mapping<std::uint32_t> ends(path);
 		ends.data()[12] = 120;
