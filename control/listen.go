@@ -21,10 +21,14 @@ const maxSocketPath = 103
 
 // DefaultSocket returns the path of the socket for a mount: a name made of the mountpoint in a runtime directory that
 // belongs to the user. It touches no file. Every daemon of one mountpoint gets the same path, so that a new one
-// finds what a killed one left.
-func DefaultSocket(mountpoint string) string {
+// finds what a killed one left. Others than the path of number 0 are for mountpoints whose earlier daemons still serve.
+func DefaultSocket(mountpoint string, number int) string {
 	sum := sha256.Sum256([]byte(mountpoint))
-	name := hex.EncodeToString(sum[:8]) + ".sock"
+	name := hex.EncodeToString(sum[:8])
+	if number > 0 {
+		name += fmt.Sprintf("-%d", number)
+	}
+	name += ".sock"
 	if os.Geteuid() == 0 {
 		return filepath.Join("/run/gaiafs", name)
 	}

@@ -96,9 +96,12 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 
 func TestDefaultSocketFitsTheIoctl(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/"+strings.Repeat("9", 200))
-	a, b := DefaultSocket("/mnt/a"), DefaultSocket("/mnt/b")
+	a, b, another := DefaultSocket("/mnt/a", 0), DefaultSocket("/mnt/b", 0), DefaultSocket("/mnt/a", 1)
 	require.NotEqual(t, a, b)
-	require.Equal(t, a, DefaultSocket("/mnt/a"))
-	require.LessOrEqual(t, len(a), maxSocketPath)
-	require.True(t, filepath.IsAbs(a))
+	require.NotEqual(t, a, another)
+	require.Equal(t, a, DefaultSocket("/mnt/a", 0))
+	for _, path := range []string{a, another} {
+		require.LessOrEqual(t, len(path), maxSocketPath)
+		require.True(t, filepath.IsAbs(path))
+	}
 }

@@ -381,12 +381,11 @@ func TestCommandEndsWhenUnmountedByOthers(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// A mapping that its program never released is released when the daemon ends.
 // TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a socket that
 // is closed when the new mount has looked at it.
 func TestCommandMountsAfterUmount(t *testing.T) {
 	p := newPlace(t)
-	socket := control.DefaultSocket(p.mountpoint)
+	socket := control.DefaultSocket(p.mountpoint, 0)
 	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
 	old, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	require.NoError(t, err)
@@ -404,6 +403,30 @@ func TestCommandMountsAfterUmount(t *testing.T) {
 	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
+// TestCommandMountsWhileAnotherGoesOn mounts where the daemon of an earlier mount does not end, since that is still mounted in another
+// mount namespace. Programs map files of the new one.
+func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
+	p := newPlace(t)
+	socket := control.DefaultSocket(p.mountpoint, 0)
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	old, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	require.NoError(t, err)
+	defer old.Close()
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus", "emulated:1", "--log-file", p.log, p.source, p.mountpoint)
+	require.Zero(t, r.code, r.err)
+	f, err := os.Create(filepath.Join(p.mountpoint, "file"))
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(4096))
+	m, err := gaiafs.Map(f, 0, 4096, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
+	log, err := os.ReadFile(p.log)
+	require.NoError(t, err)
+	require.Contains(t, string(log), "the daemon of an earlier mount here goes on")
+}
+
+// A mapping that its program never released is released when the daemon ends.
 func TestCommandReleasesForClientsWhenItEnds(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--write-back-interval=50ms")
 	f, err := os.Create(filepath.Join(s.mountpoint, "file"))

@@ -25,6 +25,10 @@ const forcedWriteBack = 10 * time.Second
 // soon as the mountpoint is free, and the daemon ends a moment later.
 const predecessorPatience = 10 * time.Second
 
+// mostPredecessors is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount namespaces, or
+// were detached while programs use them.
+const mostPredecessors = 16
+
 // service is a mount and everything under it.
 type service struct {
 	plan    *mountPlan
@@ -132,12 +136,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 			err = errors.Join(err, s.cache.Close(context.Background()))
 		}
 	}()
-	socket := m.socket
-	if socket == "" {
-		socket = control.DefaultSocket(m.mountpoint)
-	}
-	s.control, err = listenAfter(func() bool { return m.socket == "" && time.Since(s.started) < predecessorPatience }, control.Options{
-		Socket:     socket,
+	s.control, err = s.listen(control.Options{
 		AllowOther: m.allowOther,
 		Cache:      control.ForCache(s.cache),
 		Status:     func() any { return s.status() },
@@ -156,16 +155,29 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	return s, nil
 }
 
-// listenAfter binds the control socket. While another daemon listens on it, it tries again as long as wait says so: a
-// socket that is named after a mountpoint at which nothing is mounted belongs to a daemon that is about to end.
-func listenAfter(wait func() bool, o control.Options) (*control.Server, error) {
+// listen binds the control socket. Where it is named after a mountpoint, at which nothing is mounted, one that another daemon
+// listens on belongs to one that is about to end, and that is waited for: it may be bringing bytes home. Where it goes on, as
+// its mount is still somewhere, this one gets another name. Clients ask the mount for it.
+func (s *service) listen(o control.Options) (server *control.Server, err error) {
+	if o.Socket = s.plan.socket; o.Socket != "" {
+		return control.Listen(o)
+	}
+	o.Socket = control.DefaultSocket(s.plan.mountpoint, 0)
 	for {
-		s, err := control.Listen(o)
-		if !errors.Is(err, syscall.EADDRINUSE) || !wait() {
-			return s, err
+		server, err = control.Listen(o)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Since(s.started) >= predecessorPatience {
+			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < mostPredecessors; n++ {
+		if n == 1 {
+			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is seen as a direct change of SOURCE", "socket", o.Socket)
+		}
+		o.Socket = control.DefaultSocket(s.plan.mountpoint, n)
+		server, err = control.Listen(o)
+	}
+	return server, err
 }
 
 // kernelTimeout says "not at all" as package fs does: it takes zero for its default.
