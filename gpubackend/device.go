@@ -71,6 +71,8 @@ type Info struct {
 	Memory int64
 	// Granularity divides the size of every Memory. It is a power of two and a multiple of page.Size.
 	Granularity int64
+	// CopyEngines says that the device's own engines copy between it and the host. Without them the host's processors do.
+	CopyEngines bool
 }
 
 // Digest is a keyed universal hash of one page. Two pages with different bytes have the same Digest with a

@@ -143,8 +143,8 @@ func (f *File) fastestLocked(rg page.Range, n int64) (best *have, haves []have, 
 	for i := range haves {
 		x := &haves[i]
 		s := x.h.dev.cost
-		if x.pages[0] != rg || s.Stuck() {
-			continue
+		if x.pages[0] != rg || s.Stuck() || !always && !x.h.dev.info.CopyEngines {
+			continue // without engines, what nobody asked for yet would take a processor that programs may need
 		}
 		all := s.Time(rg.Bytes())
 		if all < took && all <= aroundTimes*s.Time(n) || best == nil && always {

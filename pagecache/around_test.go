@@ -190,3 +190,26 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	require.False(t, stuck())
 	require.Empty(t, m.cache.devices[0].copies.running)
 }
+
+// TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or ahead of it.
+func TestCopyEngines(t *testing.T) {
+	for _, engines := range []bool{true, false} {
+		m := newMachine(t, 1)
+		m.cache.devices[0].info.CopyEngines = engines
+		src, home := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, sharedSize, false)
+		home.slow.Store(int64(2 * time.Millisecond))
+		for k := range 8 {
+			at := k * 150 << 10
+			require.True(t, bytes.Equal(src.home.bytes(at, 10), src.readDirect(t, at, 10)))
+		}
+		for k := range 16 {
+			at := k << 16
+			require.True(t, bytes.Equal(src.home.bytes(at, 1<<16), src.read(t, at, 1<<16)))
+		}
+		m.cache.peerCalls.Wait()
+		require.Positive(t, m.counter(deviceReads))
+		ahead := m.cache.counters.AheadBytes.Load()
+		require.Equal(t, engines, ahead > 0, "%d bytes", ahead)
+	}
+}

@@ -87,6 +87,7 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 	}
 	d := &device{key: o.Key, drv: drv, info: gpubackend.Info{
 		Ordinal: o.Ordinal, Kind: gpubackend.KindCUDA, UUID: f.UUID, Name: fmt.Sprintf("%s (CUDA device %d)", f.Name, o.CUDA), Memory: o.Memory,
+		CopyEngines: true,
 	}}
 	if d.handle, err = drv.device(o.CUDA); err != nil {
 		return nil, err
