@@ -63,6 +63,26 @@ func TestSilentClientIsDropped(t *testing.T) {
 	s.waitSessions(0)
 }
 
+// A client that goes, killed or not, is nothing to warn of, wherever that is noticed.
+func TestClientThatGoesAtOnce(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	for i := range 100 {
+		c := s.dial()
+		if i%2 == 0 {
+			c.send(helloFrame())
+			c.send(frame(ping, 1))
+		}
+		c.close()
+	}
+	s.connect().close() // accepted after them
+	s.waitSessions(0)
+	select {
+	case said := <-s.logs.seen:
+		t.Fatal(said)
+	default:
+	}
+}
+
 func TestMalformedFramesEndTheConnection(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	wrongLength := frame(ping, 1)

@@ -117,7 +117,7 @@ func (s *session) run() {
 	case errors.As(err, &bad):
 		s.log.Warn("control: client dropped", "error", bad.why)
 		s.send(errorFrame(bad.id, bad.errno, bad.why), nil)
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		s.log.Debug("control: client went")
 	default:
 		s.log.Warn("control: client dropped", "error", err)

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"sync"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -443,4 +445,72 @@ func TestReleaseWithUnreadDirtyPages(t *testing.T) {
 	assert.NotEmpty(t, src.kernel.take(), "dropped, although the kernel never asked for the page")
 	src.kernel.hook = nil
 	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "an overwritten release does not come back")
+}
+
+// A release that ends with its client publishes nothing before what was released earlier is home: the implicit release at the
+// client's end does both, and a page that a program overwrote after the earlier release keeps what it wrote.
+func TestReleaseThatIsCutShort(t *testing.T) {
+	var logged bytes.Buffer
+	m := newMachine(t, 1, func(o *Options, _ *int64) {
+		o.WriteBack, o.Log = true, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	src := m.file(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.store(0, 1)
+	p.release()
+	dirty := bytes.Repeat([]byte{2}, page.Size) // in the kernel, which does not ask for a page that a program writes whole
+	p.store(9, 9)                               // found by the scan, so that the release has both pages
+	p.store(page.Size, 3)
+	src.kernel.take()
+	once := true
+	src.kernel.hook = func(int64, int64) {
+		if once {
+			once = false
+			require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	defer gate.Open()
+	released := make(chan error)
+	go func() {
+		_, err := p.Release(ctx, 0, 2*page.Size)
+		released <- err
+	}()
+	<-gate.Arrived() // the earlier release is on its way home
+	cancel()
+	require.ErrorIs(t, <-released, context.Canceled)
+	gate.Open()
+	assert.Empty(t, src.kernel.take(), "nothing was published")
+	assert.Empty(t, m.cache.Status().Files[0].Error, "home took everything that it was given")
+
+	require.NoError(t, p.Unmap(ctx))
+	assert.NotEmpty(t, src.kernel.take(), "the implicit release has the kernel drop its page")
+	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "what the program overwrote does not come back")
+	assert.Equal(t, []byte{3}, src.read(t, page.Size, 1))
+	assert.Empty(t, logged.String())
+}
+
+// An acquire that ends with its client is no error of home.
+func TestCollectThatIsCutShort(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(page.Size)
+	p, q := m.run(src, 0, 0, page.Size, true), m.run(src, 1, 0, page.Size, false)
+	p.store(0, 1)
+	p.release()
+	ctx, cancel := context.WithCancel(context.Background())
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	defer gate.Open()
+	acquired := make(chan error)
+	go func() {
+		_, err := q.Acquire(ctx, 0, page.Size, false)
+		acquired <- err
+	}()
+	<-gate.Arrived()
+	cancel()
+	require.ErrorIs(t, <-acquired, context.Canceled)
+	gate.Open()
+	assert.Empty(t, m.cache.Status().Files[0].Error)
+	q.acquire()
+	assert.Equal(t, byte(1), q.byteAt(0))
 }

@@ -38,7 +38,9 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 				if d := f.c.owner(owner); d != nil {
 					err = d.fault(err)
 				}
-				f.collectErr = err
+				if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
+					f.collectErr = err
+				}
 				return err
 			}
 			pending = pending[n:]

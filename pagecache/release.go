@@ -20,7 +20,8 @@ const dropGap = 8
 const maxRedrops = 100
 
 // release publishes what programs stored into the pages of rg on the device of h, and returns the number of pages that
-// differ from their base. When it returns, the kernel holds no old copy of them. No data moves.
+// differ from their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the pages
+// are published, none of them is.
 func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
 	modified, err := f.modified(ctx, h, rg)
@@ -37,7 +38,14 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 		// The kernel may hold a page that a program wrote whole after it saw an earlier release. What was released then
 		// comes home before that page does.
 		for _, run := range modified {
-			if err := f.collectLocked(ctx, run, false); err != nil {
+			err := f.collectLocked(ctx, run, false)
+			if err != nil && ctx.Err() != nil {
+				// Published now, the pages would come home after the kernel's, and undo what the program wrote. Whoever
+				// cut the release short has another one to come, the implicit one at the latest.
+				f.mu.Unlock()
+				return 0, err
+			}
+			if err != nil {
 				f.c.log.Warn("an earlier release could not be written back before the next", "file", f.name, "error", err)
 			}
 		}
