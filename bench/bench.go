@@ -47,6 +47,9 @@ type Options struct {
 // ErrOverwrites says that a report would take the place of something that is wanted.
 var ErrOverwrites = errors.New("would write over")
 
+// ErrNoMatch says that Match names no row. Nothing was measured.
+var ErrNoMatch = errors.New("no row matches")
+
 // CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites where one would
 // destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
 func (o *Options) CheckReports() error {
@@ -89,9 +92,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Match == nil {
 		o.Match = regexp.MustCompile("")
 	}
-	wanted := o.groups()
+	wanted := o.wanted(ctx)
 	if len(wanted) == 0 {
-		return fmt.Errorf("no group of rows matches %q; 'gaiafs bench --list' names them", o.Match)
+		which := ""
+		if o.File != "" {
+			which = " of those that can read --file"
+		}
+		return fmt.Errorf("%w %q%s; 'gaiafs bench --list' names the groups, and a run of one its rows", ErrNoMatch, o.Match, which)
 	}
 	s, err := newSession(o)
 	if err != nil {
@@ -119,13 +126,25 @@ func Run(ctx context.Context, o Options) (err error) {
 	case err != nil:
 		r.Ended = err.Error()
 	case len(r.Rows) == 0:
-		err = fmt.Errorf("no row matches %q; 'gaiafs bench --list' names the groups, and a run of one its rows", o.Match)
+		err = fmt.Errorf("%w %q", ErrNoMatch, o.Match)
 	case s.failed > 0:
 		err = fmt.Errorf("rows that failed: %d; the table says why", s.failed)
 	}
 	s.describeMounts(r)
 	r.Seconds = time.Since(begin).Seconds()
 	return errors.Join(err, o.write(r))
+}
+
+// wanted returns the groups that have a row that matches. What a group cannot name without being made is its own to say.
+func (o *Options) wanted(ctx context.Context) (wanted []*group) {
+	s := newListing(*o)
+	for _, g := range o.groups() {
+		list, err := g.rows(ctx, s)
+		if err != nil || slices.ContainsFunc(list, func(row rows.Row) bool { return o.Match.MatchString(row.Title()) }) {
+			wanted = append(wanted, g)
+		}
+	}
+	return wanted
 }
 
 // groups returns those of which rows may match.

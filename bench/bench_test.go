@@ -260,12 +260,44 @@ func TestGroupsThatMatch(t *testing.T) {
 	require.Equal(t, []string{"fio", "tree"}, names(Options{}, "^fio/(read|write)|^tree/git"))
 	require.Len(t, names(Options{}, "^(fio/|tree/)"), len(groups), "what is in parentheses is not looked into")
 	require.Equal(t, []string{`a\|b`, "(c|d)", "[|]"}, alternatives(`a\|b|(c|d)|[|]`))
-	require.ErrorContains(t, Run(t.Context(), Options{Match: regexp.MustCompile("^nothing/")}), "--list")
-	o := Options{Dir: t.TempDir(), Quick: true, Match: regexp.MustCompile("^merge/nothing"), Out: io.Discard, Progress: io.Discard}
-	require.ErrorContains(t, Run(t.Context(), o), "no row matches")
+	for _, pattern := range []string{"^nothing/", "^merge/nothing", "nothing of the kind", "^fio/read$|^tree/git$"} {
+		for _, o := range []Options{{}, {Quick: true}, {File: "missing"}} {
+			o.Match, o.Dir = regexp.MustCompile(pattern), "missing" // whatever were made would say so
+			err := Run(t.Context(), o)
+			require.ErrorIs(t, err, ErrNoMatch)
+			require.ErrorContains(t, err, "--list")
+		}
+	}
 	var out bytes.Buffer
 	require.NoError(t, List(&out))
 	require.Contains(t, out.String(), "\ncached ")
+}
+
+// The names of all rows are known before anything is made for them.
+func TestNamesOfRows(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for pattern, want := range map[string][]string{
+		"^merge/.*45 %":            {"merge"},
+		"256 MiB":                  {"modified", "device"}, // the size with Quick
+		"cold":                     {"device", "fio", "metadata", "tree"},
+		"lost updates":             {"sharing"},
+		"--write-back$":            {"fio"},
+		"randwrite.*mapped":        {"fio"},
+		"50 % on a device":         {"cached"},
+		"160 devices|all agree":    {"state", "versions"},
+		"readdir, cold, 1 job":     {"metadata"},
+		"^tree/(go build|unlink)$": {"tree"},
+	} {
+		o := Options{Quick: true, Match: regexp.MustCompile(pattern)}
+		var names []string
+		for _, g := range o.wanted(t.Context()) {
+			names = append(names, g.name)
+		}
+		require.Equal(t, want, names, pattern)
+	}
+	left, err := os.ReadDir(".")
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestSharesOfQuickAreItsTime(t *testing.T) {

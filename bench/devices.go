@@ -118,8 +118,8 @@ func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 		d.size = 256 << 20
 	}
 	for _, dir := range []*place{p, backing} {
-		if _, err := fill(dir.home(d.name), d.size); err != nil {
-			return nil, explain(err, s.Dir)
+		if _, err := s.fill(dir.home(d.name), d.size); err != nil {
+			return nil, err
 		}
 	}
 	s.later(func() {

@@ -106,8 +106,8 @@ func (s *session) newFile(name string, size int64, places ...*place) (*dataFile,
 		d = &dataFile{name: name, size: size, whole: size}
 		for _, p := range places {
 			var err error
-			if d.sums, err = fill(p.home(name), size); err != nil {
-				return nil, explain(err, s.Dir)
+			if d.sums, err = s.fill(p.home(name), size); err != nil {
+				return nil, err
 			}
 		}
 		s.later(func() {
@@ -121,6 +121,17 @@ func (s *session) newFile(name string, size int64, places ...*place) (*dataFile,
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// fill is fill for a file of the session's.
+func (s *session) fill(path string, n int64) (sums []uint32, err error) {
+	if s.listing {
+		return nil, nil
+	}
+	if sums, err = fill(path, n); err != nil {
+		return nil, explain(err, s.Dir)
+	}
+	return sums, nil
+}
 
 // fill makes a file of n bytes, which do not compress or repeat, and brings it to the disk. It returns their checksums.
 func fill(path string, n int64) (sums []uint32, err error) {

@@ -50,6 +50,8 @@ type session struct {
 	remarks []string
 	// failed counts rows.
 	failed int
+	// listing says that rows are made for their names only.
+	listing bool
 
 	daemons []*daemon
 	places  map[string]*place
@@ -64,6 +66,16 @@ func newSession(o Options) (*session, error) {
 		return nil, fmt.Errorf("%w; choose another folder with --dir", err)
 	}
 	return &session{Options: o, dir: dir, mounts: dir, places: make(map[string]*place)}, nil
+}
+
+// newListing returns a session in which rows are made for their names: there is whatever they need, and nothing is made or looked at.
+// The rows must not be run.
+func newListing(o Options) *session {
+	s := &session{Options: o, listing: true, places: make(map[string]*place)}
+	if o.File != "" {
+		s.given = &dataFile{name: filepath.Base(o.File), size: mostOfFile, whole: mostOfFile}
+	}
+	return s
 }
 
 // leaveFolder has mountpoints made outside of a folder that is to be shown: it cannot contain them.
@@ -169,7 +181,11 @@ func (s *session) close() error {
 }
 
 // later has fn called when the group of rows that runs is over, or the session, and before the daemons end.
-func (s *session) later(fn func()) { s.cleanup = append(s.cleanup, fn) }
+func (s *session) later(fn func()) {
+	if !s.listing { // where there is nothing to take away
+		s.cleanup = append(s.cleanup, fn)
+	}
+}
 
 // endGroup calls what later was given, the last first.
 func (s *session) endGroup() {
@@ -200,6 +216,9 @@ func (s *session) placeWith(name, gpus string, flags ...string) (*place, error) 
 		return p, nil
 	}
 	p := &place{name: name}
+	if s.listing {
+		return p, nil
+	}
 	word := fmt.Sprintf("%d", len(s.places)) // short, since a socket may be made there
 	if p.source = filepath.Join(s.dir, word); s.given != nil {
 		p.source = filepath.Dir(s.File)
@@ -324,6 +343,9 @@ func (s *session) describeMounts(r *rows.Report) {
 
 // needDevices returns rows.Impossible where the mount has fewer devices.
 func (s *session) needDevices(p *place, n int) error {
+	if s.listing {
+		return nil
+	}
 	st, err := p.status()
 	if err != nil {
 		return err
@@ -336,6 +358,9 @@ func (s *session) needDevices(p *place, n int) error {
 
 // emulated reports whether the devices of a mount stand in for GPUs, so that the CPU can address their memory.
 func (s *session) emulated(p *place) bool {
+	if s.listing {
+		return true
+	}
 	st, err := p.status()
 	return err == nil && len(st.Devices) > 0 && st.Devices[0].Kind == "emulated"
 }

@@ -59,8 +59,8 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 			name := fmt.Sprintf("shared-%d-%d", size, stride)
 			x.path, x.private = p.path(name), backing.path(name)
 			for _, path := range []string{p.home(name), x.private} {
-				if _, err := fill(path, int64(size)); err != nil {
-					return nil, explain(err, s.Dir)
+				if _, err := s.fill(path, int64(size)); err != nil {
+					return nil, err
 				}
 			}
 			s.later(x.close)

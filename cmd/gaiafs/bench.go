@@ -74,8 +74,8 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return usagef("--run: %w", err)
 	}
-	if o.Rounds < 0 {
-		return usagef("--rounds %d is negative", o.Rounds)
+	if cmd.Flags().Changed("rounds") && o.Rounds < 1 { // 0 stands for the default only where nobody asked for it
+		return usagef("--rounds %d: each side is measured once at least", o.Rounds)
 	}
 	for _, path := range []*string{&o.Dir, &o.File} {
 		if *path != "" {
@@ -96,7 +96,11 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	o.Match, o.GPUs = match, benchDevices(o.gpus)
 	o.Command, o.Version = shown(os.Args[1:]), version
 	o.Mount, o.Process = benchMount, benchProcess
-	return bench.Run(ctx, o.Options)
+	err = bench.Run(ctx, o.Options)
+	if errors.Is(err, bench.ErrNoMatch) {
+		return usageError{err}
+	}
+	return err
 }
 
 // shown writes a command line so that a shell reads it as it was.

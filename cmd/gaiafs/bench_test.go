@@ -267,11 +267,13 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		says string
 	}{
 		{[]string{"--run", "("}, exitUsage, "--run"},
-		{[]string{"--rounds=-1"}, exitUsage, "negative"},
+		{[]string{"--rounds=-1"}, exitUsage, "--rounds -1: each side is measured once at least"},
+		{[]string{"--rounds=0"}, exitUsage, "--rounds 0: each side is measured once at least"},
 		{[]string{"--gpus=nonsense"}, exitUsage, "none of auto"},
 		{[]string{"extra"}, exitUsage, "takes no arguments"},
 		{[]string{"--nonsense"}, exitUsage, "nonsense"},
-		{[]string{"--run", "^nothing/"}, exitFailure, "--list"},
+		{[]string{"--run", "^nothing/"}, exitUsage, "--list"},
+		{[]string{"--run", "zzz", "--dir", dir + "/missing"}, exitUsage, `no row matches "zzz"; 'gaiafs bench --list' names the groups`},
 		{[]string{"--dir", dir + "/missing"}, exitFailure, "choose another folder with --dir"},
 		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
 		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
