@@ -88,6 +88,27 @@ func TestCommandDemoCannotLeaveItsPicture(t *testing.T) {
 	r := execute(t, cmd)
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, "the picture cannot be written")
+	require.Contains(t, r.err, "choose another file with --output")
+	require.NotContains(t, r.err, "laying", "it is said before any work is done")
+
+	r = gaiafsCommand(t, "demo", "--width=64", "--output", dir)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, dir+" is a folder: choose another file with --output")
+	require.NotContains(t, r.err, "laying")
+}
+
+// What the programs need is asked for before the pictures are laid out.
+func TestCommandDemoWithoutItsGPU(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "demo", "--width=64", "--gpus=cuda:254", "--output", filepath.Join(dir, "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r := execute(t, cmd)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "--gpus cuda:254 cannot be had")
+	require.NotContains(t, r.err, "laying")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestCommandDemoIsInterrupted(t *testing.T) {

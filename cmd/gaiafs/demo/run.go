@@ -17,6 +17,9 @@ import (
 // outputName is the output file's name on the mount.
 const outputName = "stitched.raw"
 
+// temporaryPicture is the pattern of the name of a picture that is not complete.
+const temporaryPicture = ".gaiafs-demo-*.png"
+
 // defaultBand is the number of rows that a program of a device releases at a time.
 const defaultBand = 64
 
@@ -94,8 +97,37 @@ type run struct {
 	devices            [2]int // of the programs
 }
 
-// prepare makes the slide and the folders.
+// prepare makes the folders, and finds out whether the picture can be left where it is wanted.
 func (r *run) prepare() error {
+	if err := r.checkOutput(); err != nil {
+		return err
+	}
+	for _, dir := range []string{r.source, r.mountpoint} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return fmt.Errorf("the demo's folder cannot be made: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkOutput does what writePicture does with the folder of the picture.
+func (r *run) checkOutput() error {
+	path, err := filepath.Abs(r.Output)
+	if err != nil {
+		return err
+	}
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		return fmt.Errorf("the picture cannot be written: %s is a folder: choose another file with --output", path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), temporaryPicture)
+	if err != nil {
+		return fmt.Errorf("the picture cannot be written: %w; choose another file with --output", err)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// lay makes the slide.
+func (r *run) lay() error {
 	r.Progress.Step("laying %d pictures out on a slide", len(r.Pictures))
 	var err error
 	r.slide, err = drawSlide(r.Pictures, r.Width, func(p *Picture) {
@@ -117,15 +149,10 @@ func (r *run) prepare() error {
 		written, _ = r.layout.pages(leftProgram, y)
 		r.report.CPU.ExpectedPages += written
 	}
-	for _, dir := range []string{r.source, r.mountpoint} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return fmt.Errorf("the demo's folder cannot be made: %w", err)
-		}
-	}
 	return nil
 }
 
-// onMount does everything that needs the mount.
+// onMount does everything else. The mount comes first: whoever asks for a device that there is not hears of it at once.
 func (r *run) onMount(ctx context.Context) (err error) {
 	r.Progress.Step("mounting %s at %s", r.source, r.mountpoint)
 	unmount, err := r.Mount(ctx, r.source, r.mountpoint)
@@ -138,6 +165,12 @@ func (r *run) onMount(ctx context.Context) (err error) {
 			err = uerr
 		}
 	}()
+	if err := r.chooseDevices(); err != nil {
+		return err
+	}
+	if err := r.lay(); err != nil {
+		return err
+	}
 	r.Progress.Step("cutting the slide into %d tiles that overlap by %d pixels, as files on the mount", r.report.Tiles, tileOverlap)
 	if err := cut(r.slide, r.grid, r.mountpoint); err != nil {
 		return err
@@ -151,9 +184,6 @@ func (r *run) onMount(ctx context.Context) (err error) {
 			err = cerr
 		}
 	}()
-	if err := r.chooseDevices(); err != nil {
-		return err
-	}
 	if err := r.stitch(ctx); err != nil {
 		return err
 	}
@@ -294,7 +324,7 @@ func (r *run) writePicture(file []byte) error {
 		return err
 	}
 	r.Progress.Step("writing %s", path)
-	f, err := os.CreateTemp(filepath.Dir(path), ".gaiafs-demo-*.png")
+	f, err := os.CreateTemp(filepath.Dir(path), temporaryPicture)
 	if err != nil {
 		return fmt.Errorf("the picture cannot be written: %w", err)
 	}

@@ -99,7 +99,7 @@ func TestRunPassesOnThatItCannotMount(t *testing.T) {
 	pictures, err := Photos()
 	require.NoError(t, err)
 	no := errors.New("no mount today")
-	o := Options{Pictures: pictures, Width: 64, Directory: t.TempDir(),
+	o := Options{Pictures: pictures, Width: 64, Directory: t.TempDir(), Output: filepath.Join(t.TempDir(), "out.png"),
 		Mount: func(context.Context, string, string) (func() error, error) { return nil, no }}
 	_, err = Run(context.Background(), o)
 	require.ErrorIs(t, err, no)
