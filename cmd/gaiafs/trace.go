@@ -48,7 +48,7 @@ func newTraceRecord() *cobra.Command {
 device, until it is interrupted or the time of --for is over. Reads of programs on the CPU are recorded as the daemon sees
 them: those that the kernel's page cache answers are not among them. Only root and the user who mounted may record.`,
 		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
-  gaiafs trace replay reads.trace`,
+  gaiafs trace record /mnt/data -o - --for 30s | gaiafs trace replay -`,
 		Args: arguments("MOUNTPOINT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
@@ -63,18 +63,15 @@ them: those that the kernel's page cache answers are not among them. Only root a
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "file to write, which must not exist")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist; - is standard output")
 	cmd.Flags().DurationVar(&length, "for", 0, "how long to record; 0: until interrupted")
 	return cmd
 }
 
 func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Duration) error {
-	f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s exists: remove it or choose another name", output)
-	}
+	f, err := createTrace(cmd, output, 0o600)
 	if err != nil {
-		return fmt.Errorf("the recording cannot be written: %w", err)
+		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -89,13 +86,13 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 		err = closing
 	}
 	if err == nil {
-		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", output, bytesText(n.n))
+		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", f.name, bytesText(n.n))
 		return err
 	}
-	if n.n == 0 {
+	if n.n > 0 {
+		err = fmt.Errorf("%w; %s has what came before, and is read with --partial", err, f.name)
+	} else if output != standardStream {
 		_ = os.Remove(output) // nothing came
-	} else {
-		err = fmt.Errorf("%w; %s has what came before, and is read with --partial", err, output)
 	}
 	switch {
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
@@ -105,6 +102,39 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 	}
 	return err
 }
+
+// standardStream is the file name that stands for standard input or output.
+const standardStream = "-"
+
+// traceFile is where a trace is written to.
+type traceFile struct {
+	io.WriteCloser
+	name string // for people
+}
+
+// createTrace makes the file of a trace, or takes standard output, which is not closed.
+func createTrace(cmd *cobra.Command, output string, mode os.FileMode) (*traceFile, error) {
+	if output == standardStream {
+		out := cmd.OutOrStdout()
+		if f, ok := out.(*os.File); ok && isTerminal(f) {
+			return nil, usagef("a trace is nothing for a terminal: write it to a pipe, or to a file with -o FILE")
+		}
+		return &traceFile{unclosed{out}, "standard output"}, nil
+	}
+	f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("%s exists: remove it or choose another name", output)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the trace cannot be written: %w", err)
+	}
+	return &traceFile{f, output}, nil
+}
+
+// unclosed is somebody else's to close.
+type unclosed struct{ io.Writer }
+
+func (unclosed) Close() error { return nil }
 
 // counted counts what is written.
 type counted struct {
@@ -118,14 +148,20 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// readTrace reads a trace file. A partial one is an error unless that is allowed.
-func readTrace(path string, partial bool, errs io.Writer) (*trace.Trace, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("the trace cannot be read: %w", err)
+// readTrace reads a trace file, or standard input. A partial one is an error unless that is allowed.
+func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, error) {
+	from, errs := cmd.InOrStdin(), cmd.ErrOrStderr()
+	if path == standardStream {
+		path = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("the trace cannot be read: %w", err)
+		}
+		defer f.Close()
+		from = f
 	}
-	defer f.Close()
-	t, err := trace.Read(f)
+	t, err := trace.Read(from)
 	switch {
 	case err == nil:
 		if t.Lost > 0 {
@@ -162,12 +198,9 @@ func newTraceMake() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-			if errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("%s exists: remove it or choose another name", output)
-			}
+			f, err := createTrace(cmd, output, 0o644)
 			if err != nil {
-				return fmt.Errorf("the trace cannot be written: %w", err)
+				return err
 			}
 			_, err = f.Write(trace.Encode(t))
 			return errors.Join(err, f.Close())
@@ -175,7 +208,7 @@ func newTraceMake() *cobra.Command {
 		ValidArgs: replay.Patterns(),
 	}
 	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" + patternList()
-	cmd.Flags().StringVarP(&output, "output", "o", "", "file to write, which must not exist")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "what chance depends on")
 	return cmd

@@ -73,7 +73,7 @@ func newTraceReplay() *cobra.Command {
 			if err := m.Check(); err != nil {
 				return usageError{err}
 			}
-			t, err := readTrace(args[0], partial, cmd.ErrOrStderr())
+			t, err := readTrace(cmd, args[0], partial)
 			if err != nil {
 				return err
 			}
@@ -105,7 +105,7 @@ func newTraceReplay() *cobra.Command {
 in the recording has passed, against a model of disk and link, with these predictors of read-ahead:
 
 ` + list.String() + `
-docs/trace.md describes the model.`
+docs/trace.md describes the model. The FILE - is standard input.`
 	m := replay.DefaultModel()
 	disk, link = size(m.Stages[1].Bandwidth), size(m.Stages[2].Bandwidth)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -160,7 +160,7 @@ func newTraceShow() *cobra.Command {
 		Args:    arguments("FILE"),
 		Example: "  gaiafs trace show reads.trace\n  gaiafs trace show --all reads.trace | less",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := readTrace(args[0], partial, cmd.ErrOrStderr())
+			t, err := readTrace(cmd, args[0], partial)
 			if err != nil {
 				return err
 			}
@@ -171,7 +171,7 @@ func newTraceShow() *cobra.Command {
 		},
 	}
 	cmd.Long = `show prints the files and the programs of a trace. With --all it prints every access, one a line: microseconds since the
-start, microseconds it took, program, first byte, bytes, and file.`
+start, microseconds it took, program, first byte, bytes, and file. The FILE - is standard input.`
 	cmd.Flags().BoolVar(&all, "all", false, "print every access")
 	cmd.Flags().BoolVar(&partial, "partial", false, "take what can be read of a trace that is cut short or damaged")
 	return cmd
@@ -218,7 +218,9 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 	if t.Lost > 0 {
 		fmt.Fprintf(&b, "%d accesses are missing: they came faster than they were recorded\n", t.Lost)
 	}
-	if accesses > 0 {
+	if accesses == 0 {
+		fmt.Fprintln(&b, "no read reached the daemon: those that the kernel's page cache answers do not, nor those of files that pass through (docs/trace.md)")
+	} else {
 		fmt.Fprintf(&b, "mean access: %s, %s\n", bytesText(bytes/accesses), (took / time.Duration(accesses)).Round(time.Microsecond))
 	}
 	order := make([]int, len(files))

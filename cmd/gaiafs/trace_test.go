@@ -123,6 +123,18 @@ func TestCommandTrace(t *testing.T) {
 	timed := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", filepath.Join(t.TempDir(), "timed"), "--for=10ms")
 	require.Equal(t, exitOK, timed.code, timed.err)
 
+	// Into a pipe, and out of one.
+	piped := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", "-", "--for=10ms")
+	require.Equal(t, exitOK, piped.code, piped.err)
+	require.Contains(t, piped.err, "standard output: ")
+	require.NoFileExists(t, "-")
+	cmd := command(t, "trace", "show", "-")
+	cmd.Stdin = strings.NewReader(piped.out)
+	shown = execute(t, cmd)
+	require.Equal(t, exitOK, shown.code, shown.err)
+	require.Contains(t, shown.out, "0 accesses")
+	require.Contains(t, shown.out, "no read reached the daemon: those that the kernel's page cache answers do not")
+
 	// The mount ends under a recording.
 	r = startRecording(t, s.mountpoint)
 	s.signal(t, syscall.SIGTERM)
@@ -181,6 +193,13 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 		require.Contains(t, r.err, c.says, "%v", c.args)
 	}
 	require.NoFileExists(t, dir+"/r")
+	piped := gaiafsCommand(t, "trace", "make", "sparse", "--size=64M", "-o", "-")
+	require.Equal(t, exitOK, piped.code, piped.err)
+	require.Equal(t, string(b), piped.out)
+	none := gaiafsCommand(t, "trace", "record", dir, "-o", "-")
+	require.Equal(t, exitFailure, none.code)
+	require.Contains(t, none.err, "is not a mountpoint of gaiafs")
+	require.NotContains(t, gaiafsCommand(t, "trace", "show", path).out, "no read reached")
 	partial := gaiafsCommand(t, "trace", "replay", "--partial", "--predictor=none", cut)
 	require.Equal(t, exitOK, partial.code, partial.err)
 	require.Contains(t, partial.err, "what comes before is taken")
