@@ -40,14 +40,22 @@ func DefaultSocket(mountpoint string, number int) string {
 	return filepath.Join("/tmp", fmt.Sprintf("gaiafs-%d", os.Geteuid()), name)
 }
 
+// CheckSocket says why a path can be none of a socket, wherever it leads. It touches no file.
+func CheckSocket(path string) error {
+	if !filepath.IsAbs(path) {
+		return errors.New("the path must be absolute")
+	}
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("the path has %d bytes and at most %d are possible: choose a shorter one", len(path), maxSocketPath)
+	}
+	return nil
+}
+
 // listen binds the socket. It replaces one that no daemon listens on any more and refuses with EADDRINUSE where one
 // does.
 func listen(path string, allowOther bool) (*net.UnixListener, error) {
-	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("control socket %s: the path must be absolute", path)
-	}
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("control socket %s: the path has more than %d bytes; choose a shorter one", path, maxSocketPath)
+	if err := CheckSocket(path); err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
 	unlock, err := openRuntimeDir(filepath.Dir(path), allowOther)
 	if err != nil {

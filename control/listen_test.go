@@ -72,6 +72,9 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "must be absolute")
 	_, err = listen(filepath.Join(dir, strings.Repeat("x", maxSocketPath)), false)
 	require.ErrorContains(t, err, "shorter")
+	require.Error(t, CheckSocket("relative/s"))
+	require.NoError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath-1)))
+	require.EqualError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath)), "the path has 104 bytes and at most 103 are possible: choose a shorter one")
 	_, err = listen(filepath.Join(dir, "no", "such", "s"), false)
 	require.ErrorIs(t, err, os.ErrNotExist)
 

@@ -47,7 +47,7 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
 	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room")
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
-	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated:N or cuda:0,1; auto takes two emulated ones where there is no GPU")
+	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated[:N] or cuda[:0,1]; auto takes two emulated ones where there is no GPU")
 	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
 	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
 	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")

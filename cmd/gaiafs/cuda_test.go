@@ -72,6 +72,7 @@ func TestGPUsAreChosen(t *testing.T) {
 		_, _, err = opened(t, choice, 2<<30)
 		require.ErrorIs(t, err, gpubackend.ErrNoMemory)
 		require.ErrorContains(t, err, "change --gpu-memory, or leave it out")
+		require.NotContains(t, err.Error(), "emulated", "other devices are not what is asked for")
 	}
 	require.Equal(t, "0 (A), 1 (Old GPU, not usable: "+old.Error()+"), 2 (B)", cudaSummary())
 

@@ -39,7 +39,7 @@ picture. It fails if a byte differs.`,
 	}
 	cmd.Flags().StringVar(&o.input, "input", "", "use the JPEG and PNG pictures of the folder `DIR`")
 	cmd.Flags().StringVar(&o.output, "output", "gaiafs-demo.png", "leave the stitched picture in `FILE`")
-	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, emulated:N or cuda:0,1")
+	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, emulated[:N] or cuda[:0,1]")
 	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and say where")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the result as JSON; docs/demo.md describes it")
 	cmd.Flags().IntVar(&o.width, "width", demo.DefaultWidth, "width of the stitched picture in `PIXELS`")

@@ -118,6 +118,9 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 		}
 		devices, err = gpuBackends[i].open(ordinals, memory)
 	}
+	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices are there
+		return nil, fmt.Errorf("--gpus %s: %w", g, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("--gpus %s cannot be had: %w; --gpus emulated:1 and --gpus none work everywhere", g, err)
 	}

@@ -52,6 +52,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 }
 
 func newRoot() *cobra.Command {
+	var asksVersion bool
 	root := &cobra.Command{
 		Use:   "gaiafs",
 		Short: "A filesystem whose page cache spans the host and the GPUs of a machine",
@@ -68,20 +69,65 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return cmd.Help()
+			switch {
+			case len(args) > 0:
+				return noCommand(cmd, args[0])
+			case asksVersion:
+				return printVersion(cmd.OutOrStdout())
 			}
-			text := fmt.Sprintf("there is no command %q", args[0])
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				text += fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
-			}
-			return usagef("%s", text)
+			return cmd.Help()
 		},
 	}
+	root.Flags().BoolVar(&asksVersion, "version", false, "print the version, as 'gaiafs version' does")
+	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion())
 	return root
+}
+
+// noCommand is the error for a name of which parent has no command.
+func noCommand(parent *cobra.Command, name string) error {
+	full := name
+	if parent.HasParent() {
+		full = strings.TrimPrefix(parent.CommandPath(), parent.Root().Name()+" ") + " " + name
+	}
+	text := fmt.Sprintf("there is no command %q", full)
+	if near := parent.SuggestionsFor(name); len(near) > 0 {
+		text += fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
+	}
+	return usagef("%s", text)
+}
+
+// newHelp takes the place of cobra's help command, which takes a command that does not exist for no mistake.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Help about any command",
+		Long:    "help prints what 'gaiafs COMMAND --help' does.",
+		Example: "  gaiafs help mount\n  gaiafs help trace record",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return usageError{err}
+			}
+			if len(rest) > 0 {
+				return noCommand(of, rest[0])
+			}
+			of.InitDefaultHelpFlag() // as if it were run
+			return of.Help()
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) (names []string, _ cobra.ShellCompDirective) {
+			if of, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, c := range of.Commands() {
+					if c.IsAvailableCommand() && strings.HasPrefix(c.Name(), begin) {
+						names = append(names, c.Name()+"\t"+c.Short)
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
 }
 
 // arguments checks that a command has exactly those arguments.

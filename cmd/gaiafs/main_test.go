@@ -171,7 +171,15 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"mount", "--gpu-memory=much", "a", "b"}, "is no size; write one as 512M"},
 		{[]string{"mount", "--write-back-interval=0s", "a", "b"}, "too short"},
 		{[]string{"mount", "--log-level=loud", "a", "b"}, "none of debug, info, warn, error"},
-		{[]string{"mount", "--socket=here", "a", "b"}, "the path must be absolute"},
+		{[]string{"mount", "--socket=here", "a", "b"}, "--socket here: the path must be absolute"},
+		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"}, "has 104 bytes and at most 103 are possible: choose a shorter one"},
+		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"}, "--gpu-memory is 1 bytes, and a device needs 2MiB at least; leave it out to have gaiafs choose"},
+		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs 2MiB at least"},
+		{[]string{"help", "bogus"}, `there is no command "bogus"`},
+		{[]string{"help", "mont"}, `did you mean mount or umount?`},
+		{[]string{"help", "trace", "bogus"}, `there is no command "trace bogus"`},
+		{[]string{"help", "mount", "a"}, `there is no command "mount a"`},
+		{[]string{"--version", "bogus"}, `there is no command "bogus"`},
 		{[]string{"mount", "--config=/does/not/exist", "a", "b"}, "configuration file cannot be read"},
 		{[]string{"umount"}, "needs MOUNTPOINT"},
 		{[]string{"status", "a", "b"}, "2 arguments were given"},
@@ -198,6 +206,14 @@ func TestCommandHelp(t *testing.T) {
 	require.NotContains(t, gaiafsCommand(t, "--help").out, "demo-program")
 	require.Contains(t, gaiafsCommand(t, "completion", "bash").out, "bash completion")
 	require.Contains(t, gaiafsCommand(t, "version").out, "gaiafs "+version)
+	require.Equal(t, gaiafsCommand(t, "version"), gaiafsCommand(t, "--version"))
+	for args, same := range map[string]string{"help": "--help", "help mount": "mount --help", "help trace record": "trace record --help", "help help": "help -h"} {
+		require.Equal(t, gaiafsCommand(t, strings.Fields(same)...), gaiafsCommand(t, strings.Fields(args)...), args)
+	}
+	require.Contains(t, gaiafsCommand(t, "__complete", "help", "trace", "rec").out, "record")
+	for _, name := range []string{"mount", "demo", "bench"} {
+		require.Contains(t, gaiafsCommand(t, name, "--help").out, "emulated[:N]", "without a number it is one device")
+	}
 }
 
 func TestCommandRefusesBadPlaces(t *testing.T) {

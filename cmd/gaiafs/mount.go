@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 )
 
 func newMount() *cobra.Command {
@@ -79,8 +82,15 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			return nil, err
 		}
 	}
-	if s.socket != "" && !filepath.IsAbs(s.socket) {
-		return nil, usagef("--socket %s: the path must be absolute", s.socket)
+	if s.socket != "" {
+		if err := control.CheckSocket(s.socket); err != nil {
+			return nil, usagef("--socket %s: %w", s.socket, err)
+		}
+	}
+	// A GPU may ask for more, and says so when it is opened.
+	if s.gpuMemory > 0 && s.gpuMemory < emulated.Granularity && s.gpus.backend != "none" {
+		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to have gaiafs choose",
+			s.gpuMemory, emulated.Granularity>>20)
 	}
 	return m, nil
 }

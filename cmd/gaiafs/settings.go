@@ -51,7 +51,7 @@ func newSettings() *settings {
 // flags returns the settings as flags. Their names are also the keys of a configuration file.
 func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
-	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated:N or cuda:0,1")
+	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated[:N] or cuda[:0,1]")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
 	f.Var(&s.hostMemory, "host-memory", "host memory for base copies of pages with several writers")
 	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -17,10 +18,12 @@ func newVersion() *cobra.Command {
 		Example:           "  gaiafs version",
 		Args:              arguments(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "gaiafs %s (%s, %s/%s)\nemulated devices: up to %d\nCUDA devices: %s\n",
-				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, maxEmulated, cudaSummary())
-			return err
-		},
+		RunE:              func(cmd *cobra.Command, _ []string) error { return printVersion(cmd.OutOrStdout()) },
 	}
+}
+
+func printVersion(out io.Writer) error {
+	_, err := fmt.Fprintf(out, "gaiafs %s (%s, %s/%s)\nemulated devices: up to %d\nCUDA devices: %s\n",
+		version, runtime.Version(), runtime.GOOS, runtime.GOARCH, maxEmulated, cudaSummary())
+	return err
 }
