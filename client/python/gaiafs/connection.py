@@ -3,9 +3,23 @@
 There is no thread of the package's own. Of the threads that wait for a reply, one reads for all and passes the task on when
 its own reply is complete.
 
-Locks: ``_pool_lock`` or ``Connection._changed``; ``_descriptors`` outside of the latter. Garbage collection may run a
-finalizer in the middle of any line that holds one of them, so finalizers never wait for a lock: what they want done they
-leave in ``Connection._orphans``, and whoever holds the lock does it.
+Interrupts: Python runs the handlers of signals in the main thread, between two instructions of Python code, so that a
+KeyboardInterrupt may end any line there. A request that is interrupted ends at once, with nothing but that, and holds up
+neither other threads nor later requests. For that the main thread holds no lock that a line further down would let go of, and
+leaves no step half done that others rely on:
+
+- What may not be torn apart is one call of C code, such as a list that is extended with what a map over other C functions
+  yields; no handler runs within. Handlers run after a call, at a jump back and where a function begins, so that nothing comes
+  between the begin of an ``except`` or ``finally`` and the first call there. Between ``with`` and its block something does:
+  CPython 3.14 looks for signals after it took the lock.
+- What an interrupted call leaves, others see by what it recorded (``_Call.sent``, ``_Call.over``), and tidy up.
+- What is longer than a request, mapping and unmapping, runs where no handlers run: see shelter.py.
+
+Garbage collection, too, may run a finalizer in the middle of any line. Finalizers leave what they want done in
+``Connection._orphans``, and send what goes out without waiting.
+
+Locks, never of the main thread: ``_pool_lock``, or ``Connection.looking``; then ``_descriptors``. ``Connection._turn`` is only
+ever tried.
 """
 
 from __future__ import annotations
@@ -22,7 +36,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar, cast
 
 from . import wire
 from .errors import Error, raise_first
@@ -30,8 +45,7 @@ from .errors import Error, raise_first
 # Seconds that a daemon with a full queue of connections, or one that does not answer HELLO, is waited for.
 PATIENCE = 30
 
-_E = TypeVar("_E", bound=Exception)
-_Received = tuple[bytes, "list[tuple[int, int, bytes]]", int, object]  # what recvmsg returns
+_E = TypeVar("_E", bound=BaseException)
 Take = Callable[[wire.Header, bytes, "list[int]"], None]
 
 _pool_lock = threading.Lock()
@@ -68,15 +82,18 @@ class _Socket(socket.socket):
             self.close()
 
 
-class _Call:
-    """A request whose reply is awaited."""
+class _Call(SimpleQueue["bytes | None"]):
+    """A request whose reply is awaited: a queue of the reply's frames. None in between says that it is time to look around."""
 
-    __slots__ = ("take", "error", "done")
+    __slots__ = ("id", "take", "sent", "over", "orphans", "error")
 
-    def __init__(self, take: Take) -> None:
-        self.take = take
-        self.error: Exception | None = None
-        self.done = False
+    def __init__(self, id: int, take: Take | None = None) -> None:
+        self.id = id
+        self.take = take  # of a reply with descriptors: only the thread that waits for it reads its frames
+        self.sent: list[int] = []  # not empty once the request is on its way, from the very step on that sends it
+        self.over = False  # nobody waits any more; set last
+        self.orphans: list[int] = []  # the mapping that the request ends, where forget left it
+        self.error: BaseException | None = None  # what take raised first
 
 
 def open_connection(path: str) -> Connection:
@@ -90,19 +107,25 @@ def open_connection(path: str) -> Connection:
 
 
 class Connection:
-    """A connection to one daemon, after the handshake."""
+    """A connection to one daemon, after the handshake.
+
+    Invariant: while calls wait, a thread has the turn to read, or is about to try for it, or has a None in its queue. Who gives
+    the turn up wakes one that waits (``_pass_on``), and who is interrupted wakes them all.
+    """
 
     def __init__(self, path: str) -> None:
         self.lost: Error | None = None  # why the connection is of no use any more; set once
-        self._changed = threading.Condition(threading.RLock())  # not Lock: an interrupt could end a wait without it
         self._ids = itertools.count(1)
-        self._calls: dict[int, _Call] = {}  # guarded by _changed
-        self._reading = False  # a thread reads; guarded by _changed
+        self._calls: dict[int, _Call] = {}  # from before the request to the last frame of the reply, in order
+        self._waiting: list[_Call] = []  # those of them that a thread waits for, and cut ones that nobody tidied up yet
+        self._turn = threading.Lock()  # whoever reads has it
         self._orphans: collections.deque[int] = collections.deque()  # mappings to end when there is room
+        self.looking = threading.Lock()  # held for a STATUS, of which a connection may run one; never by the main thread
         self._pid = os.getpid()
         with _descriptors:
             self._sock = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             _all.add(self)
+        self._sock.setblocking(True)  # whatever socket.setdefaulttimeout says
         try:
             self.welcome = self._shake_hands(path)
         except BaseException:
@@ -140,8 +163,7 @@ class Connection:
         poll.register(s, select.POLLIN)
         if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
             raise Error(errno.ETIMEDOUT, "gaiafs does not answer")
-        record, fds, _ = self._receive()
-        _close(fds)
+        record = self._receive(wire.MAX_FRAME)
         try:
             h, body = wire.decode_header(record)
             if h.type == wire.ERROR:
@@ -152,30 +174,34 @@ class Connection:
         except wire.Malformed as e:
             raise Error(errno.EPROTO, f"the daemon's answer to HELLO is not one that this package knows: {e}") from None
 
-    def call(self, type: int, body: bytes, take: Take, abandoned: Take | None = None) -> None:
-        """Sends a request and gives the frames of its reply to take.
+    def call(self, type: int, body: bytes, take: Take, descriptors: bool = False) -> None:
+        """Sends a request and gives the frames of its reply to take, in this thread.
 
-        take runs in whichever thread reads, has the descriptors until it returns, and what it raises is raised here once the
-        reply is complete. A call that is interrupted (KeyboardInterrupt) ends at once; abandoned gets the frames that are
-        still to come. Should the request not have gone out, one call less can run at once from then on.
+        What take raises is raised here once the reply is complete. With descriptors take gets those, which are its own until
+        it returns; such a call is not for the main thread. A call that is interrupted (KeyboardInterrupt) ends at once,
+        and hinders nobody; what is still to come of its reply is dropped.
         """
         if self._pid != os.getpid():
             raise Error(errno.ECHILD, "the connection belongs to the process that this one was forked from")
-        c = _Call(take)
-        with self._changed:
-            self._until(lambda: self.lost is not None or len(self._calls) < self.welcome.max_requests)
-            if self.lost is not None:
-                raise _again(self.lost)
-            id = next(self._ids)
-            self._calls[id] = c
+        c = _Call(next(self._ids), take if descriptors else None)
+        # Wakes all that wait when it is run: one step, so that an interrupt finds it done or not begun.
+        alarm = map(SimpleQueue.put, self._waiting, itertools.repeat(None))
         try:
-            self._send(wire.frame(type, id, body))
-            with self._changed:
-                self._until(lambda: c.done)
+            self._waiting.append(c)
+            self._calls[c.id] = c
+            while not self._has_room(c):
+                if not self._read(c) or not c.empty():
+                    c.get()
+            self._send(c, wire.frame(type, c.id, body))
+            self._take_reply(c, take)
+            self._waiting.remove(c)
+            c.over = True
+            self._pass_on(c)
         except BaseException:
-            c.take = abandoned or (lambda h, body, fds: None)
+            c.over = True
+            any(alarm)
             raise
-        finally:
+        if self._orphans:
             self._adopt()
         if c.error is not None:
             failures = [c.error]
@@ -201,208 +227,209 @@ class Connection:
         self._adopt()
 
     def _adopt(self) -> None:
-        """Sends what forget left. Where somebody holds the lock, the orphan is theirs: they come here afterwards."""
-        while self._orphans and not self._owned() and self._changed.acquire(blocking=False):
+        """Sends what forget left, as far as there is room. Whoever completes a call comes here again."""
+        while self._orphans and self.lost is None and self._pid == os.getpid():
+            c = _Call(next(self._ids))
             try:
-                if self.lost is not None or self._pid != os.getpid():
-                    return  # the daemon ends the mappings of a connection with it
-                if len(self._calls) >= self.welcome.max_requests:
-                    return  # whoever completes one of these calls comes here
-                try:
-                    mapping = self._orphans.popleft()
-                except IndexError:
+                self._waiting.append(c)  # so that the orphan is found if this is cut short
+                self._calls[c.id] = c
+                if not self._has_room(c):
                     return
-                id = next(self._ids)
-                self._calls[id] = _Call(lambda h, body, fds: None)
-                try:
-                    self._sock.send(
-                        wire.frame(wire.UNMAP, id, wire.unmap(mapping)), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-                    )
-                except BlockingIOError:  # the daemon is behind: at the next call
-                    del self._calls[id]
-                    self._orphans.appendleft(mapping)
-                    return
-                except OSError as e:
-                    self.lost = _gone(e)
+                c.orphans.extend(map(collections.deque.popleft, (self._orphans,)))
+                frame = wire.frame(wire.UNMAP, c.id, wire.unmap(c.orphans[0]))
+                c.sent.extend(map(self._sock.send, (frame,), (socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT,)))
+            except (IndexError, BlockingIOError):  # another thread was faster, or the daemon is behind: at the next call
+                return
+            except OSError as e:
+                self.lost = self.lost or _gone(e)
             finally:
-                self._changed.release()
+                c.over = True
+                self._tidy()
 
-    def _owned(self) -> bool:
-        """Whether this thread holds _changed: a finalizer may run in the middle of what that guards."""
-        return bool(self._changed._is_owned())  # type: ignore[attr-defined]
+    def _tidy(self) -> None:
+        """Takes calls off the lists that were cut short, or that nobody waits for. May itself be cut short anywhere."""
+        for c in self._waiting[:]:
+            if c.over:
+                if not c.sent:
+                    try:
+                        if c.orphans:
+                            self._orphans.extend(map(list.pop, (c.orphans,)))
+                    except IndexError:
+                        pass  # another thread did
+                    if self._calls.pop(c.id, None) is not None:
+                        self._tell_of_room()
+                if c in self._waiting:
+                    try:
+                        self._waiting.remove(c)
+                    except ValueError:
+                        pass  # another thread did
 
-    def _send(self, frame: bytes) -> None:
-        """Sends one frame. A record is sent whole or not at all, so that threads need no lock."""
+    def _has_room(self, c: _Call) -> bool:
+        """Whether a request may go out: it is among the first of those whose reply is not complete."""
+        if len(self._waiting) > 1:
+            self._tidy()
+        n = self.welcome.max_requests
+        return len(self._calls) <= n or c.id in [*self._calls][:n]
+
+    def _tell_of_room(self) -> None:
+        """Wakes the calls that may go out now, once a call has left."""
+        if len(self._calls) >= self.welcome.max_requests:
+            for c in self._waiting[:]:
+                if not c.sent:
+                    c.put(None)
+
+    def _send(self, c: _Call, frame: bytes) -> None:
+        """Sends a request. A record is sent whole or not at all, so that threads need no lock."""
         try:
-            self._sock.send(frame, socket.MSG_NOSIGNAL)
+            c.sent.extend(map(self._sock.send, (frame,), (socket.MSG_NOSIGNAL,)))
         except OSError as e:
             # Whatever fails here, the thread that reads finds out, with the daemon's last words if there are any.
+            c.sent.append(0)
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self.lost = self.lost or _gone(e)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, with _changed held. It reads, while nobody else does."""
-        while not condition():
-            if self._reading:  # also where the connection was lost: the reader may be in the middle of a frame
-                self._changed.wait(1)  # not for ever: the reader may be interrupted before it says that it has ended
-                continue
-            if self.lost is not None:
-                self._end(self.lost)
-                continue
-            self._reading = True
-            failure: Error | None = None
-            interrupt: BaseException | None = None
-            try:
-                self._changed.release()
-                failure = self._read_one()
-            finally:
-                self._reading = False
-                while not self._owned():
-                    try:
-                        self._changed.acquire()
-                    except BaseException as e:  # a signal's; the caller relies on the lock
-                        interrupt = e
-                if failure is not None:
-                    self._end(failure)
-                self._changed.notify_all()
-            if interrupt is not None:
-                raise interrupt
-
-    def _end(self, why: Error) -> None:
-        """Ends every call, with _changed held."""
-        if self.lost is None:
-            self.lost = why
-        self.lost = _again(self.lost)
-        for c in self._calls.values():
-            c.error = c.error or _again(self.lost)
-            c.done = True
-        self._calls.clear()
-        self._changed.notify_all()
-
-    def _read_one(self) -> Error | None:
-        """Reads a frame and gives it to its call. What it returns is why the connection is lost."""
-        try:
-            self._poll.poll()  # the one place where a wait is long; interrupting it loses nothing
-        except OSError as e:
-            return _gone(e)
-        whole, raw = False, list[_Received]()
-        fds: list[int] | None = None
-        try:
-            with _descriptors:
+    def _take_reply(self, c: _Call, take: Take) -> None:
+        """Gives the frames of a reply to take, up to the last."""
+        more = True
+        while more:
+            h, body = self._header(self._next(c))
+            if c.take is None:
                 try:
-                    record, fds, truncated = self._receive(socket.MSG_DONTWAIT, raw)
-                except BlockingIOError:
-                    whole = True
-                    return None
-                except Error as e:
-                    whole = True
-                    return e
-                try:
-                    failure = self._dispatch(record, fds, truncated)
-                finally:
-                    _close(fds)
-            whole = True
-            return failure
-        finally:
-            if not whole and raw and fds is None:
-                _close(_descriptors_of(raw[0]))
-            if not whole and raw and self.lost is None and not self._cut_short(raw[0][0]):
-                self.lost = Error(errno.ENOTCONN, "the connection to gaiafs was interrupted in the middle of a reply")
+                    take(h, body, [])
+                except Exception as e:
+                    c.error = c.error or _again(e)
+            more = bool(h.flags & wire.MORE)
 
-    def _cut_short(self, record: bytes) -> bool:
-        """Fails the call whose frame was interrupted, by Ctrl-C for example, and says whether the connection can go on."""
-        try:
-            h, body = wire.decode_header(record)
-        except wire.Malformed:
-            return False
-        if h.type == wire.ERROR:
-            return False
-        c = self._calls.get(h.id)
-        if c is not None:
-            failure: Error | None = Error(errno.EINTR, "the call was interrupted while its reply arrived")
-            try:
-                # These can be taken once more. A mapping whose number nobody learnt could not be ended.
-                if h.type in (wire.MAPPED, wire.RESULT):
-                    c.take(h, body, [])
-                if h.type == wire.RESULT:
-                    failure = None
-            except Error as e:
-                failure = e
-            except BaseException:
+    def _next(self, c: _Call) -> bytes:
+        """Waits for a call's next frame. It reads for all, while nobody else does."""
+        while True:
+            while c.empty() and self._read(c):
                 pass
-            if failure is not None:
-                c.error = c.error or _again(failure)
-            if not h.flags & wire.MORE:
-                with self._changed:
-                    c.done = True
-                    self._calls.pop(h.id, None)
-        return True
+            record = c.get()
+            if record is not None:
+                self._pass_on(c)
+                return record
 
-    def _dispatch(self, record: bytes, fds: list[int], truncated: bool) -> Error | None:
+    def _pass_on(self, c: _Call) -> None:
+        """Has another thread read, where one waits and none does."""
+        if len(self._waiting) > (not c.over) and not self._turn.locked():
+            for other in self._waiting[:]:
+                if other is not c and not other.over:
+                    other.put(None)
+                    return
+
+    def _read(self, c: _Call) -> bool:
+        """Reads a frame and delivers it. False says that c has to wait until it is woken."""
+        turn: list[bool] = []
+        owner: _Call | None = None
         try:
-            h, body = wire.decode_header(record)
+            turn.extend(filter(None, map(self._turn.acquire, (False,))))
+            if not turn:
+                return False
+            if self.lost is not None:
+                raise self.lost
+            if not c.sent and (self._has_room(c) or not self._poll.poll(50)):
+                return True  # what c waits for may have come without a frame
+            if c.empty():  # nobody else delivers now
+                # The one place where a wait is long. An interrupt loses nothing: the frame stays where it is.
+                owner = self._deliver(self._receive(wire.HEADER_SIZE, socket.MSG_PEEK), c)
+        except Error as e:
+            self._end(e)
+        finally:
+            for _ in turn:
+                self._turn.release()
+        if owner is None:
+            return True
+        owner.put(None)
+        return owner.over
+
+    def _deliver(self, head: bytes, c: _Call) -> _Call | None:
+        """Receives a frame that begins so, unless it is for another thread to receive: then that one's call is returned."""
+        try:
+            h = wire.peek_header(head)
             if h.type == wire.ERROR:
-                return _error_of(body)
+                raise _error_of(wire.decode_header(self._receive(wire.MAX_FRAME))[1])
         except wire.Malformed as e:
-            return Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}")
-        c = self._calls.get(h.id)
-        if c is None:
-            return Error(errno.EPROTO, "the daemon answered a request that does not run")
-        try:
-            c.take(h, body, fds)
-            if truncated:
-                raise Error(errno.EMFILE, "this process has no descriptors left for the extents: see ulimit -n")
-        except wire.Malformed as e:
-            c.error = c.error or Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}")
-        except Exception as e:
-            c.error = c.error or _again(e)
-        if not h.flags & wire.MORE:
-            with self._changed:
-                c.done = True
-                self._calls.pop(h.id, None)
+            raise Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}") from None
+        owner = self._calls.get(h.id)
+        if owner is None:
+            raise Error(errno.EPROTO, "the daemon answered a request that does not run")
+        last = () if h.flags & wire.MORE else (h.id,)
+        if owner.take is not None and not owner.over:
+            if owner is not c:
+                return owner
+            owner.put(self._receive_descriptors(owner, owner.take))
+            for id in last:
+                self._calls.pop(id, None)
+        else:
+            # In one step: received, in the queue of the thread that waits for it, and the call complete.
+            delivered = map(owner.put, map(self._sock.recv, (wire.MAX_FRAME,)))
+            try:
+                collections.deque(itertools.chain(delivered, map(self._calls.pop, last)), 0)
+            except OSError as e:
+                raise _gone(e) from None
+        if last:
+            self._tell_of_room()
         return None
 
-    def _receive(self, flags: int = 0, raw: list[_Received] | None = None) -> tuple[bytes, list[int], bool]:
-        """Receives a record and the descriptors beside it, which close on exec. raw has them, if this is interrupted."""
-        if raw is None:
-            raw = []
+    def _receive_descriptors(self, c: _Call, take: Take) -> bytes:
+        """Receives a frame with descriptors, which close on exec, and has it taken at once."""
         space = socket.CMSG_SPACE(4 * wire.MAX_EXTENTS)
+        with _descriptors:
+            try:
+                record, beside, got, _ = self._sock.recvmsg(wire.MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)
+            except OSError as e:
+                raise _gone(e) from None
+            fds = _descriptors_of(beside)
+            try:
+                h, body = self._header(record)
+                take(h, body, fds)
+                if got & socket.MSG_CTRUNC:
+                    raise Error(errno.EMFILE, "this process has no descriptors left for the extents: see ulimit -n")
+            except BaseException as e:
+                c.error = c.error or _again(e)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        return record
+
+    def _receive(self, n: int, flags: int = 0) -> bytes:
+        """Receives up to n bytes of a record, without the descriptors beside it."""
         for attempt in itertools.count():
             try:
-                # In one step for the interpreter: an interrupt comes before it, or finds what was received in raw.
-                raw.extend(map(self._sock.recvmsg, (wire.MAX_FRAME,), (space,), (flags | socket.MSG_CMSG_CLOEXEC,)))
+                record = self._sock.recv(n, flags)
                 break
-            except BlockingIOError:
-                raise
             except ConnectionResetError as e:
                 # The daemon closed without reading everything. Its last words come after this error.
                 if attempt:
                     raise _gone(e) from None
             except OSError as e:
                 raise _gone(e) from None
-        record, _, got, _ = raw[0]
-        fds = _descriptors_of(raw[0])
-        if not record or got & socket.MSG_TRUNC:
-            _close(fds)
-            if not record:
-                raise Error(errno.ENOTCONN, "the connection to gaiafs is lost: the daemon closed it")
-            raise Error(errno.EPROTO, "the daemon sent a frame that is too long")
-        return record, fds, bool(got & socket.MSG_CTRUNC)
+        if not record:
+            raise Error(errno.ENOTCONN, "the connection to gaiafs is lost: the daemon closed it")
+        return record
+
+    def _header(self, record: bytes) -> tuple[wire.Header, bytes]:
+        try:
+            return wire.decode_header(record)
+        except wire.Malformed as e:
+            self._end(Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}"))
+
+    def _end(self, why: Error) -> NoReturn:
+        """Ends the connection. The calls that wait find out when they are woken."""
+        if self.lost is None:
+            self.lost = _again(why)
+        raise _again(self.lost) from None
 
 
-def _descriptors_of(received: _Received) -> list[int]:
+def _descriptors_of(beside: list[tuple[int, int, bytes]]) -> list[int]:
     fds = array.array("i")
-    for level, kind, data in received[1]:
+    for level, kind, data in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
     return list(fds)
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def _gone(e: OSError) -> Error:
@@ -411,6 +438,8 @@ def _gone(e: OSError) -> Error:
 
 def _again(e: _E) -> _E:
     """Copies an error that is kept, or that several threads raise: without a traceback, which would keep the connection."""
+    if isinstance(e, wire.Malformed):
+        return cast(_E, Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}"))
     return type(e)(e.errno or errno.EIO, e.strerror or "") if isinstance(e, Error) else e
 
 

@@ -11,7 +11,8 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from . import wire
 from .errors import Error, raise_first
@@ -66,6 +67,8 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuGetErrorString": (_int, _to(ctypes.c_char_p)),
 }
 
+_T = TypeVar("_T")
+
 _lock = threading.Lock()
 _driver: Driver | None = None  # guarded by _lock
 
@@ -115,7 +118,9 @@ class Driver:
             raise Error(errno.ENODEV, f"CUDA cannot be used: cuInit of {LIBRARY}: {self._words(code)}{hint}")
 
     def call(self, name: str, *arguments: object) -> None:
-        code = self._functions[name](*arguments)
+        self._check(name, self._functions[name](*arguments))
+
+    def _check(self, name: str, code: int) -> None:
         if code:
             raise Error(_ERRNO.get(code, errno.EIO), f"{name}: {self._words(code)}")
 
@@ -155,11 +160,7 @@ class Driver:
     @contextlib.contextmanager
     def context(self, device: int, keep: Primary) -> Iterator[None]:
         """Has a context of the device current: the caller's if it is one, else the primary one, which keep retains."""
-        current, its = _pointer(), _int(-1)
-        self.call("cuCtxGetCurrent", ctypes.byref(current))
-        if current.value:
-            self.call("cuCtxGetDevice", ctypes.byref(its))
-        if current.value and its.value == device:
+        if self._is_current(device):
             yield
             return
         self.call("cuCtxPushCurrent_v2", keep.retain())
@@ -168,6 +169,54 @@ class Driver:
         finally:
             # The stack is the caller's again.
             self.call("cuCtxPopCurrent_v2", ctypes.byref(_pointer()))
+
+    def call_in(self, device: int, keep: Primary, name: str, *arguments: object) -> None:
+        """Calls with such a context. An interrupt leaves the caller's stack as it was."""
+        if self._is_current(device):
+            self.call(name, *arguments)
+            return
+        context, popped, pop = keep.retain(), ctypes.byref(_pointer()), self._functions["cuCtxPopCurrent_v2"]
+        codes: list[int] = []
+        try:
+            codes.extend(map(self._functions["cuCtxPushCurrent_v2"], (context,)))
+            if codes[0]:
+                self._check("cuCtxPushCurrent_v2", codes.pop())
+            self.call(name, *arguments)
+        finally:
+            for _ in codes:
+                pop(popped)
+
+    def _is_current(self, device: int) -> bool:
+        current, its = _pointer(), _int(-1)
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value:
+            self.call("cuCtxGetDevice", ctypes.byref(its))
+        return bool(current.value) and its.value == device
+
+
+def current() -> int:
+    """Returns the context that the calling thread has current; 0 where it has none, or where no mount had GPUs yet."""
+    if _driver is None:
+        return 0
+    context = _pointer()
+    _driver.call("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value or 0
+
+
+def within(context: int, work: Callable[[], _T]) -> Callable[[], _T]:
+    """Returns work as another thread does it for one that has a context current."""
+    if not context:
+        return work
+
+    def there() -> _T:
+        assert _driver is not None
+        _driver.call("cuCtxPushCurrent_v2", context)
+        try:
+            return work()
+        finally:
+            _driver.call("cuCtxPopCurrent_v2", ctypes.byref(_pointer()))
+
+    return there
 
 
 class Primary:
@@ -179,10 +228,15 @@ class Primary:
         self._context = _pointer()  # guarded by _lock
 
     def retain(self) -> ctypes.c_void_p:
-        with self._lock:
+        held: list[bool] = []
+        try:
+            held.extend(map(self._lock.acquire, (True,)))  # not with: see connection.py on interrupts
             if not self._context.value:
                 self._driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
             return self._context
+        finally:
+            for _ in held:
+                self._lock.release()
 
     def release(self) -> None:
         with self._lock:
@@ -213,6 +267,9 @@ class DeviceMemory:
 
     def _current(self) -> contextlib.AbstractContextManager[None]:
         return self._driver.context(self._device, self._primary)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self._driver.call_in(self._device, self._primary, name, *arguments)
 
     def add(self, place: wire.Extent, fd: int) -> None:
         """Imports an extent. It does not keep fd."""
@@ -246,11 +303,10 @@ class DeviceMemory:
 
     def settle(self, stream: int | None) -> None:
         """Waits for the kernels and copies that were begun: those of one stream, or all of the device."""
-        with self._current():
-            if stream is None:
-                self._driver.call("cuCtxSynchronize")
-            else:
-                self._driver.call("cuStreamSynchronize", stream)
+        if stream is None:
+            self._call("cuCtxSynchronize")
+        else:
+            self._call("cuStreamSynchronize", stream)
 
     def drop(self) -> None:
         """Gives everything back, after the kernels that may use it. The first failure is raised once all was tried."""
@@ -286,10 +342,8 @@ class DeviceMemory:
 
     def read(self, at: int, n: int) -> bytes:
         into = ctypes.create_string_buffer(n)
-        with self._current():
-            self._driver.call("cuMemcpyDtoH_v2", into, at, n)
+        self._call("cuMemcpyDtoH_v2", into, at, n)
         return into.raw
 
     def write(self, at: int, data: bytes) -> None:
-        with self._current():
-            self._driver.call("cuMemcpyHtoD_v2", at, data, len(data))
+        self._call("cuMemcpyHtoD_v2", at, data, len(data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-_E = TypeVar("_E", bound=Exception)
+_E = TypeVar("_E", bound=BaseException)
 
 
 class Error(OSError):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import math
 import operator
 import os
 import stat
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, SupportsIndex, Union
+from typing import Any, Protocol, SupportsIndex, TypeVar, Union
 
-from . import connection, cuda, dlpack, host, wire
+from . import connection, cuda, dlpack, host, shelter, wire
 from .array import Array, buffer
 from .dtypes import dtype_of
 from .errors import Error, ReadOnlyWarning, raise_first
@@ -24,6 +25,7 @@ from .errors import Error, ReadOnlyWarning, raise_first
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
 
 PathLike = Union[str, "os.PathLike[str]"]
+_T = TypeVar("_T")
 
 
 class HasFileno(Protocol):
@@ -116,23 +118,18 @@ class _Assembly:
 
     def __init__(self, offset: int, size: int, writable: bool, hold_only: bool) -> None:
         self._offset, self._size, self._writable, self._hold_only = offset, size, writable, hold_only
-        self._lock = threading.Lock()
         self.reply: wire.Mapped | None = None  # the daemon has a mapping
         self.memory: _Memory | None = None
         self._next: int | None = None  # offset in the file at which the next extent begins
         self._got = 0
         self._failed = False
-        self._whole = False  # the last frame came
-        self._abandoned = False
 
     def take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
-        with self._lock:
-            self._whole = not h.flags & wire.MORE
-            try:
-                self._take(h, body, fds)
-            except BaseException:
-                self._failed = True
-                raise
+        try:
+            self._take(h, body, fds)
+        except BaseException:
+            self._failed = True
+            raise
 
     def _take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
         if h.type == wire.RESULT:
@@ -142,14 +139,13 @@ class _Assembly:
             if self.reply is not None:
                 raise wire.Malformed("MAP was answered twice")
             self.reply = wire.decode_mapped(body)
-            if not self._abandoned:
-                self.memory = self._begin(self.reply)
+            self.memory = self._begin(self.reply)
         elif h.type == wire.EXTENTS:
             e = wire.decode_extents(body)
             if self.reply is None or e.first != self._got:
                 raise wire.Malformed(f"extents from {e.first} on came after {self._got}")
             self._got += len(e.places)
-            if not self._failed and not self._abandoned:
+            if not self._failed:
                 for i, place in enumerate(e.places):
                     self._add(place, fds[i] if i < len(fds) else -1)
         else:
@@ -183,29 +179,16 @@ class _Assembly:
             raise Error(errno.EPROTO, "the extents do not cover the mapping")
         return self.memory.finish()
 
-    def undo(self, c: connection.Connection) -> Callable[[wire.Header, bytes, list[int]], None] | None:
-        """Gives everything back. What is still to come of the reply goes to the function that it returns."""
-        with self._lock:
-            self._abandoned = True
-            memory, self.memory = self.memory, None
-            if memory is not None:
-                try:
-                    memory.drop()
-                except Error:
-                    pass  # the first failure is the one to report
-            if self._whole:
-                if self.reply is not None:
-                    c.forget(self.reply.mapping)
-                return None
-
-        def rest(h: wire.Header, body: bytes, fds: list[int]) -> None:
+    def undo(self, c: connection.Connection) -> None:
+        """Gives everything back, once the reply is whole or the connection lost."""
+        memory, self.memory = self.memory, None
+        if memory is not None:
             try:
-                self.take(h, body, fds)
-            finally:
-                if self._whole and self.reply is not None:
-                    c.forget(self.reply.mapping)
-
-        return rest
+                memory.drop()
+            except Error:
+                pass  # the first failure is the one to report
+        if self.reply is not None:
+            c.forget(self.reply.mapping)
 
 
 class Lease:
@@ -222,29 +205,40 @@ class Lease:
 
 
 class Window:
-    """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it."""
+    """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it.
+
+    Its calls hold no lock, so that an interrupt of one leaves nothing behind: each puts itself into ``_running`` before it looks
+    whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
+    """
 
     def __init__(
         self, fd: int, name: str | None, offset: int, length: int, writable: bool, device: int, lazy: bool, hold_only: bool
     ) -> None:
-        self._closed = True  # until everything is there
-        self._fd = fd  # this object's own
+        """Maps. Interrupts must not reach it: see shelter.py. It owns fd, also where it fails."""
+        self._fd = fd
         self._pid = os.getpid()
-        self._lock = threading.Condition(threading.Lock())
-        self._running = 0  # guarded by _lock
-        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # guarded by _lock for additions
+        self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
+        self._running: set[object] = set()  # the calls that use the memory
+        self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
+        self._leases: set[weakref.ref[Lease]] = set()
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
-        # A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
-        for attempt in range(2):
-            try:
-                self._open(device, lazy, hold_only)
-                break
-            except Error as e:
-                if attempt or e.errno != errno.ENOTCONN:
-                    raise
-        self._closed = False
+        try:
+            # A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
+            for attempt in range(2):
+                try:
+                    self._map(device, lazy, hold_only)
+                    break
+                except Error as e:
+                    if attempt or e.errno != errno.ENOTCONN:
+                        raise
+        except BaseException:
+            os.close(fd)
+            raise
+        # Not __del__, which would also run after close, with interrupts that nobody hears of.
+        self._end = weakref.finalize(self, _collected, fd, self._pid, self._memory, self._connection, self.reply.mapping)
+        self._end.atexit = False
 
-    def _open(self, device: int, lazy: bool, hold_only: bool) -> None:
+    def _map(self, device: int, lazy: bool, hold_only: bool) -> None:
         flags = wire.MAP_LAZY if lazy else 0
         if not lazy and host.flush_kernel(self._fd, self.offset, self.length):
             flags |= wire.MAP_LAUNDER
@@ -256,115 +250,104 @@ class Window:
         a = _Assembly(self.offset, whole_pages(self.length), self.writable, hold_only)
         prot = wire.READ | (wire.WRITE if self.writable else 0)
         body = wire.map(grant.token, device, prot, flags, self.offset, self.length, uuid)
-        rest: list[Callable[[wire.Header, bytes, list[int]], None] | None] = []
-
-        def abandoned(h: wire.Header, body: bytes, fds: list[int]) -> None:
-            if not rest:
-                rest.append(a.undo(c))
-            if rest[0] is not None:
-                rest[0](h, body, fds)
-
         try:
-            c.call(wire.MAP, body, a.take, abandoned)
+            c.call(wire.MAP, body, a.take, descriptors=True)
             self.ptr = a.finish()
         except BaseException:
-            if not rest:
-                rest.append(a.undo(c))
+            a.undo(c)
             raise
         assert a.reply is not None and a.memory is not None
         self._connection, self._memory, self.reply = c, a.memory, a.reply
         self.ordinal = a.memory.ordinal if isinstance(a.memory, cuda.DeviceMemory) else None
 
-    def __del__(self) -> None:
-        fd = getattr(self, "_fd", -1)
-        if fd < 0 or sys.is_finalizing():
-            return  # a process that ends loses everything by itself, and CUDA may be gone already
-        self._fd = -1
-        try:
-            if not self._closed:
-                self._closed = True
-                if self._pid != os.getpid():
-                    self._memory.disown()
-                else:
-                    self._memory.drop()
-                    self._connection.forget(self.reply.mapping)
-        except Exception:
-            pass  # nobody is there to be told
-        os.close(fd)
-
     def check(self) -> None:
         """Raises where the window cannot be used."""
-        if self._closed:
+        if not self._open:
             raise ValueError("the mapping is closed")
         if self._pid != os.getpid():
             raise Error(errno.ECHILD, "the mapping belongs to the process that this one was forked from: map the file here")
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return not self._open
 
     def lease(self) -> Lease:
         lease = Lease(self)
-        self.check()  # a forked child must not wait for the lock, which a thread of its parent may have held
-        with self._lock:
-            self.check()
-            self._leases.add(lease)
+        # The callback is a function of C, which no interrupt ends before it did its work.
+        self._leases.add(weakref.ref(lease, self._leases.discard))
+        self.check()
         return lease
 
-    def __enter__(self) -> None:
-        self.check()
-        with self._lock:
+    def using(self, work: Callable[[], _T]) -> _T:
+        """Does work with the window, which is not closed before it ends."""
+        this = object()
+        try:
+            self._running.add(this)
             self.check()
-            self._running += 1
-
-    def __exit__(self, *ignored: object) -> None:
-        with self._lock:
-            self._running -= 1
-            self._lock.notify_all()
+            return work()
+        finally:
+            try:
+                self._running.discard(this)
+            finally:
+                for closer in self._closers:
+                    closer.put(None)
 
     def request(self, type: int, offset: int, length: int, argument: int = 0) -> int:
         """Sends a request about a range, and returns the pages in the answer."""
-        with self:
+
+        def work() -> int:
+            flags = argument
             try:
                 if type == wire.ACQUIRE and host.flush_kernel(self._fd, self.offset + offset, length):
-                    argument |= wire.ACQUIRE_LAUNDER
+                    flags |= wire.ACQUIRE_LAUNDER
                 elif type == wire.RELEASE:
                     host.start_flush(self._fd, self.offset + offset, length)
-                body = wire.range_of(self.reply.mapping, offset, length, argument)
+                body = wire.range_of(self.reply.mapping, offset, length, flags)
                 return self._connection.simple(type, body)
             except Error as e:
                 raise named(e, self.name) from None
 
+        return self.using(work)
+
     def settle(self, stream: int | None) -> None:
-        with self:
-            self._memory.settle(stream)
+        self.using(lambda: self._memory.settle(stream))
 
     def read(self, at: int, n: int) -> bytes:
-        with self:
-            return self._memory.read(at, n) if n else b""
+        return self.using(lambda: self._memory.read(at, n) if n else b"")
 
     def write(self, at: int, data: bytes) -> None:
-        with self:
-            if data:
-                self._memory.write(at, data)
+        self.using(lambda: self._memory.write(at, data) if data else None)
 
     def close(self) -> None:
-        """Gives everything back, after the calls that run."""
+        """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window open."""
         dlpack.sweep()
-        if self._pid != os.getpid():
-            self._close_in_child()
-            return
-        with self._lock:
-            if self._closed:
-                return
+        self._check_unused()  # before anybody finds the window closed
+        taken: list[None] = []
+        ended: SimpleQueue[None] = SimpleQueue()
+        try:
+            taken.extend(map(list.pop, (self._open,)))
             self._check_unused()
-            self._closed = True
-            try:
+            if self._pid == os.getpid():  # in a forked child no call runs
+                self._closers = (ended,)
                 while self._running:
-                    self._lock.wait()
-            except BaseException:
-                self._closed = False
-                raise
+                    ended.get()
+            taken.clear()
+        except IndexError:
+            return  # somebody else closes it
+        finally:
+            self._open.extend(taken)
+        if self._pid == os.getpid():
+            self._apart(self._give_back)
+        elif self._end.detach():
+            self._memory.disown()
+            os.close(self._fd)
+
+    def _apart(self, work: Callable[[], None]) -> None:
+        shelter.run(cuda.within(cuda.current(), work))
+
+    def _give_back(self) -> None:
+        if self._end.detach() is None:
+            return
         failures: list[Error] = []
         mapping = wire.unmap(self.reply.mapping)
         for step in (self._memory.drop, lambda: self._connection.simple(wire.UNMAP, mapping)):
@@ -372,8 +355,7 @@ class Window:
                 step()
             except Error as e:
                 failures.append(named(e, self.name))
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        os.close(self._fd)
         del self._connection
         raise_first(failures)
 
@@ -384,14 +366,20 @@ class Window:
                 "close it: it goes with the last of them"
             )
 
-    def _close_in_child(self) -> None:
-        """Gives up a forked child's view. The child has one thread, and the lock may be held by one that it has not."""
-        if not self._closed:
-            self._check_unused()
-            self._closed = True
-            self._memory.disown()
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+
+def _collected(fd: int, pid: int, memory: _Memory, c: connection.Connection, mapping: int) -> None:
+    """Gives back what a window had that nobody closed."""
+    if sys.is_finalizing():
+        return  # a process that ends loses everything by itself, and CUDA may be gone already
+    try:
+        if pid != os.getpid():
+            memory.disown()
+        else:
+            memory.drop()
+            c.forget(mapping)
+    except Exception:
+        pass  # nobody is there to be told
+    os.close(fd)
 
 
 def named(e: Error, name: str | None) -> Error:
@@ -416,15 +404,17 @@ def request_grant(fd: int) -> wire.Grant:
         raise Error(errno.EPROTO, str(e)) from None
 
 
-def open_file(file: PathLike | HasFileno | int, writable: bool) -> tuple[int, str | None]:
-    """Returns a descriptor that the caller owns, and the file's name where it is known."""
+def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
+    """Puts a descriptor into fds, which the caller closes, and returns the file's name where it is known."""
     if isinstance(file, (str, bytes, os.PathLike)):
         name = os.fsdecode(file)
         try:
             # Without O_NONBLOCK a pipe would be waited for; to files it means nothing.
-            return os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK), name
+            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+            fds.extend(map(os.open, (file,), (flags,)))  # in one step, so that no interrupt loses it
         except OSError as e:
             raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+        return name
     if isinstance(file, bool) or not (isinstance(file, int) or hasattr(file, "fileno")):
         raise TypeError(f"a file is a path, an open file or a descriptor, not {file!r}")
     flush = getattr(file, "flush", None)
@@ -433,9 +423,10 @@ def open_file(file: PathLike | HasFileno | int, writable: bool) -> tuple[int, st
     fd = file if isinstance(file, int) else file.fileno()
     known = getattr(file, "name", None)
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), known if isinstance(known, str) else None
+        fds.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (3,)))
     except OSError as e:
         raise Error(e.errno or errno.EIO, f"descriptor {fd}: {e.strerror}") from None
+    return known if isinstance(known, str) else None
 
 
 def check_file(fd: int, writable: bool) -> int:
@@ -467,33 +458,41 @@ def open_window(
 ) -> Window:
     ordinal = ordinal_of(device)
     offset = operator.index(offset)
-    fd, name = open_file(file, writable)
+    fds: list[int] = []
+    closing = map(os.close, map(list.pop, (fds,)))
     try:
-        size = check_file(fd, writable)
-        if offset < 0 or offset % wire.PAGE:
-            raise ValueError(f"offset {offset} is not a multiple of {wire.PAGE}")
-        if length is None:
-            length = size - offset
+        name = open_file(file, writable, fds)
+        try:
+            size = check_file(fds[0], writable)
+            if offset < 0:
+                raise ValueError(f"offset {offset} is negative")
+            if offset % wire.PAGE:
+                raise ValueError(f"offset {offset} is not a multiple of {wire.PAGE}")
+            if length is None:
+                length = size - offset
+                if length <= 0:
+                    raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
+            length = operator.index(length)
             if length <= 0:
-                raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
-        length = operator.index(length)
-        if length <= 0:
-            raise ValueError(f"length {length} is not positive")
-        if offset + length > (1 << 63) - 1 - wire.PAGE:
-            raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
-        dlpack.sweep()
-        window = Window.__new__(Window)  # so that it closes fd, whatever happens from here on
-        window._fd, window._closed = fd, True
-        fd = -1
-        window.__init__(window._fd, name, offset, length, writable, ordinal, lazy, hold_only)  # type: ignore[misc]
-        return window
-    except Error as e:
-        raise named(e, name) from None
-    except OSError as e:
-        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+                raise ValueError(f"length {length} is not positive")
+            if offset + length > (1 << 63) - 1 - wire.PAGE:
+                raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
+            dlpack.sweep()
+            make = functools.partial(_window, fds, name, offset, length, writable, ordinal, lazy, hold_only)
+            return shelter.run(cuda.within(cuda.current(), make), Window.close)
+        except Error as e:
+            raise named(e, name) from None
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
     finally:
-        if fd >= 0:
-            os.close(fd)
+        try:
+            any(closing)
+        except IndexError:
+            pass  # the window has it
+
+
+def _window(fds: list[int], *arguments: Any) -> Window:
+    return Window(fds.pop(), *arguments)
 
 
 def mmap(
@@ -542,6 +541,11 @@ class Mapping:
     Its methods may be called from any thread, and block until the daemon has answered; offsets count bytes from the start of
     the mapping. ``close``, or the end of the last object that uses the memory, is an implicit release, and so is the end of
     the process. A forked child cannot use its parent's mappings (Error ECHILD).
+
+    An interrupted call (KeyboardInterrupt) ends at once, and the mapping can be used and closed as before. Whether an interrupted
+    acquire or release was carried out is not known: call it again. An interrupted close leaves the mapping open, or closed as
+    ``closed`` then says: what it has is given back without the caller, at the latest with the last reference to it. A signal's
+    handler must not call the package itself, since the call that it interrupted would wait for it: let it raise.
     """
 
     def __init__(self, window: Window) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
-from . import connection, safetensors, wire
+from . import connection, safetensors, shelter, wire
 from .errors import Error, FormatError
 from .mapping import PathLike, check_file, named, open_file, open_window, request_grant
 
@@ -28,15 +29,17 @@ def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], No
     """
     total = 0
     for file in files_of(path):
-        fd, _ = open_file(file, writable=False)
+        fds: list[int] = []
         try:
-            size = check_file(fd, writable=False)
+            open_file(file, False, fds)
+            size = check_file(fds[0], writable=False)
             if size:
-                _warm(fd, file, size, device, progress)
+                _warm(fds[0], file, size, device, progress)
         except Error as e:
             raise named(e, file) from None
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
         total += size
     return total
 
@@ -55,7 +58,10 @@ def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, i
 
 def status(mountpoint: PathLike) -> dict[str, Any]:
     """Returns what the daemon of a mountpoint says about itself: the document of docs/status.md."""
-    name = os.fspath(mountpoint)
+    return shelter.run(functools.partial(_status, os.fspath(mountpoint)))
+
+
+def _status(name: str) -> dict[str, Any]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as e:
@@ -73,7 +79,9 @@ def status(mountpoint: PathLike) -> dict[str, Any]:
                 raise wire.Malformed(f"STATUS was answered with type {h.type:#x}")
             parts.append(body)
 
-        connection.open_connection(grant.socket).call(wire.STATUS, grant.token, take)
+        c = connection.open_connection(grant.socket)
+        with c.looking:
+            c.call(wire.STATUS, grant.token, take)
         document: dict[str, Any] = json.loads(b"".join(parts))
         return document
     except Error as e:
@@ -104,8 +112,10 @@ def info(path: PathLike) -> dict[str, Any]:
 
 
 def _file_info(file: str, mountpoint: str, held: dict[str, Any]) -> dict[str, Any]:
-    fd, _ = open_file(file, writable=False)
+    fds: list[int] = []
     try:
+        open_file(file, False, fds)
+        fd = fds[0]
         size = check_file(fd, writable=False)
         below = os.path.relpath(os.path.realpath(file), mountpoint)
         f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": held.get(below, {}).get("holders", [])}
@@ -123,4 +133,5 @@ def _file_info(file: str, mountpoint: str, held: dict[str, Any]) -> dict[str, An
     except Error as e:
         raise named(e, file) from None
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)

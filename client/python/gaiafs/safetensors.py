@@ -288,8 +288,10 @@ def load_safetensors(
 
 
 def _load(file: str, names: list[str] | None, device: Any, framework: str, copy: bool) -> dict[str, Any]:
-    fd, _ = open_file(file, writable=False)
+    fds: list[int] = []
     try:
+        open_file(file, False, fds)
+        fd = fds[0]
         try:
             check_file(fd, writable=False)
         except Error as e:
@@ -307,7 +309,8 @@ def _load(file: str, names: list[str] | None, device: Any, framework: str, copy:
         except Error as e:
             raise named(e, file) from None
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
     if window.reply.size >= 0 and window.reply.size < header.size:
         raise FormatError(f"{file}: the file shrank from {header.size} to {window.reply.size} bytes while it was loaded")
     if framework == "numpy" and window.ordinal is not None:

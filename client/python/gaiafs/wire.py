@@ -33,6 +33,7 @@ GRANT_MAGIC = 0x61696167
 GRANT_STATUS = 1
 
 _HEADER = struct.Struct("<IHHQ")
+HEADER_SIZE = _HEADER.size
 _HELLO = struct.Struct("<IHH")
 _MAP = struct.Struct("<16sIIIIQQ16s")
 _RANGE = struct.Struct("<QQQII")
@@ -115,6 +116,13 @@ def range_of(mapping: int, offset: int, length: int, argument: int = 0) -> bytes
 
 def unmap(mapping: int) -> bytes:
     return struct.pack("<Q", mapping)
+
+
+def peek_header(head: bytes) -> Header:
+    """Decodes the header alone, of a record of which no more is there."""
+    if len(head) < _HEADER.size:
+        raise Malformed(f"a frame of {len(head)} bytes is shorter than its header")
+    return Header(*_HEADER.unpack_from(head)[1:])
 
 
 def decode_header(record: bytes) -> tuple[Header, bytes]:

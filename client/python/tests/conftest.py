@@ -3,10 +3,12 @@ tests. Its address is in the environment; without it only tests run that need no
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -58,6 +60,26 @@ def no_mapping_is_left() -> Iterator[None]:
     if connection._pool:  # collecting takes a good part of a short test's time
         gc.collect()
     assert not list(connection._pool.items())
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Callable[[float], contextlib.AbstractContextManager[None]]]:
+    """A KeyboardInterrupt of the main thread after some seconds, at whatever line that is then."""
+
+    def interrupt(*ignored: object) -> None:
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def interrupting(seconds: float) -> Iterator[None]:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    yield interrupting
+    signal.signal(signal.SIGALRM, old)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -231,7 +231,8 @@ def test_forgotten_mappings_are_ended_without_a_wait(start):
     assert sorted(ended) == list(range(40))
 
 
-def test_forget_where_the_lock_is_held(start):
+def test_forget_in_the_middle_of_a_call(start):
+    """As in a finalizer that garbage collection runs while the thread reads."""
     ended = []
 
     def serve(s):
@@ -241,11 +242,11 @@ def test_forget_where_the_lock_is_held(start):
             s.send(result(h.id))
 
     c = connection.open_connection(start(serve).path)
-    with c._changed:  # as in a finalizer that garbage collection runs in the middle of a call
-        c.forget(5)
+    c.call(wire.PING, b"", lambda h, b, fds: c.forget(5))
     c.simple(wire.PING, b"")
     c.simple(wire.PING, b"")
     assert ended == [5]
+    assert not c._calls and not c._waiting
 
 
 def test_interrupted_call_leaves_the_connection_usable(start):
@@ -268,14 +269,62 @@ def test_interrupted_call_leaves_the_connection_usable(start):
     old = signal.signal(signal.SIGUSR1, interrupt)
     try:
         c = connection.open_connection(start(serve).path)
-        late = []
         with pytest.raises(Interrupted):
-            c.call(wire.PING, b"", lambda *a: None, lambda h, body, fds: late.append(h.id))
+            c.simple(wire.PING, b"")
         assert c.simple(wire.PING, b"") == 22
         assert c.simple(wire.PING, b"") == wire.PING
-        assert late == [1]
+        assert not c._calls
     finally:
         signal.signal(signal.SIGUSR1, old)
+
+
+def test_interrupted_calls_leave_room(start, interrupting):
+    """Those that went out until their replies came, those that waited for room at once."""
+    hold = threading.Event()
+
+    def serve(s):
+        for h, _ in requests(s):
+            hold.wait()
+            s.send(result(h.id, pages=h.type))
+
+    c = connection.open_connection(start(serve).path)
+    for _ in range(6):
+        with pytest.raises(KeyboardInterrupt), interrupting(0.02):
+            c.simple(wire.PING, b"")
+    pages = []
+    threads = [threading.Thread(target=lambda: pages.append(c.simple(wire.PING, b""))) for _ in range(8)]
+    for t in threads:
+        t.start()
+    with pytest.raises(KeyboardInterrupt), interrupting(0.02):
+        c.simple(wire.PING, b"")
+    hold.set()
+    assert c.simple(wire.PING, b"") == wire.PING
+    for t in threads:
+        t.join()
+    assert pages == [wire.PING] * 8
+    c.simple(wire.PING, b"")
+    assert not c._calls and not c._waiting
+
+
+def test_all_who_wait_hear_of_the_end(start):
+    def serve(s):
+        for _ in range(4):
+            s.recv(4096)
+
+    c = connection.open_connection(start(serve).path)
+    codes = []
+
+    def ask():
+        with pytest.raises(Error) as e:
+            c.simple(wire.PING, b"")
+        codes.append(e.value.errno)
+
+    threads = [threading.Thread(target=ask) for _ in range(7)]  # more than may run at once
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert codes == [errno.ENOTCONN] * 7
 
 
 @pytest.mark.parametrize("more", [0, 2])
@@ -290,12 +339,12 @@ def test_call_interrupted_in_the_middle_of_its_reply(start, more):
         raise KeyboardInterrupt
 
     c = connection.open_connection(start(serve).path)
-    late = []
     with pytest.raises(KeyboardInterrupt):
-        c.call(wire.PING, b"", interrupted, lambda h, body, fds: late.append(h.type))
+        c.call(wire.PING, b"", interrupted)
     assert c.lost is None
-    c.call(wire.PING, b"", lambda h, body, fds: None)
-    assert late == [wire.DOCUMENT, wire.RESULT][-more:] * bool(more)
+    frames = []
+    c.call(wire.PING, b"", lambda h, body, fds: frames.append(h.type))
+    assert frames == [wire.DOCUMENT] * more + [wire.RESULT]
     assert not c._calls
 
 
@@ -305,12 +354,13 @@ def test_descriptors_close_on_exec_and_are_not_leaked(start):
 
     def serve(s):
         for h, _ in requests(s):
-            socket.send_fds(s, [reply(wire.RESULT, h.id, bytes(16))], [0, 0, 0])
+            socket.send_fds(s, [reply(wire.RESULT, h.id, bytes(16))], [0, 0, 0])  # the second time for a call that wants none
 
     d = start(serve)
     c = connection.open_connection(d.path)
     open_now = len(os.listdir("/proc/self/fd"))
-    c.call(wire.PING, b"", lambda h, b, fds: seen.extend((fd, os.get_inheritable(fd)) for fd in fds))
+    c.call(wire.PING, b"", lambda h, b, fds: seen.extend((fd, os.get_inheritable(fd)) for fd in fds), descriptors=True)
+    c.call(wire.PING, b"", lambda h, b, fds: None)
     assert len(seen) == 3 and not any(inheritable for _, inheritable in seen)
     assert len(os.listdir("/proc/self/fd")) == open_now
     assert before < open_now

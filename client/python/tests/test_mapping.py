@@ -168,7 +168,7 @@ def test_threads(path):
         ({"device": True}, TypeError, "not a bool"),
         ({"mode": "w"}, ValueError, "mode is"),
         ({"offset": 1}, ValueError, "multiple of 4096"),
-        ({"offset": -PAGE}, ValueError, "multiple of 4096"),
+        ({"offset": -PAGE}, ValueError, "negative"),
         ({"offset": 1 << 40}, ValueError, "pass a length"),
         ({"length": 0}, ValueError, "not positive"),
         ({"length": 1 << 63}, gaiafs.Error, "largest file"),
@@ -345,14 +345,13 @@ def test_child_cannot_use_the_parents_mapping(path):
 
 
 def test_child_of_a_process_whose_threads_hold_locks(path):
-    """A lock that another thread held when the process forked is held for good in the child."""
+    """A lock that another thread held when the process forked is held for good in the child, and a call that ran does not end."""
     m = gaiafs.mmap(path)
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with m._window._lock, connection._pool_lock:
-            held.set()
-            done.wait()
+        with connection._pool_lock:
+            m._window.using(lambda: held.set() or done.wait())
 
     t = threading.Thread(target=hold)
     t.start()
@@ -381,16 +380,16 @@ def test_child_of_a_process_whose_threads_hold_locks(path):
     m.close()
 
 
-def test_close_that_is_interrupted(path, monkeypatch):
+def test_close_that_is_interrupted(path, interrupting):
     m = gaiafs.mmap(path)
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(m._window._lock, "wait", interrupt)
-        with m._window, pytest.raises(KeyboardInterrupt):  # as a call in another thread
-            m.close()
+    running, go = threading.Event(), threading.Event()
+    t = threading.Thread(target=m._window.using, args=(lambda: running.set() or go.wait(),))
+    t.start()
+    running.wait()
+    with pytest.raises(KeyboardInterrupt), interrupting(0.01):
+        m.close()  # waits
+    go.set()
+    t.join()
     assert not m.closed and m.read(0, 9) == CONTENT[:9]
     m.close()
     assert m.closed

@@ -445,6 +445,15 @@ def test_fork() -> None:
     m.close()
 
 
+def test_interrupts() -> None:
+    path = make("interrupts", bytes(16384))
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, HERE.parent / "interrupts.py", path, "300", str(time.time_ns()), "all_of_it"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, ""), (command, done)
+    print("    " + done.stdout.rstrip())
+
+
 def test_exit_with_everything_open() -> None:
     script = """
 import sys, torch, gaiafs

@@ -1,0 +1,66 @@
+"""Work that no interrupt cuts short.
+
+Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be safe to end
+at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not matter much. It would
+for acquire and release, which may therefore end anywhere (connection.py). No such thread stays, for programs that fork.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from .errors import raise_first
+
+_T = TypeVar("_T")
+
+
+def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+    """Returns what work returns, or raises what it raises.
+
+    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to undo.
+    """
+    if _thread.get_ident() != threading.main_thread().ident:
+        return work()
+    job = _Job(work, undo)
+    begun: list[int] = []
+    try:
+        try:
+            begun.extend(map(_thread.start_new_thread, (job.run,), ((),)))
+        except RuntimeError:  # the interpreter ends, or there are no more threads
+            return work()
+        job.ended.get()
+        job.wanted.put(True)
+    except BaseException:
+        job.wanted.put(False)
+        raise
+    raise_first(job.failures)
+    return job.results.pop()
+
+
+class _Job(Generic[_T]):
+    """Work in a thread. The main thread tells it in ``wanted`` whether the result still matters."""
+
+    def __init__(self, work: Callable[[], _T], undo: Callable[[_T], None] | None) -> None:
+        self._work, self._undo = work, undo
+        self.results: list[_T] = []
+        self.failures: list[BaseException] = []
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        self.wanted: SimpleQueue[bool] = SimpleQueue()
+
+    def run(self) -> None:
+        try:
+            self.results.append(self._work())
+        except BaseException as e:
+            self.failures.append(e)
+        del self._work
+        self.ended.put(None)
+        if not self.wanted.get() and self._undo is not None:
+            try:
+                for result in self.results:
+                    self._undo(result)
+            except Exception:
+                pass  # nobody is there to be told

@@ -1,0 +1,140 @@
+"""Interrupts a program at random moments, and looks whether everything goes on. test_interrupts.py runs it.
+
+    python interrupts.py FILE INTERRUPTS SEED WHAT
+
+The file is on a mount. WHAT is a key of WORK.
+"""
+
+import _thread
+import faulthandler
+import gc
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+
+import gaiafs
+from gaiafs import connection
+
+
+def interrupt(*ignored):
+    raise KeyboardInterrupt
+
+
+def maps():
+    return pathlib.Path("/proc/self/maps").read_text().count("memfd")
+
+
+def settled():
+    """Waits for what goes on after an interrupt in other threads."""
+    while _thread._count() > len(OTHERS):
+        time.sleep(0.001)
+    gc.collect()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def acquire_and_release():
+    m.acquire()
+    m.write(b"x", 5)
+    m.release()
+
+
+def with_acquire():
+    with m.acquire(0, 4096):
+        m.read(0, 4)
+    m.advise("normal")
+    m.sync(durable=False, offset=4096, length=4096)
+
+
+def map_and_close():
+    with gaiafs.mmap(path, mode="r+", length=8192) as n:
+        n.write(b"y")
+        a = n.array()
+        del a
+
+
+def look():
+    gaiafs.status(mountpoint)
+    gaiafs.info(path)
+    gaiafs.warm(path)
+
+
+def all_of_it():
+    random.choice([acquire_and_release, with_acquire, map_and_close])()
+
+
+WORK = {f.__name__: f for f in (acquire_and_release, with_acquire, map_and_close, look, all_of_it)}
+
+path, interrupts, seed, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), WORK[sys.argv[4]]
+rng = random.Random(seed)
+random.seed(seed)
+signal.signal(signal.SIGALRM, interrupt)
+mountpoint = gaiafs.info(path)["mountpoint"]
+device = len(gaiafs.info(path)["devices"]) - 1
+m = gaiafs.mmap(path, mode="r+")
+OTHERS, progress, stop = [], [0, 0, 0], threading.Event()
+
+
+def other(i):
+    """Works on another mapping, or makes some."""
+    try:
+        n = gaiafs.mmap(path, device=device)
+        while not stop.is_set():
+            n.acquire()
+            if i:
+                gaiafs.mmap(path, length=4096).close()
+            progress[i] += 1
+        n.close()
+    except BaseException as e:
+        print(f"thread {i}: {e!r}", flush=True)
+        os._exit(1)
+
+
+if work is all_of_it:
+    OTHERS = [threading.Thread(target=other, args=(i,)) for i in range(3)]
+    for t in OTHERS:
+        t.start()
+m.acquire()
+gaiafs.mmap(path, mode="r+", length=8192).close()  # once, for what is opened and kept
+settled()
+before = None if OTHERS else (descriptors(), maps())
+longest = 0.0
+for i in range(interrupts):
+    faulthandler.dump_traceback_later(20, exit=True)
+    at, delay = time.monotonic(), rng.random() ** 2 * 0.002 + 1e-5
+    seen = progress[:]
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        while True:
+            work()
+    except KeyboardInterrupt:
+        pass
+    longest = max(longest, time.monotonic() - at - delay)
+    if i % 50 == 0:
+        m.acquire()
+        m.release()
+        while OTHERS and any(new == old for new, old in zip(progress, seen, strict=True)):
+            time.sleep(0.001)
+faulthandler.dump_traceback_later(20, exit=True)
+stop.set()
+for t in OTHERS:
+    t.join()
+OTHERS = []
+assert m.acquire().pages >= 0 and m.release() >= 0
+settled()
+c = m._window._connection
+c.simple(connection.wire.PING, b"")
+assert before is None or (descriptors(), maps()) == before, (before, descriptors(), maps())
+assert not m._window._running and not c._turn.locked()
+m.release()
+assert not c._calls and not c._orphans, (c._calls, c._orphans)
+f = next(f for f in gaiafs.status(mountpoint)["files"] if f["name"] == os.path.relpath(path, mountpoint))
+assert f["mappings"] == 1, f["mappings"]
+m.close()
+print(f"{interrupts} interrupts, the longest {longest * 1000:.1f} ms after the signal")
