@@ -9,10 +9,21 @@ import sys
 import time
 
 from . import Error, FormatError, __version__, info, warm
+from .mapping import ordinal_of
 
 
 def _progress(file: str, done: int, size: int) -> None:
     print(f"\r{file}: {done >> 20} of {size >> 20} MiB", end="" if done < size else "\n", file=sys.stderr, flush=True)
+
+
+def _device(text: str) -> str:
+    try:
+        ordinal_of(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+    except Error:
+        pass  # a device all right, but none that there is: the call says so
+    return text
 
 
 def _warm(arguments: argparse.Namespace) -> None:
@@ -37,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         "them there until it needs the room.",
     )
     w.add_argument("path", nargs="+", metavar="PATH", help="file, directory or index on a mount")
-    w.add_argument("--device", default="0", help="number as this process counts, or cuda:N (default: %(default)s)")
+    w.add_argument("--device", default="0", type=_device, help="number as this process counts, or cuda:N (default: %(default)s)")
     w.add_argument("--quiet", action="store_true", help="show no progress")
     w.set_defaults(run=_warm)
     i = commands.add_parser(

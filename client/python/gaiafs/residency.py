@@ -91,8 +91,13 @@ def _status(name: str) -> dict[str, Any]:
 
 
 def mountpoint_of(path: PathLike) -> str:
-    """Returns the mountpoint that a path is below."""
-    name = os.path.realpath(os.fspath(path))
+    """Returns the mountpoint that a path is below. The path exists."""
+    name = os.fspath(path)
+    try:
+        os.stat(name)
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    name = os.path.realpath(name)
     while not os.path.ismount(name):
         name = os.path.dirname(name)
     return name
@@ -101,7 +106,10 @@ def mountpoint_of(path: PathLike) -> str:
 def info(path: PathLike) -> dict[str, Any]:
     """Says what a path is, and what devices hold of it: its files, their tensors where they have any, and the devices."""
     mountpoint = mountpoint_of(path)
-    document = status(mountpoint)
+    try:
+        document = status(mountpoint)
+    except Error as e:  # about the path, since the caller may not know the mountpoint
+        raise Error(e.errno or errno.EIO, e.strerror or "", os.fspath(path)) from None
     held = {f["name"]: f for f in document.get("files") or []}
     found: dict[str, Any] = {"path": os.fspath(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
     whole = os.path.realpath(os.fspath(path)) == mountpoint

@@ -386,12 +386,15 @@ def test_command(weights, directory, python, tmp_path):
     done = subprocess.run(f"{shlex.join([*python, '-m', 'gaiafs', 'info', str(directory)])} | true", shell=True,
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.stderr == ""
-    done = command("info", tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("gaiafs: ") and "Traceback" not in done.stderr
+    none = [(d / "none", "No such file") for d in (tmp_path, directory)]
+    for path, words in [(tmp_path, "not on a gaiafs mount"), *none]:
+        done = command("info", path)
+        assert done.returncode == 1 and done.stderr.startswith("gaiafs: ") and "Traceback" not in done.stderr
+        assert words in done.stderr and done.stderr.rstrip().endswith(repr(str(path)))
 
 
 @pytest.mark.parametrize(
-    "arguments, code", [([], 2), (["warm"], 2), (["warm", "/none"], 1), (["warm", "/", "--device", "x"], 1),
+    "arguments, code", [([], 2), (["warm"], 2), (["warm", "/none"], 1), (["warm", "/", "--device", "x"], 2),
                         (["--help"], 0), (["warm", "--help"], 0), (["info", "--help"], 0), (["--version"], 0)]
 )  # fmt: skip
 def test_arguments_of_the_command(arguments, code, capsys):
