@@ -77,8 +77,12 @@ func TestPackage(t *testing.T) {
 
 // The package's types are consistent, and its source is free of what ruff finds.
 func TestSource(t *testing.T) {
-	for _, tool := range [][]string{{"mypy", "--cache-dir", "../../build/mypy"}, {"ruff", "check", "--no-cache", "--quiet"}} {
-		t.Run(tool[0], func(t *testing.T) {
+	for name, tool := range map[string][]string{
+		"mypy":  {"mypy", "--cache-dir", "../../build/mypy"},
+		"paths": {"mypy", "--cache-dir", "../../build/mypy", "tests/typed_paths.py"},
+		"ruff":  {"ruff", "check", "--no-cache", "--quiet"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			out, err := exec.Command(interpreter(t), append([]string{"-m"}, tool...)...).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 		})

@@ -24,7 +24,7 @@ from .errors import Error, ReadOnlyWarning, raise_first
 
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
 
-PathLike = Union[str, "os.PathLike[str]"]
+PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _T = TypeVar("_T")
 
 

@@ -58,7 +58,7 @@ def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, i
 
 def status(mountpoint: PathLike) -> dict[str, Any]:
     """Returns what the daemon of a mountpoint says about itself: the document of docs/status.md."""
-    return shelter.run(functools.partial(_status, os.fspath(mountpoint)))
+    return shelter.run(functools.partial(_status, os.fsdecode(mountpoint)))
 
 
 def _status(name: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _status(name: str) -> dict[str, Any]:
 
 def mountpoint_of(path: PathLike) -> str:
     """Returns the mountpoint that a path is below. The path exists."""
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     try:
         os.stat(name)
     except OSError as e:
@@ -109,10 +109,10 @@ def info(path: PathLike) -> dict[str, Any]:
     try:
         document = status(mountpoint)
     except Error as e:  # about the path, since the caller may not know the mountpoint
-        raise Error(e.errno or errno.EIO, e.strerror or "", os.fspath(path)) from None
+        raise Error(e.errno or errno.EIO, e.strerror or "", os.fsdecode(path)) from None
     held = {f["name"]: f for f in document.get("files") or []}
-    found: dict[str, Any] = {"path": os.fspath(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
-    whole = os.path.realpath(os.fspath(path)) == mountpoint
+    found: dict[str, Any] = {"path": os.fsdecode(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
+    whole = os.path.realpath(os.fsdecode(path)) == mountpoint
     found["files"] = [] if whole else [_file_info(file, mountpoint, held) for file in files_of(path)]
     if whole:
         found["files"] = list(held.values())

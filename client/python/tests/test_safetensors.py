@@ -17,6 +17,7 @@ import gaiafs
 from gaiafs import safetensors as ours
 from gaiafs.__main__ import main
 
+import typed_paths
 from conftest import KIND
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -240,6 +241,12 @@ except ImportError as e:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "not installed: install it" in done.stdout or "nor NumPy is installed" in done.stdout, done.stderr
     assert "framework='array'" in done.stdout
+
+
+def test_paths(weights, directory, mount):
+    path = directory / "model.safetensors"
+    path.write_bytes(safetensors.numpy.save({"a": weights["int8"]}))
+    typed_paths.use(str(path), str(mount))
 
 
 def test_directory_that_cannot_be_read(directory, monkeypatch):
