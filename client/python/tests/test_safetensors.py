@@ -169,7 +169,8 @@ def test_indexes_that_lie(weights, directory):
         ({"int8": ""}, "no file name"),
         ({"int8": 7}, "no file name"),
         ({"int8": "a\0b"}, "no file name"),
-        ({"": place["int8"]}, "no name"),
+        ({"": place["int8"]}, "places tensor '' here"),
+        ({"\ud800": place["int8"]}, "half a character"),
     ]:
         path.write_text(json.dumps({"weight_map": {**place, **change}}))
         with pytest.raises(gaiafs.FormatError, match=words):
@@ -307,9 +308,9 @@ HOSTILE = {
     "hole before the first": encode({"a": entry(offsets=(1, 9))}, bytes(9)),
     "overlap": encode({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)),
     "the same bytes twice": encode({"a": entry(), "b": entry()}, bytes(8)),
-    "no name": encode({"": entry()}, bytes(8)),
+    "half a character in the metadata": encode(b'{"__metadata__": {"a": "\\ud800"}}'),
+    "half a character in a key of the metadata": encode(b'{"__metadata__": {"\\udfff": "a"}}'),
     "minus zero": encode(b'{"a": {"dtype": "U8", "shape": [-0], "data_offsets": [0, 0]}}'),
-    "newline in a name": encode({"a\nb": entry()}, bytes(8)),
     "half a character in a name": encode(b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', b"x"),
 }
 
@@ -328,6 +329,15 @@ def test_good_file(make):
     assert tuple(got["y"].shape) == (0, 5)
     assert parse(encode(b"{}   ")).tensors == {}
     assert gaiafs.load_safetensors(make(encode(b"{}"), "empty"), framework=FRAMEWORK) == {}
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\0", "\x7f", "\u202e", "\U0001f600"])
+def test_names_that_the_package_allows(make, name):
+    content = encode({name: entry(), "__metadata__": None}, bytes(8))
+    assert [n for n, _ in safetensors.deserialize(content)] == [name]
+    path = make(content, "model.safetensors")
+    assert list(gaiafs.load_safetensors(path, framework=FRAMEWORK)) == [name]
+    assert json.loads(json.dumps(gaiafs.info(path)))["files"][0]["metadata"] == {}
 
 
 def test_fuzz():
