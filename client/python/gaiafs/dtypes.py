@@ -59,7 +59,7 @@ _ALL = [
 ]
 
 _BY_NAME = {d.name: d for d in _ALL}
-_BY_TYPESTR = {d.typestr: d for d in _ALL if d.typestr}
+_BY_SHORT = {d.typestr[1:]: d for d in _ALL if d.typestr}
 _BY_TORCH = {d.torch: d for d in _ALL if d.torch}
 
 # The format's own names.
@@ -97,13 +97,15 @@ def dtype_of(of: Any) -> DType:
         return of
     if isinstance(of, str):
         name = of
+        if name.startswith("torch.") and name[6:] in _BY_TORCH:
+            name = name[6:]
     elif type(of).__module__.partition(".")[0] == "torch":
         name = str(of).removeprefix("torch.")
     else:
         name = str(getattr(of, "name", None) or getattr(of, "__name__", None) or of)
-    if getattr(of, "byteorder", "=") == ">":
+    if getattr(of, "byteorder", "=") == ">" or (name[:1] == ">" and name[1:] in _BY_SHORT):
         raise TypeError(f"{of!r} has its bytes in the other order: use Mapping.numpy, which takes any dtype of NumPy")
-    found = _BY_NAME.get(name) or SAFETENSORS.get(name) or _BY_TYPESTR.get(name) or _BY_TORCH.get(name)
+    found = _BY_NAME.get(name) or SAFETENSORS.get(name) or _BY_SHORT.get(name.lstrip("<=|")) or _BY_TORCH.get(name)
     if found is None:
         raise TypeError(f"{of!r} is no type of elements that can be shared; there are {', '.join(_BY_NAME)}")
     return found

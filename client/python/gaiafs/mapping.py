@@ -688,12 +688,18 @@ class Mapping:
     def array(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Array:
         """Returns elements of the memory, for every library that speaks DLPack or an array interface.
 
-        dtype is a name ("float32", "bfloat16", "BF16", ...), or a dtype of NumPy or PyTorch; without one it is uint8. Without
-        a shape the array has one dimension and goes to the end of the mapping. offset is in bytes.
+        dtype is a dtype of NumPy or PyTorch, or a name: of either ("float32", "bfloat16", "torch.float32"), NumPy's short one
+        ("f4", "<f4") or that of safetensors ("BF16"; mind that "U8" has 8 bits there, and "u8" 8 bytes in NumPy). Without one it
+        is uint8. "float" and "int" are refused: they are not the same to NumPy and to PyTorch. Without a shape the array has
+        one dimension and goes to the end of the mapping, as far as whole elements and whole bytes do. offset is in bytes.
         """
         t = dtype_of(dtype)
         offset, left = self._part(offset, None)
-        sizes = (left * 8 // t.bits,) if shape is None else sizes_of(shape)
+        if shape is None:
+            together = 8 // math.gcd(8, t.bits)  # elements that end with a byte
+            sizes: tuple[int, ...] = (left * 8 // t.bits // together * together,)
+        else:
+            sizes = sizes_of(shape)
         bits = math.prod(sizes) * t.bits
         if bits % 8:
             raise ValueError(f"{t} elements of shape {list(sizes)} end within a byte")

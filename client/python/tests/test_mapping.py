@@ -288,10 +288,18 @@ def test_array_arguments(path):
             ("BF16", "bfloat16"),
             (None, "uint8"),
             (bool, "bool"),
+            ("f4", "float32"),
+            ("=i8", "int64"),
+            ("|u1", "uint8"),
+            ("torch.bfloat16", "bfloat16"),
+            ("torch.float4_e2m1fn_x2", "float4_e2m1fn"),
         ]:
             assert str(m.array(of).dtype) == name
         assert m.array("float32").shape == (25,)
         assert m.array("uint8", 5).shape == (5,)
+        assert m.array("F6_E2M3").shape == (132,)  # in 99 bytes
+        assert m.array("F6_E3M2", None, 99).shape == (0,)
+        assert m.array("F4", None, 1).shape == (200,)
         assert m.array("F4", (3, 4)).nbytes == 6
         for arguments, words in [
             (("float32", (26,)), "not within"),
@@ -306,8 +314,12 @@ def test_array_arguments(path):
         for of in ("float31", float, np.dtype("M8[s]"), np.dtype("f4,f4"), 7):
             with pytest.raises(TypeError, match="no type of elements"):
                 m.array(of)
-        with pytest.raises(TypeError, match="other order"):
-            m.array(np.dtype(">f4"))
+        for of in (np.dtype(">f4"), ">f4"):
+            with pytest.raises(TypeError, match="other order"):
+                m.array(of)
+        for of in ("float", "int", float, "torch.float"):  # NumPy and PyTorch do not agree on their sizes
+            with pytest.raises(TypeError, match="float32, float64"):
+                m.array(of)
 
 
 def test_child_cannot_use_the_parents_mapping(path):
