@@ -519,7 +519,10 @@ def mmap(
 
 
 class Acquired:
-    """A range that an acquire brought up to date. As a context manager it releases the range at the end."""
+    """A range that an acquire brought up to date. As a context manager it releases the range at the end.
+
+    Where an exception ended the block and the release fails too, the exception is what comes out, with a note on the release.
+    """
 
     def __init__(self, mapping: Mapping, offset: int, length: int, stream: Any, pages: int) -> None:
         self._mapping, self._offset, self._length, self._stream = mapping, offset, length, stream
@@ -529,7 +532,15 @@ class Acquired:
         return self._mapping
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._mapping.release(self._offset, self._length, stream=self._stream)
+        try:
+            self._mapping.release(self._offset, self._length, stream=self._stream)
+        except Exception as e:
+            if value is None:
+                raise
+            if hasattr(value, "add_note"):
+                value.add_note(f"The release at the end of the block failed, too: {e}")
+            elif value.__context__ is None:  # Python 3.10
+                value.__context__ = e
 
 
 class Mapping:

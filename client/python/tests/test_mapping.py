@@ -86,6 +86,18 @@ def test_release_at_the_end_also_after_an_exception(path):
         assert path.read_bytes()[:4] == b"kept"
 
 
+def test_release_that_fails_leaves_the_exception(path):
+    m = gaiafs.mmap(path, mode="r+")
+    with pytest.raises(KeyError) as e, m.acquire():
+        m.close()
+        raise KeyError("the program's own")
+    said = getattr(e.value, "__notes__", [str(e.value.__context__)])
+    assert "is closed" in said[0]
+    n = gaiafs.mmap(path, mode="r+")
+    with pytest.raises(ValueError, match="closed"), n.acquire():
+        n.close()
+
+
 def test_close_is_a_release(path):
     m = gaiafs.mmap(path, mode="r+")
     m.write(b"closed", 0)
