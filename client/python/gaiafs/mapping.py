@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, SupportsIndex, TypeVar, Union
+from typing import Any, NoReturn, Protocol, SupportsIndex, TypeVar, Union
 
 from . import connection, cuda, dlpack, host, shelter, wire
 from .array import Array, buffer
@@ -567,6 +567,10 @@ class Mapping:
         if w.closed:
             return "<gaiafs.Mapping, closed>"
         return f"<gaiafs.Mapping of {w.name or 'a file'}, {w.length} bytes at {w.offset}, {self.kind} device {self.device}>"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # Of copy.copy, too: with two of them on one window, closing one would close the other.
+        raise TypeError("a mapping cannot be copied or pickled: map the file again")
 
     def __len__(self) -> int:
         return self._window.length

@@ -1,5 +1,6 @@
 """Mappings on a mount: what they see, what they keep, and what they refuse."""
 
+import copy
 import ctypes
 import errno
 import gc
@@ -271,6 +272,13 @@ def test_use_after_close(path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match="closed"):
             use()
+
+
+def test_mappings_are_not_copied(path):
+    with gaiafs.mmap(path) as m:
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="a mapping cannot be copied"):
+                duplicate(m)
 
 
 def test_close_refuses_while_arrays_live(path):
