@@ -649,6 +649,7 @@ class Mapping:
         stream as ``release`` does.
         """
         offset, n = self._range(offset, length)
+        stream_of(stream)  # what is none fails here, and not at the end of the block
         return Acquired(self, offset, n, stream, self._window.request(wire.ACQUIRE, offset, n))
 
     def release(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> int:
@@ -658,9 +659,10 @@ class Mapping:
         whole device. With mode "r" it does nothing.
         """
         offset, n = self._range(offset, length)
+        handle = stream_of(stream)
         if not self._window.writable:
             return 0
-        self._window.settle(stream_of(stream))
+        self._window.settle(handle)
         return self._window.request(wire.RELEASE, offset, n)
 
     def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:

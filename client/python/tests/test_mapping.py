@@ -274,6 +274,16 @@ def test_use_after_close(path):
             use()
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_streams_are_looked_at_at_once(path, mode):
+    with gaiafs.mmap(path, mode=mode) as m:
+        for use in (m.acquire, m.release):
+            with pytest.raises(TypeError, match="no CUDA stream"):
+                use(stream="x")
+            with pytest.raises(ValueError, match="no handle"):
+                use(stream=-1)
+
+
 def test_mappings_are_not_copied(path):
     with gaiafs.mmap(path) as m:
         for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
