@@ -229,7 +229,7 @@ func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...mach
 		t.Skipf("%d devices are needed, and there are %d GPUs", len(keys), n)
 	}
 	for i, key := range keys {
-		d, err := testdevice.Open(emulated.Options{Ordinal: i, Memory: size, Poison: true, Key: key})
+		d, err := testdevice.Open(emulated.Options{Ordinal: i, Memory: size, Poison: true, CopyEngines: true, Key: key})
 		require.NoError(t, err)
 		m.devices = append(m.devices, faulty.Wrap(d))
 		o.Devices = append(o.Devices, m.devices[i])

@@ -99,27 +99,39 @@ func (j *peerCopy) unpin() {
 	}
 }
 
-// startCopy hands j to the device. It reports false, and j is over, where the Cache is being closed.
+// startCopy hands j to the device. Where that has no engines, what somebody waits for has ended when startCopy returns: the caller's
+// processor copies as well as another one would. It reports false, and j is over, where the Cache is being closed.
 func (c *Cache) startCopy(j *peerCopy) bool {
 	q, n := &j.dev.copies, j.pages.Bytes()
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	if q.closed {
 		c.endLocked(j)
 		j.unpin()
+		q.mu.Unlock()
 		return false
 	}
 	j.began = time.Now()
 	j.ahead = c.costs.begin(j.dev.cost, n)
-	if j.urgent || j.hurried {
+	here := j.urgent && !j.dev.info.CopyEngines
+	switch {
+	case here:
+		j.state = copyRuns
+		q.running = append(q.running, j)
+		c.peerCalls.Add(1)
+	case j.urgent || j.hurried:
 		q.urgent = append(q.urgent, j)
-	} else {
+	default:
 		q.others = append(q.others, j)
 	}
-	if q.callers < copyCallers {
+	if !here && q.callers < copyCallers {
 		q.callers++
 		c.peerCalls.Add(1)
 		go c.carryOutCopies(j.dev)
+	}
+	q.mu.Unlock()
+	if here {
+		c.carryOut(j.dev, []*peerCopy{j})
+		c.peerCalls.Done()
 	}
 	return true
 }
@@ -213,6 +225,11 @@ func (c *Cache) wait(j *peerCopy) (done bool) {
 			c.costs.end(j.dev.cost, j.pages.Bytes(), j.ahead, j.began, time.Now(), j.err)
 		}
 	}()
+	select {
+	case <-j.done:
+		return true
+	default:
+	}
 	timer := time.NewTimer(c.patience(j.thought))
 	defer timer.Stop()
 	select {

@@ -25,6 +25,8 @@ type Options struct {
 	// Poison fills memory with a pattern in Alloc and Free, and host buffers when they are given back, so that a test
 	// sees who uses them unfilled or too late. Memory is then touched as soon as it is allocated.
 	Poison bool
+	// CopyEngines has the device say that it has some, so that it is used as a GPU is. It has none.
+	CopyEngines bool
 	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
@@ -74,6 +76,7 @@ func New(o Options) (gpubackend.Device, error) {
 			Name:        fmt.Sprintf("Emulated device %d", o.Ordinal),
 			Memory:      o.Memory &^ (o.Granularity - 1),
 			Granularity: o.Granularity,
+			CopyEngines: o.CopyEngines,
 		},
 		key:     o.Key,
 		poison:  o.Poison,

@@ -164,7 +164,7 @@ func obey(in io.Reader, devices []*faulty.Device) {
 
 // open makes device i of the mount.
 func (o Options) open(i int) (gpubackend.Device, error) {
-	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison}
+	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison, CopyEngines: i%2 == 0} // there are two ways of copying from devices
 	if !o.Disguised {
 		return testdevice.Open(e)
 	}
