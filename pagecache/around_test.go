@@ -191,6 +191,36 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	require.Empty(t, m.cache.devices[0].copies.running)
 }
 
+// TestReadersCopyThemselves: from a device without copy engines a reader copies in its own goroutine, and all or nothing. What home's part of a
+// read takes is not the device's. A copy that fails is no reader's error.
+func TestReadersCopyThemselves(t *testing.T) {
+	m := newMachine(t, 1)
+	d := m.cache.devices[0]
+	d.info.CopyEngines = false
+	src, home := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, 2<<20, false)
+	home.slow.Store(int64(2 * time.Millisecond))
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	read := make(chan []byte, 1)
+	go func() { read <- src.readDirect(t, 0, 1<<20) }()
+	<-gate.Arrived()
+	require.Zero(t, d.copies.callers)
+	gate.Open()
+	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), <-read))
+	require.Zero(t, home.reads.Load())
+	for range 8 { // half of it is home's
+		require.True(t, bytes.Equal(src.home.bytes(2<<20-256<<10, 512<<10), src.readDirect(t, 2<<20-256<<10, 512<<10)))
+	}
+	require.EqualValues(t, 8, home.reads.Load())
+	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
+	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
+	require.EqualValues(t, 1, m.counter(fallbacks))
+	e := m.cache.costs.estimate(d.cost)
+	require.Less(t, e.Latency+time.Duration(float64(512<<10)/e.Bandwidth*1e9), 2*time.Millisecond)
+	require.Zero(t, e.Queued)
+	require.Empty(t, d.copies.running)
+}
+
 // TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or ahead of it.
 func TestCopyEngines(t *testing.T) {
 	for _, engines := range []bool{true, false} {

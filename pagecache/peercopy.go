@@ -34,9 +34,10 @@ type peerCopy struct {
 	ahead int64 // bytes that were under way
 
 	// done is closed when buf has the bytes of pages, or err is set. Whoever waited calls finish then.
-	done chan struct{}
-	buf  []byte
-	err  error
+	done  chan struct{}
+	buf   []byte
+	err   error
+	ended time.Time
 
 	state copyState // protected by copyQueue.mu
 	// hurried says that somebody waits for it who did not ask for it; protected by copyQueue.mu.
@@ -202,7 +203,7 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 		j.unpin()
 		q := &d.copies
 		q.mu.Lock()
-		j.err, j.call = err, result
+		j.err, j.call, j.ended = err, result, now
 		givenUp := j.state == copyGivenUp
 		if !j.urgent || givenUp {
 			c.costs.end(d.cost, j.pages.Bytes(), j.ahead, j.began, now, err)
@@ -218,18 +219,19 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 }
 
 // wait waits for j, an urgent copy, but not for long; if it returns false, somebody else cleans up after j. Otherwise the caller
-// calls finish. What the caller took to be woken is part of what the copy took.
+// calls finish. What a caller who slept took to be woken is part of what the copy took; what he did before he waited is not.
 func (c *Cache) wait(j *peerCopy) (done bool) {
+	select {
+	case <-j.done:
+		c.costs.end(j.dev.cost, j.pages.Bytes(), j.ahead, j.began, j.ended, j.err)
+		return true
+	default:
+	}
 	defer func() {
 		if done {
 			c.costs.end(j.dev.cost, j.pages.Bytes(), j.ahead, j.began, time.Now(), j.err)
 		}
 	}()
-	select {
-	case <-j.done:
-		return true
-	default:
-	}
 	timer := time.NewTimer(c.patience(j.thought))
 	defer timer.Stop()
 	select {

@@ -382,7 +382,10 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 				}
 				continue
 			}
-			give, t := cost.Split(d.cost, c.disk, n, most, page.Size)
+			give, t := most, d.cost.Time(most)+c.disk.Time(n-most) // where the reader copies himself, one after the other
+			if d.info.CopyEngines {
+				give, t = cost.Split(d.cost, c.disk, n, most, page.Size)
+			}
 			if give > 0 && give < most {
 				give = (off+give)&^(page.Size-1) - off // whole pages
 			}
@@ -391,7 +394,10 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 			}
 		case last.End == rg.End:
 			most := off + n - last.Offset()
-			t := max(d.cost.Time(most), c.disk.Time(n-most))
+			t := d.cost.Time(most) + c.disk.Time(n-most)
+			if d.info.CopyEngines {
+				t = max(d.cost.Time(most), c.disk.Time(n-most))
+			}
 			if t < took || f.c.peerReads == PeerReadsAlways && best.h == nil {
 				best, took, pages = x, t, last
 			}

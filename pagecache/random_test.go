@@ -58,6 +58,9 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m = newMachine(t, devices, options...)
 	m.cache.leastPeer = 1
+	for d := range devices { // readers copy themselves from some
+		m.cache.devices[d].info.CopyEngines = (int(seed)+d)%2 == 0
+	}
 	src := m.noisyFile(size)
 	if onDisk {
 		src.disk = newDisk(src.home)

@@ -223,14 +223,15 @@ func TestModulesOfTheCurrentFolder(t *testing.T) {
 		t.Skip("needs python3")
 	}
 	t.Chdir(t.TempDir())
-	require.NoError(t, os.WriteFile("torch.py", []byte("raise RuntimeError('of this folder')\n"), 0o600))
-	require.NoError(t, os.WriteFile("safetensors.py", []byte("raise RuntimeError('of this folder')\n"), 0o600))
+	for _, module := range []string{"torch.py", "safetensors.py", "json.py"} {
+		require.NoError(t, os.WriteFile(module, []byte("raise RuntimeError('of this folder')\n"), 0o600))
+	}
 	c, err := startSafetensors(t.Context(), python, 0)
 	if err == nil {
 		c.end()
 		return
 	}
-	require.NotContains(t, err.Error(), "of this folder")
+	require.ErrorIs(t, err, errMissing, "and no error of a module of this folder")
 }
 
 // TestChildrenEndWithTheRun: a child that does not answer ends with the context of the run.
@@ -240,8 +241,10 @@ func TestChildrenEndWithTheRun(t *testing.T) {
 	require.NoError(t, err)
 	defer c.end()
 	time.AfterFunc(50*time.Millisecond, cancel)
+	began := time.Now()
 	_, err = c.do(order{Do: "open"})
 	require.ErrorContains(t, err, "sleep ended")
+	require.Less(t, time.Since(began), childPatience/2)
 }
 
 func TestWrongUsage(t *testing.T) {

@@ -1,10 +1,11 @@
 """Loads files into a GPU by safetensors. Orders come on standard input and answers go to standard output, in JSON."""
 
-import json
 import sys
-import time
 
-sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have a module of these names, such as this one
+sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have modules of these names, such as this one
+
+import json
+import time
 
 device = "cuda:0"
 

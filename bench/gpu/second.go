@@ -209,7 +209,9 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 		Note: func() string {
 			var each []string
 			for _, n := range counts {
-				each = append(each, fmt.Sprintf("%s with %d", sizeText(taken[n]), n))
+				if most, ran := taken[n]; ran {
+					each = append(each, fmt.Sprintf("%s with %d", sizeText(most), n))
+				}
 			}
 			return "beyond the processes' own contexts; the most in any round: " + strings.Join(each, ", ")
 		},

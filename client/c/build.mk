@@ -41,9 +41,11 @@ libgaiafs-install: libgaiafs
 	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/lib
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/gaiafs.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaiafs.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaiafs.pc
 	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
 	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in \
 		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_error; do \

@@ -367,7 +367,7 @@ int main() {
 func TestInstalledElsewhere(t *testing.T) {
 	_, build := installed(t, "")
 	prefix := t.TempDir()
-	run(t, "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix, "GAIAFS_VERSION=0.2.0", "libgaiafs-install")
+	run(t, "sh", "-c", `umask 077; exec "$@"`, "sh", "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix, "GAIAFS_VERSION=0.2.0", "libgaiafs-install")
 	for name, has := range map[string][]string{
 		"lib/pkgconfig/gaiafs.pc":                    {"prefix=" + prefix + "\n", "Version: 0.2.0\n"},
 		"lib/cmake/gaiafs/gaiafsConfigVersion.cmake": {`"0.2.0"`},
@@ -377,6 +377,9 @@ func TestInstalledElsewhere(t *testing.T) {
 		for _, words := range has {
 			require.Contains(t, string(text), words)
 		}
+		st, err := os.Stat(filepath.Join(prefix, name))
+		require.NoError(t, err)
+		require.EqualValues(t, 0o644, st.Mode(), "whatever the umask")
 	}
 }
 
