@@ -8,6 +8,7 @@ for acquire and release, which may therefore end anywhere (connection.py). No su
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -21,16 +22,19 @@ _T = TypeVar("_T")
 def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     """Returns what work returns, or raises what it raises.
 
-    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to undo.
+    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to undo. Where
+    no thread can be made, the work runs in the main thread and an interrupt may end it anywhere: while the interpreter finalizes,
+    and where the process may have no more threads (ulimit -u).
     """
-    if _thread.get_ident() != threading.main_thread().ident:
+    # While the interpreter finalizes, a thread ends as soon as it wants to run Python, and nobody would answer.
+    if sys.is_finalizing() or _thread.get_ident() != threading.main_thread().ident:
         return work()
     job = _Job(work, undo)
     begun: list[int] = []
     try:
         try:
             begun.extend(map(_thread.start_new_thread, (job.run,), ((),)))
-        except RuntimeError:  # the interpreter ends, or there are no more threads
+        except RuntimeError:  # there are no more threads
             return work()
         job.ended.get()
         job.wanted.put(True)

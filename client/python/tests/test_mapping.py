@@ -485,6 +485,36 @@ m.write(b"exit")
     assert path.read_bytes()[:4] == b"exit"
 
 
+OBJECT = """
+import sys, gaiafs
+class Owner:
+    def __init__(self): self.m = gaiafs.mmap(sys.argv[1], mode="r+")
+    def __del__(self): self.m.write(b"exit"); self.m.close(); print("closed")
+owner = Owner()
+"""
+GENERATOR = """
+import sys, gaiafs
+def mapped():
+    with gaiafs.mmap(sys.argv[1], mode="r+") as m:
+        yield m
+    print("not closed")
+def closed():
+    try:
+        yield from mapped()
+    finally:
+        print("closed")
+g = closed()
+next(g).write(b"exit")
+"""
+
+
+@pytest.mark.parametrize("script", [OBJECT, GENERATOR], ids=["object", "generator"])
+def test_close_while_the_interpreter_finalizes(path, python, script):
+    done = run(python, script, path, FAKECUDA_LEAKS="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+    assert path.read_bytes()[:4] == b"exit"
+
+
 def test_death_is_a_release(path, python):
     script = "import os, sys, gaiafs; gaiafs.mmap(sys.argv[1], mode='r+').write(b'dead'); os.kill(os.getpid(), 9)"
     done = run(python, script, path)
