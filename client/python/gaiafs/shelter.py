@@ -2,14 +2,17 @@
 
 Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be safe to end
 at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not matter much. It would
-for acquire and release, which may therefore end anywhere (connection.py). No such thread stays, for programs that fork.
+for acquire and release, which may therefore end anywhere (connection.py). No such thread stays, for programs that fork: Python
+3.12 and later warn of a fork while the process has another thread.
 """
 
 from __future__ import annotations
 
 import _thread
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -17,6 +20,8 @@ from typing import Generic, TypeVar
 from .errors import raise_first
 
 _T = TypeVar("_T")
+
+_LONGEST_END = 0.05  # seconds that are waited for a thread that has nothing left to do
 
 
 def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
@@ -38,8 +43,10 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
             return work()
         job.ended.get()
         job.wanted.put(True)
+        job.wait_for_thread()
     except BaseException:
         job.wanted.put(False)
+        job.discard_apart()
         raise
     raise_first(job.failures)
     return job.results.pop()
@@ -56,15 +63,35 @@ class _Job(Generic[_T]):
         self.wanted: SimpleQueue[bool] = SimpleQueue()
 
     def run(self) -> None:
+        self._thread = _thread.get_native_id()
         try:
             self.results.append(self._work())
         except BaseException as e:
             self.failures.append(e)
         del self._work
         self.ended.put(None)
-        if not self.wanted.get() and self._undo is not None:
+        if not self.wanted.get():
+            self._discard()
+
+    def _discard(self) -> None:
+        try:
+            while self._undo is not None:
+                self._undo(self.results.pop())
+        except Exception:
+            pass  # there is no result, or nobody is there to be told
+
+    def discard_apart(self) -> None:
+        """Has the result undone also where the thread was told before that it matters."""
+        if self.results and self._undo is not None:
             try:
-                for result in self.results:
-                    self._undo(result)
-            except Exception:
-                pass  # nobody is there to be told
+                _thread.start_new_thread(self._discard, ())
+            except RuntimeError:
+                pass  # the garbage collector's
+
+    def wait_for_thread(self) -> None:
+        """Waits until the kernel has no such thread. A thread that was joined may still be counted for a moment."""
+        if _thread._count() > 1:
+            return  # there are others, and the wait for the interpreter's lock may be long
+        task, until = f"/proc/self/task/{self._thread}", time.monotonic() + _LONGEST_END
+        while os.path.exists(task) and time.monotonic() < until:
+            os.sched_yield()

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import threading
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import gaiafs
-from gaiafs import connection, cuda, dlpack
+from gaiafs import connection, cuda, dlpack, shelter
 from gaiafs import host as host_memory
 
 from conftest import KIND
@@ -513,6 +514,36 @@ def test_close_while_the_interpreter_finalizes(path, python, script):
     done = run(python, script, path, FAKECUDA_LEAKS="")
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
     assert path.read_bytes()[:4] == b"exit"
+
+
+@pytest.mark.kind("emulated")  # CUDA has threads of its own
+def test_no_thread_is_left_for_a_fork(path, python):
+    script = """
+import os, sys, gaiafs
+def fork(when):
+    assert len(os.listdir("/proc/self/task")) == 1, when
+    child = os.fork()  # which warns of other threads, from Python 3.12 on
+    if not child: os._exit(0)
+    os.waitpid(child, 0)
+for i in range(50):
+    m = gaiafs.mmap(sys.argv[1])
+    fork("after mmap")
+    m.close()
+    fork("after close")
+"""
+    done = run(python, script, path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interrupt_of_the_wait_for_a_thread_undoes_the_work(monkeypatch):
+    def interrupt(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shelter._Job, "wait_for_thread", interrupt)
+    undone = queue.SimpleQueue()
+    with pytest.raises(KeyboardInterrupt):
+        shelter.run(lambda: "mapped", undone.put)
+    assert undone.get(timeout=20) == "mapped" and undone.empty()
 
 
 def test_death_is_a_release(path, python):
