@@ -300,6 +300,19 @@ func TestNamesOfRows(t *testing.T) {
 	require.Empty(t, left)
 }
 
+// No program is run, or looked for, to know them.
+func TestNamesOfRowsNeedNoPrograms(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	list, err := treeRows(t.Context(), newListing(Options{}))
+	require.NoError(t, err)
+	var names []string
+	for _, row := range list {
+		require.Empty(t, row.Skip, row.Name)
+		names = append(names, row.Name)
+	}
+	require.Subset(t, names, []string{"git clone", "rm -r of the clone", "go build"})
+}
+
 func TestSharesOfQuickAreItsTime(t *testing.T) {
 	share := 0
 	for _, g := range groups {

@@ -28,16 +28,18 @@ type goBuild struct {
 }
 
 func buildRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
-	if _, err := exec.LookPath("go"); err != nil {
-		return []rows.Row{skippedRow("go build", "there is no go command: https://go.dev/dl/")}, nil
-	}
 	b := &goBuild{sources: make(map[string]string)}
-	for module := range builtModules {
-		dir, _, err := command(ctx, "", nil, "go", "list", "-m", "-f", "{{.Dir}}", module)
-		if err != nil || dir == "" {
-			return []rows.Row{skippedRow("go build", "run it in the folder of the source of gaiafs, after `go mod download`")}, nil
+	if !s.listing {
+		if _, err := exec.LookPath("go"); err != nil {
+			return []rows.Row{skippedRow("go build", "there is no go command: https://go.dev/dl/")}, nil
 		}
-		b.sources[module] = dir
+		for module := range builtModules {
+			dir, _, err := command(ctx, "", nil, "go", "list", "-m", "-f", "{{.Dir}}", module)
+			if err != nil || dir == "" {
+				return []rows.Row{skippedRow("go build", "run it in the folder of the source of gaiafs, after `go mod download`")}, nil
+			}
+			b.sources[module] = dir
+		}
 	}
 	s.later(func() {
 		for _, p := range places {

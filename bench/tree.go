@@ -74,12 +74,15 @@ func command(ctx context.Context, dir string, env []string, name string, args ..
 
 // gitRows clone a repository that is made on the spot of Go's own source tree: thousands of real files.
 func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
-	if _, err := exec.LookPath("git"); err != nil {
-		return []rows.Row{skippedRow("git", "git is not installed: `apt-get install git` or `dnf install git`")}, nil
-	}
-	source, _, err := command(ctx, "", nil, "go", "env", "GOROOT")
-	if err != nil {
-		return []rows.Row{skippedRow("git", "there is no go command to find a source tree with: https://go.dev/dl/")}, nil
+	var source string
+	if !s.listing {
+		if _, err := exec.LookPath("git"); err != nil {
+			return []rows.Row{skippedRow("git", "git is not installed: `apt-get install git` or `dnf install git`")}, nil
+		}
+		var err error
+		if source, _, err = command(ctx, "", nil, "go", "env", "GOROOT"); err != nil {
+			return []rows.Row{skippedRow("git", "there is no go command to find a source tree with: https://go.dev/dl/")}, nil
+		}
 	}
 	origin := filepath.Join(s.dir, "origin")
 	// No program is to go on in the background by itself, where it would be in the way of what is measured.
