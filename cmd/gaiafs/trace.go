@@ -153,6 +153,7 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 	from, errs := cmd.InOrStdin(), cmd.ErrOrStderr()
 	if path == standardStream {
 		path = "standard input"
+		defer outliveWriter(from)()
 	} else {
 		f, err := os.Open(path)
 		if err != nil {
@@ -179,6 +180,21 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 		return nil, fmt.Errorf("%s is %w: 'gaiafs trace record' and 'gaiafs trace make' write them", path, err)
 	}
 	return nil, fmt.Errorf("%s cannot be read: %w", path, err)
+}
+
+// outliveWriter has SIGINT do nothing until restore is called, if from is a pipe: Ctrl-C is for the one who writes to it, who may have
+// the end of a trace to write yet.
+func outliveWriter(from io.Reader) (restore func()) {
+	f, ok := from.(*os.File)
+	if !ok {
+		return func() {}
+	}
+	if st, err := f.Stat(); err != nil || st.Mode()&fs.ModeNamedPipe == 0 {
+		return func() {}
+	}
+	unread := make(chan os.Signal, 1) // signal.Ignore is not undone by signal.Reset
+	signal.Notify(unread, syscall.SIGINT)
+	return func() { signal.Stop(unread) }
 }
 
 func newTraceMake() *cobra.Command {

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/prefetch/trace"
@@ -142,6 +145,56 @@ func TestCommandTrace(t *testing.T) {
 	require.Equal(t, exitFailure, r.end(t))
 	require.Contains(t, r.errs.String(), "--partial")
 	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "show", "--partial", r.output).code)
+}
+
+// TestCommandTraceReadsOnAfterCtrlC interrupts readers of a pipe, as a terminal does when it interrupts the writer, and again when
+// they have read it.
+func TestCommandTraceReadsOnAfterCtrlC(t *testing.T) {
+	made := gaiafsCommand(t, "trace", "make", "sparse", "--size=64M", "-o", "-")
+	require.Equal(t, exitOK, made.code, made.err)
+	for _, args := range [][]string{{"show", "-"}, {"replay", "--predictor=none", "-"}, {"show", "--all", "-"}} {
+		cmd := command(t, append([]string{"trace"}, args...)...)
+		var errs bytes.Buffer
+		in, toIn := pipe(t)
+		out, toOut := pipe(t)
+		_, err := unix.FcntlInt(out.Fd(), unix.F_SETPIPE_SZ, 4096)
+		require.NoError(t, err)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, toOut, &errs
+		require.NoError(t, cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+		require.NoError(t, errors.Join(in.Close(), toOut.Close()))
+		_, err = io.WriteString(toIn, made.out[:100])
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return waiting(t, toIn) == 0 }, 30*time.Second, time.Millisecond)
+		require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+		_, err = io.WriteString(toIn, made.out[100:])
+		require.NoError(t, errors.Join(err, toIn.Close()))
+		require.Eventually(t, func() bool { return waiting(t, out) > 0 }, 30*time.Second, time.Millisecond)
+		if args[1] != "--all" {
+			printed, err := io.ReadAll(out)
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait(), errs.String())
+			require.Contains(t, string(printed), "accesses")
+			continue
+		}
+		require.NoError(t, cmd.Process.Signal(syscall.SIGINT)) // while it prints more than the pipe holds
+		require.ErrorContains(t, cmd.Wait(), "interrupt")
+	}
+}
+
+func pipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r, w
+}
+
+// waiting returns how many bytes are in a pipe.
+func waiting(t *testing.T, f *os.File) int {
+	n, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCINQ)
+	require.NoError(t, err)
+	return n
 }
 
 func TestCommandTraceOfAPattern(t *testing.T) {
