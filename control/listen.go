@@ -21,7 +21,8 @@ const maxSocketPath = 103
 
 // DefaultSocket returns the path of the socket for a mount: a name made of the mountpoint in a runtime directory that
 // belongs to the user. It touches no file. Every daemon of one mountpoint gets the same path, so that a new one
-// finds what a killed one left. Others than the path of number 0 are for mountpoints whose earlier daemons still serve.
+// finds what a killed one left. Others than the path of number 0 are for mountpoints whose earlier daemons still serve;
+// what killed ones left of these is for RemoveStale.
 func DefaultSocket(mountpoint string, number int) string {
 	sum := sha256.Sum256([]byte(mountpoint))
 	name := hex.EncodeToString(sum[:8])
@@ -88,6 +89,19 @@ func listen(path string, allowOther bool) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	return ul, nil
+}
+
+// RemoveStale removes the socket of a killed daemon, if there is one. One that is listened on stays: that is EADDRINUSE.
+func RemoveStale(path string) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unlock, err := openRuntimeDir(filepath.Dir(path), false)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return removeStale(path)
 }
 
 // openRuntimeDir makes the socket's directory where it is missing, refuses one in which others could replace the
@@ -160,8 +174,10 @@ func removeStale(path string) error {
 	case err == nil:
 		conn.Close()
 		return fmt.Errorf("control socket %s: another gaiafs listens on it: %w", path, syscall.EADDRINUSE)
+	case errors.Is(err, syscall.EAGAIN): // a full queue
+		return fmt.Errorf("control socket %s: another gaiafs listens on it and does not answer: %w", path, syscall.EADDRINUSE)
 	case errors.Is(err, syscall.ECONNREFUSED):
-	default: // EAGAIN is a full queue, EPROTOTYPE a live socket of another kind, EACCES somebody else's
+	default: // EPROTOTYPE is a live socket of another kind, EACCES somebody else's
 		return fmt.Errorf("control socket %s: something else may be using it: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestSocketModes(t *testing.T) {
@@ -64,6 +65,40 @@ func TestStaleSocketIsReplacedAndLiveOneRefused(t *testing.T) {
 	require.NoError(t, err)
 	conn.Close()
 	require.NoError(t, l.Close())
+}
+
+// As where the daemon is stopped.
+func TestSocketWithAFullQueueIsLive(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Listen(fd, 1))
+	for range 5 {
+		_, err = listen(path, false)
+		require.ErrorIs(t, err, syscall.EADDRINUSE)
+		require.ErrorIs(t, RemoveStale(path), syscall.EADDRINUSE)
+	}
+	require.ErrorContains(t, err, "does not answer")
+	require.FileExists(t, path)
+}
+
+func TestRemoveStale(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	path := filepath.Join(dir, "s")
+	require.NoError(t, RemoveStale(path))
+	require.NoDirExists(t, dir)
+	l, err := listen(path, false)
+	require.NoError(t, err)
+	require.ErrorIs(t, RemoveStale(path), syscall.EADDRINUSE)
+	l.SetUnlinkOnClose(false) // as after a kill
+	require.NoError(t, l.Close())
+	require.NoError(t, RemoveStale(path))
+	require.NoFileExists(t, path)
+	require.NoError(t, os.WriteFile(path, []byte("keep"), 0o600))
+	require.ErrorIs(t, RemoveStale(path), syscall.EEXIST)
+	require.FileExists(t, path)
 }
 
 func TestSocketPathsThatAreRefused(t *testing.T) {

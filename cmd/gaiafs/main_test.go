@@ -439,7 +439,29 @@ func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 	log, err := os.ReadFile(p.log)
 	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(string(log), "waiting for the daemon of an earlier mount here to end"), string(log))
 	require.Contains(t, string(log), "the daemon of an earlier mount here goes on")
+}
+
+// TestCommandRemovesSocketsOfKilledDaemons mounts where one daemon of an earlier mount was killed and another still serves.
+func TestCommandRemovesSocketsOfKilledDaemons(t *testing.T) {
+	p := newPlace(t)
+	killed, serves := control.DefaultSocket(p.mountpoint, 1), control.DefaultSocket(p.mountpoint, 2)
+	require.NoError(t, os.MkdirAll(filepath.Dir(killed), 0o755))
+	for _, socket := range []string{killed, serves} {
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		require.NoError(t, err)
+		defer l.Close()
+		if socket == killed {
+			l.SetUnlinkOnClose(false)
+			require.NoError(t, l.Close())
+		}
+	}
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus", "none", "--log-file", p.log, p.source, p.mountpoint)
+	require.Zero(t, r.code, r.err)
+	require.NoFileExists(t, killed)
+	require.FileExists(t, serves)
+	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
 // A mapping that its program never released is released when the daemon ends.

@@ -163,12 +163,16 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 		return control.Listen(o)
 	}
 	o.Socket = control.DefaultSocket(s.plan.mountpoint, 0)
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		server, err = control.Listen(o)
-		if !errors.Is(err, syscall.EADDRINUSE) || time.Since(s.started) >= predecessorPatience {
+		left := predecessorPatience - time.Since(s.started)
+		if !errors.Is(err, syscall.EADDRINUSE) || left <= 0 {
 			break
 		}
-		time.Sleep(10 * time.Millisecond)
+		if pause == 10*time.Millisecond {
+			s.log.Info("waiting for the daemon of an earlier mount here to end", "socket", o.Socket, "at_most", left.Round(time.Millisecond))
+		}
+		time.Sleep(min(pause, left))
 	}
 	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < mostPredecessors; n++ {
 		if n == 1 {
@@ -177,7 +181,23 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 		o.Socket = control.DefaultSocket(s.plan.mountpoint, n)
 		server, err = control.Listen(o)
 	}
+	if err == nil {
+		s.removeStale(o.Socket)
+	}
 	return server, err
+}
+
+// removeStale removes what killed daemons of the mountpoint left under other names than that of this one's socket.
+func (s *service) removeStale(socket string) {
+	for n := range mostPredecessors {
+		other := control.DefaultSocket(s.plan.mountpoint, n)
+		if other == socket {
+			continue
+		}
+		if err := control.RemoveStale(other); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+			s.log.Warn("what may be the socket of an earlier daemon stays", "error", err)
+		}
+	}
 }
 
 // kernelTimeout says "not at all" as package fs does: it takes zero for its default.
