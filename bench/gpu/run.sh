@@ -88,7 +88,8 @@ fi
 # Words of $(on N) have no spaces of their own.
 # shellcheck disable=SC2046
 if [ $tests = 1 ] && [ $emulated = 0 ]; then
-	steps_in_all=20000 stress=()
+	# GPUs take six of eight modes: 20,000 of these steps.
+	steps_in_all=28000 stress=()
 	[ $quick = 0 ] || steps_in_all=2000 stress=(-stress.ops 20000 -stress.for 5s)
 	step cuda 200 src/gpubackend/cuda env $(on $all) ./gpu.test "${test_flags[@]}"
 	step client-go 120 src/client/go env $(on 1) ./gpu.test "${test_flags[@]}"
