@@ -397,14 +397,21 @@ func TestCommandEndsWhenUnmountedByOthers(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
+// predecessor stands in for the daemon of an earlier mount at the place, with the socket of that number.
+func (p *place) predecessor(t *testing.T, number int) *net.UnixListener {
+	t.Helper()
+	socket := control.DefaultSocket(p.mountpoint, number)
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	require.NoError(t, err)
+	return l
+}
+
 // TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a socket that
 // is closed when the new mount has looked at it.
 func TestCommandMountsAfterUmount(t *testing.T) {
 	p := newPlace(t)
-	socket := control.DefaultSocket(p.mountpoint, 0)
-	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
-	old, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
-	require.NoError(t, err)
+	old := p.predecessor(t, 0)
 	ended := make(chan error, 1)
 	go func() {
 		conn, err := old.Accept()
@@ -423,10 +430,7 @@ func TestCommandMountsAfterUmount(t *testing.T) {
 // mount namespace. Programs map files of the new one.
 func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	p := newPlace(t)
-	socket := control.DefaultSocket(p.mountpoint, 0)
-	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
-	old, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
-	require.NoError(t, err)
+	old := p.predecessor(t, 0)
 	defer old.Close()
 	r := gaiafsCommand(t, "mount", "--daemon", "--gpus", "emulated:1", "--log-file", p.log, p.source, p.mountpoint)
 	require.Zero(t, r.code, r.err)
@@ -447,16 +451,10 @@ func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 func TestCommandRemovesSocketsOfKilledDaemons(t *testing.T) {
 	p := newPlace(t)
 	killed, serves := control.DefaultSocket(p.mountpoint, 1), control.DefaultSocket(p.mountpoint, 2)
-	require.NoError(t, os.MkdirAll(filepath.Dir(killed), 0o755))
-	for _, socket := range []string{killed, serves} {
-		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
-		require.NoError(t, err)
-		defer l.Close()
-		if socket == killed {
-			l.SetUnlinkOnClose(false)
-			require.NoError(t, l.Close())
-		}
-	}
+	l := p.predecessor(t, 1)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	defer p.predecessor(t, 2).Close()
 	r := gaiafsCommand(t, "mount", "--daemon", "--gpus", "none", "--log-file", p.log, p.source, p.mountpoint)
 	require.Zero(t, r.code, r.err)
 	require.NoFileExists(t, killed)
