@@ -10,6 +10,12 @@ import (
 // aheadChunks is the most chunks that are read ahead by one copy, so that programs that wait are not kept for long.
 const aheadChunks = 4
 
+// fetchesMoreFrom reports whether CPU reads bring more from d than what they are for, around it and ahead of it. Without engines
+// that would take a processor that programs may need.
+func (c *Cache) fetchesMoreFrom(d *device) bool {
+	return c.peerReads == PeerReadsAlways || d.info.CopyEngines
+}
+
 // expect tells the predictor of a read and returns what is expected to be read next.
 func (f *File) expect(rg page.Range, size int64) []page.Range {
 	f.clean.mu.Lock()
@@ -143,8 +149,8 @@ func (f *File) fastestLocked(rg page.Range, n int64) (best *have, haves []have, 
 	for i := range haves {
 		x := &haves[i]
 		s := x.h.dev.cost
-		if x.pages[0] != rg || s.Stuck() || !always && !x.h.dev.info.CopyEngines {
-			continue // without engines, what nobody asked for yet would take a processor that programs may need
+		if x.pages[0] != rg || s.Stuck() || !f.c.fetchesMoreFrom(x.h.dev) {
+			continue
 		}
 		all := s.Time(rg.Bytes())
 		if all < took && all <= aroundTimes*s.Time(n) || best == nil && always {

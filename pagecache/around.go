@@ -49,7 +49,7 @@ func (f *File) newChunkAround(rg page.Range, size int64) *cleanChunk {
 func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 	c := f.c
 	rg := page.Covering(off, int64(len(p)))
-	if rg.Len() > aroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
+	if !c.fetchesMore || rg.Len() > aroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
 		return 0, false
 	}
 	if c.ageChunks(); c.cleanBytes.Load() > c.cleanLimit {

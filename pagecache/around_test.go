@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -219,6 +220,18 @@ func TestReadersCopyThemselves(t *testing.T) {
 	require.Less(t, e.Latency+time.Duration(float64(512<<10)/e.Bandwidth*1e9), 2*time.Millisecond)
 	require.Zero(t, e.Queued)
 	require.Empty(t, d.copies.running)
+}
+
+// TestNoPlaceForMore: where no device has copy engines, reads are neither followed nor given chunks.
+func TestNoPlaceForMore(t *testing.T) {
+	for _, engines := range []bool{true, false} {
+		m := newMachine(t, 0, func(o *Options, memory *int64) {
+			d, err := emulated.New(emulated.Options{Memory: *memory, CopyEngines: engines})
+			require.NoError(t, err)
+			o.Devices = append(o.Devices, d)
+		})
+		require.Equal(t, engines, m.cache.fetchesMore)
+	}
 }
 
 // TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or ahead of it.

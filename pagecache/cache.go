@@ -71,6 +71,8 @@ type Cache struct {
 
 	// What CPU reads from devices need: peerread.go, peercopy.go, clean.go.
 	peerReads PeerReads
+	// fetchesMore says that there are devices from which fetchesMoreFrom.
+	fetchesMore bool
 	// leastPatience is immutable, and of the constant's value but in tests.
 	leastPatience time.Duration
 	cleanAge      time.Duration // the same

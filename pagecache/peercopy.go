@@ -306,6 +306,7 @@ func (c *Cache) preparePeerReads(when PeerReads, limit int64) (err error) {
 	if len(c.devices) == 0 {
 		c.peerReads = PeerReadsOff
 	}
+	c.fetchesMore = slices.ContainsFunc(c.devices, c.fetchesMoreFrom)
 	c.costs.disk = cost.NewSource(diskLatency, diskBandwidth)
 	c.peerCtx, c.peerStop = context.WithCancel(context.Background())
 	c.cleanLimit = max(limit, chunkSize)

@@ -252,7 +252,7 @@ func union(a, b []page.Range) (out []page.Range) {
 // like it are expected to come.
 func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
 	c := f.c
-	if follow {
+	if follow && c.fetchesMore {
 		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches their pages.
 		f.readAhead(f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
