@@ -34,16 +34,41 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testmount.Main()
+	// Everything that the tests make is in a directory of their own, so that a mount there is one that this run left.
+	dir, err := os.MkdirTemp("", "gaiafs-cmd")
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err == nil {
+		err = errors.Join(os.Chmod(dir, 0o755), os.Setenv("TMPDIR", dir))
+	}
+	if err != nil {
+		panic(err)
+	}
 	code := m.Run()
-	if left, err := fs.Mounts(); err == nil && code == 0 {
-		for _, mount := range left {
-			if strings.Contains(mount.Mountpoint, "TestCommand") {
-				fmt.Fprintln(os.Stderr, "a test left a mount behind:", mount.Mountpoint)
-				code = 1
-			}
-		}
+	left := leftMounts(dir)
+	for _, mountpoint := range left {
+		fmt.Fprintln(os.Stderr, "a test left a mount behind:", mountpoint)
+		code = max(code, 1)
+	}
+	if len(left) == 0 {
+		_ = os.RemoveAll(dir)
 	}
 	os.Exit(code)
+}
+
+// leftMounts returns the mountpoints of gaiafs below dir.
+func leftMounts(dir string) (left []string) {
+	mounts, err := fs.Mounts()
+	if err != nil {
+		panic(err)
+	}
+	for _, m := range mounts {
+		if strings.HasPrefix(m.Mountpoint, dir+"/") {
+			left = append(left, m.Mountpoint)
+		}
+	}
+	return left
 }
 
 // command returns a gaiafs to be run, with no settings but those of the test.
