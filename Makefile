@@ -15,6 +15,8 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 # The longest that the tests of one package may take.
 TEST_TIMEOUT ?= 10m
+# What a person wants to know of the tests. The whole output of packages that fail is kept in build/test-output.
+SUMMARY := $(GO) run ./internal/testsummary -keep $(BUILD)/test-output
 # How long each fuzz target runs.
 FUZZ_TIME ?= 20s
 # What is passed on to the programs.
@@ -38,7 +40,7 @@ demo: setup-demo build ## Set everything up, build, and stitch a picture by a CP
 
 .PHONY: test
 test: setup-test build ## Build, and run all tests
-	$(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(GO) run ./internal/testsummary
+	$(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(SUMMARY)
 
 ##@ Building
 
@@ -103,11 +105,11 @@ python-test: setup-test ## The tests of the Python package, in build/python
 
 .PHONY: test-race
 test-race: ## All tests under the race detector, with invariants checked
-	$(GO) test -json -race -tags invariants -timeout 30m ./... | $(GO) run ./internal/testsummary
+	$(GO) test -json -race -tags invariants -timeout 30m ./... | $(SUMMARY)
 
 .PHONY: test-gpu
 test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fails
-	GAIAFS_REQUIRE_GPU=1 $(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(GO) run ./internal/testsummary
+	GAIAFS_REQUIRE_GPU=1 $(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(SUMMARY)
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)

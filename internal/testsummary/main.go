@@ -1,8 +1,12 @@
 // Command testsummary reads the output of go test -json and prints what a person wants to know of it: a line for each
-// package, everything that a failed test wrote, and at the end how many tests passed, failed and were skipped, the latter
-// with their reasons, so that no test is skipped in silence.
+// package and for each failed test, and at the end everything that the failed tests wrote and how many tests passed,
+// failed and were skipped, the latter with their reasons, so that no test is skipped in silence.
 //
-//	go test -json ./... | go run ./internal/testsummary
+//	go test -json ./... | go run ./internal/testsummary -keep build/test-output
+//
+// With -keep, the folder gets a file for each package that failed, with everything that the package wrote, in order:
+// daemons and other processes that a test starts write to the package's output, where it is easily taken for that of
+// another test. What an earlier run left there goes.
 //
 // It exits with 1 if a test or a build failed, or if the input has no test at all.
 package main
@@ -11,9 +15,11 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -38,13 +44,23 @@ type test struct{ pkg, name string }
 type summary struct {
 	out      io.Writer
 	module   string
-	output   map[test][]string // of tests and packages that have not ended
+	keep     string              // where the output of packages that fail is kept; "" if nowhere
+	output   map[test][]string   // of tests and packages that have not ended
+	all      map[string][]string // of packages that have not ended, with their tests
 	builds   map[string][]string
 	passed   int
-	failed   []test
+	failed   []failure
+	kept     []string // files
 	skipped  []skip
 	packages int
 	broken   int // packages that failed
+}
+
+// failure is a test that failed or did not end, and what it wrote.
+type failure struct {
+	test
+	how    string
+	output []string
 }
 
 type skip struct {
@@ -53,8 +69,16 @@ type skip struct {
 }
 
 func main() {
+	keep := flag.String("keep", "", "the folder that gets the whole output of packages that fail")
+	flag.Parse()
 	s := newSummary(os.Stdout)
 	start := time.Now()
+	if s.keep = *keep; s.keep != "" {
+		if err := os.RemoveAll(s.keep); err != nil {
+			fmt.Fprintln(os.Stderr, "testsummary:", err)
+			os.Exit(1)
+		}
+	}
 	if err := s.read(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "testsummary:", err)
 		os.Exit(1)
@@ -65,7 +89,10 @@ func main() {
 }
 
 func newSummary(out io.Writer) *summary {
-	return &summary{out: out, module: "github.com/gaiafs/gaiafs/", output: make(map[test][]string), builds: make(map[string][]string)}
+	return &summary{
+		out: out, module: "github.com/gaiafs/gaiafs/",
+		output: make(map[test][]string), all: make(map[string][]string), builds: make(map[string][]string),
+	}
 }
 
 // read takes in all events. Lines that are none are printed as they are.
@@ -97,9 +124,11 @@ func (s *summary) take(e event) {
 		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
 	case "output":
 		s.output[t] = append(s.output[t], e.Output)
+		s.all[t.pkg] = append(s.all[t.pkg], e.Output)
 	case "pass", "fail", "skip":
 		if e.Test == "" {
 			s.endPackage(t, e)
+			delete(s.all, t.pkg)
 		} else {
 			s.endTest(t, e.Action)
 		}
@@ -114,9 +143,13 @@ func (s *summary) endTest(t test, action string) {
 	case "skip":
 		s.skipped = append(s.skipped, skip{t, reason(s.output[t])})
 	case "fail":
-		s.failed = append(s.failed, t)
-		fmt.Fprintf(s.out, "\n%s %s failed:\n%s\n", t.pkg, t.name, strings.Join(s.output[t], ""))
+		s.fail(t, "failed")
 	}
+}
+
+func (s *summary) fail(t test, how string) {
+	fmt.Fprintf(s.out, "      %s %s %s\n", t.pkg, t.name, how)
+	s.failed = append(s.failed, failure{t, how, s.output[t]})
 }
 
 // reason finds what t.Skip was given: the last line that names a file and a line number.
@@ -145,13 +178,30 @@ func (s *summary) endPackage(t test, e event) {
 	}
 	// What no test of its own wrote: a panic, a leak that TestMain found, a timeout and the tests it met.
 	fmt.Fprint(s.out, strings.Join(s.output[t], ""))
-	for running, output := range s.output {
+	for running := range s.output {
 		if running.pkg == t.pkg && running.name != "" {
-			fmt.Fprintf(s.out, "\n%s %s did not end:\n%s\n", running.pkg, running.name, strings.Join(output, ""))
-			s.failed = append(s.failed, running)
+			s.fail(running, "did not end")
 			delete(s.output, running)
 		}
 	}
+	s.keepOutput(t.pkg)
+}
+
+// keepOutput writes what a package wrote to a file of its own.
+func (s *summary) keepOutput(pkg string) {
+	if s.keep == "" || len(s.all[pkg]) == 0 {
+		return
+	}
+	name := filepath.Join(s.keep, strings.ReplaceAll(pkg, "/", "-")+".txt")
+	err := os.MkdirAll(s.keep, 0o755)
+	if err == nil {
+		err = os.WriteFile(name, []byte(strings.Join(s.all[pkg], "")), 0o644)
+	}
+	if err != nil {
+		fmt.Fprintf(s.out, "the output of %s could not be kept: %v\n", pkg, err)
+		return
+	}
+	s.kept = append(s.kept, name)
 }
 
 // finish prints the totals and reports whether all is well.
@@ -163,10 +213,19 @@ func (s *summary) finish(took time.Duration) bool {
 			fmt.Fprintf(s.out, "  %s %s: %s\n", k.pkg, k.name, k.reason)
 		}
 	}
+	for _, f := range s.failed {
+		fmt.Fprintf(s.out, "\n%s %s %s:\n%s\n", f.pkg, f.name, f.how, strings.Join(f.output, ""))
+	}
 	if len(s.failed) > 0 {
 		fmt.Fprintln(s.out, "\nFailed:")
-		for _, t := range s.failed {
-			fmt.Fprintf(s.out, "  %s %s\n", t.pkg, t.name)
+		for _, f := range s.failed {
+			fmt.Fprintf(s.out, "  %s %s\n", f.pkg, f.name)
+		}
+	}
+	if len(s.kept) > 0 {
+		fmt.Fprintln(s.out, "\nThe whole output of packages that failed:")
+		for _, name := range s.kept {
+			fmt.Fprintf(s.out, "  %s\n", name)
 		}
 	}
 	fmt.Fprintf(s.out, "\n%d packages: %d tests passed, %d failed, %d were skipped, in %s.\n",

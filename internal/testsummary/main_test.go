@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -60,4 +62,30 @@ func TestNothingIsAFailure(t *testing.T) {
 	out, ok := summarise(t, "go: no packages")
 	require.False(t, ok)
 	require.Contains(t, out, "go: no packages")
+}
+
+// TestOutputIsKept: what a failed test wrote is printed after everything else, and all that its package wrote is in a file.
+func TestOutputIsKept(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	s.keep = filepath.Join(t.TempDir(), "test-output")
+	require.NoError(t, s.read(strings.NewReader(strings.Join([]string{
+		`{"Action":"output","Package":"github.com/gaiafs/gaiafs/fs/x","Test":"A","Output":"why it failed\n"}`,
+		`{"Action":"output","Package":"github.com/gaiafs/gaiafs/fs/x","Test":"B","Output":"the daemon died\n"}`,
+		`{"Action":"pass","Package":"github.com/gaiafs/gaiafs/fs/x","Test":"B"}`,
+		`{"Action":"fail","Package":"github.com/gaiafs/gaiafs/fs/x","Test":"A"}`,
+		`{"Action":"fail","Package":"github.com/gaiafs/gaiafs/fs/x","Elapsed":2}`,
+		`{"Action":"output","Package":"github.com/gaiafs/gaiafs/lrc","Test":"C","Output":"noise\n"}`,
+		`{"Action":"pass","Package":"github.com/gaiafs/gaiafs/lrc","Test":"C"}`,
+		`{"Action":"pass","Package":"github.com/gaiafs/gaiafs/lrc","Elapsed":1}`,
+	}, "\n"))))
+	require.False(t, s.finish(time.Second))
+	text, err := os.ReadFile(filepath.Join(s.keep, "fs-x.txt"))
+	require.NoError(t, err)
+	require.Equal(t, "why it failed\nthe daemon died\n", string(text))
+	entries, err := os.ReadDir(s.keep)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.Less(t, strings.Index(out.String(), "ok       1.0 s  lrc"), strings.Index(out.String(), "why it failed"))
+	require.Contains(t, out.String(), filepath.Join(s.keep, "fs-x.txt"))
 }
