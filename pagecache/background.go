@@ -9,7 +9,7 @@ import (
 )
 
 // run collects released pages before they are older than the write-back interval, refreshes replicas when base copies take too
-// much memory, and has files let go of lost devices. It ends with ctx.
+// much memory, and has files let go of lost devices. It ends with ctx. It never waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
 	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
@@ -19,7 +19,11 @@ func (c *Cache) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.collectDue(ctx)
+			c.lanes.look()
+			for _, f := range c.snapshotFiles() {
+				f.noteStuck()
+				f.beginCollectDue(ctx)
+			}
 		case <-c.relieve:
 			c.refreshAll(ctx)
 		case <-c.lost:
@@ -28,50 +32,90 @@ func (c *Cache) run(ctx context.Context) {
 	}
 }
 
-// collectDue collects files with releases older than half the interval: with a tick of a quarter, they are home in time.
-func (c *Cache) collectDue(ctx context.Context) {
-	for _, f := range c.snapshotFiles() {
-		f.mu.Lock()
-		due := !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= c.interval/2
-		failed := f.collectErr
-		f.mu.Unlock()
-		if due {
-			err := f.collectAll(ctx, nil)
-			// One line when it starts to fail, not one a tick.
-			if err != nil && !errors.Is(err, context.Canceled) && failed == nil {
-				c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(), "error", err)
-			}
-			if err == nil && failed != nil {
-				c.log.Info("released bytes are written back again", "file", f.Name())
-			}
-		}
-		f.mu.Lock()
-		if !f.detached.Load() {
+// beginCollectDue is collectDue without waiting: where there is something to collect, or somebody has mu, a lane does it.
+func (f *File) beginCollectDue(ctx context.Context) {
+	if f.mu.TryLock() {
+		due := f.dueLocked()
+		if !due && !f.detached.Load() {
 			f.untrackIdleLocked()
 		}
 		f.mu.Unlock()
+		if !due {
+			return
+		}
 	}
+	f.c.lanes.do(f, choreCollect, func() { f.collectDue(ctx) })
+}
+
+// noteStuck logs once that the file does not answer, and once that it does again. It does not block.
+func (f *File) noteStuck() {
+	stuck := f.stuck()
+	if f.stuckNoted.Swap(stuck) == stuck {
+		return
+	}
+	if stuck {
+		f.c.log.Warn("a file waits for its backing filesystem, or for a device, which does not answer; other files go on",
+			"file", f.Name(), "since", time.Now().Add(-f.mu.heldFor()).Format(time.RFC3339))
+	} else {
+		f.c.log.Info("a file that waited goes on", "file", f.Name())
+	}
+}
+
+// dueLocked reports whether a release is older than half the interval: with a tick of a quarter, it is home in time.
+func (f *File) dueLocked() bool {
+	return !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
+}
+
+// collectDue collects the file if something in it is due.
+func (f *File) collectDue(ctx context.Context) {
+	f.mu.Lock()
+	due, failed := f.dueLocked(), f.collectErr
+	if due {
+		f.seen.Store(f.viewLocked()) // what the status shows should home hang
+	}
+	f.mu.Unlock()
+	if due {
+		err := f.collectAll(ctx, nil)
+		// One line when it starts to fail, not one a tick.
+		if err != nil && !errors.Is(err, context.Canceled) && failed == nil {
+			f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(), "error", err)
+		}
+		if err == nil && failed != nil {
+			f.c.log.Info("released bytes are written back again", "file", f.Name())
+		}
+	}
+	f.mu.Lock()
+	if !f.detached.Load() {
+		f.untrackIdleLocked()
+	}
+	f.mu.Unlock()
 }
 
 // refreshAll brings replicas up to date so that their base copies are no longer needed. A program may see bytes of others
 // before it acquires; release consistency allows that.
 func (c *Cache) refreshAll(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
-		if c.baseBytes.Load() <= c.baseLimit {
-			return
+		c.lanes.do(f, choreRefresh, func() { f.refreshBases(ctx) })
+	}
+}
+
+// refreshBases brings the file's replicas up to date if it has base copies and these take too much memory.
+func (f *File) refreshBases(ctx context.Context) {
+	c := f.c
+	if c.baseBytes.Load() <= c.baseLimit {
+		return
+	}
+	f.mu.Lock()
+	var held []*holding
+	if f.bases.n > 0 {
+		for _, h := range f.holdings {
+			held = append(held, h)
 		}
-		f.mu.Lock()
-		var held []*holding
-		if f.bases.n > 0 {
-			for _, h := range f.holdings {
-				held = append(held, h)
-			}
-		}
-		f.mu.Unlock()
-		for _, h := range held {
-			if err := f.refresh(ctx, h); err != nil && !errors.Is(err, context.Canceled) {
-				c.log.Warn("refreshing replicas", "file", f.Name(), "device", h.dev.info.Ordinal, "error", err)
-			}
+	}
+	f.mu.Unlock()
+	for _, h := range held {
+		if err := f.refresh(ctx, h); err != nil && !errors.Is(err, context.Canceled) {
+			c.log.Warn("refreshing replicas", "file", f.Name(), "device", h.dev.info.Ordinal, "error", err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,8 @@ type Options struct {
 	BufferedReads bool
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
+
+	stuckAfter time.Duration // 0 stands for defaultStuckAfter
 }
 
 // Cache is the page cache of one mount. Its methods may be called from any goroutine.
@@ -75,6 +78,7 @@ type Cache struct {
 	fetchesMore bool
 	// leastPatience is immutable, and of the constant's value but in tests.
 	leastPatience time.Duration
+	stuckAfter    time.Duration // immutable
 	cleanAge      time.Duration // the same
 	costs         costs
 	peerCtx       context.Context // of copies; ends with Close
@@ -92,6 +96,7 @@ type Cache struct {
 	recording atomic.Pointer[Recording]
 
 	background sync.WaitGroup
+	lanes      lanes
 	reads      sync.WaitGroup // of home, that go on without File.mu on behalf of mappings
 	stop       context.CancelFunc
 	relieve    chan struct{} // base copies take too much
@@ -136,6 +141,8 @@ func New(o Options) (*Cache, error) {
 		baseLimit: o.HostMemory,
 		leastPeer: leastPeer,
 		writeBack: o.WriteBack,
+
+		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 
 		bufferedReads: o.BufferedReads,
 
@@ -220,10 +227,19 @@ func (c *Cache) Forget(id FileID) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	f.orphan = true
-	f.dropIdleLocked()
-	f.mu.Unlock()
+	forget := func() {
+		f.orphan = true
+		f.dropIdleLocked()
+		f.mu.Unlock()
+	}
+	if f.mu.TryLock() {
+		forget()
+		return
+	}
+	c.lanes.do(f, choreForget, func() {
+		f.mu.Lock()
+		forget()
+	})
 }
 
 func (c *Cache) snapshotFiles() []*File {
@@ -254,27 +270,16 @@ func (c *Cache) Close(ctx context.Context) error {
 	c.closed = true
 	c.mu.Unlock()
 	c.stop()
-	c.background.Wait()
 
-	var errs []error
-	for _, f := range c.snapshotFiles() {
-		for _, m := range f.snapshotMappings() {
-			if err := m.Unmap(ctx); err != nil {
-				errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
-			}
-		}
-		if err := f.collectAll(ctx, nil); err != nil {
-			errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
-		}
-		f.mu.Lock()
-		f.orphan = true
-		f.dropIdleLocked()
-		f.mu.Unlock()
-	}
+	errs, all := c.closeFiles(ctx)
 	for _, l := range c.snapshotLosses() {
 		errs = append(errs, errors.New(l.String()))
 	}
 	c.endCopies()
+	if !all {
+		return errors.Join(errs...) // somebody may still use the devices
+	}
+	c.lanes.work.Wait()
 	c.background.Wait() // reads that came meanwhile may have started something
 	c.reads.Wait()
 	for _, d := range c.devices {
@@ -282,6 +287,67 @@ func (c *Cache) Close(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// closeFiles brings everything released home and gives up the files, each on its own, so that one that hangs keeps no other
+// from coming home. all says that none was left when ctx ended.
+func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
+	left := make(map[*File]bool)
+	type end struct {
+		f   *File
+		err error
+	}
+	ends := make(chan end)
+	given := make(chan struct{}) // closed when nobody listens to ends any more
+	defer close(given)
+	for _, f := range c.snapshotFiles() {
+		left[f] = true
+		c.lanes.do(f, choreClose, func() {
+			select {
+			case ends <- end{f, f.close(ctx)}:
+			case <-given:
+			}
+		})
+	}
+	tick := time.NewTicker(c.stuckAfter)
+	defer tick.Stop()
+	for len(left) > 0 {
+		select {
+		case e := <-ends:
+			delete(left, e.f)
+			errs = append(errs, e.err)
+		case <-tick.C:
+			c.lanes.look()
+			for f := range left {
+				f.noteStuck()
+			}
+		case <-ctx.Done():
+			for f := range left {
+				errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: its backing file has not answered for %s",
+					f.Name(), f.mu.heldFor().Round(time.Second)))
+			}
+			return errs, false
+		}
+	}
+	return errs, true
+}
+
+// close ends the mappings of the file, brings home what was released and gives the file up.
+func (f *File) close(ctx context.Context) error {
+	var errs []error
+	for _, m := range f.snapshotMappings() {
+		if err := m.Unmap(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
+		}
+	}
+	if err := f.collectAll(ctx, nil); err != nil {
+		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.orphan = true
+	f.dropIdleLocked()
 	return errors.Join(errs...)
 }
 

@@ -202,7 +202,7 @@ func (f *File) HomeTouched() {
 		return
 	}
 	if err := f.noteHomeLocked(); err != nil {
-		f.c.log.Warn("reading the backing file's times", "file", f.name, "error", err)
+		f.c.log.Warn("reading the backing file's times", "file", f.Name(), "error", err)
 	}
 }
 
@@ -227,7 +227,7 @@ func (f *File) CheckHome() (changed bool, err error) {
 	if f.home.Changing() {
 		return false, nil
 	}
-	f.c.log.Info("the backing file was changed directly; replicas are refreshed", "file", f.name)
+	f.c.log.Info("the backing file was changed directly; replicas are refreshed", "file", f.Name())
 	f.count(func(c *Counters) { c.HomeReplacements.Add(1) })
 	if err := f.replacedLocked(ctx, sig); err != nil {
 		f.sig = Signature{} // the next look tries again

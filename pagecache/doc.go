@@ -13,7 +13,8 @@
 //	Cache.evictMu      one reservation at a time makes room on a device
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
 //	writes.mu          what such writes do to the above
-//	Cache.mu           the list of files and the allocation order of extents
+//	File.lookMu        who looks for the status
+//	lanes.mu, Cache.mu the background's work on files; the list of files and the allocation order of extents
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu
 //	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
@@ -37,6 +38,14 @@
 //
 // The goroutines of a transfer (transfer.go, parallel.go) work for the holder, who waits for them: they may read what
 // File.mu protects, and change nothing of it.
+//
+// # Files that hang
+//
+// A backing filesystem may never answer: a network filesystem, or a FUSE server that sleeps. Whoever waits for it holds File.mu
+// of that file, and nobody else may wait for it. So whoever works for several files does not lock File.mu in turn: lanes.go does
+// the background's work, and Close's, file by file; the status shows a file that is stuck as it was seen last (view.go);
+// an eviction goes on to the next file. File.stuck tells from outside how long the lock has been held. No shared lock is held
+// while home is opened, closed, read or written, except evictMu, by a reservation that stops waiting for a stuck file.
 //
 // # Reads on the CPU
 //

@@ -336,11 +336,33 @@ func (c *Cache) evictOne(ctx context.Context, dev *device, copied bool) (bool, e
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		if x.file.evict(ctx, x, copied) {
+		if x.file.evictUnlessStuck(ctx, x, copied) {
 			return true, nil
 		}
 	}
 	return false, nil
+}
+
+// evictUnlessStuck is evict of a file that answers. Where it turns out that the file does not, evict goes on by itself and the
+// answer is false: the next file makes room instead.
+func (f *File) evictUnlessStuck(ctx context.Context, x *extent, copied bool) bool {
+	if f.stuck() {
+		return false
+	}
+	evicted := make(chan bool, 1)
+	f.c.lanes.work.Go(func() { evicted <- f.evict(ctx, x, copied) })
+	tick := time.NewTicker(max(f.c.stuckAfter/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case is := <-evicted:
+			return is
+		case <-tick.C:
+			if f.stuck() {
+				return false
+			}
+		}
+	}
 }
 
 // evict takes x from f if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy of it is

@@ -30,11 +30,11 @@ type File struct {
 	detached atomic.Bool // set once, under mu
 
 	// mu is read-locked by writes of different pages, which change what it protects under writes.mu (write.go).
-	mu     sync.RWMutex
+	mu     fileLock
 	writes writes
-	name   string      // protected by mu
-	home   Home        // protected by mu
-	kernel KernelPages // protected by mu
+	path   atomic.Pointer[string] // what Name returns
+	home   Home                   // protected by mu
+	kernel KernelPages            // protected by mu
 	// size and sig are home's, as this mount left them. Protected by mu.
 	size int64
 	sig  Signature
@@ -69,14 +69,18 @@ type File struct {
 	clean        cleanPages
 
 	counters Counters
+
+	stuckNoted atomic.Bool // the log says that the file is stuck
+	// seen is what the status saw of the file last. looking is closed when somebody who waits for mu has looked again.
+	seen    atomic.Pointer[view]
+	lookMu  sync.Mutex
+	looking chan struct{} // protected by lookMu; nil where nobody waits
 }
 
 // Name is the path below the mountpoint at the time when the file was last mapped.
-func (f *File) Name() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.name
-}
+func (f *File) Name() string { return *f.path.Load() }
+
+func (f *File) setName(name string) { f.path.Store(&name) }
 
 // Detached reports that devices hold nothing of the file any more, so that requests need not consult f.
 func (f *File) Detached() bool { return f.detached.Load() }
@@ -110,7 +114,8 @@ func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error
 		f.mu.Unlock()
 	}
 	f.mu.Lock()
-	f.name, f.kernel = src.Name(), src.Kernel()
+	f.setName(src.Name())
+	f.kernel = src.Kernel()
 	if writable && !f.home.Writable() {
 		var home Home
 		if home, err = src.OpenHome(true); err == nil {
@@ -137,13 +142,13 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		c:        c,
 		id:       src.ID(),
 		users:    1,
-		name:     src.Name(),
 		home:     home,
 		kernel:   src.Kernel(),
 		holdings: make(map[versions.Owner]*holding),
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 	}
+	f.setName(src.Name())
 	f.serial = c.serials.Add(1)
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
 	if err := f.noteHomeLocked(); err != nil { // nobody else knows f yet
@@ -212,18 +217,26 @@ func (f *File) dropIdleLocked() {
 			return
 		}
 	}
-	f.c.mu.Lock()
-	defer f.c.mu.Unlock()
-	if f.users > 0 || f.c.files[f.id] != f {
+	if !f.detachLocked() {
 		return
 	}
-	delete(f.c.files, f.id)
-	f.detached.Store(true)
 	f.dropAllBasesLocked()
 	f.dropChunks()
 	if err := f.closeHomeLocked(f.home); err != nil {
-		f.c.log.Warn("closing the backing file", "file", f.name, "error", err)
+		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}
+}
+
+// detachLocked takes the File out of the Cache unless somebody is about to map it.
+func (f *File) detachLocked() bool {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	if f.users > 0 || f.c.files[f.id] != f {
+		return false
+	}
+	delete(f.c.files, f.id)
+	f.detached.Store(true)
+	return true
 }
 
 func (f *File) snapshotMappings() []*Mapping {

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"slices"
@@ -34,6 +35,8 @@ type memoryHome struct {
 	open   int
 	// changing says that a request of the mount is changing the file.
 	changing atomic.Bool
+	// hung, if it is not nil, has writes wait until it is closed.
+	hung chan struct{}
 }
 
 func newHome(size int) *memoryHome { return &memoryHome{data: make([]byte, size)} }
@@ -58,6 +61,9 @@ func (h *memoryHome) failReads(err error) {
 }
 
 func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
+	if h.hung != nil {
+		<-h.hung
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.werr != nil && off >= h.werrAt {
@@ -158,13 +164,14 @@ type source struct {
 	kernel   *kernel
 	readonly bool
 	attached *File
+	name     string // "file" if it is empty
 	// disk is what the home is opened as, unless it is nil.
 	disk   *disk
 	reader HomeReader // how reads get at home; nil: they leave devices alone
 }
 
 func (s *source) ID() FileID     { return s.id }
-func (s *source) Name() string   { return "file" }
+func (s *source) Name() string   { return cmp.Or(s.name, "file") }
 func (s *source) Readable() bool { return true }
 func (s *source) Writable() bool { return !s.readonly }
 func (s *source) Open() bool     { return true }
@@ -405,3 +412,10 @@ var (
 	_ Home        = (*memoryHome)(nil)
 	_ KernelPages = (*kernel)(nil)
 )
+
+// collectDue does what the background does at each tick, and waits for it.
+func (c *Cache) collectDue(ctx context.Context) {
+	for _, f := range c.snapshotFiles() {
+		f.collectDue(ctx)
+	}
+}

@@ -99,14 +99,16 @@ func (c *Cache) lose(d *device, err error) bool {
 // letGoOfLost has every File let go of the devices that are lost.
 func (c *Cache) letGoOfLost() {
 	for _, f := range c.snapshotFiles() {
-		f.mu.Lock()
-		for _, d := range c.devices {
-			if d.lost.Load() {
-				f.letGoLocked(d)
+		c.lanes.do(f, choreLetGo, func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			for _, d := range c.devices {
+				if d.lost.Load() {
+					f.letGoLocked(d)
+				}
 			}
-		}
-		f.dropIdleLocked()
-		f.mu.Unlock()
+			f.dropIdleLocked()
+		})
 	}
 }
 
@@ -132,7 +134,7 @@ func (f *File) letGoLocked(d *device) {
 	}
 	// Nobody misses the bytes of a file that no name leads to.
 	if len(runs) > 0 && !f.orphan {
-		l := newLoss(d.info.Ordinal, f.name, runs)
+		l := newLoss(d.info.Ordinal, f.Name(), runs)
 		f.c.log.Error("released bytes were lost with the device", "device", l.Device, "file", l.File, "pages", l.Pages, "where", l.Where())
 		f.count(func(c *Counters) { c.LostPages.Add(l.Pages) })
 		f.unreported = append(f.unreported, l)
@@ -147,7 +149,7 @@ func (f *File) letGoLocked(d *device) {
 		}
 	}
 	if writers > 0 {
-		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal, "file", f.name,
+		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal, "file", f.Name(),
 			"mappings", writers)
 	}
 	for _, x := range h.sorted() {

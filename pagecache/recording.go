@@ -227,12 +227,8 @@ func (m *Mapping) record(off, n int64, began time.Time) {
 		f.mu.Unlock()
 	}
 	r.Access(Access{
-		File: f.id,
-		Describe: func() (string, int64) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return f.name, f.size
-		},
-		Device: m.dev.info.Ordinal, Thread: m.process, Off: off, Len: n, Size: size, Began: began, Pattern: m.pattern(),
+		File:     f.id,
+		Describe: func() (string, int64) { return f.Name(), max(size, 0) },
+		Device:   m.dev.info.Ordinal, Thread: m.process, Off: off, Len: n, Size: size, Began: began, Pattern: m.pattern(),
 	})
 }

@@ -46,7 +46,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 				return 0, err
 			}
 			if err != nil {
-				f.c.log.Warn("an earlier release could not be written back before the next", "file", f.name, "error", err)
+				f.c.log.Warn("an earlier release could not be written back before the next", "file", f.Name(), "error", err)
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	for tries := 0; len(drops) > 0; tries++ {
 		f.drainLocked(drops, id)
 		if tries == maxRedrops {
-			f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.name)
+			f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.Name())
 			break
 		}
 		// A page that a program wrote whole meanwhile is in the kernel again, without the released bytes.

@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"slices"
-	"time"
 
 	"github.com/gaiafs/gaiafs/internal/cost"
 )
@@ -86,6 +85,9 @@ type FileStatus struct {
 	// SizeBytes is the size of the file.
 	SizeBytes int64 `json:"size_bytes"`
 	Mappings  int   `json:"mappings"`
+	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then only
+	// Name and Counters are of now, and the rest is what was seen last.
+	BusySeconds float64 `json:"busy_s,omitempty"`
 	// Bases is the number of base copies held, Error why the last attempt to bring released bytes home failed.
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
@@ -159,7 +161,8 @@ func heapLive() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// Status returns a snapshot. Files are seen one after another, not at one moment.
+// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for viewPatience at most: no file
+// that hangs holds it up.
 func (c *Cache) Status() Status {
 	s := Status{
 		Version:           StatusVersion,
@@ -189,13 +192,13 @@ func (c *Cache) Status() Status {
 		s.DirectReads = "off"
 	}
 	mapped := make(map[*device]int64)
-	for _, f := range c.snapshotFiles() {
-		f.mu.Lock()
-		if !f.detached.Load() {
-			s.Files = append(s.Files, f.statusLocked(mapped, &s.DigestBytes))
-			s.StateBytes += f.lrc.Memory()
+	for _, v := range c.views() {
+		s.Files = append(s.Files, v.FileStatus)
+		s.DigestBytes += v.digests
+		s.StateBytes += v.state
+		for d, n := range v.mapped {
+			mapped[d] += n
 		}
-		f.mu.Unlock()
 	}
 	slices.SortFunc(s.Files, func(a, b FileStatus) int { return cmp.Compare(a.Name, b.Name) })
 	for _, d := range c.devices {
@@ -216,47 +219,4 @@ func (c *Cache) Status() Status {
 		})
 	}
 	return s
-}
-
-func (f *File) statusLocked(mapped map[*device]int64, digests *int64) FileStatus {
-	fs := FileStatus{
-		Name:      f.name,
-		SizeBytes: f.size,
-		Mappings:  len(f.mappings),
-		Bases:     f.counters.Bases.Load(),
-		Holders:   []HoldingStatus{},
-		Counters:  f.counters.snapshot(),
-	}
-	if f.collectErr != nil {
-		fs.Error = f.collectErr.Error()
-	}
-	if !f.pendingSince.IsZero() {
-		fs.PendingSeconds = time.Since(f.pendingSince).Seconds()
-	}
-	for o, h := range f.holdings {
-		n := f.lrc.Count(o)
-		for _, x := range h.extents {
-			if x.mapped > 0 {
-				mapped[h.dev] += x.size
-			}
-			*digests += int64(len(x.agreed)) * 8
-		}
-		for _, x := range h.lost {
-			mapped[h.dev] += x.size
-		}
-		if len(h.extents) == 0 {
-			continue
-		}
-		fs.Holders = append(fs.Holders, HoldingStatus{
-			Device:      h.dev.info.Ordinal,
-			ExtentBytes: h.extentSize,
-			Extents:     len(h.extents),
-			Resident:    n.Resident,
-			Tracked:     n.Tracked,
-			Stale:       n.Stale,
-			Dirty:       n.Pending,
-		})
-	}
-	slices.SortFunc(fs.Holders, func(a, b HoldingStatus) int { return cmp.Compare(a.Device, b.Device) })
-	return fs
 }

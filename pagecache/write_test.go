@@ -66,8 +66,8 @@ func (f *File) besides(do func()) (ended chan struct{}) {
 		defer close(ended)
 		do()
 	}()
-	for f.mu.TryRLock() {
-		f.mu.RUnlock()
+	for f.mu.rw.TryRLock() {
+		f.mu.rw.RUnlock()
 		select {
 		case <-ended:
 			return ended // it did not wait, which shows in what it did

@@ -143,6 +143,9 @@ func (s *statusDocument) files(t io.Writer) {
 			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", f.Name, bytesText(f.SizeBytes), f.Mappings, where, h.Resident, h.Stale,
 				h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
 		}
+		if f.BusySeconds > 0 {
+			fmt.Fprintf(t, "    has not answered for %.1f s; this is what was seen last\n", f.BusySeconds)
+		}
 		if f.Error != "" {
 			fmt.Fprintf(t, "    cannot be written back: %s\n", f.Error)
 		}

@@ -1,0 +1,124 @@
+package pagecache
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// patient is how long tests wait for what happens in the background.
+const patient = 20 * time.Second
+
+func stuckAfter(d time.Duration) machineOption {
+	return func(o *Options, _ *int64) { o.stuckAfter = d }
+}
+
+// hungFile is a file whose home answers no write until the test ends or answer is called.
+func (m *machine) hungFile(name string) (src *source, answer func()) {
+	src = m.file(page.Size)
+	src.name = name
+	src.home.hung = make(chan struct{})
+	answered := false
+	answer = func() {
+		if !answered {
+			answered = true
+			close(src.home.hung)
+		}
+	}
+	m.t.Cleanup(answer)
+	return src, answer
+}
+
+// TestAHungFileHoldsUpNoOther: files of one backing filesystem hang, more of them than the background works on at once. The others
+// come home, the status tells which ones hang, and a close that may not wait names them.
+func TestAHungFileHoldsUpNoOther(t *testing.T) {
+	book := &logbook{}
+	m := newMachine(t, 1, interval(20*time.Millisecond), stuckAfter(10*time.Millisecond), logTo(book))
+	var answers []func()
+	for i := range laneWorkers + 2 {
+		src, answer := m.hungFile(fmt.Sprint("hung", i))
+		answers = append(answers, answer)
+		p := m.run(src, 0, 0, page.Size, true)
+		p.store(0, 7)
+		p.release()
+	}
+	stuck := func() (names []string) {
+		began := time.Now()
+		for _, f := range m.cache.Status().Files {
+			if f.BusySeconds > 0 {
+				names = append(names, f.Name)
+				require.Equal(t, 1, f.Mappings, "as it was when it began to hang")
+				require.Positive(t, f.PendingSeconds)
+				require.EqualValues(t, 1, f.Holders[0].Dirty)
+				require.EqualValues(t, 1, f.Counters["releases"])
+			}
+		}
+		require.Less(t, time.Since(began), patient)
+		return names
+	}
+	require.Eventually(t, func() bool { return len(stuck()) == len(answers) }, patient, 5*time.Millisecond)
+
+	src := m.file(page.Size)
+	src.name = "good"
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 9)
+	p.release()
+	require.Eventually(t, func() bool { return src.home.bytes(0, 1)[0] == 9 }, patient, time.Millisecond)
+	require.Contains(t, book.String(), "a file waits for its backing filesystem, or for a device, which does not answer; other files go on")
+
+	done := make(chan struct{})
+	go func() {
+		m.cache.Forget(FileID{1, 1})
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patient):
+		t.Error("a FORGET waits for a hung file")
+	}
+
+	p.store(0, 10)
+	p.release()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	err := m.cache.Close(ctx)
+	for i := range answers {
+		require.ErrorContains(t, err, fmt.Sprintf("bytes of hung%d that devices wrote may be lost: its backing file has not answered for", i))
+	}
+	require.NotContains(t, err.Error(), "good")
+	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "what can come home does")
+	for _, answer := range answers {
+		answer()
+	}
+	m.cache.lanes.work.Wait()
+	m.cache.background.Wait()
+	for _, d := range m.devices {
+		require.NoError(t, d.Close())
+	}
+}
+
+// TestNoEvictionWaitsForAHungFile: the oldest extent is of a file that hangs. Another one makes room.
+func TestNoEvictionWaitsForAHungFile(t *testing.T) {
+	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(10*time.Millisecond))
+	hung, answer := m.hungFile("hung")
+	p := m.run(hung, 0, 0, page.Size, true)
+	p.store(0, 7)
+	p.release()
+	p.unmap()
+	m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
+
+	for range 3 {
+		m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
+	}
+	f := hung.attached
+	require.False(t, f.Detached(), "it waits still, and keeps what it has")
+	answer()
+	require.NoError(t, f.Sync(nil))
+	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
+}

@@ -1,0 +1,70 @@
+package pagecache
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// defaultStuckAfter is how long one hold of File.mu lasts before the file counts as stuck: its backing filesystem, or a
+// device, does not answer. An ordinary hold is much shorter (package comment). A slow disk may exceed it; then others merely
+// stop waiting for the file.
+const defaultStuckAfter = 2 * time.Second
+
+// fileLock is File.mu. It tells how long it has been held, so that nobody who works for several files has to wait for one
+// that hangs.
+type fileLock struct {
+	rw      sync.RWMutex
+	readers atomic.Int32
+	since   atomic.Int64 // when the hold, or the first of several read holds, began: nanoseconds since lockEpoch, 0 for none
+}
+
+var lockEpoch = time.Now()
+
+// now is never 0.
+func (l *fileLock) now() int64 { return int64(time.Since(lockEpoch)) | 1 }
+
+func (l *fileLock) Lock() {
+	l.rw.Lock()
+	l.since.Store(l.now())
+}
+
+func (l *fileLock) TryLock() bool {
+	if !l.rw.TryLock() {
+		return false
+	}
+	l.since.Store(l.now())
+	return true
+}
+
+func (l *fileLock) Unlock() {
+	l.since.Store(0)
+	l.rw.Unlock()
+}
+
+func (l *fileLock) RLock() {
+	l.rw.RLock()
+	if l.readers.Add(1) == 1 {
+		l.since.Store(l.now())
+	}
+}
+
+func (l *fileLock) RUnlock() {
+	since := l.since.Load()
+	if l.readers.Add(-1) == 0 {
+		l.since.CompareAndSwap(since, 0) // another reader may have come and noted its own time
+	}
+	l.rw.RUnlock()
+}
+
+// heldFor returns how long the lock has been held without a break.
+func (l *fileLock) heldFor() time.Duration {
+	since := l.since.Load()
+	if since == 0 {
+		return 0
+	}
+	return max(time.Duration(l.now()-since), 0)
+}
+
+// stuck reports whether whoever holds mu seems to wait for something that does not answer.
+func (f *File) stuck() bool { return f.mu.heldFor() >= f.c.stuckAfter }

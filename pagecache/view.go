@@ -1,0 +1,144 @@
+package pagecache
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// viewPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it shows as
+// they were seen last.
+const viewPatience = 500 * time.Millisecond
+
+// view is what the status shows of a File, as of one moment.
+type view struct {
+	FileStatus
+	detached       bool
+	pendingSince   time.Time
+	mapped         map[*device]int64
+	digests, state int64
+}
+
+// viewLocked looks at the file.
+func (f *File) viewLocked() *view {
+	v := &view{
+		FileStatus: FileStatus{
+			SizeBytes: f.size,
+			Mappings:  len(f.mappings),
+			Bases:     f.counters.Bases.Load(),
+			Holders:   []HoldingStatus{},
+		},
+		detached:     f.detached.Load(),
+		pendingSince: f.pendingSince,
+		mapped:       make(map[*device]int64),
+		state:        f.lrc.Memory(),
+	}
+	if f.collectErr != nil {
+		v.Error = f.collectErr.Error()
+	}
+	for o, h := range f.holdings {
+		n := f.lrc.Count(o)
+		for _, x := range h.extents {
+			if x.mapped > 0 {
+				v.mapped[h.dev] += x.size
+			}
+			v.digests += int64(len(x.agreed)) * 8
+		}
+		for _, x := range h.lost {
+			v.mapped[h.dev] += x.size
+		}
+		if len(h.extents) == 0 {
+			continue
+		}
+		v.Holders = append(v.Holders, HoldingStatus{
+			Device:      h.dev.info.Ordinal,
+			ExtentBytes: h.extentSize,
+			Extents:     len(h.extents),
+			Resident:    n.Resident,
+			Tracked:     n.Tracked,
+			Stale:       n.Stale,
+			Dirty:       n.Pending,
+		})
+	}
+	slices.SortFunc(v.Holders, func(a, b HoldingStatus) int { return cmp.Compare(a.Device, b.Device) })
+	return v
+}
+
+// look has the file looked at, and returns a channel that is closed once seen is no older than the call. At most one goroutine
+// waits for mu on behalf of all who look.
+func (f *File) look() <-chan struct{} {
+	f.lookMu.Lock()
+	defer f.lookMu.Unlock()
+	if f.looking != nil {
+		return f.looking
+	}
+	done := make(chan struct{})
+	if f.mu.TryLock() {
+		f.seen.Store(f.viewLocked())
+		f.mu.Unlock()
+		close(done)
+		return done
+	}
+	f.looking = done
+	f.c.lanes.work.Go(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.lookMu.Lock() // who asks from now on has to be shown what comes
+		f.looking = nil
+		f.lookMu.Unlock()
+		f.seen.Store(f.viewLocked())
+		close(done)
+	})
+	return done
+}
+
+// views looks at all files. Of those that do not answer it returns what was seen last.
+func (c *Cache) views() []view {
+	files := c.snapshotFiles()
+	looks := make([]<-chan struct{}, len(files))
+	for i, f := range files {
+		looks[i] = f.look()
+	}
+	timer := time.NewTimer(viewPatience)
+	defer timer.Stop()
+	late := false
+	var all []view
+	for i, f := range files {
+		v := view{FileStatus: FileStatus{Holders: []HoldingStatus{}}}
+		fresh := f.waitLook(looks[i], timer.C, &late)
+		if seen := f.seen.Load(); seen != nil {
+			v = *seen
+		}
+		if v.detached || f.detached.Load() {
+			continue
+		}
+		v.Name, v.Counters = f.Name(), f.counters.snapshot()
+		if !v.pendingSince.IsZero() {
+			v.PendingSeconds = time.Since(v.pendingSince).Seconds()
+		}
+		if !fresh {
+			v.BusySeconds = f.mu.heldFor().Seconds()
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// waitLook waits for a look until the timer fires, which late remembers, and not at all for a file that is stuck.
+func (f *File) waitLook(look <-chan struct{}, timer <-chan time.Time, late *bool) (fresh bool) {
+	select {
+	case <-look:
+		return true
+	default:
+	}
+	if *late || f.stuck() {
+		return false
+	}
+	select {
+	case <-look:
+		return true
+	case <-timer:
+		*late = true
+		return false
+	}
+}
