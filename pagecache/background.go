@@ -8,12 +8,15 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// run collects released pages before they are older than the write-back interval, refreshes replicas when base copies take too
-// much memory, and has files let go of lost devices. It ends with ctx. It never waits for a file: the lanes do the work.
+// run collects released pages before they are older than the write-back interval, tries again what could not be collected,
+// refreshes replicas when base copies take too much memory, and has files let go of lost devices. It ends with ctx. It never
+// waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
 	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
 	defer tick.Stop()
+	wait := firstRetry
+	var retry <-chan time.Time // nil while nothing fails
 	for {
 		select {
 		case <-ctx.Done():
@@ -23,6 +26,16 @@ func (c *Cache) run(ctx context.Context) {
 			for _, f := range c.snapshotFiles() {
 				f.noteStuck()
 				f.beginCollectDue(ctx)
+			}
+		case <-c.failed:
+			if retry == nil {
+				wait = firstRetry
+				retry = time.After(wait)
+			}
+		case <-retry:
+			if retry = nil; c.retry(ctx) {
+				wait = min(2*wait, longestRetry)
+				retry = time.After(wait)
 			}
 		case <-c.relieve:
 			c.refreshAll(ctx)
@@ -61,28 +74,22 @@ func (f *File) noteStuck() {
 	}
 }
 
-// dueLocked reports whether a release is older than half the interval: with a tick of a quarter, it is home in time.
+// dueLocked reports whether a release is older than half the interval: with a tick of a quarter, it is home in time. Files of
+// which a collect failed are left to retry.
 func (f *File) dueLocked() bool {
-	return !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
+	return f.collectErr == nil && !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
 }
 
 // collectDue collects the file if something in it is due.
 func (f *File) collectDue(ctx context.Context) {
 	f.mu.Lock()
-	due, failed := f.dueLocked(), f.collectErr
+	due := f.dueLocked()
 	if due {
 		f.seen.Store(f.viewLocked()) // what the status shows should home hang
 	}
 	f.mu.Unlock()
 	if due {
-		err := f.collectAll(ctx, nil)
-		// One line when it starts to fail, not one a tick.
-		if err != nil && !errors.Is(err, context.Canceled) && failed == nil {
-			f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(), "error", err)
-		}
-		if err == nil && failed != nil {
-			f.c.log.Info("released bytes are written back again", "file", f.Name())
-		}
+		_ = f.collectAll(ctx, nil) // logged, and tried again
 	}
 	f.mu.Lock()
 	if !f.detached.Load() {

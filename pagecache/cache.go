@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -41,6 +42,9 @@ type Options struct {
 	WriteBack bool
 	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
 	BufferedReads bool
+	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait any
+	// more. Hold may block, but for no request of the mount; end may not.
+	Hold func() (end func())
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 
@@ -101,6 +105,9 @@ type Cache struct {
 	stop       context.CancelFunc
 	relieve    chan struct{} // base copies take too much
 	lost       chan struct{} // a device was lost
+	failed     chan struct{} // bytes could not be brought home
+	flushing   chan struct{} // holds an element while a Flush goes on
+	hold       pendingHold
 }
 
 // device is a gpubackend.Device and what the Cache knows of it.
@@ -146,9 +153,12 @@ func New(o Options) (*Cache, error) {
 
 		bufferedReads: o.BufferedReads,
 
-		files:   make(map[FileID]*File),
-		relieve: make(chan struct{}, 1),
-		lost:    make(chan struct{}, 1),
+		files:    make(map[FileID]*File),
+		relieve:  make(chan struct{}, 1),
+		lost:     make(chan struct{}, 1),
+		failed:   make(chan struct{}, 1),
+		flushing: make(chan struct{}, 1),
+		hold:     pendingHold{begin: o.Hold},
 	}
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
@@ -290,9 +300,19 @@ func (c *Cache) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closeFiles brings everything released home and gives up the files, each on its own, so that one that hangs keeps no other
-// from coming home. all says that none was left when ctx ended.
+// closeFiles brings everything released home and gives up the files. all says that none was left when ctx ended.
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
+	errs, left := c.onFiles(ctx, choreClose, func(f *File) error { return f.close(ctx) })
+	for _, f := range left {
+		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: its backing file has not answered for %s",
+			f.Name(), f.mu.heldFor().Round(time.Second)))
+	}
+	return errs, len(left) == 0
+}
+
+// onFiles does something for each file on its own, so that one that hangs holds up no other. It returns what went wrong, and
+// the files that were left when ctx ended.
+func (c *Cache) onFiles(ctx context.Context, what chore, do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {
 		f   *File
@@ -303,9 +323,9 @@ func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	defer close(given)
 	for _, f := range c.snapshotFiles() {
 		left[f] = true
-		c.lanes.do(f, choreClose, func() {
+		c.lanes.do(f, what, func() {
 			select {
-			case ends <- end{f, f.close(ctx)}:
+			case ends <- end{f, do(f)}:
 			case <-given:
 			}
 		})
@@ -323,14 +343,10 @@ func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 				f.noteStuck()
 			}
 		case <-ctx.Done():
-			for f := range left {
-				errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: its backing file has not answered for %s",
-					f.Name(), f.mu.heldFor().Round(time.Second)))
-			}
-			return errs, false
+			return errs, slices.Collect(maps.Keys(left))
 		}
 	}
-	return errs, true
+	return errs, nil
 }
 
 // close ends the mappings of the file, brings home what was released and gives the file up.
@@ -341,11 +357,12 @@ func (f *File) close(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
 		}
 	}
-	if err := f.collectAll(ctx, nil); err != nil {
-		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote are lost: %w", f.Name(), err))
-	}
+	err := f.collectWhatCan(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("%d bytes of %s that devices wrote are lost: %w", f.waitingBytesLocked(), f.Name(), err))
+	}
 	f.orphan = true
 	f.dropIdleLocked()
 	return errors.Join(errs...)

@@ -39,13 +39,15 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 					err = d.fault(err)
 				}
 				if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
-					f.collectErr = err
+					f.failedLocked(err)
 				}
 				return err
 			}
 			pending = pending[n:]
 		}
-		f.collectErr = nil
+		if f.collectErr != nil && len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
+			f.recoveredLocked()
+		}
 		f.c.counters.CollectTime.observe(time.Since(start))
 	}
 }
@@ -213,7 +215,8 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 		}
 	}
 	if len(f.lrc.Pending(whole, true)) == 0 {
-		f.pendingSince = time.Time{}
+		f.recoveredLocked()
+		f.nothingWaitsLocked()
 	} else if f.pendingSince.Before(started) {
 		f.pendingSince = started
 	}

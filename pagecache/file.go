@@ -50,8 +50,9 @@ type File struct {
 	pendingSince time.Time
 	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
 	peerRuns peerRuns
-	// collectErr is why the last collect failed, nil since one succeeded. Protected by mu.
+	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by mu.
 	collectErr error
+	failing    atomic.Bool // collectErr is set
 	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it. Protected
 	// by mu.
 	unreported []*Loss
@@ -220,6 +221,7 @@ func (f *File) dropIdleLocked() {
 	if !f.detachLocked() {
 		return
 	}
+	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
 	f.dropChunks()
 	if err := f.closeHomeLocked(f.home); err != nil {

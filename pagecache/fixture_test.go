@@ -30,9 +30,11 @@ type memoryHome struct {
 	rerr   error
 	werr   error
 	werrAt int64 // writes below it succeed all the same
-	writes int
-	synced int
-	open   int
+	// werrEnd, if it is not 0, is where writes succeed again.
+	werrEnd int64
+	writes  int
+	synced  int
+	open    int
 	// changing says that a request of the mount is changing the file.
 	changing atomic.Bool
 	// hung, if it is not nil, has writes wait until it is closed.
@@ -66,7 +68,7 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.werr != nil && off >= h.werrAt {
+	if h.werr != nil && off >= h.werrAt && (h.werrEnd == 0 || off < h.werrEnd) {
 		h.clock++ // a part was written
 		return copy(h.data[min(off, int64(len(h.data))):], p[:len(p)/2]), h.werr
 	}
@@ -120,7 +122,7 @@ func (h *memoryHome) fail(err error) { h.failFrom(0, err) }
 func (h *memoryHome) failFrom(off int64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.werr, h.werrAt = err, off
+	h.werr, h.werrAt, h.werrEnd = err, off, 0
 }
 
 func (h *memoryHome) bytes(off, n int) []byte {

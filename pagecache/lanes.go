@@ -20,6 +20,7 @@ const (
 	choreRefresh
 	choreLetGo
 	choreForget
+	choreFlush
 	choreClose
 )
 
@@ -43,7 +44,7 @@ type task struct {
 	do   func()
 }
 
-// do has what done for f, unless the same is waiting already. It does not block.
+// do has what done for f, unless the same is waiting already and nobody waits for its end. It does not block.
 func (l *lanes) do(f *File, what chore, do func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +56,7 @@ func (l *lanes) do(f *File, what chore, do func()) {
 		n = &lane{running: make(map[*File]struct{})}
 		l.lanes[f.id.Dev] = n
 	}
-	if slices.ContainsFunc(n.waiting, func(t task) bool { return t.f == f && t.what == what }) {
+	if what != choreFlush && slices.ContainsFunc(n.waiting, func(t task) bool { return t.f == f && t.what == what }) {
 		return
 	}
 	n.waiting = append(n.waiting, task{f, what, do})

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -156,7 +155,7 @@ func (f *File) letGoLocked(d *device) {
 		f.freeExtentLocked(x)
 	}
 	if len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
-		f.pendingSince, f.collectErr = time.Time{}, nil
+		f.nothingWaitsLocked()
 	}
 }
 

@@ -28,6 +28,10 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	if err != nil {
 		return 0, err
 	}
+	if len(modified) > 0 {
+		f.c.hold.take()
+		defer f.c.hold.drop()
+	}
 	f.mu.Lock()
 	// A device knows nothing of pages past end of file, and what is stored there goes nowhere.
 	for i := range modified {
@@ -53,6 +57,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	drops, id := f.lrc.Release(modified, h.dev.owner)
 	if pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
+		f.c.hold.take() // does not block: this release is a user
 	}
 	for tries := 0; len(drops) > 0; tries++ {
 		f.drainLocked(drops, id)

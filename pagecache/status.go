@@ -88,13 +88,15 @@ type FileStatus struct {
 	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then only
 	// Name and Counters are of now, and the rest is what was seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
-	// Bases is the number of base copies held, Error why the last attempt to bring released bytes home failed.
+	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are there.
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
 	Holders []HoldingStatus `json:"holders"`
 	// PendingSeconds is the age of the oldest released bytes that are not home, 0 if all are.
-	PendingSeconds float64          `json:"pending_s"`
-	Counters       map[string]int64 `json:"counters"`
+	PendingSeconds float64 `json:"pending_s"`
+	// WaitingBytes are released and not home.
+	WaitingBytes int64            `json:"waiting_bytes"`
+	Counters     map[string]int64 `json:"counters"`
 }
 
 // HoldingStatus is what one device holds of a file, in pages.

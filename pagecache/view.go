@@ -23,10 +23,11 @@ type view struct {
 func (f *File) viewLocked() *view {
 	v := &view{
 		FileStatus: FileStatus{
-			SizeBytes: f.size,
-			Mappings:  len(f.mappings),
-			Bases:     f.counters.Bases.Load(),
-			Holders:   []HoldingStatus{},
+			SizeBytes:    f.size,
+			Mappings:     len(f.mappings),
+			Bases:        f.counters.Bases.Load(),
+			Holders:      []HoldingStatus{},
+			WaitingBytes: f.waitingBytesLocked(),
 		},
 		detached:     f.detached.Load(),
 		pendingSince: f.pendingSince,

@@ -1,0 +1,207 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Bytes wait from the release that publishes them until home has them. While home cannot take them they stay on their
+// device and are tried again, soon at first and then every longestRetry, so that they arrive shortly after there is room.
+const (
+	firstRetry   = 100 * time.Millisecond
+	longestRetry = time.Second
+)
+
+// Waiting describes released bytes of a file that home does not have.
+type Waiting struct {
+	// File is the path below the mountpoint when the file was last mapped.
+	File  string `json:"file"`
+	Bytes int64  `json:"bytes"`
+	// Error says why the last attempt to bring them home failed; empty where none has failed.
+	Error string `json:"error,omitempty"`
+}
+
+func (w Waiting) String() string {
+	text := fmt.Sprintf("%d bytes of %s", w.Bytes, w.File)
+	if w.Error != "" {
+		text += ": " + w.Error
+	}
+	return text
+}
+
+// Waiting lists the files of which released bytes are not home, by name. It waits for no file that hangs.
+func (c *Cache) Waiting() []Waiting {
+	var all []Waiting
+	for _, v := range c.views() {
+		if v.WaitingBytes > 0 {
+			all = append(all, Waiting{File: v.Name, Bytes: v.WaitingBytes, Error: v.Error})
+		}
+	}
+	slices.SortFunc(all, func(a, b Waiting) int { return cmp.Compare(a.File, b.File) })
+	return all
+}
+
+// waitingBytesLocked counts the bytes of the file that somebody released and home does not have.
+func (f *File) waitingBytesLocked() int64 {
+	if f.pendingSince.IsZero() {
+		return 0
+	}
+	var bytes int64
+	for _, p := range f.lrc.Pending(page.Range{End: f.lrc.End()}, true) {
+		bytes += max(min(p.Range.End.Offset(), f.size)-p.Range.Offset(), 0)
+	}
+	return bytes
+}
+
+// Flush brings everything released home that can be brought there, waiting for releases that are under way. Its error
+// says what went wrong; Waiting lists what is left.
+func (c *Cache) Flush(ctx context.Context) error {
+	select {
+	case c.flushing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-c.flushing }()
+	errs, left := c.onFiles(ctx, choreFlush, func(f *File) error {
+		if err := f.flush(ctx); err != nil {
+			return fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		return nil
+	})
+	if len(left) > 0 {
+		errs = append(errs, ctx.Err())
+	}
+	return errors.Join(errs...)
+}
+
+func (f *File) flush(ctx context.Context) error {
+	f.mu.Lock()
+	whole, waits := page.Range{End: f.lrc.End()}, !f.pendingSince.IsZero()
+	f.mu.Unlock()
+	if !waits {
+		return nil
+	}
+	if err := f.waitDrains(ctx, whole); err != nil {
+		return err
+	}
+	return f.collectWhatCan(ctx)
+}
+
+// mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest of the
+// chunk that each is in waits too.
+const mostPassed = 64
+
+// collectWhatCan brings everything released home, passing over what home does not take. It returns the first error.
+func (f *File) collectWhatCan(ctx context.Context) error {
+	first := f.collectAll(ctx, nil)
+	if first == nil {
+		return nil
+	}
+	f.mu.Lock()
+	chunks := chunksOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false))
+	f.mu.Unlock()
+	passed := 0
+	for _, c := range chunks {
+		part := page.Range{Start: c[0].Range.Start, End: c[len(c)-1].Range.End}
+		for !part.Empty() {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			f.mu.Lock()
+			err := f.collectLocked(ctx, part, false)
+			left := f.lrc.Pending(part, false)
+			f.mu.Unlock()
+			if err == nil || passed == mostPassed || len(left) == 0 {
+				break
+			}
+			passed++
+			part.Start = left[0].Range.End
+		}
+	}
+	return first
+}
+
+// nothingWaitsLocked notes that home has everything released, or that nobody misses it.
+func (f *File) nothingWaitsLocked() {
+	f.collectErr = nil
+	f.failing.Store(false)
+	if !f.pendingSince.IsZero() {
+		f.pendingSince = time.Time{}
+		f.c.hold.drop()
+	}
+}
+
+// failedLocked notes that bytes could not be brought home, and says so if they could before.
+func (f *File) failedLocked(err error) {
+	if f.collectErr == nil {
+		f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(),
+			"bytes", f.waitingBytesLocked(), "error", err)
+	}
+	f.collectErr = err
+	f.failing.Store(true)
+	select {
+	case f.c.failed <- struct{}{}:
+	default:
+	}
+}
+
+// recoveredLocked notes that nothing is left of a failure.
+func (f *File) recoveredLocked() {
+	if f.collectErr != nil {
+		f.collectErr = nil
+		f.failing.Store(false)
+		f.c.log.Info("released bytes are written back again", "file", f.Name())
+	}
+}
+
+// retry has the files collected that failed, and reports whether there are some.
+func (c *Cache) retry(ctx context.Context) (again bool) {
+	for _, f := range c.snapshotFiles() {
+		if f.failing.Load() && !f.detached.Load() {
+			again = true
+			c.lanes.do(f, choreCollect, func() { _ = f.collectAll(ctx, nil) }) // what fails is noted
+		}
+	}
+	return again
+}
+
+// pendingHold tells somebody for as long as released bytes wait. Every File of which bytes wait is a user, and every release
+// under way.
+type pendingHold struct {
+	begin func() (end func()) // immutable; nil where nobody asked
+
+	mu    sync.Mutex // a leaf
+	users int        // protected by mu
+	end   func()     // protected by mu; set while there are users
+}
+
+// take adds a user. It may block, so the caller holds no lock.
+func (h *pendingHold) take() {
+	if h.begin == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.users++; h.users == 1 {
+		h.end = h.begin()
+	}
+}
+
+// drop ends what take began.
+func (h *pendingHold) drop() {
+	if h.begin == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.users--; h.users == 0 {
+		h.end()
+	}
+}
