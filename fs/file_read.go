@@ -29,7 +29,7 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 	if !direct && of.content.hazard.lasts() {
 		of.content.gate.RLock()
 		defer of.content.gate.RUnlock()
-		of.content.hazard.read(off, int64(len(buf)))
+		of.content.hazard.read(off, int64(len(buf)), in.Pid)
 	}
 	if f := of.content.live(); f != nil {
 		n, fromHome, err := f.Read(buf, off, direct, of)

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -30,6 +29,7 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		of:        of,
 		off:       int64(in.Offset),
 		data:      data,
+		thread:    in.Pid,
 		writeBack: in.WriteFlags&fuse.WRITE_CACHE != 0,
 	}
 	// With write-back caching the kernel has placed the bytes even where it sends them one by one.
@@ -84,15 +84,16 @@ type homeWrite struct {
 	of        *openFile
 	off       int64 // where the bytes went, once written
 	data      []byte
+	thread    uint32 // the writer's
 	writeBack bool
 	appends   bool
 	direct    bool // not through the kernel's pages
 	flags     int
 
 	written int
-	// again is what the kernel has to drop once more, and patience how long to wait for that.
+	// again is what the kernel has to drop once more, and patience how many rounds to wait for that.
 	again    []span
-	patience time.Duration
+	patience int
 }
 
 // run carries the write out under the rules.
@@ -114,7 +115,7 @@ func (w *homeWrite) run(withoutCure bool) error {
 			return err
 		})
 	}
-	again, patience := h.overlap(w.off, int64(len(w.data)))
+	again, patience := h.overlap(w.off, int64(len(w.data)), w.thread)
 	err := w.change(func(int64) error {
 		h.suspectPages(again, w.of.fd)
 		w.again, w.patience = again, patience

@@ -43,14 +43,22 @@ import (
 // end, so the answer is given after a short while and the invalidation finishes behind it, with a hazard of its own from
 // then on.
 
-// correctionPatience is how long a WRITE waits for pages to be dropped again. An invalidation takes some microseconds
-// unless it waits for a READ, or for the WRITE itself. The latter needs that the WRITE ends inside a page and, since reads
-// from before an invalidation are forgotten when it ends, that another invalidation is still running, most likely
-// waiting for the same page; then the wait is shorter.
+// A WRITE waits for pages to be dropped again for a number of rounds. An invalidation takes some microseconds, unless it
+// waits for the lock of a page. Two can hold that lock: a reader whose READ was answered and who has yet to run, or the
+// WRITE itself, which then waits in vain. A WRITE that gives up on a reader lets its own program read what it has just
+// replaced; one that waits for itself only takes longer. So the wait is long while a thread other than the writer's may
+// be reading the page, and short otherwise.
+//
+// A round is not a fixed time: it is one short sleep of this process, and takes longer where processors are scarce. A
+// reader that was woken runs within a few rounds, however busy the machine is.
 const (
-	correctionPatience      = 50 * time.Millisecond
-	shortCorrectionPatience = 10 * time.Millisecond
+	correctionPatience      = 500
+	shortCorrectionPatience = 10
+	patienceRound           = time.Millisecond
 )
+
+// unknownThread is the number that the kernel gives for threads of another PID namespace.
+const unknownThread = 0
 
 // maxRemembered is the number of ranges remembered before everything counts as read.
 const maxRemembered = 64
@@ -82,6 +90,8 @@ type hazard struct {
 	begun      uint64       // invalidations begun; protected by mu
 	reads      []remembered // protected by mu
 	everything bool         // reads is not all; protected by mu
+	// reading has what each thread read last, unless it has written since. Protected by mu.
+	reading map[uint32]span
 
 	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them when it
 	// last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts, which counts the
@@ -119,8 +129,9 @@ func (h *hazard) invalidationEnded(number uint64, dropped span) {
 	})
 }
 
-// read remembers that n bytes at off may get into the kernel's pages. It must be called before home is read.
-func (h *hazard) read(off, n int64) {
+// read remembers that a thread's READ of n bytes at off may get into the kernel's pages. It must be called before home is
+// read.
+func (h *hazard) read(off, n int64, thread uint32) {
 	if !h.on.Load() {
 		return
 	}
@@ -130,6 +141,7 @@ func (h *hazard) read(off, n int64) {
 		return
 	}
 	s := pageSpan(off, n)
+	h.noteReader(thread, s)
 	for i := range h.reads {
 		r := &h.reads[i]
 		if r.invalidation == h.begun && r.start <= s.end && s.start <= r.end {
@@ -138,26 +150,49 @@ func (h *hazard) read(off, n int64) {
 		}
 	}
 	if len(h.reads) == maxRemembered {
-		h.reads, h.everything = nil, true
+		h.reads, h.reading, h.everything = nil, nil, true
 		return
 	}
 	h.reads = append(h.reads, remembered{s, h.begun})
 }
 
-// overlap returns the ranges to drop again after n bytes at off came home, and how long to wait for that.
-func (h *hazard) overlap(off, n int64) (again []span, patience time.Duration) {
+// noteReader remembers what a thread reads. Beyond maxRemembered threads, all count as one that is not known.
+func (h *hazard) noteReader(thread uint32, s span) {
+	if h.reading == nil {
+		h.reading = make(map[uint32]span)
+	}
+	if _, known := h.reading[thread]; !known && len(h.reading) >= maxRemembered {
+		for _, other := range h.reading {
+			s = span{min(s.start, other.start), max(s.end, other.end)}
+		}
+		clear(h.reading)
+		thread = unknownThread
+	}
+	if before, known := h.reading[thread]; known && thread == unknownThread {
+		s = span{min(s.start, before.start), max(s.end, before.end)}
+	}
+	h.reading[thread] = s
+}
+
+// overlap returns the ranges to drop again after a thread's n bytes at off came home, and how many rounds to wait for that.
+func (h *hazard) overlap(off, n int64, thread uint32) (again []span, patience int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.on.Load() {
 		return nil, 0
 	}
-	patience = correctionPatience
-	if h.running > 0 && (off+n)%page.Size != 0 {
-		patience = shortCorrectionPatience
-	}
 	w := pageSpan(off, n)
+	if thread != unknownThread {
+		delete(h.reading, thread) // it has come back from its READs
+	}
+	patience = shortCorrectionPatience
 	if h.everything {
-		again = []span{w}
+		again, patience = []span{w}, correctionPatience
+	}
+	for _, r := range h.reading {
+		if r.start < w.end && w.start < r.end {
+			patience = correctionPatience
+		}
 	}
 	for _, r := range h.reads {
 		if o := (span{max(r.start, w.start), min(r.end, w.end)}); o.start < o.end {
@@ -174,7 +209,7 @@ func (h *hazard) written() {
 	defer h.mu.Unlock()
 	if h.running == 0 {
 		h.on.Store(false)
-		h.reads, h.everything = nil, false
+		h.reads, h.reading, h.everything = nil, nil, false
 	}
 }
 
@@ -305,7 +340,7 @@ func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 
 // correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and without
 // any lock.
-func (fs *fileSystem) correct(n *node, again []span, patience time.Duration) {
+func (fs *fileSystem) correct(n *node, again []span, patience int) {
 	if len(again) == 0 {
 		return
 	}
@@ -335,10 +370,10 @@ func (fs *fileSystem) correct(n *node, again []span, patience time.Duration) {
 	})
 }
 
-// aside runs call in a goroutine of its own and waits for it, but no longer than patience if that is positive. Telling the
-// kernel to drop pages from the goroutine that serves a request could wait for a page that another request of the same
-// goroutine's must unlock. ended is closed when call has ended.
-func (fs *fileSystem) aside(patience time.Duration, call func()) (ended <-chan struct{}) {
+// aside runs call in a goroutine of its own and waits for it, but for no more than patience rounds if that is positive.
+// The goroutine that serves a request must not tell the kernel to drop pages itself: the kernel could wait for a page that
+// this request has locked. ended is closed when call has ended.
+func (fs *fileSystem) aside(patience int, call func()) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	fs.background.Go(func() {
 		defer close(done)
@@ -348,12 +383,13 @@ func (fs *fileSystem) aside(patience time.Duration, call func()) (ended <-chan s
 		<-done
 		return done
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-		fs.impatient.Add(1)
+	for range patience {
+		select {
+		case <-done:
+			return done
+		case <-time.After(patienceRound):
+		}
 	}
+	fs.impatient.Add(1)
 	return done
 }

@@ -19,7 +19,7 @@ import (
 func TestHazard(t *testing.T) {
 	const page = 4096
 	again := func(h *hazard, off, n int64, only bool) []span {
-		spans, _ := h.overlap(off, n)
+		spans, _ := h.overlap(off, n, 1)
 		if only {
 			h.written()
 		}
@@ -27,23 +27,23 @@ func TestHazard(t *testing.T) {
 	}
 	t.Run("nothing is remembered without an invalidation", func(t *testing.T) {
 		var h hazard
-		h.read(0, page)
+		h.read(0, page, 1)
 		assert.Empty(t, again(&h, 0, page, true))
 	})
 	t.Run("a read before the first write after", func(t *testing.T) {
 		var h hazard
 		n := h.invalidationBegins()
-		h.read(100, 10)
+		h.read(100, 10, 1)
 		h.invalidationEnded(n, span{0, restOfFile})
 		assert.Equal(t, []span{{0, page}}, again(&h, page-1, 2, true))
 		assert.Empty(t, again(&h, 0, page, true), "a second write was not in flight")
-		h.read(0, page)
+		h.read(0, page, 1)
 		assert.Empty(t, again(&h, 0, page, true))
 	})
 	t.Run("every write while an invalidation runs", func(t *testing.T) {
 		var h hazard
 		n := h.invalidationBegins()
-		h.read(0, 2*page)
+		h.read(0, 2*page, 1)
 		for range 3 {
 			assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
 		}
@@ -54,7 +54,7 @@ func TestHazard(t *testing.T) {
 	t.Run("writes that need not be alone end nothing", func(t *testing.T) {
 		var h hazard
 		h.invalidationEnded(h.invalidationBegins(), span{0, restOfFile})
-		h.read(0, page)
+		h.read(0, page, 1)
 		assert.Len(t, again(&h, 0, 1, false), 1)
 		assert.Len(t, again(&h, 0, 1, true), 1)
 		assert.Empty(t, again(&h, 0, 1, true))
@@ -62,10 +62,10 @@ func TestHazard(t *testing.T) {
 	t.Run("a later invalidation forgets what it drops", func(t *testing.T) {
 		var h hazard
 		first := h.invalidationBegins()
-		h.read(0, page)
-		h.read(5*page, page)
+		h.read(0, page, 1)
+		h.read(5*page, page, 1)
 		second := h.invalidationBegins()
-		h.read(9*page, page)
+		h.read(9*page, page, 1)
 		h.invalidationEnded(second, span{0, page})
 		assert.Empty(t, again(&h, 0, page, true))
 		assert.Len(t, again(&h, 5*page, page, true), 1)
@@ -77,16 +77,42 @@ func TestHazard(t *testing.T) {
 		var h hazard
 		h.invalidationBegins()
 		for i := range int64(10 * maxRemembered) {
-			h.read(i*2*page, page)
+			h.read(i*2*page, page, 1)
 		}
 		assert.LessOrEqual(t, len(h.reads), maxRemembered)
 		assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
+	})
+	t.Run("a reader that may not have run yet is waited for", func(t *testing.T) {
+		for name, c := range map[string]struct {
+			reads func(h *hazard)
+			want  int
+		}{
+			"nobody":                   {func(h *hazard) {}, shortCorrectionPatience},
+			"the writer itself":        {func(h *hazard) { h.read(0, page, 7) }, shortCorrectionPatience},
+			"somebody else":            {func(h *hazard) { h.read(0, page, 8) }, correctionPatience},
+			"somebody else, elsewhere": {func(h *hazard) { h.read(page, page, 8) }, shortCorrectionPatience},
+			"somebody else, before":    {func(h *hazard) { h.read(0, page, 8); h.read(page, page, 8) }, shortCorrectionPatience},
+			"one of another namespace": {func(h *hazard) { h.read(0, page, 0); h.read(page, page, 0) }, correctionPatience},
+			"one of more than are known": {func(h *hazard) {
+				h.read(0, page, 8)
+				for i := range uint32(2 * maxRemembered) {
+					h.read(page, page, 100+i)
+				}
+			}, correctionPatience},
+		} {
+			var h hazard
+			h.invalidationBegins()
+			c.reads(&h)
+			_, patience := h.overlap(10, 20, 7)
+			assert.Equal(t, c.want, patience, name)
+			assert.LessOrEqual(t, len(h.reading), maxRemembered, name)
+		}
 	})
 	t.Run("neighbours are joined", func(t *testing.T) {
 		var h hazard
 		h.invalidationBegins()
 		for i := range int64(1000) {
-			h.read(i*page, page)
+			h.read(i*page, page, 1)
 		}
 		assert.Len(t, h.reads, 1)
 		assert.Equal(t, []span{{0, 1000 * page}}, again(&h, 0, 2000*page, true))
@@ -105,9 +131,9 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 
 	var h hazard
 	n := h.invalidationBegins()
-	h.read(page, page)
+	h.read(page, page, 1)
 	h.invalidationEnded(n, span{0, restOfFile})
-	again, _ := h.overlap(page+10, 2)
+	again, _ := h.overlap(page+10, 2, 1)
 	fd := int(f.Fd())
 	h.suspectPages(again, fd)
 	_, err = f.WriteAt([]byte("ww"), page+10) // the write
@@ -205,12 +231,12 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 	n.content().gate.Lock()
 	h.suspectPages(again, int(home.Fd()))
 	n.content().gate.Unlock()
-	s.fs.correct(n, again, time.Millisecond)
+	s.fs.correct(n, again, 1)
 	<-kernel.asked
 	require.EqualValues(t, 1, s.fs.impatient.Load())
 
-	h.read(0, 10)
-	spans, _ := h.overlap(5, 1)
+	h.read(0, 10, 1)
+	spans, _ := h.overlap(5, 1, 1)
 	require.Equal(t, again, spans, "a page that was read while it may be dropped")
 	h.written()
 	require.True(t, h.lasts(), "it may still be dropped")
@@ -220,8 +246,8 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 		defer h.mu.Unlock()
 		return h.running == 0
 	}, 10*time.Second, time.Millisecond)
-	h.read(page.Size, 10)
-	spans, _ = h.overlap(0, 3*page.Size)
+	h.read(page.Size, 10, 1)
+	spans, _ = h.overlap(0, 3*page.Size, 1)
 	require.Equal(t, []span{{0, 2 * page.Size}}, joinSpans(spans), "a write that began before it was dropped")
 	h.written()
 	require.Eventually(t, func() bool { return !h.lasts() }, 10*time.Second, time.Millisecond)
