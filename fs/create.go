@@ -63,10 +63,9 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 	defer fs.unhold(old)
 	touch := fs.beginTouch(old)
 	defer touch.endWith(fd)
-	// The link makes no inode, so it has no owner to get right and is made as the daemon: whether the caller may link
-	// to the file (protected_hardlinks) was decided by the kernel.
-	daemon := &fuse.Caller{Owner: fuse.Owner{Uid: fs.creator.uid, Gid: fs.creator.gid}}
-	return fs.make(in.NodeId, name, daemon, out, func(dir int) error {
+	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was decided
+	// by the kernel.
+	return fs.make(in.NodeId, name, &in.Caller, out, func(dir int) error {
 		return unix.Linkat(unix.AT_FDCWD, procPath(fd), dir, name, unix.AT_SYMLINK_FOLLOW)
 	})
 }
@@ -143,7 +142,7 @@ func (fs *fileSystem) answerCreate(parent *node, name string, fd int, in *fuse.C
 	}
 	c := n.content()
 	c.signature.record(c.signature.snapshot(), &st)
-	of, errno := fs.newOpenFile(n, fd, in.Flags, direct, false)
+	of, errno := fs.newOpenFile(n, fd, &in.Caller, in.Flags, direct, false)
 	if errno != 0 {
 		fs.unrefer(n, 1, 0)
 		return fuse.Status(errno)

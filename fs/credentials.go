@@ -13,15 +13,26 @@ import (
 // one backing call that makes them: whoever looks in between, on the mount or in SOURCE, must not see a file of root's or
 // with a wider mode.
 //
-// The owner comes from the thread's filesystem user and group (setfsuid(2)), set for that call only. Leaving user 0
-// takes the thread's filesystem capabilities away; they are raised again, because the kernel already checked the
-// caller's permission, with supplementary groups that are not known here. CAP_SYS_RESOURCE is not raised for others than
-// root, so that they cannot make files past a quota or in blocks reserved for root.
+// Calls that take blocks or inodes are made with the caller's right to them: filesystems keep some for root, and check
+// quotas, by the filesystem user of the thread and by its CAP_SYS_RESOURCE.
+//
+// So a thread gets the caller's filesystem user (setfsuid(2)), and for new files the group, for the one call. The kernel
+// takes the filesystem capabilities away from a thread that leaves user 0. They are kept, because the kernel already checked the
+// caller's permission, with supplementary groups that are not known here. CAP_SYS_RESOURCE is not.
+//
+// A call that changes the credentials of a thread takes longer than a small write, so there are as few as possible. A
+// thread that serves an ordinary user loses CAP_SYS_RESOURCE for good, and is told to keep its capabilities when its
+// user changes (SECBIT_NO_SETUID_FIXUP). The daemon does nothing of its own that needs either. Root's calls get the
+// capability back when they fail for want of space. Rejected: threads kept for one user each, since handing a call over costs
+// more; looking whether the disk is nearly full, since users can fill it between the look and the write.
 //
 // The umask of the process is 0 for good. Where a directory has a default ACL the backing must get the mode as the
 // program gave it, and ignores the umask; where not, the umask is taken off here. A umask per thread (unshare(CLONE_FS))
 // would do without asking for the ACL, but needs threads of its own, and handing a call to one costs several times as much
 // as asking.
+
+// secureNoSetuidFixup is SECBIT_NO_SETUID_FIXUP of capabilities(7).
+const secureNoSetuidFixup = 1 << 2
 
 // capabilities is the argument of capset(2), version 3.
 type capabilities [2]unix.CapUserData
@@ -30,6 +41,8 @@ type capabilities [2]unix.CapUserData
 type creator struct {
 	// switches says that the process may act as other users.
 	switches bool
+	// marked says that threads without CAP_SYS_RESOURCE can be told by SECBIT_NO_SETUID_FIXUP: no thread had it at first.
+	marked   bool
 	uid, gid uint32
 	// caps is what the thread may do while it acts as an ordinary user, own what it may do otherwise.
 	caps, own capabilities
@@ -47,21 +60,52 @@ func newCreator() (creator, error) {
 	c.switches = c.own[0].Effective&need == need
 	c.caps = c.own
 	c.caps[unix.CAP_SYS_RESOURCE/32].Effective &^= 1 << (unix.CAP_SYS_RESOURCE % 32)
+	c.marked = newThreadsAreUnmarked
 	return c, nil
 }
 
-// as runs call with the caller's filesystem user and group. call makes system calls only: it must not park the goroutine
-// on anything that another creation could be waiting for.
+// newThreadsAreUnmarked is found out before any thread is marked.
+var newThreadsAreUnmarked = secureBits()&secureNoSetuidFixup == 0
+
+func secureBits() uintptr {
+	bits, _, _ := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_GET_SECUREBITS, 0, 0)
+	return bits
+}
+
+// as runs call with the caller's filesystem user and group, for calls that make inodes. call makes system calls only: it
+// must not park the goroutine on anything that another creation could be waiting for.
 func (c *creator) as(who *fuse.Caller, call func() error) error {
-	if !c.switches || who.Uid == c.uid && who.Gid == c.gid {
+	return c.with(who.Uid, who.Gid, call)
+}
+
+// spend runs call, which may take space of the backing filesystem, with the user's right to that. call is as for as.
+func (c *creator) spend(uid uint32, call func() error) error {
+	return c.with(uid, c.gid, call)
+}
+
+func (c *creator) with(uid, gid uint32, call func() error) error {
+	switch {
+	case !c.switches:
 		return call()
+	case uid == c.uid && gid == c.gid:
+		return c.fully(call)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	defer c.restore(who)
-	setfsid(unix.SYS_SETFSGID, who.Gid)
-	if who.Uid != c.uid {
-		setfsid(unix.SYS_SETFSUID, who.Uid)
+	if gid != c.gid {
+		setfsid(unix.SYS_SETFSGID, gid)
+		defer setfsid(unix.SYS_SETFSGID, c.gid)
+	}
+	if uid == c.uid {
+		return c.fully(call)
+	}
+	lasting, errno := c.mark()
+	if errno != 0 {
+		return errno
+	}
+	setfsid(unix.SYS_SETFSUID, uid)
+	defer c.restore(lasting)
+	if !lasting {
 		if errno := capset(&c.caps); errno != 0 {
 			return errno
 		}
@@ -69,16 +113,49 @@ func (c *creator) as(who *fuse.Caller, call func() error) error {
 	return call()
 }
 
-// restore gives the thread its own identity back. A thread that cannot get it back must never run anything else.
-func (c *creator) restore(who *fuse.Caller) {
-	setfsid(unix.SYS_SETFSGID, c.gid)
-	if who.Uid == c.uid {
+// mark has the thread keep its capabilities, but for CAP_SYS_RESOURCE, whatever its filesystem user. It reports false where that
+// is not possible, and then the capabilities are to be set after each change of the user.
+func (c *creator) mark() (lasting bool, errno syscall.Errno) {
+	if !c.marked {
+		return false, 0
+	}
+	bits := secureBits()
+	if bits&secureNoSetuidFixup != 0 {
+		return true, 0
+	}
+	// The capability goes first: a thread that has the bit is done.
+	if errno := capset(&c.caps); errno != 0 {
+		return false, errno
+	}
+	_, _, errno = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, bits|secureNoSetuidFixup, 0)
+	return errno == 0, 0
+}
+
+// restore gives the thread its own user back. A thread that cannot get it back must never run anything else.
+func (c *creator) restore(lasting bool) {
+	setfsid(unix.SYS_SETFSUID, c.uid)
+	if lasting {
 		return
 	}
-	setfsid(unix.SYS_SETFSUID, c.uid)
 	if errno := capset(&c.own); errno != 0 {
 		panic("gaiafs: cannot take back capabilities: " + errno.Error())
 	}
+}
+
+// fully runs call for the user that the daemon runs as. Where it fails for want of space, it is run once more with
+// CAP_SYS_RESOURCE, which the thread may have lost to an ordinary user.
+func (c *creator) fully(call func() error) error {
+	err := call()
+	if err != syscall.ENOSPC && err != syscall.EDQUOT || c.own == c.caps {
+		return err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if errno := capset(&c.own); errno != 0 {
+		return err
+	}
+	defer capset(&c.caps) // a thread that was marked must not have it
+	return call()
 }
 
 // setfsid sets the filesystem user or group of the calling thread alone.

@@ -19,6 +19,7 @@ type openFile struct {
 	content *content
 	handle  uint64
 	fd      int
+	uid     uint32 // of the program that opened
 	// flags are those the program opened with. The backing was opened with backingFlags of them.
 	flags uint32
 	// direct says that reads and writes through this open are requests and that the kernel keeps no pages for it.
@@ -80,7 +81,7 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	of, errno := fs.newOpenFile(n, fd, in.Flags, direct, appendOnly)
+	of, errno := fs.newOpenFile(n, fd, &in.Caller, in.Flags, direct, appendOnly)
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -216,9 +217,9 @@ func (fs *fileSystem) checkSource(n *node, fd int, mark uint64) syscall.Errno {
 }
 
 // newOpenFile takes over fd, also where it fails, and gives it a handle.
-func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendOnly bool) (*openFile, syscall.Errno) {
+func (fs *fileSystem) newOpenFile(n *node, fd int, who *fuse.Caller, flags uint32, direct, appendOnly bool) (*openFile, syscall.Errno) {
 	of := &openFile{
-		fs: fs, node: n, content: n.content(), fd: fd, flags: flags, direct: direct, appendOnly: appendOnly,
+		fs: fs, node: n, content: n.content(), fd: fd, uid: who.Uid, flags: flags, direct: direct, appendOnly: appendOnly,
 		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
 		handle:     fs.lastHandle.Add(1),
 	}
@@ -229,6 +230,9 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, flags uint32, direct, appendO
 	fs.files.put(of.handle, of)
 	if of.writesHome {
 		of.content.writers.Add(1)
+		if of.uid != fs.creator.uid {
+			of.content.ordinary.Store(uint64(of.uid) + 1)
+		}
 	}
 	of.content.opened.Store(of)
 	return of, 0
@@ -265,8 +269,8 @@ func (of *openFile) close() {
 	if !of.closed {
 		of.closed = true
 		of.fs.leave(of)
-		if of.writesHome {
-			of.content.writers.Add(-1)
+		if of.writesHome && of.content.writers.Add(-1) == 0 {
+			of.content.ordinary.Store(0) // nobody stores into the kernel's pages any more, and they are home
 		}
 		unix.Close(of.fd)
 	}

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -13,6 +14,7 @@ var (
 	_ pagecache.Source       = (*openFile)(nil)
 	_ pagecache.HomeReader   = (*openFile)(nil)
 	_ pagecache.DirectReader = (*home)(nil)
+	_ pagecache.UserHome     = (*home)(nil)
 )
 
 // ID implements pagecache.Source.
@@ -67,6 +69,24 @@ type home struct {
 	fd       int
 	writable bool
 	direct   direct
+	// ordinary is 1 more than the user id of somebody other than the daemon's user on whose behalf devices store, 0 if there was
+	// none.
+	ordinary atomic.Uint64
+}
+
+// WrittenFor implements pagecache.UserHome.
+func (h *home) WrittenFor(src pagecache.Source) {
+	if of, ok := src.(*openFile); ok && of.uid != h.fs.creator.uid {
+		h.ordinary.Store(uint64(of.uid) + 1)
+	}
+}
+
+// storer is that of content, for bytes that devices stored.
+func (h *home) storer() uint32 {
+	if u := h.ordinary.Load(); u != 0 {
+		return uint32(u - 1)
+	}
+	return h.fs.creator.uid
 }
 
 // ReadAt implements pagecache.Home.
@@ -117,7 +137,11 @@ func (h *home) WriteAt(p []byte, off int64) (int, error) {
 	}
 	done := 0
 	for done < len(p) {
-		n, err := unix.Pwrite(h.fd, p[done:], off+int64(done))
+		n, err := 0, error(nil)
+		err = h.fs.creator.spend(h.storer(), func() (err error) {
+			n, err = unix.Pwrite(h.fd, p[done:], off+int64(done))
+			return err
+		})
 		switch {
 		case err == syscall.EINTR:
 		case err != nil:

@@ -28,7 +28,9 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 		change.Kind = pagecache.ChangeShift
 	}
 	allocate := func(off int64) error {
-		return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, int64(in.Length)) })
+		return fs.creator.spend(in.Caller.Uid, func() error {
+			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, int64(in.Length)) })
+		})
 	}
 	c := of.content
 	c.gate.RLock()
@@ -103,9 +105,11 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	copied := 0
 	transfer := func(off int64) error {
 		from := int64(in.OffIn)
-		return retry(func() (err error) {
-			copied, err = unix.CopyFileRange(src.fd, &from, dst.fd, &off, size, int(in.Flags))
-			return err
+		return fs.creator.spend(in.Caller.Uid, func() error {
+			return retry(func() (err error) {
+				copied, err = unix.CopyFileRange(src.fd, &from, dst.fd, &off, size, int(in.Flags))
+				return err
+			})
 		})
 	}
 	c := dst.content

@@ -31,6 +31,10 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		data:      data,
 		thread:    in.Pid,
 		writeBack: in.WriteFlags&fuse.WRITE_CACHE != 0,
+		uid:       in.Caller.Uid,
+	}
+	if w.writeBack {
+		w.uid = of.content.storer(fs.creator.uid) // the request has no caller
 	}
 	// With write-back caching the kernel has placed the bytes even where it sends them one by one.
 	w.appends = in.Flags&unix.O_APPEND != 0 && !w.writeBack && !fs.writeBack
@@ -89,6 +93,7 @@ type homeWrite struct {
 	appends   bool
 	direct    bool // not through the kernel's pages
 	flags     int
+	uid       uint32 // whose right to space counts
 
 	written int
 	// again is what the kernel has to drop once more, and patience how many rounds to wait for that.
@@ -154,7 +159,7 @@ func (w *homeWrite) change(prepare func(off int64) error) error {
 // place writes at off.
 func (w *homeWrite) place(off int64) error {
 	for w.written < len(w.data) {
-		n, err := pwrite(w.of.fd, w.data[w.written:], off+int64(w.written), w.flags)
+		n, err := w.pwrite(off+int64(w.written), w.flags)
 		switch {
 		case err == syscall.EINTR:
 		case err != nil:
@@ -171,7 +176,7 @@ func (w *homeWrite) place(off int64) error {
 // appendHome writes at the end of the file, wherever that is by now, and finds out where it was.
 func (w *homeWrite) appendHome() error {
 	for w.written < len(w.data) {
-		n, err := pwrite(w.of.fd, w.data[w.written:], 0, w.flags|unix.RWF_APPEND)
+		n, err := w.pwrite(0, w.flags|unix.RWF_APPEND)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EOPNOTSUPP && w.written == 0:
@@ -199,6 +204,15 @@ func (w *homeWrite) appendAtEnd() error {
 	}
 	w.off = st.Size
 	return w.place(st.Size)
+}
+
+// pwrite writes what is left.
+func (w *homeWrite) pwrite(off int64, flags int) (n int, err error) {
+	err = w.of.fs.creator.spend(w.uid, func() (err error) {
+		n, err = pwrite(w.of.fd, w.data[w.written:], off, flags)
+		return err
+	})
+	return n, err
 }
 
 func pwrite(fd int, p []byte, off int64, flags int) (int, error) {

@@ -72,12 +72,24 @@ type content struct {
 	hazard    hazard
 	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
 	writers atomic.Int32
-	through passthrough
+	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0 if
+	// nobody has.
+	ordinary atomic.Uint64
+	through  passthrough
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
 	filled atomic.Bool
 
 	// opened is an open of the file that may have been closed by now, or nil.
 	opened atomic.Pointer[openFile]
+}
+
+// storer returns whose right to space counts for bytes that somebody stored into the kernel's pages: who it was is not known. With
+// several it is not the daemon's user, so that nobody else gets what is kept for that.
+func (c *content) storer(daemon uint32) uint32 {
+	if u := c.ordinary.Load(); u != 0 {
+		return uint32(u - 1)
+	}
+	return daemon
 }
 
 // live returns the File that requests must consult, or nil.

@@ -62,12 +62,7 @@ func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 		return syscall.EINVAL // open(2)
 	}
 	if p.through == 0 && p.others == 0 && !barred && fs.wantsPassthrough(of) {
-		number, errno := fs.backing.RegisterBackingFd(&fuse.BackingMap{Fd: int32(of.fd)})
-		if errno == 0 {
-			p.number = number
-		} else {
-			fs.passRefused(of, errno)
-		}
+		fs.registerBacking(of)
 	}
 	if p.number != 0 {
 		p.through++
@@ -82,6 +77,31 @@ func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	p.others++
 	of.direct = of.direct || p.written
 	return 0
+}
+
+// registerBacking has the kernel open the backing file of of. It writes with the rights to space of whoever registers: those of who
+// opens the file, and where that is the daemon's user, those of the file's owner, since others may open it too before it is closed. So
+// only a file of the daemon's user's own, which that user opened first, gets space that is kept for that user, whoever writes it.
+func (fs *fileSystem) registerBacking(of *openFile) {
+	uid := of.uid
+	var st unix.Stat_t
+	if uid == fs.creator.uid && unix.Fstat(of.fd, &st) == nil {
+		uid = st.Uid
+	}
+	var number int32
+	err := fs.creator.spend(uid, func() error {
+		n, errno := fs.backing.RegisterBackingFd(&fuse.BackingMap{Fd: int32(of.fd)})
+		if errno == 0 {
+			number = n
+			return nil
+		}
+		return errno
+	})
+	if err != nil {
+		fs.passRefused(of, toErrno(err))
+		return
+	}
+	of.content.through.number = number
 }
 
 // passRefused notes that the kernel did not register the backing file of of.

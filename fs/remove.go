@@ -153,7 +153,7 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	if in.Flags&unix.RENAME_WHITEOUT != 0 {
 		err = fs.creator.as(&in.Caller, call) // it makes an inode
 	} else {
-		err = retry(call)
+		err = fs.creator.spend(in.Caller.Uid, func() error { return retry(call) }) // the new name may take a block
 	}
 	// Two names of one inode are left as they are (rename(2)).
 	if err != nil || source.node != nil && source.node == target.node {

@@ -60,7 +60,7 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 				return errno
 			}
 		}
-		if errno := fs.setSize(n, fd, of, int64(size)); errno != 0 {
+		if errno := fs.setSize(n, fd, of, in.Caller.Uid, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -91,8 +91,8 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 	return 0
 }
 
-// setSize truncates or extends a regular file.
-func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64) syscall.Errno {
+// setSize truncates or extends a regular file for a user.
+func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size int64) syscall.Errno {
 	if !n.isRegular() {
 		return syscall.EINVAL
 	}
@@ -100,11 +100,13 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, size int64) syscall
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	truncate := func(int64) error {
-		return retry(func() error {
-			if of != nil && of.writesHome {
-				return unix.Ftruncate(of.fd, size)
-			}
-			return unix.Truncate(procPath(fd), size)
+		return fs.creator.spend(uid, func() error {
+			return retry(func() error {
+				if of != nil && of.writesHome {
+					return unix.Ftruncate(of.fd, size)
+				}
+				return unix.Truncate(procPath(fd), size)
+			})
 		})
 	}
 	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
@@ -122,7 +124,9 @@ func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int)
 	if who.Uid != 0 && n.isRegular() && unix.Fstat(fd, &st) == nil {
 		foreign = st.Mode&(unix.S_ISGID|unix.S_IXGRP) == unix.S_ISGID && !inGroup(who, st.Gid)
 	}
-	if err := unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := fs.creator.spend(who.Uid, func() error { // of the new owner's quota
+		return unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
+	}); err != nil {
 		return toErrno(err)
 	}
 	if !foreign {

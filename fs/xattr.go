@@ -90,10 +90,12 @@ func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr stri
 		touch := fs.beginTouch(n)
 		defer touch.endWith(fd)
 		data := data[:min(len(data), int(in.Size))]
-		if !follow {
-			return unix.Lsetxattr(path, attr, data, int(in.Flags))
-		}
-		if err := unix.Setxattr(path, attr, data, int(in.Flags)); err != nil {
+		if err := fs.creator.spend(in.Caller.Uid, func() error {
+			if !follow {
+				return unix.Lsetxattr(path, attr, data, int(in.Flags))
+			}
+			return unix.Setxattr(path, attr, data, int(in.Flags))
+		}); err != nil || !follow {
 			return err
 		}
 		if in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID == 0 {

@@ -124,6 +124,9 @@ func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error
 			f.home = home
 		}
 	}
+	if home, cares := f.home.(UserHome); cares && writable && err == nil {
+		home.WrittenFor(src)
+	}
 	f.mu.Unlock()
 	if err != nil {
 		done()

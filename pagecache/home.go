@@ -75,6 +75,13 @@ type WriteBacker interface {
 	StartWriteBack(off, n int64)
 }
 
+// UserHome is a Home that cares on whose behalf bytes are stored.
+type UserHome interface {
+	Home
+	// WrittenFor says that programs with the open file src may have WriteAt called from now on.
+	WrittenFor(src Source)
+}
+
 // KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
 type KernelPages interface {
 	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before

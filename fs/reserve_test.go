@@ -1,0 +1,256 @@
+package fs
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// smallDisk mounts a new ext4 of 64 MiB, a fifth of which is reserved for root, and returns where.
+func smallDisk(t *testing.T, options ...string) string {
+	t.Helper()
+	requireRoot(t)
+	requireTool(t, "mkfs.ext4")
+	dir, err := os.MkdirTemp("", testPrefix)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0755))
+	image, disk := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
+	require.NoError(t, os.WriteFile(image, nil, 0600))
+	require.NoError(t, os.Truncate(image, 64<<20))
+	require.NoError(t, os.Mkdir(disk, 0755))
+	run(t, exec.Command("mkfs.ext4", "-q", "-b", "4096", "-m", "20", image))
+	args := append([]string{"-o", "loop"}, options...)
+	if out, err := exec.Command("mount", append(args, image, disk)...).CombinedOutput(); err != nil {
+		t.Skipf("loop devices are not to be had: %s", out)
+	}
+	t.Cleanup(func() { run(t, exec.Command("umount", disk)) })
+	require.NoError(t, os.Chmod(disk, 0777))
+	return disk
+}
+
+// on has a scene show source.
+func on(source string) func(*Options) { return func(o *Options) { o.Source = source } }
+
+// fillUp leaves no block of the disk but those for root.
+func fillUp(t *testing.T, disk string) {
+	t.Helper()
+	run(t, user(program("fill up", filepath.Join(disk, "ballast")), alice, aliceOwn))
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(disk, &st))
+	require.Zero(t, st.Bavail)
+	require.Greater(t, st.Bfree, uint64(1000), "blocks for root")
+}
+
+func init() {
+	// fill up writes a file until the disk is full.
+	programs["fill up"] = func(args []string) error {
+		f, err := os.Create(args[0])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for size := 1 << 20; size >= 512; size /= 2 {
+			for err == nil {
+				if _, err = f.Write(make([]byte, size)); err == nil {
+					err = f.Sync()
+				}
+			}
+			if err != nil && !isFull(err) {
+				return err
+			}
+			err = nil
+		}
+		return nil
+	}
+	// take tries to take some of the disk in a way, and says what came of it.
+	programs["take"] = func(args []string) error {
+		err := take(args[0], args[1])
+		fmt.Print(toErrno(err) == syscall.ENOSPC)
+		if isFull(err) {
+			err = nil
+		}
+		return err
+	}
+}
+
+func isFull(err error) bool { return err == nil || toErrno(err) == syscall.ENOSPC }
+
+// take takes some of the disk.
+func take(way, path string) error {
+	const size = 256 << 10
+	switch way {
+	case "directories":
+		for i := range size / page.Size {
+			if err := os.Mkdir(path+strconv.Itoa(i), 0755); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "links":
+		for i := range size / 200 {
+			if err := os.Link(path, path+strconv.Itoa(i)+strings.Repeat("-", 200)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "attributes":
+		value := make([]byte, 3000)
+		rand.Read(value) // ext4 keeps equal attributes of several files once
+		return unix.Setxattr(path, "user.big", value, 0)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	switch way {
+	case "write":
+		_, err = f.Write(make([]byte, size))
+	case "append":
+		if _, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, unix.O_APPEND); err == nil {
+			_, err = f.Write(make([]byte, size))
+		}
+	case "fallocate":
+		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	case "mmap":
+		if err = f.Truncate(size); err != nil {
+			return err
+		}
+		var m []byte
+		if m, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+			return err
+		}
+		for i := 0; i < size; i += page.Size {
+			m[i] = 1
+		}
+		if err = unix.Msync(m, unix.MS_SYNC); err == nil {
+			err = unix.Munmap(m)
+		}
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return err
+}
+
+// TestBlocksForRootAreForRoot fills a disk but for the blocks that it keeps for root. Ordinary users get none of them through the
+// mount, root does, as on the disk itself.
+func TestBlocksForRootAreForRoot(t *testing.T) {
+	disk := smallDisk(t)
+	files := filepath.Join(disk, "dir")
+	require.NoError(t, os.Mkdir(files, 0777))
+	require.NoError(t, os.Chmod(files, 0777))
+	modes := map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack, "passthrough": passThrough, "disk": nil}
+	ways := []string{"write", "append", "fallocate", "mmap", "attributes", "directories", "links"}
+	for mode := range modes {
+		for _, way := range ways {
+			dir := filepath.Join(files, mode+way)
+			require.NoError(t, os.Mkdir(dir, 0777))
+			require.NoError(t, os.Chmod(dir, 0777))
+			for _, uid := range []int{alice, 0} {
+				path := filepath.Join(dir, strconv.Itoa(uid))
+				require.NoError(t, os.WriteFile(path, nil, 0666))
+				require.NoError(t, os.Chown(path, uid, uid))
+			}
+		}
+	}
+	fillUp(t, disk)
+	full := map[string]string{"mmap": "true"} // what alice is told on the disk itself, where that is not by SIGBUS
+	for _, way := range slices.DeleteFunc(slices.Clone(ways), func(way string) bool { return way == "mmap" }) {
+		full[way] = run(t, user(program("take", way, filepath.Join(files, "disk"+way, strconv.Itoa(alice))), alice, aliceOwn))
+	}
+	assert.Equal(t, "true", full["write"])
+	delete(modes, "disk")
+	for mode, change := range modes {
+		t.Run(mode, func(t *testing.T) {
+			s := mount(t, on(disk), change)
+			if mode == "passthrough" && !s.Passthrough() {
+				t.Skip("passthrough needs root and Linux 6.9")
+			}
+			for _, way := range ways {
+				if mode == "passthrough" && way == "mmap" {
+					continue // a fault in a mapping of the disk's own, SIGBUS
+				}
+				path := filepath.Join(s.mnt, "dir", mode+way)
+				said := run(t, user(program("take", way, filepath.Join(path, strconv.Itoa(alice))), alice, aliceOwn))
+				assert.Equal(t, full[way], said, "%s by alice", way)
+				said = run(t, program("take", way, filepath.Join(path, "0")))
+				assert.Equal(t, "false", said, "%s by root", way)
+			}
+		})
+	}
+}
+
+// TestBlocksForRootAreNotForDevices: what an ordinary user's program released is brought home with her rights.
+func TestBlocksForRootAreNotForDevices(t *testing.T) {
+	disk := smallDisk(t)
+	for _, uid := range []uint32{alice, 0} {
+		path := filepath.Join(disk, strconv.Itoa(int(uid)))
+		require.NoError(t, os.WriteFile(path, nil, 0666))
+		require.NoError(t, os.Chmod(path, 0666))
+		require.NoError(t, os.Truncate(path, 1<<20))
+	}
+	fillUp(t, disk)
+	s, cache, n := mountWithDevices(t, 1, on(disk))
+	c, err := newCreator()
+	require.NoError(t, err)
+	for _, uid := range []uint32{alice, 0} {
+		var f *os.File
+		who := &fuse.Caller{Owner: fuse.Owner{Uid: uid, Gid: uid}}
+		require.NoError(t, c.as(who, func() (err error) {
+			f, err = os.OpenFile(filepath.Join(s.mnt, strconv.Itoa(int(uid))), os.O_RDWR, 0)
+			return err
+		}))
+		w := mapOn(t, cache, n, f, 0, 1<<20)
+		w.store(t, 0, make([]byte, 1)) // nothing
+		for i := int64(0); i < 1<<20; i += page.Size {
+			w.store(t, i, []byte{1})
+		}
+		err := w.Sync(t.Context(), 0, 1<<20, false)
+		if uid == 0 {
+			assert.NoError(t, err)
+		} else {
+			assert.ErrorIs(t, err, syscall.ENOSPC)
+			require.NoError(t, os.Remove(filepath.Join(disk, "ballast")), "so that the bytes arrive")
+			assert.NoError(t, w.Sync(t.Context(), 0, 1<<20, false))
+			fillUp(t, disk)
+		}
+		w.close(t)
+		require.NoError(t, f.Close())
+	}
+}
+
+// BenchmarkRightToSpace is what a small write takes with the rights of the daemon and of another user.
+func BenchmarkRightToSpace(b *testing.B) {
+	requireRoot(b)
+	c, err := newCreator()
+	require.NoError(b, err)
+	f, err := os.CreateTemp(b.TempDir(), "")
+	require.NoError(b, err)
+	defer f.Close()
+	p := make([]byte, page.Size)
+	for _, uid := range []uint32{0, alice} {
+		b.Run(fmt.Sprint("user ", uid), func(b *testing.B) {
+			for range b.N {
+				if err := c.spend(uid, func() error { _, err := unix.Pwrite(int(f.Fd()), p, 0); return err }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
