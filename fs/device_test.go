@@ -50,19 +50,26 @@ func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene
 		n.devices = append(n.devices, &device{Device: d})
 		devices = append(devices, n.devices[i])
 	}
-	cache, err := pagecache.New(pagecache.Options{Devices: devices, HostMemory: 64 << 20, WriteBackInterval: time.Hour})
+	var o Options
+	for _, c := range change {
+		c(&o)
+	}
+	cache, err := pagecache.New(pagecache.Options{
+		Devices: devices, HostMemory: 64 << 20, WriteBackInterval: time.Hour, WriteBack: o.WriteBack,
+	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
 	s := mount(t, append(change, func(o *Options) { o.Cache, o.Granter = cache, n })...)
 	return s, cache, n
 }
 
-// window is a mapping of the start of a file on a device, as a client would have it. It copies from and to the one extent, as
+// window is a mapping of a part of a file on a device, as a client would have it. It copies from and to the one extent, as
 // the CPU addresses no other memory than that of emulated devices.
 type window struct {
 	*pagecache.Mapping
 	device *device
 	memory gpubackend.Memory
+	base   int64 // where in the file memory begins
 }
 
 // mapOn maps the first n bytes of an open file on a device, for writing.
@@ -84,29 +91,57 @@ func mapAs(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, r pageca
 	require.NoError(t, err)
 	extents := m.Extents()
 	require.Len(t, extents, 1)
-	require.Zero(t, extents[0].Offset)
 	d := n.devices[r.Device]
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, memory := range d.given {
 		if exported, err := memory.Export(r.Writable); err == nil && exported == extents[0].Descriptor {
-			return window{m, d, memory}
+			return window{m, d, memory, extents[0].Offset}
 		}
 	}
 	require.Fail(t, "the device did not give that memory")
 	return window{}
 }
 
+// load returns the first n bytes of the extent.
 func (w window) load(t *testing.T, n int) string {
 	t.Helper()
+	return w.loadAt(t, w.base, n)
+}
+
+// loadAt returns n bytes at an offset of the file.
+func (w window) loadAt(t *testing.T, at int64, n int) string {
+	t.Helper()
 	b := make([]byte, n)
-	require.NoError(t, w.device.CopyOut(context.Background(), []gpubackend.Copy{{Mem: w.memory, Host: b}}))
+	require.NoError(t, w.device.CopyOut(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
 	return string(b)
 }
 
+// store stores b at an offset of the file.
 func (w window) store(t *testing.T, at int64, b []byte) {
 	t.Helper()
-	assert.NoError(t, w.device.CopyIn(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at, Host: b}}))
+	assert.NoError(t, w.device.CopyIn(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
+}
+
+// release releases all of the mapping.
+func (w window) release(t *testing.T, n int64) {
+	t.Helper()
+	_, err := w.Release(context.Background(), 0, n)
+	require.NoError(t, err)
+}
+
+// bothModesWithDevices runs a test on mounts with one emulated device, with each way of writing.
+func bothModesWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary), change ...func(*Options)) {
+	t.Helper()
+	for _, mode := range []struct {
+		name   string
+		change func(*Options)
+	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}} {
+		t.Run(mode.name, func(t *testing.T) {
+			s, cache, n := mountWithDevices(t, 1, append(change, mode.change)...)
+			test(t, s, cache, n)
+		})
+	}
 }
 
 func (w window) close(t *testing.T) {

@@ -20,7 +20,7 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	if errno := fs.killSetIDFor(&in.Caller, of); errno != 0 {
 		return fuse.Status(errno)
 	}
-	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: int64(in.Offset), Len: int64(in.Length)}
+	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: page.Clamp(in.Offset), Len: page.Clamp(in.Length)}
 	switch {
 	case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:
 		change.Kind = pagecache.ChangeZero
@@ -29,7 +29,7 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	}
 	allocate := func(off int64) error {
 		return fs.creator.spend(in.Caller.Uid, func() error {
-			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, int64(in.Length)) })
+			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, change.Len) })
 		})
 	}
 	c := of.content
@@ -62,13 +62,13 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no page of a
 		// write in flight, since the program that asks has the inode's lock.
 		var err error
-		fs.aside(0, func() { err = fs.dropPages(of.node, int64(in.Offset)&^(page.Size-1), -1) })
+		fs.aside(0, func() { err = fs.dropPages(of.node, page.From(int64(in.Offset)).Pages().Offset(), -1) })
 		if err != nil {
 			return toStatus(err)
 		}
 	}
 	if f := of.content.live(); f != nil {
-		if err := f.ReadRange(int64(in.Offset), restOfFile-int64(in.Offset)); err != nil {
+		if err := f.ReadRange(page.From(int64(in.Offset))); err != nil {
 			return toStatus(err)
 		}
 	}
@@ -80,9 +80,6 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 	out.Offset = uint64(off)
 	return fuse.OK
 }
-
-// restOfFile is larger than any file.
-const restOfFile = 1<<63 - 1
 
 // maxCopy bounds one copy_file_range request, whose answer has 32 bits.
 const maxCopy = 1 << 30
@@ -96,15 +93,15 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	if errno := fs.killSetIDFor(&in.Caller, dst); errno != 0 {
 		return 0, fuse.Status(errno)
 	}
-	size := int(min(in.Len, maxCopy))
+	from, to, size := page.Clamp(in.OffIn), page.Clamp(in.OffOut), int(min(in.Len, maxCopy))
 	if f := src.content.live(); f != nil {
-		if err := f.ReadRange(int64(in.OffIn), int64(size)); err != nil {
+		if err := f.ReadRange(page.Span(from, int64(size))); err != nil {
 			return 0, toStatus(err)
 		}
 	}
 	copied := 0
 	transfer := func(off int64) error {
-		from := int64(in.OffIn)
+		from := from
 		return fs.creator.spend(in.Caller.Uid, func() error {
 			return retry(func() (err error) {
 				copied, err = unix.CopyFileRange(src.fd, &from, dst.fd, &off, size, int(in.Flags))
@@ -117,7 +114,7 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	defer c.gate.RUnlock()
 	c.signature.begin()
 	defer c.signature.endWith(dst.fd)
-	err := c.changeHome(pagecache.Change{Kind: pagecache.ChangeWrite, Off: int64(in.OffOut), Len: int64(size)}, transfer)
+	err := c.changeHome(pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))
 	}

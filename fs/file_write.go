@@ -6,6 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -97,7 +98,7 @@ type homeWrite struct {
 
 	written int
 	// again is what the kernel has to drop once more, and patience how many rounds to wait for that.
-	again    []span
+	again    []page.Bytes
 	patience int
 }
 

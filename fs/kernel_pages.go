@@ -63,14 +63,9 @@ const unknownThread = 0
 // maxRemembered is the number of ranges remembered before everything counts as read.
 const maxRemembered = 64
 
-// span is the bytes [start, end) of a file.
-type span struct {
-	start, end int64
-}
-
 // remembered is a range that was read.
 type remembered struct {
-	span
+	page.Bytes
 	// invalidation is the number of the last invalidation that had begun.
 	invalidation uint64
 }
@@ -91,7 +86,7 @@ type hazard struct {
 	reads      []remembered // protected by mu
 	everything bool         // reads is not all; protected by mu
 	// reading has what each thread read last, unless it has written since. Protected by mu.
-	reading map[uint32]span
+	reading map[uint32]page.Bytes
 
 	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them when it
 	// last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts, which counts the
@@ -120,12 +115,12 @@ func (h *hazard) invalidationBegins() uint64 {
 }
 
 // invalidationEnded must be called after the kernel answered, with what it dropped.
-func (h *hazard) invalidationEnded(number uint64, dropped span) {
+func (h *hazard) invalidationEnded(number uint64, dropped page.Bytes) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.running--
 	h.reads = slices.DeleteFunc(h.reads, func(r remembered) bool {
-		return r.invalidation < number && dropped.start <= r.start && r.end <= dropped.end
+		return r.invalidation < number && dropped.Off <= r.Off && r.End <= dropped.End
 	})
 }
 
@@ -144,8 +139,8 @@ func (h *hazard) read(off, n int64, thread uint32) {
 	h.noteReader(thread, s)
 	for i := range h.reads {
 		r := &h.reads[i]
-		if r.invalidation == h.begun && r.start <= s.end && s.start <= r.end {
-			r.start, r.end = min(r.start, s.start), max(r.end, s.end)
+		if r.invalidation == h.begun && r.Off <= s.End && s.Off <= r.End {
+			r.Off, r.End = min(r.Off, s.Off), max(r.End, s.End)
 			return
 		}
 	}
@@ -157,25 +152,25 @@ func (h *hazard) read(off, n int64, thread uint32) {
 }
 
 // noteReader remembers what a thread reads. Beyond maxRemembered threads, all count as one that is not known.
-func (h *hazard) noteReader(thread uint32, s span) {
+func (h *hazard) noteReader(thread uint32, s page.Bytes) {
 	if h.reading == nil {
-		h.reading = make(map[uint32]span)
+		h.reading = make(map[uint32]page.Bytes)
 	}
 	if _, known := h.reading[thread]; !known && len(h.reading) >= maxRemembered {
 		for _, other := range h.reading {
-			s = span{min(s.start, other.start), max(s.end, other.end)}
+			s = page.Bytes{Off: min(s.Off, other.Off), End: max(s.End, other.End)}
 		}
 		clear(h.reading)
 		thread = unknownThread
 	}
 	if before, known := h.reading[thread]; known && thread == unknownThread {
-		s = span{min(s.start, before.start), max(s.end, before.end)}
+		s = page.Bytes{Off: min(s.Off, before.Off), End: max(s.End, before.End)}
 	}
 	h.reading[thread] = s
 }
 
 // overlap returns the ranges to drop again after a thread's n bytes at off came home, and how many rounds to wait for that.
-func (h *hazard) overlap(off, n int64, thread uint32) (again []span, patience int) {
+func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, patience int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.on.Load() {
@@ -187,15 +182,15 @@ func (h *hazard) overlap(off, n int64, thread uint32) (again []span, patience in
 	}
 	patience = shortCorrectionPatience
 	if h.everything {
-		again, patience = []span{w}, correctionPatience
+		again, patience = []page.Bytes{w}, correctionPatience
 	}
 	for _, r := range h.reading {
-		if r.start < w.end && w.start < r.end {
+		if !r.Intersect(w).Empty() {
 			patience = correctionPatience
 		}
 	}
 	for _, r := range h.reads {
-		if o := (span{max(r.start, w.start), min(r.end, w.end)}); o.start < o.end {
+		if o := r.Intersect(w); !o.Empty() {
 			again = append(again, o)
 		}
 	}
@@ -215,13 +210,13 @@ func (h *hazard) written() {
 
 // suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to change
 // home. The gate is locked.
-func (h *hazard) suspectPages(spans []span, fd int) {
+func (h *hazard) suspectPages(spans []page.Bytes, fd int) {
 	if len(spans) == 0 {
 		return
 	}
 	h.doubts.Add(1)
 	for _, s := range spans {
-		for i := page.Index(s.start >> page.Shift); i.Offset() < s.end; i++ {
+		for i := s.Pages().Start; i < s.Pages().End; i++ {
 			if known := h.suspects[i]; known != nil {
 				known.users++
 				continue
@@ -240,9 +235,9 @@ func (h *hazard) suspectPages(spans []span, fd int) {
 }
 
 // trustPages ends what suspectPages began, once the kernel dropped the pages. The gate is locked.
-func (h *hazard) trustPages(spans []span) {
+func (h *hazard) trustPages(spans []page.Bytes) {
 	for _, s := range spans {
-		for i := page.Index(s.start >> page.Shift); i.Offset() < s.end; i++ {
+		for i := s.Pages().Start; i < s.Pages().End; i++ {
 			if known := h.suspects[i]; known != nil {
 				if known.users--; known.users == 0 {
 					delete(h.suspects, i)
@@ -256,8 +251,8 @@ func (h *hazard) trustPages(spans []span) {
 // mergeSuspects returns what is to go home for data, which the kernel writes back at off: where a page is suspect, only the
 // bytes that a program changed. The gate is locked.
 func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
-	merged := data
-	for i := page.Index(off >> page.Shift); i.Offset() < off+int64(len(data)); i++ {
+	merged, sent := data, page.Span(off, int64(len(data)))
+	for i := sent.Pages().Start; i < sent.Pages().End; i++ {
 		known := h.suspects[i]
 		if known == nil {
 			continue
@@ -269,8 +264,8 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 		if _, err := readAt(fd, home[:], i.Offset()); err != nil {
 			return nil, err
 		}
-		lo, hi := max(off, i.Offset()), min(off+int64(len(data)), i.Offset()+page.Size)
-		for at := lo; at < hi; at++ {
+		part := sent.Intersect(page.Range{Start: i, End: i + 1}.Span())
+		for at := part.Off; at < part.End; at++ {
 			b := &known.base[at-i.Offset()]
 			if mine := data[at-off]; mine == *b {
 				merged[at-off] = home[at-i.Offset()]
@@ -283,10 +278,7 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 }
 
 // pageSpan returns the bytes of the pages that hold n bytes at off.
-func pageSpan(off, n int64) span {
-	r := page.Covering(off, n)
-	return span{r.Offset(), r.End.Offset()}
-}
+func pageSpan(off, n int64) page.Bytes { return page.Covering(off, n).Span() }
 
 // kernelPages implements pagecache.KernelPages for whatever node has the inode at the time of the call: the kernel may
 // forget a file and look it up again while a device still holds it.
@@ -311,11 +303,9 @@ func (k kernelPages) Invalidate(off, n int64) error {
 // held that a request needs.
 func (fs *fileSystem) invalidate(node *node, off, n int64) error {
 	h := &node.content().hazard
-	dropped := span{0, restOfFile}
+	dropped := page.From(off).Pages().Span()
 	if off >= 0 && n > 0 {
 		dropped = pageSpan(off, n)
-	} else if off >= 0 {
-		dropped.start = off &^ (page.Size - 1)
 	}
 	number := h.invalidationBegins()
 	defer func() { h.invalidationEnded(number, dropped) }()
@@ -340,7 +330,7 @@ func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 
 // correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and without
 // any lock.
-func (fs *fileSystem) correct(n *node, again []span, patience int) {
+func (fs *fileSystem) correct(n *node, again []page.Bytes, patience int) {
 	if len(again) == 0 {
 		return
 	}
@@ -348,7 +338,7 @@ func (fs *fileSystem) correct(n *node, again []span, patience int) {
 	c := n.content()
 	ended := fs.aside(patience, func() {
 		for _, s := range again {
-			if err := fs.dropPages(n, s.start, s.end-s.start); err != nil {
+			if err := fs.dropPages(n, s.Off, s.Len()); err != nil {
 				fs.log.Warn("pages that were read during a write could not be dropped", "node", n.path(), "error", err)
 			}
 		}
@@ -366,7 +356,7 @@ func (fs *fileSystem) correct(n *node, again []span, patience int) {
 	late := c.hazard.invalidationBegins()
 	fs.background.Go(func() {
 		<-ended
-		c.hazard.invalidationEnded(late, span{})
+		c.hazard.invalidationEnded(late, page.Bytes{})
 	})
 }
 

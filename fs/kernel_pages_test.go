@@ -16,6 +16,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
+type span = page.Bytes
+
+var toTheEnd = page.From(0)
+
 func TestHazard(t *testing.T) {
 	const page = 4096
 	again := func(h *hazard, off, n int64, only bool) []span {
@@ -34,8 +38,8 @@ func TestHazard(t *testing.T) {
 		var h hazard
 		n := h.invalidationBegins()
 		h.read(100, 10, 1)
-		h.invalidationEnded(n, span{0, restOfFile})
-		assert.Equal(t, []span{{0, page}}, again(&h, page-1, 2, true))
+		h.invalidationEnded(n, toTheEnd)
+		assert.Equal(t, []span{{Off: 0, End: page}}, again(&h, page-1, 2, true))
 		assert.Empty(t, again(&h, 0, page, true), "a second write was not in flight")
 		h.read(0, page, 1)
 		assert.Empty(t, again(&h, 0, page, true))
@@ -45,15 +49,15 @@ func TestHazard(t *testing.T) {
 		n := h.invalidationBegins()
 		h.read(0, 2*page, 1)
 		for range 3 {
-			assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
+			assert.Equal(t, []span{{Off: page, End: 2 * page}}, again(&h, page, page, true))
 		}
-		h.invalidationEnded(n, span{0, restOfFile})
-		assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, 3*page, true))
+		h.invalidationEnded(n, toTheEnd)
+		assert.Equal(t, []span{{Off: page, End: 2 * page}}, again(&h, page, 3*page, true))
 		assert.False(t, h.on.Load())
 	})
 	t.Run("writes that need not be alone end nothing", func(t *testing.T) {
 		var h hazard
-		h.invalidationEnded(h.invalidationBegins(), span{0, restOfFile})
+		h.invalidationEnded(h.invalidationBegins(), toTheEnd)
 		h.read(0, page, 1)
 		assert.Len(t, again(&h, 0, 1, false), 1)
 		assert.Len(t, again(&h, 0, 1, true), 1)
@@ -66,11 +70,11 @@ func TestHazard(t *testing.T) {
 		h.read(5*page, page, 1)
 		second := h.invalidationBegins()
 		h.read(9*page, page, 1)
-		h.invalidationEnded(second, span{0, page})
+		h.invalidationEnded(second, span{End: page})
 		assert.Empty(t, again(&h, 0, page, true))
 		assert.Len(t, again(&h, 5*page, page, true), 1)
 		assert.Len(t, again(&h, 9*page, page, true), 1)
-		h.invalidationEnded(first, span{0, restOfFile})
+		h.invalidationEnded(first, toTheEnd)
 		assert.Len(t, again(&h, 5*page, 5*page, true), 2)
 	})
 	t.Run("many reads", func(t *testing.T) {
@@ -80,7 +84,7 @@ func TestHazard(t *testing.T) {
 			h.read(i*2*page, page, 1)
 		}
 		assert.LessOrEqual(t, len(h.reads), maxRemembered)
-		assert.Equal(t, []span{{page, 2 * page}}, again(&h, page, page, true))
+		assert.Equal(t, []span{{Off: page, End: 2 * page}}, again(&h, page, page, true))
 	})
 	t.Run("a reader that may not have run yet is waited for", func(t *testing.T) {
 		for name, c := range map[string]struct {
@@ -115,7 +119,7 @@ func TestHazard(t *testing.T) {
 			h.read(i*page, page, 1)
 		}
 		assert.Len(t, h.reads, 1)
-		assert.Equal(t, []span{{0, 1000 * page}}, again(&h, 0, 2000*page, true))
+		assert.Equal(t, []span{{Off: 0, End: 1000 * page}}, again(&h, 0, 2000*page, true))
 	})
 }
 
@@ -132,7 +136,7 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	var h hazard
 	n := h.invalidationBegins()
 	h.read(page, page, 1)
-	h.invalidationEnded(n, span{0, restOfFile})
+	h.invalidationEnded(n, toTheEnd)
 	again, _ := h.overlap(page+10, 2, 1)
 	fd := int(f.Fd())
 	h.suspectPages(again, fd)
@@ -227,7 +231,7 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 	finish := sync.OnceFunc(func() { close(kernel.finish) })
 	defer finish()
 	h := &n.content().hazard
-	again := []span{{0, page.Size}}
+	again := []span{{Off: 0, End: page.Size}}
 	n.content().gate.Lock()
 	h.suspectPages(again, int(home.Fd()))
 	n.content().gate.Unlock()
@@ -248,7 +252,7 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 	h.read(page.Size, 10, 1)
 	spans, _ = h.overlap(0, 3*page.Size, 1)
-	require.Equal(t, []span{{0, 2 * page.Size}}, joinSpans(spans), "a write that began before it was dropped")
+	require.Equal(t, []span{{Off: 0, End: 2 * page.Size}}, joinSpans(spans), "a write that began before it was dropped")
 	h.written()
 	require.Eventually(t, func() bool { return !h.lasts() }, 10*time.Second, time.Millisecond)
 }
@@ -256,8 +260,8 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 // joinSpans joins spans that touch.
 func joinSpans(spans []span) (all []span) {
 	for _, s := range spans {
-		if n := len(all); n > 0 && all[n-1].end >= s.start {
-			all[n-1].end = max(all[n-1].end, s.end)
+		if n := len(all); n > 0 && all[n-1].End >= s.Off {
+			all[n-1].End = max(all[n-1].End, s.End)
 		} else {
 			all = append(all, s)
 		}

@@ -33,8 +33,9 @@ const (
 	heldAgain
 )
 
-// edge is where random programs have their pages in the file: on both sides of the edge of a segment.
-const edge page.Index = segmentPages - 3
+// edge is where random programs have their pages in the file: on both sides of the edge of a segment, and so far from its
+// beginning that nothing may take memory or time for what lies before.
+const edge page.Index = 1<<50 - 3
 
 type executorBase struct {
 	page page.Index

@@ -83,11 +83,14 @@ func (s *state) fault() string {
 
 // check panics if a segment of rg is not as segment says, or could be smaller.
 func (rs *runs) check(rg page.Range) {
-	first := int(max(rg.Start, 0) / segmentPages)
-	for i := first; i < len(rs.segments) && page.Index(i*segmentPages) < rg.End; i++ {
+	first, _ := rs.find(int64(max(rg.Start, 0)) / segmentPages)
+	for i := first; i < len(rs.segments) && firstPage(rs.segments[i].number) < rg.End; i++ {
 		g := &rs.segments[i]
+		if i > 0 && rs.segments[i-1].number >= g.number {
+			panic(fmt.Sprintf("lrc: segment %d comes after segment %d", g.number, rs.segments[i-1].number))
+		}
 		if fault := g.fault(); fault != "" {
-			panic(fmt.Sprintf("lrc: segment %d: %s", i, fault))
+			panic(fmt.Sprintf("lrc: segment %d: %s", g.number, fault))
 		}
 	}
 }

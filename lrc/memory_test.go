@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -105,4 +106,33 @@ func TestMemoryOfScratch(t *testing.T) {
 	require.Greater(t, cap(scratch), segmentPages/2)
 	f.runs.moved = nil
 	require.GreaterOrEqual(t, before-f.Memory(), int64(cap(scratch))*int64(unsafe.Sizeof(scratch[0])))
+}
+
+// TestPagesFarApart has a device hold the first and the last page that a file can have: what lies between takes neither memory
+// nor time.
+func TestPagesFarApart(t *testing.T) {
+	const last = page.Index(1<<51 - 1)
+	whole := page.Range{End: last + 1}
+	gpu := versions.GPU(0)
+	f := new(File)
+	ends := []page.Range{{Start: 0, End: 1}, {Start: last, End: last + 1}}
+	f.Updated(ends, gpu, true)
+	assert.Less(t, f.Memory(), int64(16<<10))
+	assert.Equal(t, last+1, f.End())
+	assert.Equal(t, ends, f.Tracked(whole, gpu))
+	_, id := f.Release(ends, gpu)
+	f.Drained(id)
+	pending := f.Pending(whole, false)
+	require.Len(t, pending, 2)
+	assert.Equal(t, ends[1], pending[1].Range)
+	f.Collected(ends, gpu, true)
+	assert.Empty(t, f.Pending(whole, false))
+	f.CPUChanged(whole, page.Range{})
+	assert.Less(t, f.Memory(), int64(16<<10))
+	assert.NotContains(t, f.Tracked(whole, versions.GPU(1)), ends[0])
+	f.Replaced(whole)
+	f.Evicted(ends[1], gpu)
+	assert.Less(t, f.End(), last)
+	f.Evicted(ends[0], gpu)
+	assert.Zero(t, f.End())
 }

@@ -2,6 +2,7 @@ package lrc
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"unsafe"
 
@@ -14,6 +15,8 @@ const segmentPages = 512
 // segment is the states of segmentPages pages. While they all agree it is one encoding, shared with other segments;
 // otherwise each page has an index into the segment's own table.
 type segment struct {
+	// number counts the segments of the file from 0.
+	number int64
 	// uniform is the encoding of every page's state while index is nil. "" stands for the initial state.
 	uniform string
 	// index has, per page, the number of its state in the table.
@@ -35,6 +38,8 @@ func (g *segment) encoding(i uint16) []byte {
 // runs holds the states of all pages of a file. The initial state is that of pages that no device ever held: the
 // kernel may hold them.
 type runs struct {
+	// segments are in ascending order of their numbers. The pages of a segment that is not there have the initial state: a file
+	// may be of 2^63 bytes, and a device hold a page at its end.
 	segments []segment
 	// interned keeps one string per uniform encoding in use, so that agreeing segments share it.
 	interned map[string]string
@@ -88,20 +93,58 @@ func (t transitions) memory() (n int64) {
 
 var initial = (&state{cpu: true}).encode(nil)
 
-func (rs *runs) segment(i int64) *segment {
-	if i < int64(len(rs.segments)) {
+// segment returns the segment with a number, nil if it is not there.
+func (rs *runs) segment(number int64) *segment {
+	if i, ok := rs.find(number); ok {
 		return &rs.segments[i]
 	}
 	return nil
 }
 
-func split(rg page.Range, fn func(seg int64, from, to int)) {
-	for p := rg.Start; p < rg.End; {
-		seg := int64(p) / segmentPages
-		first := page.Index(seg * segmentPages)
+// find returns the place of the segment with a number, or the place where it belongs.
+func (rs *runs) find(number int64) (i int, ok bool) {
+	n := int64(len(rs.segments))
+	if n == 0 {
+		return 0, false
+	}
+	// Most often the segments follow each other.
+	if at := number - rs.segments[0].number; at >= 0 && at < n && rs.segments[at].number == number {
+		return int(at), true
+	}
+	return slices.BinarySearchFunc(rs.segments, number, func(g segment, number int64) int { return cmp.Compare(g.number, number) })
+}
+
+// firstPage returns the first page of a segment.
+func firstPage(number int64) page.Index { return page.Index(number * segmentPages) }
+
+// gap returns the pages of rg up to the segment at place i, which is the first behind rg.Start.
+func (rs *runs) gap(i int, rg page.Range) page.Range {
+	if i < len(rs.segments) {
+		rg.End = min(rg.End, firstPage(rs.segments[i].number))
+	}
+	return rg
+}
+
+// split calls fn for the parts of rg in segments that are there, and missing for the pages between them, in order.
+func (rs *runs) split(rg page.Range, missing func(gap page.Range), fn func(g *segment, from, to int)) {
+	if rg.Empty() {
+		return
+	}
+	i, ok := rs.find(int64(rg.Start) / segmentPages)
+	for !rg.Empty() {
+		if !ok {
+			gap := rs.gap(i, rg)
+			missing(gap)
+			rg.Start, ok = gap.End, true
+			continue
+		}
+		g := &rs.segments[i]
+		first := firstPage(g.number)
 		end := min(rg.End, first+segmentPages)
-		fn(seg, int(p-first), int(end-first))
-		p = end
+		fn(g, int(rg.Start-first), int(end-first))
+		rg.Start = end
+		i++
+		ok = i < len(rs.segments) && rs.segments[i].number == g.number+1
 	}
 }
 
@@ -195,27 +238,25 @@ func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(r
 		}
 		open, openState = run, s
 	}
+	agree := func(run page.Range, enc string) {
+		if uniform == nil || enc != lastUniform {
+			lastUniform = enc
+			if enc == "" {
+				uniform = m.of(initial)
+			} else {
+				uniform = m.of([]byte(enc))
+			}
+		}
+		if uniform.wanted {
+			emit(run, uniform.state)
+		}
+	}
 	table, tableOf := []*meaning(nil), (*segment)(nil) // the states of segment tableOf, as far as they were needed
 	for _, rg := range ranges {
-		split(rg, func(seg int64, from, to int) {
-			first := page.Index(seg * segmentPages)
-			g := rs.segment(seg)
-			if g == nil || g.index == nil {
-				enc := ""
-				if g != nil {
-					enc = g.uniform
-				}
-				if uniform == nil || enc != lastUniform {
-					lastUniform = enc
-					if enc == "" {
-						uniform = m.of(initial)
-					} else {
-						uniform = m.of([]byte(enc))
-					}
-				}
-				if uniform.wanted {
-					emit(page.Range{Start: first + page.Index(from), End: first + page.Index(to)}, uniform.state)
-				}
+		rs.split(rg, func(gap page.Range) { agree(gap, "") }, func(g *segment, from, to int) {
+			first := firstPage(g.number)
+			if g.index == nil {
+				agree(page.Range{Start: first + page.Index(from), End: first + page.Index(to)}, g.uniform)
 				return
 			}
 			if g != tableOf {
@@ -338,37 +379,52 @@ func (rs *runs) update(rg page.Range, fn func(s *state)) {
 func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, known *transitions, fn func(s *state)) (noted []PageBase) {
 	changes := changes{rs: rs, note: note, fn: fn, known: known, runs: len(ranges)}
 	var room [4]part
-	parts := room[:0] // of segment at
-	at := int64(-1)
+	parts := room[:0] // of the segment at place i
+	i := -1
 	flush := func() {
-		if len(parts) == 0 {
-			return
+		if len(parts) > 0 {
+			rs.updateSegment(&rs.segments[i], parts, &changes)
+			parts = parts[:0]
 		}
-		if n := at + 1 - int64(len(rs.segments)); n > 0 {
-			rs.segments = append(rs.segments, make([]segment, n)...)
-		}
-		rs.updateSegment(at, parts, &changes)
-		parts = parts[:0]
 	}
 	for _, rg := range ranges {
-		for p := rg.Start; p < rg.End; {
-			seg := int64(p) / segmentPages
-			if seg != at {
+		for !rg.Empty() {
+			number := int64(rg.Start) / segmentPages
+			if i < 0 || i >= len(rs.segments) || rs.segments[i].number != number {
 				flush()
-				at = seg
+				ok := false
+				if i, ok = rs.find(number); !ok {
+					gap := rs.gap(i, rg)
+					if x := changes.of(initial); x.enc == string(initial) {
+						changes.add(gap, x.base)
+						rg.Start = gap.End
+						continue
+					}
+					rs.insert(i, number, int64(gap.End-1)/segmentPages+1)
+				}
 			}
-			first := page.Index(seg * segmentPages)
+			first := firstPage(number)
 			end := min(rg.End, first+segmentPages)
-			if n := len(parts); n > 0 && parts[n-1].to == int(p-first) {
+			if n := len(parts); n > 0 && parts[n-1].to == int(rg.Start-first) {
 				parts[n-1].to = int(end - first)
 			} else {
-				parts = append(parts, part{int(p - first), int(end - first)})
+				parts = append(parts, part{int(rg.Start - first), int(end - first)})
 			}
-			p = end
+			rg.Start = end
 		}
 	}
 	flush()
 	return changes.noted
+}
+
+// insert makes the segments [from, to), which belong at place i.
+func (rs *runs) insert(i int, from, to int64) {
+	n := int(to - from)
+	rs.segments = slices.Grow(rs.segments, n)[:len(rs.segments)+n]
+	copy(rs.segments[i+n:], rs.segments[i:])
+	for k := range n {
+		rs.segments[i+k] = segment{number: from + int64(k)}
+	}
 }
 
 // part is the pages [from, to) of a segment.
@@ -428,12 +484,11 @@ func (c *changes) of(enc []byte) change {
 	return x
 }
 
-// add notes pages [from, to) of a segment whose first page is first.
-func (c *changes) add(first page.Index, from, to int, b Base) {
+// add notes the pages of run.
+func (c *changes) add(run page.Range, b Base) {
 	if b == BaseHome {
 		return
 	}
-	run := page.Range{Start: first + page.Index(from), End: first + page.Index(to)}
 	if n := len(c.noted); n > 0 && c.noted[n-1].Base == b && c.noted[n-1].Range.End == run.Start {
 		c.noted[n-1].Range.End = run.End
 		return
@@ -444,8 +499,8 @@ func (c *changes) add(first page.Index, from, to int, b Base) {
 	c.noted = append(c.noted, PageBase{run, b})
 }
 
-func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
-	g, first := &rs.segments[seg], page.Index(seg*segmentPages)
+func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
+	first := firstPage(g.number)
 	if g.index == nil {
 		old := initial
 		if g.uniform != "" {
@@ -453,7 +508,7 @@ func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
 		}
 		x := c.of(old)
 		for _, p := range parts {
-			c.add(first, p.from, p.to, x.base)
+			c.add(page.Range{Start: first + page.Index(p.from), End: first + page.Index(p.to)}, x.base)
 		}
 		enc := x.enc
 		if enc == string(old) {
@@ -528,7 +583,7 @@ func (rs *runs) updateSegment(seg int64, parts []part, c *changes) {
 			for j < p.to && g.index[j] == k {
 				j++
 			}
-			c.add(first, i, j, x.base)
+			c.add(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, x.base)
 			if n := x.to - 1; n != k {
 				for at := i; at < j; at++ {
 					g.index[at] = n
@@ -583,7 +638,7 @@ func (rs *runs) compact(g *segment) {
 	}
 	if n == 1 {
 		enc := rs.intern(g.encoding(g.index[0]))
-		*g = segment{uniform: enc}
+		*g = segment{number: g.number, uniform: enc}
 		return
 	}
 	if len(g.ends)-n <= garbage(n) {
@@ -624,16 +679,18 @@ func (rs *runs) intern(enc []byte) string {
 }
 
 // end returns the first page past which every page has the initial state.
-func (rs *runs) end() page.Index { return page.Index(len(rs.segments) * segmentPages) }
-
-// trim drops segments at the end whose pages all have the initial state.
-func (rs *runs) trim() {
-	n := len(rs.segments)
-	for n > 0 && rs.segments[n-1].index == nil && rs.segments[n-1].uniform == "" {
-		n--
+func (rs *runs) end() page.Index {
+	if n := len(rs.segments); n > 0 {
+		return firstPage(rs.segments[n-1].number + 1)
 	}
-	if rs.segments = rs.segments[:n]; n == 0 {
-		rs.recent, rs.moved = nil, nil
+	return 0
+}
+
+// trim drops segments whose pages all have the initial state.
+func (rs *runs) trim() {
+	rs.segments = slices.DeleteFunc(rs.segments, func(g segment) bool { return g.index == nil && g.uniform == "" })
+	if len(rs.segments) == 0 {
+		rs.segments, rs.recent, rs.moved = nil, nil, nil
 	}
 }
 

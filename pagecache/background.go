@@ -130,11 +130,13 @@ func (f *File) refreshBases(ctx context.Context) {
 // refresh brings the stale pages that h tracks up to date.
 func (f *File) refresh(ctx context.Context, h *holding) error {
 	f.mu.Lock()
-	whole := page.Range{End: f.lrc.End()}
+	tracked := f.lrc.Tracked(page.Range{End: f.lrc.End()}, h.dev.owner)
 	f.mu.Unlock()
-	for part := range cut(whole, batchPages) {
-		if err := f.refreshPart(ctx, h, part); err != nil {
-			return err
+	for _, run := range tracked {
+		for part := range cut(run, batchPages) {
+			if err := f.refreshPart(ctx, h, part); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

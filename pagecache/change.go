@@ -2,7 +2,6 @@ package pagecache
 
 import (
 	"context"
-	"math"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -41,10 +40,7 @@ func (c Change) held() page.Range {
 	if c.WriteBack || c.Kind != ChangeWrite && c.Kind != ChangeAppend {
 		return page.Range{}
 	}
-	return page.Range{
-		Start: page.Count(c.Off),
-		End:   page.Index((c.Off + c.Len) >> page.Shift),
-	}
+	return page.Span(c.Off, c.Len).Whole()
 }
 
 // ChangeHome carries out a change of home under the rules: do is called once, with the offset at which the change
@@ -74,9 +70,10 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 	if c.Kind == ChangeAppend {
 		c.Off = before.Size
 	}
-	rg := page.Covering(c.Off, c.Len)
+	changed := page.Span(c.Off, c.Len)
+	rg := changed.Pages()
 	if c.Kind == ChangeShift {
-		rg = page.Range{Start: page.Index(c.Off >> page.Shift), End: max(page.Count(before.Size+c.Len), f.lrc.End())}
+		rg.End = max(page.Span(before.Size, c.Len).Pages().End, f.lrc.End())
 	}
 	held := f.lrc.Held(rg)
 	if held {
@@ -90,8 +87,8 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 		}
 	}
 	// Bytes that programs stored past end of file are not part of it when it grows.
-	if end := c.Off + c.Len; end > before.Size {
-		if err := f.zeroReplicasLocked(ctx, before.Size, end); err != nil {
+	if changed.End > before.Size {
+		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End}); err != nil {
 			return err
 		}
 	}
@@ -115,11 +112,11 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
 func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off int64) error) error {
 	if size > before {
-		if err := f.zeroReplicasLocked(ctx, before, size); err != nil {
+		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size}); err != nil {
 			return err
 		}
 	}
-	f.spoilLocked(page.Range{Start: page.Index(min(before, size) >> page.Shift), End: math.MaxInt64})
+	f.spoilLocked(page.From(min(before, size)).Pages())
 	if err := do(size); err != nil {
 		return err
 	}
@@ -135,13 +132,13 @@ func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(o
 // cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there.
 func (f *File) cutLocked(ctx context.Context, size int64) error {
 	f.dropBasesLocked(f.lrc.Truncated(page.Count(size)))
-	return f.zeroReplicasLocked(ctx, size, f.lrc.End().Offset())
+	return f.zeroReplicasLocked(ctx, page.From(size))
 }
 
-// zeroReplicasLocked stores zeros into the bytes [from, to) of every replica, where home has no bytes, or none any more.
-// What a replica is compared with is zeroed with it, so that the zeros are nobody's modification.
-func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
-	rg := page.Covering(from, to-from).Intersect(page.Range{End: f.lrc.End()})
+// zeroReplicasLocked stores zeros into bytes of every replica, where home has none, or none any more. What a replica is
+// compared with is zeroed with it, so that the zeros are nobody's modification.
+func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
+	rg := bytes.Pages().Intersect(page.Range{End: f.lrc.End()})
 	f.changed(rg)
 	if rg.Empty() {
 		return nil
@@ -152,9 +149,8 @@ func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
 		}
 		var err error
 		h.each(rg, func(x *extent, part page.Range) {
-			lo, hi := max(from, part.Offset()), min(to, part.End.Offset())
-			if err == nil && lo < hi {
-				err = h.dev.Zero(ctx, x.mem, lo-x.index*x.size, hi-lo)
+			if zero := bytes.Intersect(part.Span()); err == nil && !zero.Empty() {
+				err = h.dev.Zero(ctx, x.mem, zero.Off-x.index*x.size, zero.Len())
 			}
 		})
 		if err != nil {
@@ -164,7 +160,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
 			return err
 		}
 		for _, run := range f.lrc.Tracked(rg, o) {
-			if err := f.rebaseZeroedLocked(h, o, run, from, to); err != nil {
+			if err := f.rebaseZeroedLocked(h, o, run, bytes); err != nil {
 				return err
 			}
 		}
@@ -172,12 +168,12 @@ func (f *File) zeroReplicasLocked(ctx context.Context, from, to int64) error {
 	return nil
 }
 
-// rebaseZeroedLocked zeroes [from, to) in the bases of the pages of run, which o tracks, and takes their digests again.
-func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, from, to int64) error {
+// rebaseZeroedLocked zeroes bytes in the bases of the pages of run, which o tracks, and takes their digests again.
+func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, bytes page.Bytes) error {
 	buf := make([]byte, page.Size)
 	for p := run.Start; p < run.End; p++ {
 		b, _ := f.lrc.BaseOf(p, o)
-		lo, hi := max(from-p.Offset(), 0), min(to-p.Offset(), page.Size)
+		lo, hi := max(bytes.Off-p.Offset(), 0), min(bytes.End-p.Offset(), page.Size)
 		base := buf
 		kept := f.bases.at(p, b)
 		if b != lrc.BaseHome && copies(kept) > 0 {
@@ -240,7 +236,7 @@ func (f *File) CheckHome() (changed bool, err error) {
 // given up.
 func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 	f.size, f.sig = sig.Size, sig
-	f.spoilLocked(page.Range{End: math.MaxInt64})
+	f.spoilLocked(page.From(0).Pages())
 	whole := page.Range{End: f.lrc.End()}
 	kept := make(map[*holding][]page.Range)
 	for _, h := range f.holdings {
@@ -289,5 +285,5 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 			}
 		}
 	}
-	return f.zeroReplicasLocked(ctx, f.size, whole.End.Offset())
+	return f.zeroReplicasLocked(ctx, page.From(f.size))
 }

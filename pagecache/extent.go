@@ -1,8 +1,10 @@
 package pagecache
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"math"
 	"math/bits"
 	"slices"
 	"sync/atomic"
@@ -47,9 +49,12 @@ type extent struct {
 	scans  int
 }
 
-func (x *extent) pages() page.Range {
-	first := page.Index(x.index * x.size >> page.Shift)
-	return page.Range{Start: first, End: first + page.Index(x.size>>page.Shift)}
+func (x *extent) pages() page.Range { return extentPages(x.index, x.size) }
+
+// extentPages returns the pages of extent k where extents have size bytes. Their bytes may end at 2^63, so offsets are not added.
+func extentPages(k, size int64) page.Range {
+	n := page.Count(size)
+	return page.Range{Start: page.Index(k) * n, End: page.Index(k+1) * n}
 }
 
 // holding is what one device holds of a file. Protected by File.mu.
@@ -69,7 +74,7 @@ func (h *holding) sorted() []*extent {
 	for _, x := range h.extents {
 		list = append(list, x)
 	}
-	slices.SortFunc(list, func(a, b *extent) int { return int(a.index - b.index) })
+	slices.SortFunc(list, func(a, b *extent) int { return cmp.Compare(a.index, b.index) })
 	return list
 }
 
@@ -89,15 +94,25 @@ type walk struct {
 // at returns the extent of page p, nil if there is none, and its pages.
 func (w *walk) at(p page.Index) (*extent, page.Range) {
 	if !w.pages.Contains(p) {
-		k := p.Offset() / w.h.extentSize
-		w.x = w.h.extents[k]
-		w.pages = page.Range{Start: page.Index(k * w.h.extentSize >> page.Shift), End: page.Index((k + 1) * w.h.extentSize >> page.Shift)}
+		k := w.h.indexOf(p)
+		w.x, w.pages = w.h.extents[k], extentPages(k, w.h.extentSize)
 	}
 	return w.x, w.pages
 }
 
-// each is that of holding.
+// each is that of holding. It takes no longer for a range that has more extents than the device has of the file.
 func (w *walk) each(rg page.Range, fn func(x *extent, part page.Range)) {
+	if rg.Empty() {
+		return
+	}
+	if w.h.indexOf(rg.End-1)-w.h.indexOf(rg.Start) > int64(len(w.h.extents)) {
+		for _, x := range w.h.sorted() {
+			if part := x.pages().Intersect(rg); !part.Empty() {
+				fn(x, part)
+			}
+		}
+		return
+	}
 	for p := rg.Start; p < rg.End; {
 		x, pages := w.at(p)
 		end := min(rg.End, pages.End)
@@ -108,6 +123,9 @@ func (w *walk) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	}
 }
 
+// indexOf returns the number of the extent that page p belongs to.
+func (h *holding) indexOf(p page.Index) int64 { return int64(p / page.Count(h.extentSize)) }
+
 // covers reports whether all of rg has memory.
 func (h *holding) covers(rg page.Range) bool {
 	pages := int64(0)
@@ -117,7 +135,7 @@ func (h *holding) covers(rg page.Range) bool {
 
 // at returns the extent of page p and the byte offset of p in it.
 func (h *holding) at(p page.Index) (*extent, int64) {
-	x := h.extents[p.Offset()/h.extentSize]
+	x := h.extents[h.indexOf(p)]
 	if x == nil {
 		return nil, 0
 	}
@@ -196,18 +214,21 @@ func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range
 		}
 		f.holdings[dev.owner] = h
 	}
-	first := rg.Offset() / h.extentSize
-	last := (rg.End.Offset() - 1) / h.extentSize
+	first, last := h.indexOf(rg.Start), h.indexOf(rg.End-1)
 	f.mu.Unlock()
 
-	if need := (last - first + 1) * h.extentSize; need > dev.info.Memory {
+	if n := last - first + 1; n > dev.info.Memory/h.extentSize {
 		return fail(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
-			humanize.IBytes(uint64(need)), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+			humanize.IBytes(uint64(n)*uint64(h.extentSize)), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+	}
+	if last == math.MaxInt64/h.extentSize {
+		// The extent ends at 2^63, which is no offset any more, here and in every client.
+		return fail(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped", humanize.IBytes(uint64(h.extentSize)))
 	}
 	for k := first; k <= last; k++ {
 		if err := c.pin(ctx, f, h, k); err != nil {
 			f.mu.Lock()
-			f.unpinLocked(h, page.Range{Start: page.Index(first * h.extentSize >> page.Shift), End: page.Index(k * h.extentSize >> page.Shift)})
+			f.unpinLocked(h, page.Range{Start: extentPages(first, h.extentSize).Start, End: extentPages(k, h.extentSize).Start})
 			f.mu.Unlock()
 			return err
 		}

@@ -48,6 +48,8 @@ type File struct {
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
 	pendingSince time.Time
+	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
+	coming atomic.Int64
 	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
 	peerRuns peerRuns
 	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by mu.
@@ -85,6 +87,9 @@ func (f *File) setName(name string) { f.path.Store(&name) }
 
 // Detached reports that devices hold nothing of the file any more, so that requests need not consult f.
 func (f *File) Detached() bool { return f.detached.Load() }
+
+// Coming returns at most how many pages home may get from devices soon, of those that were released.
+func (f *File) Coming() page.Index { return page.Index(f.coming.Load()) }
 
 // open returns the File of src with a user counted, which done gives back. It makes the File where there is none, and
 // opens home for writing where writable asks for it and it was not.

@@ -75,7 +75,7 @@ type Mapping struct {
 }
 
 // Map lets a client map a range of a file on a device. Unless the request is lazy, the whole range is up to date on the
-// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), ENODEV (device),
+// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), EOVERFLOW (the last extent that a file can have), ENODEV (device),
 // EACCES (the descriptor does not allow it), ENOMEM (budget; the error names it), ESHUTDOWN, and errors of home.
 func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
 	dev, err := c.device(req.Device, req.UUID)
@@ -87,7 +87,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		return nil, fail(syscall.EINVAL, "the offset %d is not a multiple of %d", req.Off, page.Size)
 	case req.Len <= 0:
 		return nil, fail(syscall.EINVAL, "the length %d is not positive", req.Len)
-	case req.Len > math.MaxInt64-req.Off-page.Size:
+	case req.Len > math.MaxInt64-req.Off:
 		return nil, fail(syscall.EINVAL, "the range ends past the largest file offset")
 	case !src.Readable():
 		return nil, fail(syscall.EACCES, "the descriptor is not open for reading")
@@ -215,7 +215,7 @@ func (m *Mapping) enter() error {
 // at returns the pages of the file at the n bytes at off of the mapping.
 func (m *Mapping) at(off, n int64) (page.Range, error) {
 	if off < 0 || n <= 0 || off > m.len || n > m.pages.Bytes()-off {
-		return page.Range{}, fail(syscall.EINVAL, "[%d, %d) is not inside the mapping of %d bytes", off, off+n, m.len)
+		return page.Range{}, fail(syscall.EINVAL, "%d bytes at %d are not inside the mapping of %d bytes", n, off, m.len)
 	}
 	return page.Covering(m.off+off, n), nil
 }

@@ -117,14 +117,14 @@ func (f *File) redropSoon(rg page.Range) {
 	}()
 }
 
-// ReadRange brings what devices released of [off, off+n) home, for requests that read home other than by Read.
-func (f *File) ReadRange(off, n int64) error {
+// ReadRange brings home what devices released of some bytes, for requests that read home other than by Read.
+func (f *File) ReadRange(bytes page.Bytes) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return nil
 	}
-	return f.collectLocked(context.Background(), page.Covering(off, n).Intersect(page.Range{End: f.lrc.End()}), false)
+	return f.collectLocked(context.Background(), bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)
 }
 
 // readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.
@@ -155,10 +155,10 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, enteri
 			lrc.Merge3(theirs, base, mine, theirs)
 		}
 	}
-	end := min(off+int64(len(p)), f.size)
-	if end <= off {
+	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.size})
+	if got.Empty() {
 		return 0, false, nil
 	}
 	skip := off - rg.Offset()
-	return copy(p, buf[skip:skip+end-off]), false, nil
+	return copy(p, buf[skip:skip+got.Len()]), false, nil
 }

@@ -55,6 +55,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 		}
 	}
 	drops, id := f.lrc.Release(modified, h.dev.owner)
+	f.coming.Add(pages)
 	if pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
 		f.c.hold.take() // does not block: this release is a user

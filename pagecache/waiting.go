@@ -55,7 +55,7 @@ func (f *File) waitingBytesLocked() int64 {
 	}
 	var bytes int64
 	for _, p := range f.lrc.Pending(page.Range{End: f.lrc.End()}, true) {
-		bytes += max(min(p.Range.End.Offset(), f.size)-p.Range.Offset(), 0)
+		bytes += p.Range.Span().Intersect(page.Bytes{End: f.size}).Len()
 	}
 	return bytes
 }
@@ -131,6 +131,7 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 // nothingWaitsLocked notes that home has everything released, or that nobody misses it.
 func (f *File) nothingWaitsLocked() {
 	f.collectErr = nil
+	f.coming.Store(0)
 	f.failing.Store(false)
 	if !f.pendingSince.IsZero() {
 		f.pendingSince = time.Time{}

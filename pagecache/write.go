@@ -35,7 +35,8 @@ func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err e
 	if f.detached.Load() {
 		return true, ErrDetached
 	}
-	rg, end := page.Covering(c.Off, c.Len), c.Off+c.Len
+	written := page.Span(c.Off, c.Len)
+	rg, end := written.Pages(), written.End
 	k, ok := f.beginWrite(rg, end)
 	if !ok {
 		return false, nil

@@ -1,6 +1,9 @@
 package page
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 const (
 	// Shift is the base-2 logarithm of Size.
@@ -9,27 +12,33 @@ const (
 	Size = 1 << Shift
 )
 
-// Index numbers the pages of a file from 0.
+// Index numbers the pages of a file from 0. The last page that a file can have, 2^51-1, lacks its last byte.
 type Index int64
 
-// Offset returns the file offset of the page's first byte.
-func (i Index) Offset() int64 { return int64(i) << Shift }
+// Offset returns the file offset of the page's first byte, math.MaxInt64 for pages that no file has.
+func (i Index) Offset() int64 {
+	if i > math.MaxInt64>>Shift {
+		return math.MaxInt64
+	}
+	return int64(i) << Shift
+}
 
 // Range is the pages [Start, End) of a file. The zero Range is empty.
 type Range struct {
 	Start, End Index
 }
 
-// Covering returns the pages that hold at least one of the n bytes at byte offset off. n and off must not be negative.
-func Covering(off, n int64) Range {
-	if n <= 0 {
-		return Range{Index(off >> Shift), Index(off >> Shift)}
-	}
-	return Range{Index(off >> Shift), Count(off + n)}
-}
+// Covering returns the pages that hold at least one of the n bytes at byte offset off: those of Span(off, n).
+func Covering(off, n int64) Range { return Span(off, n).Pages() }
 
-// Count returns the number of pages that n bytes from offset 0 take, the last one perhaps in part.
-func Count(n int64) Index { return Index((n + Size - 1) >> Shift) }
+// Count returns the number of pages that n bytes from offset 0 take, the last one perhaps in part. n is not negative.
+func Count(n int64) Index {
+	pages := Index(n >> Shift)
+	if n&(Size-1) != 0 {
+		pages++
+	}
+	return pages
+}
 
 // Len returns the number of pages in r, 0 if r is empty or inverted.
 func (r Range) Len() int64 {
@@ -45,8 +54,11 @@ func (r Range) Empty() bool { return r.End <= r.Start }
 // Offset returns the file offset of r's first byte.
 func (r Range) Offset() int64 { return r.Start.Offset() }
 
-// Bytes returns the number of bytes of r's pages.
-func (r Range) Bytes() int64 { return r.Len() << Shift }
+// Bytes returns the number of bytes of r's pages, math.MaxInt64 where it is more than that.
+func (r Range) Bytes() int64 { return Index(r.Len()).Offset() }
+
+// Span returns the bytes of r's pages that a file can have.
+func (r Range) Span() Bytes { return Bytes{r.Offset(), r.End.Offset()} }
 
 // Contains reports whether page i is in r.
 func (r Range) Contains(i Index) bool { return r.Start <= i && i < r.End }
