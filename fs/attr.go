@@ -9,7 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
+const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME | unix.STATX_MNT_ID
 
 // statx describes name in the directory dir, not following it, or dir itself if name is empty.
 func statx(dir int, name string, st *unix.Statx_t) error {
@@ -75,14 +75,18 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
 	out.SetEntryTimeout(fs.entryTimeout)
 	out.SetAttrTimeout(fs.attrTimeoutOf(n))
-	n.countBlocks(st)
-	fs.fillAttr(&out.Attr, st)
+	shown := *st
+	n.countBlocks(&shown)
+	fs.conceal(n, &shown)
+	fs.fillAttr(&out.Attr, &shown)
 }
 
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
 	out.SetTimeout(fs.attrTimeoutOf(n))
-	n.countBlocks(st)
-	fs.fillAttr(&out.Attr, st)
+	shown := *st
+	n.countBlocks(&shown)
+	fs.conceal(n, &shown)
+	fs.fillAttr(&out.Attr, &shown)
 }
 
 // countBlocks adds to what home has of n what it will have once everything released is there. Programs that copy files, tar
@@ -119,6 +123,7 @@ func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.Statx
 	}
 	out.SetTimeout(fs.attrTimeoutOf(n))
 	n.countBlocks(&st)
+	fs.conceal(n, &st)
 	out.FromStatx(&st)
 	out.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})
 	return fuse.OK

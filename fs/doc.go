@@ -12,7 +12,8 @@
 //
 // Permission checks are the kernel's (default_permissions and POSIX ACLs). What the kernel cannot do is done here:
 // new files get the caller's owner and group and the mode that umask or a default ACL gives in one backing call
-// (credentials.go), and set-id bits are cleared where the kernel asks for it.
+// (credentials.go), set-id bits are cleared where the kernel asks for it, calls that take space are made with the caller's
+// right to space (credentials.go), and what mounts below SOURCE forbid is not shown (strict.go).
 //
 // Regular files that no device has anything to do with never touch package pagecache: that is the common path. Once a
 // File is attached to a node, every request that reads or changes the bytes goes through it.

@@ -40,6 +40,7 @@ type fileSystem struct {
 	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
 	notify       notifier
 	backing      kernelBacking
+	strict       *strictMounts
 
 	table       nodeTable
 	descriptors descriptors
@@ -98,6 +99,11 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		unix.Close(fs.procDir)
 		return nil, err
 	}
+	if fs.strict, err = newStrictMounts(o.strict); err != nil {
+		unix.Close(fd)
+		unix.Close(fs.procDir)
+		return nil, fmt.Errorf("mounts cannot be listed (%w): mount proc on /proc", err)
+	}
 	fs.root = fs.table.refer(identify(&st), fs.joinCache)
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
@@ -124,6 +130,7 @@ func (fs *fileSystem) close() {
 		n.mu.Unlock()
 	}
 	unix.Close(fs.procDir)
+	fs.strict.close()
 }
 
 // served returns what the requests of the mount go to.

@@ -153,14 +153,14 @@ func TestReadOnly(t *testing.T) {
 
 func TestMountinfo(t *testing.T) {
 	mounts, err := parseMounts(strings.NewReader(
-		`36 35 98:0 /root\040dir /mnt\011tab rw,noatime master:1 - ext4 /dev/x\134y rw
+		`36 35 98:0 /root\040dir /mnt\011tab rw,nosuid,noatime,noexec master:1 - ext4 /dev/x\134y rw
 37 35 0:50 / /mnt/b rw shared:3 master:2 - fuse.gaiafs /data/with\040space rw,user_id=0
 short line
 `))
 	require.NoError(t, err)
 	assert.Equal(t, []MountInfo{
-		{Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, device: "98:0", root: "/root dir"},
-		{Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", device: "0:50", root: "/"},
+		{number: 36, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, device: "98:0", root: "/root dir"},
+		{number: 37, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", device: "0:50", root: "/"},
 	}, mounts)
 }
 

@@ -21,6 +21,8 @@ type MountInfo struct {
 	// Type is the filesystem's, "fuse.gaiafs" for ours. Source is what is mounted: for ours, the SOURCE directory.
 	Type, Source string
 
+	number uint64 // the kernel's
+	strict strictness
 	device string // major:minor
 	root   string // of the mount, in its filesystem
 }
@@ -147,10 +149,12 @@ func parseMounts(r io.Reader) ([]MountInfo, error) {
 	for lines.Scan() {
 		left, right, ok := strings.Cut(lines.Text(), " - ")
 		a, b := strings.Fields(left), strings.Fields(right)
-		if !ok || len(a) < 5 || len(b) < 2 {
+		if !ok || len(a) < 6 || len(b) < 2 {
 			continue
 		}
+		number, _ := strconv.ParseUint(a[0], 10, 64)
 		mounts = append(mounts, MountInfo{
+			number: number, strict: parseStrictness(a[5]),
 			device: a[2], root: unescape(a[3]), Mountpoint: unescape(a[4]),
 			Type: b[0], Source: unescape(b[1]),
 		})

@@ -56,6 +56,8 @@ type node struct {
 
 	slot int // place in descriptors.ring, -1 when not there; protected by descriptors.mu
 
+	strict atomic.Uint32 // strictness of the mounts that the node was found on beyond ours
+
 	lookups uint64 // the kernel's references; protected by the table's shard
 	kids    int    // locators that name this node; protected by the table's shard
 

@@ -40,6 +40,7 @@ type Options struct {
 	Debug bool
 
 	withoutCure bool
+	strict      strictness // of SOURCE's mount, and of ours
 }
 
 const (
@@ -79,6 +80,10 @@ func Mount(o Options) (*Server, error) {
 	}
 	writeBackAsked := o.WriteBack
 	o.WriteBack, o.Passthrough = o.WritesBack(), o.passes()
+	o.strict = strictnessOf(o.Source)
+	if os.Geteuid() != 0 {
+		o.strict = o.strict&^noFollow | noSetID | noDevices // as fusermount mounts
+	}
 	unix.Umask(0) // the umask that counts is the caller's, see credentials.go
 	fs, err := newFileSystem(&o)
 	if err != nil {
@@ -194,11 +199,16 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	if os.Geteuid() == 0 {
 		m.DirectMountStrict = true
 		m.Options = append(m.Options, fmt.Sprintf("max_read=%d", maxRead)) // go-fuse puts its own before this
-		m.DirectMountFlags = unix.MS_MGC_VAL                               // neither nosuid nor nodev: SOURCE decides
+		m.DirectMountFlags = unix.MS_MGC_VAL | o.strict.mountFlags()
 		if o.ReadOnly {
 			m.DirectMountFlags |= unix.MS_RDONLY
 		}
-	} else if o.ReadOnly {
+		return m
+	}
+	if o.strict&noExec != 0 {
+		m.Options = append(m.Options, "noexec")
+	}
+	if o.ReadOnly {
 		m.Options = append(m.Options, "ro")
 	}
 	return m

@@ -79,6 +79,14 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 		}
 	}
 	if mode, ok := in.GetMode(); ok {
+		if hidden := n.concealed(); hidden != 0 {
+			// Who asks does not see these bits, so they stay.
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil {
+				return toErrno(err)
+			}
+			mode = mode&^hidden | st.Mode&hidden
+		}
 		if errno := fs.chmod(n, fd, mode); errno != 0 {
 			return errno
 		}

@@ -50,6 +50,9 @@ func (fs *fileSystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr st
 	size := 0
 	// The kernel asks for security.capability before it writes a file for the first time.
 	if n := fs.node(header.NodeId); n != nil {
+		if n.concealsAttribute(attr) {
+			return 0, fuse.ENODATA
+		}
 		if size, err, ok := n.getOpenXattr(attr, dest); ok {
 			return uint32(max(size, 0)), toStatus(err)
 		}

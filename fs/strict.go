@@ -1,0 +1,179 @@
+package fs
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// A mount can forbid set-id bits and file capabilities (nosuid), devices (nodev), programs (noexec) and symbolic links
+// (nosymfollow). The kernel checks that on the mount that a program comes through, which is ours, not the one that SOURCE is
+// on. So our mount is made with the flags that SOURCE's mount has. Where another filesystem is mounted below SOURCE with more
+// flags, or SOURCE gets more of them later, nodes there are shown without what the flags forbid: without set-id bits and file
+// capabilities, as devices of no number, without execute bits. Programs can still map such a file with PROT_EXEC or
+// execute it by an entry of an ACL, and symbolic links there are followed.
+
+// strictness is a set of such flags, as statfs(2) has them.
+type strictness uint32
+
+const (
+	noSetID   strictness = unix.ST_NOSUID
+	noDevices strictness = unix.ST_NODEV
+	noExec    strictness = unix.ST_NOEXEC
+	noFollow  strictness = 0x2000 // ST_NOSYMFOLLOW
+)
+
+// mountWords are the words for them, of mount(8) and of mountinfo, and the flags of mount(2).
+var mountWords = []struct {
+	flag  strictness
+	word  string
+	mount uintptr
+}{
+	{noSetID, "nosuid", unix.MS_NOSUID},
+	{noDevices, "nodev", unix.MS_NODEV},
+	{noExec, "noexec", unix.MS_NOEXEC},
+	{noFollow, "nosymfollow", unix.MS_NOSYMFOLLOW},
+}
+
+// strictnessOf returns the flags of the mount that path is on.
+func strictnessOf(path string) strictness {
+	var st unix.Statfs_t
+	if unix.Statfs(path, &st) != nil {
+		return 0
+	}
+	return strictness(st.Flags) & (noSetID | noDevices | noExec | noFollow)
+}
+
+// mountFlags returns the flags of mount(2) that ask for s.
+func (s strictness) mountFlags() (flags uintptr) {
+	for _, w := range mountWords {
+		if s&w.flag != 0 {
+			flags |= w.mount
+		}
+	}
+	return flags
+}
+
+// strictMounts knows how much stricter than our own mount the mounts are that files are on.
+type strictMounts struct {
+	own   strictness
+	table atomic.Pointer[map[uint64]strictness] // by the kernel's number of the mount
+	stop  *os.File                              // closed to end watch
+	done  chan struct{}                         // closed when watch has ended
+}
+
+// newStrictMounts starts a goroutine, which close ends.
+func newStrictMounts(own strictness) (*strictMounts, error) {
+	s := &strictMounts{own: own, done: make(chan struct{})}
+	mounts, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	stopped, stop, err := os.Pipe()
+	if err != nil {
+		mounts.Close()
+		return nil, err
+	}
+	s.stop = stop
+	s.read()
+	go s.watch(mounts, stopped)
+	return s, nil
+}
+
+// watch reads the mounts again whenever they change.
+func (s *strictMounts) watch(mounts, stopped *os.File) {
+	defer close(s.done)
+	defer mounts.Close()
+	defer stopped.Close()
+	on := []unix.PollFd{{Fd: int32(mounts.Fd()), Events: unix.POLLPRI}, {Fd: int32(stopped.Fd()), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(on, -1)
+		switch {
+		case err == unix.EINTR:
+		case err != nil || on[1].Revents != 0:
+			return
+		default:
+			s.read()
+		}
+	}
+}
+
+func (s *strictMounts) close() {
+	s.stop.Close()
+	<-s.done
+}
+
+// read makes the table.
+func (s *strictMounts) read() {
+	mounts, err := readMounts()
+	if err != nil {
+		return // the old one is better than none
+	}
+	table := make(map[uint64]strictness, len(mounts))
+	for _, m := range mounts {
+		table[m.number] = m.strict &^ s.own
+	}
+	s.table.Store(&table)
+}
+
+// of returns by how much the mount of a number is stricter than ours.
+func (s *strictMounts) of(mount uint64) strictness {
+	table := *s.table.Load()
+	more, known := table[mount]
+	if !known && mount != 0 {
+		s.read() // it is new, and watch has not come to it
+		more = (*s.table.Load())[mount]
+	}
+	return more
+}
+
+// conceal takes from st what the mount that n was found on forbids. A node that was found on several has it from all.
+func (fs *fileSystem) conceal(n *node, st *unix.Statx_t) {
+	more := fs.strict.of(st.Mnt_id)
+	if more != 0 {
+		n.strict.Or(uint32(more))
+	}
+	if more = strictness(n.strict.Load()); more == 0 {
+		return
+	}
+	st.Mode &^= uint16(n.concealed())
+	if n.kind == unix.S_IFCHR || n.kind == unix.S_IFBLK {
+		if more&noDevices != 0 {
+			st.Rdev_major, st.Rdev_minor = 0, 0
+		}
+	}
+}
+
+// concealed returns the mode bits of n that are not shown.
+func (n *node) concealed() (bits uint32) {
+	more := strictness(n.strict.Load())
+	if more == 0 || !n.isRegular() {
+		return 0 // set-id bits of directories are about new files
+	}
+	if more&noSetID != 0 {
+		bits |= unix.S_ISUID | unix.S_ISGID
+	}
+	if more&noExec != 0 {
+		bits |= 0111
+	}
+	return bits
+}
+
+// concealsAttribute reports whether n is shown without an extended attribute that it may have.
+func (n *node) concealsAttribute(name string) bool {
+	return strictness(n.strict.Load())&noSetID != 0 && name == "security.capability"
+}
+
+// parseStrictness reads the options of a mount in mountinfo.
+func parseStrictness(options string) (s strictness) {
+	for option := range strings.SplitSeq(options, ",") {
+		for _, w := range mountWords {
+			if option == w.word {
+				s |= w.flag
+			}
+		}
+	}
+	return s
+}
