@@ -62,19 +62,26 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
 	mark := c.signature.snapshot()
-	fd, errno := fs.openContent(n, flags)
+	adrift := false
+	fd, errno := fs.openContent(n, flags, adrift)
+	if thread := uint64(in.Pid) + 1; errno == syscall.ESTALE && c.refused.Swap(thread) == thread {
+		// The kernel looked the path up again and came back: it is no path but another open of the file (/proc/self/fd).
+		c.refused.Store(0)
+		adrift = true
+		fd, errno = fs.openContent(n, flags, adrift)
+	}
 	if (errno == syscall.EACCES || errno == syscall.EPERM) && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
 		// A file that may be written but not read: without pages of the kernel's there is nothing to read for.
-		fd, errno = fs.openContent(n, flags&^unix.O_ACCMODE|unix.O_WRONLY)
+		fd, errno = fs.openContent(n, flags&^unix.O_ACCMODE|unix.O_WRONLY, adrift)
 		direct = true
 	}
 	if errno == syscall.EPERM && flags&unix.O_NOATIME != 0 {
-		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME)
+		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME, adrift)
 	}
 	appendOnly := false
 	if errno == syscall.EPERM && in.Flags&unix.O_APPEND != 0 {
 		// A file that may only be appended to. Pages of the kernel's could not be written back to their place.
-		if fd, errno = fs.openContent(n, flags|unix.O_APPEND); errno == 0 {
+		if fd, errno = fs.openContent(n, flags|unix.O_APPEND, adrift); errno == 0 {
 			appendOnly, direct = true, true
 		}
 	}
@@ -104,13 +111,14 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	return fuse.OK
 }
 
-// openContent opens n's bytes.
-func (fs *fileSystem) openContent(n *node, flags int) (int, syscall.Errno) {
+// openContent opens n's bytes by its name, where it has one. ESTALE makes the kernel look the path up again, which may lead to
+// another file by now. With adrift, n need not be where its name leads.
+func (fs *fileSystem) openContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
 	for {
 		n.mu.Lock()
 		where := n.where
-		if n.fd >= 0 || where.parent == nil {
-			n.mu.Unlock()
+		n.mu.Unlock()
+		if adrift || where.parent == nil {
 			fd, errno := fs.hold(n)
 			if errno != 0 {
 				return -1, errno
@@ -119,7 +127,6 @@ func (fs *fileSystem) openContent(n *node, flags int) (int, syscall.Errno) {
 			content, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
 			return content, toErrno(err)
 		}
-		n.mu.Unlock()
 		fd, again, errno := fs.openContentAt(n, where, flags)
 		if !again {
 			return fd, errno
@@ -127,7 +134,7 @@ func (fs *fileSystem) openContent(n *node, flags int) (int, syscall.Errno) {
 	}
 }
 
-// openContentAt opens n's bytes by its name, which saves opening it twice. again says that n moved meanwhile.
+// openContentAt opens n's bytes at where. again says that n moved meanwhile.
 func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, again bool, errno syscall.Errno) {
 	parent, errno := fs.hold(where.parent)
 	if errno != 0 {

@@ -81,6 +81,9 @@ type content struct {
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
 	filled atomic.Bool
 
+	// refused is 1 more than the number of the thread whose open was last sent to look the path up again.
+	refused atomic.Uint64
+
 	// opened is an open of the file that may have been closed by now, or nil.
 	opened atomic.Pointer[openFile]
 }
@@ -114,8 +117,17 @@ func (n *node) content() *content {
 func (n *node) isRegular() bool { return n.kind == unix.S_IFREG }
 
 // hold returns an O_PATH descriptor of n, opening it if needed, that stays open until unhold. It must be called without any
-// node.names. ESTALE says that n is no longer where it was.
+// node.names. ESTALE says that n is no longer where it was, and that no program has it open.
 func (fs *fileSystem) hold(n *node) (int, syscall.Errno) {
+	fd, errno := fs.holdByName(n)
+	if errno == syscall.ESTALE && fs.followOpen(n) {
+		return fs.holdByName(n)
+	}
+	return fd, errno
+}
+
+// holdByName is hold for a node that has a descriptor or a name.
+func (fs *fileSystem) holdByName(n *node) (int, syscall.Errno) {
 	for {
 		n.mu.Lock()
 		if n.fd >= 0 {
@@ -162,6 +174,50 @@ func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again 
 	fs.adoptLocked(n, fd)
 	n.users++
 	return fd, false, 0
+}
+
+// followOpen gives n a descriptor of what a program has open, after somebody took its name away in SOURCE, and reports
+// whether there is one. It looks at every open file: that happens once a file.
+func (fs *fileSystem) followOpen(n *node) bool {
+	for _, fd := range fs.opensOf(n) {
+		// The open may end meanwhile, and its number be another's. openVerified would tell, as it does here.
+		path, err := fs.openat(unix.AT_FDCWD, procPath(fd), unix.O_PATH, 0)
+		if err != nil {
+			continue
+		}
+		var st unix.Statx_t
+		if statx(path, "", &st) != nil || identify(&st) != n.identity {
+			unix.Close(path)
+			continue
+		}
+		n.mu.Lock()
+		if n.fd >= 0 || n.dropped {
+			unix.Close(path)
+		} else {
+			fs.adoptLocked(n, path)
+		}
+		n.mu.Unlock()
+		return true
+	}
+	return false
+}
+
+// opensOf returns the descriptors by which programs have n open.
+func (fs *fileSystem) opensOf(n *node) (fds []int) {
+	if n.kind == unix.S_IFDIR {
+		for _, d := range fs.dirs.all() {
+			if d.node == n {
+				fds = append(fds, d.fd)
+			}
+		}
+		return fds
+	}
+	for _, of := range fs.files.all() {
+		if of.node == n {
+			fds = append(fds, of.fd)
+		}
+	}
+	return fds
 }
 
 // adoptLocked makes fd the node's descriptor. n.mu is held and n has none.
@@ -227,6 +283,9 @@ func (fs *fileSystem) stat(n *node, st *unix.Statx_t) syscall.Errno {
 		}
 		n.mu.Unlock()
 		again, errno := fs.statAt(n, where, st)
+		if errno == syscall.ESTALE && fs.followOpen(n) {
+			continue
+		}
 		if !again {
 			return errno
 		}
