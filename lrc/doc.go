@@ -20,7 +20,8 @@
 // The base of a replica is the bytes it had when it last agreed with home. BaseHome says that home still has those
 // bytes, so no copy exists. Any other Base names a copy that the caller keeps for that page: bases are made only when
 // home is about to change under a tracked replica, and all replicas of a page that agree share one. A replica is tracked
-// when a program may be storing into it; an untracked one has no base, for it cannot differ.
+// when a program may be storing into it; an untracked one has no base, for it cannot differ. BaseZero is the base of memory that
+// a program may be storing into before anything was brought there: it is tracked, stale, and compared with zeros.
 //
 // A page is
 //
@@ -31,6 +32,7 @@
 // # The rules, by the numbers of docs/consistency.md
 //
 //	Fill       Pending, Collected…, Stale, Updated        (1, 5)
+//	Expose     Stale, the above or Evicted, Track, Hollow (9)
 //	Release    Release, Drained, Redrop, Drained…         (2)
 //	Collect    Pending, KeepBases, Collected              (3)
 //	CPU write  Pending, Collected…, KeepBases, CPUWrote   (4)

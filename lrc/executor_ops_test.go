@@ -61,6 +61,7 @@ func (x *executor) do(s model.Step) []byte {
 		if !s.Lazy {
 			x.acquire(s)
 		}
+		x.expose(s)
 	case model.Unmap, model.Kill:
 		m := x.mappings[s.Client]
 		if m.writable {
@@ -227,22 +228,80 @@ func (x *executor) writers(d int, p page.Index) bool {
 	return false
 }
 
+// expose brings what is stale on the client's device up to date, or gives it up where nobody uses it, and tracks what the client may
+// store into.
+func (x *executor) expose(s model.Step) {
+	o, d := x.owner(s.Client), x.layout.Device(s.Client)
+	for _, u := range x.f.Stale(x.all(), o) {
+		for p := u.Range.Start; p < u.Range.End; p++ {
+			one := page.Range{Start: p, End: p + 1}
+			switch {
+			case u.Mode == ModeFill, u.Mode == ModePatch && u.Base == BaseZero:
+			case u.Mode == ModePatch, x.othersMap(s.Client, p):
+				x.refresh(one, d)
+			default:
+				x.logf("%v gives up page %d", o, p)
+				x.dropBases(x.f.Evicted(one, o))
+				delete(x.devices[d], p)
+			}
+		}
+	}
+	if m := x.mappings[s.Client]; m.writable {
+		x.track(m.pages, d)
+		x.hollow(m.pages, d)
+	}
+}
+
+// hollow tracks memory of zeros where the device has nothing.
+func (x *executor) hollow(rg page.Range, d int) {
+	for p := rg.Start; p < rg.End; p++ {
+		if x.devices[d][p] == nil {
+			x.devices[d][p] = &replicaMemory{make([]byte, page.Size), make([]byte, page.Size)}
+			x.logf("gpu%d may store into page %d, which it does not have", d, p)
+		}
+	}
+	if x.fault != unwatched {
+		x.f.Hollow(rg, versions.GPU(d))
+	}
+}
+
+// othersMap reports whether another client maps page p on the client's device.
+func (x *executor) othersMap(client model.Client, p page.Index) bool {
+	for c, m := range x.mappings {
+		if c != client && x.layout.Device(c) == x.layout.Device(client) && m.pages.Contains(p) {
+			return true
+		}
+	}
+	return false
+}
+
 func (x *executor) acquire(s model.Step) {
-	rg, o, d := x.within(s), x.owner(s.Client), x.layout.Device(s.Client)
+	rg := x.within(s)
 	x.flush((rg.Start - x.first).Offset(), rg.Bytes(), false)
+	x.refresh(rg, x.layout.Device(s.Client))
+}
+
+// refresh brings pages up to date on a device.
+func (x *executor) refresh(rg page.Range, d int) {
+	o := versions.GPU(d)
 	x.collect(rg, false)
 	for _, u := range x.f.Stale(rg, o) {
-		x.logf("%v %v of %v, base %d", u.Mode, u.Range, o, u.Base)
+		x.logf("%v %v of %v, base %v", u.Mode, u.Range, o, u.Base)
 		for p := u.Range.Start; p < u.Range.End; p++ {
 			x.update(p, d, u)
 		}
 	}
-	for _, run := range x.f.Untracked(rg, o) {
+	x.track(rg, d)
+}
+
+// track tracks the pages that a device has and that programs may store into.
+func (x *executor) track(rg page.Range, d int) {
+	for _, run := range x.f.Untracked(rg, versions.GPU(d)) {
 		for p := run.Start; p < run.End; p++ {
 			if x.writers(d, p) {
 				m := x.devices[d][p]
 				m.agreed = bytes.Clone(m.data)
-				x.f.Track(page.Range{Start: p, End: p + 1}, o)
+				x.f.Track(page.Range{Start: p, End: p + 1}, versions.GPU(d))
 			}
 		}
 	}
@@ -257,7 +316,7 @@ func (x *executor) update(p page.Index, d int, u Update) {
 	case u.Mode != ModePatch || x.fault == copiedOver:
 		copy(m.data, x.home[p])
 	default:
-		base := x.bases[executorBase{p, u.Base}]
+		base := x.base(p, u.Base)
 		if base == nil && x.fault != forgottenBase && x.fault != oldTail {
 			x.failf("page %d of device %d is patched without its base %d", p, d, u.Base)
 		}
@@ -323,17 +382,16 @@ func (x *executor) dontNeed(s model.Step) {
 	}
 	for p := rg.Start; p < rg.End; p++ {
 		one := page.Range{Start: p, End: p + 1}
-		others := false
-		for c, m := range x.mappings {
-			others = others || c != s.Client && x.layout.Device(c) == d && m.pages.Contains(p)
-		}
-		if others || len(x.f.Draining(one)) > 0 {
+		if x.othersMap(s.Client, p) || len(x.f.Draining(one)) > 0 {
 			continue
 		}
 		x.collect(one, false)
 		if len(x.modified(one, d)) == 0 {
 			x.dropBases(x.f.Evicted(one, x.owner(s.Client)))
 			delete(x.devices[d], p)
+			if x.mappings[s.Client].writable {
+				x.hollow(one, d)
+			}
 		}
 	}
 }
@@ -360,7 +418,11 @@ func (x *executor) untrack() {
 	for d := range x.devices {
 		for p := x.all().Start; p < x.all().End; p++ {
 			if !x.writers(d, p) {
-				x.dropBases(x.f.Untrack(page.Range{Start: p, End: p + 1}, versions.GPU(d)))
+				one := page.Range{Start: p, End: p + 1}
+				x.dropBases(x.f.Untrack(one, versions.GPU(d)))
+				if !slices.Contains(x.f.Holders(one), versions.GPU(d)) {
+					delete(x.devices[d], p) // it was hollow
+				}
 			}
 		}
 	}

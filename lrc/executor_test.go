@@ -31,6 +31,8 @@ const (
 	tornAgreement
 	// heldAgain lets a release return although the kernel holds one of its pages again.
 	heldAgain
+	// unwatched does not look for stores into memory that nothing was brought to.
+	unwatched
 )
 
 // edge is where random programs have their pages in the file: on both sides of the edge of a segment, and so far from its
@@ -178,6 +180,14 @@ func (x *executor) each(off, n int64, fn func(p page.Index, from, to, at int64))
 	}
 }
 
+// base returns base b of page p, nil if it was not kept.
+func (x *executor) base(p page.Index, b Base) []byte {
+	if b == BaseZero {
+		return make([]byte, page.Size)
+	}
+	return x.bases[executorBase{p, b}]
+}
+
 func (x *executor) putBase(k executorBase, b []byte) {
 	if x.bases[k] != nil {
 		x.failf("base %d of page %d is made while there is one", k.base, k.page)
@@ -235,7 +245,7 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 	merged := bytes.Clone(mine)
 	agrees := true
 	if c.Base != BaseHome {
-		base := x.bases[executorBase{p, c.Base}]
+		base := x.base(p, c.Base)
 		if base == nil {
 			if x.fault != forgottenBase {
 				x.failf("%v of page %d is collected without its base %d", c.Owner, p, c.Base)
@@ -247,11 +257,14 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 			x.overlaps += int64(Merge3(bytes.Clone(mine)[:n], base[:n], mine[:n], x.home[p][:n]))
 			mergeWordwise(merged, base, mine, x.home[p])
 		} else {
-			x.overlaps += int64(Merge3(merged[:n], base[:n], mine[:n], x.home[p][:n]))
+			overlaps := int64(Merge3(merged[:n], base[:n], mine[:n], x.home[p][:n]))
+			if c.Base != BaseZero {
+				x.overlaps += overlaps
+			}
 		}
 		agrees = bytes.Equal(merged, mine)
 	}
-	x.logf("collect page %d of %v, base %d, agrees %v", p, c.Owner, c.Base, agrees)
+	x.logf("collect page %d of %v, base %v, agrees %v", p, c.Owner, c.Base, agrees)
 	copy(x.home[p], merged[:x.valid(p)])
 	if x.fault == oldTail {
 		x.f.runs.update(one, func(s *state) {

@@ -209,7 +209,7 @@ func (f *File) Collected(ranges []page.Range, o versions.Owner, agrees bool) (ke
 			// The old base is free to be named again only if the owner was alone in using it.
 			keep = append(keep, PageBase{run, s.freeBase()})
 		}
-		if old != BaseHome && s.soleUser(old, o) {
+		if old.kept() && s.soleUser(old, o) {
 			drop = append(drop, PageBase{run, old})
 		}
 	})
@@ -360,10 +360,30 @@ func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageB
 
 // ownBase returns the base that o has and nobody else, BaseHome if there is none.
 func (s *state) ownBase(o versions.Owner) Base {
-	if r := s.find(o); r != nil && r.tracked && s.soleUser(r.base, o) {
+	if r := s.find(o); r != nil && r.tracked && r.base.kept() && s.soleUser(r.base, o) {
 		return r.base
 	}
 	return BaseHome
+}
+
+// Hollow says that programs may store into the memory of o for those pages of rg that o does not hold, and that it has zeros there.
+// Such a replica is tracked and stale, with BaseZero.
+func (f *File) Hollow(rg page.Range, o versions.Owner) {
+	f.change(rg, func(s *state) {
+		if s.find(o) == nil {
+			s.addHollow(o)
+		}
+	})
+	f.checkInvariants(rg)
+}
+
+// TrackedBy returns the runs of rg that o tracks with a base that wanted reports true of.
+func (f *File) TrackedBy(rg page.Range, o versions.Owner, wanted func(b Base) bool) (out []page.Range) {
+	has := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && wanted(r.base) }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), has, func(run page.Range, _ *state) {
+		out = page.AppendRange(out, run)
+	})
+	return out
 }
 
 // Untracked returns the runs of rg that o holds without being tracked, after an acquire of them.
@@ -422,7 +442,7 @@ func (f *File) Track(rg page.Range, o versions.Owner) {
 }
 
 // Untrack says that no program stores into the replicas of o in rg any more. Pages that are pending stay tracked: their
-// bases are still needed.
+// bases are still needed. Of hollow ones o holds nothing then.
 func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 	// Callers do this again and again, and mostly there is nothing to be done: then nothing has changed.
 	var ranges []page.Range
@@ -435,6 +455,10 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 	})
 	f.changeAll(ranges, func(s *state) {
 		r := s.find(o)
+		if r.base == BaseZero {
+			s.remove(o)
+			return
+		}
 		r.tracked, r.base = false, BaseHome
 	})
 	f.checkInvariants(rg)
@@ -455,9 +479,9 @@ func (f *File) Evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 // keptBases returns every base of rg that is a copy, each once.
 func (f *File) keptBases(rg page.Range) (kept []PageBase) {
 	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
-		seen := map[Base]bool{BaseHome: true}
+		seen := map[Base]bool{}
 		for i := range s.replicas {
-			if r := &s.replicas[i]; r.tracked && !seen[r.base] {
+			if r := &s.replicas[i]; r.tracked && r.base.kept() && !seen[r.base] {
 				seen[r.base] = true
 				kept = append(kept, PageBase{run, r.base})
 			}
@@ -485,7 +509,8 @@ func (f *File) Truncated(n page.Index) (drop []PageBase) {
 }
 
 // Replaced says that somebody changed home in rg unseen. Every replica is stale and untracked from now on and nothing is
-// pending any more: a caller that wants to keep what a device modified calls Updated for those pages.
+// pending any more: a caller that wants to keep what a device modified calls Updated for those pages. Hollow replicas stay
+// what they are, for what they are compared with has not changed.
 func (f *File) Replaced(rg page.Range) (drop []PageBase) {
 	drop = f.keptBases(rg)
 	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
@@ -496,7 +521,9 @@ func (f *File) Replaced(rg page.Range) (drop []PageBase) {
 		s.home = s.released
 		for i := range s.replicas {
 			r := &s.replicas[i]
-			r.base, r.tracked = BaseHome, false
+			if r.base != BaseZero {
+				r.base, r.tracked = BaseHome, false
+			}
 		}
 	})
 	f.checkInvariants(rg)
@@ -543,11 +570,11 @@ type Counts struct {
 	Resident, Tracked, Stale, Pending int64
 }
 
-// Count counts the pages that owner o holds.
+// Count counts the pages that owner o holds, but for hollow ones into which nothing was released.
 func (f *File) Count(o versions.Owner) (c Counts) {
 	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
 		r := s.find(o)
-		if r == nil {
+		if r == nil || r.base == BaseZero && !r.pending(s.home) {
 			return
 		}
 		c.Resident += run.Len()

@@ -72,6 +72,8 @@ func (s *state) fault() string {
 			return "a replica has a release of another that home does not have"
 		case r.tracked && r.base == BaseHome && r.stale(s.home):
 			return "a tracked replica is stale, and has no base but home"
+		case r.tracked && r.base == BaseZero && !r.stale(s.home):
+			return "a hollow replica is not stale"
 		case !r.tracked && r.pending(s.home):
 			return "a pending replica is not tracked"
 		case !r.tracked && r.base != BaseHome:

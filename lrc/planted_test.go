@@ -23,6 +23,7 @@ func TestPlantedFaults(t *testing.T) {
 		{"a replica is copied over", copiedOver, 20_000},
 		{"agreement is read twice", tornAgreement, 60_000},
 		{"the kernel holds a page again", heldAgain, 60_000},
+		{"stores into pages that were not brought are not found", unwatched, 20_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

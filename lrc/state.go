@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -15,8 +16,26 @@ import (
 // bases of its page, and says nothing about other pages.
 type Base uint32
 
-// BaseHome says that home still has the bytes.
-const BaseHome Base = 0
+const (
+	// BaseHome says that home still has the bytes.
+	BaseHome Base = 0
+	// BaseZero is a page of zeros, of which nobody keeps a copy. It is the base of memory that a program may be storing into
+	// although nothing was ever brought there (Hollow).
+	BaseZero Base = 1 << 30
+)
+
+func (b Base) String() string {
+	switch b {
+	case BaseHome:
+		return "home"
+	case BaseZero:
+		return "zeros"
+	}
+	return strconv.FormatUint(uint64(b), 10)
+}
+
+// kept reports whether b names a copy that the caller keeps.
+func (b Base) kept() bool { return b != BaseHome && b != BaseZero }
 
 // replica is what is known of a page on one device.
 type replica struct {
@@ -45,6 +64,7 @@ func (r *replica) stale(home versions.Vector) bool { return !r.v.Dominates(home)
 //   - replicas are in ascending order of owner, each owner once, the CPU never;
 //   - without replicas the vectors are empty: nobody is left who could be behind;
 //   - a tracked replica with BaseHome is not stale: when home moved on, its base was kept;
+//   - a replica with BaseZero is stale: it never had home's bytes;
 //   - a pending replica is tracked;
 //   - an untracked replica has BaseHome.
 type state struct {
@@ -107,6 +127,26 @@ func (s *state) remove(o versions.Owner) {
 	}
 }
 
+// addHollow adds a replica of o that holds zeros, which are not home's bytes. It is stale by a release that home has and the
+// replica has not: where there is none, home counts as a write of the CPU that everybody else has seen.
+func (s *state) addHollow(o versions.Owner) {
+	behind := false
+	for other := range s.home.Owners() {
+		behind = behind || other != o
+	}
+	if !behind {
+		s.released = s.released.Next(versions.CPU)
+		n := s.released.Get(versions.CPU)
+		s.home = s.home.With(versions.CPU, n)
+		for i := range s.replicas {
+			s.replicas[i].v = s.replicas[i].v.With(versions.CPU, n)
+		}
+	}
+	r := s.add(o)
+	r.v = versions.Vector{}.With(o, s.released.Get(o))
+	r.tracked, r.base = true, BaseZero
+}
+
 // uses reports whether a replica has base b.
 func (s *state) uses(b Base) bool {
 	for i := range s.replicas {
@@ -151,8 +191,10 @@ func (s *state) String() string {
 		if r.tracked {
 			b.WriteString(" tracked")
 		}
-		if r.base != BaseHome {
+		if r.base.kept() {
 			fmt.Fprintf(&b, " base %d", r.base)
+		} else if r.base == BaseZero {
+			b.WriteString(" hollow")
 		}
 		if r.pending(s.home) {
 			b.WriteString(" pending")

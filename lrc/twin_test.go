@@ -156,6 +156,8 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 		each(func(rg page.Range) { a.bases("drop", f.Replaced(rg)) })
 	case 9:
 		each(f.CPURead)
+	case 10:
+		each(func(rg page.Range) { f.Hollow(rg, e.owner) })
 	}
 }
 
@@ -205,7 +207,7 @@ func TestFileAgainstPages(t *testing.T) {
 		var single [count]File
 		for range rapid.IntRange(1, 50).Draw(t, "events") {
 			e := twinEvent{
-				kind:   rapid.IntRange(0, 9).Draw(t, "event"),
+				kind:   rapid.IntRange(0, 10).Draw(t, "event"),
 				owner:  versions.GPU(rapid.IntRange(0, 3).Draw(t, "device")),
 				agrees: rapid.Bool().Draw(t, "flag"),
 			}

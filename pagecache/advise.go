@@ -173,22 +173,23 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 			return err
 		}
 		// Only what home has is dropped: pages stored into since the release stay.
+		drop := []page.Range{r}
 		if m.writable {
 			modified, err := f.modifiedLocked(ctx, m.h, r)
 			if err != nil {
 				f.lostLocked(m.dev, err)
 				return m.dev.fault(err)
 			}
-			keep := []page.Range{r}
-			for _, x := range modified {
-				keep = page.Subtract(keep, x)
-			}
-			for _, k := range keep {
-				f.dropBasesLocked(f.lrc.Evicted(k, m.dev.owner))
-			}
-			continue
+			drop = subtract(drop, modified)
 		}
-		f.dropBasesLocked(f.lrc.Evicted(r, m.dev.owner))
+		for _, d := range drop {
+			if err := f.giveUpLocked(ctx, m.h, d); err != nil {
+				return err
+			}
+			if m.writable {
+				f.hollowLocked(m.h, d)
+			}
+		}
 	}
 	return nil
 }

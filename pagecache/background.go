@@ -130,7 +130,7 @@ func (f *File) refreshBases(ctx context.Context) {
 // refresh brings the stale pages that h tracks up to date.
 func (f *File) refresh(ctx context.Context, h *holding) error {
 	f.mu.Lock()
-	tracked := f.lrc.Tracked(page.Range{End: f.lrc.End()}, h.dev.owner)
+	tracked := f.lrc.TrackedBy(page.Range{End: f.lrc.End()}, h.dev.owner, notHollow)
 	f.mu.Unlock()
 	for _, run := range tracked {
 		for part := range cut(run, batchPages) {
@@ -146,7 +146,7 @@ func (f *File) refresh(ctx context.Context, h *holding) error {
 func (f *File) refreshPart(ctx context.Context, h *holding, part page.Range) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, run := range f.lrc.Tracked(part, h.dev.owner) {
+	for _, run := range f.lrc.TrackedBy(part, h.dev.owner, notHollow) {
 		if err := f.acquireAllLocked(ctx, h, run); err != nil {
 			return err
 		}

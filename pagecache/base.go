@@ -150,6 +150,9 @@ var freeBlocks = sync.Pool{New: func() any { return new(baseBlock) }}
 
 // at returns base b of page p, nil if it is not there. Several may call it at once while nobody changes the bases.
 func (s *bases) at(p page.Index, b lrc.Base) *pageBytes {
+	if b == lrc.BaseZero {
+		return zeroPage
+	}
 	if x := s.blocks[baseKey{int64(p) / basePages, b}]; x != nil {
 		return x.pages[p%basePages]
 	}

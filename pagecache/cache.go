@@ -116,6 +116,8 @@ type device struct {
 	info  gpubackend.Info
 	owner versions.Owner
 	lost  atomic.Bool
+	// zeros are the digests of pages of zeros. Immutable.
+	zeros []gpubackend.Digest
 	// cost is what CPU reads take from the device; protected by Cache.costs. copies are those that wait.
 	cost   *cost.Source
 	copies copyQueue
@@ -169,7 +171,7 @@ func New(o Options) (*Cache, error) {
 		seen[info.Ordinal] = true
 		c.devices = append(c.devices, &device{
 			Device: d, info: info, owner: versions.GPU(info.Ordinal), cost: cost.NewSource(deviceLatency, deviceBandwidth),
-			freed: make(chan struct{}, 1),
+			freed: make(chan struct{}, 1), zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
 		})
 	}
 	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {

@@ -159,7 +159,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 			}
 			return err
 		}
-		for _, run := range f.lrc.Tracked(rg, o) {
+		for _, run := range f.lrc.TrackedBy(rg, o, notHollow) {
 			if err := f.rebaseZeroedLocked(h, o, run, bytes); err != nil {
 				return err
 			}
@@ -247,7 +247,7 @@ func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
 			}
 			return err
 		}
-		for _, run := range runs {
+		for _, run := range subtract(runs, f.lrc.TrackedBy(whole, h.dev.owner, hollow)) {
 			run = run.Intersect(f.fileRangeLocked())
 			kept[h] = append(kept[h], run)
 			for part := range cut(run, batchPages) {

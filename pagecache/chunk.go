@@ -141,7 +141,9 @@ func (c *chunk) merge(i int) error {
 		}
 		// What lies past end of file is nobody's.
 		n := max(min(c.size-at.Offset(), page.Size), 0)
-		overlap += int64(lrc.Merge3(h[:n], base[:n], m[:n], h[:n]))
+		if both := lrc.Merge3(h[:n], base[:n], m[:n], h[:n]); c.runs[i].Base != lrc.BaseZero {
+			overlap += int64(both)
+		}
 		copy(h[n:], m[n:])
 		if !bytes.Equal(h, m) {
 			c.differ[i] = page.AppendRange(c.differ[i], page.Range{Start: at, End: at + 1})

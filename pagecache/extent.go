@@ -42,7 +42,10 @@ type extent struct {
 	// like, whatever they mapped and released. doubtful says that digests were taken from the device's bytes after that, which
 	// need not be home's. Both last as long as the extent, and are protected by File.mu.
 	writable, doubtful bool
-	// agreed has the digest of every tracked page's base; nil until a page is tracked. Protected by File.mu, but that the
+	// littered says that something may be left in pages that the device does not hold, by a transfer that failed. Otherwise they
+	// have zeros, but for what a client stored who was given the memory for writing. Protected by File.mu.
+	littered bool
+	// agreed has the digest of every tracked page's base; nil while all of these are zeros. Protected by File.mu, but that the
 	// digests do not change while scans counts somebody who reads them without it: then who wants to change one
 	// replaces the array.
 	agreed []gpubackend.Digest
@@ -169,7 +172,7 @@ func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte)
 // agreedAt returns the agreed digests of the pages of part, which lie in x, for reading.
 func (x *extent) agreedAt(part page.Range) []gpubackend.Digest {
 	if x.agreed == nil {
-		x.agreed = make([]gpubackend.Digest, x.size>>page.Shift)
+		x.agreed = slices.Repeat(x.dev.zeros[:1], int(x.size>>page.Shift))
 	}
 	first := x.pages().Start
 	return x.agreed[part.Start-first : part.End-first]

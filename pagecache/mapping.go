@@ -138,7 +138,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		}
 		m.record(m.off, m.len, began)
 	}
-	if err := m.export(); err != nil {
+	if err := m.export(ctx); err != nil {
 		m.ended.Do(func() { m.leave() })
 		return nil, err
 	}
@@ -168,13 +168,19 @@ func (m *Mapping) Device() gpubackend.Info { return m.dev.info }
 // written through.
 func (m *Mapping) Extents() []Extent { return m.extents }
 
-// export fills in the extents. The mapping pins them.
-func (m *Mapping) export() error {
+// export fills in the extents, whose bytes the client may see. The mapping pins them.
+func (m *Mapping) export(ctx context.Context) error {
+	if err := m.f.refreshExposed(ctx, m); err != nil {
+		return err
+	}
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	err := m.dev.gone()
 	if err != nil {
 		m.f.letGoLocked(m.dev)
+		return err
+	}
+	if err := m.f.exposeLocked(ctx, m); err != nil {
 		return err
 	}
 	m.exported = true

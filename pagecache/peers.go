@@ -131,6 +131,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		})
 	}
 	if err := h.dev.CopyPeer(ctx, pieces); err != nil {
+		h.litter(ranges)
 		return nil, err
 	}
 	arrived = ranges
@@ -138,6 +139,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		if arrived, err = f.comparedLocked(ctx, h, source, ranges); err != nil {
 			return nil, err
 		}
+		h.litter(subtract(ranges, arrived))
 	}
 	f.dropBasesLocked(f.lrc.Updated(arrived, h.dev.owner, false))
 	n := int64(0)
@@ -162,6 +164,7 @@ func (f *File) comparedLocked(ctx context.Context, h, source *holding, ranges []
 	}
 	found, err := h.dev.Modified(ctx, scans)
 	if err != nil {
+		h.litter(ranges)
 		return nil, err
 	}
 	for i, part := range parts {

@@ -107,10 +107,13 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	var asked []gpubackend.Scan
 	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.dev.owner) {
 		h.each(run, func(x *extent, part page.Range) {
-			s := scan{x, part, x.agreedAt(part)}
-			x.scans++
-			scans = append(scans, s)
-			asked = append(asked, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: s.agreed})
+			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
+				if x.agreed != nil {
+					x.scans++
+				}
+				scans = append(scans, scan{x, part, agreed})
+				asked = append(asked, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})
+			})
 		})
 	}
 	f.mu.Unlock()
@@ -161,6 +164,9 @@ func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 	if h.extents[s.x.index] != s.x {
 		return nil // lost with its device
 	}
+	if s.x.agreed == nil {
+		return nil // zeros, as before
+	}
 	now := s.x.agreedAt(s.pages)
 	if &now[0] == &s.agreed[0] {
 		s.x.scans--
@@ -177,24 +183,29 @@ func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 
 // modifiedLocked is modified for callers that hold mu.
 func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
+	var scans []gpubackend.Scan
+	var parts []page.Range
 	for _, run := range f.lrc.Tracked(rg, h.dev.owner) {
 		h.each(run, func(x *extent, part page.Range) {
-			if err != nil {
-				return
-			}
-			var found [][]page.Range
-			found, err = h.dev.Modified(ctx, []gpubackend.Scan{{
-				Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: x.agreedAt(part),
-			}})
-			if err != nil {
-				return
-			}
-			for _, r := range found[0] {
-				modified = page.AppendRange(modified, page.Range{Start: part.Start + r.Start, End: part.Start + r.End})
-			}
+			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
+				scans = append(scans, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})
+				parts = append(parts, part)
+			})
 		})
 	}
-	return modified, err
+	if len(scans) == 0 {
+		return nil, nil
+	}
+	found, err := h.dev.Modified(ctx, scans)
+	if err != nil {
+		return nil, err
+	}
+	for i, part := range parts {
+		for _, r := range found[i] {
+			modified = page.AppendRange(modified, page.Range{Start: part.Start + r.Start, End: part.Start + r.End})
+		}
+	}
+	return modified, nil
 }
 
 // dropKernelPages has the kernel write its dirty pages of the runs home and forget all of them. The caller holds no lock.

@@ -210,6 +210,9 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 		p.run(called)
 	}
 	h.reads.wait = p.lacks
+	if p.err != nil {
+		h.litter([]page.Range{wide})
+	}
 	// After an error pieces may be there that come after one that is not.
 	next = part.End
 	fills, filled := int64(0), page.Range{}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -132,13 +134,24 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	return inBundles(ctx, parts, func(p part) { copy(p.mem, p.host) })
 }
 
+// leastHole is the bytes from which making a hole is faster than storing zeros.
+const leastHole = 64 << 10
+
 func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
 	done, err := d.use(1, func(int) (*memory, error) { return d.own(mem, off, n) })
 	if err != nil {
 		return err
 	}
 	defer done()
-	data := mem.(*memory).data[off : off+n]
+	m := mem.(*memory)
+	data := m.data[off : off+n]
+	if n >= leastHole && !d.poison {
+		// Zeros take no memory as holes, and what is one already costs nothing.
+		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+		if err := ctx.Err(); err != nil || unix.Fallocate(int(m.file.Fd()), punch, off, n) == nil {
+			return err
+		}
+	}
 	pieces := (len(data) + pieceSize - 1) / pieceSize
 	return inPieces(ctx, pieces, func(i int) {
 		clear(data[i*pieceSize : min((i+1)*pieceSize, len(data))])

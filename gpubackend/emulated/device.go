@@ -35,6 +35,7 @@ type device struct {
 	// immutable
 	info    gpubackend.Info
 	key     *gpubackend.DigestKey
+	zero    gpubackend.Digest // of a page of zeros
 	poison  bool
 	buffers buffers
 
@@ -79,6 +80,7 @@ func New(o Options) (gpubackend.Device, error) {
 			CopyEngines: o.CopyEngines,
 		},
 		key:     o.Key,
+		zero:    o.Key.Sum(make([]byte, page.Size)),
 		poison:  o.Poison,
 		buffers: buffers{poison: o.Poison},
 	}, nil

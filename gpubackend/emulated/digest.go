@@ -2,6 +2,9 @@ package emulated
 
 import (
 	"context"
+	"errors"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -28,7 +31,49 @@ func (d *device) Digests(ctx context.Context, mem gpubackend.Memory, off int64, 
 type stretch struct {
 	scan     int // which scan
 	from, to int // its pages, counted from the scan's first
+	hole     bool
 	modified []page.Range
+}
+
+// appendHole appends the pages [from, to) of a scan that the memfd has nothing of: they are zeros, and looking at them would fill
+// them with zeros.
+func appendHole(stretches []stretch, scan int, agreed []gpubackend.Digest, from, to int, zero gpubackend.Digest) []stretch {
+	if from == to {
+		return stretches
+	}
+	x := stretch{scan: scan, from: from, to: to, hole: true}
+	for i := from; i < to; i++ {
+		if agreed[i] != zero {
+			x.modified = page.AppendRange(x.modified, page.Range{Start: page.Index(i), End: page.Index(i + 1)})
+		}
+	}
+	return append(stretches, x)
+}
+
+// fewPages is the most pages that are looked at without asking which of them the memfd has.
+const fewPages = 16
+
+// eachData calls fn for the runs of n pages at off that the memfd may have something of, counted from the first.
+func (m *memory) eachData(off int64, n int, fn func(from, to int)) {
+	end := off + int64(n)<<page.Shift
+	for at := off; at < end; {
+		from, to := at, end
+		if n > fewPages {
+			var err error
+			if from, err = unix.Seek(int(m.file.Fd()), at, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) || err == nil && from >= end {
+				return
+			}
+			if err == nil {
+				to, err = unix.Seek(int(m.file.Fd()), from, unix.SEEK_HOLE)
+			}
+			if err != nil {
+				from, to = at, end
+			}
+		}
+		from, to = (from-off)>>page.Shift, (min(to, end)-off+page.Size-1)>>page.Shift
+		fn(int(from), int(to))
+		at = off + to<<page.Shift
+	}
 }
 
 func (d *device) Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error) {
@@ -41,12 +86,20 @@ func (d *device) Modified(ctx context.Context, scans []gpubackend.Scan) ([][]pag
 	defer done()
 	var stretches []stretch
 	for i, s := range scans {
-		for from := 0; from < len(s.Agreed); from += pagesAPiece {
-			stretches = append(stretches, stretch{scan: i, from: from, to: min(from+pagesAPiece, len(s.Agreed))})
-		}
+		last := 0
+		s.Mem.(*memory).eachData(s.Off, len(s.Agreed), func(from, to int) {
+			stretches = appendHole(stretches, i, s.Agreed, last, from, d.zero)
+			for last = to; from < to; from += pagesAPiece {
+				stretches = append(stretches, stretch{scan: i, from: from, to: min(from+pagesAPiece, to)})
+			}
+		})
+		stretches = appendHole(stretches, i, s.Agreed, last, len(s.Agreed), d.zero)
 	}
 	err = inPieces(ctx, len(stretches), func(i int) {
 		x := &stretches[i]
+		if x.hole {
+			return
+		}
 		s := &scans[x.scan]
 		x.scanPages(d.key, s.Mem.(*memory).data[s.Off:], s.Agreed)
 	})

@@ -32,7 +32,10 @@
 //   - A page drains from the publication of a release until the kernel dropped it. Collects leave it alone meanwhile,
 //     but for a read request. If a program writes the whole page meanwhile, the kernel holds it again, without the
 //     released bytes: it is dropped once more before the release returns.
-//   - A program uses a page of a lazy mapping only after it acquired it, as one uses a page after DONTNEED.
+//   - A program loads from a page of a lazy mapping only after it acquired it, as from a page after DONTNEED. It may store into
+//     it before: the page is compared with zeros then, so that stores of zero are not found.
+//   - Who maps a part of a file can look at all that the device has of it. So stale bytes go at every Map, or become current
+//     where somebody uses them.
 //   - With write-back caching, a write that makes the file longer is written back at once. The kernel may do that at any
 //     time, and nothing has to be said about two sizes of a file.
 package model

@@ -1,6 +1,9 @@
 package model
 
-import "maps"
+import (
+	"bytes"
+	"maps"
+)
 
 // within returns the pages of s that its client maps.
 func (m *Model) within(s Step) (start, end int) {
@@ -38,6 +41,47 @@ func (m *Model) mapRange(s Step) {
 		start, end := m.within(s)
 		m.acquire(s.Client, start, end)
 	}
+	m.expose(s.Client)
+}
+
+// expose prepares what the client's device has of the file for being looked at as a whole, whatever the client maps of it: stale
+// bytes go, or become current where somebody else uses the page. Where the client may store, stores will be found.
+func (m *Model) expose(c Client) {
+	o := m.owner(c)
+	for p, pg := range m.pages {
+		if r := pg.replicas[o]; r != nil && r.stale(pg.homeV) && !r.hollow {
+			if r.tracked || m.mapped(o, p, false, c) {
+				m.refresh(o, p)
+			} else {
+				m.remove(p, o)
+			}
+		}
+		if mp := m.mappings[c]; mp.writable && mp.start <= p && p < mp.end {
+			m.track(o, p)
+		}
+	}
+}
+
+// track sees to it that stores into page p of o will be found, also where home's bytes were never brought there.
+func (m *Model) track(o owner, p int) {
+	pg := m.pages[p]
+	r := pg.replicas[o]
+	switch {
+	case r == nil:
+		v := vector{}
+		v[o] = pg.released[o]
+		pg.replicas[o] = &replica{data: make([]byte, PageSize), base: make([]byte, PageSize), v: v, tracked: true, unfilled: true, hollow: true}
+	case !r.tracked:
+		r.tracked = true
+		copy(r.base, pg.home)
+	}
+}
+
+func (r *replica) join(home vector) {
+	for w, n := range home {
+		r.v[w] = max(r.v[w], n)
+	}
+	r.unfilled, r.hollow = false, false
 }
 
 // acquire brings the pages [start, end) up to date on the client's device, rule 5.
@@ -46,28 +90,31 @@ func (m *Model) acquire(c Client, start, end int) {
 	m.flush(int64(start)*PageSize, int64(end-start)*PageSize, false)
 	for p := start; p < end; p++ {
 		m.mappings[c].fetched[p] = true
-		pg := m.pages[p]
-		m.collect(p, false)
-		r := pg.replicas[o]
-		switch {
-		case r == nil:
-			r = &replica{data: append([]byte{}, pg.home...), base: append([]byte{}, pg.home...), v: maps.Clone(pg.homeV)}
-			pg.replicas[o] = r
-		case r.v.behind(pg.homeV):
-			for i := range r.data {
-				if !r.tracked || (pg.home[i] != r.base[i] && r.data[i] == r.base[i]) {
-					r.data[i] = pg.home[i]
-				}
-			}
-			copy(r.base, pg.home)
-			for w, n := range pg.homeV {
-				r.v[w] = max(r.v[w], n)
+		m.refresh(o, p)
+	}
+}
+
+// refresh brings page p of o up to date.
+func (m *Model) refresh(o owner, p int) {
+	pg := m.pages[p]
+	m.collect(p, false)
+	r := pg.replicas[o]
+	switch {
+	case r == nil:
+		r = &replica{data: append([]byte{}, pg.home...), base: append([]byte{}, pg.home...), v: maps.Clone(pg.homeV)}
+		pg.replicas[o] = r
+	case r.stale(pg.homeV):
+		for i := range r.data {
+			if !r.tracked || (pg.home[i] != r.base[i] && r.data[i] == r.base[i]) {
+				r.data[i] = pg.home[i]
 			}
 		}
-		if !r.tracked && m.mapped(o, p, true, nobody) {
-			r.tracked = true
-			copy(r.base, pg.home)
-		}
+		copy(r.base, pg.home)
+		r.join(pg.homeV)
+	}
+	if !r.tracked && m.mapped(o, p, true, nobody) {
+		r.tracked = true
+		copy(r.base, pg.home)
 	}
 }
 
@@ -174,6 +221,9 @@ func (m *Model) dontNeed(s Step) {
 			if !m.modified(p, o) {
 				m.remove(p, o)
 				m.mappings[s.Client].fetched[p] = false
+				if m.mappings[s.Client].writable {
+					m.track(o, p)
+				}
 			}
 		}
 	}
@@ -201,7 +251,9 @@ func (m *Model) untrack() {
 	for p, pg := range m.pages {
 		for o, r := range pg.replicas {
 			if r.tracked && !pg.pending(o) && !m.mapped(o, p, true, nobody) {
-				r.tracked = false
+				if r.tracked = false; r.hollow {
+					m.remove(p, o)
+				}
 			}
 		}
 	}
@@ -247,11 +299,15 @@ func (m *Model) Legal(s Step) bool {
 	}
 }
 
-// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it.
+// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It may store
+// into others, but for zeros, which nobody would find.
 func (m *Model) reachable(s Step) bool {
 	mp := m.mappings[s.Client]
 	for p := int(s.Off / PageSize); int64(p)*PageSize < s.Off+s.Len; p++ {
-		if !mp.fetched[p] || m.pages[p].replicas[m.owner(s.Client)] == nil {
+		switch {
+		case p < mp.start || p >= mp.end, m.pages[p].replicas[m.owner(s.Client)] == nil, s.Op == Load && !mp.fetched[p]:
+			return false
+		case !mp.fetched[p] && bytes.IndexByte(s.Bytes(), 0) >= 0:
 			return false
 		}
 	}

@@ -29,7 +29,13 @@ type replica struct {
 	v          vector
 	// tracked says that programs may store into it.
 	tracked bool
+	// unfilled says that home's bytes were never brought here; hollow that the base is zeros besides, because nothing that
+	// programs stored came home either.
+	unfilled, hollow bool
 }
+
+// stale reports whether home has something that r lacks.
+func (r *replica) stale(home vector) bool { return r.unfilled || r.v.behind(home) }
 
 // kernelPage is one page in the kernel's page cache.
 type kernelPage struct {
@@ -177,13 +183,17 @@ func (m *Model) collect(p int, entering bool) {
 			if r.data[i] == r.base[i] {
 				continue
 			}
-			if pg.home[i] != r.base[i] && pg.home[i] != r.data[i] {
+			if pg.home[i] != r.base[i] && pg.home[i] != r.data[i] && !r.hollow {
 				m.Overlaps++
 			}
 			pg.home[i] = r.data[i]
 		}
 		copy(r.base, r.data)
+		r.hollow = false
 		pg.homeV[o] = r.v[o]
+		if n := m.valid(p); bytes.Equal(pg.home[:n], r.data[:n]) {
+			r.join(pg.homeV)
+		}
 	}
 }
 
@@ -241,7 +251,7 @@ func (m *Model) shrink(size int64) {
 		}
 		pg.kernel.present, pg.kernel.dirty = false, false
 		for _, r := range pg.replicas {
-			r.v = maps.Clone(pg.released)
+			r.v, r.unfilled, r.hollow = maps.Clone(pg.released), false, false
 		}
 		pg.homeV = maps.Clone(pg.released)
 	})
@@ -336,7 +346,7 @@ func (m *Model) Verify() error {
 			if pg.released.behind(r.v) || pg.released.behind(pg.homeV) {
 				return fmt.Errorf("page %d: a vector is ahead of what was released", p)
 			}
-			if r.v.behind(pg.homeV) {
+			if r.stale(pg.homeV) {
 				continue
 			}
 			if r.tracked && !bytes.Equal(r.base[:n], pg.home[:n]) {

@@ -1,0 +1,215 @@
+package pagecache
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// Who is given the memory of an extent can look at all of it, whatever he mapped. So nothing may be there that he could not read
+// in the file: bytes that were overwritten, punched out or cut off since they were brought to the device. These are the pages that
+// it holds stale. Pages that it does not hold have zeros; whoever takes pages from the device zeroes them.
+
+// zeroPages is the most pages of zeros that are compared in one scan, 64 MiB.
+const zeroPages = 1 << 14
+
+func hollow(b lrc.Base) bool    { return b == lrc.BaseZero }
+func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
+
+// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. While all of them are zeros there are
+// none of x's own.
+func (x *extent) eachAgreed(part page.Range, fn func(part page.Range, agreed []gpubackend.Digest)) {
+	if x.agreed != nil {
+		fn(part, x.agreedAt(part))
+		return
+	}
+	for some := range cut(part, zeroPages) {
+		fn(some, x.dev.zeros[:some.Len()])
+	}
+}
+
+// agreeOnZeros makes the digests of part those of zeros.
+func (x *extent) agreeOnZeros(part page.Range) {
+	for some := range cut(part, zeroPages) {
+		copy(x.agreeOn(some), x.dev.zeros)
+	}
+}
+
+// litter says that something may be left in pages of ranges that the device does not hold.
+func (h *holding) litter(ranges []page.Range) {
+	for _, rg := range ranges {
+		h.each(rg, func(x *extent, _ page.Range) { x.littered = true })
+	}
+}
+
+// giveUpLocked forgets what h has of the pages of rg, of which nothing is pending, and zeroes them.
+func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) error {
+	f.dropBasesLocked(f.lrc.Evicted(rg, h.dev.owner))
+	return f.zeroLocked(ctx, h, rg)
+}
+
+// zeroLocked zeroes pages that h does not hold.
+func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
+	f.changed(rg)
+	h.each(rg, func(x *extent, part page.Range) {
+		if err == nil {
+			err = h.dev.Zero(ctx, x.mem, part.Offset()-x.index*x.size, part.Bytes())
+		}
+	})
+	if err != nil {
+		h.litter([]page.Range{rg})
+		f.lostLocked(h.dev, err)
+		return h.dev.fault(err)
+	}
+	return nil
+}
+
+// extentsOf returns all pages of the extents that m maps.
+func (m *Mapping) extentsOf() page.Range {
+	return page.Range{
+		Start: extentPages(m.h.indexOf(m.pages.Start), m.h.extentSize).Start,
+		End:   extentPages(m.h.indexOf(m.pages.End-1), m.h.extentSize).End,
+	}
+}
+
+// exposure is what has to be done before a client is given memory.
+type exposure struct {
+	fetch  []page.Range // stale, and used by somebody
+	giveUp []page.Range // stale, and used by nobody
+	absent []page.Range // not held
+}
+
+// exposureLocked looks at all that m's client will be able to see.
+func (f *File) exposureLocked(m *Mapping) (e exposure) {
+	stale := f.lrc.Stale(m.extentsOf(), m.dev.owner)
+	if len(stale) == 0 {
+		return e
+	}
+	var used []tracking
+	for _, u := range stale {
+		switch {
+		case u.Mode == lrc.ModeFill:
+			e.absent = page.AppendRange(e.absent, u.Range)
+		case u.Mode == lrc.ModePatch && u.Base == lrc.BaseZero:
+			// Zeros, and what programs stored there since.
+		case u.Mode == lrc.ModePatch:
+			e.fetch = page.AppendRange(e.fetch, u.Range)
+		default:
+			used = f.splitLocked(u.Range, func(o *Mapping) bool { return o != m && o.h == m.h })
+			for _, part := range used {
+				if part.track {
+					e.fetch = page.AppendRange(e.fetch, part.pages)
+				} else {
+					e.giveUp = page.AppendRange(e.giveUp, part.pages)
+				}
+			}
+		}
+	}
+	return e
+}
+
+// refreshExposed brings most of what exposeLocked would have to, without holding File.mu all the time.
+func (f *File) refreshExposed(ctx context.Context, m *Mapping) error {
+	f.mu.Lock()
+	e := f.exposureLocked(m)
+	f.mu.Unlock()
+	for _, rg := range e.fetch {
+		if _, err := f.acquire(ctx, m.h, rg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exposeLocked makes every byte that m's client will be able to see current, or zero, and sees to it that whatever he stores into
+// his pages will be found. Nothing of that may change before he has the memory.
+func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
+	h := m.h
+	e := f.exposureLocked(m)
+	for _, rg := range e.fetch {
+		if err := f.acquireAllLocked(ctx, h, rg); err != nil {
+			return err
+		}
+	}
+	for _, rg := range e.giveUp {
+		if err := f.giveUpLocked(ctx, h, rg); err != nil {
+			return err
+		}
+	}
+	// Clients who had the memory for writing may have stored anywhere.
+	var stored []page.Range
+	h.each(m.extentsOf(), func(x *extent, part page.Range) {
+		if x.writable || x.littered {
+			stored = page.AppendRange(stored, part)
+		}
+	})
+	for _, rg := range intersect(e.absent, stored) {
+		if err := f.zeroLocked(ctx, h, rg); err != nil {
+			return err
+		}
+	}
+	for _, rg := range stored {
+		if err := f.zeroTailLocked(ctx, m, rg); err != nil {
+			return err
+		}
+	}
+	h.each(m.extentsOf(), func(x *extent, _ page.Range) { x.littered = false })
+	if !m.writable {
+		return nil
+	}
+	if err := f.trackLocked(ctx, h, m.pages); err != nil {
+		return err
+	}
+	for _, rg := range intersect(union(e.absent, e.giveUp), []page.Range{m.pages}) {
+		f.hollowLocked(h, rg)
+	}
+	return nil
+}
+
+// hollowLocked looks for stores into the pages of rg that h does not hold. They have zeros.
+func (f *File) hollowLocked(h *holding, rg page.Range) {
+	h.each(rg, func(x *extent, part page.Range) {
+		if x.agreed != nil {
+			x.agreeOnZeros(part)
+		}
+	})
+	f.lrc.Hollow(rg, h.dev.owner)
+}
+
+// zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for writing: they
+// may be using them.
+func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
+	h, owner := m.h, m.dev.owner
+	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})
+	for _, part := range f.splitLocked(tail, func(o *Mapping) bool { return o != m && o.h == h && o.writable }) {
+		if part.track || part.pages.Empty() {
+			continue
+		}
+		f.changed(part.pages)
+		from := max(f.size, part.pages.Offset())
+		var err error
+		h.each(part.pages, func(x *extent, pages page.Range) {
+			if at := max(from, pages.Offset()); err == nil {
+				err = h.dev.Zero(ctx, x.mem, at-x.index*x.size, pages.End.Offset()-at)
+			}
+			past := page.Range{Start: page.Count(from), End: pages.End}
+			for _, run := range f.lrc.TrackedBy(past.Intersect(pages), owner, notHollow) {
+				x.agreeOnZeros(run)
+			}
+		})
+		if err != nil {
+			f.lostLocked(h.dev, err)
+			return h.dev.fault(err)
+		}
+		// Of the page that the file ends in, what it is compared with may have something there as well.
+		last := page.Range{Start: part.pages.Start, End: page.Count(from)}
+		for _, run := range f.lrc.TrackedBy(last, owner, notHollow) {
+			if err := f.rebaseZeroedLocked(h, owner, run, page.From(from)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,315 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
+)
+
+// secret is what nobody may find who maps a file that has it no more.
+var secret = bytes.Repeat([]byte("secret! "), page.Size/8)
+
+const exposedPages = 512 // of one extent
+
+// exposed is a file of an extent full of secrets that somebody maps.
+func exposed(t *testing.T) (*machine, *source) {
+	t.Helper()
+	testdevice.Emulated(t, "the memory is looked at by its descriptor")
+	m := newMachine(t, 1)
+	src := m.file(exposedPages * page.Size)
+	for p := range exposedPages {
+		copy(src.home.data[p*page.Size:], secret)
+	}
+	return m, src
+}
+
+func (m *machine) mapping(src *source, r MapRequest) *Mapping {
+	m.t.Helper()
+	mp, err := m.cache.Map(context.Background(), src, r)
+	require.NoError(m.t, err)
+	return mp
+}
+
+// memoryOf is all that the client of a mapping can look at.
+func memoryOf(t *testing.T, mp *Mapping) (all []byte) {
+	t.Helper()
+	for _, x := range mp.Extents() {
+		b := make([]byte, x.Size)
+		n, err := unix.Pread(int(x.Descriptor.Fd()), b, 0)
+		require.NoError(t, err)
+		require.Equal(t, len(b), n)
+		all = append(all, b...)
+	}
+	return all
+}
+
+// TestSecretsAreNotExposed: whatever was brought to a device, and however it was overwritten since, who maps one page of the file
+// finds nothing in the memory but what the file has.
+func TestSecretsAreNotExposed(t *testing.T) {
+	const size = exposedPages * page.Size
+	zero := make([]byte, size)
+	overwrite := func(t *testing.T, src *source) { src.write(t, 0, zero) }
+	for name, c := range map[string]struct {
+		before func(t *testing.T, m *machine, src *source) // what is done with the secrets
+		erase  func(t *testing.T, src *source)
+	}{
+		"mapped for reading":               {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, false) }, overwrite},
+		"mapped for reading, and unmapped": {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, false).unmap() }, overwrite},
+		"mapped for writing":               {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, overwrite},
+		"mapped and unmapped":              {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() }, overwrite},
+		"mapped lazily": {func(t *testing.T, m *machine, src *source) {
+			p := m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true})
+			_, err := p.Acquire(t.Context(), 0, size/2, false)
+			require.NoError(t, err)
+		}, overwrite},
+		"not needed, then cut": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			p := m.run(src, 0, 0, size, true)
+			require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
+		}, func(t *testing.T, src *source) { src.truncate(t, 0); src.truncate(t, size) }},
+		"not needed, then overwritten": {func(t *testing.T, m *machine, src *source) {
+			p := m.run(src, 0, 0, size, false)
+			require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
+		}, overwrite},
+		"punched out": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, func(t *testing.T, src *source) {
+			require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Len: size}, func(off int64) error {
+				_, err := src.home.WriteAt(zero, off)
+				return err
+			}))
+		}},
+		"cut": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, func(t *testing.T, src *source) {
+			src.truncate(t, 100)
+			src.write(t, 0, zero[:100])
+		}},
+		"stored past end of file": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			src.truncate(t, 10)
+			p := m.run(src, 0, 0, size, true)
+			copy(p.host[10:], bytes.Repeat(secret, exposedPages)[10:])
+			p.unmap()
+		}, func(t *testing.T, src *source) { src.write(t, 0, zero[:10]) }},
+		"stored beside the mapping": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			p := m.attach(m.mapping(src, MapRequest{Len: page.Size, Writable: true}), 0, size, true)
+			copy(p.host[page.Size:], bytes.Repeat(secret, exposedPages-1))
+			p.unmap()
+		}, overwrite},
+		"evicted and brought again": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			m.run(src, 0, 0, size, true).unmap()
+			require.True(t, m.cache.evictAll(t))
+			m.run(src, 0, 0, size, false)
+		}, overwrite},
+		"brought in part": {func(t *testing.T, m *machine, src *source) {
+			p := m.mapping(src, MapRequest{Len: size, Lazy: true})
+			planned := errors.New("planned")
+			m.devices[0].Fail(faulty.CopyIn, 1, planned)
+			_, err := p.Acquire(t.Context(), 0, size, false)
+			require.ErrorIs(t, err, planned)
+			// As a device that copied some of it.
+			x := p.h.extents[0]
+			gpu, mem := m.devices[0].Inner(x.mem)
+			require.NoError(t, gpu.CopyIn(t.Context(), []gpubackend.Copy{{Mem: mem, Off: page.Size, Host: secret}}))
+		}, overwrite},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, r := range []MapRequest{{Len: page.Size}, {Len: page.Size, Lazy: true}, {Len: size, Lazy: true}, {Len: page.Size, Writable: true}} {
+				m, src := exposed(t)
+				c.before(t, m, src)
+				if src.attached.Detached() {
+					t.Fatal("nothing is left to be found")
+				}
+				c.erase(t, src)
+				require.NotContains(t, string(src.home.data), "secret!")
+				mp := m.mapping(src, r)
+				require.Zero(t, bytes.Count(memoryOf(t, mp), []byte("cret")), "%+v", r)
+				require.NoError(t, mp.Unmap(t.Context()))
+			}
+		})
+	}
+}
+
+// keep keeps the File of src from going, by an extent that nobody else looks at.
+func (m *machine) keep(src *source) {
+	m.run(src, 0, 64*exposedPages*page.Size, page.Size, false)
+}
+
+// evictAll evicts what nobody maps, and reports whether there was something.
+func (c *Cache) evictAll(t *testing.T) (any bool) {
+	for {
+		evicted, err := c.evictOne(t.Context(), c.devices[0], false)
+		require.NoError(t, err)
+		if !evicted {
+			return any
+		}
+		any = true
+	}
+}
+
+// TestExposingKeepsWhatOthersDo: somebody who maps a part brings nobody else's stores to an end, and nobody sees his page become
+// something that was never in the file.
+func TestExposingKeepsWhatOthersDo(t *testing.T) {
+	m, src := exposed(t)
+	writer := m.run(src, 0, 0, 4*page.Size, true)
+	reader := m.run(src, 0, 8*page.Size, 4*page.Size, false)
+	writer.store(5, 'x')
+	writer.store(2*page.Size, 'y')
+	src.write(t, page.Size, []byte("now"))
+	src.write(t, 8*page.Size, []byte("now"))
+	late := m.run(src, 0, 16*page.Size, page.Size, false)
+	require.Equal(t, byte('x'), writer.byteAt(5))
+	require.Equal(t, "nowret! ", string(writer.load(page.Size, page.Size+8)), "it was stale, and is not dropped")
+	require.Equal(t, "nowret! ", string(reader.load(0, 8)))
+	require.EqualValues(t, 2, writer.release())
+	require.Equal(t, "secrex! ", string(src.read(t, 0, 8)))
+	require.Equal(t, "nowret! ", string(src.read(t, page.Size, 8)))
+	require.Equal(t, byte('y'), src.read(t, 2*page.Size, 1)[0])
+	late.unmap()
+}
+
+// TestMappingAgainCostsNothing: where all is current, mapping asks the device for nothing.
+func TestMappingAgainCostsNothing(t *testing.T) {
+	m, src := exposed(t)
+	const size = exposedPages * page.Size
+	m.run(src, 0, 0, size, false)
+	count := func() (n int) {
+		for _, op := range []faulty.Op{faulty.CopyIn, faulty.CopyOut, faulty.Zero, faulty.Patch, faulty.Digests, faulty.Modified} {
+			n += m.devices[0].Calls(op)
+		}
+		return n
+	}
+	before := count()
+	for range 3 {
+		m.run(src, 0, 0, size, false)
+		m.mapping(src, MapRequest{Len: page.Size, Lazy: true})
+	}
+	require.Equal(t, before, count())
+}
+
+// TestStoresWithoutAnAcquire: what a program stores into pages of a lazy mapping that it never acquired is released, and merged
+// with what home has there.
+func TestStoresWithoutAnAcquire(t *testing.T) {
+	const size = exposedPages * page.Size
+	m := newMachine(t, 2)
+	src := m.noisyFile(size)
+	want := src.home.bytes(0, size)
+	p := m.attach(m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true}), 0, size, true)
+	put := func(at int) { p.store(at, ^want[at]|1); want[at] = ^want[at] | 1 }
+	require.Zero(t, p.release())
+	put(7)
+	put(3*page.Size + 9)
+	require.EqualValues(t, 2, p.release())
+	require.True(t, bytes.Equal(want, src.read(t, 0, size)))
+	require.Zero(t, m.cache.counters.OverlappingBytes.Load())
+	// Another device changes a page that the first one still has not, and that one stores again.
+	other := m.run(src, 1, 0, size, true)
+	other.store(100, want[100]+1)
+	want[100]++
+	require.EqualValues(t, 1, other.release())
+	put(200)
+	require.EqualValues(t, 1, p.release())
+	require.True(t, bytes.Equal(want, src.read(t, 0, size)))
+	// Acquired at last, with a store under way.
+	put(5*page.Size + 1)
+	p.acquire()
+	require.True(t, bytes.Equal(want, p.all()))
+	require.EqualValues(t, 1, p.release())
+	// Given up and stored into again.
+	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
+	put(9 * page.Size)
+	require.EqualValues(t, 1, p.release())
+	p.unmap()
+	require.NoError(t, src.attached.Sync(nil))
+	require.True(t, bytes.Equal(want, src.home.bytes(0, size)))
+	other.unmap()
+	m.cache.collectDue(t.Context())
+	require.Zero(t, src.attached.bases.n)
+}
+
+// TestStoresWithoutAnAcquireAndSource: somebody changes SOURCE meanwhile.
+func TestStoresWithoutAnAcquireAndSource(t *testing.T) {
+	const size = exposedPages * page.Size
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	p := m.attach(m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true}), 0, size, true)
+	p.store(7, 1)
+	p.store(page.Size, 2)
+	_, err := p.Release(t.Context(), page.Size, page.Size)
+	require.NoError(t, err)
+	_, err = src.home.WriteAt([]byte("under"), 20)
+	require.NoError(t, err)
+	want := src.home.bytes(0, size)
+	changed, err := src.attached.CheckHome()
+	require.NoError(t, err)
+	require.True(t, changed)
+	want[7], want[page.Size] = 1, 2
+	p.release()
+	require.NoError(t, src.attached.Sync(nil))
+	require.True(t, bytes.Equal(want, src.home.bytes(0, size)))
+}
+
+// sparseHome is a backing file of any size that nobody wrote much into.
+type sparseHome struct {
+	*memoryHome
+	size int64
+}
+
+func (h *sparseHome) ReadAt(p []byte, off int64) (int, error) {
+	n := int(min(int64(len(p)), h.size-off))
+	clear(p[:n])
+	return n, nil
+}
+
+func (h *sparseHome) Signature() (Signature, error) {
+	sig, err := h.memoryHome.Signature()
+	sig.Size = h.size
+	return sig, err
+}
+
+type sparseSource struct {
+	*source
+	home *sparseHome
+}
+
+func (s *sparseSource) OpenHome(bool) (Home, error) { return s.home, nil }
+
+// TestSparseMappingTakesNoMemory: releasing a lazy mapping looks at what programs stored, and at nothing else.
+func TestSparseMappingTakesNoMemory(t *testing.T) {
+	testdevice.Emulated(t, "a GPU has no holes in its memory")
+	const size = 64 << 30
+	gpu, err := emulated.New(emulated.Options{Memory: size})
+	require.NoError(t, err)
+	c, err := New(Options{Devices: []gpubackend.Device{gpu}, WriteBackInterval: time.Hour})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
+	src := &sparseSource{source: &source{id: FileID{1, 1}, kernel: &kernel{}}, home: &sparseHome{newHome(0), size}}
+	mp, err := c.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
+	require.NoError(t, err)
+	extents := mp.Extents()
+	_, err = unix.Pwrite(int(extents[3].Descriptor.Fd()), []byte("here"), 12345)
+	require.NoError(t, err)
+	n, err := mp.Release(t.Context(), 0, size)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	blocks := int64(0)
+	for _, x := range extents {
+		var st unix.Stat_t
+		require.NoError(t, unix.Fstat(int(x.Descriptor.Fd()), &st))
+		blocks += st.Blocks
+	}
+	require.LessOrEqual(t, blocks*512, int64(1<<20))
+	src.attached.mu.Lock()
+	defer src.attached.mu.Unlock()
+	require.Zero(t, src.attached.viewLocked().digests)
+}
