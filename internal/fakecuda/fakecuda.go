@@ -23,9 +23,9 @@ func UUID(ordinal int) (id [16]byte) {
 	return id
 }
 
-// Dir builds the library and returns the folder that it is in. It skips the test where there is no C compiler, and fails it
-// where GAIAFS_REQUIRE_TOOLS is set.
-func Dir(t testing.TB) string {
+// Dir builds the library, with flags of the compiler such as -DOLD_DRIVER, and returns the folder that it is in. It skips the
+// test where there is no C compiler, and fails it where GAIAFS_REQUIRE_TOOLS is set.
+func Dir(t testing.TB, flags ...string) string {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
@@ -37,8 +37,8 @@ func Dir(t testing.TB) string {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "libcuda.c")
 	require.NoError(t, os.WriteFile(file, source, 0o600))
-	out, err := exec.Command(compiler, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread",
-		"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(dir, "libcuda.so.1"), file).CombinedOutput()
+	out, err := exec.Command(compiler, append(flags, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"-pthread", "-Wl,-soname,libcuda.so.1", "-o", filepath.Join(dir, "libcuda.so.1"), file)...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return dir
 }

@@ -73,16 +73,9 @@ func TestCUDA(t *testing.T) {
 	}
 }
 
-// TestGraphs has streams captured, by a fake libcuda that has graphs too.
+// TestGraphs has streams captured.
 func TestGraphs(t *testing.T) {
-	fakecuda.Dir(t) // skips where it cannot be built
-	build := func(flags ...string) (dir string) {
-		dir = t.TempDir()
-		run(t, "cc", append(flags, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread",
-			"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(dir, "libcuda.so.1"), "testdata/graphs.c")...)
-		return dir
-	}
-	libcuda, old := build(), build("-DOLD_DRIVER")
+	libcuda, old := fakecuda.Dir(t), fakecuda.Dir(t, "-DOLD_DRIVER")
 	for name := range builds {
 		t.Run(name, func(t *testing.T) {
 			client := compile(t, "cuda", name)

@@ -4,7 +4,10 @@
  *
  * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity, calls
  * on memory need a current context, and nothing can be touched before access was set. A failure is an error and never a
- * crash. What it does not do: kernels, peers, graphs.
+ * crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there, and no sooner:
+ * when somebody waits for the stream, or it has more to do. Host functions run one at a time. While a stream is captured,
+ * what the driver forbids then fails and ends the capture. What it does not do: kernels, peers, and of graphs all but
+ * captures of host functions and waits, which are launched as they are.
  *
  * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a code;
  * cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on standard
@@ -14,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,6 +38,8 @@ enum {
 	INVALID_HANDLE = 400,
 	NOT_READY = 600,
 	NOT_SUPPORTED = 801,
+	CAPTURE_UNSUPPORTED = 900,
+	CAPTURE_INVALIDATED = 901,
 };
 
 #define GRANULARITY ((size_t)2 << 20)
@@ -55,15 +61,33 @@ struct work {
 	void *to;
 	const void *from;
 	size_t n;
+	void *staged;        /* of ordinary host memory: freed once copied */
+	const uint32_t *word; /* a wait, until it has reached value */
+	uint32_t value;
 };
 
 struct stream {
+	struct stream *next; /* of all streams; guarded by mu */
 	struct context *context;
 	pthread_t thread;
 	pthread_mutex_t mu;
 	pthread_cond_t changed;
 	struct work *first, **last;
 	bool busy, ending;
+	int waiters;
+};
+
+enum { MOST_NODES = 16 };
+
+struct object {
+	void *data;
+	void (*destroy)(void *);
+};
+
+struct graph {
+	int nodes, objects;
+	struct work node[MOST_NODES];
+	struct object *kept[MOST_NODES];
 };
 
 struct allocation {
@@ -92,13 +116,19 @@ static bool initialized;
 static int devices;
 static pid_t owner;
 static struct context contexts[MOST_DEVICES];
-static struct stream *defaults[MOST_DEVICES];
+static struct stream *defaults[MOST_DEVICES], *streams;
+static struct stream *captured; /* one at a time */
+static struct graph *capturing;
+static bool invalidated;
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* held by host functions */
+static int allocated;
 static struct mapping *mappings;
 static struct range *ranges;
 static int imported;
 
 static __thread struct context *stack[16];
 static __thread int depth;
+static __thread int thread_mode; /* 0: global, 2: relaxed */
 
 /* fails says with which code the environment wants the call to fail, 0 for not at all. */
 static result fails(const char *name)
@@ -135,10 +165,10 @@ static struct context *current(void) { return depth > 0 ? stack[depth - 1] : NUL
 
 static void leaks(void)
 {
-	if (owner != getpid() || (!imported && !mappings && !ranges))
+	if (owner != getpid() || (!imported && !mappings && !ranges && !allocated))
 		return;
-	fprintf(stderr, "fakecuda: left behind: %d handles, %s, %s\n", imported, mappings ? "mappings" : "no mappings",
-		ranges ? "address ranges" : "no address ranges");
+	fprintf(stderr, "fakecuda: left behind: %d handles, %s, %s, %d allocations\n", imported,
+		mappings ? "mappings" : "no mappings", ranges ? "address ranges" : "no address ranges", allocated);
 	_exit(86);
 }
 
@@ -306,6 +336,43 @@ result cuCtxGetDevice(int *device)
 	return SUCCESS;
 }
 
+/* Captures. */
+
+/* forbidden says what a call fails with that a capture forbids: always, or in threads that did not relax. */
+static result forbidden(bool always)
+{
+	if (!captured || (thread_mode == 2 && !always))
+		return SUCCESS;
+	invalidated = true;
+	return CAPTURE_UNSUPPORTED;
+}
+
+result cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	int old = thread_mode;
+
+	thread_mode = *mode;
+	*mode = old;
+	return SUCCESS;
+}
+
+result cuStreamBeginCapture_v2(struct stream *s, int mode)
+{
+	if (captured || mode != 0)
+		return NOT_SUPPORTED;
+	capturing = calloc(1, sizeof *capturing);
+	invalidated = false;
+	captured = s;
+	return capturing ? SUCCESS : OUT_OF_MEMORY;
+}
+
+result cuStreamIsCapturing(struct stream *s, int *status)
+{
+	ENTER(cuStreamIsCapturing);
+	*status = s && s == captured;
+	return SUCCESS;
+}
+
 /* Memory. */
 
 struct prop {
@@ -382,6 +449,8 @@ result cuMemAddressReserve(address *at, size_t n, size_t alignment, address hint
 
 	ENTER(cuMemAddressReserve);
 	(void)hint;
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	if (!n || n % GRANULARITY || flags || (alignment && (alignment & (alignment - 1))))
 		return INVALID_VALUE;
 	if (alignment < GRANULARITY)
@@ -561,15 +630,26 @@ static void *serve(void *argument)
 			pthread_cond_wait(&s->changed, &s->mu);
 			continue;
 		}
+		if (w->staged && !w->next && !s->waiters && !s->ending) {
+			pthread_cond_wait(&s->changed, &s->mu);
+			continue;
+		}
 		s->first = w->next;
 		if (!s->first)
 			s->last = &s->first;
 		s->busy = true;
 		pthread_mutex_unlock(&s->mu);
-		if (w->call)
+		if (w->call) {
+			pthread_mutex_lock(&one_at_a_time);
 			w->call(w->argument);
-		else
+			pthread_mutex_unlock(&one_at_a_time);
+		} else if (w->word) {
+			while ((int32_t)(__atomic_load_n(w->word, __ATOMIC_ACQUIRE) - w->value) < 0)
+				sched_yield();
+		} else {
 			memmove(w->to, w->from, w->n);
+			free(w->staged);
+		}
 		free(w);
 		pthread_mutex_lock(&s->mu);
 		s->busy = false;
@@ -596,6 +676,16 @@ static struct stream *make_stream(struct context *ctx)
 	return s;
 }
 
+/* list_locked has cuCtxSynchronize find the stream. */
+static struct stream *list_locked(struct stream *s)
+{
+	if (s) {
+		s->next = streams;
+		streams = s;
+	}
+	return s;
+}
+
 /* stream_of finds the stream: small numbers stand for the default one of the current context. */
 static struct stream *stream_of(struct stream *s)
 {
@@ -606,7 +696,7 @@ static struct stream *stream_of(struct stream *s)
 	pthread_mutex_lock(&mu);
 	struct stream **d = &defaults[current()->device];
 	if (!*d)
-		*d = make_stream(current());
+		*d = list_locked(make_stream(current()));
 	s = *d;
 	pthread_mutex_unlock(&mu);
 	return s;
@@ -637,9 +727,29 @@ static result drain(struct stream *s)
 	if (!s)
 		return INVALID_CONTEXT;
 	pthread_mutex_lock(&s->mu);
+	s->waiters++;
+	pthread_cond_broadcast(&s->changed);
 	while (s->first || s->busy)
 		pthread_cond_wait(&s->changed, &s->mu);
+	s->waiters--;
 	pthread_mutex_unlock(&s->mu);
+	return SUCCESS;
+}
+
+/* drain_all waits for all streams of the current context. Nobody destroys one meanwhile. */
+static result drain_all(void)
+{
+	struct context *of = current();
+	struct stream *s;
+
+	if (!of)
+		return INVALID_CONTEXT;
+	pthread_mutex_lock(&mu);
+	s = streams;
+	pthread_mutex_unlock(&mu);
+	for (; s; s = s->next)
+		if (s->context == of)
+			drain(s);
 	return SUCCESS;
 }
 
@@ -650,6 +760,9 @@ result cuStreamCreate(struct stream **s, unsigned flags)
 	if (!current())
 		return INVALID_CONTEXT;
 	*s = make_stream(current());
+	pthread_mutex_lock(&mu);
+	list_locked(*s);
+	pthread_mutex_unlock(&mu);
 	return *s ? SUCCESS : OUT_OF_MEMORY;
 }
 
@@ -663,6 +776,13 @@ result cuStreamDestroy_v2(struct stream *s)
 	pthread_cond_broadcast(&s->changed);
 	pthread_mutex_unlock(&s->mu);
 	pthread_join(s->thread, NULL);
+	pthread_mutex_lock(&mu);
+	for (struct stream **p = &streams; *p; p = &(*p)->next)
+		if (*p == s) {
+			*p = s->next;
+			break;
+		}
+	pthread_mutex_unlock(&mu);
 	free(s);
 	return SUCCESS;
 }
@@ -670,13 +790,53 @@ result cuStreamDestroy_v2(struct stream *s)
 result cuStreamSynchronize(struct stream *s)
 {
 	ENTER(cuStreamSynchronize);
+	if (forbidden(s && s == captured))
+		return CAPTURE_UNSUPPORTED;
 	return drain(s);
 }
 
 result cuCtxSynchronize(void)
 {
 	ENTER(cuCtxSynchronize);
-	return drain(NULL);
+	return forbidden(true) ? CAPTURE_UNSUPPORTED : drain_all();
+}
+
+/* Allocations are host memory, too. Freeing one waits for the whole context. */
+
+result cuMemAlloc_v2(address *at, size_t n)
+{
+	void *p;
+
+	ENTER(cuMemAlloc);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (!n)
+		return INVALID_VALUE;
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
+	if (posix_memalign(&p, 256, n))
+		return OUT_OF_MEMORY;
+	memset(p, 0xa5, n);
+	__atomic_add_fetch(&allocated, 1, __ATOMIC_SEQ_CST);
+	*at = (address)(uintptr_t)p;
+	return SUCCESS;
+}
+
+result cuMemFree_v2(address at)
+{
+	result code;
+
+	ENTER(cuMemFree);
+	if (!at)
+		return INVALID_VALUE;
+	code = forbidden(false);
+	if (!code)
+		code = drain_all();
+	if (code)
+		return code;
+	__atomic_sub_fetch(&allocated, 1, __ATOMIC_SEQ_CST);
+	free((void *)(uintptr_t)at);
+	return SUCCESS;
 }
 
 result cuStreamQuery(struct stream *s)
@@ -704,18 +864,123 @@ result cuStreamGetCtx(struct stream *s, struct context **ctx)
 	return SUCCESS;
 }
 
-result cuStreamIsCapturing(struct stream *s, int *status)
+/* append puts work into the stream, or into the graph that it is captured into. */
+static result append(struct stream *s, struct work w)
 {
-	ENTER(cuStreamIsCapturing);
-	(void)s;
-	*status = 0;
+	if (!s || s != captured)
+		return enqueue(s, w);
+	if (capturing->nodes == MOST_NODES)
+		return OUT_OF_MEMORY;
+	capturing->node[capturing->nodes++] = w;
 	return SUCCESS;
 }
 
 result cuLaunchHostFunc(struct stream *s, void (*call)(void *), void *argument)
 {
 	ENTER(cuLaunchHostFunc);
-	return enqueue(s, (struct work){.call = call, .argument = argument});
+	return append(s, (struct work){.call = call, .argument = argument});
+}
+
+/* A wait for a word of registered memory, by the one comparison that there is: at least value, cyclically. */
+result cuStreamWaitValue32_v2(struct stream *s, address word, uint32_t value, unsigned flags)
+{
+	ENTER(cuStreamWaitValue32);
+	if (flags || word % sizeof(uint32_t))
+		return INVALID_VALUE;
+	return append(s, (struct work){.word = (const uint32_t *)(uintptr_t)word, .value = value});
+}
+
+result cuMemHostRegister_v2(void *at, size_t n, unsigned flags)
+{
+	ENTER(cuMemHostRegister);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
+	return at && n && flags == 3 ? SUCCESS : INVALID_VALUE; /* portable, and mapped */
+}
+
+result cuMemHostGetDevicePointer_v2(address *to, void *at, unsigned flags)
+{
+	ENTER(cuMemHostGetDevicePointer);
+	if (!current())
+		return INVALID_CONTEXT;
+	*to = (address)(uintptr_t)at;
+	return flags ? INVALID_VALUE : SUCCESS;
+}
+
+/* Graphs. */
+
+result cuStreamEndCapture(struct stream *s, struct graph **g)
+{
+	if (s != captured)
+		return INVALID_VALUE;
+	*g = capturing;
+	captured = NULL;
+	return invalidated ? CAPTURE_INVALIDATED : SUCCESS;
+}
+
+static void destroy(struct object *o)
+{
+	o->destroy(o->data);
+	free(o);
+}
+
+#ifndef OLD_DRIVER
+result cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, struct graph **g, const void **nodes, size_t *n)
+{
+	ENTER(cuStreamGetCaptureInfo_v2);
+	(void)id, (void)nodes, (void)n;
+	*status = s && s == captured;
+	*g = *status ? capturing : NULL;
+	return SUCCESS;
+}
+
+result cuUserObjectCreate(struct object **o, void *data, void (*destroy)(void *), unsigned refs, unsigned flags)
+{
+	ENTER(cuUserObjectCreate);
+	if (refs != 1 || flags != 1)
+		return INVALID_VALUE;
+	*o = calloc(1, sizeof **o);
+	**o = (struct object){data, destroy};
+	return SUCCESS;
+}
+
+result cuUserObjectRelease(struct object *o, unsigned refs)
+{
+	if (refs != 1)
+		return INVALID_VALUE;
+	destroy(o);
+	return SUCCESS;
+}
+
+result cuGraphRetainUserObject(struct graph *g, struct object *o, unsigned refs, unsigned flags)
+{
+	ENTER(cuGraphRetainUserObject);
+	if (refs != 1 || flags != 1 || g->objects == MOST_NODES)
+		return INVALID_VALUE;
+	g->kept[g->objects++] = o;
+	return SUCCESS;
+}
+#endif
+
+result cuGraphDestroy(struct graph *g)
+{
+	for (int i = 0; i < g->objects; i++)
+		destroy(g->kept[i]);
+	free(g);
+	return SUCCESS;
+}
+
+/* A graph is launched as it is, without an instance of it. */
+result cuGraphLaunch(struct graph *g, struct stream *s)
+{
+	for (int i = 0; i < g->nodes; i++) {
+		result code = enqueue(s, g->node[i]);
+		if (code)
+			return code;
+	}
+	return SUCCESS;
 }
 
 /* Copies. Addresses are those of the host. A copy from or to what is not mapped is refused as far as it can be known. */
@@ -734,8 +999,22 @@ static result copy(struct stream *s, bool wait, address to, address from, size_t
 
 result cuMemcpyHtoD_v2(address to, const void *from, size_t n)
 {
+	struct work w = {.to = (void *)(uintptr_t)to, .n = n};
+	result code;
+
 	ENTER(cuMemcpyHtoD);
-	return copy(NULL, true, to, (address)(uintptr_t)from, n);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (n == 0)
+		return SUCCESS;
+	w.from = w.staged = malloc(n);
+	if (!w.staged)
+		return OUT_OF_MEMORY;
+	memcpy(w.staged, from, n);
+	code = enqueue(NULL, w);
+	if (code)
+		free(w.staged);
+	return code;
 }
 
 result cuMemcpyDtoH_v2(void *to, address from, size_t n)
