@@ -4,7 +4,7 @@
 
     import gaiafs
 
-    weights = gaiafs.load_safetensors("/mnt/data/model.safetensors", device=0)   # PyTorch tensors, no copy
+    weights = gaiafs.load_safetensors("/mnt/data/model.safetensors", device=0)   # PyTorch tensors, shared
 
     with gaiafs.mmap("/mnt/data/out.bin", device=0, mode="r+") as m:
         with m.acquire():                        # sees what everyone wrote until now
@@ -24,10 +24,10 @@ in the daemon is carried out, and what it would have returned is given back.
 
 from .array import Array
 from .dtypes import DType
-from .errors import Error, FormatError, ReadOnlyWarning
+from .errors import Error, FormatError, MisalignedWarning, ReadOnlyWarning
 from .mapping import Acquired, Mapping, mmap
 from .residency import info, status, warm
-from .safetensors import load_safetensors
+from .safetensors import align, load_safetensors
 
 __version__ = "0.1.0"
 
@@ -37,8 +37,10 @@ __all__ = [
     "DType",
     "Error",
     "FormatError",
+    "MisalignedWarning",
     "Mapping",
     "ReadOnlyWarning",
+    "align",
     "info",
     "load_safetensors",
     "mmap",

@@ -240,8 +240,9 @@ class Connection:
                 c.sent.extend(map(self._sock.send, (frame,), (socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT,)))
             except (IndexError, BlockingIOError):  # another thread was faster, or the daemon is behind: at the next call
                 return
-            except OSError as e:
-                self.lost = self.lost or _gone(e)
+            except OSError:
+                self._sock_ends(c)
+                return
             finally:
                 c.over = True
                 self._tidy()
@@ -280,15 +281,20 @@ class Connection:
 
     def _send(self, c: _Call, frame: bytes) -> None:
         """Sends a request. A record is sent whole or not at all, so that threads need no lock."""
+        if self.lost is not None:
+            raise _again(self.lost)
         try:
             c.sent.extend(map(self._sock.send, (frame,), (socket.MSG_NOSIGNAL,)))
-        except OSError as e:
-            # Whatever fails here, the thread that reads finds out, with the daemon's last words if there are any.
-            c.sent.append(0)
-            try:
-                self._sock.shutdown(socket.SHUT_WR)
-            except OSError:
-                self.lost = self.lost or _gone(e)
+        except OSError:
+            self._sock_ends(c)
+
+    def _sock_ends(self, c: _Call) -> None:
+        """A send failed. The thread that reads finds out why, with the daemon's last words if there are any."""
+        c.sent.append(0)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the daemon closed it before
 
     def _take_reply(self, c: _Call, take: Take) -> None:
         """Gives the frames of a reply to take, up to the last."""
@@ -418,8 +424,18 @@ class Connection:
             self._end(Error(errno.EPROTO, f"the daemon sent a malformed frame: {e}"))
 
     def _end(self, why: Error) -> NoReturn:
-        """Ends the connection. The calls that wait find out when they are woken."""
+        """Ends the connection. The calls that wait find out when they are woken.
+
+        The daemon gets the end of the file, and frees what it had for this process. Closing the socket would do, but another
+        thread may be about to use its number; what has arrived, with the descriptors in it, goes now all the same.
+        """
         if self.lost is None:
+            try:
+                self._sock.shutdown(socket.SHUT_RDWR)
+                while self._sock.recv(1, socket.MSG_DONTWAIT):
+                    pass
+            except OSError:
+                pass  # nothing is left, or the daemon ended it
             self.lost = _again(why)
         raise _again(self.lost) from None
 

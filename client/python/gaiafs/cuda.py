@@ -2,17 +2,24 @@
 
 Ownership: the daemon owns the memory. What is imported here is a right to it, which ends with cuMemUnmap or with the process.
 A forked child must not call the driver: ``drop`` belongs to the process that mapped, ``disown`` to its children.
+
+Captures: while any thread captures a CUDA graph, cuCtxSynchronize fails and ends the capture, whichever thread calls it.
+Finalizers run at any time and in any thread, so they must not call it. ``drop`` waits with cuMemFree instead, which also waits
+for the whole context and, in a thread whose capture mode is relaxed, disturbs no capture.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import errno
+import itertools
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import wire
 from .errors import Error, raise_first
@@ -23,6 +30,9 @@ GRANULARITY = 2 << 20  # of reserved addresses; where a device asks for more, it
 _DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 _DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _READ, _READ_WRITE = 1, 3
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_EXCHANGE = "cuThreadExchangeStreamCaptureMode"
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _ERRNO = {2: errno.ENOMEM, 100: errno.ENODEV, 101: errno.ENODEV, 801: errno.ENOTSUP}
 
 _int, _size, _address, _handle, _pointer = (
@@ -53,7 +63,12 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuCtxPushCurrent_v2": (_pointer,),
     "cuCtxPopCurrent_v2": (_to(_pointer),),
     "cuCtxSynchronize": (),
+    "cuStreamCreate": (_to(_pointer), ctypes.c_uint),
+    "cuStreamDestroy_v2": (_pointer,),
     "cuStreamSynchronize": (_pointer,),
+    "cuThreadExchangeStreamCaptureMode": (_to(_int),),
+    "cuMemAlloc_v2": (_to(_address), _size),
+    "cuMemFree_v2": (_address,),
     "cuMemImportFromShareableHandle": (_to(_handle), _pointer, _int),
     "cuMemAddressReserve": (_to(_address), _size, _size, _address, ctypes.c_ulonglong),
     "cuMemAddressFree": (_address, _size),
@@ -63,6 +78,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuMemRelease": (_handle,),
     "cuMemcpyDtoH_v2": (_pointer, _address, _size),
     "cuMemcpyHtoD_v2": (_address, _pointer, _size),
+    "cuMemcpyDtoDAsync_v2": (_address, _address, _size, _pointer),
     "cuGetErrorName": (_int, _to(ctypes.c_char_p)),
     "cuGetErrorString": (_int, _to(ctypes.c_char_p)),
 }
@@ -97,18 +113,18 @@ class Driver:
     def __init__(self) -> None:
         try:
             library = ctypes.CDLL(LIBRARY)
-            self._functions = {name: getattr(library, name) for name in _SIGNATURES}
+            self.functions = {name: getattr(library, name) for name in _SIGNATURES}
             uuid = getattr(library, "cuDeviceGetUuid_v2", None)
         except (OSError, AttributeError) as e:
             raise Error(
                 errno.ENODEV, f"the mount has GPUs, and {LIBRARY} cannot be loaded ({e}): is NVIDIA's driver installed here?"
             ) from None
         if uuid is not None:
-            self._functions["cuDeviceGetUuid"] = uuid
-        for name, f in self._functions.items():
+            self.functions["cuDeviceGetUuid"] = uuid
+        for name, f in self.functions.items():
             f.argtypes, f.restype = _SIGNATURES[name], _int
-        self._functions["cuDeviceGetUuid"].argtypes = (_pointer, _int)
-        code = self._functions["cuInit"](0)
+        self.functions["cuDeviceGetUuid"].argtypes = (_pointer, _int)
+        code = self.functions["cuInit"](0)
         if code:
             hint = ""
             if code == 3:
@@ -118,9 +134,9 @@ class Driver:
             raise Error(errno.ENODEV, f"CUDA cannot be used: cuInit of {LIBRARY}: {self._words(code)}{hint}")
 
     def call(self, name: str, *arguments: object) -> None:
-        self._check(name, self._functions[name](*arguments))
+        self.check(name, self.functions[name](*arguments))
 
-    def _check(self, name: str, code: int) -> None:
+    def check(self, name: str, code: int) -> None:
         if code:
             raise Error(_ERRNO.get(code, errno.EIO), f"{name}: {self._words(code)}")
 
@@ -128,7 +144,7 @@ class Driver:
         words = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()
-            if self._functions[name](code, ctypes.byref(text)) == 0 and text.value:
+            if self.functions[name](code, ctypes.byref(text)) == 0 and text.value:
                 words.append(text.value.decode("ascii", "replace"))
         return ": ".join(words) or f"error {code}"
 
@@ -159,39 +175,60 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self, device: int, keep: Primary) -> Iterator[None]:
-        """Has a context of the device current: the caller's if it is one, else the primary one, which keep retains."""
-        if self._is_current(device):
-            yield
-            return
-        self.call("cuCtxPushCurrent_v2", keep.retain())
+        """Has a context of the device current: the caller's if it is one, else the primary one, which keep retains.
+
+        Calls within do not disturb a capture in another thread. Interrupts must not reach it: see shelter.py.
+        """
+        visit = _Visit(self)
         try:
+            visit.enter(device, keep)
             yield
         finally:
-            # The stack is the caller's again.
-            self.call("cuCtxPopCurrent_v2", ctypes.byref(_pointer()))
+            collections.deque(visit.leave, 0)
 
-    def call_in(self, device: int, keep: Primary, name: str, *arguments: object) -> None:
-        """Calls with such a context. An interrupt leaves the caller's stack as it was."""
-        if self._is_current(device):
-            self.call(name, *arguments)
-            return
-        context, popped, pop = keep.retain(), ctypes.byref(_pointer()), self._functions["cuCtxPopCurrent_v2"]
-        codes: list[int] = []
+    def call_in(self, device: int, keep: Primary, *calls: tuple[Any, ...]) -> None:
+        """Makes calls with such a context. An interrupt leaves the caller's stack and mode as they were."""
+        visit = _Visit(self)
         try:
-            codes.extend(map(self._functions["cuCtxPushCurrent_v2"], (context,)))
-            if codes[0]:
-                self._check("cuCtxPushCurrent_v2", codes.pop())
-            self.call(name, *arguments)
+            visit.enter(device, keep)
+            for name, *arguments in calls:
+                self.call(name, *arguments)
         finally:
-            for _ in codes:
-                pop(popped)
+            collections.deque(visit.leave, 0)
 
-    def _is_current(self, device: int) -> bool:
+    def is_current(self, device: int) -> bool:
         current, its = _pointer(), _int(-1)
         self.call("cuCtxGetCurrent", ctypes.byref(current))
         if current.value:
             self.call("cuCtxGetDevice", ctypes.byref(its))
         return bool(current.value) and its.value == device
+
+
+class _Visit:
+    """What a thread changes for calls on a device. Running ``leave`` changes it back, in one step of C code."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._mode = ctypes.byref(_int(_RELAXED))
+        self._relaxed: list[int] = []  # what the calls returned, if they were made
+        self._pushed: list[int] = []
+        self.leave = itertools.chain(
+            _if_done("cuCtxPopCurrent_v2", ctypes.byref(_pointer()), driver, self._pushed),
+            _if_done(_EXCHANGE, self._mode, driver, self._relaxed),
+        )
+
+    def enter(self, device: int, keep: Primary) -> None:
+        functions = self._driver.functions
+        self._relaxed.extend(map(functions[_EXCHANGE], (self._mode,)))
+        if not self._driver.is_current(device):
+            self._pushed.extend(map(functions["cuCtxPushCurrent_v2"], (keep.retain(),)))
+            self._driver.check("cuCtxPushCurrent_v2", self._pushed[0])
+
+
+def _if_done(name: str, argument: object, driver: Driver, codes: list[int]) -> Iterator[object]:
+    """Is the call of a function for each code that says success, among those that there are when it is run."""
+    once = itertools.compress(itertools.repeat((argument,)), map(operator.not_, codes))
+    return itertools.starmap(driver.functions[name], once)
 
 
 def current() -> int:
@@ -264,12 +301,10 @@ class DeviceMemory:
         self._handles: list[tuple[int, int]] = []  # imported and not yet mapped, with their sizes
         self._first: int | None = None  # offset in the file of the first extent
         self._base = self._size = self._mapped = 0  # what is reserved, and how much of it is mapped
+        self._token = _address()  # a small allocation, which drop frees to wait for the context
 
     def _current(self) -> contextlib.AbstractContextManager[None]:
         return self._driver.context(self._device, self._primary)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        self._driver.call_in(self._device, self._primary, name, *arguments)
 
     def add(self, place: wire.Extent, fd: int) -> None:
         """Imports an extent. It does not keep fd."""
@@ -289,6 +324,7 @@ class DeviceMemory:
         base = _address()
         call = self._driver.call
         with self._current():
+            self._driver.functions["cuMemAlloc_v2"](ctypes.byref(self._token), 1)  # a full device has none
             call("cuMemAddressReserve", ctypes.byref(base), size, GRANULARITY, 0, 0)
             self._base, self._size = base.value, size
             while self._handles:
@@ -303,10 +339,8 @@ class DeviceMemory:
 
     def settle(self, stream: int | None) -> None:
         """Waits for the kernels and copies that were begun: those of one stream, or all of the device."""
-        if stream is None:
-            self._call("cuCtxSynchronize")
-        else:
-            self._call("cuStreamSynchronize", stream)
+        wait = ("cuCtxSynchronize",) if stream is None else ("cuStreamSynchronize", stream)
+        self._driver.call_in(self._device, self._primary, wait)
 
     def drop(self) -> None:
         """Gives everything back, after the kernels that may use it. The first failure is raised once all was tried."""
@@ -320,12 +354,15 @@ class DeviceMemory:
 
         handles, self._handles = self._handles, []
         base, mapped, size = self._base, self._mapped, self._size
+        token, self._token = self._token, _address()
         self._base = self._mapped = self._size = 0
         try:
             with self._current():
-                if mapped:
-                    attempt("cuCtxSynchronize")  # unlike cudaFree, unmapping waits for nobody
+                if mapped:  # cuMemUnmap waits for nobody
+                    attempt(*(("cuMemFree_v2", token) if token.value else ("cuCtxSynchronize",)))
                     attempt("cuMemUnmap", base, mapped)
+                elif token.value:
+                    attempt("cuMemFree_v2", token)
                 if size:
                     attempt("cuMemAddressFree", base, size)
                 for handle, _ in handles:
@@ -339,11 +376,66 @@ class DeviceMemory:
         """Forgets everything, in a forked child."""
         self._handles = []
         self._base = self._mapped = self._size = 0
+        self._token = _address()
 
     def read(self, at: int, n: int) -> bytes:
         into = ctypes.create_string_buffer(n)
-        self._call("cuMemcpyDtoH_v2", into, at, n)
+        self._driver.call_in(self._device, self._primary, ("cuMemcpyDtoH_v2", into, at, n))
         return into.raw
 
     def write(self, at: int, data: bytes) -> None:
-        self._call("cuMemcpyHtoD_v2", at, data, len(data))
+        """Copies data to the device. The bytes are there when it returns, for the daemon and for every stream."""
+        # From memory that is not pinned, the copy returns when the bytes are in a buffer of the driver's.
+        copy, wait = ("cuMemcpyHtoD_v2", at, data, len(data)), ("cuStreamSynchronize", None)
+        self._driver.call_in(self._device, self._primary, copy, wait)
+
+
+class PrivateMemory:
+    """Memory of a device that is this process's alone, filled by copies within the device."""
+
+    def __init__(self, ordinal: int, size: int, moves: list[tuple[int, int, int]]) -> None:
+        """Allocates. moves are offsets in the memory, each with the address and the size of what is copied there."""
+        self._driver = driver()
+        device = _int()
+        self._driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._device = device.value
+        self._primary = Primary(self._driver, self._device)
+        base, call = _address(), self._driver.call
+        try:
+            with self._driver.context(self._device, self._primary):
+                call("cuMemAlloc_v2", ctypes.byref(base), size)
+                self.base = base.value
+                try:
+                    self._fill(moves)
+                except BaseException:
+                    call("cuMemFree_v2", base)
+                    raise
+        except BaseException:
+            self._primary.release()
+            raise
+
+    def _fill(self, moves: list[tuple[int, int, int]]) -> None:
+        """Queues all copies, and waits once."""
+        stream, call = _pointer(), self._driver.call
+        call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        try:
+            for offset, ptr, n in moves:
+                call("cuMemcpyDtoDAsync_v2", self.base + offset, ptr, n, stream)
+            call("cuStreamSynchronize", stream)
+        finally:
+            call("cuStreamDestroy_v2", stream)
+
+    def read(self, at: int, n: int) -> bytes:
+        into = ctypes.create_string_buffer(n)
+        self._driver.call_in(self._device, self._primary, ("cuMemcpyDtoH_v2", into, at, n))
+        return into.raw
+
+    def drop(self) -> None:
+        """Frees the memory, after the kernels that may use it."""
+        base, self.base = self.base, 0
+        if base:
+            try:
+                with self._driver.context(self._device, self._primary):
+                    self._driver.call("cuMemFree_v2", base)
+            finally:
+                self._primary.release()

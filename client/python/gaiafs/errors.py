@@ -22,6 +22,10 @@ class ReadOnlyWarning(UserWarning):
     """A library was given memory that must not be stored into, and does not know it."""
 
 
+class MisalignedWarning(UserWarning):
+    """Weights were copied, since they do not begin where kernels need them to."""
+
+
 class FormatError(ValueError):
     """A file is not what its name says it is."""
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, SupportsIndex, TypeVar, Union
 
 from . import connection, cuda, dlpack, host, shelter, wire
-from .array import Array, buffer
+from .array import ALIGNMENT, Array, buffer, is_misaligned
 from .dtypes import dtype_of
 from .errors import Error, ReadOnlyWarning, raise_first
 
@@ -202,6 +202,9 @@ class Lease:
     @property
     def ordinal(self) -> int | None:
         return self.window.ordinal
+
+    def read(self, at: int, n: int) -> bytes:
+        return self.window.read(at, n)
 
 
 class Window:
@@ -645,11 +648,12 @@ class Mapping:
     def acquire(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> Acquired:
         """Brings a range up to date, when it returns: every release and every write before is seen.
 
-        Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the end, in the order of
-        stream as ``release`` does.
+        On a GPU it first waits for the work that was begun, of stream or of the whole device, as ``release`` does: bytes
+        change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the end,
+        with the same stream.
         """
         offset, n = self._range(offset, length)
-        stream_of(stream)  # what is none fails here, and not at the end of the block
+        self._window.settle(stream_of(stream))
         return Acquired(self, offset, n, stream, self._window.request(wire.ACQUIRE, offset, n))
 
     def release(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> int:
@@ -686,7 +690,10 @@ class Mapping:
         return self._window.read(self._window.ptr + offset, n)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU."""
+        """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU.
+
+        They are there when it returns. On a GPU the copy comes after what is queued in the default stream.
+        """
         if not self._window.writable:
             raise TypeError("the mapping is read-only: map with mode 'r+'")
         if not isinstance(data, bytes):
@@ -702,13 +709,16 @@ class Mapping:
             raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
         return offset, n
 
-    def array(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Array:
+    def array(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Array:
         """Returns elements of the memory, for every library that speaks DLPack or an array interface.
 
         dtype is a dtype of NumPy or PyTorch, or a name: of either ("float32", "bfloat16", "torch.float32"), NumPy's short one
         ("f4", "<f4") or that of safetensors ("BF16"; mind that "U8" has 8 bits there, and "u8" 8 bytes in NumPy). Without one it
         is uint8. "float" and "int" are refused: they are not the same to NumPy and to PyTorch. Without a shape the array has
         one dimension and goes to the end of the mapping, as far as whole elements and whole bytes do. offset is in bytes.
+
+        ValueError where offset is not a multiple of 16 bytes, which kernels take for granted: with less some of them return
+        wrong values without a word. With misaligned any multiple of the elements' size is accepted.
         """
         t = dtype_of(dtype)
         offset, left = self._part(offset, None)
@@ -724,24 +734,29 @@ class Mapping:
             raise ValueError(f"{bits // 8} bytes at {offset} are not within the mapping's {self._window.length}")
         if t.itemsize and (self._window.ptr + offset) % t.itemsize:
             raise ValueError(f"offset {offset} is not a multiple of the {t.itemsize} bytes of {t}")
+        if not misaligned and is_misaligned(self._window.ptr + offset, bits // 8):
+            raise ValueError(
+                f"offset {offset} is not a multiple of {ALIGNMENT} bytes, which kernels take for granted: some return wrong "
+                f"values with less. Choose another offset, copy the bytes, or pass misaligned=True"
+            )
         return Array(self._window.lease(), self._window.ptr + offset, t, sizes, not self._window.writable)
 
     def buffer(self, offset: int = 0, length: int | None = None) -> memoryview:
         """Returns the memory of an emulated device as bytes; BufferError for a GPU's."""
         offset, n = self._part(offset, length)
-        return buffer(self.array("uint8", (n,), offset))
+        return buffer(self.array("uint8", (n,), offset, misaligned=True))
 
     def numpy(self, dtype: Any = "uint8", shape: Any = None, offset: int = 0) -> Any:
         """Returns a NumPy array of the memory of an emulated device; BufferError for a GPU's.
 
-        dtype is anything that NumPy takes, structured types included.
+        dtype is anything that NumPy takes, structured types included. NumPy's own code accepts any offset.
         """
         import numpy
 
         try:
             t = numpy.dtype(dtype)
         except TypeError:
-            return self.array(dtype, shape, offset).numpy()
+            return self.array(dtype, shape, offset, misaligned=True).numpy()
         if t.hasobject:
             raise TypeError("Python objects cannot be shared with other processes")
         if not t.itemsize:
@@ -756,13 +771,15 @@ class Mapping:
         # Not of the memoryview itself: NumPy looks through it, and would let the array be made writable.
         return numpy.ndarray(sizes, t, numpy.frombuffer(self.buffer(offset, n), numpy.uint8))
 
-    def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Any:
+    def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Any:
         """Returns a PyTorch tensor of the memory, on the mapping's GPU, or on the CPU for an emulated device.
+
+        The arguments are those of ``array``, which also says why offset is a multiple of 16 bytes.
 
         PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process or, on
         a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
         """
-        a = self.array(dtype, shape, offset)
+        a = self.array(dtype, shape, offset, misaligned=misaligned)
         if a.readonly:
             warnings.warn(
                 "PyTorch has no read-only tensors: a store into this one, of a mapping with mode 'r', ends the process or, on "

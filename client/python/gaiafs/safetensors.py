@@ -6,8 +6,7 @@ what the safetensors package (0.8.0) does, but for:
 - a key that appears twice, also in metadata or an entry: the format forbids it, and readers differ on which of the two counts;
 - a header that does not begin with "{", which the format forbids, too;
 - shapes of more than 64 dimensions, which NumPy does not take, and sizes that overflow beside one that is zero: whoever
-  computes the strides of such a tensor would be wrong;
-- tensors that are not aligned to their elements, which load_safetensors copies where it is asked to.
+  computes the strides of such a tensor would be wrong.
 """
 
 from __future__ import annotations
@@ -18,18 +17,22 @@ import json
 import math
 import os
 import struct
+import time
+import warnings
 from typing import Any, NamedTuple
 
-from .array import Array
-from .dtypes import SAFETENSORS, UINT8, DType, numpy_dtype, torch_dtype
-from .errors import Error, FormatError
-from .mapping import Lease, PathLike, check_file, named, open_file, open_window
+from .array import ALIGNMENT, Array, is_misaligned
+from .copies import SLOT, Copies
+from .dtypes import SAFETENSORS, DType
+from .errors import Error, FormatError, MisalignedWarning
+from .mapping import PathLike, Window, check_file, named, open_file, open_window
 
 MAX_HEADER = 100_000_000
 MAX_INDEX = 100_000_000
 MAX_DIMENSIONS = 64
 INDEX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
+STEP = 16 << 20  # bytes that align copies at a time
 
 
 class Tensor(NamedTuple):
@@ -276,7 +279,7 @@ def _installed(name: str) -> bool:
 
 
 def load_safetensors(
-    path: PathLike, device: Any = 0, *, framework: str | None = None, copy_unaligned: bool = False
+    path: PathLike, device: Any = 0, *, framework: str | None = None, misaligned: str = "copy"
 ) -> dict[str, Any]:
     """Returns the tensors of safetensors files, in the one copy that all processes of the machine share on the device.
 
@@ -285,23 +288,56 @@ def load_safetensors(
     the last is gone, so is the mapping. They are of a mapping with mode "r": a store into one ends the process or, on a GPU,
     its CUDA context; clone a tensor to change it.
 
-    The format allows tensors that are not aligned to their elements. Such a one is a ValueError, or with copy_unaligned a
-    copy of its own.
+    The format allows tensors to begin anywhere, and kernels take it for granted that they begin at a multiple of 16 bytes:
+    with less some return wrong values without a word. misaligned says what becomes of tensors that do not begin so.
+
+    - "copy": this process gets copies of them, in one allocation for each file, on the same device. A MisalignedWarning says how
+      much memory that took. Copies show the file as it was when it was loaded: no acquire changes them. Tensors that begin at
+      a multiple of 16 are shared.
+    - "share": they are shared all the same, for programs that know what their kernels need. Tensors that are not even aligned to
+      their elements are copied, since no library takes them.
+    - "error": ValueError.
+
+    ``gaiafs.align`` writes a file whose tensors are aligned.
 
     It blocks until all is on the device. Raises FormatError for a file that is not what the format demands, ImportError where
-    the library is not installed, TypeError where it has no such elements, and what ``gaiafs.mmap`` raises.
+    the library is not installed, TypeError where it has no such elements, and what ``gaiafs.mmap`` raises; ENOMEM also where the
+    device has no room for copies.
     """
+    if misaligned not in ("copy", "share", "error"):
+        raise ValueError(f"misaligned is 'copy', 'share' or 'error', not {misaligned!r}")
     chosen = framework_of(framework)
     tensors: dict[str, Any] = {}
+    copied = _Copied()
     for file, names in shards_of(path).items():
-        for name, tensor in _load(file, names, device, chosen, copy_unaligned).items():
+        for name, tensor in _load(file, names, device, chosen, misaligned, copied).items():
             if name in tensors:
                 raise FormatError(f"{file}: tensor {_shown(name)} is in another file, too")
             tensors[name] = tensor
+    if copied.tensors:
+        warnings.warn(copied.words(os.fsdecode(path), len(tensors)), MisalignedWarning, stacklevel=2)
     return tensors
 
 
-def _load(file: str, names: list[str] | None, device: Any, framework: str, copy: bool) -> dict[str, Any]:
+class _Copied:
+    """What copying took."""
+
+    def __init__(self) -> None:
+        self.tensors = self.memory = 0
+        self.seconds = 0.0
+
+    def words(self, path: str, of: int) -> str:
+        return (
+            f"{path}: {self.tensors} of {of} tensors do not begin at a multiple of {ALIGNMENT} bytes in their file, so this "
+            f"process copied them: {self.memory} bytes of device memory that it shares with no other process, in "
+            f"{1000 * self.seconds:.1f} ms. The copies do not follow changes of the file. To share the tensors, write an aligned "
+            f"file with gaiafs.align or python -m gaiafs align; misaligned='share' shares them as they are"
+        )
+
+
+def _load(
+    file: str, names: list[str] | None, device: Any, framework: str, misaligned: str, copied: _Copied
+) -> dict[str, Any]:
     fds: list[int] = []
     try:
         open_file(file, False, fds)
@@ -318,6 +354,14 @@ def _load(file: str, names: list[str] | None, device: Any, framework: str, copy:
                     raise FormatError(f"the index places tensor {_shown(name)} here, and it is not")
         except FormatError as e:
             raise _about(file, e) from None
+        crooked = [t for t in map(header.tensors.__getitem__, wanted) if is_misaligned(t.begin, t.end - t.begin)]
+        if misaligned == "error" and crooked:
+            raise ValueError(
+                f"{file}: tensor {_shown(crooked[0].name)}, one of {len(crooked)}, begins at byte {crooked[0].begin}, which is "
+                f"not a multiple of {ALIGNMENT}: see misaligned"
+            )
+        if misaligned == "share":
+            crooked = [t for t in crooked if t.dtype.itemsize and t.begin % t.dtype.itemsize]
         try:
             window = open_window(fd, device, False, 0, header.size, lazy=False)
         except Error as e:
@@ -330,29 +374,65 @@ def _load(file: str, names: list[str] | None, device: Any, framework: str, copy:
     if framework == "numpy" and window.ordinal is not None:
         raise ValueError("NumPy cannot use memory of a GPU: install PyTorch, or use framework='array' and its __dlpack__")
     lease = window.lease()
-    return {name: _tensor_of(file, header.tensors[name], lease, framework, copy) for name in wanted}
+    found = {name: Array(lease, window.ptr + t.begin, t.dtype, t.shape, readonly=True)
+             for name, t in header.tensors.items()}  # fmt: skip
+    if crooked:
+        found.update(_copies(file, window, crooked, copied))
+    return {name: _as(found[name], framework) for name in wanted}
 
 
-def _tensor_of(file: str, t: Tensor, lease: Lease, framework: str, copy: bool) -> Any:
-    ptr = lease.window.ptr + t.begin
-    a = Array(lease, ptr, t.dtype, t.shape, readonly=True)
-    if t.dtype.itemsize and ptr % t.dtype.itemsize and a.nbytes:
-        if not copy:
-            raise ValueError(
-                f"{file}: tensor {_shown(t.name)} begins at byte {t.begin}, which is not a multiple of its "
-                f"{t.dtype.itemsize}-byte elements: pass copy_unaligned=True for a copy of it"
-            )
-        if framework == "array":
-            raise ValueError(f"{file}: tensor {_shown(t.name)} is unaligned, and framework='array' makes no copies")
-        a = Array(lease, ptr, UINT8, (a.nbytes,), readonly=True)
-        return _copied(a, t, framework)
+def _copies(file: str, window: Window, crooked: list[Tensor], copied: _Copied) -> dict[str, Array]:
+    begin = time.monotonic()
+    try:
+        copies = Copies(window, [(window.ptr + t.begin, t.end - t.begin) for t in crooked])
+    except Error as e:
+        text = f"{len(crooked)} tensors could not be copied to where they are aligned: {e.strerror}"
+        raise Error(e.errno or errno.EIO, text, file) from None
+    copied.seconds += time.monotonic() - begin
+    copied.tensors += len(crooked)
+    copied.memory += copies.size
+    return {t.name: Array(copies, at, t.dtype, t.shape, readonly=True) for t, at in zip(crooked, copies.at, strict=True)}
+
+
+def _as(a: Array, framework: str) -> Any:
     if framework == "torch":
         return a.torch()
     return a.numpy() if framework == "numpy" else a
 
 
-def _copied(a: Array, t: Tensor, framework: str) -> Any:
-    """Copies the bytes to where they are aligned."""
-    if framework == "torch":
-        return a.torch().clone().view(torch_dtype(t.dtype)).view(t.shape)
-    return a.numpy().copy().view(numpy_dtype(t.dtype)).reshape(t.shape)
+def align(source: PathLike, target: PathLike) -> int:
+    """Writes a safetensors file again with its tensors aligned, and returns how many of them still are not.
+
+    The data begins at a multiple of 256 bytes. The format allows no holes, so tensors whose size is not a multiple of 16 bytes
+    come last, and only the first of them is certain to be aligned. Names, types, shapes, bytes and metadata stay. The files
+    need not be on a mount. FileExistsError where the target exists.
+    """
+    with open(source, "rb") as old:
+        try:
+            h = read_header(old.fileno())
+        except FormatError as e:
+            raise _about(os.fsdecode(source), e) from None
+        order = sorted(h.tensors.values(), key=lambda t: ((t.end - t.begin) % ALIGNMENT != 0, t.begin, t.end))
+        words = {d: word for word, d in SAFETENSORS.items()}
+        entries: dict[str, Any] = {"__metadata__": h.metadata} if h.metadata else {}
+        at = left = 0
+        for t in order:
+            n = t.end - t.begin
+            left += is_misaligned(at, n)
+            entries[t.name] = {"dtype": words[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + n]}
+            at += n
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % SLOT)
+        with open(target, "xb") as new:
+            try:
+                new.write(struct.pack("<Q", len(text)) + text)
+                for t in order:
+                    old.seek(t.begin)
+                    for n in [STEP] * ((t.end - t.begin) // STEP) + [(t.end - t.begin) % STEP]:
+                        if len(part := old.read(n)) != n:
+                            raise FormatError(f"{os.fsdecode(source)}: the file shrank while it was read")
+                        new.write(part)
+            except BaseException:
+                os.unlink(target)
+                raise
+    return left

@@ -1,5 +1,6 @@
 """Connections to daemons that misbehave. The daemon is a thread here, which says what the test wants."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -147,6 +148,33 @@ def test_malformed_frames_end_the_connection(start, bad):
         with pytest.raises(Error) as e:
             c.simple(wire.PING, b"")
         assert e.value.errno in (errno.EPROTO, errno.ENOTCONN)
+
+
+def test_lost_connection_ends_for_the_daemon(start):
+    """Also while somebody keeps it: or the daemon would keep what the process mapped. And nothing is sent after it."""
+    got, queued, ended = [], threading.Event(), threading.Event()
+    receiving, sending = os.pipe()
+    os.set_blocking(receiving, False)
+
+    def serve(s):
+        s.send(reply(wire.RESULT, 99, bytes(16)))  # nobody asked
+        socket.send_fds(s, [result(1)], [sending])  # comes after it, and must not stay
+        os.close(sending)
+        queued.set()
+        while record := s.recv(4096):
+            got.append(record)
+        ended.set()
+
+    c = connection.open_connection(start(serve).path)
+    assert queued.wait(20)
+    for work in (lambda: c.simple(wire.PING, b""), lambda: c.simple(wire.PING, b""), lambda: c.forget(7)):
+        with contextlib.suppress(Error):
+            work()
+    assert ended.wait(20)
+    assert len(got) == 1
+    assert os.read(receiving, 1) == b""  # the other end of the pipe is closed everywhere
+    os.close(receiving)
+    assert c.lost is not None and c.lost.errno == errno.EPROTO
 
 
 def test_replies_that_do_not_fit_fail_the_call_only(start):

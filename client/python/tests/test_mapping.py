@@ -294,10 +294,10 @@ def test_mappings_are_not_copied(path):
 
 def test_close_refuses_while_arrays_live(path):
     m = gaiafs.mmap(path)
-    a = m.array("uint16", (4,), 2)
+    a = m.array("uint16", (4,), 16)
     with pytest.raises(BufferError, match="arrays or tensors"):
         m.close()
-    assert a.tobytes() == CONTENT[2:10]
+    assert a.tobytes() == CONTENT[16:24]
     del a
     m.close()
 
@@ -330,7 +330,7 @@ def test_array_arguments(path):
         assert m.array("uint8", 5).shape == (5,)
         assert m.array("F6_E2M3").shape == (132,)  # in 99 bytes
         assert m.array("F6_E3M2", None, 99).shape == (0,)
-        assert m.array("F4", None, 1).shape == (200,)
+        assert m.array("F4", None, 16).shape == (170,)
         assert m.array("F4", (3, 4)).nbytes == 6
         for arguments, words in [
             (("float32", (26,)), "not within"),
@@ -632,8 +632,8 @@ def test_read_only_arrays(path):
 @host
 def test_dlpack_and_array_interface(path):
     m = gaiafs.mmap(path, mode="r+")
-    a = m.array("int32", (3, 4, 5), 8)
-    want = np.frombuffer(CONTENT, "<i4", 60, 8).reshape(3, 4, 5)
+    a = m.array("int32", (3, 4, 5), 16)
+    want = np.frombuffer(CONTENT, "<i4", 60, 16).reshape(3, 4, 5)
     for shape in ((), (0, 3), (1,), (2, 1, 2)):
         for b in (np.from_dlpack(m.array("float64", shape)), np.asarray(m.array("float64", shape))):
             assert b.shape == shape and b.tobytes() == CONTENT[: b.nbytes]
@@ -644,7 +644,7 @@ def test_dlpack_and_array_interface(path):
     assert not hasattr(a, "__cuda_array_interface__")
     for b in (np.from_dlpack(a), np.asarray(a)):
         assert b.dtype == want.dtype and b.flags.writeable
-        assert (b == want).all() and b.ctypes.data == m.ptr + 8
+        assert (b == want).all() and b.ctypes.data == m.ptr + 16
     del a
     with pytest.raises(BufferError):
         m.close()
@@ -708,7 +708,7 @@ def test_tensor(path):
     t = m.tensor(torch.float32, (2, 3), PAGE)
     assert t.data_ptr() == m.ptr + PAGE and t.shape == (2, 3) and t.dtype is torch.float32
     for dtype in ("bfloat16", "float8_e4m3fn", "bool", "complex64", "uint16"):
-        assert m.tensor(dtype, (3,), 8).dtype is getattr(torch, dtype)
+        assert m.tensor(dtype, (3,), 16).dtype is getattr(torch, dtype)
     assert m.tensor("int8", (0, 3)).shape == (0, 3) and m.tensor("int8", ()).shape == ()
     t.fill_(2)
     m.release()
@@ -862,6 +862,127 @@ def test_release_waits_for_the_stream(path):
         lib.cuCtxPopCurrent_v2(ctypes.byref(context))
         lib.cuDevicePrimaryCtxRelease_v2(0)
     m.close()
+
+
+@pytest.fixture
+def lib():
+    """The driver, with a context of device 0 current."""
+    lib = ctypes.CDLL("libcuda.so.1")
+    lib.cuInit(0)
+    context = ctypes.c_void_p()
+    lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    lib.cuCtxPushCurrent_v2(context)
+    yield lib
+    lib.cuCtxPopCurrent_v2(ctypes.byref(context))
+    lib.cuDevicePrimaryCtxRelease_v2(0)
+
+
+@pytest.fixture
+def stream(lib):
+    stream = ctypes.c_void_p()
+    assert lib.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    yield stream
+    lib.cuStreamDestroy_v2(stream)
+
+
+@gpu
+def test_written_bytes_are_there(path, lib, stream):
+    """The driver's copy from ordinary memory returns before they are."""
+    with gaiafs.mmap(path, mode="r+") as m:
+        m.write(b"there")
+        assert stored(m.ptr, 5) == b"there"
+        m.write(b"again")
+        m.release(stream=stream.value)
+        assert path.read_bytes()[:5] == b"again"
+
+
+@gpu
+@pytest.mark.parametrize("whole_device", [False, True])
+def test_acquire_waits_for_the_work_that_was_begun(path, lib, stream, whole_device):
+    seen, go = [], threading.Event()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def kernel(argument):
+        go.wait()
+        seen.append(stored(m.ptr, 3))
+
+    with gaiafs.mmap(path) as m:
+        assert lib.cuLaunchHostFunc(stream, kernel, None) == 0
+        with open(path, "r+b") as f:
+            f.write(b"new")
+        go.set()
+        m.acquire(stream=None if whole_device else stream.value)
+        assert seen == [CONTENT[:3]] and m.read(0, 3) == b"new"
+        with pytest.raises(TypeError, match="no CUDA stream"):
+            m.acquire(stream="fast")
+
+
+@gpu
+def test_memory_that_goes_disturbs_no_capture(path, lib, stream):
+    """Whatever thread's garbage collection takes it, and what is called meanwhile."""
+    header = b'{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'
+    weights = path.with_name("crooked")
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"123456789")
+
+    def capture(work):
+        graph = ctypes.c_void_p()
+        assert lib.cuStreamBeginCapture_v2(stream, 0) == 0
+        t = threading.Thread(target=work)
+        t.start()
+        t.join()
+        work()
+        ended = lib.cuStreamEndCapture(stream, ctypes.byref(graph))
+        lib.cuGraphDestroy(graph)
+        return ended
+
+    kept = []
+    for _ in range(2):
+        m = gaiafs.mmap(path, mode="r+")
+        kept.append(m.array())
+        with pytest.warns(gaiafs.MisalignedWarning):
+            kept.append(gaiafs.load_safetensors(weights, framework="array")["a"])
+        m.self = m
+        del m
+
+    def drop():
+        del kept[:2]
+        gc.collect()
+
+    def use():
+        with gaiafs.mmap(path, mode="r+") as m:
+            m.write(b"captured")
+            assert m.read(0, 8) == b"captured"
+            m.release(stream=0)
+
+    assert capture(drop) == 0 and not kept
+    assert capture(use) == 0
+    assert capture(lambda: lib.cuCtxSynchronize()) == 901  # the driver of the tests knows what is forbidden
+    mode = ctypes.c_int(0)
+    lib.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    assert mode.value == 0  # as it was
+
+
+@gpu
+def test_memory_goes_after_the_work_that_uses_it(path, lib, stream):
+    """Storing into memory that is gone would end the test's process."""
+    for how in ("close", "collected"):
+        m = gaiafs.mmap(path, mode="r+")
+        ptr, go, done = m.ptr, threading.Event(), []
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def kernel(argument, go=go, ptr=ptr, done=done):
+            go.wait()
+            for _ in range(5000):  # runs for a while
+                os.sched_yield()
+            ctypes.memmove(ptr, b"late", 4)
+            done.append(True)
+
+        assert lib.cuLaunchHostFunc(stream, kernel, None) == 0
+        go.set()
+        if how == "close":
+            m.close()
+        del m
+        assert done and path.read_bytes()[:4] == b"late"
 
 
 def test_unmapped_at_the_end(path, python):
