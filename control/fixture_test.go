@@ -35,6 +35,7 @@ const (
 	ping    = 9
 	record  = 10
 	stop    = 11
+	end     = 12
 
 	welcome  = 0x8001
 	mapped   = 0x8002

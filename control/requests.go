@@ -71,6 +71,9 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeStop:
 		recorder, err := decodeStop(body)
 		return func(id requestID) { s.finish(id, 0, s.serveStop(recorder)) }, err
+	case typeEnd:
+		r, err := decodeEnd(body)
+		return func(id requestID) { s.serveEnd(id, r) }, err
 	case typePing:
 		return func(id requestID) { s.finish(id, 0, nil) }, wantBody(body, 0)
 	}
@@ -181,11 +184,14 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	}
 	writable := r.prot&protWrite != 0
 	s.mu.Lock()
-	full := len(s.mappings)+s.reserved >= s.server.opts.MaxMappings
-	if !full {
+	full, draining := len(s.mappings)+s.reserved >= s.server.opts.MaxMappings, s.server.draining.Load()
+	if !full && !draining {
 		s.reserved++
 	}
 	s.mu.Unlock()
+	if draining {
+		return nil, mapped{}, failure(syscall.ESHUTDOWN, "the file system is being unmounted")
+	}
 	if full {
 		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings already", s.server.opts.MaxMappings)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,9 @@ type Options struct {
 	Cache Cache
 	// Status returns what `gaiafs status` shows; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
 	Status func() any
+	// End ends the mount on a client's behalf, and returns when it has said its last word or ctx ends. An error is for a client
+	// to whom nothing was said yet. Nil: requests for it fail with ENOTSUP.
+	End func(ctx context.Context, r EndRequest) error
 	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
 	Record func() (*pagecache.Recording, error)
 	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
@@ -89,6 +93,7 @@ type Server struct {
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // the accepting goroutine and the sessions
+	draining atomic.Bool    // no mapping is made any more
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu
@@ -253,6 +258,7 @@ func (s *Server) ended(ses *session) {
 	if s.perUser[ses.peer.Uid]--; s.perUser[ses.peer.Uid] <= 0 {
 		delete(s.perUser, ses.peer.Uid)
 	}
+	close(ses.ended)
 }
 
 // peerOf returns who made the connection, as the kernel saw it at connect.

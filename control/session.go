@@ -28,6 +28,7 @@ type session struct {
 	log    *slog.Logger  // immutable
 	ctx    context.Context
 	cancel context.CancelFunc
+	ended  chan struct{} // closed when the mappings are gone
 
 	requests sync.WaitGroup
 	// slots has an element for each request whose goroutine runs. A request frees its id just before its answer goes
@@ -77,6 +78,7 @@ func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),
 		mappings: make(map[mappingID]*openMap),
+		ended:    make(chan struct{}),
 	}
 	ses.ctx, ses.cancel = context.WithCancel(s.ctx)
 	return ses

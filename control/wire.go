@@ -43,6 +43,7 @@ const (
 	typePing    frameType = 9
 	typeRecord  frameType = 10
 	typeStop    frameType = 11
+	typeEnd     frameType = 12
 
 	typeWelcome  = replyBit | 1
 	typeMapped   = replyBit | 2
@@ -69,6 +70,9 @@ const (
 	acquireLaunder uint32 = 1
 	syncDurable    uint32 = 1
 )
+
+// The flags of an END.
+const endForce uint32 = 1
 
 // The argument of an ADVISE has the numbers of Linux's MADV_ constants.
 const (
@@ -266,6 +270,21 @@ func decodeStatus(body []byte) (token [tokenSize]byte, err error) {
 	}
 	copy(token[:], body)
 	return token, nil
+}
+
+// endRequest asks for the end of the mount.
+type endRequest struct {
+	token [tokenSize]byte
+	flags uint32
+}
+
+func decodeEnd(body []byte) (r endRequest, err error) {
+	if err := wantBody(body, tokenSize+8); err != nil {
+		return r, err
+	}
+	copy(r.token[:], body)
+	r.flags = binary.LittleEndian.Uint32(body[tokenSize:])
+	return r, nil
 }
 
 func decodeStop(body []byte) (requestID, error) {

@@ -107,6 +107,9 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	stop, err := decodeStop(open("stop", typeStop, 14))
 	require.NoError(t, err)
 	require.Equal(t, requestID(13), stop)
+	end, err := decodeEnd(open("end", typeEnd, 15))
+	require.NoError(t, err)
+	require.Equal(t, endRequest{token, endForce}, end)
 }
 
 func TestMalformedBodies(t *testing.T) {

@@ -37,6 +37,8 @@ type openFile struct {
 	closed bool // protected by mu
 
 	released atomic.Bool
+	// deviceOnly says that a device was granted access through this open, and that nothing was read or written through it since.
+	deviceOnly atomic.Bool
 }
 
 // backingFlags returns the flags to open the backing file with for a program's.
@@ -259,6 +261,25 @@ func (of *openFile) fillOpen(out *fuse.OpenOut) {
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // with FOPEN_DIRECT_IO for mappings only
 		out.BackingID = of.number
 	}
+}
+
+// usedByCPU notes that something is read or written through this open.
+func (of *openFile) usedByCPU() {
+	if of.deviceOnly.Load() {
+		of.deviceOnly.Store(false)
+	}
+}
+
+// DeviceOnly reports whether the files that programs have open are open for devices only: client libraries keep the descriptors
+// of what they map. It is false where none is open.
+func (s *Server) DeviceOnly() bool {
+	files := s.fs.files.all()
+	for _, of := range files {
+		if !of.deviceOnly.Load() {
+			return false
+		}
+	}
+	return len(files) > 0 && len(s.fs.dirs.all()) == 0
 }
 
 // Release implements fuse.RawFileSystem.

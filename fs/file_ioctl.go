@@ -165,6 +165,7 @@ func (fs *fileSystem) grant(of *openFile, reply []byte) fuse.Status {
 	var flags uint16
 	if of != nil {
 		g, err = fs.granter.Grant(of)
+		of.deviceOnly.Store(true)
 	} else {
 		flags = GrantForStatus
 		g, err = fs.granter.GrantStatus()

@@ -17,6 +17,7 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 	if of == nil {
 		return nil, fuse.EBADF
 	}
+	of.usedByCPU()
 	off := page.Clamp(in.Offset)
 	buf = buf[:page.Span(off, int64(len(buf))).Len()]
 	if r := fs.cache.Recording(); r != nil {

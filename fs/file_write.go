@@ -18,6 +18,7 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	if of == nil {
 		return 0, fuse.EBADF
 	}
+	of.usedByCPU()
 	if of.appendOnly && in.WriteFlags&fuse.WRITE_CACHE != 0 {
 		return 0, fuse.EPERM
 	}

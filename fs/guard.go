@@ -87,7 +87,7 @@ func endConnection(device, mountpoint string) error {
 		return err
 	}
 	for _, m := range all {
-		if m.device != device || m.Mountpoint != mountpoint || !m.isFUSE() {
+		if m.Device != device || m.Mountpoint != mountpoint || !m.isFUSE() {
 			continue
 		}
 		_, minor, _ := strings.Cut(device, ":")
@@ -120,7 +120,7 @@ func startGuard(mountpoint string) (*guard, error) {
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args[0] = "gaiafs-guard"
-	cmd.Env = append(os.Environ(), guardVariable+"="+m.device+" "+mountpoint)
+	cmd.Env = append(os.Environ(), guardVariable+"="+m.Device+" "+mountpoint)
 	cmd.Dir = "/"
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGUSR1, Setpgid: true}

@@ -159,8 +159,8 @@ short line
 `))
 	require.NoError(t, err)
 	assert.Equal(t, []MountInfo{
-		{number: 36, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, device: "98:0", root: "/root dir"},
-		{number: 37, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", device: "0:50", root: "/"},
+		{number: 36, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, Device: "98:0", root: "/root dir"},
+		{number: 37, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", Device: "0:50", root: "/"},
 	}, mounts)
 }
 

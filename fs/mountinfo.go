@@ -21,17 +21,24 @@ type MountInfo struct {
 	// Type is the filesystem's, "fuse.gaiafs" for ours. Source is what is mounted: for ours, the SOURCE directory.
 	Type, Source string
 
+	// Device is the number of the filesystem's device, major:minor, which tells mounts of one filesystem from those of others.
+	Device string
+
 	number uint64 // the kernel's
 	strict strictness
-	device string // major:minor
 	root   string // of the mount, in its filesystem
 }
 
 // ErrNotMounted says that a path is not a mountpoint.
 var ErrNotMounted = errors.New("not a mountpoint")
 
-// fsType is the type of our mounts.
-const fsType = "fuse.gaiafs"
+// Type is the type of our mounts.
+const Type = "fuse.gaiafs"
+
+// NotOurs is the error for a path that is not a mountpoint of gaiafs.
+func NotOurs(path string) error {
+	return fmt.Errorf("%s is not a mountpoint of gaiafs: `findmnt -t %s` lists those there are", path, Type)
+}
 
 func (m MountInfo) isFUSE() bool {
 	return m.Type == "fuse" || m.Type == "fuseblk" || strings.HasPrefix(m.Type, "fuse.")
@@ -54,7 +61,7 @@ func Mounts() ([]MountInfo, error) {
 	}
 	var ours []MountInfo
 	for _, m := range all {
-		if m.Type == fsType {
+		if m.Type == Type {
 			ours = append(ours, m)
 		}
 	}
@@ -63,11 +70,11 @@ func Mounts() ([]MountInfo, error) {
 
 // IsMount reports whether a gaiafs is mounted at path, also one whose daemon has ended.
 func IsMount(path string) (bool, error) {
-	m, err := mountAt(path)
+	m, err := MountAt(path)
 	if errors.Is(err, ErrNotMounted) {
 		return false, nil
 	}
-	return err == nil && m.Type == fsType, err
+	return err == nil && m.Type == Type, err
 }
 
 // mountOf returns the mount that an absolute path without symbolic links is on.
@@ -89,8 +96,8 @@ func mountOf(path string) (MountInfo, error) {
 	return best, nil
 }
 
-// mountAt returns the mount at path itself.
-func mountAt(path string) (MountInfo, error) {
+// MountAt returns the mount at path itself. The error wraps ErrNotMounted where nothing is mounted there.
+func MountAt(path string) (MountInfo, error) {
 	resolved, err := resolveMountpoint(path)
 	if err != nil {
 		return MountInfo{}, err
@@ -130,6 +137,16 @@ func below(path, dir string) bool {
 	return dir == "/" || path == dir || strings.HasPrefix(path, dir+"/")
 }
 
+// MountsSeenBy returns the mounts that a process sees, of all filesystems.
+func MountsSeenBy(pid int) ([]MountInfo, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parseMounts(f)
+}
+
 func readMounts() ([]MountInfo, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -155,7 +172,7 @@ func parseMounts(r io.Reader) ([]MountInfo, error) {
 		number, _ := strconv.ParseUint(a[0], 10, 64)
 		mounts = append(mounts, MountInfo{
 			number: number, strict: parseStrictness(a[5]),
-			device: a[2], root: unescape(a[3]), Mountpoint: unescape(a[4]),
+			Device: a[2], root: unescape(a[3]), Mountpoint: unescape(a[4]),
 			Type: b[0], Source: unescape(b[1]),
 		})
 	}
@@ -181,9 +198,9 @@ func unescape(s string) string {
 // Unmount unmounts the gaiafs at mountpoint from another process than its daemon. The daemon writes back what it has before
 // its mount goes, and ends by itself; Unmount does not wait for that. While programs use the mount the error wraps EBUSY.
 func Unmount(mountpoint string) error {
-	m, err := mountAt(mountpoint)
-	if errors.Is(err, ErrNotMounted) || err == nil && m.Type != fsType {
-		return fmt.Errorf("%s is not a mountpoint of gaiafs: `findmnt -t %s` lists those there are", mountpoint, fsType)
+	m, err := MountAt(mountpoint)
+	if errors.Is(err, ErrNotMounted) || err == nil && m.Type != Type {
+		return NotOurs(mountpoint)
 	}
 	if err != nil {
 		return err

@@ -144,7 +144,7 @@ func sameFilesystemAbove(outer, inner string) bool {
 		return false
 	}
 	i, err := mountOf(inner)
-	if err != nil || o.device != i.device {
+	if err != nil || o.Device != i.Device {
 		return false
 	}
 	op, ip := o.within(outer), i.within(inner)

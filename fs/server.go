@@ -63,6 +63,8 @@ type Server struct {
 	fs         *fileSystem
 	server     *fuse.Server
 	mountpoint string
+	device     string // of the mount, major:minor
+	holds      holds
 	served     chan struct{}
 }
 
@@ -96,6 +98,7 @@ func Mount(o Options) (*Server, error) {
 		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
 	}
 	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{})}
+	s.holds.closed.L = &s.holds.mu
 	guarded := make(chan *guard, 1)
 	go func() {
 		defer close(s.served)
@@ -112,6 +115,9 @@ func Mount(o Options) (*Server, error) {
 		o.Log.Info("--write-back is without effect: files pass through, and the kernel does not do both")
 	}
 	s.tune()
+	if m, err := mountOf(o.Mountpoint); err == nil {
+		s.device = m.Device
+	}
 	var g *guard
 	if guardReady.Load() {
 		if g, err = startGuard(o.Mountpoint); err != nil {
@@ -242,6 +248,9 @@ func (s *Server) PassthroughRefused() int64 { return s.fs.refused.Load() }
 // WriteBack reports whether the kernel collects writes before it sends them.
 func (s *Server) WriteBack() bool { return s.fs.writeBack }
 
+// Device returns the number of the mount's device, major:minor.
+func (s *Server) Device() string { return s.device }
+
 // Wait returns when the mount is gone and every request is answered.
 func (s *Server) Wait() { <-s.served }
 
@@ -253,6 +262,7 @@ func (s *Server) Unmount() error {
 		return nil
 	default:
 	}
+	s.WaitHolds()
 	if err := s.server.Unmount(); err != nil {
 		select {
 		case <-s.served: // somebody else unmounted it

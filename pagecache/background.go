@@ -16,7 +16,7 @@ func (c *Cache) run(ctx context.Context) {
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
 	defer tick.Stop()
 	wait := firstRetry
-	var retry <-chan time.Time // nil while nothing fails
+	var retry, unused <-chan time.Time // nil while nothing fails, and while nobody has just ended the last mapping
 	for {
 		select {
 		case <-ctx.Done():
@@ -27,6 +27,11 @@ func (c *Cache) run(ctx context.Context) {
 				f.noteStuck()
 				f.beginCollectDue(ctx)
 			}
+		case <-c.idle:
+			unused = time.After(unusedAfter)
+		case <-unused:
+			unused = nil
+			c.collectUnused(ctx)
 		case <-c.failed:
 			if retry == nil {
 				wait = firstRetry
@@ -42,6 +47,20 @@ func (c *Cache) run(ctx context.Context) {
 		case <-c.lost:
 			c.letGoOfLost()
 		}
+	}
+}
+
+// unusedAfter is how long nobody has mapped anything when everything is brought home, of whatever age it is: programs that map
+// something have the mount open, and after the last of them it should not be long until it can be unmounted.
+const unusedAfter = 100 * time.Millisecond
+
+// collectUnused has everything released brought home, unless somebody maps something.
+func (c *Cache) collectUnused(ctx context.Context) {
+	if c.mapped.Load() > 0 {
+		return
+	}
+	for _, f := range c.snapshotFiles() {
+		c.lanes.do(f, choreCollect, func() { _ = f.collectAll(ctx, nil) }) // what fails is noted
 	}
 }
 

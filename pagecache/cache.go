@@ -106,6 +106,8 @@ type Cache struct {
 	relieve    chan struct{} // base copies take too much
 	lost       chan struct{} // a device was lost
 	failed     chan struct{} // bytes could not be brought home
+	idle       chan struct{} // the last mapping ended
+	mapped     atomic.Int64  // mappings
 	flushing   chan struct{} // holds an element while a Flush goes on
 	hold       pendingHold
 }
@@ -158,6 +160,7 @@ func New(o Options) (*Cache, error) {
 		files:    make(map[FileID]*File),
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),
+		idle:     make(chan struct{}, 1),
 		failed:   make(chan struct{}, 1),
 		flushing: make(chan struct{}, 1),
 		hold:     pendingHold{begin: o.Hold},

@@ -130,6 +130,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	m.h = f.holdings[dev.owner]
 	f.mappings[m] = struct{}{}
 	f.mu.Unlock()
+	c.mapped.Add(1)
 	if !req.Lazy {
 		began := time.Now()
 		if _, err := f.acquire(ctx, m.h, m.pages); err != nil {
@@ -320,6 +321,12 @@ func (m *Mapping) leave() {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	delete(m.f.mappings, m)
+	if m.f.c.mapped.Add(-1) == 0 {
+		select {
+		case m.f.c.idle <- struct{}{}:
+		default:
+		}
+	}
 	m.f.unpinLocked(m.h, m.pages)
 	m.f.dropIdleLocked()
 }

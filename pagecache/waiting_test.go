@@ -70,6 +70,17 @@ func TestFlushPassesOverWhatFails(t *testing.T) {
 	p.unmap()
 }
 
+// When the last mapping ends, everything comes home at once, however long the interval is.
+func TestUnusedCacheIsCollected(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 'x')
+	p.unmap()
+	require.Eventually(t, func() bool { return len(m.cache.Waiting()) == 0 }, time.Minute, time.Millisecond)
+	require.Equal(t, byte('x'), src.home.bytes(0, 1)[0])
+}
+
 // The hold lasts exactly as long as bytes wait.
 func TestHoldLastsWhileBytesWait(t *testing.T) {
 	var mu sync.Mutex

@@ -32,6 +32,7 @@ const (
 	typePing    frameType = 9
 	typeRecord  frameType = 10
 	typeStop    frameType = 11
+	typeEnd     frameType = 12
 
 	typeWelcome  frameType = 0x8001
 	typeMapped   frameType = 0x8002
@@ -46,6 +47,7 @@ const (
 	mapLaunder     uint32 = 2
 	acquireLaunder uint32 = 1
 	syncDurable    uint32 = 1
+	endForce       uint32 = 1
 )
 
 type (
@@ -99,6 +101,11 @@ func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil
 
 func stopBody(recorder requestID) []byte {
 	return binary.LittleEndian.AppendUint64(nil, uint64(recorder))
+}
+
+func endBody(token [16]byte, flags uint32) []byte {
+	b := binary.LittleEndian.AppendUint32(token[:], flags)
+	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
 // decodeHeader splits one record into header and body. The body aliases record.

@@ -62,6 +62,7 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 		"ping":              frame(typePing, 0xfedcba9876543210, nil),
 		"record":            frame(typeRecord, 13, token[:]),
 		"stop":              frame(typeStop, 14, stopBody(13)),
+		"end":               frame(typeEnd, 15, endBody(token, endForce)),
 	} {
 		require.Equal(t, frames[name], got, name)
 	}

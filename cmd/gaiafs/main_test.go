@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
@@ -138,7 +137,12 @@ type serving struct {
 // mountForeground starts "gaiafs mount" and waits until it says that it mounted.
 func mountForeground(t *testing.T, flags ...string) *serving {
 	t.Helper()
-	p := newPlace(t)
+	return mountAt(t, newPlace(t), flags...)
+}
+
+// mountAt is mountForeground at a place.
+func mountAt(t *testing.T, p place, flags ...string) *serving {
+	t.Helper()
 	cmd := command(t, append(append([]string{"mount"}, flags...), p.source, p.mountpoint)...)
 	pipe, err := cmd.StderrPipe()
 	require.NoError(t, err)
@@ -552,20 +556,6 @@ func TestCommandUmountOfADeadDaemon(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.err)
 }
 
-func TestCommandUmountTimeout(t *testing.T) {
-	s := mountForeground(t)
-	d, err := findDaemon(s.mountpoint)
-	require.NoError(t, err)
-	defer d.close()
-	require.Equal(t, s.cmd.Process.Pid, d.pid)
-	_, _, err = d.wait(0)
-	require.ErrorIs(t, err, errStillRuns)
-	require.NoError(t, unix.PidfdSendSignal(d.fd, unix.SIGTERM, nil, 0))
-	_, _, err = d.wait(30 * time.Second)
-	require.NoError(t, err)
-	require.Equal(t, exitOK, s.end(t))
-}
-
 func TestCommandGoesOnWhenNobodyReadsItsLog(t *testing.T) {
 	p := newPlace(t)
 	cmd := command(t, "mount", "--log-level=debug", p.source, p.mountpoint)
@@ -664,29 +654,5 @@ func TestCommandPassthrough(t *testing.T) {
 			lost := strings.Contains(flags, "--write-back") && !want.WriteBack
 			require.Equal(t, lost, strings.Contains(string(log), "--write-back is without effect"), string(log))
 		})
-	}
-}
-
-func TestDaemonsExitCodeIsKnown(t *testing.T) {
-	cmd := exec.Command("sh", "-c", "read x; exit 3")
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	require.NoError(t, err)
-	d := &daemon{cmd.Process.Pid, fd}
-	defer d.close()
-	require.NoError(t, in.Close())
-	require.Error(t, cmd.Wait())
-	code, known, err := d.wait(30 * time.Second)
-	require.NoError(t, err)
-	if known { // since Linux 6.15
-		require.Equal(t, 3, code)
-	}
-	var u unix.Utsname
-	require.NoError(t, unix.Uname(&u))
-	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err == nil && (major > 6 || major == 6 && minor >= 15) {
-		require.True(t, known)
 	}
 }

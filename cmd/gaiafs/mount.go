@@ -22,7 +22,8 @@ func newMount() *cobra.Command {
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted, by
 'gaiafs umount', by umount(8), or by SIGTERM or SIGINT to this process. Whatever devices hold by then is written back
-before it ends. A second signal ends it without waiting any longer.
+before it ends. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
+waiting any longer; the log names what is lost.
 
 Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memory) and from a configuration file in TOML
 (gpu-memory = "4G"): the one named by --config or GAIAFS_CONFIG, else ~/.config/gaiafs/config.toml and then

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -17,9 +16,6 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
-
-// forcedWriteBack is how long a forced end goes on bringing bytes home.
-const forcedWriteBack = 10 * time.Second
 
 // predecessorPatience is how long a new mount waits for the daemon of one that umount(8) took away before: that returns as
 // soon as the mountpoint is free, and the daemon ends a moment later.
@@ -39,6 +35,7 @@ type service struct {
 	mount   *fs.Server
 	// inService is mount, for those who may ask before it is set.
 	inService atomic.Pointer[fs.Server]
+	end       *ending
 }
 
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
@@ -102,7 +99,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		return nil, fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount %s' or choose another directory",
 			m.mountpoint, m.mountpoint)
 	}
-	s := &service{plan: m, log: log, started: time.Now()}
+	s := &service{plan: m, log: log, started: time.Now(), end: newEnding()}
 	devices, err := m.gpus.open(int64(m.gpuMemory), log)
 	if err != nil {
 		return nil, err
@@ -126,6 +123,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",
 		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
+		Hold:              s.hold,
 		Log:               log,
 	})
 	if err != nil {
@@ -141,6 +139,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Cache:      control.ForCache(s.cache),
 		Status:     func() any { return s.status() },
 		Record:     s.cache.Record,
+		End:        s.serveEnd,
 		Log:        log,
 	})
 	if err != nil {
@@ -151,6 +150,10 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.control.Close())
 	}
+	go func() {
+		s.mount.Wait()
+		close(s.end.gone)
+	}()
 	s.inService.Store(s.mount)
 	return s, nil
 }
@@ -219,64 +222,4 @@ func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
 func (g granter) GrantStatus() (fs.Grant, error) {
 	grant, err := g.Server.GrantStatus()
 	return fs.Grant(grant), err
-}
-
-// run serves until the mount is gone or a signal says so.
-func (s *service) run(signals <-chan os.Signal) error {
-	gone := make(chan struct{})
-	go func() { s.mount.Wait(); close(gone) }()
-	select {
-	case <-gone:
-		s.log.Info("unmounted by somebody else, ending")
-	case sig := <-signals:
-		s.log.Info("ending", "signal", sig.String())
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.end() }()
-	select {
-	case err := <-ended:
-		return err
-	case sig := <-signals:
-		return s.force(sig)
-	}
-}
-
-// end takes everything down in the order of the package comment. It blocks while programs use the mount.
-func (s *service) end() error {
-	errs := []error{s.control.Close()}
-	if err := s.mount.Unmount(); errors.Is(err, syscall.EBUSY) {
-		where := s.mount.Mountpoint()
-		s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a second signal ends it at once",
-			"mountpoint", where, "users", describe(mountUsers(where)))
-		if err := detach(where); err != nil {
-			errs = append(errs, fmt.Errorf("%s cannot be detached: %w", where, err))
-		}
-		s.mount.Wait()
-	} else if err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, s.cache.Close(context.Background()))
-	err := errors.Join(errs...)
-	if err == nil {
-		s.log.Info("everything is written back")
-	} else {
-		s.log.Error("ended with errors", "error", err)
-	}
-	return err
-}
-
-// force ends without waiting for programs that use the mount, which get errors from then on.
-func (s *service) force(sig os.Signal) error {
-	s.log.Error("ending at once; programs that use the mount get errors", "signal", sig.String())
-	where := s.mount.Mountpoint()
-	if mounted, err := fs.IsMount(where); err == nil && mounted {
-		if err := detach(where); err != nil {
-			s.log.Error("the mountpoint stays behind", "mountpoint", where, "error", err)
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), forcedWriteBack)
-	defer cancel()
-	err := errors.Join(s.cache.Close(ctx), fmt.Errorf("ended by a second signal (%s)", strings.ToLower(sig.String())))
-	s.log.Error("ended", "error", err)
-	return err
 }

@@ -147,7 +147,7 @@ func (s *statusDocument) files(t io.Writer) {
 			fmt.Fprintf(t, "    has not answered for %.1f s; this is what was seen last\n", f.BusySeconds)
 		}
 		if f.Error != "" {
-			fmt.Fprintf(t, "    cannot be written back: %s\n", f.Error)
+			fmt.Fprintf(t, "    %s wait to be written back: %s\n", bytesText(f.WaitingBytes), f.Error)
 		}
 	}
 }

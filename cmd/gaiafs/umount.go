@@ -1,41 +1,51 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 func newUmount() *cobra.Command {
-	timeout := span{Duration: time.Minute}
+	u := unmounting{timeout: span{Duration: time.Minute}}
 	cmd := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
-		Short:   "Unmount, and wait until everything is written back",
-		Long: `umount takes a mount away and returns when its daemon has brought home what devices hold, and has ended. It fails while
-programs use the mount, and names them.`,
+		Short:   "Write everything back, unmount, and wait for the daemon's last word",
+		Long: `umount has the daemon bring home what devices hold, takes the mount away, and returns when the daemon has ended.
+
+It refuses while SOURCE does not take all bytes, because it is full or fails: it says how many bytes of which files wait and
+why, and the mount goes on. The daemon keeps the bytes and tries again, so that they arrive soon after there is room. It also
+refuses while programs use the mount, and names them.
+
+With --force, bytes that SOURCE does not take are given up: they are lost and named, and the exit code is 1.`,
 		Example: `  gaiafs umount /mnt/data
-  gaiafs umount --timeout 10m /mnt/data    # wait longer for a slow disk`,
+  gaiafs umount --timeout 10m /mnt/data    # wait longer for a slow disk
+  gaiafs umount --force /mnt/data          # lose what SOURCE does not take`,
 		Args: arguments("MOUNTPOINT"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return unmount(cmd.ErrOrStderr(), args[0], timeout.Duration)
+			u.mountpoint, u.notes = args[0], cmd.ErrOrStderr()
+			return u.run()
 		},
 	}
-	cmd.Flags().Var(&timeout, "timeout", "how long to wait for the daemon's end; 0 does not wait")
+	cmd.Flags().Var(&u.timeout, "timeout", "how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
+	cmd.Flags().BoolVar(&u.force, "force", false, "give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
 	return cmd
 }
 
@@ -52,41 +62,179 @@ func mountpoints() []string {
 	return paths
 }
 
-// unmount takes the mount away and waits for the end of its daemon.
-func unmount(notes io.Writer, mountpoint string, timeout time.Duration) error {
-	daemon, unknown := findDaemon(mountpoint)
-	if daemon != nil {
-		defer daemon.close()
-	}
-	if err := fs.Unmount(mountpoint); err != nil {
-		if errors.Is(err, syscall.EBUSY) {
-			if users := mountUsers(resolve(mountpoint)); len(users) > 0 {
-				return fmt.Errorf("%s is in use by %s: end that, and try again", mountpoint, describe(users))
-			}
+// unmounting is a call of umount.
+type unmounting struct {
+	mountpoint string
+	timeout    span
+	force      bool
+	notes      io.Writer
+	mount      fs.MountInfo
+	deadline   time.Time
+}
+
+// errHeld says that the daemon itself keeps the mount, since bytes have begun to wait.
+var errHeld = errors.New("the daemon holds the mount")
+
+func (u *unmounting) run() error {
+	var err error
+	if u.mount, err = fs.MountAt(u.mountpoint); err != nil || u.mount.Type != fs.Type {
+		if err == nil || errors.Is(err, fs.ErrNotMounted) {
+			return fs.NotOurs(u.mountpoint)
 		}
 		return err
 	}
-	switch {
-	case timeout == 0, errors.Is(unknown, syscall.ENOTCONN): // the daemon has ended before
-		return nil
-	case unknown != nil:
-		fmt.Fprintf(notes, "%s is unmounted. Its daemon could not be asked which process it is, so nobody waited for its end: %v\n", mountpoint, unknown)
-		return nil
+	ctx := context.Background()
+	if u.timeout.Duration > 0 {
+		u.deadline = time.Now().Add(u.timeout.Duration)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, u.deadline, fmt.Errorf("after %s", u.timeout.Duration))
+		defer cancel()
 	}
-	code, known, err := daemon.wait(timeout)
+	for {
+		err := u.end(ctx)
+		if !errors.Is(err, errHeld) {
+			return err
+		}
+		// Somebody released bytes after the daemon looked. It looks again.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not unmounted: programs keep releasing bytes to it; end them, and try again", u.mountpoint)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// end has the daemon bring everything home, unmounts, and waits for the daemon's last word.
+func (u *unmounting) end(ctx context.Context) error {
+	d, err := u.find(ctx)
+	if err != nil {
+		return u.withoutDaemon(err)
+	}
+	defer d.close()
+	unmounted := false
+	last, err := gaiafs.End(ctx, u.mountpoint, u.force, func(text []byte) (bool, error) {
+		if err := u.takeAway(text, d.pid); err != nil {
+			return false, err
+		}
+		unmounted = true
+		if u.timeout.Duration == 0 {
+			return false, nil
+		}
+		return true, u.lookElsewhere(d)
+	})
 	switch {
-	case errors.Is(err, errStillRuns):
-		return fmt.Errorf("%s is unmounted, but process %d still writes back after %s: it goes on, and its log says how far it is",
-			mountpoint, daemon.pid, timeout)
-	case err != nil:
-		return fmt.Errorf("%s is unmounted, but process %d cannot be waited for: %w", mountpoint, daemon.pid, err)
-	case known && code != 0:
-		return fmt.Errorf("%s is unmounted, but process %d lost bytes or could not write them back: its log says which", mountpoint, daemon.pid)
+	case !unmounted && errors.Is(err, syscall.ECANCELED):
+		return fmt.Errorf("%s is not unmounted: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see "+
+			"'gaiafs status %s'", u.mountpoint, u.timeout.Duration, u.mountpoint)
+	case !unmounted && errors.Is(err, syscall.ENOSYS):
+		return fmt.Errorf("%s is not unmounted: its daemon is of an earlier version and cannot say whether all is written back; unmount it "+
+			"with umount(8), and see its log", u.mountpoint)
+	case !unmounted && isCutOff(err):
+		return fmt.Errorf("%s is not unmounted: process %d ended before it said whether everything is written back: see its log",
+			u.mountpoint, d.pid)
+	case errors.Is(err, syscall.ECANCELED):
+		return fmt.Errorf("%s is unmounted, but process %d has not ended after %s: it goes on, and its log says what it waits for",
+			u.mountpoint, d.pid, u.timeout.Duration)
+	case unmounted && isCutOff(err):
+		return fmt.Errorf("%s is unmounted, but process %d ended without saying whether everything is written back: see its log",
+			u.mountpoint, d.pid)
+	case err != nil || last == nil:
+		return err
+	}
+	var word endDocument
+	if err := json.Unmarshal(last, &word); err != nil || word.State != endOver {
+		return fmt.Errorf("%s is unmounted, but the last word of process %d cannot be read: see its log", u.mountpoint, d.pid)
+	}
+	if err := d.wait(ctx); err != nil {
+		return fmt.Errorf("%s is unmounted and written back, but process %d has not ended: %w", u.mountpoint, d.pid, err)
+	}
+	if word.Error != "" {
+		return fmt.Errorf("%s is unmounted, and bytes are lost: %s", u.mountpoint, word.Error)
 	}
 	return nil
 }
 
-var errStillRuns = errors.New("the process still runs")
+// takeAway unmounts if the daemon's first answer allows it.
+func (u *unmounting) takeAway(text []byte, pid int) error {
+	var answer endDocument
+	if err := json.Unmarshal(text, &answer); err != nil {
+		return fmt.Errorf("the answer of process %d cannot be read: %w", pid, err)
+	}
+	if answer.State != endReady {
+		return u.refused(answer.Waiting)
+	}
+	err := fs.Unmount(u.mountpoint)
+	if !errors.Is(err, syscall.EBUSY) {
+		return err
+	}
+	users, held := without(mountUsers(u.mount.Mountpoint), pid)
+	if len(users) == 0 && held {
+		return errHeld
+	}
+	return u.busy(users)
+}
+
+// refused says what waits.
+func (u *unmounting) refused(waiting []pagecache.Waiting) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s is not unmounted: SOURCE does not take bytes that devices released\n", u.mountpoint)
+	for _, w := range waiting {
+		fmt.Fprintf(&b, "  %s\n", w)
+	}
+	b.WriteString("They are kept and tried again: make room, or see to what is wrong, and unmount then. --force gives them up.")
+	return errors.New(b.String())
+}
+
+func (u *unmounting) busy(users []user) error {
+	if len(users) == 0 {
+		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again", u.mountpoint)
+	}
+	return fmt.Errorf("%s is in use by %s: end that, and try again", u.mountpoint, describe(users))
+}
+
+// withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
+func (u *unmounting) withoutDaemon(why error) error {
+	dead := errors.Is(why, syscall.ENOTCONN)
+	switch {
+	case errors.Is(why, syscall.EPERM), errors.Is(why, syscall.EACCES):
+		return fmt.Errorf("%s is not unmounted: only root and the user who mounted may do that (%w)", u.mountpoint, why)
+	case !dead && !u.force:
+		return fmt.Errorf("%s is not unmounted: its daemon does not say whether everything is written back (%w); --force unmounts all the same",
+			u.mountpoint, why)
+	}
+	err := fs.Unmount(u.mountpoint)
+	if errors.Is(err, syscall.EBUSY) {
+		if !u.force {
+			text := "programs"
+			if users := mountUsers(u.mount.Mountpoint); len(users) > 0 {
+				text = describe(users)
+			}
+			return fmt.Errorf("the daemon of %s has ended, and %s still use files there, though every access fails: end them and try again, "+
+				"or take the mount away at once with 'gaiafs umount --force %s', which loses nothing more", u.mountpoint, text, u.mountpoint)
+		}
+		err = detach(u.mount.Mountpoint)
+	}
+	if err == nil && !dead {
+		return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint, why)
+	}
+	return err
+}
+
+// isCutOff reports whether the daemon, or the connection to it, is gone.
+func isCutOff(err error) bool {
+	return errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that the daemon
+// goes on. The daemon ends within a moment otherwise.
+func (u *unmounting) lookElsewhere(d *daemon) error {
+	users := mountedElsewhere(u.mount.Device)
+	if len(users) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but process %d goes on, since the "+
+		"filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
+}
 
 // daemon is the process behind a mount, held by a descriptor so that its number cannot become another's.
 type daemon struct {
@@ -142,42 +290,41 @@ func daemonPID(mountpoint string) (int, error) {
 
 func (d *daemon) close() { unix.Close(d.fd) }
 
-// wait waits for the end of the process. code is its exit code, where the kernel tells (since Linux 6.15).
-func (d *daemon) wait(timeout time.Duration) (code int, known bool, err error) {
-	deadline := time.Now().Add(timeout)
-	fds := []unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(fds, int(max(time.Until(deadline), 0).Milliseconds()))
-		switch {
-		case errors.Is(err, syscall.EINTR):
-			continue
-		case err != nil:
-			return 0, false, err
-		case n == 0:
-			return 0, false, errStillRuns
-		}
-		code, known = d.exitCode()
-		return code, known, nil
+// find finds the daemon, but waits no longer than ctx for its answer.
+func (u *unmounting) find(ctx context.Context) (*daemon, error) {
+	type found struct {
+		d   *daemon
+		err error
+	}
+	answer := make(chan found, 1)
+	go func() {
+		d, err := findDaemon(u.mountpoint)
+		answer <- found{d, err}
+	}()
+	select {
+	case f := <-answer:
+		return f.d, f.err
+	case <-ctx.Done():
+		return nil, errors.New("it does not answer")
 	}
 }
 
-// exitCode asks for the exit code of a process that has ended. The kernel knows it once the parent has heard of the end,
-// which for a daemon is at once; where it is not, the code stays unknown.
-func (d *daemon) exitCode() (code int, known bool) {
-	fds := []unix.PollFd{{Fd: int32(d.fd)}} // POLLHUP: the parent has heard
-	const patience = 200                    // ms
-	if n, err := unix.Poll(fds, patience); err != nil || n == 0 {
-		return 0, false
+// wait waits for the end of the process, or of ctx.
+func (d *daemon) wait(ctx context.Context) error {
+	for {
+		patience := -1
+		if deadline, limited := ctx.Deadline(); limited {
+			patience = int(max(time.Until(deadline), 0).Milliseconds())
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}}, patience)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return errors.New("it still runs")
+		default:
+			return nil
+		}
 	}
-	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-	// The kernel fills info before the call returns and keeps nothing of it.
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.fd), unix.PIDFD_GET_INFO, uintptr(unsafe.Pointer(&info)))
-	if errno != 0 || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
-		return 0, false
-	}
-	status := syscall.WaitStatus(info.Exit_code)
-	if status.Signaled() {
-		return 128 + int(status.Signal()), true
-	}
-	return status.ExitStatus(), true
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	gfs "github.com/gaiafs/gaiafs/fs"
 )
 
 // user is a process that keeps a mount busy.
@@ -78,6 +80,60 @@ func usage(process, mountpoint string) string {
 		}
 	}
 	return ""
+}
+
+// mountedElsewhere lists where a filesystem is mounted, in this mount namespace and in others: a process of each. It is told by
+// the number of its device.
+func mountedElsewhere(device string) []user {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	own, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := make(map[string]bool)
+	var users []user
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		space, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/mnt"))
+		if err != nil || seen[space] {
+			continue // it has just ended, or is somebody else's
+		}
+		mounts, err := gfs.MountsSeenBy(pid)
+		if err != nil {
+			continue
+		}
+		seen[space] = true
+		name, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
+		if err != nil {
+			continue
+		}
+		for _, m := range mounts {
+			if m.Device != device {
+				continue
+			}
+			what := "mounted at " + m.Mountpoint
+			if space != own {
+				what += " in its mount namespace"
+			}
+			users = append(users, user{pid, strings.TrimSpace(string(name)), what})
+		}
+	}
+	return users
+}
+
+// without leaves out a process, and reports whether it was there.
+func without(users []user, pid int) (others []user, was bool) {
+	for _, u := range users {
+		if u.pid == pid {
+			was = true
+		} else {
+			others = append(others, u)
+		}
+	}
+	return others, was
 }
 
 // describe names users in one line, the first few of them.

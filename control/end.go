@@ -1,0 +1,84 @@
+package control
+
+import (
+	"context"
+	"os"
+	"syscall"
+)
+
+// EndRequest is a client's wish that the mount ends. docs/protocol.md describes the exchange.
+type EndRequest struct {
+	// Force gives up what cannot be brought home.
+	Force bool
+	// PID is the client's process.
+	PID int32
+	// Say sends the client bytes of the answer. Last says that none follow.
+	Say func(part []byte, last bool) error
+}
+
+// serveEnd lets the mount's owner answer an END, until he has said all or the client has gone.
+func (s *session) serveEnd(id requestID, r endRequest) {
+	src, ok := s.server.tokens.redeem(r.token)
+	var err error
+	switch {
+	case !ok || src != nil:
+		err = failure(syscall.EACCES, "the token is not valid, or no longer")
+	case r.flags&^endForce != 0:
+		err = failure(syscall.EINVAL, "flags %#x of an END are not known", r.flags)
+	case s.peer.Uid != 0 && int(s.peer.Uid) != os.Geteuid():
+		err = failure(syscall.EPERM, "only root and the user who mounted may unmount")
+	case s.server.opts.End == nil:
+		err = failure(syscall.ENOTSUP, "this server cannot end its mount")
+	}
+	if err != nil {
+		s.finish(id, 0, err)
+		return
+	}
+	said := false
+	say := func(part []byte, last bool) error {
+		const most = maxFrame - headerSize
+		for len(part) > most {
+			if err := s.sendDocument(id, flagMore, part[:most]); err != nil {
+				return err
+			}
+			part = part[most:]
+		}
+		var flags uint16
+		if !last {
+			flags = flagMore
+		} else {
+			said = true
+			s.forget(id)
+		}
+		return s.sendDocument(id, flags, part)
+	}
+	err = s.server.opts.End(s.ctx, EndRequest{Force: r.flags&endForce != 0, PID: s.peer.Pid, Say: say})
+	if !said {
+		s.finish(id, 0, err)
+	}
+}
+
+// Drain ends the sessions that have mappings, which are released, and refuses new mappings with ESHUTDOWN from then on. It
+// waits for the releases, or until ctx ends. Others go on.
+func (s *Server) Drain(ctx context.Context) error {
+	s.draining.Store(true)
+	for _, ses := range s.snapshot() {
+		if !ses.maps() {
+			continue
+		}
+		ses.conn.Close()
+		select {
+		case <-ses.ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// maps reports whether the session has mappings, or is about to.
+func (s *session) maps() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mappings)+s.reserved > 0
+}
