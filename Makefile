@@ -19,6 +19,8 @@ TEST_TIMEOUT ?= 10m
 SUMMARY := $(GO) run ./internal/testsummary -keep $(BUILD)/test-output
 # How long each fuzz target runs.
 FUZZ_TIME ?= 20s
+# Part of a plant's name, to run only that.
+PLANT ?=
 # What is passed on to the programs.
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
@@ -110,6 +112,10 @@ test-race: ## All tests under the race detector, with invariants checked
 .PHONY: test-gpu
 test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fails
 	GAIAFS_REQUIRE_GPU=1 $(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(SUMMARY)
+
+.PHONY: test-plants
+test-plants: ## Plant faults, one at a time, and see that the tests notice: half an hour
+	$(GO) test ./internal/plants -plants -timeout 0 -v -run 'TestPlantsAreNoticed/$(PLANT)'
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)

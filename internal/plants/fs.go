@@ -1,0 +1,113 @@
+package plants
+
+// fsPlants are faults in what requests do.
+var fsPlants = []plant{
+	{
+		name: "the source of copy_file_range is not collected",
+		file: "fs/file_space.go",
+		old:  "if f := src.content.live(); f != nil {",
+		new:  "if f := src.content.live(); f != nil && size < 0 {",
+		nets: []net{
+			{pkg: "fs", run: "TestCopiesSeeWhatDevicesReleased"},
+		},
+	},
+	{
+		name: "O_TRUNC passes the rules by",
+		file: "fs/file.go",
+		old:  "errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
+		new:  "errno := toErrno(truncate(0))",
+		nets: []net{{pkg: "fs", run: "TestTruncationAtOpenReachesDevices"}},
+	},
+	{
+		name: "zeroing a range is taken for allocating it",
+		file: "fs/file_space.go",
+		old:  "case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:",
+		new:  "case in.Mode&unix.FALLOC_FL_PUNCH_HOLE != 0:",
+		nets: []net{{pkg: "fs", run: "TestZeroedRangesReachDevices"}},
+	},
+	{
+		name: "punching a hole is taken for allocating",
+		file: "fs/file_space.go",
+		old:  "case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:",
+		new:  "case in.Mode&unix.FALLOC_FL_ZERO_RANGE != 0:",
+		nets: []net{
+			{pkg: "fs", run: "TestZeroedRangesReachDevices"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=2000"}},
+		},
+	},
+	{
+		name: "a direct read is taken for one that enters the kernel's pages",
+		file: "fs/file_read.go",
+		old:  "direct := of.direct || in.Flags&unix.O_DIRECT != 0",
+		new:  "direct := of.direct",
+		nets: []net{{pkg: "fs", run: "TestDirectReadBesideADirtyPage"}},
+	},
+	{
+		name: "a direct read does not see what devices released",
+		file: "fs/file_read.go",
+		old:  "if f := of.content.live(); f != nil {",
+		new:  "if f := of.content.live(); f != nil && !direct {",
+		nets: []net{
+			{pkg: "fs", run: "TestDirectReadsSeeWhatDevicesReleased"},
+		},
+	},
+	{
+		name: "fsync leaves released bytes on the device",
+		file: "fs/file.go",
+		old:  "return toStatus(f.Sync(sync))",
+		new:  "_ = f\n\t\treturn toStatus(sync())",
+		nets: []net{
+			{pkg: "internal/stress", run: "TestFullDisk|TestDeviceLost$"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=2000"}},
+		},
+	},
+	{
+		name: "the kernel keeps what it read during a direct write",
+		file: "fs/file_write.go",
+		old:  "if w.direct && !w.writeBack && of.content.filled.Load() {",
+		new:  "if w.direct && w.writeBack && of.content.filled.Load() {",
+		nets: []net{{pkg: "fs", run: "TestReadDuringDirectWrite"}},
+	},
+	{
+		name: "an append whose place changed stays in the kernel where it was written",
+		file: "fs/file_write.go",
+		old:  "if w.appends && w.off != int64(in.Offset) {",
+		new:  "if w.appends && w.off < 0 {",
+		nets: []net{{pkg: "fs", run: "TestAppendAfterFileGrewUnderneath"}},
+	},
+	{
+		name: "writing keeps set-id bits",
+		file: "fs/file_write.go",
+		old:  "if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {",
+		new:  "if in.WriteFlags&fuse.WRITE_KILL_SUIDGID < 0 {",
+		nets: []net{{pkg: "fs", run: "TestSetIDBitsAreCleared"}},
+	},
+	{
+		name: "old bytes of a page that was filled too early go home",
+		file: "fs/kernel_pages.go",
+		old:  "if mine := data[at-off]; mine == *b {",
+		new:  "if mine := data[at-off]; mine != mine {",
+		nets: []net{{pkg: "fs", run: "TestSuspectPagesAreMerged"}},
+	},
+	{
+		name: "pages that were filled too early stay",
+		file: "fs/kernel_pages.go",
+		old:  "\tif len(again) == 0 {\n\t\treturn\n\t}\n\tfs.corrections.Add(1)",
+		new:  "\tif len(again) >= 0 {\n\t\treturn\n\t}\n\tfs.corrections.Add(1)",
+		nets: []net{{pkg: "fs", run: "TestCorrectionBehindItsWrite"}},
+	},
+	{
+		name: "an error in the middle of a read is taken for end of file",
+		file: "fs/file_read.go",
+		old:  "if err != nil && (len(got) == 0 || !direct) {",
+		new:  "if err != nil && len(got) == 0 {",
+		nets: []net{{pkg: "fs", run: "TestErrorInTheMiddleOfARead"}},
+	},
+	{
+		name: "a WRITE does not wait for a reader of its page",
+		file: "fs/kernel_pages.go",
+		old:  "\t\tif r.start < w.end && w.start < r.end {\n\t\t\tpatience = correctionPatience\n\t\t}\n",
+		new:  "\t\t_ = r\n",
+		nets: []net{{pkg: "fs", run: "TestHazard"}},
+	},
+}

@@ -1,0 +1,106 @@
+package plants
+
+// lrcPlants are faults in the rules.
+var lrcPlants = []plant{
+	{
+		name: "a release does not advance the version",
+		file: "lrc/drain.go",
+		old:  "\t\tr.v = r.v.Next(o)\n",
+		new:  "",
+		nets: []net{
+			{pkg: "lrc", run: "TestTranscripts"},
+			{pkg: "pagecache", run: "TestReleaseMakesBytesVisibleToTheCPU"},
+		},
+	},
+	{
+		name: "a release leaves the kernel's pages alone",
+		file: "lrc/drain.go",
+		old:  "r.tracked && (s.cpu || f.HeldUnasked) {",
+		new:  "r.tracked && f.HeldUnasked {",
+		nets: []net{
+			{pkg: "lrc", run: "TestTranscripts"},
+			{pkg: "fs", run: "TestDeviceAndProgramsShareAFile"},
+		},
+	},
+	{
+		name: "pages that come back to the kernel while they drain stay there",
+		file: "lrc/drain.go",
+		old:  "if !s.cpu || s.firstPending() == nil {",
+		new:  "if s.cpu || s.firstPending() == nil {",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "pagecache", run: "TestPagesWrittenWholeWhileDrainingAreDroppedAgain"},
+		},
+	},
+	{
+		name: "draining pages are collected",
+		file: "lrc/file.go",
+		old:  "if entering || len(f.drain) == 0 {",
+		new:  "if entering || len(f.drain) >= 0 {",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "pagecache", run: "TestReadsWhileDraining|TestStaleWriteBack"},
+		},
+	},
+	{
+		name: "no base is kept before home changes",
+		file: "lrc/file.go",
+		old:  "\tranges = f.within(ranges)\n\tf.runs.scanAll(ranges, needs,",
+		new:  "\tranges = nil\n\tf.runs.scanAll(ranges, needs,",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes"},
+		},
+	},
+	{
+		name: "a base stays in use after its bytes were collected",
+		file: "lrc/file.go",
+		old:  "r.base, r.v = BaseHome, r.v.Join(s.home)",
+		new:  "r.v = r.v.Join(s.home)",
+		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
+	},
+	{
+		name: "what was pending past the new end of file stays pending",
+		file: "lrc/file.go",
+		old:  "\t\ts.home = s.released\n\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
+		new:  "\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
+		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
+	},
+	{
+		name: "a write by a CPU program makes nobody stale",
+		file: "lrc/file.go",
+		old:  "\t\ts.released = s.released.Next(versions.CPU)\n\t\ts.home = s.home.With(versions.CPU, s.released.Get(versions.CPU))\n",
+		new:  "\t\ts.released = s.released.With(versions.CPU, s.released.Get(versions.CPU))\n",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes|TestAcquireKeepsUnreleasedBytes"},
+		},
+	},
+	{
+		name: "an acquire copies over what programs stored",
+		file: "lrc/file.go",
+		old:  "case !r.tracked:\n",
+		new:  "case r.base == BaseHome || r.base != BaseHome:\n",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "pagecache", run: "TestAcquireKeepsUnreleasedBytes"},
+		},
+	},
+	{
+		name: "the lower owner wins",
+		file: "lrc/merge.go",
+		old:  "versions := [2][]byte{theirs, mine}",
+		new:  "versions := [2][]byte{mine, theirs}",
+		nets: []net{
+			{pkg: "lrc", run: "TestMerge"},
+			{pkg: "pagecache", run: "TestOverlapGoesToTheHighestOwnerAndIsCounted"},
+		},
+	},
+	{
+		name: "pages with releases that are not home lose their base",
+		file: "lrc/file.go",
+		old:  "return r != nil && r.tracked && !r.pending(s.home) }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
+		new:  "return r != nil && r.tracked }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
+		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
+	},
+}

@@ -1,0 +1,62 @@
+package pagecache
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// duringRelease stores a byte, releases it, and calls do while the kernel is dropping its page. It returns when all is over.
+// do runs in a goroutine of its own, and the kernel goes on when that waits.
+func duringRelease(t *testing.T, m *machine, src *source, do func()) {
+	t.Helper()
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 1)
+	done := make(chan struct{})
+	src.read(t, 0, 1) // so that the kernel has something to drop
+	src.kernel.hook = func(int64, int64) {
+		src.kernel.hook = nil
+		go func() {
+			defer close(done)
+			do()
+		}()
+		synctest.Wait()
+	}
+	assert.EqualValues(t, 1, p.release())
+	<-done
+	p.unmap()
+}
+
+func TestSyncWaitsForReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		duringRelease(t, m, src, func() {
+			assert.NoError(t, src.attached.Sync(func() error {
+				assert.Equal(t, []byte{1}, src.home.bytes(0, 1), "fsync went before a release that was under way")
+				return nil
+			}))
+		})
+	})
+}
+
+func TestReleaseWaitsForReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		other := m.run(src, 0, 0, page.Size, true)
+		duringRelease(t, m, src, func() {
+			_, err := other.Release(context.Background(), 0, page.Size)
+			require.NoError(t, err)
+			src.attached.mu.Lock()
+			defer src.attached.mu.Unlock()
+			assert.Empty(t, src.attached.drains, "a release returned while the kernel may still have old bytes of its pages")
+		})
+		other.unmap()
+	})
+}
