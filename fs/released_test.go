@@ -149,6 +149,21 @@ func TestZeroedRangesReachDevices(t *testing.T) {
 	}
 }
 
+func TestUnmappingReleases(t *testing.T) {
+	s, cache, n := mountWithDevices(t, 1)
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, make([]byte, page.Size), 0o644))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	w := mapOn(t, cache, n, f, 0, page.Size)
+	w.store(t, 10, []byte("g"))
+	w.close(t)
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, byte('g'), got[10])
+}
+
 // TestEvictedBytesComeHome fills the device with another file.
 func TestEvictedBytesComeHome(t *testing.T) {
 	s, cache, n := mountWithDevices(t, 1)

@@ -28,7 +28,7 @@ var lrcPlants = []plant{
 		old:  "if !s.cpu || s.firstPending() == nil {",
 		new:  "if s.cpu || s.firstPending() == nil {",
 		nets: []net{
-			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
+			{pkg: "lrc", run: "TestTranscripts"},
 			{pkg: "pagecache", run: "TestPagesWrittenWholeWhileDrainingAreDroppedAgain"},
 		},
 	},

@@ -49,7 +49,7 @@ var pagecachePlants = []plant{
 		new:  "\t\tif m.writable && m.pages.Empty() {\n\t\t\t_, m.unmapErr",
 		nets: []net{
 			{pkg: "pagecache", run: "TestUnmapIsARelease"},
-			{pkg: "internal/stress", run: "TestKilledClients"},
+			{pkg: "fs", run: "TestUnmappingReleases"},
 		},
 	},
 	{
@@ -82,13 +82,6 @@ var pagecachePlants = []plant{
 		old:  "if len(moved[i]) > 0 {",
 		new:  "if len(moved[i]) < 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestScanBesideAgreements"}},
-	},
-	{
-		name: "pages past end of file are released",
-		file: "pagecache/release.go",
-		old:  "modified[i] = modified[i].Intersect(f.fileRangeLocked())",
-		new:  "modified[i] = modified[i].Intersect(modified[i])",
-		nets: []net{{pkg: "pagecache", run: "TestBytesPastEndOfFileAreNeverWritten|TestOwnTail|TestTruncate"}},
 	},
 	{
 		name: "bytes past end of file are written home",
