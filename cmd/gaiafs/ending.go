@@ -208,20 +208,20 @@ func (s *service) takeAway() error {
 	if s.end.isGone() {
 		return s.detach() // `umount -f` ends the connection, and may leave the mount
 	}
+	if !s.mountedHere() { // it was detached, or unmounted here and not in another mount namespace
+		s.awaitPrograms()
+		return nil
+	}
 	done := make(chan error, 1)
 	go func() { done <- s.mount.Unmount() }()
-	var err error
 	select {
-	case err = <-done:
-	case <-time.After(time.Second):
-		if users := mountedElsewhere(s.mount.Device()); len(users) > 0 {
-			s.log.Warn("the filesystem is mounted elsewhere too, and this process ends when it is not; a second signal ends it at once",
-				"mountpoint", where, "users", describe(users))
+	case err := <-done:
+		if !errors.Is(err, syscall.EBUSY) {
+			return err
 		}
-		err = <-done
-	}
-	if !errors.Is(err, syscall.EBUSY) {
-		return err
+	case <-time.After(time.Second): // it is unmounted here
+		s.awaitPrograms()
+		return nil
 	}
 	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a second signal ends it at once",
 		"mountpoint", where, "users", describe(mountUsers(where)))
@@ -229,19 +229,37 @@ func (s *service) takeAway() error {
 	if err := s.detach(); err != nil {
 		return fmt.Errorf("%s cannot be detached: %w", where, err)
 	}
+	s.awaitPrograms()
+	return nil
+}
+
+// awaitPrograms returns when no program uses the mount, which is at its place no more.
+func (s *service) awaitPrograms() {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for said := false; ; {
 		select {
 		case <-s.end.gone:
-			return nil
+			return
 		case <-tick.C:
-			if s.mount.DeviceOnly() {
-				s.log.Info("what is still open was open for devices only, and is waited for no longer")
-				return nil
-			}
+		}
+		users := mountedElsewhere(s.mount.Device())
+		if len(users) == 0 && s.mount.DeviceOnly() {
+			s.log.Info("what is still open was open for devices only, and is waited for no longer")
+			return
+		}
+		if len(users) > 0 && !said {
+			said = true
+			s.log.Warn("the filesystem is mounted elsewhere too, and this process ends when it is not; a second signal ends it at once",
+				"users", describe(users))
 		}
 	}
+}
+
+// mountedHere reports whether the mount is at its place.
+func (s *service) mountedHere() bool {
+	m, err := fs.MountAt(s.mount.Mountpoint())
+	return err == nil && m.Device == s.mount.Device()
 }
 
 // syncKernel has the kernel write its dirty pages home.
@@ -258,14 +276,10 @@ func (s *service) syncKernel() {
 
 // detach takes the mountpoint out of sight, if it is still this mount's.
 func (s *service) detach() error {
-	m, err := fs.MountAt(s.mount.Mountpoint())
-	if errors.Is(err, fs.ErrNotMounted) || err == nil && m.Device != s.mount.Device() {
+	if !s.mountedHere() {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return detach(m.Mountpoint)
+	return detach(s.mount.Mountpoint())
 }
 
 // force ends without waiting for programs that use the mount, which get errors from then on, nor for a home that does not take

@@ -3,9 +3,13 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -204,4 +208,133 @@ func TestKilledDaemonDoesNotHoldItself(t *testing.T) {
 	state, err := waitFor(s.cmd.Process, 30*time.Second)
 	require.NoError(t, err)
 	require.Equal(t, -1, state.ExitCode())
+}
+
+// killed is a mount whose daemon was killed while a program had a file open.
+func killed(t *testing.T) (s *serving, open *os.File) {
+	t.Helper()
+	s = mountForeground(t, "--gpus=none", "--passthrough=off")
+	open, err := os.Create(filepath.Join(s.mountpoint, "open"))
+	require.NoError(t, err)
+	t.Cleanup(func() { open.Close() })
+	require.NoError(t, s.cmd.Process.Kill())
+	_, err = s.cmd.Process.Wait()
+	require.NoError(t, err)
+	return s, open
+}
+
+func TestUmountOfADeadDaemonWithClients(t *testing.T) {
+	s, _ := killed(t)
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "has ended")
+	require.Contains(t, r.err, fmt.Sprintf("(process %d, open file %s/open)", os.Getpid(), s.mountpoint))
+	require.Contains(t, r.err, "gaiafs umount --force "+s.mountpoint)
+	r = gaiafsCommand(t, "umount", "--force", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.False(t, s.isMounted(t))
+}
+
+func TestMountOverADeadDaemon(t *testing.T) {
+	for _, daemon := range []bool{false, true} {
+		s, open := killed(t)
+		link := filepath.Join(filepath.Dir(filepath.Dir(s.mountpoint)), "link"+fmt.Sprint(daemon))
+		require.NoError(t, os.Symlink(filepath.Dir(s.mountpoint), link))
+		through := place{s.source, filepath.Join(link, filepath.Base(s.mountpoint)), s.log}
+		if daemon {
+			r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+s.log, through.source, through.mountpoint)
+			require.Equal(t, exitOK, r.code, r.err)
+		} else {
+			mountAt(t, through, "--gpus=none")
+		}
+		require.Contains(t, s.logged(t), "took away a mount whose daemon had ended")
+		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("x"), 0o600))
+		_, err := open.Write([]byte("x"))
+		require.ErrorIs(t, err, syscall.ENOTCONN)
+		require.Equal(t, s.mountpoint, s.status(t).Mount.Mountpoint)
+		r := gaiafsCommand(t, "umount", s.mountpoint)
+		require.Equal(t, exitOK, r.code, r.err)
+		require.False(t, s.isMounted(t))
+	}
+}
+
+// elsewhere starts a process that has all mounts in a mount namespace of its own, until end.
+func elsewhere(t *testing.T) (pid int, end func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for another mount namespace")
+	}
+	cmd := exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c", "echo; read x")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	if err := cmd.Start(); errors.Is(err, exec.ErrNotFound) {
+		t.Skip("unshare is not installed")
+	} else {
+		require.NoError(t, err)
+	}
+	_, err = out.Read(make([]byte, 1))
+	require.NoError(t, err)
+	end = sync.OnceFunc(func() {
+		in.Close()
+		_ = cmd.Wait() // read met the end of its input
+	})
+	t.Cleanup(end)
+	return cmd.Process.Pid, end
+}
+
+// A mount that another mount namespace has too is unmounted here, and it is said who has it.
+func TestUmountWhileMountedElsewhere(t *testing.T) {
+	for _, signal := range []bool{false, true} {
+		s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
+		pid, end := elsewhere(t)
+		m := s.releases(t, "out", mib)
+		require.NoError(t, m.Close())
+		who := fmt.Sprintf("sh (process %d, mounted at %s in its mount namespace)", pid, s.mountpoint)
+		if signal {
+			s.signal(t, syscall.SIGTERM)
+			require.Eventually(t, func() bool { return strings.Contains(s.logged(t), "mounted elsewhere") }, 30*time.Second, time.Millisecond)
+			require.Contains(t, s.logged(t), who)
+		} else {
+			r := gaiafsCommand(t, "umount", s.mountpoint)
+			require.Equal(t, exitFailure, r.code)
+			require.Contains(t, r.err, "is unmounted here, and everything that was released is written back")
+			require.Contains(t, r.err, who)
+		}
+		s.requireHome(t, "out", mib)
+		require.False(t, s.isMounted(t))
+		end()
+		require.Equal(t, exitOK, s.end(t), s.logged(t))
+	}
+}
+
+// SIGTERM does not wait for a program that has nothing open but what its client library keeps.
+func TestSigtermDoesNotWaitForDevices(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
+	m := s.releases(t, "out", mib) // the library has a descriptor of it, and nobody else
+	copy(m.Bytes(), "yy")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+	s.requireHome(t, "out", mib-2)
+	require.Contains(t, s.logged(t), "open for devices only")
+	require.Error(t, m.Close())
+
+	// Who also reads by the descriptor is waited for.
+	s = mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
+	f, err := os.Create(filepath.Join(s.mountpoint, "both"))
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(4096))
+	m, err = gaiafs.Map(f, 0, 4096, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte("x"), 0)
+	require.NoError(t, err)
+	s.signal(t, syscall.SIGTERM)
+	require.Eventually(t, func() bool { return !s.isMounted(t) }, 30*time.Second, time.Millisecond)
+	_, err = f.WriteAt([]byte("x"), 1)
+	require.NoError(t, err)
+	require.Error(t, m.Close())
+	require.NoError(t, f.Close())
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+	s.requireHome(t, "both", 2)
 }

@@ -95,9 +95,8 @@ func (m *mountPlan) logger(w io.Writer) (*slog.Logger, error) {
 
 // start makes devices, cache, socket and mount, or nothing of them.
 func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
-	if is, err := fs.IsMount(m.mountpoint); err == nil && is {
-		return nil, fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount %s' or choose another directory",
-			m.mountpoint, m.mountpoint)
+	if err := m.clearMountpoint(log); err != nil {
+		return nil, err
 	}
 	s := &service{plan: m, log: log, started: time.Now(), end: newEnding()}
 	devices, err := m.gpus.open(int64(m.gpuMemory), log)
@@ -156,6 +155,25 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	}()
 	s.inService.Store(s.mount)
 	return s, nil
+}
+
+// clearMountpoint takes away mounts of gaiafs at the mountpoint whose daemons have ended. Where one serves, it fails.
+func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
+	for {
+		if is, err := fs.IsMount(m.mountpoint); err != nil || !is {
+			return nil // what is wrong with the place is said later
+		}
+		if _, err := os.Stat(m.mountpoint); !errors.Is(err, syscall.ENOTCONN) {
+			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount %s' or choose another directory",
+				m.mountpoint, m.mountpoint)
+		}
+		users := mountUsers(m.mountpoint)
+		if err := detach(m.mountpoint); err != nil {
+			return fmt.Errorf("MOUNTPOINT %s is a mount whose daemon has ended, and cannot be unmounted: %w", m.mountpoint, err)
+		}
+		log.Warn("took away a mount whose daemon had ended; programs that had files open there get errors", "mountpoint", m.mountpoint,
+			"programs", len(users))
+	}
 }
 
 // listen binds the control socket. Where it is named after a mountpoint, at which nothing is mounted, one that another daemon

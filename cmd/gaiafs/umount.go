@@ -247,7 +247,11 @@ func resolve(path string) string {
 		path = absolute
 	}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		path = resolved
+		return resolved
+	}
+	// A mountpoint whose daemon has ended cannot be looked at.
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		return filepath.Join(dir, filepath.Base(path))
 	}
 	return path
 }
