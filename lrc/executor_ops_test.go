@@ -46,8 +46,15 @@ func (x *executor) do(s model.Step) []byte {
 		x.collect(x.all(), false)
 	case model.Truncate:
 		x.truncate(s.Off)
-	case model.Punch:
-		x.punch(s)
+	case model.OpenTrunc:
+		x.truncate(0)
+	case model.Append:
+		s.Off = x.size
+		x.write(s)
+	case model.Punch, model.PunchRest, model.Zero, model.Allocate, model.DirectWrite, model.Copy:
+		x.space(s)
+	case model.SeekRead, model.CopyOut:
+		return x.readHome(s)
 	case model.Flush:
 		x.flush(s.Off, s.Len, false)
 	case model.Reclaim:
@@ -203,20 +210,6 @@ func (x *executor) truncate(size int64) {
 	x.size = size
 	x.dropBases(x.f.Truncated(x.first + page.Count(size)))
 	x.zeroReplicas(size, limit)
-}
-
-func (x *executor) punch(s model.Step) {
-	x.flush(s.Off, s.Len, false)
-	n := min(s.Len, x.size-s.Off)
-	x.changeHome(s.Off, make([]byte, n), page.Range{})
-	x.each(s.Off, n, func(p page.Index, from, to, _ int64) {
-		if k := x.kernel[p]; k != nil {
-			clear(k.data[from:to])
-			if to-from == page.Size {
-				delete(x.kernel, p)
-			}
-		}
-	})
 }
 
 func (x *executor) writers(d int, p page.Index) bool {

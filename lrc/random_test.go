@@ -22,15 +22,15 @@ const (
 	usualSteps   = 210_000
 )
 
-// randomProgram makes and runs the program of a seed, and returns what was run of it.
-func randomProgram(l model.Layout, sys model.System, seed uint64, steps int) ([]model.Step, error) {
+// randomProgram makes and runs the program of a seed, and returns what was run of it. ops bounds it to some operations.
+func randomProgram(l model.Layout, sys model.System, seed uint64, steps int, ops func(model.Op) bool) ([]model.Step, error) {
 	src := model.NewSource(seed)
 	run := model.NewRun(l, sys)
 	for tries := 0; len(run.Program) < steps; tries++ {
 		if tries > 100*steps {
 			return run.Program, fmt.Errorf("only %d of %d tries were legal", len(run.Program), tries)
 		}
-		s := l.Random(src, nil)
+		s := l.Random(src, ops)
 		var err error
 		if src.IntN(8) == 0 {
 			store := l.Random(src, func(o model.Op) bool { return o == model.Store })
@@ -84,7 +84,7 @@ func TestRandomPrograms(t *testing.T) {
 	}
 	if *seedFlag != 0 {
 		l := layoutOf(*seedFlag)
-		if program, err := randomProgram(l, newExecutor(l, none), *seedFlag, programSteps); err != nil {
+		if program, err := randomProgram(l, newExecutor(l, none), *seedFlag, programSteps, nil); err != nil {
 			report(t, *seedFlag, l, program, err)
 		}
 		return
@@ -97,7 +97,7 @@ func TestRandomPrograms(t *testing.T) {
 	}
 	for ; done < steps; seed++ {
 		l := layoutOf(seed)
-		program, err := randomProgram(l, newExecutor(l, none), seed, programSteps)
+		program, err := randomProgram(l, newExecutor(l, none), seed, programSteps, nil)
 		if err != nil {
 			report(t, seed, l, program, err)
 		}

@@ -123,16 +123,3 @@ func (m *Model) reclaim(s Step) {
 		}
 	})
 }
-
-func (m *Model) punch(s Step) {
-	m.flush(s.Off, s.Len, false)
-	n := min(s.Len, m.size-s.Off)
-	m.writeHome(s.Off, make([]byte, n))
-	m.each(s.Off, n, func(p, from, to int, _ int64) {
-		k := &m.pages[p].kernel
-		clear(k.data[from:to])
-		if to-from == PageSize {
-			k.present = false
-		}
-	})
-}

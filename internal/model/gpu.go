@@ -259,46 +259,6 @@ func (m *Model) untrack() {
 	}
 }
 
-// Legal reports whether a step makes sense now.
-func (m *Model) Legal(s Step) bool {
-	l := m.layout
-	limit := int64(l.Pages) * PageSize
-	if s.Off < 0 || s.Off > limit || s.Op.hasRange() && (s.Len <= 0 || s.Len > limit-s.Off) {
-		return false
-	}
-	switch s.Op {
-	case Write:
-		return l.IsCPU(s.Client)
-	case MapStore, Punch, Flush, Reclaim:
-		return l.IsCPU(s.Client) && s.Off+s.Len <= m.size
-	case Read, DirectRead:
-		return l.IsCPU(s.Client) && s.Off < m.size
-	case Fsync, Truncate, Collect, Untrack:
-		return l.IsCPU(s.Client)
-	}
-	if l.IsCPU(s.Client) {
-		return false
-	}
-	mp, rel := m.mappings[s.Client], m.releases[s.Client]
-	start, end := m.within(s)
-	switch s.Op {
-	case Map:
-		return mp == nil && s.Off%PageSize == 0
-	case Evict:
-		return true
-	case Store, Load:
-		return mp != nil && (mp.writable || s.Op == Load) && m.reachable(s)
-	case Drop, Finish:
-		return rel != nil
-	case Unmap, Kill:
-		return mp != nil && rel == nil
-	case Release, Publish:
-		return mp != nil && rel == nil && mp.writable && start < end
-	default:
-		return mp != nil && rel == nil && start < end
-	}
-}
-
 // reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It may store
 // into others, but for zeros, which nobody would find.
 func (m *Model) reachable(s Step) bool {

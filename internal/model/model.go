@@ -273,13 +273,28 @@ func (m *Model) Do(s Step) []byte {
 		m.flush(0, m.size, false)
 		m.collectAll()
 	case Truncate:
-		if s.Off < m.size {
-			m.shrink(s.Off)
-		} else {
-			m.grow(s.Off)
-		}
+		m.resize(s.Off)
 	case Punch:
-		m.punch(s)
+		m.zero(s.Off, s.Len, true)
+	case Append:
+		s.Off = m.size
+		m.write(s)
+	case DirectWrite:
+		m.directWrite(s)
+	case OpenTrunc:
+		m.resize(0)
+	case Allocate:
+		m.allocate(s)
+	case Zero:
+		m.zero(s.Off, s.Len, s.Keep)
+	case PunchRest:
+		m.zero(s.Off, m.size-s.Off, true)
+	case SeekRead:
+		return m.seekRead(s)
+	case Copy:
+		m.copyRange(s)
+	case CopyOut:
+		return m.copyOut(s)
 	case Flush:
 		m.flush(s.Off, s.Len, false)
 	case Reclaim:
@@ -323,6 +338,10 @@ func (m *Model) Do(s Step) []byte {
 		m.collectAll()
 	case Untrack:
 		m.untrack()
+	default:
+		if s.Op.InSource() {
+			m.source(s)
+		}
 	}
 	return nil
 }

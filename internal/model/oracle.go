@@ -5,18 +5,25 @@ import (
 	"slices"
 )
 
-// Oracle says which values a read may return, from the order of events alone. What a device's programs stored happens
-// before whatever an acquire or a CPU program does after the release returned; what CPU programs did happens before
-// whatever an acquire returns afterwards. A read may return what a store left unless another store came between the two
-// in that order. Nothing is known here of how that is brought about.
+// Oracle says which values a read may return, from the order of events alone. A device's stores happen before whatever
+// an acquire or a CPU program does after their release returned. What CPU programs did happens before whatever an
+// acquire returns afterwards. A read may return what a store left unless another store came between the two in that
+// order. The Oracle knows nothing of how that is brought about.
 //
-// It watches some bytes of each page, and orders events page by page, since releases and acquires have ranges.
+// It watches every byte, and orders events page by page, since releases and acquires have ranges.
+//
+// Agents are the CPU, which is 0, the devices, and whoever writes in SOURCE, see source.go.
 type Oracle struct {
 	layout Layout
-	size   int64
-	pages  []*oraclePage
+	// sizes are what programs on the CPU may take for the file's size. The last is the real one; the others are of the
+	// time before changes in SOURCE that nobody needs to have noticed.
+	sizes []int64
+	pages []*oraclePage
 	// published has, per open release, the clocks of its pages when it began.
 	published map[Client]map[int]clock
+	// junk says that bytes past end of file may be anything: a device's program stored there, or SOURCE was cut.
+	junk  bool
+	times oracleTimes
 }
 
 type clock []int
@@ -27,40 +34,85 @@ func (c clock) join(d clock) {
 	}
 }
 
+// oracleStore is a store into a page.
 type oracleStore struct {
 	agent int
 	at    clock
-	val   byte
+	// vals are what each byte may have become. A copy of bytes that several stores raced for has several.
+	vals []values
+	// soft is set on a store in SOURCE that the mount may write over, since it was using the page at that time.
+	soft bool
+	// firm is set on what SOURCE added to the end of the file: nobody on the mount can have had anything there.
+	firm bool
 }
 
 // before reports whether the store is known at clock c.
 func (s *oracleStore) before(c clock) bool { return c[s.agent] >= s.at[s.agent] }
 
-type oraclePage struct {
-	// clocks has what each agent knows of; agent 0 is the CPU. released is what everyone knows who acquires.
-	clocks   []clock
-	released clock
-	stores   map[int][]oracleStore
+// values are what a store left: the i-th byte after offset is first+i, or first with same, or data[i].
+type values struct {
+	offset int64
+	first  byte
+	same   bool
+	data   []byte
 }
 
-// spots are the bytes of a page that programs like to use, at edges of words and elsewhere. The Oracle watches them.
+func (v *values) at(off int64) byte {
+	switch {
+	case v.data != nil:
+		return v.data[off-v.offset]
+	case v.same:
+		return v.first
+	}
+	return v.first + byte(off-v.offset)
+}
+
+var zeros = values{same: true}
+
+// valuesOf returns what a step stores at off.
+func valuesOf(s Step, off int64) values { return values{offset: off, first: s.Val, same: s.Same} }
+
+// segment is a part of a page whose bytes the same stores wrote. It goes up to the next one.
+type segment struct {
+	from   int
+	stores []*oracleStore
+}
+
+type oraclePage struct {
+	// clocks has what each agent knows of. released is what everyone knows who acquires.
+	clocks   []clock
+	released clock
+	segments []segment
+	// touched has the agents whose copies of the page may differ from home, so that it may go home as a whole.
+	touched map[int]bool
+}
+
+// spots are the bytes of a page that programs like to use, at edges of words and elsewhere.
 var spots = []int{0, 1, 7, 8, 9, 15, 16, 100, 1000, 1001, 2047, 2048, 4088, 4094, 4095}
 
 // NewOracle returns the Oracle of a file of zeros.
 func NewOracle(l Layout) *Oracle {
-	o := &Oracle{layout: l, size: l.Size, published: make(map[Client]map[int]clock)}
+	o := &Oracle{layout: l, sizes: []int64{l.Size}, published: make(map[Client]map[int]clock)}
 	for range l.Pages {
-		pg := &oraclePage{released: make(clock, l.Devices+1), stores: make(map[int][]oracleStore)}
-		for range l.Devices + 1 {
-			pg.clocks = append(pg.clocks, make(clock, l.Devices+1))
+		pg := &oraclePage{released: o.clock(), touched: make(map[int]bool)}
+		for range o.source() + 1 {
+			pg.clocks = append(pg.clocks, o.clock())
 		}
-		for _, at := range spots {
-			pg.stores[at] = []oracleStore{{at: make(clock, l.Devices+1)}}
-		}
+		pg.segments = []segment{{stores: []*oracleStore{{at: o.clock(), vals: []values{zeros}}}}}
 		o.pages = append(o.pages, pg)
 	}
 	return o
 }
+
+// source is the agent that changes SOURCE.
+func (o *Oracle) source() int { return o.layout.Devices + 1 }
+
+func (o *Oracle) clock() clock { return make(clock, o.source()+1) }
+
+func (o *Oracle) size() int64 { return o.sizes[len(o.sizes)-1] }
+
+// LeastSize is the smallest size that programs on the CPU may take the file to have.
+func (o *Oracle) LeastSize() int64 { return slices.Min(o.sizes) }
 
 // each calls fn for the pages that [off, off+n) touches, and the part of each.
 func (o *Oracle) each(off, n int64, fn func(p int, pg *oraclePage, from, to int)) {
@@ -73,138 +125,126 @@ func (o *Oracle) each(off, n int64, fn func(p int, pg *oraclePage, from, to int)
 	}
 }
 
-// store records n bytes at off, whose values val knows. Bytes past end of file are nobody's.
-func (o *Oracle) store(agent int, off, n int64, val func(i int64) byte) {
-	o.each(off, min(n, o.size-off), func(p int, pg *oraclePage, from, to int) {
+// cut makes a segment begin at a byte and returns its index.
+func (pg *oraclePage) cut(at int) int {
+	i, found := slices.BinarySearchFunc(pg.segments, at, func(s segment, at int) int { return s.from - at })
+	if !found && at < PageSize {
+		pg.segments = slices.Insert(pg.segments, i, segment{at, pg.segments[i-1].stores})
+	}
+	return i
+}
+
+// within returns the segments of [from, to).
+func (pg *oraclePage) within(from, to int) []segment {
+	i := pg.cut(from)
+	return pg.segments[i:pg.cut(to)]
+}
+
+// store records n bytes at off. Bytes past end of file are nobody's.
+func (o *Oracle) store(agent int, off, n int64, vals ...values) {
+	o.each(off, min(n, o.size()-off), func(_ int, pg *oraclePage, from, to int) {
 		c := pg.clocks[agent]
 		if agent == 0 {
 			c.join(pg.released)
 		}
 		c[agent]++
-		at := slices.Clone(c)
-		for _, spot := range spots {
-			if from <= spot && spot < to {
-				s := oracleStore{agent, at, val(int64(p)*PageSize + int64(spot) - off)}
-				pg.stores[spot] = append(pg.prune(pg.stores[spot]), s)
-			}
+		pg.add(from, to, &oracleStore{agent: agent, at: slices.Clone(c), vals: vals})
+	})
+}
+
+// everywhere records that n bytes at off are zero for everybody from now on, whatever anybody knew or stored.
+func (o *Oracle) everywhere(off, n int64) {
+	o.each(off, n, func(_ int, pg *oraclePage, from, to int) {
+		list := pg.within(from, to)
+		for i := range list {
+			list[i].stores = []*oracleStore{{at: o.clock(), vals: []values{zeros}}} // its clock is before every other
 		}
 	})
 }
 
-// prune drops the stores that nobody may read any more.
-func (pg *oraclePage) prune(list []oracleStore) []oracleStore {
-	return slices.DeleteFunc(slices.Clone(list), func(s oracleStore) bool {
-		for _, c := range pg.clocks {
-			if !pg.superseded(list, &s, c) {
-				return false
-			}
-		}
-		return true
-	})
+// add adds a store, and drops those that nobody may read any more.
+func (pg *oraclePage) add(from, to int, s *oracleStore) {
+	list := pg.within(from, to)
+	for i := range list {
+		stores := append(slices.Clone(list[i].stores), s)
+		list[i].stores = slices.DeleteFunc(slices.Clone(stores), func(s *oracleStore) bool {
+			return !slices.ContainsFunc(pg.clocks, func(c clock) bool { return !superseded(stores, s, c) })
+		})
+	}
 }
 
 // superseded reports whether at clock c another store is known that came after s.
-func (pg *oraclePage) superseded(list []oracleStore, s *oracleStore, c clock) bool {
-	for i := range list {
-		t := &list[i]
-		if !slices.Equal(t.at, s.at) && s.before(t.at) && t.before(c) {
-			return true
-		}
-	}
-	return false
+func superseded(stores []*oracleStore, s *oracleStore, c clock) bool {
+	return slices.ContainsFunc(stores, func(t *oracleStore) bool {
+		return t != s && !t.soft && s.before(t.at) && t.before(c)
+	})
 }
 
-// Event tells the Oracle of a step that was carried out, and what it returned. It fails if no order of events allows it.
-func (o *Oracle) Event(s Step, got []byte) error {
-	agent := 0
-	if !o.layout.IsCPU(s.Client) {
-		agent = o.layout.Device(s.Client) + 1
+// current returns those of stores that may be read at clock c.
+func current(stores []*oracleStore, c clock) (list []*oracleStore) {
+	for _, s := range stores {
+		if !superseded(stores, s, c) {
+			list = append(list, s)
+		}
 	}
-	data := func(i int64) byte {
-		if s.Same {
-			return s.Val
+	return list
+}
+
+func allowed(stores []*oracleStore, off int64, b byte) bool {
+	return slices.ContainsFunc(stores, func(s *oracleStore) bool {
+		return slices.ContainsFunc(s.vals, func(v values) bool { return v.at(off) == b })
+	})
+}
+
+// check compares bytes that an agent sees at off with what it may see.
+func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
+	o.each(off, int64(len(got)), func(p int, pg *oraclePage, from, to int) {
+		c := pg.clocks[agent]
+		if agent == 0 {
+			c.join(pg.released)
 		}
-		return s.Val + byte(i)
-	}
-	zero := func(int64) byte { return 0 }
-	switch s.Op {
-	case Write:
-		if end := s.Off + s.Len; end > o.size {
-			o.resize(end)
+		if err == nil {
+			err = o.checkAt(p, from, to, got[int64(p)*PageSize+int64(from)-off:], c, agent == 0)
 		}
-		o.store(0, s.Off, s.Len, data)
-	case MapStore:
-		o.store(0, s.Off, s.Len, data)
-	case Store:
-		o.store(agent, s.Off, s.Len, data)
-	case Truncate:
-		o.resize(s.Off)
-	case Punch:
-		o.store(0, s.Off, s.Len, zero)
-	case Read, DirectRead, Load:
-		return o.check(agent, s.Off, got)
-	case Acquire:
-		o.acquire(agent, s)
-	case Map:
-		if !s.Lazy {
-			o.acquire(agent, s)
+	})
+	return err
+}
+
+// checkAt compares the bytes [from, to) of a page. A program on the CPU that sees that SOURCE made the file longer sees what
+// is there, too.
+func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error {
+	pg, start := o.pages[p], int64(p)*PageSize
+	list := pg.within(from, to)
+	noticed := slices.Clone(c)
+	noticed.join(pg.clocks[o.source()])
+	least := o.LeastSize()
+	for i, seg := range list {
+		end := to
+		if i+1 < len(list) {
+			end = list[i+1].from
 		}
-	case Publish:
-		o.publish(agent, s)
-	case Finish:
-		o.finish(s.Client)
-	case Release, DontNeed, Unmap, Kill:
-		o.publish(agent, s)
-		o.finish(s.Client)
+		known, all := current(seg.stores, c), current(seg.stores, noticed)
+		for at := seg.from; at < end; at++ {
+			off, b, may := start+int64(at), got[at-from], known
+			if onCPU && off >= least {
+				may = all
+			}
+			if !allowed(may, off, b) {
+				return fmt.Errorf("byte %d of page %d reads 0x%02x, which no order of events allows; it may be %s",
+					at, p, b, list2text(may, off))
+			}
+		}
 	}
 	return nil
 }
 
-// resize sets the size. What lies past either size is zero as if the CPU had written it.
-func (o *Oracle) resize(size int64) {
-	old := o.size
-	o.size = max(old, size)
-	o.store(0, min(old, size), o.size-min(old, size), func(int64) byte { return 0 })
-	o.size = size
-}
-
-func (o *Oracle) acquire(agent int, s Step) {
-	o.each(s.Off, s.Len, func(_ int, pg *oraclePage, _, _ int) {
-		pg.clocks[agent].join(pg.released)
-		pg.clocks[agent].join(pg.clocks[0])
-	})
-}
-
-func (o *Oracle) publish(agent int, s Step) {
-	rel := make(map[int]clock)
-	o.published[s.Client] = rel
-	o.each(s.Off, s.Len, func(p int, pg *oraclePage, _, _ int) { rel[p] = slices.Clone(pg.clocks[agent]) })
-}
-
-func (o *Oracle) finish(c Client) {
-	for p, at := range o.published[c] {
-		o.pages[p].released.join(at)
+func list2text(stores []*oracleStore, off int64) string {
+	var all []byte
+	for _, s := range stores {
+		for _, v := range s.vals {
+			all = append(all, v.at(off))
+		}
 	}
-	delete(o.published, c)
-}
-
-func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
-	o.each(off, int64(len(got)), func(p int, pg *oraclePage, from, to int) {
-		if agent == 0 {
-			pg.clocks[0].join(pg.released)
-		}
-		for _, spot := range spots {
-			if spot < from || spot >= to || err != nil {
-				continue
-			}
-			b := got[int64(p)*PageSize+int64(spot)-off]
-			list := pg.stores[spot]
-			if !slices.ContainsFunc(list, func(s oracleStore) bool {
-				return s.val == b && !pg.superseded(list, &s, pg.clocks[agent])
-			}) {
-				err = fmt.Errorf("byte %d of page %d reads 0x%02x, which no order of events allows", spot, p, b)
-			}
-		}
-	})
-	return err
+	slices.Sort(all)
+	return fmt.Sprintf("[% x]", slices.Compact(all))
 }

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -31,6 +32,55 @@ const (
 	Flush
 	// Reclaim has the kernel forget the clean pages of [Off, Off+Len).
 	Reclaim
+	// Append is a write of Len bytes with O_APPEND.
+	Append
+	// DirectWrite is a Write with O_DIRECT.
+	DirectWrite
+	// OpenTrunc opens the file with O_TRUNC.
+	OpenTrunc
+	// Allocate is fallocate of [Off, Off+Len), with Keep one that leaves the size alone.
+	Allocate
+	// Zero is fallocate with ZERO_RANGE, which makes the file longer unless Keep.
+	Zero
+	// PunchRest makes everything from Off to the largest offset a hole.
+	PunchRest
+	// SeekRead reads [Off, Off+Len) as cp --sparse does: what SEEK_DATA and SEEK_HOLE call data is read, the rest is zeros.
+	SeekRead
+	// Copy is copy_file_range of Len bytes at From to Off.
+	Copy
+	// CopyOut is copy_file_range of [Off, Off+Len) to another file, which is then read.
+	CopyOut
+	// Stat returns what fstat says, see AppendStat.
+	Stat
+	// SetTimes sets mtime to second Val.
+	SetTimes
+	// Chmod changes the file's mode.
+	Chmod
+	// Reopen closes the file and opens it again.
+	Reopen
+	// Unlink removes the file's name. Clients go on with what they have open.
+	Unlink
+
+	// SourceWrite writes [Off, Off+Len) in SOURCE directly, as do all that follow up to Map.
+	SourceWrite
+	// SourceAppend appends Len bytes.
+	SourceAppend
+	// SourceTruncate sets the size to Off.
+	SourceTruncate
+	// SourcePunch makes [Off, Off+Len) a hole.
+	SourcePunch
+	// SourceCollapse takes the pages of [Off, Off+Len) out, and SourceInsert puts zeros there.
+	SourceCollapse
+	SourceInsert
+	// SourceClone replaces the file's blocks by those of a reflink in which [Off, Off+Len) was written.
+	SourceClone
+	// SourceSnapshot makes a reflink of the file and writes [Off, Off+Len) of the reflink.
+	SourceSnapshot
+	// SourceChmod, SourceLink and SourceRename change metadata: the mode, the number of names, the name.
+	SourceChmod
+	SourceLink
+	SourceRename
+
 	// Map maps the pages of [Off, Off+Len) for a GPU client that maps nothing. It is an acquire unless Lazy.
 	Map
 	// Unmap ends a GPU client's mapping.
@@ -53,6 +103,8 @@ const (
 	Finish
 	// DontNeed is gaia_madvise(DONTNEED) of the pages of [Off, Off+Len).
 	DontNeed
+	// Peek looks at the whole of the extents that a GPU client mapped, beyond its mapping.
+	Peek
 	// Evict takes the pages of [Off, Off+Len) that no client maps from the device of the client.
 	Evict
 	// Collect brings everything home that was released and does not drain, in the background.
@@ -65,7 +117,11 @@ const (
 
 var opNames = [numOps]string{
 	"write", "mapstore", "read", "directread", "fsync", "truncate", "punch", "flush", "reclaim",
-	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed",
+	"append", "directwrite", "opentrunc", "allocate", "zero", "punchrest", "seekread", "copy", "copyout",
+	"stat", "settimes", "chmod", "reopen", "unlink",
+	"sourcewrite", "sourceappend", "sourcetruncate", "sourcepunch", "sourcecollapse", "sourceinsert",
+	"sourceclone", "sourcesnapshot", "sourcechmod", "sourcelink", "sourcerename",
+	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed", "peek",
 	"evict", "collect", "untrack",
 }
 
@@ -74,13 +130,60 @@ func (o Op) String() string { return opNames[o] }
 // hasRange reports whether the Op uses Off and Len.
 func (o Op) hasRange() bool {
 	switch o {
-	case Fsync, Truncate, Unmap, Kill, Finish, Collect, Untrack:
+	case Fsync, Truncate, Unmap, Kill, Finish, Peek, Collect, Untrack, Append, OpenTrunc, PunchRest, SourceAppend,
+		SourceTruncate:
+		return false
+	case Stat, SetTimes, Chmod, Reopen, Unlink, SourceChmod, SourceLink, SourceRename:
 		return false
 	}
 	return true
 }
 
-func (o Op) stores() bool { return o == Write || o == MapStore || o == Store }
+// hasOffset and hasLength are for operations without a range of both.
+func (o Op) hasOffset() bool { return o == Truncate || o == PunchRest || o == SourceTruncate }
+func (o Op) hasLength() bool { return o == Append || o == SourceAppend }
+
+// wholePages reports whether programs use whole pages with the Op.
+func (o Op) wholePages() bool {
+	return o.hasRange() && (o >= Map && o != Store && o != Load || o == SourceCollapse || o == SourceInsert)
+}
+
+func (o Op) stores() bool {
+	switch o {
+	case Write, MapStore, Store, Append, DirectWrite, SourceWrite, SourceAppend, SourceClone, SourceSnapshot, SetTimes:
+		return true
+	}
+	return false
+}
+
+// byCPU reports whether CPU programs do it, or somebody in SOURCE.
+func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
+
+// InSource reports whether it happens beside the mount.
+func (o Op) InSource() bool { return o >= SourceWrite && o < Map }
+
+// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge.
+func (o Op) Exact() bool {
+	switch o {
+	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek:
+		return false
+	}
+	return !o.InSource()
+}
+
+// Ops returns all of them.
+func Ops() (list []Op) {
+	for o := range numOps {
+		list = append(list, o)
+	}
+	return list
+}
+
+// OpNamed returns the Op of a name.
+func OpNamed(name string) (Op, bool) {
+	i := slices.Index(opNames[:], name)
+	return Op(max(i, 0)), i >= 0
+}
 
 // Client numbers the processes of a program: first the CPU programs, then the GPU programs.
 type Client int
@@ -94,6 +197,10 @@ type Step struct {
 	// Val is the first byte stored; the i-th is Val+i, or Val again with Same.
 	Val  byte
 	Same bool
+	// From is where a Copy copies from.
+	From int64
+	// Keep is for Allocate and Zero.
+	Keep bool
 	// Writable and Lazy are for Map.
 	Writable, Lazy bool
 	// During says that the step, a Store, happens in the midst of the one before it.
@@ -116,8 +223,11 @@ func (s Step) Bytes() []byte {
 func (s Step) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v", s.Op)
-	if s.Op == Truncate {
+	if s.Op.hasOffset() {
 		fmt.Fprintf(&b, " %d", s.Off)
+	}
+	if s.Op.hasLength() {
+		fmt.Fprintf(&b, " 0+%d", s.Len)
 	}
 	if s.Op.hasRange() {
 		fmt.Fprintf(&b, " %d+%d", s.Off, s.Len)
@@ -127,6 +237,12 @@ func (s Step) String() string {
 		if s.Same {
 			b.WriteString(" same")
 		}
+	}
+	if s.Op == Copy {
+		fmt.Fprintf(&b, " from %d", s.From)
+	}
+	if s.Keep && (s.Op == Allocate || s.Op == Zero) {
+		b.WriteString(" keep")
 	}
 	if s.Op == Map && s.Writable {
 		b.WriteString(" writable")
@@ -203,18 +319,19 @@ func (l Layout) ParseStep(line string) (s Step, err error) {
 	if s.Client < 0 {
 		return s, fmt.Errorf("%q: no client %q", line, f[0])
 	}
-	s.Op = numOps
-	for i, n := range opNames {
-		if n == f[1] {
-			s.Op = Op(i)
-		}
-	}
-	if s.Op == numOps {
+	op, ok := OpNamed(f[1])
+	if !ok {
 		return s, fmt.Errorf("%q: no operation %q", line, f[1])
 	}
-	for _, w := range f[2:] {
+	s.Op = op
+	for i, w := range f[2:] {
 		off, n, isRange := strings.Cut(w, "+")
 		switch {
+		case w == "from":
+		case f[1+i] == "from":
+			s.From, err = parseOffset(w)
+		case w == "keep":
+			s.Keep = true
 		case w == "same":
 			s.Same = true
 		case w == "writable":

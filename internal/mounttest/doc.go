@@ -13,6 +13,13 @@
 // Other programs run on a daemon that collects, untracks and refreshes all the time. When it does is not known, so there
 // the model's Oracle judges alone what may be read, and at the end everybody must see the same bytes.
 //
+// # Wider programs
+//
+// TestWidePrograms adds everything else that can happen to a file: other ways to write, to make holes and to copy, changes
+// of size and metadata, and changes in SOURCE directly. SOURCE is on ext4, XFS, tmpfs and overlay, and the mounts differ in
+// devices, memory, write mode and where reads come from. Only the Oracle judges there. Each operation is a kind; -kinds
+// selects some, so that what one of them breaks can be told from what another breaks. docs/suites.md has the flags.
+//
 // # What it does not do
 //
 // A step has ended before the next one begins. What may happen in the midst of a release or a collect is tested on lrc.

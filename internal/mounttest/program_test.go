@@ -20,17 +20,22 @@ const programVariable = "GAIAFS_MOUNTTEST_PROGRAM"
 // order tells a program what to do: to open a file and forget the last one, or to carry out a step on it.
 type order struct {
 	Open string
+	// Base is where in the file the byte is that steps call 0.
+	Base int64
 	// Limit is how much of the file a CPU program maps, of whatever size the file is.
 	Limit  int64
 	Device int
 	Step   model.Step
 	// SyncRange asks for the range of a Write to be written back.
 	SyncRange bool
+	// Path is of the file, for steps that need one.
+	Path string
 }
 
 type answer struct {
-	Data []byte
-	Err  string
+	Data    []byte
+	Err     string
+	Refused bool
 }
 
 // serveProgram is the body of a program's process.
@@ -48,7 +53,7 @@ func serveProgram(in io.Reader, out io.Writer) error {
 		data, err := p.carryOut(o)
 		a := answer{Data: data}
 		if err != nil {
-			a.Err = err.Error()
+			a.Err, a.Refused = err.Error(), errors.Is(err, model.ErrRefused)
 		}
 		if err := answers.Encode(a); err != nil {
 			return err
@@ -59,6 +64,7 @@ func serveProgram(in io.Reader, out io.Writer) error {
 // program is what a process has open.
 type program struct {
 	file, direct *os.File
+	base         int64  // of steps in the file
 	memory       []byte // of the file, shared
 	mapping      *gaiafs.Mapping
 	start        int64 // of mapping in the file
@@ -88,13 +94,14 @@ func (p *program) open(o order) (err error) {
 	if p.file, err = os.OpenFile(o.Open, os.O_RDWR, 0); err != nil {
 		return err
 	}
+	p.base = o.Base
 	if o.Limit == 0 {
 		return nil
 	}
-	if p.direct, err = os.OpenFile(o.Open, os.O_RDONLY|unix.O_DIRECT, 0); err != nil {
+	if p.direct, err = os.OpenFile(o.Open, os.O_RDWR|unix.O_DIRECT, 0); err != nil {
 		return err
 	}
-	if p.memory, err = unix.Mmap(int(p.file.Fd()), 0, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.memory, err = unix.Mmap(int(p.file.Fd()), p.base, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return err
 	}
 	// The kernel reads the pages that a step touches, and no others.
@@ -106,29 +113,33 @@ func (p *program) carryOut(o order) ([]byte, error) {
 		return nil, p.open(o)
 	}
 	s, fd := o.Step, int(p.file.Fd())
+	off := p.base + s.Off
 	switch s.Op {
 	case model.Write:
-		if _, err := p.file.WriteAt(s.Bytes(), s.Off); err != nil || !o.SyncRange {
+		if _, err := p.file.WriteAt(s.Bytes(), off); err != nil || !o.SyncRange {
 			return nil, err
 		}
-		return nil, unix.SyncFileRange(fd, s.Off, s.Len, syncAll)
+		return nil, unix.SyncFileRange(fd, off, s.Len, syncAll)
 	case model.MapStore:
 		copy(p.memory[s.Off:], s.Bytes())
 	case model.Read:
-		return readAt(p.file, s)
+		return readAt(p.file, off, s.Len)
 	case model.DirectRead:
-		return readAt(p.direct, s)
+		return readAt(p.direct, off, s.Len)
 	case model.Fsync:
 		return nil, p.file.Sync()
 	case model.Truncate:
-		return nil, p.file.Truncate(s.Off)
+		return nil, p.file.Truncate(off)
 	case model.Punch:
-		return nil, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, s.Off, s.Len)
+		return nil, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, s.Len)
 	case model.Flush:
-		return nil, unix.SyncFileRange(fd, s.Off, s.Len, syncAll)
+		return nil, unix.SyncFileRange(fd, off, s.Len, syncAll)
 	case model.Reclaim:
-		return nil, unix.Fadvise(fd, s.Off, s.Len, unix.FADV_DONTNEED)
+		return nil, unix.Fadvise(fd, off, s.Len, unix.FADV_DONTNEED)
 	default:
+		if s.Op < model.Map {
+			return p.wider(o)
+		}
 		return p.gpu(o)
 	}
 	return nil, nil
@@ -136,9 +147,9 @@ func (p *program) carryOut(o order) ([]byte, error) {
 
 const syncAll = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 
-func readAt(f *os.File, s model.Step) ([]byte, error) {
-	b := make([]byte, s.Len)
-	n, err := f.ReadAt(b, s.Off)
+func readAt(f *os.File, off, length int64) ([]byte, error) {
+	b := make([]byte, length)
+	n, err := f.ReadAt(b, off)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
@@ -148,7 +159,7 @@ func readAt(f *os.File, s model.Step) ([]byte, error) {
 func (p *program) gpu(o order) (data []byte, err error) {
 	s, m := o.Step, p.mapping
 	// The pages of the step that the mapping has.
-	off, n := s.Off-p.start, s.Len
+	off, n := p.base+s.Off-p.start, s.Len
 	if m != nil && s.Op != model.Store && s.Op != model.Load {
 		end := min(off+n, m.Len())
 		off = max(off, 0)
@@ -164,8 +175,8 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		if s.Lazy {
 			options = append(options, gaiafs.Lazy())
 		}
-		p.start = s.Off
-		if p.mapping, err = gaiafs.Map(p.file, s.Off, s.Len, prot, o.Device, options...); err != nil {
+		p.start = p.base + s.Off
+		if p.mapping, err = gaiafs.Map(p.file, p.start, s.Len, prot, o.Device, options...); err != nil {
 			return nil, err
 		}
 		// Nothing is fetched but what a step asks for.
@@ -185,6 +196,8 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		_, err = m.Release(off, n)
 	case model.Collect:
 		err = m.Flush(off, n)
+	case model.Peek:
+		return p.peek(s.Len)
 	case model.DontNeed:
 		err = m.Advise(off, n, gaiafs.AdviceDontNeed)
 	default:
@@ -231,6 +244,9 @@ func (p *process) do(o order) ([]byte, error) {
 	var a answer
 	if err := p.answers.Decode(&a); err != nil {
 		return nil, fmt.Errorf("the program is gone: %w", err)
+	}
+	if a.Refused {
+		return nil, model.ErrRefused
 	}
 	if a.Err != "" {
 		return nil, errors.New(a.Err)

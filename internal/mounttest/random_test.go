@@ -10,6 +10,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/model"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
+	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
 var (
@@ -25,7 +26,7 @@ func possible(o model.Op) bool {
 	case model.Publish, model.Drop, model.Finish, model.Untrack, model.Collect:
 		return false
 	}
-	return true
+	return o < model.Append || o >= model.Map && o != model.Peek
 }
 
 // expand returns the steps that a random step stands for on a mount.
@@ -68,6 +69,22 @@ func expand(run *model.Run, s model.Step) []model.Step {
 	return []model.Step{s}
 }
 
+func (x *system) expand(run *model.Run, s model.Step) []model.Step {
+	if x.wide {
+		return x.expandWide(run, s)
+	}
+	return expand(run, s)
+}
+
+// closing is what ends a program. The kernel has nothing dirty when clients close their descriptors.
+func (x *system) closing() []model.Step {
+	steps := append([]model.Step{{Op: model.Fsync}}, x.layout.Closing()...)
+	if x.wide && !x.unlinked {
+		steps = append([]model.Step{{Op: model.Reopen}}, steps...)
+	}
+	return steps
+}
+
 // runProgram runs steps, of which next makes one after the other, on a fresh file, and what closes it. It returns the steps
 // that next made.
 func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (program []model.Step, err error) {
@@ -76,7 +93,7 @@ func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (prog
 	}
 	for s, ok := next(); ok; s, ok = next() {
 		program = append(program, s)
-		for _, s := range expand(run, s) {
+		for _, s := range x.expand(run, s) {
 			if done, err := run.Step(s); err != nil {
 				return program, err
 			} else if !done && s.Op != model.Flush {
@@ -84,8 +101,7 @@ func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (prog
 			}
 		}
 	}
-	// The kernel has nothing dirty when clients close their descriptors.
-	for _, s := range append([]model.Step{{Op: model.Fsync}}, x.layout.Closing()...) {
+	for _, s := range x.closing() {
 		if _, err := run.Step(s); err != nil {
 			return program, err
 		}
@@ -179,7 +195,9 @@ func TestRandomPrograms(t *testing.T) {
 			if mode.disguised {
 				testdevice.Emulated(t, "there is a libcuda that is not fake")
 			}
-			x := newSystem(t, layoutOf(mode.writeBack), mode.interval, mode.disguised, mode.peerReads)
+			x := newSystem(t, layoutOf(mode.writeBack), testmount.Options{
+				WriteBackInterval: mode.interval, Disguised: mode.disguised, PeerReads: mode.peerReads,
+			})
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1) + 1); done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
 				if *seedFlag != 0 {
@@ -193,7 +211,7 @@ func TestRandomPrograms(t *testing.T) {
 				})
 				done += len(run.Program)
 				if err != nil {
-					fail(t, x, run, program, seed, mode.name, err)
+					fail(t, x, run, program, seed, "-run '^TestRandomPrograms$/^"+mode.name+"$'", err)
 				}
 				if !mode.loose {
 					require.Equal(t, run.Model.Overlaps, x.overlaps()-before, "overlapping bytes of seed %d", seed)
@@ -215,11 +233,14 @@ func TestRandomPrograms(t *testing.T) {
 func (x *system) run(loose bool) *model.Run {
 	run := model.NewRun(x.layout, x)
 	run.Loose, run.EarlyFlush = loose, true
+	if x.wide {
+		run.Oracle.WatchTimes(time.Now)
+	}
 	return run
 }
 
 // fail shrinks a program that failed and fails t with it.
-func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed uint64, name string, err error) {
+func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed uint64, flags string, err error) {
 	t.Helper()
 	tries := 0
 	last, lastErr := run, err
@@ -238,8 +259,8 @@ func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed ui
 	if fails(program) {
 		text = fmt.Sprintf("shrunk to %d steps", len(model.Shrink(program, fails)))
 	}
-	t.Fatalf("seed %d, step %d: %v\nrun it again: go test ./internal/mounttest -run '^TestRandomPrograms$/^%s$' -seed=%d\n%s: %v\n%s",
-		seed, len(run.Program), err, name, seed, text, lastErr, x.layout.FormatProgram(last.Program))
+	t.Fatalf("seed %d, step %d: %v\nrun it again: go test ./internal/mounttest %s -seed=%d\n%s: %v\n%s",
+		seed, len(run.Program), err, flags, seed, text, lastErr, x.layout.FormatProgram(last.Program))
 }
 
 // recover replaces programs that a failed step may have ended.

@@ -35,36 +35,43 @@ type system struct {
 	env       []string // of the programs, besides that of the test
 	processes []*process
 	filler    *process // has a file that is as large as a device
+	memory    int64    // of a device
 	name      string
+	home      *os.File // in SOURCE
+	base      int64    // where in the file the programs' byte 0 is
 	files     int
+	links     int
+	wide      bool // wider programs
+	unlinked  bool
+	kinds     map[kind]bool // of wider programs, besides those of others
 	mapped    map[model.Client]bool
 	// released has the range that a client released last.
 	released map[model.Client]model.Step
 	took     map[model.Op]time.Duration
 }
 
-// newSystem mounts and starts the programs. With disguised, they take the emulated devices for GPUs and use the fake libcuda.
-func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised bool, peerReads string) *system {
+// newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake libcuda.
+func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
 	x := &system{t: t, layout: l, took: make(map[model.Op]time.Duration)}
-	if disguised {
+	if o.Disguised {
 		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices)}
 	}
-	x.mount = testmount.Start(t, testmount.Options{
-		Disguised:         disguised,
-		Devices:           l.Devices,
-		Memory:            deviceMemory,
-		Poison:            true,
-		WriteBackInterval: interval,
-		WriteBack:         l.WriteBack,
-		PeerReads:         peerReads,
-	})
-	require.NoError(t, os.WriteFile(filepath.Join(x.mount.Source, "filler"), make([]byte, deviceMemory), 0o644))
+	o.Devices, o.Poison, o.WriteBack = l.Devices, true, l.WriteBack
+	if l.Devices == 0 {
+		o.Devices = -1
+	}
+	o.Memory = cmp.Or(o.Memory, deviceMemory)
+	x.memory = o.Memory
+	x.mount = testmount.Start(t, o)
+	filler, err := os.Create(filepath.Join(x.mount.Source, "filler"))
+	require.NoError(t, err)
+	require.NoError(t, filler.Truncate(x.memory))
+	require.NoError(t, filler.Close())
 	for range l.Clients() {
 		p, err := startProcess(x.env...)
 		require.NoError(t, err)
 		x.processes = append(x.processes, p)
 	}
-	var err error
 	x.filler, err = startProcess(x.env...)
 	require.NoError(t, err)
 	_, err = x.filler.do(order{Open: x.mount.Path("filler")})
@@ -75,6 +82,9 @@ func newSystem(t testing.TB, l model.Layout, interval time.Duration, disguised b
 				t.Errorf("a program ended with %v", err)
 			}
 		}
+		if x.home != nil {
+			_ = x.home.Close()
+		}
 	})
 	return x
 }
@@ -84,7 +94,19 @@ func (x *system) begin() error {
 	x.files++
 	x.name = fmt.Sprintf("file%d", x.files)
 	x.mapped, x.released = make(map[model.Client]bool), make(map[model.Client]model.Step)
-	if err := os.WriteFile(filepath.Join(x.mount.Source, x.name), make([]byte, x.layout.Size), 0o644); err != nil {
+	x.unlinked = false
+	if x.home != nil {
+		_ = x.home.Close()
+	}
+	var err error
+	if x.home, err = os.OpenFile(x.sourcePath(), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644); err != nil {
+		return err
+	}
+	// The bytes are written, for reads of a hole are served otherwise.
+	if _, err := x.home.WriteAt(make([]byte, x.layout.Size), x.base); err != nil {
+		return err
+	}
+	if err := x.home.Truncate(x.base + x.layout.Size); err != nil {
 		return err
 	}
 	for c := range x.processes {
@@ -96,7 +118,7 @@ func (x *system) begin() error {
 }
 
 func (x *system) open(c model.Client) error {
-	o := order{Open: x.mount.Path(x.name)}
+	o := order{Open: x.mount.Path(x.name), Base: x.base}
 	if x.layout.IsCPU(c) {
 		o.Limit = int64(x.layout.Pages) * model.PageSize
 	}
@@ -106,16 +128,11 @@ func (x *system) open(c model.Client) error {
 
 // cool has the host's page cache forget what of the file is not dirty, so that devices are filled from the disk.
 func (x *system) cool() {
-	f, err := os.Open(filepath.Join(x.mount.Source, x.name))
-	if err != nil {
-		return // the file has another name now
-	}
-	defer f.Close()
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	_ = unix.Fadvise(int(x.home.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
 // Home is model.Homer's.
-func (x *system) Home() ([]byte, error) { return os.ReadFile(filepath.Join(x.mount.Source, x.name)) }
+func (x *system) Home() ([]byte, error) { return readWhole(x.home, x.base) }
 
 // Do is model.System's.
 func (x *system) Do(s model.Step) ([]byte, error) {
@@ -125,14 +142,30 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 	if !x.layout.IsCPU(s.Client) {
 		o.Device = x.layout.Device(s.Client)
 	}
+	if s.Op.InSource() {
+		return x.changeSource(s)
+	}
 	switch s.Op {
-	case model.Write:
+	case model.Write, model.Append:
 		// The model writes a write back that makes the file grow.
+		if x.wide && x.kinds["kernelsize"] {
+			break
+		}
 		home, err := x.Home()
 		if err != nil {
 			return nil, err
 		}
-		o.SyncRange = x.layout.WriteBack && s.Off+s.Len > int64(len(home))
+		o.SyncRange = x.layout.WriteBack && (s.Op == model.Append || s.Off+s.Len > int64(len(home)))
+	case model.Fsync:
+		if _, err := x.processes[s.Client].do(o); err != nil || !x.wide {
+			return nil, err
+		}
+		return x.Home()
+	case model.Reopen:
+		return nil, x.open(s.Client)
+	case model.Unlink, model.CopyOut, model.OpenTrunc:
+		o.Path = x.mount.Path(x.name)
+		x.unlinked = x.unlinked || s.Op == model.Unlink
 	case model.Acquire:
 		x.cool()
 	case model.Map:
@@ -149,13 +182,6 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 		o.Step.Off, o.Step.Len = last.Off, last.Len
 	case model.Evict:
 		return nil, x.evict(o.Device)
-	case model.Load:
-		// Past end of file there is nothing to be compared.
-		home, err := x.Home()
-		if err != nil {
-			return nil, err
-		}
-		o.Step.Len = min(s.Len, int64(len(home))-s.Off)
 	}
 	return x.processes[s.Client].do(o)
 }
@@ -163,7 +189,7 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 // evict maps something that takes the whole device. Another process does it: a program that closes a descriptor of the
 // file makes the kernel write it back.
 func (x *system) evict(device int) error {
-	for _, s := range []model.Step{{Op: model.Map, Len: deviceMemory}, {Op: model.Unmap}} {
+	for _, s := range []model.Step{{Op: model.Map, Len: x.memory}, {Op: model.Unmap}} {
 		if _, err := x.filler.do(order{Step: s, Device: device}); err != nil {
 			return err
 		}
@@ -212,8 +238,7 @@ func (x *system) slowest() string {
 type status struct {
 	Counters map[string]int64 `json:"counters"`
 	Files    []struct {
-		Name     string `json:"name"`
-		Mappings int    `json:"mappings"`
+		Mappings int `json:"mappings"`
 	} `json:"files"`
 }
 
@@ -225,13 +250,11 @@ func (x *system) status() (s status, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// mappings returns how many clients map the file.
+// mappings returns how many mappings there are. Nobody maps another file.
 func (x *system) mappings() (n int, err error) {
 	s, err := x.status()
 	for _, f := range s.Files {
-		if f.Name == x.name {
-			n = f.Mappings
-		}
+		n += f.Mappings
 	}
 	return n, err
 }

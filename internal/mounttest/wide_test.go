@@ -1,0 +1,279 @@
+package mounttest
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
+	"github.com/gaiafs/gaiafs/internal/testmount"
+)
+
+// kind is what wider programs can do that others cannot: the name of an operation, or kernelsize, which leaves the kernel alone
+// to know the size of a file that a program made longer.
+type kind string
+
+// offByDefault are the kinds that are run only where -kinds names them, and why.
+var offByDefault = map[kind]string{
+	"punchrest":      "pages past an overflow are not collected",
+	"kernelsize":     "a device's bytes within a size that only the kernel knows are lost",
+	"unlink":         "device memory of a file that was removed stays taken for a while",
+	"peek":           "a client gets memory with pages that are not current",
+	"sourcewrite":    "a change in SOURCE is missed, or takes synced bytes away",
+	"sourcepunch":    "a change in SOURCE is missed, or takes synced bytes away",
+	"sourceclone":    "a change in SOURCE is missed, or takes synced bytes away",
+	"sourcechmod":    "a change of metadata in SOURCE takes synced bytes away",
+	"sourcelink":     "a change of metadata in SOURCE takes synced bytes away",
+	"sourcerename":   "a file that was renamed in SOURCE is stale",
+	"sourceappend":   "what SOURCE appended shows as zeros",
+	"sourcetruncate": "a size that SOURCE set is missed",
+	"sourcecollapse": "a change in SOURCE is missed, or takes synced bytes away",
+	"sourceinsert":   "a change in SOURCE is missed, or takes synced bytes away",
+}
+
+var (
+	kindsFlag   = flag.String("kinds", "default", "what wider programs do besides reading, writing and mapping: names by commas, all, none or default; -name leaves out")
+	machineFlag = flag.Int("machine", -1, "run wider programs only on the machine of this number")
+)
+
+// machine is what a mount of wider programs has. Programs run on many.
+type machine struct {
+	gpus       []int // the device of each program
+	memory     int64 // of a device; the smallest that holds the file is two extents
+	hostMemory int64 // 0: plenty
+	interval   time.Duration
+	peerReads  string
+	edge       bool // the file is on both sides of an extent's edge
+}
+
+const (
+	plenty     = 64 << 20
+	eightPages = 8 * model.PageSize
+	busy       = 20 * time.Millisecond
+)
+
+var machines = []machine{
+	{gpus: []int{0, 0, 1, 2}, memory: deviceMemory, hostMemory: eightPages, interval: busy, edge: true},
+	{gpus: []int{0, 0}, memory: plenty, interval: time.Hour},
+	{gpus: []int{0, 0, 1}, memory: deviceMemory, interval: busy, peerReads: "always", edge: true},
+	{interval: busy},
+	{gpus: []int{0, 0, 1, 2}, memory: plenty, interval: busy},
+	{gpus: []int{0, 0, 1}, memory: plenty, hostMemory: eightPages, interval: time.Hour, peerReads: "always"},
+	{gpus: []int{0}, memory: deviceMemory, hostMemory: eightPages, interval: time.Hour, edge: true},
+}
+
+// extent is the unit of device memory.
+const extent = 2 << 20
+
+// wideSteps is how many steps a mount takes until the next machine has its turn.
+const wideSteps = 2_000
+
+// TestWidePrograms runs programs with everything that can happen to a file, on every kind of filesystem below, and in SOURCE
+// too. Only the Oracle judges, for when the daemon does what is not known.
+func TestWidePrograms(t *testing.T) {
+	kinds := chosenKinds(t)
+	subtest := 0
+	for _, b := range backings {
+		t.Run(b.name, func(t *testing.T) {
+			for _, writeBack := range []bool{false, true} {
+				subtest++
+				first := subtest
+				t.Run(map[bool]string{false: "write-through", true: "write-back"}[writeBack], func(t *testing.T) {
+					widePrograms(t, b.make, writeBack, kinds, first)
+				})
+			}
+		})
+	}
+}
+
+func widePrograms(t *testing.T, backing func(testing.TB) (string, string), writeBack bool, kinds map[kind]bool, first int) {
+	if *machineFlag >= 0 {
+		source, missing := backing(t)
+		if missing != "" {
+			skip(t, missing)
+		}
+		wideMachine(t, source, *machineFlag, writeBack, kinds, uint64(first)*1_000_000+1, *stepsFlag/8)
+		return
+	}
+	for round, done := 0, 0; done < *stepsFlag/8; round++ {
+		n := min(wideSteps, *stepsFlag/8-done)
+		if round == 0 {
+			n = min(n, (*stepsFlag/8+1)/2) // at least two machines each
+		}
+		m := (first + round) % len(machines)
+		t.Run(fmt.Sprintf("round%d-machine%d", round, m), func(t *testing.T) {
+			source, missing := backing(t)
+			if missing != "" {
+				skip(t, missing)
+			}
+			wideMachine(t, source, m, writeBack, kinds, uint64(first)*1_000_000+uint64(round)*1_000+1, n)
+		})
+		if t.Failed() {
+			return
+		}
+		done += n
+	}
+}
+
+// wideMachine runs programs of seed and those after it on one mount.
+func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds map[kind]bool, seed uint64, steps int) {
+	m := machines[number]
+	l := model.DefaultLayout(writeBack)
+	l.GPUs, l.Devices = nil, 0
+	for _, d := range m.gpus {
+		l.GPUs = append(l.GPUs, testdevice.Number(d))
+		l.Devices = max(l.Devices, testdevice.Number(d)+1)
+	}
+	x := newSystem(t, l, testmount.Options{
+		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval, PeerReads: m.peerReads,
+	})
+	x.wide, x.kinds = true, kinds
+	if m.edge {
+		x.base = extent - 3*model.PageSize
+	}
+	if *seedFlag != 0 {
+		seed = *seedFlag
+	}
+	start := time.Now()
+	for done := 0; done < steps; seed++ {
+		run := x.run(true)
+		src := model.NewSource(seed)
+		program, err := runProgram(x, run, func() (model.Step, bool) {
+			return x.layout.Random(src, x.possible), len(run.Program) < programSteps
+		})
+		done += len(run.Program)
+		if err != nil {
+			names := slices.Sorted(maps.Keys(kinds))
+			flags := fmt.Sprintf("-run '^%s$' -machine=%d -kinds=%s", strings.Join(strings.Split(t.Name(), "/")[:3], "$/^"), number, join(names))
+			fail(t, x, run, program, seed, flags, err)
+		}
+		if *seedFlag != 0 {
+			break
+		}
+	}
+	t.Logf("%d steps in %v, of which %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
+}
+
+func join(names []kind) string {
+	var b []string
+	for _, n := range names {
+		b = append(b, string(n))
+	}
+	if len(b) == 0 {
+		return "none"
+	}
+	return strings.Join(b, ",")
+}
+
+// chosenKinds reads -kinds.
+func chosenKinds(t *testing.T) map[kind]bool {
+	all := map[kind]bool{"kernelsize": true}
+	for _, o := range model.Ops() {
+		if wideOnly(o) {
+			all[kind(o.String())] = true
+		}
+	}
+	chosen := make(map[kind]bool)
+	set := func(which map[kind]bool, but map[kind]string) {
+		for k := range which {
+			if but[k] == "" {
+				chosen[k] = true
+			}
+		}
+	}
+	for name := range strings.SplitSeq(*kindsFlag, ",") {
+		switch k := kind(strings.TrimPrefix(name, "-")); {
+		case k == "all":
+			set(all, nil)
+		case k == "default":
+			set(all, offByDefault)
+		case k == "none":
+		case !all[k]:
+			t.Fatalf("there is no kind %q; there are %s", k, join(slices.Sorted(maps.Keys(all))))
+		default:
+			chosen[k] = true
+			if strings.HasPrefix(name, "-") {
+				delete(chosen, k)
+			}
+		}
+	}
+	return chosen
+}
+
+// wideOnly reports whether only wider programs have an operation.
+func wideOnly(o model.Op) bool { return o >= model.Append && o < model.Map || o == model.Peek }
+
+// possible reports whether the programs of x can do an operation.
+func (x *system) possible(o model.Op) bool {
+	if x.layout.Devices == 0 && o >= model.Map {
+		return false
+	}
+	return possible(o) || wideOnly(o) && x.kinds[kind(o.String())]
+}
+
+// expandWide returns the steps that a random step stands for. Unlike in other programs nothing is written home in between, unless
+// nobody could say what comes of the step.
+func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
+	size := run.Model.Size()
+	flush := model.Step{Op: model.Flush, Len: size}
+	sync, reopen := model.Step{Op: model.Fsync}, model.Step{Op: model.Reopen, Client: s.Client}
+	if x.unlinked && (s.Op.InSource() || s.Op == model.Reopen || s.Op == model.Kill || s.Op == model.OpenTrunc || s.Op == model.Unlink) {
+		return nil // there is no name
+	}
+	// The kernel takes the file for what it was told last.
+	if s.Op == model.MapStore && s.Off+s.Len > run.Oracle.LeastSize() {
+		return nil
+	}
+	switch s.Op {
+	case model.SeekRead:
+		if !x.layout.WriteBack {
+			return []model.Step{flush, s} // the kernel asks without sending what programs stored through mmap
+		}
+	case model.Store:
+		if x.layout.WriteBack && s.Off+s.Len > size {
+			return nil // the kernel may make the file longer, and the device does not know
+		}
+	case model.Release:
+		if s.Val%4 == 0 {
+			collect := s
+			collect.Op = model.Collect
+			return []model.Step{s, collect}
+		}
+	case model.Evict:
+		for c := range x.layout.Clients() {
+			if c := model.Client(c); !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) && run.Model.Mapped(c) {
+				return nil
+			}
+		}
+		s.Off, s.Len = 0, int64(x.layout.Pages)*model.PageSize
+	case model.Peek:
+		s.Len = int64(x.layout.Pages) * model.PageSize
+	case model.SourceAppend, model.SourceTruncate, model.SourceCollapse, model.SourceInsert:
+		if x.layout.WriteBack {
+			return nil // the kernel trusts its own idea of the size
+		}
+		if s.Op != model.SourceAppend {
+			return []model.Step{sync, s, reopen}
+		}
+	case model.SourceClone:
+		return []model.Step{sync, s}
+	case model.Unlink:
+		return []model.Step{reopen, s}
+	}
+	return []model.Step{s}
+}
+
+// skip skips a test that misses something, which fails where the environment says so.
+func skip(t *testing.T, missing string) {
+	t.Helper()
+	if os.Getenv("GAIAFS_REQUIRE_TOOLS") != "" && strings.HasPrefix(missing, "there is no") {
+		t.Fatal(missing)
+	}
+	t.Skip(missing)
+}
