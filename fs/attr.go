@@ -76,7 +76,7 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.SetEntryTimeout(fs.entryTimeout)
 	out.SetAttrTimeout(fs.attrTimeoutOf(n))
 	shown := *st
-	n.countBlocks(&shown)
+	n.showReleases(&shown)
 	fs.conceal(n, &shown)
 	fs.fillAttr(&out.Attr, &shown)
 }
@@ -84,23 +84,28 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
 	out.SetTimeout(fs.attrTimeoutOf(n))
 	shown := *st
-	n.countBlocks(&shown)
+	n.showReleases(&shown)
 	fs.conceal(n, &shown)
 	fs.fillAttr(&out.Attr, &shown)
 }
 
-// countBlocks adds to what home has of n what it will have once everything released is there. Programs that copy files, tar
+// showReleases makes of what home says of n what it will say once everything released is there. Programs that copy files, tar
 // among them, take a file with fewer blocks than bytes for one with holes, and one without blocks for one without data.
-func (n *node) countBlocks(st *unix.Statx_t) {
+func (n *node) showReleases(st *unix.Statx_t) {
 	c := n.data.Load()
 	if c == nil {
 		return
 	}
-	if f := c.live(); f != nil {
-		const perPage = page.Size / 512
-		most := max(st.Blocks, uint64(page.Count(page.Clamp(st.Size)))*perPage)
-		st.Blocks = min(st.Blocks+uint64(f.Coming())*perPage, most)
+	f := c.live()
+	if f == nil {
+		return
 	}
+	const perPage = page.Size / 512
+	most := max(st.Blocks, uint64(page.Count(page.Clamp(st.Size)))*perPage)
+	st.Blocks = min(st.Blocks+uint64(f.Coming())*perPage, most)
+	mtime, ctime := f.ShownTimes(time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), time.Unix(st.Ctime.Sec, int64(st.Ctime.Nsec)))
+	st.Mtime.Sec, st.Mtime.Nsec = mtime.Unix(), uint32(mtime.Nanosecond())
+	st.Ctime.Sec, st.Ctime.Nsec = ctime.Unix(), uint32(ctime.Nanosecond())
 }
 
 // GetAttr implements fuse.RawFileSystem.
@@ -122,7 +127,7 @@ func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.Statx
 		return fuse.Status(errno)
 	}
 	out.SetTimeout(fs.attrTimeoutOf(n))
-	n.countBlocks(&st)
+	n.showReleases(&st)
 	fs.conceal(n, &st)
 	out.FromStatx(&st)
 	out.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})

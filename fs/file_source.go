@@ -14,6 +14,8 @@ var (
 	_ pagecache.Source       = (*openFile)(nil)
 	_ pagecache.HomeReader   = (*openFile)(nil)
 	_ pagecache.DirectReader = (*home)(nil)
+	_ pagecache.TimedHome    = (*home)(nil)
+	_ pagecache.TimedPages   = kernelPages{}
 	_ pagecache.UserHome     = (*home)(nil)
 )
 
@@ -128,13 +130,20 @@ func (h *home) StartWriteBack(off, n int64) {
 	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// WriteAt implements pagecache.Home. It is a change through the mount, so opens do not take it for somebody else's.
-func (h *home) WriteAt(p []byte, off int64) (int, error) {
-	if n := h.fs.table.byInode(h.key); n != nil {
-		s := &n.content().signature
-		s.begin()
-		defer s.endWith(h.fd)
+// beginChange says that a change through the mount begins, so that opens do not take it for somebody else's. What it returns ends it.
+func (h *home) beginChange() (end func()) {
+	n := h.fs.table.byInode(h.key)
+	if n == nil {
+		return func() {}
 	}
+	s := &n.content().signature
+	s.begin()
+	return func() { s.endWith(h.fd) }
+}
+
+// WriteAt implements pagecache.Home.
+func (h *home) WriteAt(p []byte, off int64) (int, error) {
+	defer h.beginChange()()
 	done := 0
 	for done < len(p) {
 		n, err := 0, error(nil)

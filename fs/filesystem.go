@@ -54,6 +54,10 @@ type fileSystem struct {
 	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request, immutable.
 	writeBackLost bool
 
+	// touching is read-locked while the daemon uses its own mount, which is busy then.
+	touching sync.RWMutex
+	mounted  mountedAt // protected by touching
+
 	background sync.WaitGroup // goroutines of aside
 
 	corrections atomic.Int64 // WRITEs that had pages dropped again

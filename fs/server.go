@@ -114,6 +114,9 @@ func Mount(o Options) (*Server, error) {
 	if writeBackAsked && s.Passthrough() {
 		o.Log.Info("--write-back is without effect: files pass through, and the kernel does not do both")
 	}
+	if err := fs.settle(o.Mountpoint); err != nil && o.WriteBack {
+		o.Log.Warn("releases do not change the time of modification", "error", err)
+	}
 	s.tune()
 	if m, err := mountOf(o.Mountpoint); err == nil {
 		s.device = m.Device
@@ -263,7 +266,10 @@ func (s *Server) Unmount() error {
 	default:
 	}
 	s.WaitHolds()
-	if err := s.server.Unmount(); err != nil {
+	s.fs.touching.Lock()
+	err := s.server.Unmount()
+	s.fs.touching.Unlock()
+	if err != nil {
 		select {
 		case <-s.served: // somebody else unmounted it
 			return nil

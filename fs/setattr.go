@@ -94,7 +94,17 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 	atime := timespec(in.Valid, fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec)
 	mtime := timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec)
 	if atime.Nsec != unix.UTIME_OMIT || mtime.Nsec != unix.UTIME_OMIT {
-		return fs.setTimes(n, fd, atime, mtime)
+		set := func() error {
+			if errno := fs.setTimes(n, fd, atime, mtime); errno != 0 {
+				return errno
+			}
+			return nil
+		}
+		if c := n.data.Load(); c != nil {
+			// Not while released bytes are written, after which home gets back the time that it had.
+			return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64) error { return set() }))
+		}
+		return toErrno(set())
 	}
 	return 0
 }

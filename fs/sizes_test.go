@@ -22,7 +22,7 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size, at = 2 << 20, 1 << 20
 		written := bytes.Repeat([]byte("gpu!"), 1024)
-		for i, copied := range []string{"", "cp --sparse=auto f c", "tar -Scf t f || test $? = 1; mkdir d; tar -xSf t -C d; cp d/f c", "cat f > c"} {
+		for i, copied := range []string{"", "cp --sparse=auto f c", "tar -Scf t f; mkdir d; tar -xSf t -C d; cp d/f c", "cat f > c"} {
 			name := fmt.Sprintf("f%d", i)
 			path := filepath.Join(s.mnt, name)
 			f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0644)

@@ -24,6 +24,8 @@ const (
 	ChangeAllocate
 	// ChangeShift moves everything from Off on (collapse and insert range).
 	ChangeShift
+	// ChangeTimes sets times, and changes no bytes.
+	ChangeTimes
 )
 
 // Change is a change of home that a request is about to make.
@@ -58,6 +60,13 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return ErrDetached
+	}
+	if c.Kind == ChangeTimes {
+		err := do(0)
+		if note := f.noteHomeLocked(); err == nil {
+			err = note
+		}
+		return err
 	}
 	// The size before is taken from home: a program may have changed SOURCE directly.
 	before, err := f.home.Signature()

@@ -166,6 +166,7 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 	if err != nil {
 		return 0, err
 	}
+	f.beginWritingLocked(sig)
 	for written < len(ranges) && err == nil {
 		rg, buf, runs := ranges[written], bufs[written], 1
 		for _, next := range ranges[written+1:] {
@@ -183,6 +184,7 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 			written += runs
 		}
 	}
+	f.endWritingLocked()
 	// Also after an error: a part may have been written, and is not somebody else's change.
 	if note := f.noteHomeLocked(); err == nil {
 		err = note

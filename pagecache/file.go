@@ -50,6 +50,8 @@ type File struct {
 	pendingSince time.Time
 	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
+	// shown is changed with mu held.
+	shown atomic.Pointer[shownTimes]
 	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
 	peerRuns peerRuns
 	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by mu.

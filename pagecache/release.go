@@ -56,6 +56,10 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	}
 	drops, id := f.lrc.Release(modified, h.dev.owner)
 	f.coming.Add(pages)
+	if pages > 0 {
+		f.modifiedNowLocked()
+	}
+	kernel, dropped := f.kernel, len(drops) > 0
 	if pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
 		f.c.hold.take() // does not block: this release is a user
@@ -71,6 +75,10 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	}
 	f.mu.Unlock()
 
+	// What drops pages drops the kernel's times.
+	if timed, ok := kernel.(TimedPages); ok && pages > 0 && (!dropped || f.c.writeBack) {
+		timed.Modified()
+	}
 	// Another process's release of a shared page may have published our bytes too, and be draining still.
 	if err := f.waitDrains(ctx, rg); err != nil {
 		return pages, err

@@ -1,0 +1,118 @@
+package fs
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// modified are the arguments of utimensat that set mtime to now, by the clock of the filesystem, which lags behind time.Now.
+var modified = []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
+
+// Modified implements pagecache.TimedHome.
+func (h *home) Modified() error { return h.setTimes(modified) }
+
+// SetModified implements pagecache.TimedHome.
+func (h *home) SetModified(mtime time.Time) error {
+	t, err := unix.TimeToTimespec(mtime)
+	if err != nil {
+		return err
+	}
+	return h.setTimes([]unix.Timespec{{Nsec: unix.UTIME_OMIT}, t})
+}
+
+func (h *home) setTimes(times []unix.Timespec) error {
+	defer h.beginChange()()
+	return unix.UtimesNanoAt(h.fs.procDir, fmt.Sprint(h.fd), times, 0)
+}
+
+// Modified implements pagecache.TimedPages.
+func (k kernelPages) Modified() {
+	node := k.fs.table.byInode(k.key)
+	if node == nil {
+		return // the kernel will ask when it learns of the file
+	}
+	if !k.fs.writeBack {
+		// Without an offset, the notification drops attributes only.
+		_ = k.fs.dropPages(node, -1, 0)
+		return
+	}
+	if err := k.fs.touch(node); err != nil {
+		k.fs.log.Debug("the kernel keeps an older time of modification", "node", node.path(), "error", err)
+	}
+}
+
+// touch sets the mtime of n to now, through the mount. A kernel that caches writes keeps the times of files itself and takes
+// them neither from an answer nor from a notification, so the daemon has to set them as a program does. The caller holds
+// no lock: the request comes back to this process.
+func (fs *fileSystem) touch(n *node) error {
+	fs.touching.RLock()
+	defer fs.touching.RUnlock()
+	root, err := unix.Open(fs.mounted.at, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	if device, err := deviceOf(root); err != nil || device != fs.mounted.device {
+		return unix.ENODEV // unmounted
+	}
+	fd, err := fs.openThrough(root, n)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH)
+}
+
+// openThrough opens n with O_PATH below the root of the mount.
+func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
+	fd, err := unix.Openat(root, n.path(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil {
+		var st unix.Statx_t
+		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+		if err == nil && st.Ino == fs.inodeNumber(n.key) {
+			return fd, nil
+		}
+		unix.Close(fd)
+	}
+	// It has no name, or another one by now. The handles that FUSE makes for NFS need none, but privileges.
+	const fileID64Generation = 0x81 // FILEID_INO64_GEN of Linux: node number and generation
+	handle := binary.NativeEndian.AppendUint32(nil, uint32(n.id>>32))
+	handle = binary.NativeEndian.AppendUint32(handle, uint32(n.id))
+	handle = binary.NativeEndian.AppendUint32(handle, 0)
+	at, err := unix.Openat(root, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(at)
+	return unix.OpenByHandleAt(at, unix.NewFileHandle(fileID64Generation, handle), unix.O_PATH|unix.O_CLOEXEC)
+}
+
+// mountedAt is where the kernel shows a mount.
+type mountedAt struct {
+	at     string
+	device uint64
+}
+
+// deviceOf returns the device number of what fd is on, without a request.
+func deviceOf(fd int) (uint64, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
+	return unix.Mkdev(st.Dev_major, st.Dev_minor), err
+}
+
+// settle notes where the mount is, for touch.
+func (fs *fileSystem) settle(mountpoint string) error {
+	fs.touching.Lock()
+	defer fs.touching.Unlock()
+	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	fs.mounted.at = mountpoint
+	fs.mounted.device, err = deviceOf(fd)
+	return err
+}
