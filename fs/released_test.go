@@ -72,6 +72,23 @@ func (r *released) agree(t *testing.T) {
 // Sync is that of the file.
 func (r *released) Sync() error { return r.File.Sync() }
 
+// TestReadersSeeWhatDevicesReleased reads the same page before and after each release, so that the kernel holds it.
+func TestReadersSeeWhatDevicesReleased(t *testing.T) {
+	for name, change := range map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack} {
+		t.Run(name, func(t *testing.T) {
+			r := releasedAt(t, 100, change)
+			for i := range 3 {
+				got, err := os.ReadFile(r.Name())
+				require.NoError(t, err)
+				assert.Equal(t, r.want, got)
+				r.at = int64(200 + 10*i)
+				r.release(t)
+			}
+			r.agree(t)
+		})
+	}
+}
+
 func TestCopiesSeeWhatDevicesReleased(t *testing.T) {
 	r := releasedAt(t, 100)
 	to, err := os.Create(filepath.Join(r.mnt, "copy"))

@@ -19,7 +19,7 @@ var lrcPlants = []plant{
 		new:  "r.tracked && f.HeldUnasked {",
 		nets: []net{
 			{pkg: "lrc", run: "TestTranscripts"},
-			{pkg: "fs", run: "TestDeviceAndProgramsShareAFile"},
+			{pkg: "fs", run: "TestReadersSeeWhatDevicesReleased"},
 		},
 	},
 	{
