@@ -111,37 +111,27 @@ func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 	if allowOther {
 		mode = 0o755
 	}
+	made := false
 	switch err := os.Mkdir(dir, mode); {
 	case err == nil:
-		if err := os.Chmod(dir, mode); err != nil {
-			return nil, fmt.Errorf("control socket: %w", err)
-		}
+		made = true
 	case !errors.Is(err, fs.ErrExist):
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	d, err := os.Open(dir)
+	d, err := openOwnDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+		return nil, fmt.Errorf("control socket: %w; --socket chooses another place", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
-		d.Close()
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		d.Close()
-		return nil, fmt.Errorf("control socket: directory %s belongs to user %d, who could replace the socket", dir, st.Uid)
-	}
-	if st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
-		d.Close()
-		return nil, fmt.Errorf("control socket: directory %s is writable for others, who could replace the socket", dir)
-	}
-	if allowOther && int(st.Uid) == os.Geteuid() && st.Mode&0o001 == 0 {
+	st, err := d.Stat()
+	if err == nil && made {
+		err = d.Chmod(mode)
+	} else if err == nil && allowOther && int(ownerOf(st)) == os.Geteuid() && st.Mode()&0o001 == 0 {
 		// Made by an earlier mount without allow-other: others must reach the socket, which has its own mode.
-		if err := os.Chmod(dir, fs.FileMode(st.Mode&0o777)|0o011); err != nil {
-			d.Close()
-			return nil, fmt.Errorf("control socket: %w", err)
-		}
+		err = d.Chmod(st.Mode().Perm() | 0o011)
+	}
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	deadline := time.Now().Add(5 * time.Second)
 	for {
@@ -156,6 +146,37 @@ func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 		time.Sleep(10 * time.Millisecond) // another daemon holds it for the time of a bind
 	}
 }
+
+// openOwnDir opens a directory in which nobody but root and this user can replace a file. In /tmp anybody may make the name
+// first: a directory of his own, or a link that leads to one of this user's.
+func openOwnDir(dir string) (*os.File, error) {
+	own := func(st fs.FileInfo) bool { return ownerOf(st) == 0 || int(ownerOf(st)) == os.Geteuid() }
+	nofollow := unix.O_NOFOLLOW
+	if st, err := os.Lstat(dir); err == nil && st.Mode()&fs.ModeSymlink != 0 {
+		if !own(st) {
+			return nil, fmt.Errorf("%s is a link of user %d, who could lead it elsewhere", dir, ownerOf(st))
+		}
+		nofollow = 0
+	}
+	d, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|nofollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := d.Stat()
+	switch {
+	case err != nil:
+	case !own(st):
+		err = fmt.Errorf("directory %s belongs to user %d, who could replace the socket", dir, ownerOf(st))
+	case st.Mode()&0o022 != 0 && st.Mode()&fs.ModeSticky == 0:
+		err = fmt.Errorf("directory %s is writable for others, who could replace the socket", dir)
+	default:
+		return d, nil
+	}
+	d.Close()
+	return nil, err
+}
+
+func ownerOf(st fs.FileInfo) uint32 { return st.Sys().(*syscall.Stat_t).Uid }
 
 // removeStale removes a socket that nobody listens on.
 func removeStale(path string) error {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -130,6 +131,47 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	l, err := listen(filepath.Join(open, "s"), false)
 	require.NoError(t, err)
 	l.Close()
+}
+
+// What somebody else made before, where everybody may make names, is not used: neither a directory nor a link, wherever that
+// leads. Nothing is changed where it leads.
+func TestDirectoriesOfOthersAreRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make what belongs to another user")
+	}
+	const other = 4711
+	tmp := t.TempDir()
+	require.NoError(t, os.Chmod(tmp, os.ModeSticky|0o777))
+	mine := filepath.Join(t.TempDir(), "mine")
+	require.NoError(t, os.Mkdir(mine, 0o700))
+	for name, makes := range map[string]func(path string) error{
+		"directory":           func(path string) error { return errors.Join(os.Mkdir(path, 0o755), os.Chown(path, other, other)) },
+		"link to one of ours": func(path string) error { return errors.Join(os.Symlink(mine, path), os.Lchown(path, other, other)) },
+		"link to nothing": func(path string) error {
+			return errors.Join(os.Symlink(filepath.Join(mine, "new"), path), os.Lchown(path, other, other))
+		},
+	} {
+		for _, allowOther := range []bool{false, true} {
+			dir := filepath.Join(tmp, name)
+			require.NoError(t, makes(dir))
+			_, err := listen(filepath.Join(dir, "s"), allowOther)
+			require.ErrorContains(t, err, "user 4711", name)
+			require.ErrorContains(t, err, "--socket chooses another place")
+			require.NoError(t, os.Remove(dir))
+		}
+	}
+	entries, err := os.ReadDir(mine)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	st, err := os.Stat(mine)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), st.Mode().Perm())
+
+	// A link of one's own is followed.
+	require.NoError(t, os.Symlink(mine, filepath.Join(tmp, "own")))
+	l, err := listen(filepath.Join(tmp, "own", "s"), false)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
 }
 
 func TestDefaultSocketFitsTheIoctl(t *testing.T) {

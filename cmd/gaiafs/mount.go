@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -94,13 +93,4 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			s.gpuMemory, emulated.Granularity>>20)
 	}
 	return m, nil
-}
-
-// openLog opens a log file to append to.
-func openLog(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
-	if err != nil {
-		return nil, fmt.Errorf("the log file cannot be opened: %w; choose another with --log-file", err)
-	}
-	return f, nil
 }

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// openLog opens a log file to append to.
+func openLog(path string) (*os.File, error) {
+	f, err := openNotPlanted(path)
+	if err != nil {
+		return nil, fmt.Errorf("the log file cannot be opened: %w; choose another with --log-file", err)
+	}
+	return f, nil
+}
+
+// openNotPlanted opens a file to append to, or makes it. In a directory where everybody may make files, as /tmp, it refuses what
+// another user made before: a link that leads to one of our files, or a file that he reads. The kernel does the same where
+// fs.protected_symlinks and its like are set (proc_sys_fs(5)).
+func openNotPlanted(path string) (*os.File, error) {
+	nofollow := unix.O_NOFOLLOW
+	if st, err := os.Lstat(path); err == nil {
+		if err := planted(path, st); err != nil {
+			return nil, err
+		}
+		if st.Mode()&os.ModeSymlink != 0 {
+			nofollow = 0
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|nofollow, 0o640)
+	if err != nil || nofollow == 0 {
+		return f, err
+	}
+	st, err := f.Stat() // of what is there now
+	if err == nil {
+		err = planted(path, st)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// planted returns an error if st, which is at path, is another user's, and where it is everybody may make files.
+func planted(path string, st os.FileInfo) error {
+	dir, err := os.Stat(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	owner := st.Sys().(*syscall.Stat_t).Uid
+	everybody := dir.Mode()&os.ModeSticky != 0 && dir.Mode()&0o002 != 0
+	if !everybody || int(owner) == os.Geteuid() || owner == dir.Sys().(*syscall.Stat_t).Uid {
+		return nil
+	}
+	return errors.New(path + " was made by user " + fmt.Sprint(owner) + ", where everybody may")
+}
