@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,14 +17,18 @@ import (
 )
 
 // startDaemon serves the mount in a new process in a session of its own and returns when the mount can be used, or with
-// the reason why it cannot. arguments is the command line of this process: "mount" and what follows.
+// the reason why it cannot. arguments is the command line of this process: "mount" and what follows. A signal to this process
+// until then leaves nothing mounted.
 func startDaemon(m *mountPlan, arguments []string) error {
 	log, name, err := m.daemonLog()
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd, err := startServing(arguments[1:], func(cmd *exec.Cmd) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends this process
+	cmd, err := startServing(ctx, goOnAlone, arguments[1:], func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	})
@@ -35,26 +42,41 @@ func startDaemon(m *mountPlan, arguments []string) error {
 }
 
 // startServing runs "gaiafs mount" with arguments in a new process and waits until its mount can be used. Where it
-// cannot, the process has ended.
-func startServing(arguments []string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
-	read, write, err := os.Pipe()
+// cannot, or ctx ends before, the process has ended, and nothing is mounted. answer says whether it ends with this process.
+func startServing(ctx context.Context, answer byte, arguments []string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer read.Close()
+	conn, theirs := os.NewFile(uintptr(pair[0]), "ready socket"), os.NewFile(uintptr(pair[1]), "ready socket")
 	cmd := exec.Command("/proc/self/exe", append([]string{"mount", "--ready-fd=3"}, arguments...)...)
 	cmd.Args[0] = "gaiafs"
-	cmd.ExtraFiles = []*os.File{write} // descriptor 3 of the new process
+	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3 of the new process
 	prepare(cmd)
 	err = cmd.Start()
-	write.Close()
+	theirs.Close()
 	if err != nil {
+		conn.Close()
 		return nil, fmt.Errorf("the process that serves the mount cannot be started: %w", err)
 	}
-	if err := awaitOutcome(read); err != nil {
+	// Without an answer it takes away what it made.
+	wanted := context.AfterFunc(ctx, func() { _ = unix.Shutdown(pair[0], unix.SHUT_RDWR) })
+	err = awaitOutcome(conn)
+	if !wanted() {
+		err = errors.New("interrupted: nothing is mounted")
+	}
+	if err == nil {
+		_, err = conn.Write([]byte{answer})
+	}
+	if err != nil {
+		conn.Close()
 		_ = cmd.Wait() // the outcome says more than the exit status
 		return nil, err
 	}
+	go func() { // keeps the connection open until this process or the other ends
+		_, _ = io.Copy(io.Discard, conn)
+		conn.Close()
+	}()
 	return cmd, nil
 }
 

@@ -111,14 +111,14 @@ func (o *demoOptions) pictures() ([]demo.Picture, error) {
 }
 
 // mount serves source at mountpoint in a process of its own, with no settings but the demo's.
-func (o *demoOptions) mount(_ context.Context, source, mountpoint string) (func() error, error) {
+func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (func() error, error) {
 	logPath := filepath.Join(filepath.Dir(source), "gaiafs.log")
 	log, err := openLog(logPath)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd, err := startServing([]string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source, mountpoint}, func(cmd *exec.Cmd) {
+	cmd, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source, mountpoint}, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.Env = withoutSettings(os.Environ())
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends it

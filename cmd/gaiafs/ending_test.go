@@ -338,3 +338,46 @@ func TestSigtermDoesNotWaitForDevices(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 	s.requireHome(t, "both", 2)
 }
+
+// A `mount --daemon` that is interrupted, or killed, before it returned leaves nothing mounted.
+func TestInterruptedMountLeavesNothing(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
+		p := newPlace(t)
+		old := p.predecessor(t, 0) // it has the new daemon wait
+		cmd := command(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		require.NoError(t, cmd.Start())
+		require.Eventually(t, func() bool {
+			log, _ := os.ReadFile(p.log)
+			return strings.Contains(string(log), "waiting for the daemon of an earlier mount")
+		}, 30*time.Second, time.Millisecond)
+		require.NoError(t, cmd.Process.Signal(sig))
+		if sig == syscall.SIGKILL {
+			_ = cmd.Wait()
+			require.NoError(t, old.Close())
+		} else {
+			require.NoError(t, old.Close())
+			require.Error(t, cmd.Wait())
+			require.Equal(t, exitFailure, cmd.ProcessState.ExitCode())
+			require.Contains(t, errs.String(), "interrupted: nothing is mounted")
+			require.False(t, p.isMounted(t))
+		}
+		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "everything is written back") }, 30*time.Second, time.Millisecond)
+		require.Contains(t, p.logged(t), "taken away again")
+		require.False(t, p.isMounted(t))
+	}
+}
+
+// The mount of a demo that is killed ends with it.
+func TestKilledDemoLeavesNoMount(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "demo", "--gpus=emulated:1", "--width=4096", "--output", filepath.Join(dir, "out.png"))
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	require.NoError(t, cmd.Start())
+	mounted := func() bool { return len(leftMounts(dir)) > 0 }
+	require.Eventually(t, mounted, 30*time.Second, time.Millisecond)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	require.Eventually(t, func() bool { return !mounted() }, 30*time.Second, time.Millisecond)
+}

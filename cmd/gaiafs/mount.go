@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -36,9 +38,11 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			// Signals are caught before there is a mount that they could leave behind.
+			signals := make(chan os.Signal, 2)
 			report := func(err error) error { return err }
 			if readyFD > 0 {
-				report = reporter(readyFD)
+				report = reporter(readyFD, func() { signals <- syscall.SIGHUP })
 			}
 			if err := complete(cmd.Flags(), config, osEnvironment); err != nil {
 				return report(err)
@@ -50,7 +54,9 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			if daemon && readyFD == 0 { // the process that is started gets the same command line, and a descriptor
 				return startDaemon(m, os.Args[1:])
 			}
-			return m.serve(readyFD > 0, cmd.ErrOrStderr(), report)
+			signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			defer signal.Stop(signals)
+			return m.serve(signals, readyFD > 0, cmd.ErrOrStderr(), report)
 		},
 	}
 	cmd.Flags().AddFlagSet(s.flags())

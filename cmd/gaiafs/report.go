@@ -11,40 +11,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outcome is what a serving process tells the one that started it: one line of JSON through a pipe.
+// A serving process tells the one that started it how mounting went: one line of JSON through a socket. That one answers with
+// one byte, which says whether the serving process goes on without it. Without an answer nobody wants the mount any more, and
+// it is taken away again.
+const (
+	goOnAlone  = 'a'
+	endAfterMe = 'e' // the end of the connection ends the mount
+)
+
+// outcome is that line.
 type outcome struct {
 	// Error is empty where the mount can be used.
 	Error string `json:"error,omitempty"`
 	Usage bool   `json:"usage,omitempty"`
 }
 
-// reporter returns the report function of serve for a pipe's descriptor. It is called once.
-func reporter(fd int) func(error) error {
-	unix.CloseOnExec(fd) // or what this process starts would keep the pipe open
-	pipe := os.NewFile(uintptr(fd), "ready pipe")
+// reporter returns the report function of serve for a socket's descriptor. It is called once. orphaned is called when the
+// process that started this one has ended, if this one is to end with it.
+func reporter(fd int, orphaned func()) func(error) error {
+	unix.CloseOnExec(fd) // or what this process starts would keep the connection open
+	conn := os.NewFile(uintptr(fd), "ready socket")
 	return func(err error) error {
 		var o outcome
 		if err != nil {
 			var usage usageError
 			o = outcome{Error: err.Error(), Usage: errors.As(err, &usage)}
 		}
-		werr := json.NewEncoder(pipe).Encode(o)
-		if cerr := pipe.Close(); werr == nil {
-			werr = cerr
+		answer := make([]byte, 1)
+		werr := json.NewEncoder(conn).Encode(o)
+		if err != nil {
+			conn.Close()
+			return err
 		}
-		if err == nil {
+		if werr == nil {
+			_, werr = io.ReadFull(conn, answer)
+		}
+		if werr != nil || answer[0] == goOnAlone {
+			conn.Close()
 			return werr
 		}
-		return err
+		go func() {
+			_, _ = io.Copy(io.Discard, conn)
+			conn.Close()
+			orphaned()
+		}()
+		return nil
 	}
 }
 
 // errDiedSilently says that a serving process ended before it told how mounting went.
 var errDiedSilently = errors.New("the process that should serve the mount ended before it was ready")
 
-// awaitOutcome reads what reporter wrote, to the end.
-func awaitOutcome(pipe io.Reader) error {
-	line, err := bufio.NewReader(pipe).ReadBytes('\n')
+// awaitOutcome reads what reporter wrote.
+func awaitOutcome(conn io.Reader) error {
+	line, err := bufio.NewReader(conn).ReadBytes('\n')
 	if err != nil {
 		return errDiedSilently
 	}

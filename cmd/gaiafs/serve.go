@@ -41,7 +41,7 @@ type service struct {
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
 // return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of report
 // is another process of gaiafs, which has arranged for that.
-func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) error) error {
+func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Writer, report func(error) error) error {
 	out := stderr
 	if m.logFile != "" && !reported {
 		f, err := openLog(m.logFile)
@@ -55,10 +55,6 @@ func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) er
 	if err != nil {
 		return report(err)
 	}
-	// Signals are caught before there is a mount that they could leave behind.
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
 	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
 
 	s, err := m.start(log)
@@ -73,7 +69,8 @@ func (m *mountPlan) serve(reported bool, stderr io.Writer, report func(error) er
 		}
 	}
 	if err := report(nil); err != nil {
-		log.Warn("whoever started the mount does not listen", "error", err)
+		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again", "error", err)
+		signals <- syscall.SIGHUP
 	}
 	return s.run(signals)
 }
