@@ -61,7 +61,7 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(old)
-	touch := fs.beginTouch(old)
+	touch := beginTouch(old, fd)
 	defer touch.endWith(fd)
 	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was decided
 	// by the kernel.
@@ -140,8 +140,7 @@ func (fs *fileSystem) answerCreate(parent *node, name string, fd int, in *fuse.C
 			return fuse.Status(errno)
 		}
 	}
-	c := n.content()
-	c.signature.record(c.signature.snapshot(), &st)
+	n.content().witness.see(&st)
 	of, errno := fs.newOpenFile(n, fd, &in.Caller, in.Flags, direct, false)
 	if errno != 0 {
 		fs.unrefer(n, 1, 0)

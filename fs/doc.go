@@ -23,7 +23,7 @@
 // (passthrough.go), and none of this is asked.
 //
 // The kernel caches pages across opens and is told explicitly what to drop: at an open that finds SOURCE changed
-// (signature.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
+// (witness.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
 // bytes for good when an invalidation meets a write in flight.
 //
 // # Locks, in the order they are taken
@@ -35,7 +35,7 @@
 //	node.mu            descriptor and locator
 //	nodeTable shards   lookup counts and the two indexes
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
-//	signature.mu, hazard.mu, openFile.mu, passthrough.mu: leaves
+//	witness.mu, witnesses.mu, hazard.mu, openFile.mu, passthrough.mu: leaves
 //
 // No lock is held while the kernel is told to drop pages: the kernel may wait for a page that a read request has locked.
 //

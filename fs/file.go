@@ -63,7 +63,6 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	}
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
-	mark := c.signature.snapshot()
 	adrift := false
 	fd, errno := fs.openContent(n, flags, adrift)
 	if thread := uint64(in.Pid) + 1; errno == syscall.ESTALE && c.refused.Swap(thread) == thread {
@@ -98,7 +97,7 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	case in.Flags&unix.O_TRUNC != 0:
 		errno = fs.truncateOpen(n, fd, in)
 	case of.number == 0 || c.live() != nil:
-		errno = fs.checkSource(n, fd, mark)
+		errno = fs.checkSource(n, fd)
 	}
 	if errno != 0 {
 		fs.files.take(of.handle)
@@ -169,8 +168,8 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 	}
 	c.gate.RLock()
 	defer c.gate.RUnlock()
-	c.signature.begin()
-	defer c.signature.endWith(fd)
+	c.witness.begin(fd)
+	defer c.witness.end(fd)
 	truncate := func(int64) error {
 		return retry(func() error {
 			if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {
@@ -196,32 +195,28 @@ func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	return fs.killSetID(n, fd, who)
 }
 
-// checkSource looks whether the file was changed in SOURCE since it was last touched through the mount. If so the
-// kernel's pages are dropped, and what devices hold, before the open is answered. mark was taken before fd was opened.
-func (fs *fileSystem) checkSource(n *node, fd int, mark uint64) syscall.Errno {
+// checkSource looks whether others changed the file in SOURCE. If so the kernel's pages are dropped before the open is answered,
+// and devices stop serving theirs.
+func (fs *fileSystem) checkSource(n *node, fd int) syscall.Errno {
 	c := n.content()
-	var st unix.Statx_t
-	if err := statx(fd, "", &st); err != nil {
+	changes, err := c.witness.look(fd)
+	if err != nil {
 		return toErrno(err)
 	}
-	changed := c.signature.differs(mark, &st)
 	if f := c.live(); f != nil {
-		// A File remembers home for longer than the kernel remembers the inode.
-		foreign, err := f.CheckHome()
-		if err != nil {
-			return toErrno(err)
-		}
-		changed = changed || foreign
-	}
-	if changed {
-		fs.changed.Add(1)
-		var err error
-		fs.aside(0, func() { err = fs.invalidate(n, 0, -1) })
-		if err != nil {
+		if _, err := f.CheckHome(); err != nil {
 			return toErrno(err)
 		}
 	}
-	c.signature.record(mark, &st)
+	if c.dropped.Load() == changes {
+		return 0
+	}
+	fs.changed.Add(1)
+	fs.aside(0, func() { err = fs.invalidate(n, 0, -1) })
+	if err != nil {
+		return toErrno(err)
+	}
+	c.dropped.Store(changes)
 	return 0
 }
 

@@ -130,7 +130,7 @@ func (fs *fileSystem) setFlags(n *node, fd int, who *fuse.Caller, argument []byt
 			return syscall.EPERM
 		}
 	}
-	touch := fs.beginTouch(n)
+	touch := beginTouch(n, fd)
 	defer touch.endWith(fd)
 	err := fs.creator.as(who, func() error {
 		if errno := ioctlOn(fd, call.write, argument); errno != 0 {

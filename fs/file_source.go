@@ -61,13 +61,15 @@ func (of *openFile) OpenHome(writable bool) (pagecache.Home, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &home{fs: of.fs, key: of.node.key, fd: fd, writable: writable}, nil
+	of.fs.witnesses.hold(of.node.key, of.content.witness)
+	return &home{fs: of.fs, key: of.node.key, witness: of.content.witness, fd: fd, writable: writable}, nil
 }
 
 // home implements pagecache.Home with a descriptor of its own, which stays good after the node and every open are gone.
 type home struct {
 	fs       *fileSystem
 	key      inodeKey
+	witness  *witness
 	fd       int
 	writable bool
 	direct   direct
@@ -130,15 +132,10 @@ func (h *home) StartWriteBack(off, n int64) {
 	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// beginChange says that a change through the mount begins, so that opens do not take it for somebody else's. What it returns ends it.
+// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. What it returns ends it.
 func (h *home) beginChange() (end func()) {
-	n := h.fs.table.byInode(h.key)
-	if n == nil {
-		return func() {}
-	}
-	s := &n.content().signature
-	s.begin()
-	return func() { s.endWith(h.fd) }
+	h.witness.begin(h.fd)
+	return func() { h.witness.end(h.fd) }
 }
 
 // WriteAt implements pagecache.Home.
@@ -180,11 +177,11 @@ func (h *home) Signature() (pagecache.Signature, error) {
 	}, nil
 }
 
-// Changing implements pagecache.Home. A request is counted before it changes anything and until the File knows of it.
-func (h *home) Changing() bool {
-	n := h.fs.table.byInode(h.key)
-	return n != nil && n.content().signature.changing()
-}
+// Look implements pagecache.Home.
+func (h *home) Look() (uint64, error) { return h.witness.look(h.fd) }
+
+// Noticed implements pagecache.Home.
+func (h *home) Noticed() uint64 { return h.witness.changes.Load() }
 
 // Sync implements pagecache.Home.
 func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }
@@ -192,5 +189,6 @@ func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }
 // Close implements pagecache.Home.
 func (h *home) Close() error {
 	h.direct.close()
+	h.fs.witnesses.unhold(h.key, h.witness)
 	return unix.Close(h.fd)
 }

@@ -35,8 +35,8 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	c := of.content
 	c.gate.RLock()
 	defer c.gate.RUnlock()
-	c.signature.begin()
-	defer c.signature.endWith(of.fd)
+	c.witness.begin(of.fd)
+	defer c.witness.end(of.fd)
 	return toStatus(c.changeHome(change, allocate))
 }
 
@@ -112,8 +112,8 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	c := dst.content
 	c.gate.RLock()
 	defer c.gate.RUnlock()
-	c.signature.begin()
-	defer c.signature.endWith(dst.fd)
+	c.witness.begin(dst.fd)
+	defer c.witness.end(dst.fd)
 	err := c.changeHome(pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))

@@ -138,8 +138,8 @@ func (w *homeWrite) run(withoutCure bool) error {
 // offset.
 func (w *homeWrite) change(prepare func(off int64) error) error {
 	c := w.of.content
-	c.signature.begin()
-	defer c.signature.endWith(w.of.fd)
+	c.witness.begin(w.of.fd)
+	defer c.witness.end(w.of.fd)
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend

@@ -43,6 +43,7 @@ type fileSystem struct {
 	strict       *strictMounts
 
 	table       nodeTable
+	witnesses   witnesses
 	descriptors descriptors
 	files       index[*openFile]
 	dirs        index[*openDir]

@@ -70,8 +70,10 @@ type content struct {
 	gate sync.RWMutex
 	file atomic.Pointer[pagecache.File]
 
-	signature signature
-	hazard    hazard
+	witness *witness // immutable
+	// dropped is the number of changes beside the mount (witness.changes) after which the kernel's pages were dropped.
+	dropped atomic.Uint64
+	hazard  hazard
 	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
 	writers atomic.Int32
 	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0 if
@@ -110,8 +112,15 @@ func (n *node) content() *content {
 	if c := n.data.Load(); c != nil {
 		return c
 	}
-	n.data.CompareAndSwap(nil, new(content))
+	n.data.CompareAndSwap(nil, newContent(new(witness)))
 	return n.data.Load()
+}
+
+// newContent returns that of a file of which the kernel has no pages.
+func newContent(w *witness) *content {
+	c := &content{witness: w}
+	c.dropped.Store(w.changes.Load())
+	return c
 }
 
 func (n *node) isRegular() bool { return n.kind == unix.S_IFREG }

@@ -150,9 +150,17 @@ func (fs *fileSystem) joinCache(n *node) {
 	if fs.cache == nil || !n.isRegular() {
 		return
 	}
-	if f := fs.cache.Lookup(n.key.fileID()); f != nil {
-		n.content().file.Store(f)
+	f := fs.cache.Lookup(n.key.fileID())
+	if f == nil {
+		return
 	}
+	w := fs.witnesses.get(n.key)
+	if w == nil {
+		w = new(witness) // f is about to let go of the file
+	}
+	c := newContent(w)
+	c.file.Store(f)
+	n.data.Store(c)
 }
 
 // place sets n's locator. Where it takes one away that others may be using, the caller holds that directory's names.

@@ -48,7 +48,7 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 	}
 	p.node = n
 	p.last = st.Nlink == 1 && n.isRegular()
-	p.touch = fs.beginTouch(n)
+	p.touch = beginTouchWith(n, &st)
 	return p, 0
 }
 
@@ -76,7 +76,7 @@ func (p *parting) end(dir int, name string) {
 		p.fs.unhold(p.node)
 		return
 	}
-	if p.touch.content == nil {
+	if p.touch.witness == nil {
 		return
 	}
 	var st unix.Statx_t

@@ -30,7 +30,7 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	}
 	defer fs.unhold(n)
 
-	touch := fs.beginTouch(n)
+	touch := beginTouch(n, fd)
 	var st unix.Statx_t
 	errno = fs.setAttr(n, fd, of, in)
 	if err := statx(fd, "", &st); err != nil {
@@ -190,7 +190,7 @@ func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno
 	if mode == st.Mode {
 		return 0
 	}
-	touch := fs.beginTouch(n)
+	touch := beginTouch(n, fd)
 	defer touch.endWith(fd)
 	if errno := fs.chmod(n, fd, mode); errno != 0 {
 		return errno

@@ -90,7 +90,7 @@ func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok b
 // SetXAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.onPath(in.NodeId, func(n *node, fd int, path string, follow bool) error {
-		touch := fs.beginTouch(n)
+		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
 		data := data[:min(len(data), int(in.Size))]
 		if err := fs.creator.spend(in.Caller.Uid, func() error {
@@ -122,7 +122,7 @@ func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr stri
 // RemoveXAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) RemoveXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string) fuse.Status {
 	return fs.onPath(header.NodeId, func(n *node, fd int, path string, follow bool) error {
-		touch := fs.beginTouch(n)
+		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
 		if follow {
 			return unix.Removexattr(path, attr)

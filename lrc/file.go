@@ -508,28 +508,6 @@ func (f *File) Truncated(n page.Index) (drop []PageBase) {
 	return drop
 }
 
-// Replaced says that somebody changed home in rg unseen. Every replica is stale and untracked from now on and nothing is
-// pending any more: a caller that wants to keep what a device modified calls Updated for those pages. Hollow replicas stay
-// what they are, for what they are compared with has not changed.
-func (f *File) Replaced(rg page.Range) (drop []PageBase) {
-	drop = f.keptBases(rg)
-	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
-		if len(s.replicas) == 0 {
-			return
-		}
-		s.released = s.released.Next(versions.CPU)
-		s.home = s.released
-		for i := range s.replicas {
-			r := &s.replicas[i]
-			if r.base != BaseZero {
-				r.base, r.tracked = BaseHome, false
-			}
-		}
-	})
-	f.checkInvariants(rg)
-	return drop
-}
-
 // BaseOf returns the base of o's tracked replica of page p, and whether there is one.
 func (f *File) BaseOf(p page.Index, o versions.Owner) (b Base, tracked bool) {
 	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) {

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/model"
-	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts of testdata with what happens now")
@@ -22,7 +21,6 @@ var update = flag.Bool("update", false, "rewrite the transcripts of testdata wit
 //	layout write-back     before the first step: the kernel caches writes
 //	CLIENT OPERATION …    a step, as package model writes it; 1p8 is byte 8 of page 1
 //	dump                  the state of the File
-//	replaced              somebody changed home unseen; only dump may follow
 //	# …                   for the reader
 //
 // Every step is compared with the reference model too.
@@ -77,10 +75,6 @@ func transcribe(text string) (string, error) {
 		switch line {
 		case "dump":
 			out.WriteString(indent(x.f.Dump()))
-			continue
-		case "replaced":
-			x.dropBases(x.f.Replaced(page.Range{End: x.f.End()}))
-			out.WriteString(x.log.String())
 			continue
 		}
 		s, err := l.ParseStep(line)

@@ -153,7 +153,11 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 	case 7:
 		each(func(rg page.Range) { a.bases("drop", f.Evicted(rg, e.owner)) })
 	case 8:
-		each(func(rg page.Range) { a.bases("drop", f.Replaced(rg)) })
+		each(func(rg page.Range) {
+			for _, run := range f.TrackedBy(rg, e.owner, func(b Base) bool { return b == BaseHome }) {
+				a.add(run, "based on home")
+			}
+		})
 	case 9:
 		each(f.CPURead)
 	case 10:
@@ -253,21 +257,4 @@ func TestFileAgainstPages(t *testing.T) {
 func at(f *File, p page.Index) (text string) {
 	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) { text = s.String() })
 	return text
-}
-
-// TestReplaced: somebody changed home directly; a device's modification is kept by an Updated.
-func TestReplaced(t *testing.T) {
-	var f File
-	one := page.Range{End: 1}
-	f.Updated([]page.Range{one}, versions.GPU(0), true)
-	f.Updated([]page.Range{one}, versions.GPU(1), false)
-	f.Release([]page.Range{one}, versions.GPU(0))
-	require.Empty(t, f.Replaced(one))
-	require.Empty(t, f.Pending(one, true))
-	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(0)))
-	require.Equal(t, Counts{Resident: 1, Stale: 1}, f.Count(versions.GPU(1)))
-	f.Updated([]page.Range{one}, versions.GPU(0), true)
-	require.Equal(t, Counts{Resident: 1, Tracked: 1}, f.Count(versions.GPU(0)))
-	f.Release([]page.Range{one}, versions.GPU(0))
-	require.Equal(t, []Pending{{one, versions.GPU(0), BaseHome}}, f.Pending(one, true))
 }

@@ -65,6 +65,9 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 		return 0, rg.Start, err
 	}
 	part := rg.Intersect(page.Range{Start: rg.Start, End: rg.Start + holdPages})
+	if part.End, err = f.settleSomeLocked(ctx, part); err != nil {
+		return 0, rg.Start, err
+	}
 	part.End, err = f.collectSomeLocked(ctx, part)
 	if err != nil {
 		return 0, rg.Start, err

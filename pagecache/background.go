@@ -25,7 +25,7 @@ func (c *Cache) run(ctx context.Context) {
 			c.lanes.look()
 			for _, f := range c.snapshotFiles() {
 				f.noteStuck()
-				f.beginCollectDue(ctx)
+				c.lanes.do(f, choreCollect, func() { f.collectDue(ctx) })
 			}
 		case <-c.idle:
 			unused = time.After(unusedAfter)
@@ -64,21 +64,6 @@ func (c *Cache) collectUnused(ctx context.Context) {
 	}
 }
 
-// beginCollectDue is collectDue without waiting: where there is something to collect, or somebody has mu, a lane does it.
-func (f *File) beginCollectDue(ctx context.Context) {
-	if f.mu.TryLock() {
-		due := f.dueLocked()
-		if !due && !f.detached.Load() {
-			f.untrackIdleLocked()
-		}
-		f.mu.Unlock()
-		if !due {
-			return
-		}
-	}
-	f.c.lanes.do(f, choreCollect, func() { f.collectDue(ctx) })
-}
-
 // noteStuck logs once that the file does not answer, and once that it does again. It does not block.
 func (f *File) noteStuck() {
 	stuck := f.stuck()
@@ -99,8 +84,11 @@ func (f *File) dueLocked() bool {
 	return f.collectErr == nil && !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
 }
 
-// collectDue collects the file if something in it is due.
+// collectDue notices what others did to the file in SOURCE, and collects the file if something in it is due.
 func (f *File) collectDue(ctx context.Context) {
+	if err := f.settleDue(ctx); err != nil && ctx.Err() == nil {
+		f.c.log.Debug("comparing replicas with the backing file", "file", f.Name(), "error", err)
+	}
 	f.mu.Lock()
 	due := f.dueLocked()
 	if due {

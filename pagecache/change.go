@@ -62,15 +62,17 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 		return ErrDetached
 	}
 	if c.Kind == ChangeTimes {
-		err := do(0)
-		if note := f.noteHomeLocked(); err == nil {
-			err = note
-		}
+		return do(0)
+	}
+	if err := f.lookLocked(ctx); err != nil {
 		return err
 	}
 	// The size before is taken from home: a program may have changed SOURCE directly.
 	before, err := f.home.Signature()
 	if err != nil {
+		return err
+	}
+	if err := f.settleHomeLocked(ctx, page.Span(before.Size, 1).Pages()); err != nil { // what follows may reach from the end
 		return err
 	}
 	if c.Kind == ChangeTruncate {
@@ -86,6 +88,9 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 	}
 	held := f.lrc.Held(rg)
 	if held {
+		if err := f.settleHomeLocked(ctx, rg); err != nil {
+			return err
+		}
 		if err := f.collectLocked(ctx, rg, false); err != nil {
 			return err
 		}
@@ -124,6 +129,9 @@ func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(o
 		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size}); err != nil {
 			return err
 		}
+	}
+	if err := f.settleHomeLocked(ctx, page.Span(size, 1).Pages()); err != nil {
+		return err
 	}
 	f.spoilLocked(page.From(min(before, size)).Pages())
 	if err := do(size); err != nil {
@@ -196,103 +204,4 @@ func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, 
 		f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
 	}
 	return nil
-}
-
-// HomeTouched tells that a request of the mount changed home's metadata (mode, owner, times, links, attributes), so
-// that the next signature is not taken for somebody else's change.
-func (f *File) HomeTouched() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.detached.Load() {
-		return
-	}
-	if err := f.noteHomeLocked(); err != nil {
-		f.c.log.Warn("reading the backing file's times", "file", f.Name(), "error", err)
-	}
-}
-
-// CheckHome looks whether home was changed behind the mount's back and if so drops what devices hold of it. It
-// reports whether it was: then the caller has the kernel drop its pages too. Pages that a device modified since the last
-// agreement are kept, and will be brought home over the other change, page by page.
-func (f *File) CheckHome() (changed bool, err error) {
-	ctx := context.Background()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.detached.Load() {
-		return false, nil
-	}
-	sig, err := f.home.Signature()
-	if err != nil {
-		return false, err
-	}
-	if sig.Size == f.sig.Size && sig.Mtime.Equal(f.sig.Mtime) && sig.Ctime.Equal(f.sig.Ctime) {
-		return false, nil
-	}
-	// The difference may be the doing of a request that has not come to say so. What it leaves is recorded when it does.
-	if f.home.Changing() {
-		return false, nil
-	}
-	f.c.log.Info("the backing file was changed directly; replicas are refreshed", "file", f.Name())
-	f.count(func(c *Counters) { c.HomeReplacements.Add(1) })
-	if err := f.replacedLocked(ctx, sig); err != nil {
-		f.sig = Signature{} // the next look tries again
-		return true, err
-	}
-	return true, nil
-}
-
-// replacedLocked takes home for what it is now. Until everything that can fail is done, nothing of what devices modified is
-// given up.
-func (f *File) replacedLocked(ctx context.Context, sig Signature) error {
-	f.size, f.sig = sig.Size, sig
-	f.spoilLocked(page.From(0).Pages())
-	whole := page.Range{End: f.lrc.End()}
-	kept := make(map[*holding][]page.Range)
-	for _, h := range f.holdings {
-		runs, err := f.modifiedLocked(ctx, h, whole)
-		if err != nil {
-			if f.lostLocked(h.dev, err) {
-				continue
-			}
-			return err
-		}
-		for _, run := range subtract(runs, f.lrc.TrackedBy(whole, h.dev.owner, hollow)) {
-			run = run.Intersect(f.fileRangeLocked())
-			kept[h] = append(kept[h], run)
-			for part := range cut(run, batchPages) {
-				buf := make([]byte, part.Bytes())
-				if err := f.readHomeLocked(part, buf); err != nil {
-					return err
-				}
-				f.rebaseLocked(h, part, buf)
-			}
-		}
-	}
-	var released []lrc.Pending
-	for o := range f.holdings {
-		released = append(released, f.lrc.PendingOf(whole.Intersect(f.fileRangeLocked()), o)...)
-	}
-	f.dropBasesLocked(f.lrc.Replaced(whole))
-	for h, runs := range kept {
-		for _, run := range runs {
-			f.dropBasesLocked(f.lrc.Updated([]page.Range{run}, h.dev.owner, true))
-		}
-	}
-	// What was released stays released, on top of the other change. The kernel was told of these releases before.
-	for _, p := range released {
-		held, id := f.lrc.Release([]page.Range{p.Range}, p.Owner)
-		f.lrc.Drained(id)
-		for _, rg := range held {
-			f.lrc.CPURead(rg)
-		}
-	}
-	// What clients map for writing has to be tracked at once, or stores would go unnoticed.
-	for m := range f.mappings {
-		if m.writable && !m.lazy && !m.dev.lost.Load() {
-			if err := f.acquireAllLocked(ctx, m.h, m.pages); err != nil && !m.dev.lost.Load() {
-				return err
-			}
-		}
-	}
-	return f.zeroReplicasLocked(ctx, page.From(f.size))
 }

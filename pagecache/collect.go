@@ -17,10 +17,19 @@ import (
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
 // were not brought home are still pending.
 func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) error {
-	for {
+	for looked := false; ; looked = true {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
 			return nil
+		}
+		if !looked {
+			if err := f.settlePendingLocked(ctx, pending); err != nil {
+				if ctx.Err() == nil {
+					f.collectErr = err
+				}
+				return err
+			}
+			continue // some may have gone with the end of home
 		}
 		start := time.Now()
 		// Pages of one owner go together, wherever they are.
@@ -50,6 +59,19 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 		}
 		f.c.counters.CollectTime.observe(time.Since(start))
 	}
+}
+
+// settlePendingLocked sees to it that what others did to home is known before released pages are written over it.
+func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) error {
+	if err := f.lookLocked(ctx); err != nil {
+		return err
+	}
+	for _, p := range pending {
+		if err := f.settleHomeLocked(ctx, p.Range); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect pages
@@ -185,10 +207,6 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 		}
 	}
 	f.endWritingLocked()
-	// Also after an error: a part may have been written, and is not somebody else's change.
-	if note := f.noteHomeLocked(); err == nil {
-		err = note
-	}
 	return written, err
 }
 

@@ -16,7 +16,7 @@ type Counters struct {
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
-	HomeReplacements                                      atomic.Int64
+	HomeReplacements, BaselessPages                       atomic.Int64
 	// CPU reads of pages that home has, in files that devices hold something of, by where they were served from.
 	HostReads, HostReadBytes     atomic.Int64
 	CleanReads, CleanReadBytes   atomic.Int64

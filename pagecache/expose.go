@@ -17,6 +17,7 @@ const zeroPages = 1 << 14
 
 func hollow(b lrc.Base) bool    { return b == lrc.BaseZero }
 func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
+func onHome(b lrc.Base) bool    { return b == lrc.BaseHome }
 
 // eachAgreed calls fn for the pages of part with the digests of their bases, for reading. While all of them are zeros there are
 // none of x's own.

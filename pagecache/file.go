@@ -35,9 +35,12 @@ type File struct {
 	path   atomic.Pointer[string] // what Name returns
 	home   Home                   // protected by mu
 	kernel KernelPages            // protected by mu
-	// size and sig are home's, as this mount left them. Protected by mu.
+	// size is home's, as this mount left it. Protected by mu.
 	size int64
-	sig  Signature
+	// changes is the number of changes of home beside the mount that were looked at, and doubt are the pages of which it is not
+	// known yet whether they changed (beside.go). Protected by mu.
+	changes uint64
+	doubt   []page.Range
 	// orphan says that no name and no descriptor leads to the file any more. Protected by mu.
 	orphan bool
 
@@ -162,7 +165,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 	f.setName(src.Name())
 	f.serial = c.serials.Add(1)
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
-	if err := f.noteHomeLocked(); err != nil { // nobody else knows f yet
+	if err := f.meetHomeLocked(); err != nil { // nobody else knows f yet
 		_ = home.Close()
 		return nil, err
 	}
@@ -179,7 +182,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 	src.Attach(f)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.noteHomeLocked(); err != nil {
+	if err := f.meetHomeLocked(); err != nil {
 		f.abandonLocked()
 		return nil, err
 	}
@@ -195,13 +198,21 @@ func (f *File) abandonLocked() {
 	f.dropIdleLocked()
 }
 
-// noteHomeLocked records home as it is, so that later differences are somebody else's doing.
+// meetHomeLocked takes home as it is: no device holds anything yet.
+func (f *File) meetHomeLocked() (err error) {
+	if f.changes, err = f.home.Look(); err != nil {
+		return err
+	}
+	return f.noteHomeLocked()
+}
+
+// noteHomeLocked takes the size that a change through the mount gave home.
 func (f *File) noteHomeLocked() error {
 	sig, err := f.home.Signature()
 	if err != nil {
 		return err
 	}
-	f.sig, f.size = sig, sig.Size
+	f.size = sig.Size
 	return nil
 }
 

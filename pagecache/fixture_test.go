@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,22 +22,59 @@ import (
 
 // memoryHome is a backing file in memory, whose writes and reads can be made to fail.
 type memoryHome struct {
-	mu     sync.Mutex
-	data   []byte
-	clock  int64
-	ctime  int64
-	rerr   error
-	werr   error
-	werrAt int64 // writes below it succeed all the same
+	mu    sync.Mutex
+	data  []byte
+	clock int64
+	// noted is the clock as the mount left it, and foreign the changes of others that were noticed.
+	noted   int64
+	foreign uint64
+	rerr    error
+	werr    error
+	werrAt  int64 // writes below it succeed all the same
 	// werrEnd, if it is not 0, is where writes succeed again.
 	werrEnd int64
 	writes  int
 	synced  int
 	open    int
-	// changing says that a request of the mount is changing the file.
-	changing atomic.Bool
 	// hung, if it is not nil, has writes wait until it is closed.
 	hung chan struct{}
+}
+
+// lookLocked counts what others changed.
+func (h *memoryHome) lookLocked() {
+	if h.clock != h.noted {
+		h.foreign++
+	}
+	h.noted = h.clock
+}
+
+// changes brackets a change through the mount.
+func (h *memoryHome) changes() (end func()) {
+	h.lookLocked()
+	return func() { h.noted = h.clock }
+}
+
+// edit changes the file beside the mount.
+func (h *memoryHome) edit(change func(data []byte) []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.clock++
+	h.data = change(h.data)
+}
+
+// editAt stores bytes beside the mount.
+func (h *memoryHome) editAt(off int, p []byte) {
+	h.edit(func(data []byte) []byte {
+		copy(data[off:], p)
+		return data
+	})
+}
+
+// resize sets the size beside the mount.
+func (h *memoryHome) resize(size int) {
+	h.edit(func(data []byte) []byte {
+		return append(data[:min(size, len(data)):min(size, len(data))], make([]byte, max(size-len(data), 0))...)
+	})
 }
 
 func newHome(size int) *memoryHome { return &memoryHome{data: make([]byte, size)} }
@@ -68,6 +104,7 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	defer h.changes()()
 	if h.werr != nil && off >= h.werrAt && (h.werrEnd == 0 || off < h.werrEnd) {
 		h.clock++ // a part was written
 		return copy(h.data[min(off, int64(len(h.data))):], p[:len(p)/2]), h.werr
@@ -83,6 +120,7 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 func (h *memoryHome) truncate(size int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	defer h.changes()()
 	h.clock++
 	if size < int64(len(h.data)) {
 		h.data = h.data[:size:size]
@@ -94,12 +132,23 @@ func (h *memoryHome) truncate(size int64) error {
 
 func (h *memoryHome) Writable() bool { return true }
 
-func (h *memoryHome) Changing() bool { return h.changing.Load() }
+func (h *memoryHome) Look() (uint64, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lookLocked()
+	return h.foreign, nil
+}
+
+func (h *memoryHome) Noticed() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.foreign
+}
 
 func (h *memoryHome) Signature() (Signature, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Signature{Size: int64(len(h.data)), Mtime: time.Unix(h.clock, 0), Ctime: time.Unix(h.ctime, 0)}, nil
+	return Signature{Size: int64(len(h.data)), Mtime: time.Unix(h.clock, 0)}, nil
 }
 
 func (h *memoryHome) Sync() error {

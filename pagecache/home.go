@@ -12,7 +12,7 @@ type FileID struct {
 
 func (id FileID) String() string { return fmt.Sprintf("%x:%d", id.Dev, id.Ino) }
 
-// Signature tells whether somebody changed the backing file behind the mount's back.
+// Signature is what a stat of the backing file says.
 type Signature struct {
 	Size         int64
 	Mtime, Ctime time.Time
@@ -29,9 +29,12 @@ type Home interface {
 	Writable() bool
 	// Signature stats the file.
 	Signature() (Signature, error)
-	// Changing reports whether a request of the mount is changing the file, or its metadata, or has and did not say so
-	// yet (HomeTouched, ChangeHome): a Signature says nothing about others then. It is called with File.mu held.
-	Changing() bool
+	// Look finds out whether somebody changed the bytes of the file beside the mount, and returns how many such changes were
+	// noticed since the file is known. One may be counted twice, and several as one. What requests of the mount and WriteAt do
+	// does not count. It is called with File.mu held.
+	Look() (changes uint64, err error)
+	// Noticed is what Look returned last, or more, without looking.
+	Noticed() uint64
 	// Sync waits until what was written is on stable storage.
 	Sync() error
 	// Close gives up the file.

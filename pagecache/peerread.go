@@ -133,8 +133,8 @@ func (f *File) servesLocked() bool {
 	if !held {
 		return false
 	}
-	sig, err := f.home.Signature()
-	return err == nil && sig.Size == f.sig.Size && sig.Mtime.Equal(f.sig.Mtime) && sig.Ctime.Equal(f.sig.Ctime)
+	changes, err := f.home.Look()
+	return err == nil && changes == f.changes
 }
 
 // peerCopyPlan is what one device is to give of a read.
@@ -160,6 +160,9 @@ type have struct {
 
 // havesLocked returns what devices have of rg.
 func (f *File) havesLocked(rg page.Range) (all []have) {
+	if f.doubtfulLocked(rg) {
+		return nil
+	}
 	for _, d := range f.c.devices {
 		h := f.holdings[d.owner]
 		if h == nil || len(h.extents) == 0 || d.lost.Load() {

@@ -672,8 +672,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 			require.NoError(t, src.tryWrite(Change{Kind: ChangeZero, Off: int64(at), Len: 10}, make([]byte, 10)))
 		},
 		"SOURCE": func(t *testing.T, _ *machine, src *source, at int) {
-			_, err := src.home.WriteAt([]byte{src.home.data[at] + 1}, int64(at))
-			require.NoError(t, err)
+			src.home.editAt(at, []byte{src.home.data[at] + 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -137,6 +137,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"evictions":         c.Evictions.Load(),
 		"lost_pages":        c.LostPages.Load(),
 		"home_replacements": c.HomeReplacements.Load(),
+		"baseless_pages":    c.BaselessPages.Load(),
 
 		"host_reads":            c.HostReads.Load(),
 		"host_read_bytes":       c.HostReadBytes.Load(),

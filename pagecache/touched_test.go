@@ -9,30 +9,6 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// A request of the mount changes times, and a device acquires before the request came to say so. To take that for somebody
-// else's change would give up the bases, and with them the bytes that others wrote into pages that a device modified.
-func TestTouchedHomeIsNotChangedDirectly(t *testing.T) {
-	m := newMachine(t, 1)
-	src := m.file(page.Size)
-	p := m.run(src, 0, 0, page.Size, true)
-	p.store(0, 1)
-	src.write(t, 8, []byte{2})
-
-	src.home.changing.Store(true)
-	src.home.mu.Lock()
-	src.home.ctime++
-	src.home.mu.Unlock()
-	p.acquire()
-	src.attached.HomeTouched()
-	src.home.changing.Store(false)
-	p.acquire()
-	require.Zero(t, m.cache.Status().Counters["home_replacements"])
-
-	p.release()
-	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 2}, src.read(t, 0, 9))
-	require.Equal(t, byte(2), p.byteAt(8))
-}
-
 // A write of released bytes that fails halfway leaves times and bytes of its own in the backing file.
 func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	m := newMachine(t, 1)
@@ -61,10 +37,7 @@ func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	p.release()
 	p.store(page.Size, 3) // not released
 
-	src.home.mu.Lock()
-	src.home.data[page.Size+9] = 7
-	src.home.clock++
-	src.home.mu.Unlock()
+	src.home.editAt(page.Size+9, []byte{7})
 	changed, err := src.attached.CheckHome()
 	require.NoError(t, err)
 	require.True(t, changed)

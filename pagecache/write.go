@@ -24,8 +24,6 @@ type writes struct {
 	mu sync.Mutex
 	// under has the pages of each, of which no two overlap. Protected by mu.
 	under []page.Range
-	// unnoted says that one ended since home was noted. The last one notes home: nobody looks before. Protected by mu.
-	unnoted bool
 }
 
 // writeBeside is ChangeHome of a write that can go on beside others; for another, it returns false and has done nothing.
@@ -37,6 +35,9 @@ func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err e
 	}
 	written := page.Span(c.Off, c.Len)
 	rg, end := written.Pages(), written.End
+	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) {
+		return false, nil
+	}
 	k, ok := f.beginWrite(rg, end)
 	if !ok {
 		return false, nil
@@ -46,9 +47,7 @@ func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err e
 	if err == nil && inside {
 		begun, err = true, do(c.Off)
 	}
-	if note := f.endWrite(c, rg, k, begun); err == nil {
-		err = note
-	}
+	f.endWrite(c, rg, k, begun)
 	return inside || err != nil, err
 }
 
@@ -80,7 +79,7 @@ func (f *File) beginWrite(rg page.Range, end int64) (k keeping, ok bool) {
 }
 
 // endWrite gives the pages of a write back. begun says that home may have been changed, if only a part of it; otherwise it was not.
-func (f *File) endWrite(c Change, rg page.Range, k keeping, begun bool) (err error) {
+func (f *File) endWrite(c Change, rg page.Range, k keeping, begun bool) {
 	w := &f.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,13 +87,8 @@ func (f *File) endWrite(c Change, rg page.Range, k keeping, begun bool) (err err
 	if begun {
 		f.spoilLocked(rg)
 		f.lrc.CPUChanged(rg, c.held())
-		w.unnoted = true
 	}
 	i, last := slices.Index(w.under, rg), len(w.under)-1
 	w.under[i] = w.under[last]
-	if w.under = w.under[:last]; last == 0 && w.unnoted {
-		err = f.noteHomeLocked()
-		w.unnoted = false
-	}
-	return err
+	w.under = w.under[:last]
 }

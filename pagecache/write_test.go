@@ -107,8 +107,8 @@ func TestWritesBesideEachOther(t *testing.T) {
 	require.Zero(t, src.attached.counters.Bases.Load())
 }
 
-// TestHomeIsNotedByTheLastWrite ends writes in the order in which they began and in the other, and changes home directly after.
-func TestHomeIsNotedByTheLastWrite(t *testing.T) {
+// TestDirectChangeAfterWrites ends writes in the order in which they began and in the other, and changes home directly after.
+func TestDirectChangeAfterWrites(t *testing.T) {
 	for first := range 2 {
 		m := newMachine(t, 1)
 		src := m.noisyFile(2 * page.Size)
@@ -118,8 +118,7 @@ func TestHomeIsNotedByTheLastWrite(t *testing.T) {
 		require.NoError(t, held[1-first].end())
 		for _, direct := range []bool{false, true} {
 			if direct {
-				_, err := src.home.WriteAt([]byte("c"), 0)
-				require.NoError(t, err)
+				src.home.editAt(0, []byte("c"))
 			}
 			changed, err := src.attached.CheckHome()
 			require.NoError(t, err)
@@ -163,7 +162,6 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 		"fsync":   func(src *source, _ *program) error { return src.attached.Sync(func() error { return nil }) },
 		"unmap":   func(_ *source, p *program) error { return p.Unmap(ctx) },
 		"check":   func(src *source, _ *program) error { _, err := src.attached.CheckHome(); return err },
-		"touch":   func(src *source, _ *program) error { src.attached.HomeTouched(); return nil },
 		"evict":   func(_ *source, p *program) error { return p.Advise(ctx, 0, p.len, AdviceDontNeed) },
 		"read": func(src *source, _ *program) error {
 			_, _, err := src.attached.Read(make([]byte, 10), 0, false, nil)
@@ -288,7 +286,7 @@ func TestWriteOfAFileCutInSource(t *testing.T) {
 			m := newMachine(t, 1)
 			src := m.noisyFile(2 * page.Size)
 			p := m.run(src, 0, 0, 2*page.Size, writable)
-			require.NoError(t, src.home.truncate(int64(cut)))
+			src.home.resize(cut)
 			src.write(t, page.Size+100, []byte("x"))
 			require.Equal(t, make([]byte, page.Size+100-cut), p.load(cut, page.Size+100))
 			require.Equal(t, make([]byte, page.Size+100-cut), src.home.bytes(cut, page.Size+100-cut))

@@ -79,7 +79,9 @@ func (h home) ReadAt(p []byte, off int64) (int, error) {
 
 func (h home) Writable() bool { return h.writable }
 
-func (h home) Changing() bool { return false }
+func (h home) Look() (uint64, error) { return 0, nil }
+
+func (h home) Noticed() uint64 { return 0 }
 
 func (h home) Signature() (pagecache.Signature, error) {
 	st, err := h.Stat()

@@ -1,0 +1,227 @@
+package fs
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// witness counts the changes that others make to the bytes of a file in SOURCE directly, beside the mount. Whoever keeps
+// something of the bytes (the kernel its pages, a pagecache.File its replicas) remembers the count up to which it has dealt
+// with them. A change that was noticed stays counted, so the mount's own changes cannot hide it.
+//
+// A change is noticed by the size and the times of the file. They are looked at when the file is opened, when a device
+// acquires or its released bytes are about to be collected, and right before each change through the mount; what that change
+// leaves is recorded right after it. While changes through the mount overlap, nothing can be said. So what others do
+// during such changes goes unnoticed, unless there are events.
+//
+// Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts as a
+// change all the same: it makes nobody lose bytes, only look at them.
+type witness struct {
+	// changes is what was noticed so far. It changes with mu held.
+	changes atomic.Uint64
+
+	mu       sync.Mutex
+	known    bool       // protected by mu
+	last     attributes // as they were last seen or left; protected by mu
+	inFlight int        // changes through the mount under way; protected by mu
+}
+
+// attributes are what tells that a file was changed.
+type attributes struct {
+	size         int64
+	mtime, ctime unix.StatxTimestamp
+}
+
+func attributesOf(st *unix.Statx_t) attributes {
+	return attributes{size: int64(st.Size), mtime: st.Mtime, ctime: st.Ctime}
+}
+
+// look asks fd for the attributes, unless a change through the mount is under way, and returns how many changes of others were
+// noticed so far.
+func (w *witness) look(fd int) (changes uint64, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = w.lookLocked(fd)
+	return w.changes.Load(), err
+}
+
+func (w *witness) lookLocked(fd int) error {
+	if w.inFlight > 0 {
+		return nil
+	}
+	now, err := attributesOn(fd)
+	if err != nil {
+		w.known = false
+		return err
+	}
+	w.compareLocked(now)
+	return nil
+}
+
+// compareLocked counts a change if the attributes are others than those that are known, and records them.
+func (w *witness) compareLocked(now attributes) {
+	if w.known && now != w.last {
+		w.changes.Add(1)
+	}
+	w.known, w.last = true, now
+}
+
+// see is look for a caller who has just asked for the attributes.
+func (w *witness) see(st *unix.Statx_t) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inFlight == 0 {
+		w.compareLocked(attributesOf(st))
+	}
+}
+
+// begin is called right before the mount changes the file, or its metadata. What it finds out about others counts from then on.
+func (w *witness) begin(fd int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_ = w.lookLocked(fd) // what cannot be asked for is not known
+	w.inFlight++
+}
+
+// beginWith is begin for a caller who has just asked for the attributes.
+func (w *witness) beginWith(st *unix.Statx_t) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inFlight == 0 {
+		w.compareLocked(attributesOf(st))
+	}
+	w.inFlight++
+}
+
+// end is called right after the change. Of changes that overlap, the last one records what they left.
+func (w *witness) end(fd int) {
+	w.endAs(func() (attributes, error) { return attributesOn(fd) })
+}
+
+// endAs is end with the attributes that ask returns.
+func (w *witness) endAs(ask func() (attributes, error)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inFlight--; w.inFlight > 0 {
+		return
+	}
+	left, err := ask()
+	w.known, w.last = err == nil, left
+}
+
+// attributesOn asks a descriptor. One that is opened with O_PATH will do.
+func attributesOn(fd int) (attributes, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return attributes{}, err
+	}
+	return attributes{size: st.Size, mtime: statxTime(st.Mtim), ctime: statxTime(st.Ctim)}, nil
+}
+
+func statxTime(t unix.Timespec) unix.StatxTimestamp {
+	return unix.StatxTimestamp{Sec: t.Sec, Nsec: uint32(t.Nsec)}
+}
+
+// touch is a change of a file's metadata in progress.
+type touch struct {
+	witness *witness // nil for nodes that were never opened
+}
+
+// touchOf returns the touch of n, of which nothing has begun. It costs nothing for nodes that were never opened.
+func touchOf(n *node) touch {
+	if n != nil {
+		if c := n.data.Load(); c != nil {
+			return touch{c.witness}
+		}
+	}
+	return touch{}
+}
+
+// beginTouch is called before a request changes metadata of n, so that the new ctime is not taken for somebody else's doing. fd
+// is a descriptor of n.
+func beginTouch(n *node, fd int) touch {
+	t := touchOf(n)
+	if t.witness != nil {
+		t.witness.begin(fd)
+	}
+	return t
+}
+
+// beginTouchWith is beginTouch for a caller who has just asked for the attributes.
+func beginTouchWith(n *node, st *unix.Statx_t) touch {
+	t := touchOf(n)
+	if t.witness != nil {
+		t.witness.beginWith(st)
+	}
+	return t
+}
+
+// end takes the attributes after the change, or nil if they are not known.
+func (t touch) end(st *unix.Statx_t) {
+	if t.witness == nil {
+		return
+	}
+	t.witness.endAs(func() (attributes, error) {
+		if st == nil {
+			return attributes{}, unix.ENODATA
+		}
+		return attributesOf(st), nil
+	})
+}
+
+// endWith is end with the attributes that the descriptor of the node gives.
+func (t touch) endWith(fd int) {
+	if t.witness != nil {
+		t.witness.end(fd)
+	}
+}
+
+// witnesses has those of files of which a pagecache.Home is open: the kernel may forget the node meanwhile and look it up again.
+type witnesses struct {
+	mu sync.Mutex
+	m  map[inodeKey]*heldWitness // protected by mu
+}
+
+type heldWitness struct {
+	*witness
+	homes int // protected by witnesses.mu
+}
+
+// hold keeps the witness of k until unhold was called as often.
+func (ws *witnesses) hold(k inodeKey, w *witness) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.m == nil {
+		ws.m = make(map[inodeKey]*heldWitness)
+	}
+	h := ws.m[k]
+	if h == nil || h.witness != w {
+		h = &heldWitness{witness: w}
+		ws.m[k] = h
+	}
+	h.homes++
+}
+
+func (ws *witnesses) unhold(k inodeKey, w *witness) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	h := ws.m[k]
+	if h == nil || h.witness != w {
+		return // of a file that had the number before
+	}
+	if h.homes--; h.homes == 0 {
+		delete(ws.m, k)
+	}
+}
+
+// get returns the witness that is held for k, or nil.
+func (ws *witnesses) get(k inodeKey) *witness {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if h := ws.m[k]; h != nil {
+		return h.witness
+	}
+	return nil
+}

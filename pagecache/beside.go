@@ -1,0 +1,323 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to which
+// pages. So all pages are in doubt from then on, and each is settled before anything is done that needs to know what home has:
+// an acquire, a collect, a change of home through the mount. A background pass settles the others.
+//
+// Such a change is like a write of a CPU program that was not announced. Settling a page makes up for what ChangeHome would
+// have done before it:
+//
+//   - A tracked page whose base is home, and whose bytes in home have the digest that was agreed on, did not change.
+//   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have the
+//     agreed digest, or home's without what lies behind its former end. Then home has moved on.
+//   - A page whose base is a copy needs nothing else: the copy stays, and home has moved on.
+//   - So has home for pages without tracked replicas. They are filled again.
+//   - If every replica was stored into and home was changed too, the base is lost. What home has now becomes the base: all
+//     that differs from it on a device counts as stored there. The device's stores survive, and of the page's other bytes the
+//     device's win over those that were changed in home. Such pages are counted and named in the log.
+
+// CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
+// changed yet, but nobody is served from them any more before they are settled.
+func (f *File) CheckHome() (changed bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return false, nil
+	}
+	before := f.changes
+	err = f.lookLocked(context.Background())
+	return f.changes != before, err
+}
+
+// lookLocked is CheckHome for callers that hold mu.
+func (f *File) lookLocked(ctx context.Context) error {
+	n, err := f.home.Look()
+	if err != nil || n == f.changes {
+		return err
+	}
+	sig, err := f.home.Signature()
+	if err != nil {
+		return err
+	}
+	if len(f.doubt) == 0 {
+		f.c.log.Info("the backing file was changed directly; replicas are compared with it", "file", f.Name())
+	}
+	f.count(func(c *Counters) { c.HomeReplacements.Add(1) })
+	f.spoilLocked(page.From(0).Pages())
+	f.doubt = nil
+	for _, h := range f.holdings {
+		for k := range h.extents {
+			rg := page.Span(k*h.extentSize, h.extentSize).Pages()
+			f.doubt = union(page.Subtract(f.doubt, rg), []page.Range{rg})
+			f.changed(rg)
+		}
+	}
+	if err := f.resizedLocked(ctx, sig.Size); err != nil {
+		return err // the next look tries again
+	}
+	f.changes = n
+	return nil
+}
+
+// resizedLocked takes note of a size that home was given beside the mount. The page of the end is settled while the former size
+// is known.
+func (f *File) resizedLocked(ctx context.Context, size int64) error {
+	before := f.size
+	if size == before {
+		return nil
+	}
+	ends := page.Span(min(size, before), max(size-before, 1)).Pages().Intersect(page.Range{End: f.lrc.End()})
+	if err := f.settleHomeLocked(ctx, ends); err != nil {
+		return err
+	}
+	var err error
+	if size < before {
+		err = f.cutLocked(ctx, size)
+	} else {
+		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
+	}
+	if err == nil {
+		f.size = size
+	}
+	return err
+}
+
+// settleDue settles what is in doubt, a part at a time: the sooner, the more likely it is that a base can be found.
+func (f *File) settleDue(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return nil
+	}
+	if err := f.lookLocked(ctx); err != nil || len(f.doubt) == 0 {
+		return err
+	}
+	_, err := f.settleSomeLocked(ctx, page.From(0).Pages())
+	return err
+}
+
+// doubtfulLocked reports whether home may have changed unseen in rg.
+func (f *File) doubtfulLocked(rg page.Range) bool {
+	return len(f.doubt) > 0 && slices.ContainsFunc(f.doubt, rg.Overlaps)
+}
+
+// settleSomeLocked settles pages of rg up to next, no more than one hold should.
+func (f *File) settleSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
+	next = rg.End
+	count := int64(0)
+	for _, d := range intersect(f.doubt, []page.Range{rg}) {
+		if count += d.Len(); count >= holdCollect {
+			next = d.End - page.Index(count-holdCollect)
+			break
+		}
+	}
+	if count == 0 {
+		return next, nil
+	}
+	return next, f.settleHomeLocked(ctx, page.Range{Start: rg.Start, End: next})
+}
+
+// settleHomeLocked finds out which pages of rg that are in doubt did change.
+func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
+	for _, run := range intersect(f.doubt, []page.Range{rg}) {
+		for part := range cut(run, batchPages) {
+			if err := f.settlePartLocked(ctx, part); err != nil {
+				return err
+			}
+			f.doubt = page.Subtract(f.doubt, part)
+		}
+	}
+	return nil
+}
+
+// settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
+func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
+	moved := []page.Range{part}
+	for _, o := range slices.Sorted(maps.Keys(f.holdings)) {
+		for _, run := range f.lrc.TrackedBy(part, o, onHome) {
+			moved = page.Subtract(moved, run)
+		}
+	}
+	for _, run := range subtract([]page.Range{part}, moved) {
+		if err := f.compareHomeLocked(ctx, run); err != nil {
+			return err
+		}
+	}
+	for _, run := range moved {
+		f.lrc.CPUChanged(run, page.Range{})
+	}
+	return nil
+}
+
+// comparedPage is a page that home has changed, while it was the base of a tracked replica.
+type comparedPage struct {
+	page page.Index
+	h    *holding // one that has it as its base
+	home []byte
+	base []byte // nil until it is found
+}
+
+// compareHomeLocked settles pages of which every one has a tracked replica whose base is home.
+func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) error {
+	owners := slices.Sorted(maps.Keys(f.holdings))
+	home := make([]byte, rg.Bytes())
+	parts := slices.Collect(cut(rg, bufferPages))
+	if err := inParallel(len(parts), maxReaders, func(i int) error {
+		at := (parts[i].Start - rg.Start).Offset()
+		return f.readHomeLocked(parts[i], home[at:at+parts[i].Bytes()])
+	}); err != nil {
+		return err
+	}
+	// One replica of a page says for all: they have the same base.
+	var differ []*comparedPage
+	rest := []page.Range{rg}
+	for _, o := range owners {
+		h := f.holdings[o]
+		for _, run := range intersect(f.lrc.TrackedBy(rg, o, onHome), rest) {
+			differ = append(differ, f.differLocked(h, run, home[(run.Start - rg.Start).Offset():][:run.Bytes()])...)
+			rest = page.Subtract(rest, run)
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	slices.SortFunc(differ, func(a, b *comparedPage) int { return cmp.Compare(a.page, b.page) })
+	for _, p := range differ {
+		f.findInHomeLocked(p)
+	}
+	for _, o := range owners {
+		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
+			return err
+		}
+	}
+	f.keepFoundLocked(differ)
+	return nil
+}
+
+// differLocked returns the pages of run of which home's bytes do not have the digest that was agreed on.
+func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
+	sums := f.sums(h, home)
+	h.each(run, func(x *extent, part page.Range) {
+		for i, agreed := range x.agreedAt(part) {
+			p := part.Start + page.Index(i)
+			if at := int(p - run.Start); sums[at] != agreed {
+				differ = append(differ, &comparedPage{page: p, h: h, home: home[at<<page.Shift:][:page.Size]})
+			}
+		}
+	})
+	return differ
+}
+
+// isBase reports whether bytes are those that the replicas of p agreed on.
+func (f *File) isBase(p *comparedPage, bytes []byte) bool {
+	x, _ := p.h.at(p.page)
+	return x != nil && f.sums(p.h, bytes)[0] == x.agreedAt(page.Range{Start: p.page, End: p.page + 1})[0]
+}
+
+// findInHomeLocked looks for the base of p in what home has up to its former end.
+func (f *File) findInHomeLocked(p *comparedPage) {
+	if old := f.withoutTail(p.page, p.home); f.isBase(p, old) {
+		p.base = old
+	}
+}
+
+// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made longer by,
+// and devices have what programs stored for nobody.
+func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
+	end := max(f.size-at.Offset(), 0)
+	if end >= page.Size {
+		return bytes
+	}
+	bytes = slices.Clone(bytes)
+	clear(bytes[end:])
+	return bytes
+}
+
+// findOnDeviceLocked looks for bases in what a device has.
+func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage) error {
+	var from []*comparedPage
+	var ranges []page.Range
+	for _, p := range pages {
+		one := page.Range{Start: p.page, End: p.page + 1}
+		if p.base == nil && len(f.lrc.Current(one, h.dev.owner))+len(f.lrc.TrackedBy(one, h.dev.owner, onHome)) > 0 {
+			from, ranges = append(from, p), page.AppendRange(ranges, one)
+		}
+	}
+	if len(from) == 0 || h.dev.lost.Load() {
+		return nil
+	}
+	buf := make([]byte, len(from)<<page.Shift)
+	rest, of := buf, walk{h: h}
+	var pieces []gpubackend.Copy
+	for _, rg := range ranges {
+		pieces = of.appendCopies(pieces, rg, rest[:rg.Bytes()])
+		rest = rest[rg.Bytes():]
+	}
+	if err := h.dev.CopyOut(ctx, pieces); err != nil {
+		return err
+	}
+	for i, p := range from {
+		mine := buf[i<<page.Shift:][:page.Size]
+		for _, bytes := range [][]byte{mine, f.withoutTail(p.page, mine)} {
+			if p.base == nil && f.isBase(p, bytes) {
+				p.base = bytes
+			}
+		}
+	}
+	return nil
+}
+
+// keepFoundLocked keeps the bases of pages, and says that home has moved on. Where none was found, what home has counts as it.
+func (f *File) keepFoundLocked(pages []*comparedPage) {
+	var ranges, lost []page.Range
+	for _, p := range pages {
+		one := page.Range{Start: p.page, End: p.page + 1}
+		ranges = page.AppendRange(ranges, one)
+		if p.base != nil {
+			continue
+		}
+		p.base = f.withoutTail(p.page, p.home)
+		lost = page.AppendRange(lost, one)
+		for o, h := range f.holdings {
+			if len(f.lrc.TrackedBy(one, o, onHome)) > 0 {
+				f.rebaseLocked(h, one, p.base)
+			}
+		}
+	}
+	for _, k := range f.lrc.KeepBases(ranges, versions.CPU) {
+		for ; !k.Range.Empty(); k.Range.Start++ {
+			i, _ := slices.BinarySearchFunc(pages, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
+			f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, copyPages(pages[i].base))
+		}
+	}
+	for _, rg := range ranges {
+		f.lrc.CPUChanged(rg, page.Range{})
+	}
+	if len(lost) > 0 {
+		n := int64(0)
+		for _, rg := range lost {
+			n += rg.Len()
+		}
+		f.count(func(c *Counters) { c.BaselessPages.Add(n) })
+		f.c.log.Warn("pages were changed directly in the backing file and stored into by a device; the device's bytes are kept",
+			"file", f.Name(), "pages", n, "first", lost[0].String())
+	}
+}
+
+// sums returns the digests of the pages in bytes, as the device of h takes them.
+func (f *File) sums(h *holding, bytes []byte) []gpubackend.Digest {
+	sums := make([]gpubackend.Digest, len(bytes)>>page.Shift)
+	h.dev.Key().SumPages(bytes, sums)
+	return sums
+}

@@ -1,0 +1,250 @@
+package pagecache
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+func (m *machine) baseless() int64 { return m.cache.Status().Counters["baseless_pages"] }
+
+// requireSame is Equal for bytes too many to print.
+func requireSame(t *testing.T, want, got []byte) {
+	t.Helper()
+	require.Len(t, got, len(want))
+	for at := range want {
+		if want[at] != got[at] {
+			require.FailNow(t, "bytes differ", "byte %d of page %d is %#x, not %#x", at%page.Size, at/page.Size, got[at], want[at])
+		}
+	}
+}
+
+// TestBasesSurviveADirectChange changes one page in SOURCE. Others have bytes of the CPU and of a device that nobody has merged yet.
+func TestBasesSurviveADirectChange(t *testing.T) {
+	for _, where := range []int{0, 1, 2} { // the page that both changed, one that the device changed, another one
+		for _, released := range []bool{false, true} {
+			m := newMachine(t, 2)
+			src := m.file(3 * page.Size)
+			p, q := m.run(src, 0, 0, 3*page.Size, true), m.run(src, 1, 0, 3*page.Size, false)
+			src.write(t, 8, []byte{2}) // home's page is kept
+			p.store(0, 1)
+			if released {
+				p.release()
+			}
+			src.home.editAt(where*page.Size+20, []byte{3})
+			changed, err := src.attached.CheckHome()
+			require.NoError(t, err)
+			require.True(t, changed)
+			p.release()
+			want := make([]byte, 3*page.Size)
+			want[0], want[8], want[where*page.Size+20] = 1, 2, 3
+			requireSame(t, want, src.read(t, 0, 3*page.Size))
+			p.acquire()
+			q.acquire()
+			requireSame(t, want, p.all())
+			requireSame(t, want, q.all())
+			require.NoError(t, src.attached.Sync(nil))
+			requireSame(t, want, src.home.bytes(0, 3*page.Size))
+			require.Zero(t, m.baseless())
+		}
+	}
+}
+
+// TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another one has it as it was.
+func TestBaseIsFoundOnAnotherDevice(t *testing.T) {
+	for _, writable := range []bool{false, true} {
+		m := newMachine(t, 2)
+		src := m.noisyFile(page.Size)
+		p := m.run(src, 0, 0, page.Size, true)
+		q := m.run(src, 1, 0, page.Size, writable)
+		want := src.home.bytes(0, page.Size)
+		p.add(0)
+		src.home.editAt(20, []byte{want[20] + 1})
+		want[0]++
+		want[20]++
+		p.acquire()
+		p.release()
+		requireSame(t, want, src.read(t, 0, page.Size))
+		q.acquire()
+		requireSame(t, want, q.all())
+		require.Zero(t, m.baseless())
+	}
+}
+
+// TestLostBase: a device stored into a page, it was changed in SOURCE before anybody looked, and nobody else has what it was. The
+// device's bytes are kept, and the page is counted.
+func TestLostBase(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.add(0)
+	mine := bytes.Clone(p.load(0, page.Size))
+	src.home.editAt(20, []byte{mine[20] + 1})
+	src.home.editAt(page.Size+20, []byte{99})
+	p.acquire()
+	requireSame(t, mine, bytes.Clone(p.load(0, page.Size)))
+	require.EqualValues(t, 99, p.byteAt(page.Size+20))
+	require.EqualValues(t, 1, m.baseless())
+	p.release()
+	requireSame(t, mine, src.read(t, 0, page.Size))
+}
+
+// TestChangedSizeInSource: with and without a change in front of the end, of which the device has or has not stored into the page.
+func TestChangedSizeInSource(t *testing.T) {
+	const before = page.Size + 100
+	for _, after := range []int{50, page.Size, page.Size + 50, page.Size + 200, 2 * page.Size, 3*page.Size + 10} {
+		for _, stored := range []bool{false, true} {
+			for _, edited := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%d, stored %v, edited %v", after, stored, edited), func(t *testing.T) {
+					m := newMachine(t, 1)
+					src := m.noisyFile(before)
+					p := m.run(src, 0, 0, 4*page.Size, true)
+					want := src.home.bytes(0, before)
+					if stored {
+						p.add(page.Size + 10)
+					}
+					for at := before; at < 4*page.Size; at += 100 {
+						p.store(at, 77) // behind the end, where it enters no file
+					}
+					src.home.resize(after)
+					want = append(want[:min(after, before)], make([]byte, max(after-before, 0))...)
+					for at := before; at < after; at++ {
+						src.home.data[at], want[at] = 5, 5
+					}
+					if edited && after > page.Size+20 {
+						src.home.data[page.Size+20]++
+						if !stored {
+							want[page.Size+20]++
+						}
+					}
+					p.acquire()
+					if stored && after > page.Size+10 {
+						want[page.Size+10]++
+					}
+					requireSame(t, want, p.load(0, after))
+					requireSame(t, make([]byte, max(before-after, 0)), p.load(after, max(before, after)))
+					p.release()
+					require.NoError(t, src.attached.Sync(nil))
+					requireSame(t, want, src.home.bytes(0, after))
+					if !stored || !edited && after >= before {
+						require.Zero(t, m.baseless())
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestDoubtfulPagesAreNotServed: nobody on the CPU gets what a device had before the change, settled or not.
+func TestDoubtfulPagesAreNotServed(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, _ := m.sharedFile(8 * page.Size)
+	m.run(src, 0, 0, 8*page.Size, true)
+	src.read(t, 0, page.Size)
+	src.home.editAt(10, []byte{1, 2, 3})
+	_, err := src.attached.CheckHome()
+	require.NoError(t, err)
+	require.Equal(t, []byte{1, 2, 3}, src.read(t, 10, 3))
+	require.NoError(t, src.attached.settleDue(t.Context()))
+	require.Empty(t, src.attached.doubt)
+	require.Equal(t, []byte{1, 2, 3}, src.read(t, 10, 3))
+}
+
+// TestBackgroundNoticesDirectChanges: the base of a page is found while the device has not stored into it.
+func TestBackgroundNoticesDirectChanges(t *testing.T) {
+	m := newMachine(t, 1, interval(40*time.Millisecond))
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	src.home.editAt(20, []byte{3})
+	f := src.attached
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.changes > 0 && len(f.doubt) == 0
+	}, 10*time.Second, time.Millisecond)
+	p.store(0, 1)
+	p.release()
+	require.Equal(t, []byte{1, 3}, []byte{src.read(t, 0, 1)[0], src.read(t, 20, 1)[0]})
+	require.Zero(t, m.baseless())
+}
+
+// TestRandomDirectChanges has the CPU, two devices and somebody in SOURCE change a file in turns. What the one in SOURCE changes are
+// pages of which no device has unreleased bytes; all else is anybody's, at a byte of his own.
+func TestRandomDirectChanges(t *testing.T) {
+	const pages, steps = 12, 3000
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	m := newMachine(t, 2, hostMemory(4*page.Size))
+	src := m.file(pages * page.Size)
+	var programs [2]*program
+	for d := range programs {
+		programs[d] = m.run(src, d, 0, pages*page.Size, true)
+	}
+	want := make([]byte, pages*page.Size)
+	var stored [2]map[int]byte // not released
+	release := func(d int) {
+		programs[d].release()
+		for at, b := range stored[d] {
+			want[at] = b
+		}
+		stored[d] = map[int]byte{}
+	}
+	release(0)
+	release(1)
+	for range steps {
+		at := rnd.IntN(pages*page.Size/4) * 4
+		b := byte(1 + rnd.IntN(255))
+		switch d := rnd.IntN(2); rnd.IntN(9) {
+		case 0, 1:
+			src.write(t, at, []byte{b})
+			want[at] = b
+		case 2, 3:
+			programs[d].store(at+1+d, b)
+			stored[d][at+1+d] = b
+		case 4:
+			release(d)
+		case 5:
+			programs[d].acquire()
+		case 6:
+			require.NoError(t, src.attached.Sync(nil))
+		case 7:
+			p := at / page.Size
+			require.NoError(t, src.attached.ReadRange(page.Span(int64(p*page.Size), page.Size))) // else a release would be older than the change
+			modified := false
+			for _, s := range stored {
+				for x := range s {
+					modified = modified || x/page.Size == p
+				}
+			}
+			if !modified {
+				src.home.editAt(at+3, []byte{b})
+				want[at+3] = b
+				if rnd.IntN(2) == 0 {
+					require.NoError(t, src.attached.settleDue(t.Context()))
+				} else { // the others when it is their turn
+					_, err := src.attached.CheckHome()
+					require.NoError(t, err)
+					programs[d].acquire()
+				}
+			}
+		case 8:
+			require.Equal(t, want[at], src.read(t, at, 1)[0])
+		}
+	}
+	release(0)
+	release(1)
+	require.NoError(t, src.attached.Sync(nil))
+	requireSame(t, want, src.home.bytes(0, len(want)))
+	for _, p := range programs {
+		p.acquire()
+		requireSame(t, want, p.all())
+	}
+	require.Zero(t, m.baseless())
+}
