@@ -21,10 +21,7 @@ type kind string
 
 // offByDefault are the kinds that are run only where -kinds names them, and why.
 var offByDefault = map[kind]string{
-	"punchrest":      "pages past an overflow are not collected",
 	"kernelsize":     "a device's bytes within a size that only the kernel knows are lost",
-	"unlink":         "device memory of a file that was removed stays taken for a while",
-	"peek":           "a client gets memory with pages that are not current",
 	"sourcewrite":    "a change in SOURCE is missed, or takes synced bytes away",
 	"sourcepunch":    "a change in SOURCE is missed, or takes synced bytes away",
 	"sourceclone":    "a change in SOURCE is missed, or takes synced bytes away",
@@ -214,7 +211,7 @@ func (x *system) possible(o model.Op) bool {
 	if x.layout.Devices == 0 && o >= model.Map {
 		return false
 	}
-	return possible(o) || wideOnly(o) && x.kinds[kind(o.String())]
+	return possible(o) || wideOnly(o) && o != model.Peek && x.kinds[kind(o.String())]
 }
 
 // expandWide returns the steps that a random step stands for. Unlike in other programs nothing is written home in between, unless
@@ -252,8 +249,11 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 			}
 		}
 		s.Off, s.Len = 0, int64(x.layout.Pages)*model.PageSize
-	case model.Peek:
-		s.Len = int64(x.layout.Pages) * model.PageSize
+	case model.Map:
+		if x.kinds["peek"] {
+			// What is current is what is home when the mapping is made.
+			return []model.Step{flush, s, {Op: model.Peek, Client: s.Client, Len: int64(x.layout.Pages) * model.PageSize}}
+		}
 	case model.SourceAppend, model.SourceTruncate, model.SourceCollapse, model.SourceInsert:
 		if x.layout.WriteBack {
 			return nil // the kernel trusts its own idea of the size
