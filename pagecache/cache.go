@@ -128,8 +128,9 @@ type device struct {
 	extents []*extent
 	// leaving counts those that no File has any more and whose memory somebody still uses. freed, which holds one element, is
 	// sent to when such memory was given back, for whoever waits for it with evictMu.
-	leaving atomic.Int64
-	freed   chan struct{}
+	// left counts all that ever left their File.
+	leaving, left atomic.Int64
+	freed         chan struct{}
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.

@@ -299,7 +299,8 @@ func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubacke
 	defer c.evictMu.Unlock()
 	var patience <-chan time.Time
 	for {
-		leaving := dev.leaving.Load() > 0 // before Alloc: what goes after that says so in freed
+		// Before Alloc: what goes after that says so in freed, and what leaves after that is looked for again.
+		leaving, left := dev.leaving.Load() > 0, dev.left.Load()
 		mem, err := dev.Alloc(size)
 		if err == nil {
 			return mem, nil
@@ -317,7 +318,7 @@ func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubacke
 		switch {
 		case err != nil:
 			return nil, err
-		case evicted:
+		case evicted, dev.left.Load() != left:
 			continue
 		case !leaving:
 			return nil, dev.full(size)
@@ -432,6 +433,7 @@ func (f *File) freeExtentLocked(x *extent) {
 	}
 	delete(h.extents, x.index)
 	x.dev.leaving.Add(1)
+	x.dev.left.Add(1)
 	f.dropBasesLocked(f.lrc.Evicted(x.pages(), x.dev.owner))
 	f.c.mu.Lock()
 	if i := slices.Index(x.dev.extents, x); i >= 0 {
