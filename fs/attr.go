@@ -74,7 +74,7 @@ func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
 	out.SetEntryTimeout(fs.entryTimeout)
-	out.SetAttrTimeout(fs.attrTimeoutOf(n))
+	out.SetAttrTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
 	n.showReleases(&shown)
 	fs.conceal(n, &shown)
@@ -82,7 +82,7 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 }
 
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
-	out.SetTimeout(fs.attrTimeoutOf(n))
+	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
 	n.showReleases(&shown)
 	fs.conceal(n, &shown)
@@ -111,6 +111,7 @@ func (n *node) showReleases(st *unix.Statx_t) {
 // GetAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	var st unix.Statx_t
+	fs.beforeWrite(in.NodeId)
 	n, errno := fs.statFor(in.NodeId, in.Flags()&fuse.FUSE_GETATTR_FH != 0, in.Fh(), &st)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -122,11 +123,12 @@ func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 // Statx implements fuse.RawFileSystem. The kernel asks for it where a program wants the birth time.
 func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	var st unix.Statx_t
+	fs.beforeWrite(in.NodeId)
 	n, errno := fs.statFor(in.NodeId, in.GetattrFlags&fuse.FUSE_GETATTR_FH != 0, in.Fh, &st)
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	out.SetTimeout(fs.attrTimeoutOf(n))
+	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	n.showReleases(&st)
 	fs.conceal(n, &st)
 	out.FromStatx(&st)

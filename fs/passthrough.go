@@ -9,6 +9,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // Passthrough is the kernel's way (Linux 6.9) to read, write and map the backing file of an open itself, without requests
@@ -172,10 +174,16 @@ func (fs *fileSystem) leave(of *openFile) {
 // storesMapped reports whether programs can store into mappings of of.
 func (of *openFile) storesMapped() bool { return of.flags&unix.O_ACCMODE == unix.O_RDWR }
 
-// attrTimeoutOf is how long the kernel may keep the attributes of n.
-func (fs *fileSystem) attrTimeoutOf(n *node) time.Duration {
-	if c := n.data.Load(); c != nil && c.through.mappable.Load() > 0 {
+// attrTimeoutOf is how long the kernel may keep the attributes of n, which has size bytes.
+func (fs *fileSystem) attrTimeoutOf(n *node, size uint64) time.Duration {
+	c := n.data.Load()
+	if c != nil && c.through.mappable.Load() > 0 {
 		return 0
+	}
+	if c != nil && fs.writeBack {
+		if f := c.live(); f != nil && f.ReachesPast(page.Clamp(size)) {
+			return 0 // so that it asks before it writes, see beforeWrite
+		}
 	}
 	return fs.attrTimeout
 }

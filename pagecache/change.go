@@ -101,7 +101,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 		}
 	}
 	// Bytes that programs stored past end of file are not part of it when it grows.
-	if changed.End > before.Size {
+	if changed.End > before.Size && !(f.c.writeBack && c.WriteBack) && !f.longerLocked() {
 		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End}); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
 func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off int64) error) error {
-	if size > before {
+	if size > before && !f.longerLocked() {
 		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size}); err != nil {
 			return err
 		}

@@ -53,6 +53,10 @@ type File struct {
 	pendingSince time.Time
 	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
+	// asked counts the times that the kernel may have begun to make the file longer, and settled is what it was when the kernel had
+	// last sent everything. settled is protected by mu.
+	asked   atomic.Uint64
+	settled uint64
 	// shown is changed with mu held.
 	shown atomic.Pointer[shownTimes]
 	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
@@ -92,6 +96,13 @@ func (f *File) setName(name string) { f.path.Store(&name) }
 
 // Detached reports that devices hold nothing of the file any more, so that requests need not consult f.
 func (f *File) Detached() bool { return f.detached.Load() }
+
+// Size returns home's size as this mount left it.
+func (f *File) Size() int64 {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.size
+}
 
 // Coming returns at most how many pages home may get from devices soon, of those that were released.
 func (f *File) Coming() page.Index { return page.Index(f.coming.Load()) }
@@ -164,6 +175,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 	}
 	f.setName(src.Name())
 	f.serial = c.serials.Add(1)
+	f.asked.Store(1) // by programs that write already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
 	if err := f.meetHomeLocked(); err != nil { // nobody else knows f yet
 		_ = home.Close()

@@ -129,7 +129,19 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	f.mu.Lock()
 	m.h = f.holdings[dev.owner]
 	f.mappings[m] = struct{}{}
+	kernel := f.kernel
 	f.mu.Unlock()
+	if c.writeBack && req.Writable && f.ReachesPast(f.Size()) {
+		// From now on the kernel asks before it writes.
+		err := kernel.Invalidate(-1, -1)
+		if err == nil {
+			err = f.settle()
+		}
+		if err != nil {
+			m.ended.Do(func() { m.leave() })
+			return nil, err
+		}
+	}
 	c.mapped.Add(1)
 	if !req.Lazy {
 		began := time.Now()

@@ -1,0 +1,38 @@
+package fs
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+var _ pagecache.GrowingPages = kernelPages{}
+
+// beforeWrite is called when the kernel asks for attributes: where it caches writes, one may follow that makes the file longer
+// without another request.
+func (fs *fileSystem) beforeWrite(id uint64) {
+	if !fs.writeBack {
+		return
+	}
+	n := fs.node(id)
+	if n == nil || n.data.Load() == nil || n.content().writers.Load() == 0 {
+		return
+	}
+	f := n.content().live()
+	if f == nil {
+		return
+	}
+	var err error
+	fs.aside(0, func() { err = f.BeforeWrite() })
+	if err != nil {
+		fs.log.Warn("what devices stored past end of file may become part of it", "node", n.path(), "error", err)
+	}
+}
+
+// Settle implements pagecache.GrowingPages.
+func (k kernelPages) Settle(off int64) error {
+	n := k.fs.table.byInode(k.key)
+	if n == nil || !k.fs.writeBack || n.content().writers.Load() == 0 {
+		return nil
+	}
+	return k.fs.invalidate(n, off&^(page.Size-1), -1)
+}

@@ -1,0 +1,97 @@
+package fs
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// growths make a file longer by a program, to 50,000 bytes.
+var growths = map[string]func(t *testing.T, f *os.File){
+	"write": func(t *testing.T, f *os.File) {
+		_, err := f.WriteAt([]byte("end"), 49_997)
+		require.NoError(t, err)
+	},
+	"appends": func(t *testing.T, f *os.File) {
+		a, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		defer a.Close()
+		st, err := a.Stat()
+		require.NoError(t, err)
+		for at := st.Size(); at < 50_000; at += 1000 {
+			_, err := a.Write(make([]byte, min(1000, 50_000-at)))
+			require.NoError(t, err)
+		}
+	},
+	"ftruncate": func(t *testing.T, f *os.File) { require.NoError(t, f.Truncate(50_000)) },
+	"ftruncate, then mmap": func(t *testing.T, f *os.File) {
+		require.NoError(t, f.Truncate(50_000))
+		b, err := unix.Mmap(int(f.Fd()), 0, 50_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.NoError(t, err)
+		copy(b[49_997:], "end")
+		require.NoError(t, unix.Munmap(b))
+	},
+}
+
+// TestDeviceStoresInsideAFileThatGrew has a device map more than a file has, a program make the file longer, and the device store
+// there, without having acquired. Where the kernel caches writes, it alone knows the length.
+func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
+	for name, grow := range growths {
+		t.Run(name, func(t *testing.T) {
+			bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+				for _, size := range []int64{0, 100, page.Size} {
+					path := filepath.Join(s.mnt, "f")
+					f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0644)
+					require.NoError(t, err)
+					require.NoError(t, f.Truncate(size))
+					w := mapOn(t, cache, n, f, 0, 64<<10)
+
+					w.store(t, 6000, []byte("released outside"))
+					w.release(t, 64<<10)
+					w.store(t, 7000, []byte("outside"))
+					w.store(t, 60_000, []byte("outside"))
+					grow(t, f)
+					w.store(t, 5000, []byte("inside"))
+					w.store(t, 40_000, []byte("inside"))
+					w.release(t, 64<<10)
+					w.store(t, 30_000, []byte("more"))
+					w.release(t, 64<<10)
+
+					want := make([]byte, 50_000)
+					copy(want[5000:], "inside")
+					copy(want[40_000:], "inside")
+					copy(want[30_000:], "more")
+					check := func(path string) {
+						t.Helper()
+						got, err := os.ReadFile(path)
+						require.NoError(t, err)
+						require.Len(t, got, len(want))
+						copy(want[49_997:], got[49_997:])
+						for i := range want {
+							if want[i] != got[i] {
+								assert.Failf(t, "wrong byte", "%d of %s, whose size was %d: %q, not %q", i, path, size, got[i], want[i])
+								return
+							}
+						}
+					}
+					check(path)
+					require.NoError(t, f.Sync())
+					check(path)
+					check(filepath.Join(s.source, "f"))
+					w.close(t)
+					require.NoError(t, f.Sync())
+					check(filepath.Join(s.source, "f"))
+					require.NoError(t, f.Close())
+					require.NoError(t, os.Remove(path))
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,171 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// What devices store past end of file is not part of the file, also not when it grows. Where every write goes home at once, a
+// request that makes the file longer has such bytes zeroed before. A kernel that caches writes makes files longer without a
+// request, so by the time that home grows a device may have stored inside the length that only the kernel knew. Therefore:
+//
+//   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as the
+//     kernel knows.
+//   - The kernel asks for attributes before each write of a file that a device maps for writing past its end, since it may not
+//     keep those (package fs). That is when bytes past the end are zeroed, on the pages that follow the end.
+//   - When the kernel's pages make home longer, nothing is zeroed.
+//   - Requests that make the file longer zero as ever, unless a write may have come since the kernel last sent everything.
+
+// GrowingPages is a KernelPages of a kernel that may know a file to be longer than home is.
+type GrowingPages interface {
+	KernelPages
+	// Settle has the kernel send what it has of the file from off on. It blocks as Invalidate does.
+	Settle(off int64) error
+}
+
+// askedPages is the most pages past end of file that are looked at before a write: 4 MiB.
+const askedPages = batchPages
+
+// settle makes home as long as the kernel knows the file to be.
+func (f *File) settle() error {
+	f.mu.Lock()
+	kernel, grows := f.kernel.(GrowingPages)
+	size, asked := f.size, f.asked.Load()
+	f.mu.Unlock()
+	if !grows {
+		return nil
+	}
+	if err := kernel.Settle(size); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.settled = asked
+	f.mu.Unlock()
+	return nil
+}
+
+// settleFor prepares for a release of rg, of which what lies past end of file goes nowhere, now or later.
+func (f *File) settleFor(ctx context.Context, rg page.Range) error {
+	f.mu.Lock()
+	past := f.c.writeBack && rg.End.Offset() > f.size
+	f.mu.Unlock()
+	if !past {
+		return nil
+	}
+	if err := f.settle(); err != nil {
+		return err
+	}
+	return f.forgetPastEnd(ctx, rg)
+}
+
+// longerLocked reports whether the kernel may know the file to be longer than home is.
+func (f *File) longerLocked() bool { return f.c.writeBack && f.settled != f.asked.Load() }
+
+// ReachesPast reports whether a device maps the file for writing past size.
+func (f *File) ReachesPast(size int64) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for m := range f.mappings {
+		if m.writable && m.pages.End.Offset() > size {
+			return true
+		}
+	}
+	return false
+}
+
+// BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the kernel.
+func (f *File) BeforeWrite() error {
+	defer f.asked.Add(1)
+	f.mu.RLock()
+	end := page.Count(f.size) + askedPages
+	f.mu.RUnlock()
+	return f.forgetPastEnd(context.Background(), page.Range{End: end})
+}
+
+// pastEnd is a run of pages of which a device has something past end of file, and what that is.
+type pastEnd struct {
+	h     *holding
+	pages page.Range
+	bytes []byte
+}
+
+// forgetPastEnd zeroes what devices stored past end of file in the pages of rg. The end may move meanwhile, and programs store
+// inside what they know to be the file by then: only bytes that are as they were before go.
+func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) error {
+	for range 3 {
+		f.mu.Lock()
+		size := f.size
+		found, err := f.pastEndLocked(ctx, rg)
+		f.mu.Unlock()
+		if err != nil || len(found) == 0 {
+			return err
+		}
+		if err := f.settle(); err != nil {
+			return err
+		}
+		f.mu.Lock()
+		same := f.size == size
+		if same {
+			err = f.zeroPastEndLocked(ctx, found)
+		}
+		f.mu.Unlock()
+		if same || err != nil {
+			return err
+		}
+	}
+	return nil // programs are making it longer all the time
+}
+
+func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEnd, err error) {
+	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
+	if past.Empty() {
+		return nil, nil
+	}
+	for _, h := range f.holdings {
+		runs, err := f.modifiedLocked(ctx, h, past)
+		for _, run := range runs {
+			for part := range cut(run, bufferPages) {
+				x := pastEnd{h, part, make([]byte, part.Bytes())}
+				if err == nil {
+					err = h.dev.CopyOut(ctx, h.copies(part, x.bytes))
+				}
+				found = append(found, x)
+			}
+		}
+		if err != nil && !f.lostLocked(h.dev, err) {
+			return nil, h.dev.fault(err)
+		}
+	}
+	return found, nil
+}
+
+func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
+	for _, x := range found {
+		if x.h.dev.lost.Load() || !x.h.covers(x.pages) {
+			continue
+		}
+		next := bytes.Clone(x.bytes)
+		clear(next[max(0, f.size-x.pages.Offset()):])
+		var patches []gpubackend.Patch
+		for p := x.pages.Start; p < x.pages.End; p++ {
+			at := (p - x.pages.Start).Offset()
+			before, after := x.bytes[at:at+page.Size], next[at:at+page.Size]
+			if bytes.Equal(before, after) {
+				continue
+			}
+			e, off := x.h.at(p)
+			patches = append(patches, gpubackend.Patch{Mem: e.mem, Off: off, Base: before, Next: after})
+		}
+		if len(patches) == 0 {
+			continue
+		}
+		f.changed(x.pages)
+		if err := x.h.dev.Patch(ctx, patches); err != nil && !f.lostLocked(x.h.dev, err) {
+			return x.h.dev.fault(err)
+		}
+	}
+	return nil
+}
