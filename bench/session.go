@@ -11,6 +11,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/rundir"
+
 	"github.com/gaiafs/gaiafs/bench/loopback"
 	"github.com/gaiafs/gaiafs/bench/rows"
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
@@ -42,6 +44,7 @@ type session struct {
 	Options
 	// dir is the session's directory in Dir, and mounts where mountpoints are made: mostly the same.
 	dir, mounts string
+	made        []*rundir.Dir
 	// given is the user's file, nil where there is none.
 	given *dataFile
 	// cold says why files cannot be made cold here, "" where they can.
@@ -61,11 +64,27 @@ type session struct {
 
 // newSession makes the session's directory.
 func newSession(o Options) (*session, error) {
-	dir, err := os.MkdirTemp(o.Dir, "gaiafs-bench-")
+	s := &session{Options: o, places: make(map[string]*place)}
+	dir, err := s.makeDir(o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("%w; choose another folder with --dir", err)
 	}
-	return &session{Options: o, dir: dir, mounts: dir, places: make(map[string]*place)}, nil
+	s.dir, s.mounts = dir, dir
+	return s, nil
+}
+
+// makeDir makes a directory for the session, and takes away what killed benches left beside it.
+func (s *session) makeDir(parent string) (string, error) {
+	const prefix = "gaiafs-bench-"
+	for _, dir := range rundir.Sweep(parent, prefix) {
+		s.remarks = append(s.remarks, dir+" was left by a bench that was killed, and is taken away")
+	}
+	d, err := rundir.Make(parent, prefix)
+	if err != nil {
+		return "", err
+	}
+	s.made = append(s.made, d)
+	return d.Path, nil
 }
 
 // newListing returns a session in which rows are made for their names: there is whatever they need, and nothing is made or looked at.
@@ -94,7 +113,7 @@ func (s *session) leaveFolder(folder string) error {
 		if parent == s.dir {
 			return nil
 		}
-		if s.mounts, err = os.MkdirTemp(parent, "gaiafs-bench-"); err == nil {
+		if s.mounts, err = s.makeDir(parent); err == nil {
 			return nil
 		}
 		s.mounts = s.dir
@@ -177,7 +196,11 @@ func (s *session) close() error {
 			return fmt.Errorf("%s is still mounted, so %s is left", p.dir, s.dir)
 		}
 	}
-	return errors.Join(os.RemoveAll(s.dir), os.RemoveAll(s.mounts))
+	var errs []error
+	for _, d := range s.made {
+		errs = append(errs, d.Remove())
+	}
+	return errors.Join(errs...)
 }
 
 // later has fn called when the group of rows that runs is over, or the session, and before the daemons end.

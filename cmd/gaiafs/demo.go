@@ -17,7 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/cmd/gaiafs/demo"
+	"github.com/gaiafs/gaiafs/internal/rundir"
 )
+
+// runPrefix begins the names of the folders that demos are made in.
+const runPrefix = "gaiafs-demo-"
 
 func newDemo() *cobra.Command {
 	o := demoOptions{gpus: gpuChoice{backend: "auto"}}
@@ -64,14 +68,16 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "gaiafs-demo-")
+	rundir.Sweep(os.TempDir(), runPrefix) // what killed demos left
+	dir, err := rundir.Make(os.TempDir(), runPrefix)
 	if err != nil {
 		return fmt.Errorf("a folder for the demo cannot be made: %w; set TMPDIR to where there is room", err)
 	}
 	defer func() {
 		if o.keep {
-			fmt.Fprintf(cmd.ErrOrStderr(), "Tiles, output file and log are kept in %s.\n", dir)
-		} else if rerr := os.RemoveAll(dir); err == nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "Tiles, output file and log are kept in %s.\n", dir.Path)
+			err = errors.Join(err, dir.Keep())
+		} else if rerr := dir.Remove(); err == nil {
 			err = rerr
 		}
 	}()
@@ -84,7 +90,7 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 	report, err := demo.Run(ctx, demo.Options{
 		Pictures:  pictures,
 		Width:     o.width,
-		Directory: dir,
+		Directory: dir.Path,
 		Output:    o.output,
 		Mount:     o.mount,
 		Program:   program,

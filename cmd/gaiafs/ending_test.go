@@ -369,15 +369,37 @@ func TestInterruptedMountLeavesNothing(t *testing.T) {
 	}
 }
 
-// The mount of a demo that is killed ends with it.
-func TestKilledDemoLeavesNoMount(t *testing.T) {
-	dir := t.TempDir()
-	cmd := command(t, "demo", "--gpus=emulated:1", "--width=4096", "--output", filepath.Join(dir, "out.png"))
-	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
-	require.NoError(t, cmd.Start())
-	mounted := func() bool { return len(leftMounts(dir)) > 0 }
-	require.Eventually(t, mounted, 30*time.Second, time.Millisecond)
-	require.NoError(t, cmd.Process.Kill())
-	_ = cmd.Wait()
-	require.Eventually(t, func() bool { return !mounted() }, 30*time.Second, time.Millisecond)
+// What killed demos and benches leave: the mount ends with them, and the next one takes away the files.
+func TestKilledRunsAreSwept(t *testing.T) {
+	for name, c := range map[string]struct{ first, next []string }{
+		"demo":  {[]string{"demo", "--gpus=emulated:1", "--width=4096"}, []string{"demo", "--gpus=emulated:1", "--width=64"}},
+		"bench": {[]string{"bench", "--quick", "--run=^metadata/"}, []string{"bench", "--quick", "--rounds=1", "--run=^merge/"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, out := t.TempDir(), t.TempDir()
+			start := func(args []string) *exec.Cmd {
+				if name == "demo" {
+					args = append(args, "--output", filepath.Join(out, "out.png"))
+				}
+				cmd := command(t, args...)
+				cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+				return cmd
+			}
+			cmd := start(c.first)
+			require.NoError(t, cmd.Start())
+			mounted := func() bool { return len(leftMounts(dir)) > 0 }
+			require.Eventually(t, mounted, 30*time.Second, time.Millisecond)
+			require.NoError(t, cmd.Process.Kill())
+			_ = cmd.Wait()
+			require.Eventually(t, func() bool { return !mounted() }, 30*time.Second, time.Millisecond)
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.NotEmpty(t, left)
+			r := execute(t, start(c.next))
+			require.Equal(t, exitOK, r.code, r.err)
+			left, err = os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
 }

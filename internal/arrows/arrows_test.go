@@ -47,6 +47,7 @@ var rules = []rule{
 	{"internal/arrows", nil, false},
 	{"internal/plants", nil, false},
 	{"internal/cost", nil, false},
+	{"internal/rundir", []string{sys}, false},
 	{"internal/testsummary", nil, false},
 	{"internal/model", []string{"internal/page", "versions"}, false},
 	{"versions", []string{"internal/page"}, false},
@@ -59,11 +60,11 @@ var rules = []rule{
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "bench", "internal/page", cobra, pflag, toml, humanize, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
 	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part of.
 	// Loopback is what it compares with.
-	{"bench", []string{"client/go", "internal/page", sys, humanize}, false},
+	{"bench", []string{"client/go", "internal/page", "internal/rundir", sys, humanize}, false},
 	{"bench/rows", []string{sys}, false},
 	// What GPU programs do besides mapping, it does by itself.
 	{"bench/gpu", []string{"client/go", "bench/rows", purego, sys}, false},
