@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"os"
 	"syscall"
 )
 
@@ -25,7 +24,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 		err = failure(syscall.EACCES, "the token is not valid, or no longer")
 	case r.flags&^endForce != 0:
 		err = failure(syscall.EINVAL, "flags %#x of an END are not known", r.flags)
-	case s.peer.Uid != 0 && int(s.peer.Uid) != os.Geteuid():
+	case s.ordinary:
 		err = failure(syscall.EPERM, "only root and the user who mounted may unmount")
 	case s.server.opts.End == nil:
 		err = failure(syscall.ENOTSUP, "this server cannot end its mount")

@@ -95,7 +95,7 @@ func start(t testing.TB, cache *controltest.Cache, change ...func(*control.Optio
 	o := control.Options{
 		Socket: filepath.Join(dir, "s"),
 		Cache:  cache,
-		Status: func() any { return map[string]int{"answer": 42} },
+		Status: func(control.Viewer) any { return map[string]int{"answer": 42} },
 		Log:    slog.New(s.logs),
 	}
 	for _, f := range change {

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"os"
 	"syscall"
 
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -46,7 +45,7 @@ func (s *session) beginRecording(id requestID, token [tokenSize]byte) (*pagecach
 	switch {
 	case !ok || src != nil:
 		return nil, failure(syscall.EACCES, "the token is not valid, or no longer")
-	case s.peer.Uid != 0 && int(s.peer.Uid) != os.Geteuid():
+	case s.ordinary:
 		return nil, failure(syscall.EPERM, "only root and the user who mounted may record what everybody reads")
 	case s.server.opts.Record == nil:
 		return nil, failure(syscall.ENOTSUP, "this server records nothing")

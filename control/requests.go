@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"syscall"
 
@@ -40,8 +41,21 @@ func (s *session) begin(h header, body []byte) error {
 	// A free id and no free slot means that answers wait to be read. So does the reader then, until they are or the
 	// write timeout closes the connection.
 	s.slots <- struct{}{}
+	if s.user.slots != nil {
+		select { // whoever has too many requests under way waits for them
+		case s.user.slots <- struct{}{}:
+		case <-s.ctx.Done():
+			<-s.slots
+			return net.ErrClosed
+		}
+	}
 	s.requests.Go(func() {
-		defer func() { <-s.slots }()
+		defer func() {
+			<-s.slots
+			if s.user.slots != nil {
+				<-s.user.slots
+			}
+		}()
 		work(h.id)
 	})
 	return nil
@@ -179,6 +193,9 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	if !ok || src == nil {
 		return nil, mapped{}, failure(syscall.EACCES, "the token is not valid, or no longer")
 	}
+	if s.statusOnly {
+		return nil, mapped{}, failure(syscall.EUSERS, "too many clients are connected: this connection is good for the status only")
+	}
 	if err := checkMap(r, src); err != nil {
 		return nil, mapped{}, err
 	}
@@ -195,6 +212,12 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	if full {
 		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings already", s.server.opts.MaxMappings)
 	}
+	if err := s.reserveMapping(); err != nil {
+		s.mu.Lock()
+		s.reserved--
+		s.mu.Unlock()
+		return nil, mapped{}, err
+	}
 	cm, err := s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
 		Device:   int(r.device),
 		UUID:     r.uuid,
@@ -204,14 +227,17 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		Lazy:     r.flags&mapLazy != 0,
 		Launder:  r.flags&mapLaunder != 0,
 		Process:  uint32(s.peer.Pid),
+		User:     s.peer.Uid,
+		Limited:  s.ordinary,
 	})
 	s.mu.Lock()
 	s.reserved--
 	if err != nil {
 		s.mu.Unlock()
+		s.dropMapping()
 		return nil, mapped{}, err
 	}
-	m := &openMap{Mapping: cm, length: r.len, writable: writable}
+	m := &openMap{Mapping: cm, file: src.ID(), length: r.len, writable: writable}
 	m.users.Add(1)
 	s.lastMapping++
 	id := s.lastMapping
@@ -346,7 +372,7 @@ func (s *session) sendStatus(id requestID) (last []byte, err error) {
 	if s.server.opts.Status == nil {
 		return nil, failure(syscall.ENOTSUP, "this server has no status")
 	}
-	doc, err := json.Marshal(s.server.opts.Status())
+	doc, err := json.Marshal(s.server.opts.Status(s.viewer()))
 	if err != nil {
 		return nil, err
 	}

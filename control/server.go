@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,8 +23,8 @@ type Options struct {
 	AllowOther bool
 	// Cache makes the mappings.
 	Cache Cache
-	// Status returns what `gaiafs status` shows; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
-	Status func() any
+	// Status returns what `gaiafs status` shows to somebody; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
+	Status func(Viewer) any
 	// End ends the mount on a client's behalf, and returns when it has said its last word or ctx ends. An error is for a client
 	// to whom nothing was said yet. Nil: requests for it fail with ENOTSUP.
 	End func(ctx context.Context, r EndRequest) error
@@ -34,12 +33,13 @@ type Options struct {
 	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
 	Log *slog.Logger
 
-	// MaxSessions bounds the connections of all users, by default 4096. A user other than the daemon's own and
-	// root gets at most half of them.
+	// MaxSessions bounds the connections of all users, by default 4096. A user other than the daemon's own and root
+	// gets at most a quarter of them, all such users together seven eighths.
 	MaxSessions int
 	// MaxRequests bounds the requests that run at once in a session, by default 128.
 	MaxRequests int
-	// MaxMappings bounds the mappings of a session, by default 65536.
+	// MaxMappings bounds the mappings of a session, by default 65536, and those of all sessions of a user other than the
+	// daemon's own and root.
 	MaxMappings int
 	// HandshakeTimeout is how long a connection may say nothing, by default 5 s.
 	HandshakeTimeout time.Duration
@@ -47,6 +47,9 @@ type Options struct {
 	WriteTimeout time.Duration
 	// TokenLife is how long a grant may be redeemed, by default 30 s.
 	TokenLife time.Duration
+
+	// privileged says which users have no limits of their own. Nil: root and the daemon's.
+	privileged func(uid uint32) bool
 }
 
 func (o *Options) setDefaults() {
@@ -68,6 +71,9 @@ func (o *Options) setDefaults() {
 	duration(&o.TokenLife, 30*time.Second)
 	if o.Log == nil {
 		o.Log = slog.Default()
+	}
+	if o.privileged == nil {
+		o.privileged = mayAll
 	}
 }
 
@@ -97,7 +103,8 @@ type Server struct {
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu
-	perUser  map[uint32]int        // sessions of each user id; guarded by mu
+	users    map[uint32]*user      // those who have sessions; guarded by mu
+	ordinary int                   // sessions of users who are not privileged; guarded by mu
 	closed   bool                  // guarded by mu
 }
 
@@ -117,7 +124,7 @@ func Listen(o Options) (*Server, error) {
 		listener: l,
 		tokens:   newTokens(o.TokenLife),
 		sessions: make(map[*session]struct{}),
-		perUser:  make(map[uint32]int),
+		users:    make(map[uint32]*user),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.work.Go(s.accept)
@@ -228,18 +235,9 @@ func (s *Server) start(conn *net.UnixConn) {
 		return
 	}
 	ses := newSession(s, conn, peer)
-	why := ""
 	s.mu.Lock()
-	switch {
-	case s.closed:
-		why = "gaiafs is shutting down"
-	case len(s.sessions) >= s.opts.MaxSessions:
-		why = "too many clients are connected"
-	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid() && s.perUser[peer.Uid] >= max(s.opts.MaxSessions/2, 1):
-		why = "too many clients of this user are connected"
-	default:
-		s.sessions[ses] = struct{}{}
-		s.perUser[peer.Uid]++
+	why := s.admitLocked(ses)
+	if why == "" {
 		s.work.Go(ses.run)
 	}
 	s.mu.Unlock()
@@ -248,17 +246,6 @@ func (s *Server) start(conn *net.UnixConn) {
 	}
 	s.opts.Log.Warn("control: connection refused: "+why, "pid", peer.Pid, "uid", peer.Uid)
 	ses.refuse(syscall.EUSERS, why)
-}
-
-// ended forgets a session whose mappings are gone.
-func (s *Server) ended(ses *session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.sessions, ses)
-	if s.perUser[ses.peer.Uid]--; s.perUser[ses.peer.Uid] <= 0 {
-		delete(s.perUser, ses.peer.Uid)
-	}
-	close(ses.ended)
 }
 
 // peerOf returns who made the connection, as the kernel saw it at connect.

@@ -25,10 +25,13 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	peer   unix.Ucred    // immutable
-	log    *slog.Logger  // immutable
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  chan struct{} // closed when the mappings are gone
+	user   *user         // immutable, as are the two below: set before run
+	// ordinary says that the user has limits, statusOnly that there are too many sessions for this one to map anything.
+	ordinary, statusOnly bool
+	log                  *slog.Logger // immutable
+	ctx                  context.Context
+	cancel               context.CancelFunc
+	ended                chan struct{} // closed when the mappings are gone
 
 	requests sync.WaitGroup
 	// slots has an element for each request whose goroutine runs. A request frees its id just before its answer goes
@@ -52,8 +55,9 @@ type session struct {
 // openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
 type openMap struct {
 	Mapping
-	length   int64 // immutable
-	writable bool  // immutable
+	file     pagecache.FileID // immutable
+	length   int64            // immutable
+	writable bool             // immutable
 	// users is added to under session.mu while the mapping is in the table, so that nobody joins once it is out.
 	users sync.WaitGroup
 }
@@ -261,6 +265,7 @@ func (s *session) take(id mappingID) (*openMap, bool) {
 // unmap ends a mapping taken out of the table. The server's end does not stop it: it is the implicit release.
 func (s *session) unmap(m *openMap) error {
 	m.users.Wait()
+	defer s.dropMapping()
 	return m.Unmap(context.WithoutCancel(s.ctx))
 }
 

@@ -45,6 +45,9 @@ type Options struct {
 	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait any
 	// more. Hold may block, but for no request of the mount; end may not.
 	Hold func() (end func())
+	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says so. 0
+	// stands for all of it.
+	UserShare float64
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 
@@ -57,6 +60,7 @@ type Cache struct {
 	interval  time.Duration
 	baseLimit int64
 	writeBack bool
+	userShare float64 // immutable
 	// bufferedReads is immutable.
 	bufferedReads bool
 
@@ -126,6 +130,7 @@ type device struct {
 
 	// extents are in the order of allocation. Protected by Cache.mu.
 	extents []*extent
+	pinned  map[uint32]int64 // what each user's programs map; protected by Cache.mu
 	// leaving counts those that no File has any more and whose memory somebody still uses. freed, which holds one element, is
 	// sent to when such memory was given back, for whoever waits for it with evictMu.
 	// left counts all that ever left their File.
@@ -140,6 +145,9 @@ func New(o Options) (*Cache, error) {
 	}
 	if o.WriteBackInterval == 0 {
 		o.WriteBackInterval = DefaultWriteBackInterval
+	}
+	if o.UserShare < 0 || o.UserShare > 1 {
+		return nil, errors.New("the share of a user must be between nothing and all")
 	}
 	if o.HostMemory < 0 || o.WriteBackInterval < 0 {
 		return nil, errors.New("the host memory and the write-back interval must not be negative")
@@ -157,6 +165,7 @@ func New(o Options) (*Cache, error) {
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 
 		bufferedReads: o.BufferedReads,
+		userShare:     cmp.Or(o.UserShare, 1),
 
 		files:    make(map[FileID]*File),
 		relieve:  make(chan struct{}, 1),

@@ -38,6 +38,8 @@ type extent struct {
 	users atomic.Int32
 	// mapped counts the mappings that cover the extent. Protected by File.mu.
 	mapped int
+	// pins has how many of these mappings each user has. Protected by File.mu.
+	pins map[uint32]int
 	// writable says that a client was given the memory for writing: then programs may store into any page of it whenever they
 	// like, whatever they mapped and released. doubtful says that digests were taken from the device's bytes after that, which
 	// need not be home's. Both last as long as the extent, and are protected by File.mu.
@@ -206,7 +208,7 @@ func extentSize(info gpubackend.Info, bytes int64) int64 {
 
 // reserve makes sure that every page of rg has memory on dev, pinned by one more mapping. The caller holds no lock. When
 // the device is full, the least recently allocated extents that no client maps make room. On failure nothing is pinned.
-func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range) error {
+func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range, by pinner) error {
 	f.mu.Lock()
 	h := f.holdings[dev.owner]
 	if h == nil {
@@ -229,9 +231,9 @@ func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range
 		return fail(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped", humanize.IBytes(uint64(h.extentSize)))
 	}
 	for k := first; k <= last; k++ {
-		if err := c.pin(ctx, f, h, k); err != nil {
+		if err := c.pin(ctx, f, h, k, by); err != nil {
 			f.mu.Lock()
-			f.unpinLocked(h, page.Range{Start: extentPages(first, h.extentSize).Start, End: extentPages(k, h.extentSize).Start})
+			f.unpinLocked(h, page.Range{Start: extentPages(first, h.extentSize).Start, End: extentPages(k, h.extentSize).Start}, by.user)
 			f.mu.Unlock()
 			return err
 		}
@@ -240,15 +242,23 @@ func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range
 }
 
 // pin counts one more mapping of extent k, which it allocates where it does not exist.
-func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
+func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64, by pinner) error {
 	f.mu.Lock()
 	if x := h.extents[k]; x != nil {
-		x.mapped++
-		f.mu.Unlock()
-		return nil
+		defer f.mu.Unlock()
+		return f.pinLocked(x, by)
 	}
 	f.mu.Unlock()
 
+	if err := c.charge(h.dev, by, h.extentSize); err != nil {
+		return err
+	}
+	charged := true
+	defer func() {
+		if charged {
+			c.discharge(h.dev, by.user, h.extentSize)
+		}
+	}()
 	mem, err := c.allocate(ctx, h.dev, h.extentSize)
 	if err != nil {
 		return err
@@ -264,10 +274,11 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if x := h.extents[k]; x != nil {
-		x.mapped++
-		return mem.Free()
+		_ = mem.Free()
+		return f.pinLocked(x, by)
 	}
-	x := &extent{file: f, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1}
+	x := &extent{file: f, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1, pins: map[uint32]int{by.user: 1}}
+	charged = false
 	x.users.Store(1)
 	h.extents[k] = x
 	c.mu.Lock()
@@ -277,13 +288,13 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64) error {
 }
 
 // unpinLocked takes back one pin of each extent of rg.
-func (f *File) unpinLocked(h *holding, rg page.Range) {
-	h.each(rg, func(x *extent, _ page.Range) { x.mapped-- })
+func (f *File) unpinLocked(h *holding, rg page.Range, user uint32) {
+	h.each(rg, func(x *extent, _ page.Range) { f.unpinExtentLocked(x, user) })
 	h.lost = slices.DeleteFunc(h.lost, func(x *extent) bool {
 		if x.pages().Intersect(rg).Empty() {
 			return false
 		}
-		if x.mapped--; x.mapped > 0 {
+		if f.unpinExtentLocked(x, user); x.mapped > 0 {
 			return false
 		}
 		f.freeMemory(x)

@@ -15,7 +15,8 @@ const maxLossRuns = 256
 
 // Loss is what a device took with it when it was lost: pages of a file that programs had released and that were not home.
 type Loss struct {
-	Device int `json:"device"`
+	Device int    `json:"device"`
+	ID     FileID `json:"-"`
 	// File is the path below the mountpoint when the file was last mapped.
 	File  string `json:"file"`
 	Pages int64  `json:"pages"`
@@ -134,6 +135,7 @@ func (f *File) letGoLocked(d *device) {
 	// Nobody misses the bytes of a file that no name leads to.
 	if len(runs) > 0 && !f.orphan {
 		l := newLoss(d.info.Ordinal, f.Name(), runs)
+		l.ID = f.id
 		f.c.log.Error("released bytes were lost with the device", "device", l.Device, "file", l.File, "pages", l.Pages, "where", l.Where())
 		f.count(func(c *Counters) { c.LostPages.Add(l.Pages) })
 		f.unreported = append(f.unreported, l)

@@ -97,7 +97,7 @@ func TestDeviceLost(t *testing.T) {
 			require.True(t, status.Devices[0].Lost)
 			require.False(t, status.Devices[1].Lost)
 			require.EqualValues(t, 1, status.Counters["lost_pages"])
-			require.Equal(t, []*Loss{{Device: 0, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}}, status.Losses)
+			require.Equal(t, []*Loss{{Device: 0, ID: src.id, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}}, status.Losses)
 			require.Zero(t, status.Devices[0].Extents)
 			require.NotZero(t, status.Devices[0].UsedBytes, "a client maps it still")
 			require.Contains(t, book.String(), "device lost; the mount goes on without it")

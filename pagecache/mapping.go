@@ -29,6 +29,9 @@ type MapRequest struct {
 	Launder bool
 	// Process is the kernel's number of the client, for recordings.
 	Process uint32
+	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than Options.UserShare.
+	User    uint32
+	Limited bool
 }
 
 // Extent is a piece of device memory that a client maps.
@@ -51,6 +54,7 @@ type Mapping struct {
 	writable bool
 	lazy     bool
 	process  uint32
+	user     uint32
 	extents  []Extent // immutable once Map returned
 	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
 	exported bool
@@ -116,13 +120,14 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		writable: req.Writable,
 		lazy:     req.Lazy,
 		process:  req.Process,
+		user:     req.User,
 	}
 	if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.life, m.end = context.WithCancel(context.Background())
-	if err := c.reserve(ctx, f, dev, m.pages); err != nil {
+	if err := c.reserve(ctx, f, dev, m.pages, pinner{req.User, req.Limited}); err != nil {
 		m.end()
 		return nil, err
 	}
@@ -339,6 +344,6 @@ func (m *Mapping) leave() {
 		default:
 		}
 	}
-	m.f.unpinLocked(m.h, m.pages)
+	m.f.unpinLocked(m.h, m.pages, m.user)
 	m.f.dropIdleLocked()
 }

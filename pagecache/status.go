@@ -58,6 +58,8 @@ type DeviceStatus struct {
 	MappedBytes int64 `json:"mapped_bytes"`
 	Extents     int   `json:"extents"`
 	Lost        bool  `json:"lost"`
+	// Users is what the programs of each user map.
+	Users []UserPins `json:"users"`
 	// Read is what CPU reads from the device take.
 	Read ReadCost `json:"read"`
 }
@@ -81,6 +83,7 @@ func readCost(e cost.Estimate) ReadCost {
 
 // FileStatus describes a file that devices hold something of.
 type FileStatus struct {
+	ID   FileID `json:"-"`
 	Name string `json:"name"`
 	// SizeBytes is the size of the file.
 	SizeBytes int64 `json:"size_bytes"`
@@ -218,6 +221,7 @@ func (c *Cache) Status() Status {
 			MappedBytes: mapped[d],
 			Extents:     extents,
 			Lost:        d.lost.Load(),
+			Users:       c.pinnedBy(d),
 			Read:        readCost(c.costs.estimate(d.cost)),
 		})
 	}

@@ -113,7 +113,7 @@ func (c *Cache) views() []view {
 		if v.detached || f.detached.Load() {
 			continue
 		}
-		v.Name, v.Counters = f.Name(), f.counters.snapshot()
+		v.ID, v.Name, v.Counters = f.id, f.Name(), f.counters.snapshot()
 		if !v.pendingSince.IsZero() {
 			v.PendingSeconds = time.Since(v.pendingSince).Seconds()
 		}

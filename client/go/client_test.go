@@ -74,7 +74,7 @@ func startDaemon(t *testing.T, cache *controltest.Cache, options ...func(*contro
 
 func (d *daemon) start(t *testing.T, options ...func(*control.Options)) (stop func()) {
 	t.Helper()
-	o := control.Options{Socket: d.socket, Cache: d.cache, Status: func() any { return map[string]string{"hello": "world"} }}
+	o := control.Options{Socket: d.socket, Cache: d.cache, Status: func(control.Viewer) any { return map[string]string{"hello": "world"} }}
 	for _, opt := range options {
 		opt(&o)
 	}
@@ -301,7 +301,7 @@ func TestUnknownKindIsRefusedAndUnmapped(t *testing.T) {
 func TestStatus(t *testing.T) {
 	long := strings.Repeat("x", 3*maxFrame)
 	d := startDaemon(t, &controltest.Cache{}, func(o *control.Options) {
-		o.Status = func() any { return map[string]string{"long": long} }
+		o.Status = func(control.Viewer) any { return map[string]string{"long": long} }
 	})
 	doc, err := Status(d.dir)
 	require.NoError(t, err)

@@ -120,6 +120,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		BufferedReads:     m.directReads.word == "off",
 		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
 		Hold:              s.hold,
+		UserShare:         float64(m.userShare) / 100,
 		Log:               log,
 	})
 	if err != nil {
@@ -133,7 +134,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	s.control, err = s.listen(control.Options{
 		AllowOther: m.allowOther,
 		Cache:      control.ForCache(s.cache),
-		Status:     func() any { return s.status() },
+		Status:     func(v control.Viewer) any { return s.status().shownTo(v) },
 		Record:     s.cache.Record,
 		End:        s.serveEnd,
 		Log:        log,

@@ -19,6 +19,7 @@ type settings struct {
 	hostMemory        size
 	socket            string
 	allowOther        bool
+	userShare         percentage
 	readOnly          bool
 	passthrough       choice
 	writeBack         bool
@@ -37,6 +38,7 @@ func newSettings() *settings {
 	return &settings{
 		gpus:              gpuChoice{backend: "auto"},
 		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
+		userShare:         75,
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
@@ -56,6 +58,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.hostMemory, "host-memory", "host memory for base copies of pages with several writers")
 	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
+	f.Var(&s.userShare, "user-share", "with --allow-other, what the programs of one user may map of each device's memory")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
 	f.Var(&s.passthrough, "passthrough", "auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -65,6 +67,27 @@ func (s *service) status() statusDocument {
 		document.Mount.Passthrough, document.Mount.PassthroughRefused = mount.Passthrough(), mount.PassthroughRefused()
 	}
 	return document
+}
+
+// shownTo leaves out what the viewer may not know: the names of files that others map, which may be in directories that she may
+// not read, and what else other users map.
+func (s statusDocument) shownTo(v control.Viewer) statusDocument {
+	for i := range s.Files {
+		if f := &s.Files[i]; !v.Knows(f.ID) {
+			f.Name = "[" + f.ID.String() + "]"
+		}
+	}
+	for i, l := range s.Losses {
+		if !v.Knows(l.ID) {
+			hidden := *l
+			hidden.File = "[" + l.ID.String() + "]"
+			s.Losses[i] = &hidden
+		}
+	}
+	for i := range s.Devices {
+		s.Devices[i].Users = slices.DeleteFunc(s.Devices[i].Users, func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
+	}
+	return s
 }
 
 func newStatus() *cobra.Command {

@@ -46,6 +46,21 @@ func (s *size) String() string {
 
 func (s *size) Type() string { return "SIZE" }
 
+// percentage is a part of something, of at least 1 %.
+type percentage int
+
+func (p *percentage) Set(text string) error {
+	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "%")))
+	if err != nil || n < 1 || n > 100 {
+		return fmt.Errorf("%q is no part; write one as 50%%, from 1%% to 100%%", text)
+	}
+	*p = percentage(n)
+	return nil
+}
+
+func (p *percentage) String() string { return fmt.Sprintf("%d%%", int(*p)) }
+func (p *percentage) Type() string   { return "PERCENT" }
+
 // span is a duration of at least min.
 type span struct {
 	time.Duration

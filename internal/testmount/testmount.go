@@ -222,7 +222,7 @@ func serve(j job) error {
 		Socket:     j.Socket,
 		AllowOther: j.AllowOther,
 		Cache:      control.ForCache(cache),
-		Status: func() any {
+		Status: func(control.Viewer) any {
 			runtime.GC() // twice, for heap_live_bytes to be of now and without pooled buffers
 			runtime.GC()
 			return cache.Status()
