@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -58,5 +59,28 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 			assert.Empty(t, src.attached.drains, "a release returned while the kernel may still have old bytes of its pages")
 		})
 		other.unmap()
+	})
+}
+
+// TestReadsWhileTheDiskIsFull reads a page that a CPU program wrote and a device released. Home cannot take the release, so
+// the answer is merged, and the kernel must not keep it.
+func TestReadsWhileTheDiskIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		p := m.run(src, 0, 0, page.Size, true)
+		p.store(0, 1)
+		src.write(t, 5, []byte("c"))
+		src.home.fail(syscall.ENOSPC)
+		p.release()
+		src.kernel.take()
+		got := src.read(t, 0, 6)
+		assert.Equal(t, []byte{1, 0, 0, 0, 0, 'c'}, got)
+		synctest.Wait()
+		assert.Equal(t, []page.Range{{Start: 0, End: 1}}, src.kernel.take(), "what the kernel was told to drop")
+		src.home.fail(nil)
+		require.NoError(t, src.attached.Sync(nil))
+		assert.Equal(t, got, src.home.bytes(0, 6))
+		p.unmap()
 	})
 }

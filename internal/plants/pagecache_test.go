@@ -108,17 +108,14 @@ var pagecachePlants = []plant{
 		file: "pagecache/read.go",
 		old:  "\t\t\tf.redropSoon(rg)\n",
 		new:  "",
-		nets: []net{
-			{pkg: "pagecache", run: "TestFullDisk"},
-			{pkg: "internal/stress", run: "TestFullDisk"},
-		},
+		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
 	},
 	{
 		name: "a read while the disk is full merges against home instead of the base",
 		file: "pagecache/read.go",
 		old:  "\t\t\t\tbase = b[:]\n",
 		new:  "\t\t\t\tbase = before\n",
-		nets: []net{{pkg: "pagecache", run: "TestFullDisk|TestReadsOfReleasedPages"}},
+		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
 	},
 	{
 		name: "a release is not preceded by the collect of an earlier one where the kernel caches writes",
