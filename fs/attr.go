@@ -74,6 +74,7 @@ func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
 	out.SetEntryTimeout(fs.entryTimeout)
+	fs.tellSize(n, st)
 	out.SetAttrTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
 	n.showReleases(&shown)
@@ -82,6 +83,7 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 }
 
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
+	fs.tellSize(n, st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
 	n.showReleases(&shown)
@@ -128,6 +130,7 @@ func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.Statx
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
+	fs.tellSize(n, &st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	n.showReleases(&st)
 	fs.conceal(n, &st)

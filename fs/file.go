@@ -179,6 +179,9 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 		})
 	}
 	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+	if errno == 0 {
+		n.told.Store(0)
+	}
 	if r := fs.cache.Recording(); r != nil && errno == 0 {
 		r.Resize(n.key.fileID(), 0)
 	}

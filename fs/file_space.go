@@ -32,6 +32,9 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, change.Len) })
 		})
 	}
+	if in.Mode&unix.FALLOC_FL_KEEP_SIZE == 0 {
+		of.node.expectSize(page.Span(change.Off, change.Len).End)
+	}
 	c := of.content
 	c.gate.RLock()
 	defer c.gate.RUnlock()
@@ -109,6 +112,7 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 			})
 		})
 	}
+	dst.node.expectSize(page.Span(to, int64(size)).End)
 	c := dst.content
 	c.gate.RLock()
 	defer c.gate.RUnlock()

@@ -44,6 +44,7 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		w.flags = syncFlags(in.Flags)
 	}
 	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
+	of.node.expectSize(page.Span(w.off, int64(len(data))).End)
 	err := w.run(fs.withoutCure)
 	if w.written == 0 && err != nil {
 		fs.correct(of.node, w.again, w.patience)

@@ -17,6 +17,7 @@ import (
 // notifier is the part of the FUSE server that tells the kernel to drop things.
 type notifier interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
+	InodeNotifyStoreCache(node uint64, off int64, data []byte) fuse.Status
 }
 
 // fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,

@@ -61,6 +61,9 @@ type node struct {
 	lookups uint64 // the kernel's references; protected by the table's shard
 	kids    int    // locators that name this node; protected by the table's shard
 
+	// told is the size that the kernel knows, or is about to know; more where a request of the mount may be changing it.
+	told atomic.Int64
+
 	data atomic.Pointer[content] // set once, for regular files, when first needed
 }
 
@@ -74,6 +77,8 @@ type content struct {
 	// dropped is the number of changes beside the mount (witness.changes) after which the kernel's pages were dropped.
 	dropped atomic.Uint64
 	hazard  hazard
+	// telling is held by whoever tells the kernel of a size that it did not know.
+	telling sync.Mutex
 	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
 	writers atomic.Int32
 	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0 if

@@ -114,6 +114,7 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 	if !n.isRegular() {
 		return syscall.EINVAL
 	}
+	n.expectSize(size)
 	c := n.content()
 	c.gate.RLock()
 	defer c.gate.RUnlock()
@@ -128,6 +129,9 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 		})
 	}
 	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	if errno == 0 {
+		n.told.Store(size)
+	}
 	if r := fs.cache.Recording(); r != nil && errno == 0 {
 		r.Resize(n.key.fileID(), size)
 	}

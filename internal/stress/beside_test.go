@@ -1,9 +1,11 @@
 package stress
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -273,5 +275,108 @@ func TestLazyStoresSurviveAChangeInSource(t *testing.T) {
 			requireBytes(t, want, load(t, g), "on the device")
 			require.NoError(t, g.Close())
 		}
+	})
+}
+
+// TestAppendedInSource appends in SOURCE while the kernel has the page of the end, and looks at it in every way.
+func TestAppendedInSource(t *testing.T) {
+	bothModes(t, func(t *testing.T, o testmount.Options) {
+		if o.WriteBack {
+			t.Skip("the kernel keeps its own size, see docs/consistency.md")
+		}
+		m := testmount.Start(t, o)
+		for name, look := range map[string]func(b beside, f *os.File) (size int64){
+			"fstat": func(_ beside, f *os.File) int64 {
+				st, err := f.Stat()
+				require.NoError(t, err)
+				return st.Size()
+			},
+			"stat": func(b beside, _ *os.File) int64 {
+				st, err := os.Stat(b.path())
+				require.NoError(t, err)
+				return st.Size()
+			},
+			"read": func(_ beside, f *os.File) int64 {
+				n, _ := f.ReadAt(make([]byte, 20000), 0)
+				return int64(n)
+			},
+			"list": func(b beside, f *os.File) int64 {
+				entries, err := os.ReadDir(m.Dir)
+				require.NoError(t, err)
+				require.NotEmpty(t, entries)
+				st, err := f.Stat()
+				require.NoError(t, err)
+				return st.Size()
+			},
+			"open": func(b beside, _ *os.File) int64 { return int64(len(mustRead(t, b.path()))) },
+		} {
+			for _, more := range []int{10, 3 * 4096} {
+				b := newBeside(t, m, fmt.Sprint(name, more), []byte("the beginning"))
+				f := b.open()
+				p, err := unix.Mmap(int(f.Fd()), 0, 4*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				require.NoError(t, err)
+				require.Equal(t, "the beginning", string(p[:13]))
+				out, err := os.OpenFile(b.source(), os.O_WRONLY|os.O_APPEND, 0)
+				require.NoError(t, err)
+				_, err = out.WriteString(strings.Repeat("x", more))
+				require.NoError(t, err)
+				require.NoError(t, out.Close())
+				want := []byte("the beginning" + strings.Repeat("x", more))
+				eventually(t, func() error {
+					if n := look(b, f); n != int64(len(want)) {
+						return fmt.Errorf("the size is %d", n)
+					}
+					return nil
+				})
+				requireBytes(t, want, bytes.Clone(p[:len(want)]), "mapped")
+				got := make([]byte, len(want))
+				_, err = f.ReadAt(got, 0)
+				require.NoError(t, err)
+				requireBytes(t, want, got, "read")
+				p[0], want[0] = 'T', 'T'
+				require.NoError(t, unix.Msync(p, unix.MS_SYNC))
+				requireBytes(t, want, mustRead(t, b.source()), "in SOURCE, after a store")
+				require.NoError(t, unix.Munmap(p))
+				require.NoError(t, f.Close())
+			}
+		}
+	})
+}
+
+// TestFollowedInSource follows a file as `tail -f` does, while it is appended to in SOURCE.
+func TestFollowedInSource(t *testing.T) {
+	bothModes(t, func(t *testing.T, o testmount.Options) {
+		if o.WriteBack {
+			t.Skip("the kernel keeps its own size, see docs/consistency.md")
+		}
+		m := testmount.Start(t, o)
+		b := newBeside(t, m, "log", []byte("line 0\n"))
+		f := b.open()
+		p, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, unix.Munmap(p)) }()
+		want := "line 0\n"
+		var got []byte
+		buf := make([]byte, 4096)
+		out, err := os.OpenFile(b.source(), os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		defer out.Close()
+		for i := 1; i <= 5; i++ {
+			eventually(t, func() error {
+				n, _ := f.Read(buf)
+				if got = append(got, buf[:n]...); len(got) < len(want) {
+					return fmt.Errorf("%d bytes", len(got))
+				}
+				return nil
+			})
+			require.Equal(t, want, string(got))
+			p[0]++ // the page is dirty
+			line := fmt.Sprintf("line %d\n", i)
+			_, err = out.WriteString(line)
+			require.NoError(t, err)
+			want += line
+		}
+		require.NoError(t, unix.Msync(p, unix.MS_SYNC))
+		require.Equal(t, want[1:], string(mustRead(t, b.source())[1:]))
 	})
 }

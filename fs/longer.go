@@ -1,0 +1,98 @@
+package fs
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// When somebody makes a file longer in SOURCE, the kernel may have the page of the former end, with zeros behind it. Once it is
+// told of the new size, programs read these zeros, and a store into the page by mmap writes them over the new bytes. So
+// before an answer has a size that the kernel does not know, it drops what it has from the former end on.
+//
+// Dropping pages makes the kernel ignore the attributes that are on their way to it. The program that asked gets them all the
+// same, and may then map the file and touch bytes of which the kernel still believes that there are none. So the kernel is given the
+// last byte besides, which makes the file as long as it should be, and drops that again: only the size is to stay.
+//
+// A kernel that caches writes goes by its own size (docs/consistency.md).
+
+// expectSize notes that a request of the mount may make n as long as size, before it does.
+func (n *node) expectSize(size int64) {
+	for {
+		told := n.told.Load()
+		if size <= told || n.told.CompareAndSwap(told, size) {
+			return
+		}
+	}
+}
+
+// tellSize is called before the kernel is told what st says of n, which is brought up to date if need be. It may wait for reads and
+// writes of n.
+func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
+	if !n.isRegular() || n.told.Load() == int64(st.Size) {
+		return
+	}
+	c := n.data.Load()
+	if c == nil || fs.writeBack || !c.filled.Load() {
+		n.told.Store(int64(st.Size)) // it has no page
+		return
+	}
+	c.telling.Lock()
+	defer c.telling.Unlock()
+	told := n.told.Load()
+	of := fs.openOf(c)
+	if of != nil {
+		defer of.mu.RUnlock()
+		_ = statx(of.fd, "", st) // what was known before told may have changed with it
+	}
+	size := int64(st.Size)
+	if size > told {
+		fs.aside(0, func() { fs.stretch(n, told, size, of) })
+	}
+	n.told.CompareAndSwap(told, size)
+}
+
+// openOf returns an open of the file, read-locked, or nil if there is none.
+func (fs *fileSystem) openOf(c *content) *openFile {
+	usable := func(of *openFile) bool {
+		if of == nil || of.content != c {
+			return false
+		}
+		of.mu.RLock()
+		if of.closed {
+			of.mu.RUnlock()
+			return false
+		}
+		return true
+	}
+	if of := c.opened.Load(); usable(of) {
+		return of
+	}
+	for _, of := range fs.files.all() {
+		if usable(of) {
+			return of
+		}
+	}
+	return nil
+}
+
+// stretch has the kernel drop what it has of n from its former end on, and makes it take the new one. of is an open of n, or nil: then
+// nobody has it mapped.
+func (fs *fileSystem) stretch(n *node, told, size int64, of *openFile) {
+	fs.changed.Add(1)
+	if err := fs.invalidate(n, told, -1); err != nil {
+		fs.log.Warn("pages could not be dropped of a file that became longer in SOURCE", "node", n.path(), "error", err)
+	}
+	if of == nil || of.direct || n.told.Load() != told {
+		return
+	}
+	h := &n.content().hazard
+	number := h.invalidationBegins()
+	end := pageSpan(size-1, 1)
+	defer func() { h.invalidationEnded(number, end) }()
+	var last [1]byte
+	if m, err := readAt(of.fd, last[:], size-1); err == nil && m == 1 {
+		fs.notify.InodeNotifyStoreCache(uint64(n.id), size-1, last[:])
+		_ = fs.dropPages(n, end.Off, page.Size)
+	}
+}
