@@ -110,4 +110,38 @@ var fsPlants = []plant{
 		new:  "",
 		nets: []net{{pkg: "fs", run: "TestHazard"}},
 	},
+	{
+		name: "SEEK_DATA collects nothing",
+		file: "fs/file_space.go",
+		old:  "\t\tif err := f.ReadRange(page.From(int64(in.Offset))); err != nil {",
+		new:  "\t\tif err := f.ReadRange(page.Bytes{}); err != nil {",
+		nets: []net{
+			{pkg: "fs", run: "TestSparseFilesAfterADeviceWroteIntoAHole"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
+		},
+	},
+	{
+		name: "the mount's own changes hide those in SOURCE",
+		file: "fs/witness.go",
+		old:  "\t_ = w.lookLocked(fd) // what cannot be asked for is not known\n",
+		new:  "",
+		nets: []net{{pkg: "internal/stress", run: "TestOwnChangesHideNothing"}},
+	},
+	{
+		name: "changes in SOURCE are not noticed",
+		file: "fs/witness.go",
+		old:  "\t\tw.changes.Add(1)\n",
+		new:  "\t\tw.changes.Add(0)\n",
+		nets: []net{
+			{pkg: "fs", run: "TestSourceChangedUnderneathIsSeenAtOpen"},
+			{pkg: "internal/stress", run: "TestSourceChanged"},
+		},
+	},
+	{
+		name: "set-id bits work although SOURCE's filesystem forbids them",
+		file: "fs/strict.go",
+		old:  "table[m.number] = m.strict &^ s.own",
+		new:  "table[m.number] = 0 & s.own",
+		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
+	},
 }

@@ -140,4 +140,62 @@ var pagecachePlants = []plant{
 		new:  "if compared < 0 && f.epoch(p.pages) != p.epoch {",
 		nets: []net{{pkg: "pagecache", run: "TestChangesDuringTheCopy|TestRandomDevicesServeReads"}},
 	},
+	{
+		name: "a page that the end of file falls into keeps what was behind it",
+		file: "pagecache/change.go",
+		old:  "return f.zeroReplicasLocked(ctx, page.From(size))",
+		new:  "return nil",
+		nets: []net{
+			{pkg: "pagecache", run: "TestTruncate"},
+			{pkg: "fs", run: "TestCutPagesReachDevices"},
+		},
+	},
+	{
+		name: "what devices released is not collected before home changes",
+		file: "pagecache/change.go",
+		old:  "\t\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif c.Kind != ChangeAllocate {",
+		new:  "\t\tif c.Kind != ChangeAllocate {",
+		nets: []net{
+			{pkg: "pagecache", run: "TestPunchHole"},
+			{pkg: "fs", run: "TestZeroedRangesReachDevices|TestCopiesOverWhatDevicesReleased"},
+		},
+	},
+	{
+		name: "a read that goes past the page cache collects nothing",
+		file: "pagecache/read.go",
+		old:  "return f.collectLocked(context.Background(), bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)",
+		new:  "return nil",
+		nets: []net{
+			{pkg: "fs", run: "TestSparseFilesAfterADeviceWroteIntoAHole|TestCopiesSeeWhatDevicesReleased"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
+		},
+	},
+	{
+		name: "memory with old bytes is given to clients",
+		file: "pagecache/expose.go",
+		old:  "\t\t\t\t\te.giveUp = page.AppendRange(e.giveUp, part.pages)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestSecretsAreNotExposed"}},
+	},
+	{
+		name: "stores into pages that were never acquired are lost",
+		file: "pagecache/expose.go",
+		old:  "\t\tf.hollowLocked(h, rg)\n\t}\n\treturn nil",
+		new:  "\t\t_ = rg\n\t}\n\treturn nil",
+		nets: []net{{pkg: "pagecache", run: "TestStoresWithoutAnAcquire"}},
+	},
+	{
+		name: "a change in SOURCE costs bases",
+		file: "pagecache/beside.go",
+		old:  "\t\tfor _, run := range f.lrc.TrackedBy(part, o, onHome) {\n\t\t\tmoved = page.Subtract(moved, run)\n\t\t}\n",
+		new:  "\t\t_ = o\n",
+		nets: []net{{pkg: "pagecache", run: "TestBasesSurviveADirectChange|TestLostBase|TestRandomDirectChanges"}},
+	},
+	{
+		name: "a collect moves the time of modification",
+		file: "pagecache/times.go",
+		old:  "if err := h.SetModified(t.mtime); err != nil {",
+		new:  "if err := error(nil); err != nil {",
+		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
+	},
 }
