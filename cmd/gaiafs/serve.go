@@ -51,10 +51,11 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		defer f.Close()
 		out = f
 	}
-	log, err := m.logger(out)
+	log, flush, err := m.logger(out)
 	if err != nil {
 		return report(err)
 	}
+	defer flush()
 	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
 
 	s, err := m.start(log)
@@ -75,19 +76,25 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	return s.run(signals)
 }
 
-func (m *mountPlan) logger(w io.Writer) (*slog.Logger, error) {
+// logger returns the log, and what writes its last lines.
+func (m *mountPlan) logger(w io.Writer) (log *slog.Logger, flush func(), err error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(m.logLevel.word)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	o := &slog.HandlerOptions{Level: level}
 	if m.debugFuse {
 		o.Level = slog.LevelDebug
 	}
+	var h slog.Handler = slog.NewTextHandler(w, o)
 	if m.logFormat.word == "json" {
-		return slog.New(slog.NewJSONHandler(w, o)), nil
+		h = slog.NewJSONHandler(w, o)
 	}
-	return slog.New(slog.NewTextHandler(w, o)), nil
+	if m.debugFuse { // every request, as was asked for
+		return slog.New(h), func() {}, nil
+	}
+	q := newQuietLog(h)
+	return slog.New(q), q.flush, nil
 }
 
 // start makes devices, cache, socket and mount, or nothing of them.
