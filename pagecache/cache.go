@@ -317,17 +317,16 @@ func (c *Cache) Close(ctx context.Context) error {
 
 // closeFiles brings everything released home and gives up the files. all says that none was left when ctx ended.
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
-	errs, left := c.onFiles(ctx, choreClose, func(f *File) error { return f.close(ctx) })
+	errs, left := c.onFiles(ctx, choreClose, true, func(f *File) error { return f.close(ctx) })
 	for _, f := range left {
-		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: its backing file has not answered for %s",
-			f.Name(), f.mu.heldFor().Round(time.Second)))
+		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", f.Name(), f.notAnswered()))
 	}
 	return errs, len(left) == 0
 }
 
 // onFiles does something for each file on its own, so that one that hangs holds up no other. It returns what went wrong, and
-// the files that were left when ctx ended.
-func (c *Cache) onFiles(ctx context.Context, what chore, do func(*File) error) (errs []error, late []*File) {
+// the files that were left when ctx ended or, unless it is patient, when all that were left were stuck.
+func (c *Cache) onFiles(ctx context.Context, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {
 		f   *File
@@ -354,8 +353,15 @@ func (c *Cache) onFiles(ctx context.Context, what chore, do func(*File) error) (
 			errs = append(errs, e.err)
 		case <-tick.C:
 			c.lanes.look()
+			stuck := 0
 			for f := range left {
 				f.noteStuck()
+				if f.stuck() {
+					stuck++
+				}
+			}
+			if !patient && stuck == len(left) {
+				return errs, slices.Collect(maps.Keys(left))
 			}
 		case <-ctx.Done():
 			return errs, slices.Collect(maps.Keys(left))

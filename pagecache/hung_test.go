@@ -85,14 +85,24 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 
 	p.store(0, 10)
 	p.release()
+	err := m.cache.Flush(t.Context())
+	require.ErrorContains(t, err, "hung3: its backing filesystem, or a device, has not answered for")
+	require.NotContains(t, err.Error(), "good")
+	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "all that can come home does")
+	waiting := m.cache.Waiting()
+	require.Len(t, waiting, len(answers))
+	require.Contains(t, waiting[0].String(), "4096 bytes of hung0: its backing filesystem, or a device, has not answered for")
+
+	p.store(0, 11)
+	p.release()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	err := m.cache.Close(ctx)
+	err = m.cache.Close(ctx)
 	for i := range answers {
-		require.ErrorContains(t, err, fmt.Sprintf("bytes of hung%d that devices wrote may be lost: its backing file has not answered for", i))
+		require.ErrorContains(t, err, fmt.Sprintf("bytes of hung%d that devices wrote may be lost: its backing filesystem, or a device, has not answered for", i))
 	}
 	require.NotContains(t, err.Error(), "good")
-	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "what can come home does")
+	require.EqualValues(t, 11, src.home.bytes(0, 1)[0], "what can come home does")
 	for _, answer := range answers {
 		answer()
 	}

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -64,6 +65,11 @@ func (l *fileLock) heldFor() time.Duration {
 		return 0
 	}
 	return max(time.Duration(l.now()-since), 0)
+}
+
+// notAnswered says for how long a file that is being waited for has not answered.
+func (f *File) notAnswered() error {
+	return fail(syscall.ETIMEDOUT, "its backing filesystem, or a device, has not answered for %.1f s", f.mu.heldFor().Seconds())
 }
 
 // stuck reports whether whoever holds mu seems to wait for something that does not answer.

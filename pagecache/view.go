@@ -119,6 +119,8 @@ func (c *Cache) views() []view {
 		}
 		if !fresh {
 			v.BusySeconds = f.mu.heldFor().Seconds()
+			v.WaitingBytes = f.Coming().Offset() // at most; what was seen may be older than the last release
+			v.Error = cmp.Or(v.Error, f.notAnswered().Error())
 		}
 		all = append(all, v)
 	}

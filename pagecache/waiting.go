@@ -60,8 +60,8 @@ func (f *File) waitingBytesLocked() int64 {
 	return bytes
 }
 
-// Flush brings everything released home that can be brought there, waiting for releases that are under way. Its error
-// says what went wrong; Waiting lists what is left.
+// Flush brings everything released home that can be brought there, waiting for releases that are under way, though not for
+// files that are stuck. Its error says what went wrong; Waiting lists what is left.
 func (c *Cache) Flush(ctx context.Context) error {
 	select {
 	case c.flushing <- struct{}{}:
@@ -69,14 +69,15 @@ func (c *Cache) Flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { <-c.flushing }()
-	errs, left := c.onFiles(ctx, choreFlush, func(f *File) error {
+	errs, left := c.onFiles(ctx, choreFlush, false, func(f *File) error {
 		if err := f.flush(ctx); err != nil {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
 		return nil
 	})
-	if len(left) > 0 {
-		errs = append(errs, ctx.Err())
+	errs = append(errs, ctx.Err())
+	for _, f := range left {
+		errs = append(errs, fmt.Errorf("%s: %w", f.Name(), f.notAnswered()))
 	}
 	return errors.Join(errs...)
 }
