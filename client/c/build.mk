@@ -6,8 +6,8 @@ GAIAFS_VERSION ?= 0.1.0
 PREFIX ?= /usr/local
 CC ?= cc
 
-GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c stream.c conn.c table.c memory.c cuda.c grant.c wire.c error.c)
-GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h wire.h)
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c stream.c work.c conn.c call.c table.c memory.c cuda.c cuda_stream.c grant.c wire.c error.c)
+GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h wire.h)
 LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
 GAIAFS_C_WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
@@ -21,7 +21,7 @@ $(GAIAFS_BUILD)/c/%.o: $(GAIAFS_C)/%.c $(GAIAFS_C_HEADERS)
 	$(CC) $(GAIAFS_C_FLAGS) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
 $(GAIAFS_BUILD)/libgaiafs.so.0: $(GAIAFS_C_OBJECTS)
-	$(CC) -shared -pthread -Wl,-soname,libgaiafs.so.0 -Wl,-z,defs $(LDFLAGS) -o $@ $^ -ldl
+	$(CC) -shared -pthread -Wl,-soname,libgaiafs.so.0 -Wl,-z,defs -Wl,-z,nodelete $(LDFLAGS) -o $@ $^ -ldl
 
 $(GAIAFS_BUILD)/libgaiafs.so: $(GAIAFS_BUILD)/libgaiafs.so.0
 	ln -sf $(<F) $@

@@ -1,10 +1,6 @@
-/*
- * The process's connections: one for each socket, made at the first use, kept, and shared by all threads. There is no
- * thread of the library's own: of the threads that wait for a reply, one reads for all and passes the task on when its
- * own reply is complete.
- */
+/* The process's connections: one for each socket, made at the first use, kept, and shared by all threads. call.c uses them. */
 #define _GNU_SOURCE
-#include "internal.h"
+#include "conn.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -18,8 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNECTING, READY, LOST };
-
 /* Seconds that a daemon with a full queue, or one that does not answer HELLO, is waited for. */
 enum { PATIENCE = 30 };
 
@@ -28,29 +22,6 @@ enum { PATIENCE = 30 };
 #define GAIAFS_ENOUGH_PROCESSORS 4
 #endif
 enum { LOOK_FOR = 100000 };
-
-struct gaiafs_conn {
-	int fd;                            /* immutable; closed with the last reference */
-	uint32_t max_requests, kinds;      /* immutable once READY */
-	uint8_t *record;                   /* GAIAFS_MAX_FRAME bytes, the reading thread's */
-	char socket[GAIAFS_SOCKET_PATH];   /* immutable */
-	pthread_mutex_t lock, send;
-
-	/* Guarded by gaiafs_table_lock. */
-	int state;
-	bool listed;
-	unsigned refs;
-	struct gaiafs_conn *next;
-
-	/* Guarded by lock. */
-	struct gaiafs_request *calls; /* whose reply is not complete */
-	uint32_t running;
-	uint64_t last_id;
-	bool reading;            /* a thread reads */
-	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
-	pthread_cond_t room;     /* running fell, or the connection was lost */
-	pthread_cond_t taken;    /* the frame was, that another thread was to take */
-};
 
 pthread_mutex_t gaiafs_fd_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t gaiafs_table_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -79,6 +50,8 @@ static void after_fork_in_child(void)
 	 * structures, which are therefore not freed. */
 	for (struct gaiafs_conn *c = conns; c != NULL; c = c->next)
 		close(c->fd);
+	gaiafs_parcels_after_fork();
+	gaiafs_work_after_fork();
 	conns = NULL;
 	conns_changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	gaiafs_generation++;
@@ -102,22 +75,13 @@ int gaiafs_prepare_fork(void)
 
 /* Frames */
 
-/* say sends one frame. It returns an errno. */
-static int say(struct gaiafs_conn *c, uint16_t type, uint64_t id, const uint8_t *body, size_t n)
+int gaiafs_say(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n)
 {
 	uint8_t frame[GAIAFS_HEADER + GAIAFS_MAX_BODY];
-	ssize_t sent;
-	int err;
 
 	gaiafs_put_header(frame, type, id, n);
 	memcpy(frame + GAIAFS_HEADER, body, n);
-	pthread_mutex_lock(&c->send);
-	do
-		sent = send(c->fd, frame, GAIAFS_HEADER + n, MSG_NOSIGNAL);
-	while (sent < 0 && errno == EINTR);
-	err = sent < 0 ? errno : 0;
-	pthread_mutex_unlock(&c->send);
-	return err;
+	return send(fd, frame, GAIAFS_HEADER + n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? errno : 0;
 }
 
 static int gone(struct gaiafs_fail *f, const char *why)
@@ -158,28 +122,32 @@ static void choose_look_for(void)
 		look_for = LOOK_FOR;
 }
 
-/* wait_for_bytes waits until there is something to receive, and returns what poll does. */
+/* wait_for_bytes waits until there is something to receive, or the connection has ended. It returns an errno: ETIMEDOUT, or
+ * EINTR. poll would be interrupted by every signal, recv only by those whose handlers do not restart calls. */
 static int wait_for_bytes(int fd, int timeout)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	struct timespec begin, now;
+	char byte;
 	int ready;
 
 	pthread_once(&look_once, choose_look_for);
 	if (look_for > 0) {
 		(void)clock_gettime(CLOCK_MONOTONIC, &begin);
 		do {
-			if ((ready = poll(&p, 1, 0)) != 0)
-				return ready;
+			if (poll(&p, 1, 0) != 0)
+				return 0;
 			(void)clock_gettime(CLOCK_MONOTONIC, &now);
 		} while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < look_for);
 	}
-	return poll(&p, 1, timeout);
+	if (timeout < 0)
+		return recv(fd, &byte, 1, MSG_PEEK) < 0 ? errno : 0;
+	while ((ready = poll(&p, 1, timeout)) < 0 && errno == EINTR)
+		continue;
+	return ready == 0 ? ETIMEDOUT : ready < 0 ? errno : 0;
 }
 
-/* hear waits for one frame, at most timeout milliseconds (negative: without end), and returns 0 with gaiafs_fd_lock held
- * and the descriptors in fds, or an errno without. */
-static int hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
+int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f)
 {
 	union {
@@ -195,17 +163,21 @@ static int hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 	for (;;) {
 		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
 				      .msg_controllen = sizeof control.bytes };
-		int ready = wait_for_bytes(c->fd, timeout);
+		int err = wait_for_bytes(c->fd, timeout);
 
-		if (ready < 0 && errno == EINTR)
-			continue;
-		if (ready < 0)
-			return gone(f, strerror(errno));
-		if (ready == 0)
+		if (err == EINTR)
+			return EINTR;
+		if (err == ETIMEDOUT)
 			return gaiafs_failed(f, ETIMEDOUT, "gaiafs does not answer");
+		if (err == ECONNRESET && !reset) {
+			reset = true;
+			continue;
+		}
+		if (err != 0)
+			return gone(f, err == ECONNRESET ? "the daemon closed it" : strerror(err));
 		pthread_mutex_lock(&gaiafs_fd_lock);
 		n = recvmsg(c->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-		int err = n < 0 ? errno : 0;
+		err = n < 0 ? errno : 0;
 		if (n >= 0) {
 			frame->nfds = find_rights(&msg, fds);
 			frame->fds = fds;
@@ -237,16 +209,7 @@ static int hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 	}
 }
 
-/* done_with closes a frame's descriptors and gives gaiafs_fd_lock back. */
-static void done_with(const struct gaiafs_frame *frame)
-{
-	for (size_t i = 0; i < frame->nfds; i++)
-		close(frame->fds[i]);
-	pthread_mutex_unlock(&gaiafs_fd_lock);
-}
-
-/* read_fail decodes the body of a RESULT or ERROR into *f. */
-static int read_fail(const struct gaiafs_frame *frame, struct gaiafs_fail *f)
+int gaiafs_read_fail(const struct gaiafs_frame *frame, struct gaiafs_fail *f)
 {
 	struct gaiafs_result r;
 
@@ -264,7 +227,7 @@ int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fai
 {
 	if (frame->header.type != GAIAFS_RESULT)
 		return gaiafs_failed(fail, EPROTO, "the daemon answered with type %#x", frame->header.type);
-	return read_fail(frame, fail);
+	return gaiafs_read_fail(frame, fail);
 }
 
 /* Opening */
@@ -290,14 +253,14 @@ static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
 	if (err != 0)
 		return gaiafs_failed(f, err, "gaiafs does not listen on %s: %s", c->socket, strerror(err));
 	(void)setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
-	err = say(c, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
+	err = gaiafs_say(c->fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */
 		return gone(f, strerror(err));
-	if (hear(c, PATIENCE * 1000, &frame, fds, f) != 0)
+	if (gaiafs_hear(c, PATIENCE * 1000, &frame, fds, f) != 0)
 		return f->errnum;
 	err = 0;
 	if (frame.header.type == GAIAFS_ERROR) {
-		err = read_fail(&frame, f);
+		err = gaiafs_read_fail(&frame, f);
 		if (err == 0)
 			err = gaiafs_failed(f, EPROTO, "the daemon sent an error without one");
 	} else if (frame.header.type != GAIAFS_WELCOME || !gaiafs_get_welcome(frame.body, frame.body_len, &w)) {
@@ -306,7 +269,9 @@ static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
 		c->max_requests = w.max_requests;
 		c->kinds = w.kinds;
 	}
-	done_with(&frame);
+	for (size_t i = 0; i < frame.nfds; i++)
+		close(frame.fds[i]);
+	pthread_mutex_unlock(&gaiafs_fd_lock);
 	return err;
 }
 
@@ -326,11 +291,10 @@ static bool unlist_locked(struct gaiafs_conn *c)
 
 static void destroy(struct gaiafs_conn *c)
 {
-	close(c->fd);
+	if (c->fd >= 0)
+		close(c->fd);
+	gaiafs_calls_free(c);
 	pthread_mutex_destroy(&c->lock);
-	pthread_mutex_destroy(&c->send);
-	pthread_cond_destroy(&c->room);
-	pthread_cond_destroy(&c->taken);
 	free(c->record);
 	free(c);
 }
@@ -346,19 +310,32 @@ void gaiafs_conn_unref(struct gaiafs_conn *c)
 		destroy(c);
 }
 
+void gaiafs_conn_ref(struct gaiafs_conn *c)
+{
+	pthread_mutex_lock(&gaiafs_table_lock);
+	c->refs++;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+}
+
 uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c)
 {
 	return c->kinds;
 }
 
-/* lose makes c useless for calls that begin later, and takes it off the list. */
-static void lose(struct gaiafs_conn *c)
+/* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who fork. */
+void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 {
 	bool listed;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
 	c->state = LOST;
 	listed = unlist_locked(c);
+	pthread_mutex_lock(&c->lock);
+	c->lost = *why;
+	(void)shutdown(c->fd, SHUT_RDWR); /* for a child that has a copy after all */
+	close(c->fd);
+	c->fd = -1;
+	pthread_mutex_unlock(&c->lock);
 	pthread_cond_broadcast(&conns_changed);
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (listed)
@@ -384,9 +361,6 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	}
 	(void)snprintf(c->socket, sizeof c->socket, "%s", socket_path);
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_mutex_init(&c->send, NULL);
-	pthread_cond_init(&c->room, NULL);
-	pthread_cond_init(&c->taken, NULL);
 	c->state = CONNECTING;
 	c->refs = 2; /* the list's and the caller's */
 	c->listed = true;
@@ -423,10 +397,7 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail
 	pthread_mutex_unlock(&gaiafs_table_lock);
 
 	if (shake_hands(c, f) != 0) {
-		pthread_mutex_lock(&c->lock);
-		c->lost = *f;
-		pthread_mutex_unlock(&c->lock);
-		lose(c);
+		gaiafs_lose(c, f);
 		gaiafs_conn_unref(c);
 		return NULL;
 	}
@@ -435,174 +406,4 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail
 	pthread_cond_broadcast(&conns_changed);
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	return c;
-}
-
-/* Calls */
-
-static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
-{
-	for (struct gaiafs_request **p = &c->calls; *p != NULL; p = &(*p)->next)
-		if (*p == r) {
-			*p = r->next;
-			break;
-		}
-	r->done = true;
-	c->running--;
-	pthread_cond_signal(&c->room);
-	pthread_cond_signal(&r->wake);
-}
-
-/* end_locked ends every call with the reason for which the connection was lost. */
-static void end_locked(struct gaiafs_conn *c, const struct gaiafs_fail *why)
-{
-	if (c->lost.errnum == 0)
-		c->lost = *why;
-	while (c->calls != NULL) {
-		c->calls->fail = c->lost;
-		complete_locked(c, c->calls);
-	}
-	pthread_cond_broadcast(&c->room);
-}
-
-/* take has a request take a frame, and keeps its first failure. */
-static void take(struct gaiafs_request *r, const struct gaiafs_frame *frame)
-{
-	struct gaiafs_fail fail = { 0 };
-	int err = r->take(r, frame, &fail);
-
-	if (err == 0 && frame->truncated)
-		err = gaiafs_failed(&fail, EMFILE, "this process has no descriptors left for the extents");
-	if (err != 0 && r->fail.errnum == 0)
-		r->fail = fail;
-}
-
-/* hand_over has the thread that waits for r take the frame, and waits until it did. gaiafs_fd_lock stays held. */
-static void hand_over(struct gaiafs_conn *c, struct gaiafs_request *r, const struct gaiafs_frame *frame)
-{
-	pthread_mutex_lock(&c->lock);
-	r->frame = frame;
-	pthread_cond_signal(&r->wake);
-	while (r->frame != NULL)
-		pthread_cond_wait(&c->taken, &c->lock);
-	pthread_mutex_unlock(&c->lock);
-}
-
-/* read_one reads a frame and gives it to its call, as the thread that reads and that waits for mine. It returns false where
- * the connection is lost. */
-static bool read_one(struct gaiafs_conn *c, const struct gaiafs_request *mine)
-{
-	int fds[GAIAFS_MAX_EXTENTS];
-	struct gaiafs_frame frame;
-	struct gaiafs_fail fail = { 0 };
-	struct gaiafs_request *r;
-
-	if (hear(c, -1, &frame, fds, &fail) != 0)
-		goto lost;
-	if (frame.header.type == GAIAFS_ERROR) {
-		if (read_fail(&frame, &fail) == 0)
-			gaiafs_failed(&fail, EPROTO, "the daemon sent an error without one");
-		done_with(&frame);
-		goto lost;
-	}
-	/* Only the thread that reads ends calls, so that r stays. */
-	pthread_mutex_lock(&c->lock);
-	for (r = c->calls; r != NULL && r->id != frame.header.id;)
-		r = r->next;
-	pthread_mutex_unlock(&c->lock);
-	if (r == NULL) {
-		gaiafs_failed(&fail, EPROTO, "the daemon answered a request that does not run");
-		done_with(&frame);
-		goto lost;
-	}
-	if (r->own && r != mine)
-		hand_over(c, r, &frame);
-	else
-		take(r, &frame);
-	done_with(&frame);
-	if (!(frame.header.flags & GAIAFS_MORE)) {
-		pthread_mutex_lock(&c->lock);
-		complete_locked(c, r);
-		pthread_mutex_unlock(&c->lock);
-	}
-	return true;
-
-lost:
-	lose(c); /* before calls end, so that one that begins anew makes a new connection */
-	pthread_mutex_lock(&c->lock);
-	end_locked(c, &fail);
-	pthread_mutex_unlock(&c->lock);
-	return false;
-}
-
-int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
-{
-	r->fail.errnum = 0;
-	r->fail.text[0] = '\0';
-	r->done = false;
-	r->frame = NULL;
-	pthread_cond_init(&r->wake, NULL);
-
-	pthread_mutex_lock(&c->lock);
-	while (c->lost.errnum == 0 && c->running >= c->max_requests)
-		pthread_cond_wait(&c->room, &c->lock);
-	if (c->lost.errnum != 0) {
-		r->fail = c->lost;
-		pthread_mutex_unlock(&c->lock);
-		pthread_cond_destroy(&r->wake);
-		return r->fail.errnum;
-	}
-	r->id = ++c->last_id;
-	r->next = c->calls;
-	c->calls = r;
-	c->running++;
-	pthread_mutex_unlock(&c->lock);
-
-	/* Whatever fails here, the thread that reads finds out, with the daemon's last words if there are any. */
-	if (say(c, type, r->id, body, n) != 0)
-		(void)shutdown(c->fd, SHUT_WR);
-
-	pthread_mutex_lock(&c->lock);
-	while (!r->done) {
-		if (r->frame != NULL) {
-			const struct gaiafs_frame *frame = r->frame;
-
-			pthread_mutex_unlock(&c->lock);
-			take(r, frame);
-			pthread_mutex_lock(&c->lock);
-			r->frame = NULL;
-			pthread_cond_signal(&c->taken);
-			continue;
-		}
-		if (c->reading) {
-			pthread_cond_wait(&r->wake, &c->lock);
-			continue;
-		}
-		c->reading = true;
-		pthread_mutex_unlock(&c->lock);
-		while (read_one(c, r) && !r->done) /* r->done changes in this thread only, while it reads */
-			continue;
-		pthread_mutex_lock(&c->lock);
-		c->reading = false;
-	}
-	if (!c->reading && c->calls != NULL)
-		pthread_cond_signal(&c->calls->wake); /* reads on */
-	pthread_mutex_unlock(&c->lock);
-	pthread_cond_destroy(&r->wake);
-	return r->fail.errnum;
-}
-
-static int take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail)
-{
-	(void)r;
-	return gaiafs_take_result(frame, fail);
-}
-
-int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f)
-{
-	struct gaiafs_request r = { .take = take_simple };
-	int err = gaiafs_call(c, type, body, n, &r);
-
-	if (err != 0)
-		*f = r.fail;
-	return err;
 }

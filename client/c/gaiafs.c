@@ -38,7 +38,7 @@ struct map_request {
 	struct gaiafs_mapping *m;
 	void *addr;
 	int flags;
-	bool known; /* the daemon has a mapping: m->id */
+	bool known; /* MAPPED has come */
 	uint32_t extents, got;
 	int64_t next; /* file offset at which the next extent begins, once one has come */
 };
@@ -170,8 +170,8 @@ static int open_mapping(struct gaiafs_mapping *m, void *addr, int flags, struct 
 	gaiafs_cuda_free(m->cuda);
 	m->cuda = NULL;
 	m->kind = NULL;
-	if (r.known)
-		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second);
+	if (r.request.mapped && !r.request.abandoned)
+		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, r.request.mapping), &second);
 	gaiafs_conn_unref(m->conn);
 	m->conn = NULL;
 	return err;
@@ -401,11 +401,15 @@ int gaia_madvise(void *addr, size_t len, int advice)
 static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 {
 	uint8_t body[GAIAFS_MAX_BODY];
-	struct gaiafs_fail second;
+	struct gaiafs_fail second = { 0 };
 
 	(void)gaiafs_later_fail(m, f);
 	(void)m->kind->drop(m, f->errnum == 0 ? f : &second);
-	(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), f->errnum == 0 ? f : &second);
+	if (gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second) == EINTR)
+		(void)gaiafs_failed(&second, EINPROGRESS, "a signal interrupted the wait for the daemon, which has yet to release the "
+				    "mapping");
+	if (f->errnum == 0)
+		*f = second;
 }
 
 int gaia_munmap(void *addr, size_t len)
@@ -418,12 +422,16 @@ int gaia_munmap(void *addr, size_t len)
 	gaiafs_enter(&state);
 	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE) {
 		m = gaiafs_table_take(addr, whole_pages(len), &mine, &busy);
-		for (unsigned round = 0; busy; round++) {
-			gaiafs_later_settle(addr, round);
-			m = gaiafs_table_take(addr, whole_pages(len), &mine, &busy);
+		for (unsigned round = 0; busy && f.errnum == 0; round++) {
+			if (!gaiafs_later_settle(addr, round))
+				(void)gaiafs_failed(&f, EINTR, "a signal interrupted the wait for calls in stream order");
+			else
+				m = gaiafs_table_take(addr, whole_pages(len), &mine, &busy);
 		}
 	}
-	if (m == NULL) {
+	if (f.errnum != 0) {
+		/* The mapping stays. */
+	} else if (m == NULL) {
 		(void)gaiafs_failed(&f, EINVAL, "%p and %zu are not the whole of a mapping of gaiafs", addr, len);
 	} else {
 		if (mine) /* else a child gave up its view; the mapping is the parent's */

@@ -11,8 +11,9 @@
  * libcuda.so.1 when it maps the memory of a GPU.
  *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
- * until the daemon has answered, but for those whose names end with _async. On failure they return -1 (gaia_mmap:
- * MAP_FAILED) and set errno, and gaia_error says more. The manual is gaia_mmap(3).
+ * until the daemon has answered, but for those whose names end with _async, or until a signal whose handler does not restart
+ * calls interrupts them: EINTR. On failure they return -1 (gaia_mmap: MAP_FAILED) and set errno, and gaia_error says more. The
+ * manual is gaia_mmap(3).
  */
 #ifndef GAIAFS_H
 #define GAIAFS_H
@@ -88,7 +89,7 @@ GAIA_API int gaia_madvise(void *addr, size_t len, int advice);
 /*
  * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. It waits for
  * stream-ordered calls on the mapping, but not for kernels that use the pointer. The mapping is gone after every failure
- * but EINVAL; the failure says that the release, or an earlier one in stream order, could not be confirmed.
+ * but EINVAL and EINTR; the failure says that the release, or an earlier one in stream order, could not be confirmed.
  */
 GAIA_API int gaia_munmap(void *addr, size_t len);
 

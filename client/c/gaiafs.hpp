@@ -105,19 +105,21 @@ public:
 	/* Ends the mapping. A destructor cannot say that the last release failed: call close to know. */
 	~mapping()
 	{
-		if (data_ != nullptr)
-			(void)gaia_munmap(bytes(0), size_bytes());
+		while (data_ != nullptr && gaia_munmap(bytes(0), size_bytes()) != 0 && errno == EINTR)
+			continue;
 	}
 
-	/* close releases and ends the mapping, which is empty afterwards, also where it throws. */
+	/* close releases and ends the mapping, which is empty afterwards, also where it throws; but for EINTR, which leaves it. */
 	void close()
 	{
 		if (data_ == nullptr)
 			return;
-		mapping old(std::move(*this));
-		int result = gaia_munmap(old.bytes(0), old.size_bytes());
+		int result = gaia_munmap(bytes(0), size_bytes());
 
-		old.data_ = nullptr;
+		if (result == 0 || errno != EINTR) {
+			data_ = nullptr;
+			size_ = 0;
+		}
 		check(result);
 	}
 

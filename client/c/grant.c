@@ -56,9 +56,8 @@ int gaiafs_flush_kernel(int fd, uint64_t off, uint64_t n, bool *launder, struct 
 	const unsigned all = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
 
 	pthread_once(&kernel_once, look_at_kernel);
-	while (sync_file_range(fd, (off64_t)off, (off64_t)n, all) != 0)
-		if (errno != EINTR)
-			return gaiafs_failed(f, errno, "the kernel's dirty pages could not be written: %s", strerror(errno));
+	if (sync_file_range(fd, (off64_t)off, (off64_t)n, all) != 0)
+		return gaiafs_failed(f, errno, "the kernel's dirty pages could not be written: %s", strerror(errno));
 	*launder = !kernel_waits;
 	return 0;
 }

@@ -3,17 +3,16 @@
  *
  * Locks, in the order they are taken:
  *
- *	gaiafs_fd_lock     held from receiving descriptors until they are mapped and closed, so that a fork between the two
- *	                   gives none of them to the child
+ *	gaiafs_fd_lock     held while descriptors that arrive are put where a forked child finds and closes them
  *	gaiafs_table_lock  the table of mappings and the list of connections
- *	gaiafs_conn.lock   the calls of one connection
- *	gaiafs_conn.send   one frame at a time goes out; taken with no other lock held
+ *	gaiafs_conn.lock   the calls of one connection; what they send goes out under it, without waiting
+ *	those of stream.c, work.c and cuda.c, each of which is held for a few instructions
  *
- * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections, and
- * leaks the few structures that threads it does not have were using.
+ * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections and of
+ * descriptors, and leaks the few structures that threads it does not have were using.
  *
- * No call of libcuda is made under one of these but an import, under gaiafs_fd_lock: the host functions of stream.c take
- * them, in threads of CUDA's. cuda.c has a lock of its own, the last to be taken, for a device's context.
+ * No call of libcuda is made under any of them. The host functions of stream.c, which run in threads of CUDA's and must wait for
+ * nobody, take the last ones only: they leave the work to a thread of work.c.
  */
 #ifndef GAIAFS_INTERNAL_H
 #define GAIAFS_INTERNAL_H
@@ -40,7 +39,6 @@ int gaiafs_failed(struct gaiafs_fail *f, int errnum, const char *format, ...) GA
 /* gaiafs_report makes *f this thread's last failure: errno and gaia_error. */
 void gaiafs_report(const struct gaiafs_fail *f);
 
-/* A call in progress. Its owner waits in gaiafs_call; whichever thread reads the connection meanwhile calls take. */
 struct gaiafs_frame {
 	struct gaiafs_header header;
 	const uint8_t *body;
@@ -50,20 +48,30 @@ struct gaiafs_frame {
 	bool truncated; /* there were more descriptors than this process may have */
 };
 
+struct gaiafs_parcel;
+
+/* A call in progress. */
 struct gaiafs_request {
-	/* take gets each frame of the reply, under gaiafs_fd_lock. It returns 0, or an errno with fail filled in; the first
-	 * failure counts, and the rest of the reply is still taken. */
+	/* take gets each frame of the reply. It returns 0, or an errno with fail filled in; the first failure counts, and the
+	 * rest of the reply is still taken. */
 	int (*take)(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
-	/* Only the thread that made the request may call take: it uses that thread's CUDA context, and the thread that reads
-	 * may be one that CUDA forbids its calls to. */
+	/* take is called by the thread that made the request, under no lock, and may take its time. Otherwise the thread that
+	 * happens to read calls it, under the connection's lock. */
 	bool own;
 	struct gaiafs_fail fail; /* errnum 0: all well */
 
-	/* The connection's. */
+	/* call.c's, guarded by the connection's lock while the call runs. */
+	uint16_t type;
 	uint64_t id;
-	bool done;
-	const struct gaiafs_frame *frame; /* which the owner is to take */
-	pthread_cond_t wake;
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t body_len;
+	int state;
+	uint32_t wake;                 /* a futex, for its thread */
+	bool waiting;                  /* its thread waits there */
+	bool abandoned;                /* nobody waits for it: a signal interrupted the call */
+	bool mapped;                   /* the reply has a mapping, whose number follows */
+	uint64_t mapping;
+	struct gaiafs_parcel *parcels; /* that take is to get, in order */
 	struct gaiafs_request *next;
 };
 
@@ -77,12 +85,27 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket, struct gaiafs_fail *f);
 void gaiafs_conn_unref(struct gaiafs_conn *c);
 /* gaiafs_conn_kinds returns a bit, 1 << (kind - 1), for each kind of memory that the daemon has. */
 uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c);
-/* gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. */
+/*
+ * gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. EINTR: a signal's handler ran that does not
+ * restart calls. Then what was asked for may happen all the same, but for a MAP, which is undone; an UNMAP certainly happens.
+ */
 int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f);
 /* gaiafs_take_result takes a RESULT. */
 int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
+
+/* Work for a thread of the library's own. The job is its owner's again once run is called. */
+struct gaiafs_job {
+	void (*run)(struct gaiafs_job *j);
+	struct gaiafs_job *next; /* work.c's */
+};
+
+/* gaiafs_prepare_work sees to it that there is a thread. It returns an errno. */
+int gaiafs_prepare_work(struct gaiafs_fail *f);
+/* gaiafs_post has a job run. It waits for nothing. */
+void gaiafs_post(struct gaiafs_job *j);
+void gaiafs_work_after_fork(void);
 
 extern pthread_mutex_t gaiafs_fd_lock, gaiafs_table_lock;
 /* gaiafs_generation counts the forks between the first process that used the library and this one; guarded by
@@ -124,20 +147,37 @@ int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **c, struct gaiafs_fail *f)
 const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
 void gaiafs_cuda_free(struct gaiafs_cuda *c);
 
-/* Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that runs. */
+/*
+ * A word that a stream waits for. Its value only grows for those who wait: a wait for some value is over once that was reached.
+ * So a word can be used again as soon as the last one that was to store into it has.
+ */
+struct gaiafs_word {
+	uint32_t *at;    /* in memory that every GPU reads */
+	uint32_t value;  /* that says "done"; one less says "not yet" */
+	struct gaiafs_word *next;
+};
+
+/*
+ * Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that runs. It must
+ * wait for nothing. Later work of the stream waits until the word says "done".
+ */
 struct gaiafs_work {
 	void (*run)(void *work);
 	void (*leave)(void *work); /* a graph is about to capture the work */
 	void (*free)(void *work);  /* of captured work: no graph will run it any more */
+	struct gaiafs_word *word;  /* NULL: not enqueued yet. The work's, which gives it back with gaiafs_word_done */
 	void *context;             /* of the stream, once known; atomic */
 	bool captured;             /* immutable once enqueued */
 };
 
 /*
- * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also where
- * the call failed. Else it is the caller's where the call failed, and may have run already where it did not.
+ * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also where the
+ * call failed. Else *launched says whether it is the stream's, also where the call failed, and may have run already.
  */
-int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, struct gaiafs_fail *f);
+int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, bool *launched,
+			struct gaiafs_fail *f);
+/* gaiafs_word_done gives a word back. It says "done". */
+void gaiafs_word_done(struct gaiafs_word *w);
 /* gaiafs_cuda_lost: nothing that waits in a stream of the context will run any more; why is in *f. */
 bool gaiafs_cuda_lost(void *context, struct gaiafs_fail *f);
 
@@ -191,8 +231,8 @@ void gaiafs_enter(int *state);
 int gaiafs_leave(int state, int err, const struct gaiafs_fail *f);
 
 /* gaiafs_later_settle lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context that
- * is lost. round counts from 0. */
-void gaiafs_later_settle(const void *addr, unsigned round);
+ * is lost. round counts from 0. False: a signal's handler ran. */
+bool gaiafs_later_settle(const void *addr, unsigned round);
 /* gaiafs_later_fail takes m's late failure, if it has one; an errno, or 0. */
 int gaiafs_later_fail(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 

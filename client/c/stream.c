@@ -1,6 +1,10 @@
 /*
- * Acquire and release in the order of a stream: a host function of CUDA asks the daemon. Such a function may call nothing of
- * CUDA, so it only speaks with the socket, as every other call of this library does.
+ * Acquire and release in the order of a stream. A host function of CUDA says when it is the call's turn. It must wait for
+ * nothing: a context runs such functions one at a time, and the driver may hold locks meanwhile that another thread waits for. So
+ * it leaves the work to a thread of work.c, which asks the daemon, and the stream waits for a word in memory that the thread
+ * stores into when it is done.
+ *
+ * A graph may be launched as two instances at a time, which share the word. It says "done" only when every run that began is.
  *
  * A call that waits in a stream, or runs, is in its mapping's list and keeps the mapping in the table. What a graph captured
  * may run at any time until the graph goes, so it keeps nothing: each run looks for the mapping, by its address and serial
@@ -10,6 +14,7 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +22,7 @@
 /* A stream-ordered call. */
 struct gaiafs_later {
 	struct gaiafs_work work; /* its first member */
+	struct gaiafs_job job;
 	void *addr;              /* immutable, as are len, release and serial */
 	size_t len;
 	bool release;
@@ -25,7 +31,14 @@ struct gaiafs_later {
 	/* Guarded by gaiafs_table_lock. */
 	struct gaiafs_later *next; /* in the mapping's list */
 	bool started, given_up;
+
+	/* Guarded by runs_lock. */
+	unsigned runs; /* that began and are not done */
+	bool orphan;   /* the graph that had it is gone */
 };
+
+/* Held for a few instructions, by host functions too. */
+static pthread_mutex_t runs_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The first failure of a graph whose mapping was gone; guarded by gaiafs_table_lock. */
 static struct gaiafs_fail homeless;
@@ -76,7 +89,7 @@ static void perform(struct gaiafs_mapping *m, struct gaiafs_later *l)
 	(void)gaiafs_leave(state, 0, &f);
 }
 
-/* run_once is the host function of a call that no graph has. */
+/* run_once does a call that no graph has. */
 static void run_once(struct gaiafs_later *l)
 {
 	struct gaiafs_mapping *m = NULL;
@@ -89,10 +102,11 @@ static void run_once(struct gaiafs_later *l)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (m != NULL)
 		perform(m, l);
+	gaiafs_word_done(l->work.word);
 	free(l);
 }
 
-/* run_again is that of one that a graph has, which may run in two launches of it at a time. */
+/* run_again does one that a graph has. */
 static void run_again(const struct gaiafs_later *l)
 {
 	struct gaiafs_later now = { .addr = l->addr, .len = l->len, .release = l->release, .serial = l->serial,
@@ -114,14 +128,58 @@ static void run_again(const struct gaiafs_later *l)
 		perform(m, &now);
 }
 
+/* serve does the call that a host function left. */
+static void serve(struct gaiafs_job *job)
+{
+	struct gaiafs_later *l = (struct gaiafs_later *)((char *)job - offsetof(struct gaiafs_later, job));
+	bool done, orphan = false;
+
+	if (!l->work.captured) {
+		run_once(l);
+		return;
+	}
+	do {
+		run_again(l);
+		pthread_mutex_lock(&runs_lock);
+		done = --l->runs == 0;
+		if (done) {
+			orphan = l->orphan;
+			__atomic_store_n(l->work.word->at, l->work.word->value, __ATOMIC_RELEASE);
+		}
+		pthread_mutex_unlock(&runs_lock); /* l may be gone from here on */
+	} while (!done);
+	if (orphan) {
+		gaiafs_word_done(l->work.word);
+		free(l);
+	}
+}
+
+/* run is the host function. */
 static void run(void *work)
 {
 	struct gaiafs_later *l = work;
 
-	if (l->work.captured)
-		run_again(l);
-	else
-		run_once(l);
+	pthread_mutex_lock(&runs_lock);
+	if (l->runs++ == 0) {
+		__atomic_store_n(l->work.word->at, l->work.word->value - 1, __ATOMIC_RELEASE);
+		gaiafs_post(&l->job);
+	}
+	pthread_mutex_unlock(&runs_lock);
+}
+
+/* graph_free is called when no graph has the call any more. */
+static void graph_free(void *work)
+{
+	struct gaiafs_later *l = work;
+	bool busy;
+
+	pthread_mutex_lock(&runs_lock);
+	l->orphan = busy = l->runs > 0;
+	pthread_mutex_unlock(&runs_lock);
+	if (busy)
+		return;
+	gaiafs_word_done(l->work.word);
+	free(l);
 }
 
 /* leave takes a call out of its mapping's list: a graph is about to have it, and may free it at any time. */
@@ -142,15 +200,19 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 {
 	struct gaiafs_later here = { .started = true }; /* keeps m until this is done, whatever becomes of l */
 	struct gaiafs_later *l = calloc(1, sizeof *l);
-	bool captured = false;
+	bool captured = false, launched = false;
 	int err = 0;
 
 	if (l == NULL) {
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
 		return;
 	}
-	*l = (struct gaiafs_later){ .work = { .run = run, .leave = leave, .free = free }, .addr = addr, .len = len,
-				    .release = release, .serial = m->serial };
+	if (gaiafs_prepare_work(f) != 0) {
+		free(l);
+		return;
+	}
+	*l = (struct gaiafs_later){ .work = { .run = run, .leave = leave, .free = graph_free }, .job = { .run = serve },
+				    .addr = addr, .len = len, .release = release, .serial = m->serial };
 	pthread_mutex_lock(&gaiafs_table_lock);
 	if (m->listed) {
 		list_locked(m, &here);
@@ -163,15 +225,18 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 		free(l);
 		return;
 	}
-	err = gaiafs_cuda_enqueue(m->cuda, stream, &l->work, &captured, f);
-	/* l is the stream's, or the graph's, and may be gone; or this function's, if the call failed without a graph. */
+	(void)gaiafs_cuda_enqueue(m->cuda, stream, &l->work, &captured, &launched, f);
+	/* l is the stream's, or the graph's, and may be gone; or this function's. */
 	pthread_mutex_lock(&gaiafs_table_lock);
 	unlist_locked(m, &here);
-	if (err != 0 && !captured)
+	if (!launched && !captured)
 		unlist_locked(m, l);
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	if (err != 0 && !captured)
+	if (!launched && !captured) {
+		if (l->work.word != NULL)
+			gaiafs_word_done(l->work.word);
 		free(l);
+	}
 }
 
 static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t stream)
@@ -248,7 +313,7 @@ int gaia_async_error(void *addr)
  * A context with an error, such as that of a kernel that stored where it must not, never runs what waits in its streams, and
  * CUDA tells nobody. So there is nothing to wait for but time, and now and then a question.
  */
-void gaiafs_later_settle(const void *addr, unsigned round)
+bool gaiafs_later_settle(const void *addr, unsigned round)
 {
 	const struct timespec pause = { .tv_nsec = round < 20 ? 50000 : 2000000 };
 	struct gaiafs_mapping *m;
@@ -256,9 +321,10 @@ void gaiafs_later_settle(const void *addr, unsigned round)
 	void *context = NULL;
 	unsigned waiting = 0, turn;
 
-	(void)nanosleep(&pause, NULL);
+	if (nanosleep(&pause, NULL) != 0 && errno == EINTR)
+		return false;
 	if (round % 50 != 49)
-		return;
+		return true;
 	pthread_mutex_lock(&gaiafs_table_lock);
 	m = gaiafs_table_at_locked(addr);
 	for (struct gaiafs_later *l = m != NULL ? m->queued : NULL; l != NULL; l = l->next)
@@ -271,7 +337,7 @@ void gaiafs_later_settle(const void *addr, unsigned round)
 		}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (context == NULL || !gaiafs_cuda_lost(context, &f))
-		return;
+		return true;
 	pthread_mutex_lock(&gaiafs_table_lock);
 	m = gaiafs_table_at_locked(addr);
 	for (struct gaiafs_later **p = m != NULL ? &m->queued : NULL; p != NULL && *p != NULL;) {
@@ -289,4 +355,5 @@ void gaiafs_later_settle(const void *addr, unsigned round)
 		keep_locked(&m->late, &words);
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
+	return true;
 }

@@ -35,6 +35,8 @@ type Cache struct {
 	Extent int64
 	// Gate, if not nil, is called by Acquire and may block until its context ends.
 	Gate func(ctx context.Context) error
+	// MapGate is the same for Map.
+	MapGate func(ctx context.Context) error
 	// Advised, if not nil, gets every advice.
 	Advised func(off, n int64, a pagecache.Advice)
 	// MapError, if not nil, is what Map fails with.
@@ -68,6 +70,11 @@ type extent struct {
 func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (control.Mapping, error) {
 	if c.MapError != nil {
 		return nil, c.MapError
+	}
+	if c.MapGate != nil {
+		if err := c.MapGate(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if (req.UUID != gpubackend.UUID{}) {
 		req.Device = slices.Index(c.UUIDs, req.UUID)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -64,6 +65,26 @@ func TestCUDA(t *testing.T) {
 				d.run(client, "late-failure-at-msync", d.file())
 				d.waitMapped(0)
 			})
+			t.Run("callbacks-do-not-wait", func(t *testing.T) {
+				d := startGPUs(t, libcuda)
+				asked, open := make(chan struct{}), make(chan struct{})
+				d.cache.Gate = func(context.Context) error {
+					close(asked)
+					<-open
+					return nil
+				}
+				cmd, expect, answer := d.talk(client, "callbacks-do-not-wait", d.file())
+				defer time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() }).Stop()
+				expect("queued")
+				<-asked
+				_, err := answer.Write([]byte{1})
+				require.NoError(t, err)
+				expect("ran")
+				close(open)
+				_, err = answer.Write([]byte{1})
+				require.NoError(t, err)
+				require.NoError(t, cmd.Wait())
+			})
 			t.Run("lost-context", func(t *testing.T) {
 				d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuStreamQuery:700")
 				d.run(client, "lost-context", d.file())
@@ -81,7 +102,8 @@ func TestGraphs(t *testing.T) {
 			client := compile(t, "cuda", name)
 			d := startGPUs(t, libcuda)
 			d.run(client, "graphs", d.file())
-			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuLaunchHostFunc"} {
+			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuLaunchHostFunc",
+				"cuStreamWaitValue32", "cuMemHostRegister", "cuMemHostGetDevicePointer"} {
 				d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
 				d.run(client, "failing-capture", d.file())
 				d.waitMapped(0)
@@ -134,11 +156,13 @@ func TestCUDAFailures(t *testing.T) {
 			d.waitMapped(0)
 		})
 	}
-	t.Run("cuLaunchHostFunc", func(t *testing.T) {
-		d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuLaunchHostFunc:2")
-		d.run(client, "no-launch", d.file())
-		d.waitMapped(0)
-	})
+	for _, call := range []string{"cuLaunchHostFunc", "cuStreamWaitValue32", "cuMemHostRegister", "cuMemHostGetDevicePointer"} {
+		t.Run(call, func(t *testing.T) {
+			d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
+			d.run(client, "no-launch", d.file(), call)
+			d.waitMapped(0)
+		})
+	}
 }
 
 func TestCUDARefusals(t *testing.T) {

@@ -5,7 +5,8 @@
  * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity, calls
  * on memory need a current context, and nothing can be touched before access was set. A failure is an error and never a
  * crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there, and no sooner:
- * when somebody waits for the stream, or it has more to do. Host functions run one at a time. While a stream is captured,
+ * when somebody waits for the stream, or it has more to do. Host functions run one at a time, and imports wait for them, as the
+ * driver's locks may have it: a host function that waits for another thread's import waits for ever. While a stream is captured,
  * what the driver forbids then fails and ends the capture. What it does not do: kernels, peers, and of graphs all but
  * captures of host functions and waits, which are launched as they are.
  *
@@ -414,9 +415,11 @@ result cuMemImportFromShareableHandle(uint64_t *handle, void *descriptor, int ki
 	}
 	a->size = (size_t)st.st_size;
 	a->users = 1;
+	pthread_mutex_lock(&one_at_a_time);
 	pthread_mutex_lock(&mu);
 	imported++;
 	pthread_mutex_unlock(&mu);
+	pthread_mutex_unlock(&one_at_a_time);
 	*handle = (uint64_t)(uintptr_t)a;
 	return SUCCESS;
 }

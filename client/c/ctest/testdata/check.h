@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,7 +57,8 @@ static inline int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fa
 
 	CHECK(s >= 0);
 	snprintf(address.sun_path, sizeof address.sun_path, "%s", getenv("GAIAFS_TEST_GRANTS"));
-	CHECK(connect(s, (struct sockaddr *)&address, sizeof address) == 0);
+	while (connect(s, (struct sockaddr *)&address, sizeof address) != 0)
+		CHECK(errno == EINTR);
 	memset(&control, 0, sizeof control);
 	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
 	c->cmsg_level = SOL_SOCKET;
@@ -63,11 +66,14 @@ static inline int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fa
 	c->cmsg_len = CMSG_LEN(sizeof fd);
 	memcpy(CMSG_DATA(c), &fd, sizeof fd);
 	CHECK(sendmsg(s, &msg, 0) == 1);
-	n = recv(s, answer, sizeof answer, 0);
+	while ((n = recv(s, answer, sizeof answer, 0)) < 0)
+		CHECK(errno == EINTR);
 	close(s);
 	CHECK(n > 0);
 	if (!gaiafs_get_grant(answer, (size_t)n, g))
 		return gaiafs_failed(f, EPROTO, "no grant");
+	if (getenv("GAIAFS_TEST_SOCKET") != NULL) /* another daemon than the one that granted it */
+		snprintf(g->socket, sizeof g->socket, "%s", getenv("GAIAFS_TEST_SOCKET"));
 	return 0;
 }
 
@@ -93,11 +99,27 @@ static inline void wait_for(pid_t child)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static inline void ignore_signal(int number)
+{
+	(void)number;
+}
+
+/* interrupts has a signal come every few milliseconds, or none. Its handler restarts calls, or not. */
+static inline void interrupts(bool come, int flags)
+{
+	struct sigaction a = { .sa_handler = ignore_signal, .sa_flags = flags };
+	struct itimerval every = { { 0, come ? 3000 : 0 }, { 0, come ? 3000 : 0 } };
+
+	CHECK(sigaction(SIGALRM, &a, NULL) == 0);
+	CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+}
+
 static inline void say_and_wait(const char *word)
 {
 	char b;
 
 	printf("%s\n", word);
 	fflush(stdout);
-	CHECK(read(0, &b, 1) == 1);
+	while (read(0, &b, 1) != 1)
+		CHECK(errno == EINTR);
 }

@@ -5,6 +5,8 @@
  */
 #include "check.h"
 
+#include <sched.h>
+
 static void basic(const char *path)
 {
 	const size_t off = PAGE, len = ((size_t)4 << 20) + 5; /* three extents, the first and the last in part */
@@ -322,6 +324,107 @@ static void restart(const char *path)
 	FAILS(gaia_munmap(p, PAGE), ENOTCONN);
 }
 
+/* While the daemon is stopped, every call ends with a signal, and what comes later is dropped. */
+static void interrupted(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), *q = gaia_mmap(NULL, 2 * PAGE, PROT_WRITE, 0, fd, 0, 0);
+	char got[5];
+
+	CHECK(p != MAP_FAILED && q != MAP_FAILED);
+	say_and_wait("mapped"); /* stopped */
+	interrupts(true, 0);
+	for (int i = 0; i < 70; i++) { /* more than a daemon takes at once, in all */
+		FAILS(gaia_macquire(p, PAGE, 0), EINTR);
+		FAILS(gaia_madvise(p, PAGE, GAIA_MADV_NORMAL), EINTR);
+	}
+	memcpy(p, "p end", 5);
+	FAILS(gaia_mrelease(p, PAGE, 0), EINTR);
+	FAILS(gaia_msync(p, PAGE, MS_SYNC), EINTR);
+	FAILS(gaia_munmap(p, PAGE), EINPROGRESS);
+	FAILS(gaia_munmap(p, PAGE), EINVAL);
+	interrupts(false, 0);
+	say_and_wait("interrupted"); /* goes on */
+	interrupts(true, SA_RESTART);
+	for (int i = 0; i < 100; i++) {
+		CHECK(gaia_macquire(q, 2 * PAGE, 0) == 0);
+		memcpy(q + PAGE, &i, sizeof i);
+		CHECK(gaia_mrelease(q, 2 * PAGE, 0) == 0);
+	}
+	interrupts(false, 0);
+	CHECK(pread(fd, got, 5, 0) == 5 && memcmp(got, "p end", 5) == 0);
+	CHECK(gaia_munmap(q, 2 * PAGE) == 0);
+	say_and_wait("done");
+}
+
+/* A mapping whose daemon takes its time is undone when it comes, though nobody calls the library any more. */
+static void interrupted_mmap(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+
+	interrupts(true, 0);
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), EINTR);
+	MMAP_FAILS(gaia_mmap(NULL, 3 << 20, PROT_WRITE, 0, fd, 0, 1), EINTR);
+	interrupts(false, 0);
+	say_and_wait("interrupted");
+}
+
+/* The same among threads, which take over from each other what an interrupted one was doing. */
+static void *interrupted_main(void *argument)
+{
+	size_t me = (size_t)argument;
+	int done = 0, tries = 0;
+
+	while (done < ROUNDS) {
+		uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, shared_fd, (off_t)(me * PAGE), 0);
+
+		CHECK(p != MAP_FAILED || errno == EINTR);
+		if (p == MAP_FAILED)
+			continue;
+		p[0] = (uint8_t)done;
+		if (gaia_mrelease(p, PAGE, 0) == 0 && gaia_macquire(p, PAGE, 0) == 0)
+			done++;
+		else
+			CHECK(errno == EINTR);
+		CHECK(++tries < 100 * ROUNDS);
+		CHECK(gaia_munmap(p, PAGE) == 0 || errno == EINPROGRESS);
+	}
+	return NULL;
+}
+
+static void interrupted_threads(const char *path)
+{
+	pthread_t all[4];
+
+	shared_fd = open_file(path, O_RDWR);
+	for (size_t i = 0; i < 4; i++)
+		CHECK(pthread_create(&all[i], NULL, interrupted_main, (void *)i) == 0);
+	interrupts(true, 0);
+	for (size_t i = 0; i < 4; i++) {
+		for (int n = 0; n < 100; n++) {
+			(void)pthread_kill(all[i], SIGALRM);
+			sched_yield();
+		}
+		CHECK(pthread_join(all[i], NULL) == 0);
+	}
+	interrupts(false, 0);
+	say_and_wait("done");
+}
+
+/* The daemon breaks the protocol. The mapping stays, and the connection does not. */
+static void breach(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	FAILS(gaia_macquire(p, PAGE, 0), EPROTO);
+	FAILS(gaia_macquire(p, PAGE, 0), EPROTO);
+	p[0] = 1;
+	say_and_wait("lost");
+	FAILS(gaia_munmap(p, PAGE), EPROTO);
+}
+
 /* Prints why a mapping is refused. */
 static void refused(const char *path)
 {
@@ -480,6 +583,14 @@ int main(int argc, char **argv)
 		stay(path, argv[3]);
 	else if (strcmp(what, "restart") == 0)
 		restart(path);
+	else if (strcmp(what, "interrupted") == 0)
+		interrupted(path);
+	else if (strcmp(what, "interrupted-mmap") == 0)
+		interrupted_mmap(path);
+	else if (strcmp(what, "interrupted-threads") == 0)
+		interrupted_threads(path);
+	else if (strcmp(what, "breach") == 0)
+		breach(path);
 	else if (strcmp(what, "refused") == 0)
 		refused(path);
 	else if (strcmp(what, "wire") == 0)

@@ -414,6 +414,14 @@ static void graphs(const char *path)
 		CHECK(gaia_async_error(p) == 0);
 		CHECK(pread(fd, &b, 1, 0) == 1 && b == i + 1);
 	}
+	/* Two launches at a time share a word; each waits for its own run at least. */
+	stream s2;
+	CHECK(cu.stream_create(&s2, 0) == 0);
+	for (int i = 0; i < 50; i++)
+		CHECK(cu.launch_graph(g, s) == 0 && cu.launch_graph(g, s2) == 0);
+	CHECK(cu.stream_wait(s) == 0 && cu.stream_wait(s2) == 0);
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(cu.stream_destroy(s2) == 0);
 	CHECK(cu.begin_capture(s, 0) == 0);
 	CHECK(gaia_mrelease_async(q, PAGE, 0, s) == 0);
 	CHECK(cu.end_capture(s, &late) == 0);
@@ -463,15 +471,54 @@ static void old_driver(const char *path)
 }
 
 /* The launch is refused; the environment says so. */
-static void no_launch(const char *path)
+static void no_launch(const char *path, const char *call)
 {
 	int fd = open_file(path, O_RDWR);
 	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
 
 	CHECK(p != MAP_FAILED);
 	FAILS(gaia_macquire_async(p, PAGE, 0, NULL), ENOMEM);
-	CHECK(strstr(gaia_error(), "cuLaunchHostFunc") != NULL);
+	CHECK(strstr(gaia_error(), call) != NULL);
 	CHECK(gaia_munmap(p, PAGE) == 0);
+}
+
+static void count(void *n)
+{
+	__atomic_add_fetch((int *)n, 1, __ATOMIC_SEQ_CST);
+}
+
+/* While the daemon takes its time for one stream, host functions of others run, and their calls are done. */
+static void callbacks_do_not_wait(const char *path)
+{
+	int fd = open_file(path, O_RDWR), before = 0, after = 0, other = 0;
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	stream s1, s2;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s1, 0) == 0 && cu.stream_create(&s2, 0) == 0);
+	CHECK(cu.host_func(s1, count, &before) == 0);
+	CHECK(gaia_macquire_async(p, PAGE, 0, s1) == 0);
+	CHECK(cu.host_func(s1, count, &after) == 0);
+	say_and_wait("queued"); /* the daemon has it */
+	CHECK(cu.host_func(s2, count, &other) == 0);
+	memcpy(p, "others", 6);
+	CHECK(gaia_mrelease_async(p, PAGE, 0, s2) == 0);
+	CHECK(cu.host_func(s2, count, &other) == 0);
+	CHECK(cu.stream_wait(s2) == 0 && other == 2);
+	char got[6];
+	CHECK(pread(fd, got, 6, 0) == 6 && memcmp(got, "others", 6) == 0);
+	CHECK(__atomic_load_n(&before, __ATOMIC_SEQ_CST) == 1 && __atomic_load_n(&after, __ATOMIC_SEQ_CST) == 0);
+	interrupts(true, 0);
+	FAILS(gaia_munmap(p, PAGE), EINTR); /* and the mapping stays */
+	interrupts(false, 0);
+	CHECK(gaia_mrelease(p, PAGE, 0) == 0);
+	say_and_wait("ran"); /* it answers */
+	CHECK(cu.stream_wait(s1) == 0 && after == 1);
+	CHECK(gaia_async_error(p) == 0);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	CHECK(cu.stream_destroy(s1) == 0 && cu.stream_destroy(s2) == 0);
 }
 
 static int unmapping, unmapped;
@@ -711,8 +758,8 @@ int main(int argc, char **argv)
 		{ "graphs", graphs },
 		{ "failing-capture", failing_capture },
 		{ "old-driver", old_driver },
-		{ "no-launch", no_launch },
 		{ "munmap-waits", munmap_waits },
+		{ "callbacks-do-not-wait", callbacks_do_not_wait },
 		{ "lost-context", lost_context },
 		{ "late-failure", late_failure },
 		{ "late-failure-at-msync", late_failure_at_msync },
@@ -726,6 +773,8 @@ int main(int argc, char **argv)
 		gaiafs_request_grant = ask_for_grant;
 	if (strcmp(argv[1], "failing") == 0 && argc == 4)
 		return failing(argv[2], argv[3]), 0;
+	if (strcmp(argv[1], "no-launch") == 0 && argc == 4)
+		return no_launch(argv[2], argv[3]), 0;
 	if (strcmp(argv[1], "refused") == 0 && argc == 4)
 		return refused(argv[2], argv[3]), 0;
 	for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)

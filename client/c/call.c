@@ -1,0 +1,451 @@
+/*
+ * Calls: requests of many threads over one connection, and their replies.
+ *
+ * Of the threads that wait for a reply, one reads for all and passes the task on when its own reply is complete. It never waits
+ * for another thread: a frame with descriptors is left with the request whose reply it is, as a parcel, and the thread that
+ * waits for it maps them. So a reader waits for the daemon only, whatever the driver of a GPU does meanwhile.
+ *
+ * A thread waits in the kernel in a way that signals end: in recv, or in a futex. A call that is interrupted leaves its place to
+ * an abandoned one, which nobody waits for: its reply is dropped when it comes, and a mapping in it is ended. A thread of the
+ * library's own sees to that if no other call does.
+ */
+#define _GNU_SOURCE
+#include "conn.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { UNSENT, SENT, DONE };
+
+/* A frame with descriptors that waits for its request's thread. */
+struct gaiafs_parcel {
+	struct gaiafs_parcel *next;       /* of the request; guarded by the connection's lock */
+	struct gaiafs_parcel *up, **back; /* in the list of all; guarded by gaiafs_fd_lock */
+	struct gaiafs_frame frame;
+	int fds[GAIAFS_MAX_EXTENTS];
+	uint8_t body[];
+};
+
+static struct gaiafs_parcel *parcels; /* all; guarded by gaiafs_fd_lock */
+
+/* Futexes. Their words change under a connection's lock, and whoever waits looks again under it. */
+
+static bool futex_interrupted(uint32_t *word, uint32_t seen)
+{
+	return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0) != 0 && errno == EINTR;
+}
+
+static void futex_wake_locked(uint32_t *word)
+{
+	__atomic_add_fetch(word, 1, __ATOMIC_RELAXED);
+	(void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+/* Parcels */
+
+/* parcel_of keeps a frame's body and descriptors, under gaiafs_fd_lock. NULL: there is no memory, and they are closed. */
+static struct gaiafs_parcel *parcel_of(const struct gaiafs_frame *frame)
+{
+	struct gaiafs_parcel *p = malloc(sizeof *p + frame->body_len);
+
+	if (p == NULL) {
+		for (size_t i = 0; i < frame->nfds; i++)
+			close(frame->fds[i]);
+		return NULL;
+	}
+	p->frame = *frame;
+	memcpy(p->body, frame->body, frame->body_len);
+	memcpy(p->fds, frame->fds, frame->nfds * sizeof *p->fds);
+	p->frame.body = p->body;
+	p->frame.fds = p->fds;
+	p->next = NULL;
+	p->up = parcels;
+	p->back = &parcels;
+	if (parcels != NULL)
+		parcels->back = &p->up;
+	parcels = p;
+	return p;
+}
+
+static void parcels_free(struct gaiafs_parcel *p)
+{
+	while (p != NULL) {
+		struct gaiafs_parcel *next = p->next;
+
+		pthread_mutex_lock(&gaiafs_fd_lock);
+		*p->back = p->up;
+		if (p->up != NULL)
+			p->up->back = p->back;
+		for (size_t i = 0; i < p->frame.nfds; i++)
+			close(p->fds[i]);
+		pthread_mutex_unlock(&gaiafs_fd_lock);
+		free(p);
+		p = next;
+	}
+}
+
+void gaiafs_parcels_after_fork(void)
+{
+	for (struct gaiafs_parcel *p = parcels; p != NULL; p = p->up)
+		for (size_t i = 0; i < p->frame.nfds; i++)
+			close(p->fds[i]);
+	parcels = NULL; /* their memory is left to threads that the child does not have */
+}
+
+/* The list of calls */
+
+static void append_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct gaiafs_request **p = &c->calls;
+
+	while (*p != NULL)
+		p = &(*p)->next;
+	r->next = NULL;
+	*p = r;
+}
+
+static void remove_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct gaiafs_request **p = &c->calls;
+
+	while (*p != r)
+		p = &(*p)->next;
+	*p = r->next;
+}
+
+/* pump_locked sends what may go out. A request is small, and as many as a daemon takes at once fit into a socket's buffer: where
+ * one does not, it goes out after the next reply. */
+static void pump_locked(struct gaiafs_conn *c)
+{
+	for (struct gaiafs_request *r = c->calls; r != NULL && c->running < c->max_requests; r = r->next) {
+		if (r->state != UNSENT)
+			continue;
+		int err = gaiafs_say(c->fd, r->type, r->id, r->body, r->body_len);
+		if (err == EAGAIN && c->running > 0)
+			return;
+		/* Whatever else fails here, the thread that reads finds out, with the daemon's last words if there are any. */
+		if (err != 0)
+			(void)shutdown(c->fd, SHUT_WR);
+		r->state = SENT;
+		c->running++;
+	}
+}
+
+/* complete_locked ends a call whose reply is complete. One that nobody waits for, and that got a mapping, ends that. */
+static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	remove_locked(c, r);
+	if (r->state == SENT)
+		c->running--;
+	if (!r->abandoned) {
+		r->state = DONE;
+		futex_wake_locked(&r->wake);
+	} else if (r->type == GAIAFS_MAP && r->mapped && c->lost.errnum == 0) {
+		r->type = GAIAFS_UNMAP;
+		r->state = UNSENT;
+		r->id = ++c->last_id;
+		r->body_len = gaiafs_put_unmap(r->body, r->mapping);
+		append_locked(c, r);
+	} else {
+		c->abandoned--;
+		free(r);
+	}
+}
+
+/* pass_on_locked has another thread read, where one waits and none does. */
+static void pass_on_locked(struct gaiafs_conn *c)
+{
+	if (c->reading)
+		return;
+	for (struct gaiafs_request *r = c->calls; r != NULL; r = r->next)
+		if (r->waiting) {
+			futex_wake_locked(&r->wake);
+			return;
+		}
+	if (c->sweeping)
+		futex_wake_locked(&c->sweep);
+}
+
+/* Reading */
+
+static void keep_first(struct gaiafs_fail *kept, const struct gaiafs_fail *f)
+{
+	if (f->errnum != 0 && kept->errnum == 0)
+		*kept = *f;
+}
+
+static void close_all(const struct gaiafs_frame *frame)
+{
+	for (size_t i = 0; i < frame->nfds; i++)
+		close(frame->fds[i]);
+}
+
+/* deliver_locked gives a frame to its call, and takes care of its descriptors. */
+static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, const struct gaiafs_frame *frame)
+{
+	struct gaiafs_fail f = { 0 };
+	struct gaiafs_mapped m;
+
+	if (frame->header.type == GAIAFS_MAPPED && gaiafs_get_mapped(frame->body, frame->body_len, &m)) {
+		r->mapped = true;
+		r->mapping = m.mapping;
+	}
+	if (r->abandoned || !r->own) {
+		if (!r->abandoned)
+			(void)r->take(r, frame, &f);
+		close_all(frame);
+	} else {
+		struct gaiafs_parcel *p = parcel_of(frame), **last = &r->parcels;
+
+		if (p == NULL)
+			(void)gaiafs_failed(&f, ENOMEM, "out of memory");
+		while (*last != NULL)
+			last = &(*last)->next;
+		*last = p;
+		futex_wake_locked(&r->wake);
+	}
+	keep_first(&r->fail, &f);
+	if (!(frame->header.flags & GAIAFS_MORE)) {
+		complete_locked(c, r);
+		pump_locked(c);
+	}
+}
+
+/* read_one reads a frame and gives it to its call, as the thread that reads. False: it was interrupted. */
+static bool read_one(struct gaiafs_conn *c)
+{
+	int fds[GAIAFS_MAX_EXTENTS];
+	struct gaiafs_frame frame;
+	struct gaiafs_fail fail = { 0 };
+	struct gaiafs_request *r;
+	int err = gaiafs_hear(c, -1, &frame, fds, &fail);
+
+	if (err == EINTR)
+		return false;
+	if (err == 0 && frame.header.type == GAIAFS_ERROR) {
+		if (gaiafs_read_fail(&frame, &fail) == 0)
+			(void)gaiafs_failed(&fail, EPROTO, "the daemon sent an error without one");
+		close_all(&frame);
+		pthread_mutex_unlock(&gaiafs_fd_lock);
+	} else if (err == 0) {
+		pthread_mutex_lock(&c->lock);
+		for (r = c->calls; r != NULL && (r->id != frame.header.id || r->state != SENT);)
+			r = r->next;
+		if (r != NULL)
+			deliver_locked(c, r, &frame);
+		pthread_mutex_unlock(&c->lock);
+		if (r == NULL) {
+			(void)gaiafs_failed(&fail, EPROTO, "the daemon answered a request that does not run");
+			close_all(&frame);
+		}
+		pthread_mutex_unlock(&gaiafs_fd_lock);
+	}
+	if (fail.errnum == 0)
+		return true;
+	gaiafs_lose(c, &fail); /* before calls end, so that one that begins anew makes a new connection */
+	pthread_mutex_lock(&c->lock);
+	while (c->calls != NULL) {
+		c->calls->fail = c->lost;
+		complete_locked(c, c->calls);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return true;
+}
+
+/* Abandoned calls */
+
+struct sweeper {
+	struct gaiafs_job job; /* its first member */
+	struct gaiafs_conn *c; /* with a reference */
+};
+
+static void sweep(struct gaiafs_job *job)
+{
+	struct gaiafs_conn *c = ((struct sweeper *)job)->c;
+
+	pthread_mutex_lock(&c->lock);
+	while (c->abandoned > 0 && c->lost.errnum == 0) {
+		uint32_t seen = __atomic_load_n(&c->sweep, __ATOMIC_RELAXED);
+		bool mine = !c->reading;
+
+		c->reading = true;
+		pthread_mutex_unlock(&c->lock);
+		if (mine)
+			(void)read_one(c);
+		else
+			(void)futex_interrupted(&c->sweep, seen);
+		pthread_mutex_lock(&c->lock);
+		if (mine)
+			c->reading = false;
+	}
+	c->sweeping = false;
+	pass_on_locked(c);
+	pthread_mutex_unlock(&c->lock);
+	gaiafs_conn_unref(c);
+	free(job);
+}
+
+/* have_swept_locked has abandoned calls looked after. Where there is no thread for it, the next call does. */
+static struct sweeper *have_swept_locked(struct gaiafs_conn *c)
+{
+	struct sweeper *s;
+
+	if (c->sweeping || (s = malloc(sizeof *s)) == NULL)
+		return NULL;
+	s->job.run = sweep;
+	s->c = c;
+	c->sweeping = true;
+	return s;
+}
+
+static void post_sweeper(struct sweeper *s)
+{
+	struct gaiafs_fail f;
+
+	if (gaiafs_prepare_work(&f) == 0) {
+		gaiafs_conn_ref(s->c);
+		gaiafs_post(&s->job);
+		return;
+	}
+	pthread_mutex_lock(&s->c->lock);
+	s->c->sweeping = false;
+	pthread_mutex_unlock(&s->c->lock);
+	free(s);
+}
+
+/* abandon_locked leaves a call's place to one that nobody waits for; what was to be unmapped is unmapped all the same. False:
+ * there is no memory for it, and the call goes on. */
+static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct gaiafs_request *ghost;
+
+	if (r->state == UNSENT && r->type != GAIAFS_UNMAP) {
+		remove_locked(c, r);
+		return true;
+	}
+	ghost = malloc(sizeof *ghost);
+	if (ghost == NULL)
+		return false;
+	*ghost = *r;
+	ghost->abandoned = true;
+	ghost->parcels = NULL;
+	ghost->waiting = false;
+	remove_locked(c, r);
+	ghost->next = c->calls;
+	c->calls = ghost;
+	c->abandoned++;
+	return true;
+}
+
+/* Calling */
+
+/* wait_locked lets r wait for something to happen. False: it was interrupted. */
+static bool wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	uint32_t seen = __atomic_load_n(&r->wake, __ATOMIC_RELAXED);
+	bool mine = !c->reading, went;
+
+	c->reading = true;
+	r->waiting = !mine;
+	pthread_mutex_unlock(&c->lock);
+	went = mine ? read_one(c) : !futex_interrupted(&r->wake, seen);
+	pthread_mutex_lock(&c->lock);
+	r->waiting = false;
+	if (mine)
+		c->reading = false;
+	return went;
+}
+
+/* take_parcel_locked has the request take its next parcel, if there is one, under no lock. */
+static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct gaiafs_parcel *p = r->parcels;
+	struct gaiafs_fail f = { 0 };
+
+	if (p == NULL)
+		return false;
+	r->parcels = p->next;
+	p->next = NULL;
+	pass_on_locked(c);
+	pthread_mutex_unlock(&c->lock);
+	(void)r->take(r, &p->frame, &f);
+	if (f.errnum == 0 && p->frame.truncated)
+		(void)gaiafs_failed(&f, EMFILE, "this process has no descriptors left for the extents");
+	parcels_free(p);
+	pthread_mutex_lock(&c->lock);
+	keep_first(&r->fail, &f);
+	return true;
+}
+
+int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
+{
+	struct gaiafs_parcel *left = NULL;
+	struct sweeper *s = NULL;
+
+	r->fail = (struct gaiafs_fail){ 0 };
+	r->type = type;
+	r->state = UNSENT;
+	r->wake = 0;
+	r->parcels = NULL;
+	r->abandoned = r->mapped = r->waiting = false;
+	memcpy(r->body, body, n);
+	r->body_len = n;
+
+	pthread_mutex_lock(&c->lock);
+	if (c->lost.errnum != 0) {
+		r->fail = c->lost;
+		pthread_mutex_unlock(&c->lock);
+		return r->fail.errnum;
+	}
+	r->id = ++c->last_id;
+	append_locked(c, r);
+	pump_locked(c);
+	while (take_parcel_locked(c, r) || r->state != DONE) {
+		if (r->parcels != NULL || r->state == DONE || wait_locked(c, r) || r->state == DONE || !abandon_locked(c, r))
+			continue;
+		left = r->parcels;
+		r->abandoned = true;
+		r->fail = (struct gaiafs_fail){ 0 };
+		(void)gaiafs_failed(&r->fail, EINTR, "a signal interrupted the wait for the daemon, which may carry it out all the same");
+		if (c->abandoned > 0)
+			s = have_swept_locked(c);
+		break;
+	}
+	pass_on_locked(c);
+	pthread_mutex_unlock(&c->lock);
+	parcels_free(left);
+	if (s != NULL)
+		post_sweeper(s);
+	return r->fail.errnum;
+}
+
+void gaiafs_calls_free(struct gaiafs_conn *c)
+{
+	while (c->calls != NULL) {
+		struct gaiafs_request *next = c->calls->next;
+
+		free(c->calls);
+		c->calls = next;
+	}
+}
+
+static int take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail)
+{
+	(void)r;
+	return gaiafs_take_result(frame, fail);
+}
+
+int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f)
+{
+	struct gaiafs_request r = { .take = take_simple };
+	int err = gaiafs_call(c, type, body, n, &r);
+
+	if (err != 0)
+		*f = r.fail;
+	return err;
+}

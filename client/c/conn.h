@@ -1,0 +1,52 @@
+/* A connection as conn.c makes it and call.c uses it. */
+#ifndef GAIAFS_CONN_H
+#define GAIAFS_CONN_H
+
+#include "internal.h"
+
+enum { CONNECTING, READY, LOST };
+
+struct gaiafs_conn {
+	uint32_t max_requests, kinds;    /* immutable once READY */
+	uint8_t *record;                 /* GAIAFS_MAX_FRAME bytes, the reading thread's */
+	char socket[GAIAFS_SOCKET_PATH]; /* immutable */
+	pthread_mutex_t lock;
+
+	/* Guarded by gaiafs_table_lock. */
+	int state;
+	bool listed;
+	unsigned refs;
+	struct gaiafs_conn *next;
+
+	/* Changed under gaiafs_table_lock and lock together; the reading thread, which alone closes it, looks without. */
+	int fd; /* -1: closed */
+
+	/* Guarded by lock. */
+	struct gaiafs_request *calls; /* whose reply is not complete, in the order in which they came */
+	uint32_t running;             /* those of them that were sent */
+	uint32_t abandoned;           /* those of them that nobody waits for */
+	uint64_t last_id;
+	bool reading;            /* a thread reads */
+	bool sweeping;           /* a thread of the library's own waits for the replies of abandoned calls */
+	uint32_t sweep;          /* its futex */
+	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
+};
+
+/* gaiafs_hear waits for one frame, at most timeout milliseconds, and returns 0 with gaiafs_fd_lock held and the descriptors in
+ * fds, or an errno without. With a negative timeout it waits until there is one; EINTR: a signal's handler ran that does not
+ * restart calls. */
+int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
+		struct gaiafs_fail *f);
+/* gaiafs_say sends one frame, without waiting. It returns an errno. */
+int gaiafs_say(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n);
+/* gaiafs_read_fail decodes the body of a RESULT or ERROR into *f. */
+int gaiafs_read_fail(const struct gaiafs_frame *frame, struct gaiafs_fail *f);
+/* gaiafs_lose makes c useless, for the reason, and closes its socket: the daemon frees what it had for this process. */
+void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why);
+void gaiafs_conn_ref(struct gaiafs_conn *c);
+/* gaiafs_calls_free frees what nobody waits for any more. c has no other user. */
+void gaiafs_calls_free(struct gaiafs_conn *c);
+/* gaiafs_parcels_after_fork closes the child's copies of descriptors on their way, under gaiafs_fd_lock. */
+void gaiafs_parcels_after_fork(void);
+
+#endif

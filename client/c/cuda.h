@@ -1,0 +1,117 @@
+/* What cuda.c and cuda_stream.c share: the driver, as far as it is called. */
+#ifndef GAIAFS_CUDA_H
+#define GAIAFS_CUDA_H
+
+#include "internal.h"
+
+typedef int result;
+typedef int device;
+typedef uint64_t handle;
+typedef uint64_t address;
+typedef void *context;
+typedef void *stream;
+typedef void *graph;
+
+/* Results of calls that are looked at; the others only get words. */
+enum {
+	OUT_OF_MEMORY = 2,
+	NOT_INITIALIZED = 3,
+	NO_DEVICE = 100,
+	INVALID_DEVICE = 101,
+	INVALID_HANDLE = 400,
+	NOT_READY = 600,
+	NOT_PERMITTED = 800,
+	NOT_SUPPORTED = 801,
+	CAPTURE_UNSUPPORTED = 900, /* the first that speaks of captures, */
+	CAPTURE_WRONG_THREAD = 908, /* and the last */
+};
+
+enum { POSIX_DESCRIPTOR = 1 };               /* CUmemAllocationHandleType */
+enum { LOCATION_DEVICE = 1 };                /* CUmemLocationType */
+enum { ACCESS_READ = 1, ACCESS_BOTH = 3 };   /* CUmemAccess_flags */
+enum { CAPTURE_ACTIVE = 1 };                 /* CUstreamCaptureStatus */
+enum { CAPTURE_MODE_RELAXED = 2 };           /* CUstreamCaptureMode */
+enum { UNTIL_AT_LEAST = 0 };                 /* CUstreamWaitValue_flags: cyclically */
+enum { PORTABLE = 1, MAPPED = 2 };           /* of registered memory */
+enum { WITHOUT_SYNC = 1, MOVE = 1 };         /* of user objects: CUuserObject_flags, CUuserObjectRetain_flags */
+enum { GRANULARITY = 2 << 20 };              /* to which hints are rounded */
+#define PER_THREAD_STREAM ((stream)(uintptr_t)2) /* the numbers up to this one are default streams */
+
+struct access {
+	struct {
+		int type, id;
+	} location;
+	int flags;
+};
+
+struct gaiafs_cu {
+	result (*init)(unsigned flags);
+	result (*name)(result r, const char **name);
+	result (*words)(result r, const char **words);
+	result (*device_count)(int *n);
+	result (*device_get)(device *d, int ordinal);
+	result (*device_uuid)(uint8_t uuid[GAIAFS_UUID], device d);
+	result (*primary_retain)(context *c, device d);
+	result (*primary_release)(device d);
+	result (*ctx_current)(context *c);
+	result (*ctx_device)(device *d);
+	result (*ctx_push)(context c);
+	result (*ctx_pop)(context *c);
+	result (*import)(handle *h, void *os_handle, int type);
+	result (*release)(handle h);
+	result (*reserve)(address *a, size_t n, size_t alignment, address hint, unsigned long long flags);
+	result (*free)(address a, size_t n);
+	result (*map)(address a, size_t n, size_t offset, handle h, unsigned long long flags);
+	result (*unmap)(address a, size_t n);
+	result (*set_access)(address a, size_t n, const struct access *who, size_t count);
+	result (*stream_ctx)(stream s, context *c);
+	result (*stream_query)(stream s);
+	result (*launch)(stream s, void (*call)(void *), void *argument);
+	result (*host_register)(void *at, size_t n, unsigned flags);
+	result (*host_pointer)(address *a, void *at, unsigned flags);
+	/* NULL in old drivers. */
+	result (*wait)(stream s, address word, uint32_t value, unsigned flags);
+	result (*capture_mode)(int *mode);
+	result (*capture_info)(stream s, int *status, uint64_t *id, graph *g, const void **nodes, size_t *n);
+	result (*is_capturing)(stream s, int *status);
+	result (*object_create)(void **object, void *data, void (*destroy)(void *), unsigned refs, unsigned flags);
+	result (*object_release)(void *object, unsigned refs);
+	result (*graph_retain)(graph g, void *object, unsigned refs, unsigned flags);
+};
+
+/* Loaded once gaiafs_cuda_open has returned 0. */
+extern struct gaiafs_cu gaiafs_cu;
+
+/* gaiafs_cu_check returns 0 for success, else an errno with the call's name and the driver's words in *f. */
+int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f);
+
+struct gaiafs_cuda {
+	device device;              /* immutable */
+	uint8_t uuid[GAIAFS_UUID];  /* immutable */
+	context primary;            /* the device's, if retained; guarded by primary_lock */
+
+	/* The mapping's, for the thread that makes it, and later for the one that ends it. */
+	struct part {
+		handle handle; /* 0: given back */
+		size_t size;
+	} *parts;
+	size_t count, room, total; /* total: bytes of all parts */
+	int64_t first;             /* file offset of the first extent */
+	address range;             /* total bytes; 0: none */
+	size_t mapped;             /* bytes of it that are mapped */
+};
+
+/* How a thread's CUDA state was found, for gaiafs_cu_leave. */
+struct visit {
+	bool pushed, relaxed;
+	int mode;
+};
+
+/* gaiafs_cu_relax lets the thread call what is forbidden while another one captures a stream. */
+void gaiafs_cu_relax(struct visit *v);
+/* gaiafs_cu_enter makes a context of the device current: the caller's, if it is one, else the primary one, which is retained
+ * until the mapping ends. */
+int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
+void gaiafs_cu_leave(struct visit *v);
+
+#endif

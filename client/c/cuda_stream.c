@@ -1,0 +1,179 @@
+/* Work in the streams of GPUs: host functions, the words that streams wait for, and captures. */
+#define _GNU_SOURCE
+#include "cuda.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/*
+ * Words lie in pages that are registered once, for all contexts, and stay. They are shared memory, so that a fork leaves them
+ * where the GPU reads them.
+ */
+enum { PAGE = 4096, WORDS = PAGE / sizeof(uint32_t) };
+
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* no call is made under it */
+static struct gaiafs_word *free_words;                         /* guarded by words_lock */
+
+void gaiafs_word_done(struct gaiafs_word *w)
+{
+	__atomic_store_n(w->at, w->value, __ATOMIC_RELEASE);
+	pthread_mutex_lock(&words_lock);
+	w->next = free_words;
+	free_words = w;
+	pthread_mutex_unlock(&words_lock);
+}
+
+/* more_words registers a page of words, with a context current. */
+static int more_words(struct gaiafs_fail *f)
+{
+	struct gaiafs_word *all = calloc(WORDS, sizeof *all);
+	struct visit v = { 0 };
+	uint32_t *page;
+	int err;
+
+	if (all == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED) {
+		free(all);
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	}
+	gaiafs_cu_relax(&v);
+	err = gaiafs_cu_check(gaiafs_cu.host_register(page, PAGE, PORTABLE | MAPPED), "cuMemHostRegister", f);
+	gaiafs_cu_leave(&v);
+	if (err != 0) {
+		(void)munmap(page, PAGE);
+		free(all);
+		return err;
+	}
+	pthread_mutex_lock(&words_lock);
+	for (size_t i = 0; i < WORDS; i++) {
+		all[i].at = &page[i];
+		all[i].next = free_words;
+		free_words = &all[i];
+	}
+	pthread_mutex_unlock(&words_lock);
+	return 0;
+}
+
+/* word returns one that says "not yet", and its address on the device of the current context. NULL: *f says why. */
+static struct gaiafs_word *word(address *at, struct gaiafs_fail *f)
+{
+	struct gaiafs_word *w;
+
+	for (;;) {
+		pthread_mutex_lock(&words_lock);
+		w = free_words;
+		if (w != NULL)
+			free_words = w->next;
+		pthread_mutex_unlock(&words_lock);
+		if (w != NULL)
+			break;
+		if (more_words(f) != 0)
+			return NULL;
+	}
+	if (gaiafs_cu_check(gaiafs_cu.host_pointer(at, w->at, 0), "cuMemHostGetDevicePointer", f) != 0) {
+		gaiafs_word_done(w);
+		return NULL;
+	}
+	w->value++;
+	return w;
+}
+
+/* capture gives the work to the graph that the stream is captured into, if it is. */
+static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiafs_fail *f)
+{
+	int status = 0;
+	uint64_t id;
+	graph g = NULL;
+	void *object;
+
+	if (gaiafs_cu.capture_info != NULL) {
+		if (gaiafs_cu_check(gaiafs_cu.capture_info(s, &status, &id, &g, NULL, NULL), "cuStreamGetCaptureInfo", f) != 0)
+			return f->errnum;
+	} else if (gaiafs_cu.is_capturing != NULL) {
+		if (gaiafs_cu_check(gaiafs_cu.is_capturing(s, &status), "cuStreamIsCapturing", f) != 0)
+			return f->errnum;
+	}
+	if (status != CAPTURE_ACTIVE)
+		return 0;
+	if (g == NULL || gaiafs_cu.object_create == NULL || gaiafs_cu.object_release == NULL || gaiafs_cu.graph_retain == NULL)
+		return gaiafs_failed(f, ENOTSUP, "the stream is captured, and this driver's graphs cannot keep what the call "
+				     "needs: install one for CUDA 11.3 or newer");
+	w->leave(w);
+	if (gaiafs_cu_check(gaiafs_cu.object_create(&object, w, w->free, 1, WITHOUT_SYNC), "cuUserObjectCreate", f) != 0)
+		return f->errnum;
+	*captured = w->captured = true; /* and from here on the object's, which may free it */
+	if (gaiafs_cu_check(gaiafs_cu.graph_retain(g, object, 1, MOVE), "cuGraphRetainUserObject", f) == 0)
+		return 0;
+	(void)gaiafs_cu.object_release(object, 1);
+	return f->errnum;
+}
+
+int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *s, struct gaiafs_work *w, bool *captured, bool *launched,
+			struct gaiafs_fail *f)
+{
+	struct gaiafs_word *mine = NULL;
+	struct visit v = { 0 };
+	address at = 0;
+	uint32_t value;
+	context of = NULL;
+	device d = -1;
+	int err;
+
+	*captured = *launched = false;
+	if (gaiafs_cu.wait == NULL)
+		return gaiafs_failed(f, ENOTSUP, "this driver's streams cannot wait for a word in memory: install one for CUDA 11.7 or "
+				     "newer");
+	if (s <= PER_THREAD_STREAM) {
+		err = gaiafs_cu_enter(c, &v, f);
+		if (err == 0 && v.relaxed) { /* a launch is what a capture is about */
+			(void)gaiafs_cu.capture_mode(&v.mode);
+			v.relaxed = false;
+		}
+		if (err == 0)
+			err = gaiafs_cu_check(gaiafs_cu.ctx_current(&of), "cuCtxGetCurrent", f);
+	} else {
+		err = gaiafs_cu_check(gaiafs_cu.stream_ctx(s, &of), "cuStreamGetCtx", f);
+		if (err == 0)
+			err = gaiafs_cu_check(gaiafs_cu.ctx_push(of), "cuCtxPushCurrent", f);
+		v.pushed = err == 0;
+		if (err == 0)
+			err = gaiafs_cu_check(gaiafs_cu.ctx_device(&d), "cuCtxGetDevice", f);
+		if (err == 0 && d != c->device)
+			err = gaiafs_failed(f, EINVAL, "the stream is of CUDA device %d and the mapping on %d", d, c->device);
+	}
+	if (err == 0) {
+		__atomic_store_n(&w->context, of, __ATOMIC_RELEASE);
+		mine = w->word = word(&at, f);
+		err = mine == NULL ? f->errnum : capture(s, w, captured, f);
+	}
+	value = mine != NULL ? mine->value : 0;
+	if (err == 0) {
+		err = gaiafs_cu_check(gaiafs_cu.launch(s, w->run, w), "cuLaunchHostFunc", f);
+		*launched = err == 0;
+	}
+	/* From here on w may be gone. The word is not given to others with a value that the wait would take for its own. */
+	if (err == 0)
+		err = gaiafs_cu_check(gaiafs_cu.wait(s, at, value, UNTIL_AT_LEAST), "cuStreamWaitValue32", f);
+	gaiafs_cu_leave(&v);
+	return err;
+}
+
+bool gaiafs_cuda_lost(void *of, struct gaiafs_fail *f)
+{
+	struct visit v = { 0 };
+	result r;
+
+	gaiafs_cu_relax(&v);
+	r = gaiafs_cu.ctx_push(of);
+	if (r == 0) {
+		v.pushed = true;
+		r = gaiafs_cu.stream_query(PER_THREAD_STREAM);
+	}
+	gaiafs_cu_leave(&v);
+	if (r == 0 || r == NOT_READY || (r >= CAPTURE_UNSUPPORTED && r <= CAPTURE_WRONG_THREAD))
+		return false;
+	(void)gaiafs_cu_check(r, "the stream", f);
+	return true;
+}
