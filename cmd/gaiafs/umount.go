@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -195,9 +196,13 @@ func (u *unmounting) busy(users []user) error {
 // withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
 func (u *unmounting) withoutDaemon(why error) error {
 	dead := errors.Is(why, syscall.ENOTCONN)
+	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
-	case errors.Is(why, syscall.EPERM), errors.Is(why, syscall.EACCES):
+	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted may do that (%w)", u.mountpoint, why)
+	case refused && !u.force: // the kernel keeps root out of mounts of users
+		return fmt.Errorf("%s is not unmounted: the user who mounted it shares it with nobody, so that its daemon cannot be asked whether "+
+			"everything is written back; unmount it as that user, or all the same with --force", u.mountpoint)
 	case !dead && !u.force:
 		return fmt.Errorf("%s is not unmounted: its daemon does not say whether everything is written back (%w); --force unmounts all the same",
 			u.mountpoint, why)

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// diskPlace is a place whose SOURCE is an ext4 of its own, and the file that it is in.
+func diskPlace(t *testing.T) (p place, image string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a filesystem")
+	}
+	for _, tool := range []string{"mkfs.ext4", "mount"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
+		}
+	}
+	p = newPlace(t)
+	image = filepath.Join(t.TempDir(), "image")
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, 32*mib))
+	out, err := exec.Command("mkfs.ext4", "-q", image).CombinedOutput()
+	require.NoError(t, err, string(out))
+	p.mountDisk(t, image)
+	return p, image
+}
+
+func (p place) mountDisk(t *testing.T, image string) {
+	t.Helper()
+	if out, err := exec.Command("mount", "-o", "loop,errors=remount-ro", image, p.source).CombinedOutput(); err != nil {
+		t.Skipf("a file cannot be mounted here: %s", out)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(p.source, unix.MNT_DETACH) })
+}
+
+// shutDown has every write to SOURCE fail with EIO from now on, as where its disk is gone (FS_IOC_SHUTDOWN of ext4).
+func (p place) shutDown(t *testing.T) {
+	t.Helper()
+	dir, err := os.Open(p.source)
+	require.NoError(t, err)
+	defer dir.Close()
+	const request, withoutLog = 0x8004587d, 2
+	flags := uint32(withoutLog)
+	// The kernel reads flags before the call returns.
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), request, uintptr(unsafe.Pointer(&flags)))
+	require.Zero(t, errno)
+}
+
+// makeReadOnly has ext4 find a fault, upon which it takes no more changes, also by those who have files open for writing.
+func (p place) makeReadOnly(t *testing.T) {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(p.source, &st))
+	device, err := os.Readlink("/sys/dev/block/" + unixDevice(st.Dev))
+	require.NoError(t, err)
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error")
+	if err := os.WriteFile(trigger, []byte("1"), 0); err != nil {
+		t.Skipf("ext4 cannot be told to find a fault: %v", err)
+	}
+}
+
+func unixDevice(dev uint64) string {
+	return fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
+}
+
+// A home that fails is no other than a full one: nothing is given up but by force.
+func TestUmountRefusesWhileSourceFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails func(p place, t *testing.T)
+		says  string
+	}{
+		"EIO":   {place.shutDown, "input/output error"},
+		"EROFS": {place.makeReadOnly, "read-only file system"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, _ := diskPlace(t)
+			s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
+			m := p.releases(t, "out", 3*mib)
+			c.fails(p, t)
+			require.NoError(t, m.Close())
+			require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0))
+			r := gaiafsCommand(t, "umount", p.mountpoint)
+			require.Equal(t, exitFailure, r.code)
+			require.Contains(t, r.err, "3145728 bytes of out: "+c.says)
+			require.True(t, p.isMounted(t))
+			require.Equal(t, int64(3*mib), p.status(t).Files[0].WaitingBytes)
+			r = gaiafsCommand(t, "umount", "--force", p.mountpoint)
+			require.Equal(t, exitFailure, r.code)
+			require.Contains(t, r.err, "3145728 bytes of out that devices wrote are lost: "+c.says)
+			require.Equal(t, exitFailure, s.end(t))
+			require.False(t, p.isMounted(t))
+		})
+	}
+}
+
+// A SOURCE that is out of sight takes bytes all the same: the daemon has it open.
+func TestSourceThatWasUnmounted(t *testing.T) {
+	p, image := diskPlace(t)
+	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
+	m := p.releases(t, "out", 3*mib)
+	require.NoError(t, unix.Unmount(p.source, unix.MNT_DETACH))
+	require.NoError(t, m.Close())
+	r := gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t))
+	p.mountDisk(t, image)
+	p.requireHome(t, "out", 3*mib)
+}
+
+// Of a file that was deleted in SOURCE nobody misses bytes.
+func TestSourceThatWasDeleted(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
+	m := s.releases(t, "out", 3*mib)
+	require.NoError(t, os.RemoveAll(s.source))
+	require.NoError(t, m.Close())
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t))
+}
