@@ -170,7 +170,7 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 	defer c.gate.RUnlock()
 	c.witness.begin(fd)
 	defer c.witness.end(fd)
-	truncate := func(int64) error {
+	truncate := func(int64, int64) error {
 		return retry(func() error {
 			if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {
 				return unix.Truncate(procPath(fd), 0)

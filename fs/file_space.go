@@ -27,9 +27,9 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	case in.Mode&(unix.FALLOC_FL_COLLAPSE_RANGE|unix.FALLOC_FL_INSERT_RANGE) != 0:
 		change.Kind = pagecache.ChangeShift
 	}
-	allocate := func(off int64) error {
+	allocate := func(off, n int64) error {
 		return fs.creator.spend(in.Caller.Uid, func() error {
-			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, change.Len) })
+			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, n) })
 		})
 	}
 	if in.Mode&unix.FALLOC_FL_KEEP_SIZE == 0 {
@@ -87,6 +87,9 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 // maxCopy bounds one copy_file_range request, whose answer has 32 bits.
 const maxCopy = 1 << 30
 
+// maxCopyHeld bounds it where devices hold something of the destination: the bytes that it replaces may have to be kept, all at once.
+const maxCopyHeld = 8 << 20
+
 // CopyFileRange implements fuse.RawFileSystem.
 func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, dst := fs.files.get(in.FhIn), fs.files.get(in.FhOut)
@@ -97,13 +100,16 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 		return 0, fuse.Status(errno)
 	}
 	from, to, size := page.Clamp(in.OffIn), page.Clamp(in.OffOut), int(min(in.Len, maxCopy))
+	if dst.content.live() != nil {
+		size = min(size, maxCopyHeld)
+	}
 	if f := src.content.live(); f != nil {
 		if err := f.ReadRange(page.Span(from, int64(size))); err != nil {
 			return 0, toStatus(err)
 		}
 	}
 	copied := 0
-	transfer := func(off int64) error {
+	transfer := func(off, _ int64) error {
 		from := from
 		return fs.creator.spend(in.Caller.Uid, func() error {
 			return retry(func() (err error) {

@@ -145,7 +145,7 @@ func (w *homeWrite) change(prepare func(off int64) error) error {
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}
-	return c.changeHome(change, func(off int64) error {
+	return c.changeHome(change, func(off, _ int64) error {
 		if prepare != nil {
 			if err := prepare(off); err != nil {
 				return err

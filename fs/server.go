@@ -54,8 +54,12 @@ const (
 	// dirtyShare is the part of all dirty pages that those of the mount may be, in percent. The rest stays for the backing
 	// filesystem: were it used up, the daemon would be slowed down while it brings the mount's pages home.
 	dirtyShare = 50
-	// maxBackground is the number of requests that nobody waits for (read-ahead, write-back) in flight at once.
-	maxBackground = 256
+	// maxBackground is the most requests that nobody waits for (read-ahead, write-back) in flight at once, minBackground the least of
+	// that. What they hold is to be a quarter of the cache's host memory at most.
+	maxBackground, minBackground = 256, 16
+	// maxInFlight is the bytes of all requests in flight. Were it small, a few programs that write to a file whose filesystem hangs would
+	// have all others wait.
+	maxInFlight = 1 << 30
 )
 
 // Server is a mount in service.
@@ -186,11 +190,13 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		AllowOther:    o.AllowOther,
 		MaxWrite:      maxRequest,
 		MaxBackground: maxBackground,
-		Options:       []string{"default_permissions"},
-		Logger:        slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn),
-		Debug:         o.Debug,
-		DisableSplice: true,
-		EnableAcl:     true,
+
+		MaxInflightRequestBytes: maxInFlight,
+		Options:                 []string{"default_permissions"},
+		Logger:                  slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn),
+		Debug:                   o.Debug,
+		DisableSplice:           true,
+		EnableAcl:               true,
 		// A symbolic link never changes its target, so the kernel may keep it with the inode.
 		EnableSymlinkCaching:     true,
 		ExplicitDataCacheControl: true,
@@ -198,6 +204,9 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		// list a directory and then look at every entry pay a request for each.
 		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_IOCTL_DIR |
 			fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_SETXATTR_EXT | fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
+	}
+	if o.Cache != nil {
+		m.MaxBackground = int(min(max(o.Cache.HostMemory()/4/maxRequest, minBackground), maxBackground))
 	}
 	if !o.Passthrough {
 		m.DisabledCapabilities = fuse.CAP_PASSTHROUGH

@@ -102,7 +102,7 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 		}
 		if c := n.data.Load(); c != nil {
 			// Not while released bytes are written, after which home gets back the time that it had.
-			return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64) error { return set() }))
+			return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64, int64) error { return set() }))
 		}
 		return toErrno(set())
 	}
@@ -118,7 +118,7 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 	c := n.content()
 	c.gate.RLock()
 	defer c.gate.RUnlock()
-	truncate := func(int64) error {
+	truncate := func(int64, int64) error {
 		return fs.creator.spend(uid, func() error {
 			return retry(func() error {
 				if of != nil && of.writesHome {

@@ -2,6 +2,7 @@ package lrc
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 	"unsafe"
 
@@ -141,20 +142,29 @@ func (f *File) within(ranges []page.Range) []page.Range {
 
 // Where a method takes several ranges, they are ascending and do not overlap. It costs less than one call for each.
 
+// Keeps returns the runs of ranges of which KeepBases would return something.
+func (f *File) Keeps(ranges []page.Range, except versions.Owner) (out []page.Range) {
+	keeps := func(s *state) bool { return s.keeps(except) }
+	f.runs.scanAll(f.within(ranges), keeps, func(run page.Range, _ *state) { out = page.AppendRange(out, run) })
+	return out
+}
+
+// keeps reports whether home is the only base of a tracked replica of an owner other than except.
+func (s *state) keeps(except versions.Owner) bool {
+	for i := range s.replicas {
+		if r := &s.replicas[i]; r.tracked && r.base == BaseHome && r.owner != except {
+			return true
+		}
+	}
+	return false
+}
+
 // KeepBases must be called before home changes. It returns the runs of ranges whose bytes in home have to be kept, and
 // under which Base, because a tracked replica has no other base. except is the device whose own bytes are being collected;
 // its base is changed by Collected instead. CPU for none.
 func (f *File) KeepBases(ranges []page.Range, except versions.Owner) []PageBase {
 	var out []PageBase
-	needs := func(s *state) bool {
-		for i := range s.replicas {
-			r := &s.replicas[i]
-			if r.tracked && r.base == BaseHome && r.owner != except {
-				return true
-			}
-		}
-		return false
-	}
+	needs := func(s *state) bool { return s.keeps(except) }
 	ranges = f.within(ranges)
 	f.runs.scanAll(ranges, needs, func(run page.Range, s *state) { out = append(out, PageBase{run, s.freeBase()}) })
 	if len(out) == 0 {
@@ -328,6 +338,38 @@ func (f *File) AppendStale(out []Update, rg page.Range, o versions.Owner) []Upda
 	return out
 }
 
+// Behind returns the updates of rg that Stale does, of replicas whose bases are copies: when they are carried out the copies can go.
+// It is right also while something is pending: then the replicas are stale again after a collect.
+func (f *File) Behind(rg page.Range, o versions.Owner) (out []Update) {
+	behind := func(s *state) bool {
+		r := s.find(o)
+		return r != nil && r.tracked && r.base.kept() && r.stale(s.home)
+	}
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), behind, func(run page.Range, s *state) {
+		out = append(out, Update{Range: run, Mode: ModePatch, Base: s.find(o).base})
+	})
+	return out
+}
+
+// Parts yields the parts of rg of which the File knows something, in order, in pieces of at most n pages.
+func (f *File) Parts(rg page.Range, n page.Index) iter.Seq[page.Range] {
+	return func(yield func(page.Range) bool) {
+		rg := rg.Intersect(page.Range{End: f.runs.end()})
+		for p := rg.Start; p < rg.End; p += n {
+			i, there := f.runs.find(int64(p) / segmentPages)
+			if i == len(f.runs.segments) {
+				return
+			}
+			if !there {
+				p = firstPage(f.runs.segments[i].number)
+			}
+			if p >= rg.End || !yield(page.Range{Start: p, End: min(p+n, rg.End)}) {
+				return
+			}
+		}
+	}
+}
+
 // Updated says that the replicas of o in the ranges contain home, which is their base from now on. With track, programs
 // may store into them. drop are bases that nobody has any more.
 func (f *File) Updated(ranges []page.Range, o versions.Owner, track bool) (drop []PageBase) {
@@ -416,6 +458,15 @@ func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
 			return
 		}
 		out = append(out, Current{run, r.tracked})
+	})
+	return out
+}
+
+// Bases returns the bases of the pages of rg that o holds and tracks, but for hollow ones.
+func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
+	tracked := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && r.base != BaseZero }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), tracked, func(run page.Range, s *state) {
+		out = append(out, PageBase{run, s.find(o).base})
 	})
 	return out
 }
@@ -574,6 +625,9 @@ func (f *File) End() page.Index { return f.runs.end() }
 
 // Memory returns the bytes that the versions and states of all pages take.
 func (f *File) Memory() int64 { return f.runs.memory() + f.kept.memory() + f.wrote.memory() }
+
+// Tables is about that, and costs nothing.
+func (f *File) Tables() int64 { return f.runs.tables + int64(cap(f.runs.segments))*int64(segmentSize) }
 
 // Dump describes every page that is not in the initial state, a line per run of equal states, for tests and debugging.
 func (f *File) Dump() string {

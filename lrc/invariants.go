@@ -85,6 +85,13 @@ func (s *state) fault() string {
 
 // check panics if a segment of rg is not as segment says, or could be smaller.
 func (rs *runs) check(rg page.Range) {
+	tables := int64(0)
+	for i := range rs.segments {
+		tables += rs.segments[i].memory()
+	}
+	if tables != rs.tables {
+		panic(fmt.Sprintf("lrc: the tables take %d bytes, not %d", tables, rs.tables))
+	}
 	first, _ := rs.find(int64(max(rg.Start, 0)) / segmentPages)
 	for i := first; i < len(rs.segments) && firstPage(rs.segments[i].number) < rg.End; i++ {
 		g := &rs.segments[i]

@@ -41,6 +41,8 @@ type runs struct {
 	// segments are in ascending order of their numbers. The pages of a segment that is not there have the initial state: a file
 	// may be of 2^63 bytes, and a device hold a page at its end.
 	segments []segment
+	// tables is the memory of their tables.
+	tables int64
 	// interned keeps one string per uniform encoding in use, so that agreeing segments share it.
 	interned map[string]string
 	// recent has the states that were decoded last: one request after the other meets the same few, and with many devices a
@@ -383,7 +385,10 @@ func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, known *
 	i := -1
 	flush := func() {
 		if len(parts) > 0 {
-			rs.updateSegment(&rs.segments[i], parts, &changes)
+			g := &rs.segments[i]
+			before := g.memory()
+			rs.updateSegment(g, parts, &changes)
+			rs.tables += g.memory() - before
 			parts = parts[:0]
 		}
 	}
@@ -694,13 +699,14 @@ func (rs *runs) trim() {
 	}
 }
 
+// memory returns the bytes of the table.
+func (g *segment) memory() int64 {
+	return int64(cap(g.index))*2 + int64(cap(g.blob)) + int64(cap(g.ends))*4 + int64(cap(g.pages))*2
+}
+
 // memory returns the bytes that the states take.
 func (rs *runs) memory() int64 {
-	n := int64(cap(rs.segments)) * int64(segmentSize)
-	for i := range rs.segments {
-		g := &rs.segments[i]
-		n += int64(cap(g.index))*2 + int64(cap(g.blob)) + int64(cap(g.ends))*4 + int64(cap(g.pages))*2
-	}
+	n := rs.tables + int64(cap(rs.segments))*int64(segmentSize)
 	for _, s := range rs.interned {
 		n += int64(len(s)) + 48 // the string, its header twice, its share of the map
 	}

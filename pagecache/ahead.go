@@ -36,7 +36,7 @@ func (f *File) readAhead(ahead []page.Range, home HomeReader) {
 		}
 		first, last := int64(rg.Start>>chunkShift), int64((rg.End-1)>>chunkShift)
 		for i := first; i <= last; {
-			if c.cleanBytes.Load() > c.cleanLimit {
+			if c.fullOfChunks() {
 				return // the store has not made room yet
 			}
 			chunks := f.newCleanChunks(rg, i, home)

@@ -52,7 +52,7 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 	if !c.fetchesMore || rg.Len() > aroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
 		return 0, false
 	}
-	if c.ageChunks(); c.cleanBytes.Load() > c.cleanLimit {
+	if c.ageChunks(); c.fullOfChunks() {
 		return 0, false
 	}
 	k := f.newChunkAround(rg, size)

@@ -2,10 +2,7 @@ package pagecache
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // run collects released pages before they are older than the write-back interval, tries again what could not be collected,
@@ -111,52 +108,4 @@ func (c *Cache) refreshAll(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
 		c.lanes.do(f, choreRefresh, func() { f.refreshBases(ctx) })
 	}
-}
-
-// refreshBases brings the file's replicas up to date if it has base copies and these take too much memory.
-func (f *File) refreshBases(ctx context.Context) {
-	c := f.c
-	if c.baseBytes.Load() <= c.baseLimit {
-		return
-	}
-	f.mu.Lock()
-	var held []*holding
-	if f.bases.n > 0 {
-		for _, h := range f.holdings {
-			held = append(held, h)
-		}
-	}
-	f.mu.Unlock()
-	for _, h := range held {
-		if err := f.refresh(ctx, h); err != nil && !errors.Is(err, context.Canceled) {
-			c.log.Warn("refreshing replicas", "file", f.Name(), "device", h.dev.info.Ordinal, "error", err)
-		}
-	}
-}
-
-// refresh brings the stale pages that h tracks up to date.
-func (f *File) refresh(ctx context.Context, h *holding) error {
-	f.mu.Lock()
-	tracked := f.lrc.TrackedBy(page.Range{End: f.lrc.End()}, h.dev.owner, notHollow)
-	f.mu.Unlock()
-	for _, run := range tracked {
-		for part := range cut(run, batchPages) {
-			if err := f.refreshPart(ctx, h, part); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// refreshPart is refresh of one part. Nothing pins the extents between two of them, so what is there is asked for in each.
-func (f *File) refreshPart(ctx context.Context, h *holding, part page.Range) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, run := range f.lrc.TrackedBy(part, h.dev.owner, notHollow) {
-		if err := f.acquireAllLocked(ctx, h, run); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
 }

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"sync"
+	"unsafe"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -32,18 +33,19 @@ func (f *File) keepingLocked(ranges []page.Range, except versions.Owner) (k keep
 // read reads home. File.mu is held, perhaps by somebody who waits, or the pages are those of a write beside others.
 func (k *keeping) read(f *File) error {
 	if len(k.parts) == 1 && k.parts[0].Range.Len() == 1 {
-		p, off := freePages.Get().(*pageBytes), k.parts[0].Range.Offset()
-		n, err := f.home.ReadAt(p[:], off)
+		pages, off := make([]*pageBytes, 1), k.parts[0].Range.Offset()
+		f.c.pages.take(pages)
+		n, err := f.home.ReadAt(pages[0][:], off)
 		if err != nil {
-			freePages.Put(p)
+			f.c.pages.give(pages[0])
 			return err
 		}
-		clear(p[n:])
-		if *p == *zeroPage {
-			freePages.Put(p)
-			p = zeroPage
+		clear(pages[0][n:])
+		if *pages[0] == *zeroPage {
+			f.c.pages.give(pages[0])
+			pages[0] = zeroPage
 		}
-		k.pages[0], k.seen = []*pageBytes{p}, off+int64(n)
+		k.pages[0], k.seen = pages, off+int64(n)
 		return nil
 	}
 	return inParallel(len(k.parts), maxReaders, func(i int) error {
@@ -53,7 +55,7 @@ func (k *keeping) read(f *File) error {
 		if err := f.readHomeLocked(k.parts[i].Range, b); err != nil {
 			return err
 		}
-		k.pages[i] = copyPages(b)
+		k.pages[i] = f.c.pages.copies(b)
 		return nil
 	})
 }
@@ -86,11 +88,8 @@ type pageBytes [page.Size]byte
 // zeroPage is every copy of a page of zeros: a new file is full of them, and many programs write into new files. Nobody writes it.
 var zeroPage = new(pageBytes)
 
-// Memory of bases and buffers goes round: fresh memory costs more than what is done with it.
-var (
-	freePages   = sync.Pool{New: func() any { return new(pageBytes) }}
-	freeBuffers = sync.Pool{New: func() any { return new(buffer) }}
-)
+// Memory of buffers goes round: fresh memory costs more than what is done with it.
+var freeBuffers = sync.Pool{New: func() any { return new(buffer) }}
 
 // bufferPages is the pages of a buffer, few enough for several processors to have a part of what is collected at once.
 const bufferPages = 32
@@ -102,17 +101,22 @@ type buffer [bufferPages * page.Size]byte
 func takeBuffer() *buffer  { return freeBuffers.Get().(*buffer) }
 func giveBuffer(b *buffer) { freeBuffers.Put(b) }
 
-// copyPages returns copies of the pages of buf. Those of zeros are one, which must not be written.
-func copyPages(buf []byte) []*pageBytes {
+// copies returns copies of the pages of buf. Those of zeros are one, which must not be written.
+func (m *pageMemory) copies(buf []byte) []*pageBytes {
 	pages := make([]*pageBytes, len(buf)/page.Size)
+	var own []int
 	for i := range pages {
-		p := buf[i*page.Size:][:page.Size]
-		if bytes.Equal(p, zeroPage[:]) {
+		if bytes.Equal(buf[i*page.Size:][:page.Size], zeroPage[:]) {
 			pages[i] = zeroPage
-			continue
+		} else {
+			own = append(own, i)
 		}
-		pages[i] = freePages.Get().(*pageBytes)
-		copy(pages[i][:], p)
+	}
+	memory := make([]*pageBytes, len(own))
+	m.take(memory)
+	for k, i := range own {
+		copy(memory[k][:], buf[i*page.Size:])
+		pages[i] = memory[k]
 	}
 	return pages
 }
@@ -123,11 +127,14 @@ const basePages = 512
 
 // bases are the base copies of a file. Protected by File.mu.
 type bases struct {
+	memory *pageMemory
 	blocks map[baseKey]*baseBlock
 	n      int // copies(content) of all of them, those vacated among them
 	// vacated is what n counts of the bases that vacate removed, and empty has the blocks that may have lost their last one with it.
 	vacated int
 	empty   []baseKey
+	// counted and charged are what was told of them: copies to those who look, bytes to the account.
+	counted, charged int64
 	// last is where put or take was last: pages come in order.
 	last    *baseBlock
 	lastKey baseKey
@@ -180,8 +187,11 @@ func (s *bases) put(p page.Index, b lrc.Base, content *pageBytes) {
 	at := &x.pages[p%basePages]
 	if *at == nil {
 		x.n++
+	} else if copies(*at) > 0 {
+		s.n--
+		s.memory.give(*at)
 	}
-	s.n += copies(content) - copies(*at)
+	s.n += copies(content)
 	*at = content
 }
 
@@ -214,7 +224,7 @@ func (s *bases) vacate(drop []lrc.PageBase) {
 				continue
 			}
 			if content := x.pages[p%basePages]; copies(content) > 0 {
-				freePages.Put(content)
+				s.memory.give(content)
 				s.vacated++
 			}
 			x.pages[p%basePages] = nil
@@ -239,11 +249,10 @@ func (s *bases) sweep() (vacated int) {
 
 // putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.
 func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
-	before := f.bases.n
 	for i, content := range pages {
 		f.bases.put(rg.Start+page.Index(i), b, content)
 	}
-	f.addBases(int64(f.bases.n - before))
+	f.countBases()
 }
 
 // copies is how many pages of memory a base takes.
@@ -254,10 +263,15 @@ func copies(content *pageBytes) int {
 	return 1
 }
 
-// addBases counts n more copies.
-func (f *File) addBases(n int64) {
-	f.counters.Bases.Add(n)
-	if total := f.c.baseBytes.Add(n * page.Size); n > 0 && total > f.c.baseLimit {
+// countBases tells the account what the bases take.
+func (f *File) countBases() {
+	s := &f.bases
+	f.count(func(c *Counters) { c.Bases.Add(int64(s.n) - s.counted) })
+	now := int64(s.n)*page.Size + int64(len(s.blocks))*int64(unsafe.Sizeof(baseBlock{}))
+	more := now - s.charged
+	f.c.memory.charge(memoryBases, more)
+	s.counted, s.charged = int64(s.n), now
+	if more > 0 && f.c.littleRoom() {
 		select {
 		case f.c.relieve <- struct{}{}:
 		default:
@@ -270,18 +284,24 @@ func (f *File) dropBasesLocked(drop []lrc.PageBase) {
 	if len(drop) == 0 {
 		return
 	}
-	before := f.bases.n
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
 			if content := f.bases.take(p, d.Base); copies(content) > 0 {
-				freePages.Put(content)
+				f.c.pages.give(content)
 			}
 		}
 	}
-	f.addBases(int64(f.bases.n - before))
+	f.countBases()
 }
 
 func (f *File) dropAllBasesLocked() {
-	f.addBases(-int64(f.bases.n))
-	f.bases = bases{}
+	for _, x := range f.bases.blocks {
+		for _, content := range x.pages {
+			if copies(content) > 0 {
+				f.c.pages.give(content)
+			}
+		}
+	}
+	f.bases.blocks, f.bases.n = nil, 0
+	f.countBases()
 }

@@ -18,9 +18,10 @@ func TestBasesAgainstMap(t *testing.T) {
 		base lrc.Base
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		var s bases
+		var memory pageMemory
+		s := bases{memory: &memory}
 		twin := make(map[key]*pageBytes)
-		memory := func() (n int) {
+		held := func() (n int) {
 			for _, content := range twin {
 				n += copies(content)
 			}
@@ -35,14 +36,19 @@ func TestBasesAgainstMap(t *testing.T) {
 				s.put(k.page, k.base, zeroPage)
 				twin[k] = zeroPage
 			case 1:
-				content := new(pageBytes)
-				s.put(k.page, k.base, content)
-				twin[k] = content
+				content := make([]*pageBytes, 1)
+				memory.take(content)
+				s.put(k.page, k.base, content[0])
+				twin[k] = content[0]
 			case 2:
-				require.True(t, twin[k] == s.take(k.page, k.base))
+				content := s.take(k.page, k.base)
+				require.True(t, twin[k] == content)
+				if copies(content) > 0 {
+					memory.give(content)
+				}
 				delete(twin, k)
 			default: // runs, some of whose pages have no base, and one of them twice
-				before := memory()
+				before := held()
 				for range rapid.IntRange(1, 4).Draw(t, "runs") {
 					rg := page.Range{Start: k.page, End: k.page + page.Index(rapid.IntRange(1, 2*basePages).Draw(t, "pages"))}
 					s.vacate([]lrc.PageBase{{Range: rg, Base: k.base}, {Range: rg, Base: k.base}})
@@ -54,15 +60,19 @@ func TestBasesAgainstMap(t *testing.T) {
 					}
 					k.page = page.Index(pages.Draw(t, "page"))
 				}
-				require.Equal(t, before-memory(), s.sweep())
+				require.Equal(t, before-held(), s.sweep())
 			}
-			require.Equal(t, memory(), s.n)
+			require.Equal(t, held(), s.n)
 		}
 		for k, content := range twin {
 			require.True(t, content == s.at(k.page, k.base))
 			require.True(t, content == s.take(k.page, k.base))
+			if copies(content) > 0 {
+				memory.give(content)
+			}
 		}
 		require.Empty(t, s.blocks)
+		require.LessOrEqual(t, len(memory.slabs), 1)
 	})
 }
 

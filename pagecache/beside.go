@@ -141,6 +141,11 @@ func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
 				return err
 			}
 			f.doubt = page.Subtract(f.doubt, part)
+			if !f.c.memory.fits(0) {
+				if err := f.patchBehindLocked(ctx, part); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
@@ -356,7 +361,7 @@ func (f *File) keepFoundLocked(pages []*comparedPage) {
 	for _, k := range f.lrc.KeepBases(ranges, versions.CPU) {
 		for ; !k.Range.Empty(); k.Range.Start++ {
 			i, _ := slices.BinarySearchFunc(pages, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
-			f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, copyPages(pages[i].base))
+			f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, f.c.pages.copies(pages[i].base))
 		}
 	}
 	for _, rg := range ranges {

@@ -29,14 +29,13 @@ const (
 type Options struct {
 	// Devices are the devices that files may be mapped on. The Cache closes them in Close.
 	Devices []gpubackend.Device
-	// HostMemory is the number of bytes that base copies may take before replicas are refreshed to do without them.
-	// 0 stands for DefaultHostMemory.
+	// HostMemory is the number of bytes that what grows with the work of others may take (account). 0 stands for DefaultHostMemory.
 	HostMemory int64
 	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
-	// PeerReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes a quarter of
-	// HostMemory at most, and 1 GiB, besides the bases.
+	// PeerReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes half of
+	// HostMemory at most, and 4 GiB.
 	PeerReads PeerReads
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
@@ -58,7 +57,6 @@ type Options struct {
 type Cache struct {
 	log       *slog.Logger
 	interval  time.Duration
-	baseLimit int64
 	writeBack bool
 	userShare float64 // immutable
 	// bufferedReads is immutable.
@@ -98,8 +96,9 @@ type Cache struct {
 	chunks        chunkMemory
 	serials       atomic.Uint64
 
-	baseBytes atomic.Int64
-	counters  Counters
+	memory   account
+	pages    pageMemory // of bases
+	counters Counters
 	// recording is what accesses are written down in, nil while nobody asks for it.
 	recording atomic.Pointer[Recording]
 
@@ -158,7 +157,6 @@ func New(o Options) (*Cache, error) {
 	c := &Cache{
 		log:       o.Log,
 		interval:  o.WriteBackInterval,
-		baseLimit: o.HostMemory,
 		leastPeer: leastPeer,
 		writeBack: o.WriteBack,
 
@@ -175,6 +173,7 @@ func New(o Options) (*Cache, error) {
 		flushing: make(chan struct{}, 1),
 		hold:     pendingHold{begin: o.Hold},
 	}
+	c.memory.limit = o.HostMemory
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
 		info := d.Info()
@@ -197,6 +196,9 @@ func New(o Options) (*Cache, error) {
 	go c.run(ctx)
 	return c, nil
 }
+
+// HostMemory returns the bytes of Options.HostMemory.
+func (c *Cache) HostMemory() int64 { return c.memory.limit }
 
 // Devices describes the devices, in ascending order of their numbers.
 func (c *Cache) Devices() []gpubackend.Info {
@@ -307,6 +309,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	c.lanes.work.Wait()
 	c.background.Wait() // reads that came meanwhile may have started something
 	c.reads.Wait()
+	c.pages.free()
 	for _, d := range c.devices {
 		if err := d.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))

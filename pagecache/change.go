@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"math"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -45,11 +46,12 @@ func (c Change) held() page.Range {
 	return page.Span(c.Off, c.Len).Whole()
 }
 
-// ChangeHome carries out a change of home under the rules: do is called once, with the offset at which the change
-// happens, and its error is returned. What devices released of the pages comes home first, since the writer has seen it.
-// Where that fails, do is not called. ErrDetached says that no device holds anything of the file any more and that do was
-// not called: the caller changes home as if there were no File. It blocks on home and on devices, never on the kernel.
-func (f *File) ChangeHome(c Change, do func(off int64) error) error {
+// ChangeHome carries out a change of home under the rules: do is called with the offset and the length of the change, and its
+// error is returned. A ChangeZero may be made in parts, by a call for each. What devices released of the pages comes home first,
+// since the writer has seen it; where that fails, do is not called. ErrDetached says that no device holds anything of the file
+// any more and that do was not called: the caller changes home as if there were no File. It blocks on home and on devices, never on
+// the kernel.
+func (f *File) ChangeHome(c Change, do func(off, n int64) error) error {
 	if c.Kind == ChangeWrite && c.Len > 0 {
 		if done, err := f.writeBeside(c, do); done {
 			return err
@@ -62,11 +64,23 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 		return ErrDetached
 	}
 	if c.Kind == ChangeTimes {
-		return do(0)
+		return do(0, 0)
 	}
 	if err := f.lookLocked(ctx); err != nil {
 		return err
 	}
+	for rest := c; ; {
+		part := f.partLocked(rest)
+		err := f.changeLocked(ctx, part, do)
+		rest.Off, rest.Len = rest.Off+part.Len, rest.Len-part.Len
+		if err != nil || part.Kind != ChangeZero || rest.Len <= 0 {
+			return err
+		}
+	}
+}
+
+// changeLocked is ChangeHome of what is changed at once.
+func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64) error) error {
 	// The size before is taken from home: a program may have changed SOURCE directly.
 	before, err := f.home.Signature()
 	if err != nil {
@@ -86,7 +100,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 	if c.Kind == ChangeShift {
 		rg.End = max(page.Span(before.Size, c.Len).Pages().End, f.lrc.End())
 	}
-	held := f.lrc.Held(rg)
+	held, room := f.lrc.Held(rg), true
 	if held {
 		if err := f.settleHomeLocked(ctx, rg); err != nil {
 			return err
@@ -95,6 +109,9 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 			return err
 		}
 		if c.Kind != ChangeAllocate {
+			if pages, _ := f.keepsLocked(rg, versions.CPU, math.MaxInt64); pages > 0 {
+				room = f.relieveLocked(ctx, pages)
+			}
 			if err := f.keepHomeLocked([]page.Range{rg}, versions.CPU); err != nil {
 				return err
 			}
@@ -106,7 +123,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 			return err
 		}
 	}
-	err = do(c.Off)
+	err = do(c.Off, c.Len)
 	f.spoilLocked(rg)
 	if c.Kind != ChangeAllocate {
 		// Also after an error: a part may have been changed.
@@ -114,6 +131,9 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 	}
 	if note := f.noteHomeLocked(); err == nil {
 		err = note
+	}
+	if !room {
+		f.relieveLocked(ctx, 0)
 	}
 	if c.Kind == ChangeShift && f.size < before.Size {
 		if zero := f.cutLocked(ctx, f.size); err == nil {
@@ -124,7 +144,7 @@ func (f *File) ChangeHome(c Change, do func(off int64) error) error {
 }
 
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
-func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off int64) error) error {
+func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off, n int64) error) error {
 	if size > before && !f.longerLocked() {
 		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size}); err != nil {
 			return err
@@ -134,7 +154,7 @@ func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(o
 		return err
 	}
 	f.spoilLocked(page.From(min(before, size)).Pages())
-	if err := do(size); err != nil {
+	if err := do(size, 0); err != nil {
 		return err
 	}
 	if err := f.noteHomeLocked(); err != nil {
@@ -160,7 +180,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	if rg.Empty() {
 		return nil
 	}
-	for o, h := range f.holdings {
+	for _, h := range f.holdings {
 		if !f.lrc.Held(rg) {
 			continue
 		}
@@ -176,8 +196,18 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 			}
 			return err
 		}
-		for _, run := range f.lrc.TrackedBy(rg, o, notHollow) {
-			if err := f.rebaseZeroedLocked(h, o, run, bytes); err != nil {
+		if err := f.rebaseZeroedLocked(h, rg, bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and takes their digests again.
+func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) error {
+	for part := range f.lrc.Parts(rg, collectWindow) {
+		for _, b := range f.lrc.Bases(part, h.dev.owner) {
+			if err := f.rebaseRunLocked(h, b, bytes); err != nil {
 				return err
 			}
 		}
@@ -185,23 +215,36 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	return nil
 }
 
-// rebaseZeroedLocked zeroes bytes in the bases of the pages of run, which o tracks, and takes their digests again.
-func (f *File) rebaseZeroedLocked(h *holding, o versions.Owner, run page.Range, bytes page.Bytes) error {
-	buf := make([]byte, page.Size)
-	for p := run.Start; p < run.End; p++ {
-		b, _ := f.lrc.BaseOf(p, o)
-		lo, hi := max(bytes.Off-p.Offset(), 0), min(bytes.End-p.Offset(), page.Size)
-		base := buf
-		kept := f.bases.at(p, b)
-		if b != lrc.BaseHome && copies(kept) > 0 {
-			base = kept[:]
-		} else if lo == 0 && hi == page.Size || b != lrc.BaseHome && kept == zeroPage {
-			clear(buf)
-		} else if err := f.readHomeLocked(page.Range{Start: p, End: p + 1}, buf); err != nil {
-			return err
+// rebaseRunLocked is rebaseZeroedLocked of a run with one base.
+func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) error {
+	whole := of.Range.Intersect(bytes.Whole())
+	if !whole.Empty() {
+		for p := whole.Start; of.Base != lrc.BaseHome && p < whole.End; p++ {
+			if f.bases.at(p, of.Base) != nil {
+				f.bases.put(p, of.Base, zeroPage)
+			}
 		}
-		clear(base[lo:hi])
-		f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
+		f.countBases()
+		h.each(whole, func(x *extent, part page.Range) { x.agreeOnZeros(part) })
+	}
+	// At most two pages are zeroed in part.
+	buf := make([]byte, page.Size)
+	for _, run := range page.Subtract([]page.Range{of.Range}, whole) {
+		for p := run.Start; p < run.End; p++ {
+			base, kept := buf, f.bases.at(p, of.Base)
+			switch {
+			case of.Base == lrc.BaseHome:
+				if err := f.readHomeLocked(page.Range{Start: p, End: p + 1}, buf); err != nil {
+					return err
+				}
+			case copies(kept) > 0:
+				base = kept[:]
+			default:
+				clear(buf)
+			}
+			clear(base[max(bytes.Off-p.Offset(), 0):min(bytes.End-p.Offset(), page.Size)])
+			f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
+		}
 	}
 	return nil
 }

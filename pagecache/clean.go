@@ -13,7 +13,7 @@ const (
 	// long it waits at most.
 	cleanAge     = time.Second
 	cleanMostAge = 10 * time.Second
-	// cleanShare is which part of Options.HostMemory chunks may take, besides the bases, and cleanMost how much at most.
+	// cleanShare is which part of Options.HostMemory chunks may take, and cleanMost how much at most.
 	cleanShare = 2
 	cleanMost  = 4 << 30
 )

@@ -57,12 +57,21 @@ func (k *cleanChunk) done() {
 	if k.users.Add(-1) > 0 {
 		return
 	}
-	k.f.c.cleanBytes.Add(-chunkSize)
+	k.f.c.countChunks(-1)
 	if k.buf != nil {
 		k.f.c.chunks.give(k.buf)
 		k.buf = nil // the order may still have k
 	}
 }
+
+// countChunks counts n more chunks.
+func (c *Cache) countChunks(n int64) {
+	c.cleanBytes.Add(n * chunkSize)
+	c.memory.charge(memoryClean, n*chunkSize)
+}
+
+// fullOfChunks reports whether there is no room for more.
+func (c *Cache) fullOfChunks() bool { return c.cleanBytes.Load() > c.cleanLimit || !c.memory.fits(0) }
 
 // bitsOf returns the bits of the pages of rg, which are in the chunk.
 func (k *cleanChunk) bitsOf(rg page.Range) uint32 {
@@ -97,7 +106,7 @@ func (p *cleanPages) prepareLocked(size int64) {
 func (f *File) addChunkLocked(i int64, pages page.Range) *cleanChunk {
 	k := &cleanChunk{f: f, index: i, key: f.serial<<32 ^ uint64(i), pages: pages, ready: make(chan struct{})}
 	k.users.Store(2)
-	f.c.cleanBytes.Add(chunkSize)
+	f.c.countChunks(1)
 	f.clean.chunks[i] = k
 	return k
 }

@@ -61,7 +61,7 @@ func TestWritersOfOnePageMergeByBytes(t *testing.T) {
 	assert.Equal(t, want, a.all())
 	assert.Equal(t, want, b.all())
 	assert.Zero(t, m.cache.counters.OverlappingBytes.Load())
-	assert.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
+	assert.Zero(t, m.cache.counters.Bases.Load(), "no base outlives the agreement")
 }
 
 func TestOverlapGoesToTheHighestOwnerAndIsCounted(t *testing.T) {
@@ -230,7 +230,7 @@ func TestPunchHole(t *testing.T) {
 	copy(src.home.data, bytes.Repeat([]byte{1}, 2*page.Size))
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(0, 2)
-	require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off int64) error {
+	require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off, _ int64) error {
 		_, err := src.home.WriteAt(make([]byte, page.Size), off)
 		return err
 	}))
@@ -345,7 +345,7 @@ func TestHostMemoryPressureRefreshesReplicas(t *testing.T) {
 	for i := range 64 {
 		src.write(t, i*page.Size, []byte{9})
 	}
-	require.Eventually(t, func() bool { return m.cache.baseBytes.Load() <= 4*page.Size }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.cache.counters.Bases.Load() <= 4 }, 10*time.Second, time.Millisecond)
 	p.acquire()
 	for i := range 64 {
 		assert.Equal(t, byte(9), p.byteAt(i*page.Size))

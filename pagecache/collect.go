@@ -13,10 +13,23 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
+// collectWindow is the pages that are looked at for what is pending at once, 256 MiB: of scattered pages the lists are long.
+const collectWindow = 1 << 16
+
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
 // were not brought home are still pending.
 func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) error {
+	for part := range f.lrc.Parts(rg, collectWindow) {
+		if err := f.collectPartLocked(ctx, part, entering); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collectPartLocked is collectLocked for so few pages that lists of them are short.
+func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bool) error {
 	for looked := false; ; looked = true {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
@@ -31,6 +44,11 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 			}
 			continue // some may have gone with the end of home
 		}
+		room := f.c.memory.fits(2 * collectChunk * page.Size)
+		if !room {
+			f.relieveLocked(ctx, 2*collectChunk)
+			pending = f.lrc.Pending(rg, entering) // their bases may be others now
+		}
 		start := time.Now()
 		// Pages of one owner go together, wherever they are.
 		slices.SortStableFunc(pending, func(a, b lrc.Pending) int { return cmp.Compare(a.Owner, b.Owner) })
@@ -40,7 +58,8 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 				n++
 			}
 			owner := pending[0].Owner
-			if err := f.collectOwnerLocked(ctx, owner, pending[:n]); err != nil {
+			all, err := f.collectOwnerLocked(ctx, owner, pending[:n])
+			if err != nil {
 				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
 				}
@@ -52,7 +71,12 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 				}
 				return err
 			}
-			pending = pending[n:]
+			if pending = pending[n:]; !all {
+				break // there is no room for more bases; look again
+			}
+		}
+		if !room {
+			f.relieveLocked(ctx, 0)
 		}
 		if f.collectErr != nil && len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
 			f.recoveredLocked()
@@ -79,9 +103,14 @@ func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) e
 func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	next = rg.End
 	count := int64(0)
-	for _, p := range f.lrc.Pending(rg, false) {
-		if count += p.Range.Len(); count >= holdCollect {
-			next = p.Range.End - page.Index(count-holdCollect)
+	for part := range f.lrc.Parts(rg, collectWindow) {
+		for _, p := range f.lrc.Pending(part, false) {
+			if count += p.Range.Len(); count >= holdCollect {
+				next = p.Range.End - page.Index(count-holdCollect)
+				break
+			}
+		}
+		if count >= holdCollect {
 			break
 		}
 	}
@@ -92,8 +121,9 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 }
 
 // collectOwnerLocked brings home what one owner released, a chunk at a time. While a chunk is written, which filesystems do
-// under one lock for a file, the next is on its way from the device.
-func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) error {
+// under one lock for a file, the next is on its way from the device. It reports false where it left the rest, since there is no room
+// for base copies of others.
+func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) (all bool, err error) {
 	h := f.holdings[o]
 	chunks := chunksOf(pending)
 	next := f.newChunkLocked(h, chunks[0])
@@ -102,7 +132,8 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 		c := next
 		<-c.fetched
 		f.keepLocked(c.keeping)
-		if next = nil; i+1 < len(chunks) && c.err == nil {
+		all = i+1 == len(chunks)
+		if next = nil; !all && c.err == nil && f.c.memory.fits(2*collectChunk*page.Size) {
 			next = f.newChunkLocked(h, chunks[i+1])
 			go next.fetch(ctx)
 		}
@@ -114,10 +145,13 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 				f.keepLocked(next.keeping)
 				next.free()
 			}
-			return err
+			return false, err
+		}
+		if next == nil {
+			break
 		}
 	}
-	return nil
+	return all, nil
 }
 
 // collectedLocked reports ranges that are home. parts has the owner's bytes of each. Where home differs from them, somebody
@@ -170,7 +204,7 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 		}
 	}
 	_ = inParallel(len(all), maxReaders, func(i int) error {
-		all[i].pages = copyPages(all[i].from)
+		all[i].pages = f.c.pages.copies(all[i].from)
 		return nil
 	})
 	for _, x := range all {

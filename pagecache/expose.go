@@ -19,23 +19,38 @@ func hollow(b lrc.Base) bool    { return b == lrc.BaseZero }
 func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
 func onHome(b lrc.Base) bool    { return b == lrc.BaseHome }
 
-// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. While all of them are zeros there are
+// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. Where all of them are zeros there are
 // none of x's own.
 func (x *extent) eachAgreed(part page.Range, fn func(part page.Range, agreed []gpubackend.Digest)) {
-	if x.agreed != nil {
-		fn(part, x.agreedAt(part))
-		return
-	}
-	for some := range cut(part, zeroPages) {
-		fn(some, x.dev.zeros[:some.Len()])
+	first := x.pages().Start
+	for rest := part; !rest.Empty(); {
+		run, own := rest, false
+		if x.agreed != nil {
+			var end page.Index
+			if own, end = x.agreed.run(rest.Start-first, rest.End-first); end < rest.End-first {
+				run.End = first + end
+			}
+		}
+		rest.Start = run.End
+		if own {
+			fn(run, x.agreedAt(run))
+			continue
+		}
+		for some := range cut(run, zeroPages) {
+			fn(some, x.dev.zeros[:some.Len()])
+		}
 	}
 }
 
 // agreeOnZeros makes the digests of part those of zeros.
 func (x *extent) agreeOnZeros(part page.Range) {
-	for some := range cut(part, zeroPages) {
-		copy(x.agreeOn(some), x.dev.zeros)
-	}
+	x.eachAgreed(part, func(some page.Range, agreed []gpubackend.Digest) {
+		if &agreed[0] != &x.dev.zeros[0] {
+			for some := range cut(some, zeroPages) {
+				copy(x.agreeOn(some), x.dev.zeros)
+			}
+		}
+	})
 }
 
 // litter says that something may be left in pages of ranges that the device does not hold.
@@ -172,9 +187,7 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 // hollowLocked looks for stores into the pages of rg that h does not hold. They have zeros.
 func (f *File) hollowLocked(h *holding, rg page.Range) {
 	h.each(rg, func(x *extent, part page.Range) {
-		if x.agreed != nil {
-			x.agreeOnZeros(part)
-		}
+		x.agreeOnZeros(part)
 	})
 	f.lrc.Hollow(rg, h.dev.owner)
 }
@@ -206,10 +219,8 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		}
 		// Of the page that the file ends in, what it is compared with may have something there as well.
 		last := page.Range{Start: part.pages.Start, End: page.Count(from)}
-		for _, run := range f.lrc.TrackedBy(last, owner, notHollow) {
-			if err := f.rebaseZeroedLocked(h, owner, run, page.From(from)); err != nil {
-				return err
-			}
+		if err := f.rebaseZeroedLocked(h, last, page.From(from)); err != nil {
+			return err
 		}
 	}
 	return nil

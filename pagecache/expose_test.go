@@ -83,7 +83,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
 		}, overwrite},
 		"punched out": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, func(t *testing.T, src *source) {
-			require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Len: size}, func(off int64) error {
+			require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Len: size}, func(off, _ int64) error {
 				_, err := src.home.WriteAt(zero, off)
 				return err
 			}))

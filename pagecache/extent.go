@@ -15,6 +15,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 )
 
 // extentsPerFile bounds the number of extents that a file is cut into when it is first mapped on a device: each costs
@@ -47,10 +48,10 @@ type extent struct {
 	// littered says that something may be left in pages that the device does not hold, by a transfer that failed. Otherwise they
 	// have zeros, but for what a client stored who was given the memory for writing. Protected by File.mu.
 	littered bool
-	// agreed has the digest of every tracked page's base; nil while all of these are zeros. Protected by File.mu, but that the
+	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not. Protected by File.mu, but that the
 	// digests do not change while scans counts somebody who reads them without it: then who wants to change one
 	// replaces the array.
-	agreed []gpubackend.Digest
+	agreed *digests
 	scans  int
 }
 
@@ -85,6 +86,14 @@ func (h *holding) sorted() []*extent {
 
 // each calls fn for the part of rg in each extent that exists, in order.
 func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
+	if rg.Len()/(h.extentSize>>page.Shift) > 2*int64(len(h.extents)) { // a mapping may be of the far end of a sparse file
+		for _, x := range h.sorted() {
+			if part := rg.Intersect(x.pages()); !part.Empty() {
+				fn(x, part)
+			}
+		}
+		return
+	}
 	of := walk{h: h}
 	of.each(rg, fn)
 }
@@ -174,18 +183,28 @@ func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte)
 // agreedAt returns the agreed digests of the pages of part, which lie in x, for reading.
 func (x *extent) agreedAt(part page.Range) []gpubackend.Digest {
 	if x.agreed == nil {
-		x.agreed = slices.Repeat(x.dev.zeros[:1], int(x.size>>page.Shift))
+		x.agreed = newDigests(&x.file.c.memory, x.size>>page.Shift, x.dev.zeros[0])
 	}
 	first := x.pages().Start
-	return x.agreed[part.Start-first : part.End-first]
+	return x.agreed.take(part.Start-first, part.End-first)
 }
 
 // agreeOn is agreedAt for changing them.
 func (x *extent) agreeOn(part page.Range) []gpubackend.Digest {
 	if x.scans > 0 {
-		x.agreed, x.scans = slices.Clone(x.agreed), 0
+		shared := x.agreed
+		x.agreed, x.scans = shared.clone(), 0
+		shared.drop()
 	}
 	return x.agreedAt(part)
+}
+
+// agreeOn sees to it that there are digests of all pages of updates, and that nobody reads them without File.mu.
+func (h *holding) agreeOn(updates []lrc.Update) {
+	of := walk{h: h}
+	for _, u := range updates {
+		of.each(u.Range, func(x *extent, part page.Range) { x.agreeOn(part) })
+	}
 }
 
 // extentSize chooses the size of a file's extents on a device: the device's granularity for small files, and for large
@@ -443,6 +462,8 @@ func (f *File) freeExtentLocked(x *extent) {
 		return
 	}
 	delete(h.extents, x.index)
+	x.agreed.drop()
+	x.agreed = nil
 	x.dev.leaving.Add(1)
 	x.dev.left.Add(1)
 	f.dropBasesLocked(f.lrc.Evicted(x.pages(), x.dev.owner))

@@ -44,7 +44,9 @@ type File struct {
 	// orphan says that no name and no descriptor leads to the file any more. Protected by mu.
 	orphan bool
 
-	lrc      lrc.File                      // protected by mu
+	lrc lrc.File // protected by mu
+	// states is what the account was told of it. Protected by mu.
+	states   int64
 	holdings map[versions.Owner]*holding   // protected by mu
 	bases    bases                         // protected by mu
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
@@ -174,7 +176,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		mappings: make(map[*Mapping]struct{}),
 	}
 	f.setName(src.Name())
-	f.serial = c.serials.Add(1)
+	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
 	f.asked.Store(1) // by programs that write already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
 	if err := f.meetHomeLocked(); err != nil { // nobody else knows f yet
@@ -256,6 +258,7 @@ func (f *File) dropIdleLocked() {
 	}
 	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
+	f.c.memory.charge(memoryStates, -f.states)
 	f.dropChunks()
 	if err := f.closeHomeLocked(f.home); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)

@@ -442,20 +442,20 @@ func (s *source) write(t *testing.T, off int, p []byte) {
 }
 
 func (s *source) tryWrite(c Change, p []byte) error {
-	do := func(off int64) error {
+	do := func(off, _ int64) error {
 		_, err := s.backing().WriteAt(p, off)
 		return err
 	}
 	err := s.attached.ChangeHome(c, do)
 	if err == ErrDetached {
-		return do(c.Off)
+		return do(c.Off, c.Len)
 	}
 	return err
 }
 
 func (s *source) truncate(t *testing.T, size int64) {
 	t.Helper()
-	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, s.backing().truncate))
+	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, func(size, _ int64) error { return s.backing().truncate(size) }))
 }
 
 var (

@@ -101,6 +101,9 @@ func (f *File) changed(rg page.Range) {
 	if rg.Empty() {
 		return
 	}
+	states := f.lrc.Tables()
+	f.c.memory.charge(memoryStates, states-f.states)
+	f.states = states
 	first, last := rg.Start>>regionShift, (rg.End-1)>>regionShift
 	for r := first; r <= min(last, first+epochRegions-1); r++ {
 		f.epochs[r%epochRegions].Add(1)

@@ -108,6 +108,7 @@ type scan struct {
 	x      *extent
 	pages  page.Range
 	agreed []gpubackend.Digest // at the beginning; nobody changes these
+	of     *digests            // what they are among, nil for zeros
 }
 
 // modified returns the tracked pages of rg whose digests are not those of their bases. The pass over device memory is
@@ -119,10 +120,13 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.dev.owner) {
 		h.each(run, func(x *extent, part page.Range) {
 			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
-				if x.agreed != nil {
+				s := scan{x: x, pages: part, agreed: agreed}
+				if &agreed[0] != &x.dev.zeros[0] {
+					s.of = x.agreed
+					s.of.users++
 					x.scans++
 				}
-				scans = append(scans, scan{x, part, agreed})
+				scans = append(scans, s)
 				asked = append(asked, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})
 			})
 		})
@@ -172,23 +176,26 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 
 // endScanLocked ends a scan and returns the runs of its pages whose agreed digests changed meanwhile.
 func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
+	defer s.of.drop()
 	if h.extents[s.x.index] != s.x {
 		return nil // lost with its device
 	}
-	if s.x.agreed == nil {
-		return nil // zeros, as before
-	}
-	now := s.x.agreedAt(s.pages)
-	if &now[0] == &s.agreed[0] {
+	if s.of != nil && s.of == s.x.agreed {
 		s.x.scans--
 		return nil
 	}
-	for k, d := range now {
-		if d != s.agreed[k] {
-			p := s.pages.Start + page.Index(k)
-			moved = page.AppendRange(moved, page.Range{Start: p, End: p + 1})
+	s.x.eachAgreed(s.pages, func(part page.Range, now []gpubackend.Digest) {
+		was := s.agreed[part.Start-s.pages.Start:]
+		if &now[0] == &was[0] {
+			return // zeros, as before
 		}
-	}
+		for k, d := range now {
+			if d != was[k] {
+				p := part.Start + page.Index(k)
+				moved = page.AppendRange(moved, page.Range{Start: p, End: p + 1})
+			}
+		}
+	})
 	return moved
 }
 

@@ -33,7 +33,7 @@ func (p *pipeline) settle(pieces []*piece) {
 		for k := range x.steps {
 			t := &x.steps[k]
 			if t.hashed() {
-				of.each(t.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreedAt(part), sums):] })
+				of.each(t.pages, func(x *extent, part page.Range) { sums = sums[copy(x.agreeOn(part), sums):] })
 			}
 			list := &s.others
 			if t.storing {
@@ -60,7 +60,8 @@ func (p *pipeline) settle(pieces []*piece) {
 
 // endLocked counts what was settled, with so many runs of pages that the device had nothing of. Nobody settles any more.
 func (s *settling) endLocked(f *File, fills int64) {
-	f.addBases(int64(-f.bases.sweep()))
+	f.bases.sweep()
+	f.countBases()
 	f.count(func(c *Counters) {
 		c.Fills.Add(fills)
 		c.FilledPages.Add(s.filled)

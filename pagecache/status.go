@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/cost"
+	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
@@ -18,6 +19,8 @@ type Status struct {
 	Version int            `json:"version"`
 	Devices []DeviceStatus `json:"devices"`
 	Files   []FileStatus   `json:"files"`
+	// Memory is the host memory that grows with what programs do, and --host-memory.
+	Memory MemoryStatus `json:"memory"`
 	// BaseBytes is what base copies take of BaseLimit bytes of host memory, StateBytes what versions and page states
 	// take, DigestBytes what the digests of tracked pages take.
 	BaseBytes  int64 `json:"base_bytes"`
@@ -174,8 +177,9 @@ func (c *Cache) Status() Status {
 		Version:           StatusVersion,
 		Devices:           []DeviceStatus{},
 		Files:             []FileStatus{},
-		BaseBytes:         c.baseBytes.Load(),
-		BaseLimit:         c.baseLimit,
+		Memory:            c.memory.status(),
+		BaseBytes:         c.counters.Bases.Load() * page.Size,
+		BaseLimit:         c.memory.limit,
 		CleanBytes:        c.cleanBytes.Load(),
 		CleanLimit:        c.cleanLimit,
 		Disk:              readCost(c.costs.estimate(c.costs.disk)),

@@ -192,7 +192,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
 		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {
 		// From now on digests change one by one, each by whoever brings its page.
-		h.each(wide, func(x *extent, part page.Range) { x.agreeOn(part) })
+		h.agreeOn(stale)
 	}
 	p.pieces = piecesOf(stale, storing, pieceFor(stale), spans)
 	if p.direct != nil {
@@ -393,13 +393,12 @@ func (p *pipeline) fail(err error) {
 
 // read reads a piece from home and makes its digests and patches. After an error it has no buffer.
 func (p *pipeline) read(i int, x *piece) (err error) {
-	switch r := p.takeRead(x); {
-	case r != nil:
-		err = p.taken(x, r)
-	case p.direct != nil:
-		err = p.readDirect(x)
-	default:
+	if p.direct == nil {
 		err = p.readBuffered(i, x)
+	} else if r := p.takeRead(x); r != nil {
+		err = p.taken(x, r)
+	} else {
+		err = p.readDirect(x)
 	}
 	if err != nil {
 		return err

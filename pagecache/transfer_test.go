@@ -114,7 +114,7 @@ func scatteredAcquires(t *testing.T) {
 		require.EqualValues(t, 0, writer.acquire())
 		reader.acquire()
 		require.True(t, bytes.Equal(writer.all(), reader.all()))
-		require.Zero(t, m.cache.baseBytes.Load(), "no base outlives the agreement")
+		require.Zero(t, m.cache.counters.Bases.Load(), "no base outlives the agreement")
 	}
 }
 
@@ -243,9 +243,9 @@ func TestScanBesideAgreements(t *testing.T) {
 	<-gate.Arrived()
 	src.write(t, page.Size, []byte{src.home.data[page.Size] + 1})
 	x := p.h.extents[0]
-	before := &x.agreed[0]
+	before := x.agreed
 	require.EqualValues(t, 1, p.acquire(), "patched under the scan")
-	require.NotSame(t, before, &x.agreed[0], "what the scan reads stays as it is")
+	require.NotSame(t, before, x.agreed, "what the scan reads stays as it is")
 	_ = src.read(t, 0, 1) // collects page 0, with the byte stored since
 	gate.Open()
 	require.EqualValues(t, 1, <-released, "page 7; page 0 went home whole, page 1 is home's")

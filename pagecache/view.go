@@ -43,7 +43,9 @@ func (f *File) viewLocked() *view {
 			if x.mapped > 0 {
 				v.mapped[h.dev] += x.size
 			}
-			v.digests += int64(len(x.agreed)) * 8
+			if x.agreed != nil {
+				v.digests += x.agreed.bytes
+			}
 		}
 		for _, x := range h.lost {
 			v.mapped[h.dev] += x.size

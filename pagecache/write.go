@@ -27,7 +27,7 @@ type writes struct {
 }
 
 // writeBeside is ChangeHome of a write that can go on beside others; for another, it returns false and has done nothing.
-func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err error) {
+func (f *File) writeBeside(c Change, do func(off, n int64) error) (done bool, err error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.detached.Load() {
@@ -45,7 +45,7 @@ func (f *File) writeBeside(c Change, do func(off int64) error) (done bool, err e
 	begun := false
 	inside, err := k.readInside(f, rg, end)
 	if err == nil && inside {
-		begun, err = true, do(c.Off)
+		begun, err = true, do(c.Off, c.Len)
 	}
 	f.endWrite(c, rg, k, begun)
 	return inside || err != nil, err
@@ -71,6 +71,11 @@ func (f *File) beginWrite(rg page.Range, end int64) (k keeping, ok bool) {
 	w := &f.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !f.c.memory.fits(rg.Bytes()) {
+		if pages, _ := f.keepsLocked(rg, versions.CPU, 1); pages > 0 {
+			return k, false
+		}
+	}
 	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) || len(f.lrc.Pending(rg, false)) > 0 {
 		return k, false
 	}

@@ -28,7 +28,7 @@ func (s *source) hold(t *testing.T, off int, p []byte, fails error) *heldWrite {
 	w := &heldWrite{t, make(chan struct{}), make(chan struct{}), make(chan error, 1)}
 	c := Change{Kind: ChangeWrite, Off: int64(off), Len: int64(len(p)), WriteBack: true}
 	go func() {
-		w.ended <- s.attached.ChangeHome(c, func(off int64) error {
+		w.ended <- s.attached.ChangeHome(c, func(off, _ int64) error {
 			close(w.reached)
 			<-w.open
 			if fails != nil {
@@ -137,7 +137,7 @@ func TestWritesOfOnePage(t *testing.T) {
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
 		p := []byte("second")
-		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off int64) error {
+		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off, _ int64) error {
 			assert.Equal(t, "first", string(src.home.bytes(0, 5)), "two writes of one page at once")
 			_, err := src.home.WriteAt(p, off)
 			return err
@@ -168,7 +168,7 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 			return err
 		},
 		"truncate": func(src *source, _ *program) error {
-			return src.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: 2 * page.Size}, src.home.truncate)
+			return src.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: 2 * page.Size}, func(size, _ int64) error { return src.home.truncate(size) })
 		},
 		"append": func(src *source, _ *program) error {
 			return src.tryWrite(Change{Kind: ChangeAppend, Len: 10}, make([]byte, 10))
@@ -207,7 +207,7 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
-		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off int64) error {
+		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
 			assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw what was released")
 			_, err := src.home.WriteAt([]byte("x"), off)
 			return err
@@ -230,7 +230,7 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 		w := src.hold(t, 0, []byte("first"), nil).begun()
 		src.home.failReads(syscall.EIO)
 		for _, n := range []int{1, 90} {
-			err := src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size, Len: int64(n * page.Size)}, func(int64) error {
+			err := src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size, Len: int64(n * page.Size)}, func(int64, int64) error {
 				assert.Fail(t, "home is changed, and what it was before is not kept")
 				return nil
 			})

@@ -62,6 +62,9 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	if err != nil {
 		return report(err)
 	}
+	bounded, unbound := context.WithCancel(context.Background())
+	defer unbound()
+	go pagecache.BoundHeap(bounded, s.cache.HostMemory())
 	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(),
 		"passthrough", s.mount.Passthrough(), "write_back", s.mount.WriteBack(), "version", version)
 	if reported {

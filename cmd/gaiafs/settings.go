@@ -55,7 +55,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated[:N] or cuda[:0,1]")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
-	f.Var(&s.hostMemory, "host-memory", "host memory for base copies of pages with several writers")
+	f.Var(&s.hostMemory, "host-memory", "host memory for what grows with the work of programs: base copies, page states, pages read ahead")
 	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
 	f.Var(&s.userShare, "user-share", "with --allow-other, what the programs of one user may map of each device's memory")

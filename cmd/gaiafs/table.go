@@ -64,9 +64,10 @@ func (s *statusDocument) print(w io.Writer) error {
 		})
 	}
 
-	fmt.Fprintf(&b, "\nHost memory: %s of %s for base copies, %s of %s for pages read ahead from devices, %s for page states, %s for page hashes\n",
-		bytesText(s.BaseBytes), bytesText(s.BaseLimit), bytesText(s.CleanBytes), bytesText(s.CleanLimit), bytesText(s.StateBytes),
-		bytesText(s.DigestBytes))
+	used := s.Memory.Classes
+	fmt.Fprintf(&b, "\nHost memory: %s of %s; %s for base copies, %s (%s at most) for pages read ahead from devices, %s for page states, %s for page hashes\n",
+		bytesText(s.Memory.UsedBytes), bytesText(s.Memory.LimitBytes), bytesText(used["bases"]), bytesText(used["clean"]), bytesText(s.CleanLimit),
+		bytesText(used["states"]), bytesText(used["digests"]))
 
 	b.WriteString("\nReads on the CPU: moving averages\n")
 	table(&b, func(t io.Writer) {

@@ -143,15 +143,21 @@ func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) 
 		return err
 	}
 	defer done()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	m := mem.(*memory)
-	data := m.data[off : off+n]
-	if n >= leastHole && !d.poison {
+	mask := int64(unix.Getpagesize() - 1)
+	if from, to := (off+mask)&^mask, (off+n)&^mask; to-from >= leastHole && !d.poison {
 		// Zeros take no memory as holes, and what is one already costs nothing.
 		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-		if err := ctx.Err(); err != nil || unix.Fallocate(int(m.file.Fd()), punch, off, n) == nil {
-			return err
+		if unix.Fallocate(int(m.file.Fd()), punch, from, to-from) == nil {
+			clear(m.data[off:from])
+			clear(m.data[to : off+n])
+			return nil
 		}
 	}
+	data := m.data[off : off+n]
 	pieces := (len(data) + pieceSize - 1) / pieceSize
 	return inPieces(ctx, pieces, func(i int) {
 		clear(data[i*pieceSize : min((i+1)*pieceSize, len(data))])

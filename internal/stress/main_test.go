@@ -23,6 +23,7 @@ import (
 var (
 	operations = flag.Int("stress.ops", 100_000, "operations of the test for stale readers")
 	soakFor    = flag.Duration("stress.for", 20*time.Second, "how long the mixed load runs")
+	hostile    = flag.Bool("stress.memory", false, "the daemon's memory under workloads of full size")
 )
 
 // patience is how long to wait for what must happen at once, on a machine that may be busy.

@@ -254,6 +254,7 @@ func serve(j job) error {
 			return err
 		}
 	}
+	go pagecache.BoundHeap(context.Background(), cache.HostMemory())
 	fmt.Println("ready")
 	served := make(chan struct{})
 	go func() {
