@@ -140,7 +140,14 @@ func (s *service) finish() error {
 	} else {
 		s.log.Error("ended with errors", "error", err)
 	}
-	return errors.Join(err, s.control.Close())
+	closed := make(chan error, 1)
+	go func() { closed <- s.control.Close() }()
+	select {
+	case last := <-closed:
+		return errors.Join(err, last)
+	case <-s.end.closing.Done():
+		return err // a client's request may wait for a file that never answers
+	}
 }
 
 // close closes the cache, once, and tells those who asked for the end how that went.
