@@ -112,25 +112,23 @@ func MountAt(path string) (MountInfo, error) {
 	return m, nil
 }
 
-// resolveMountpoint resolves symbolic links in all of path but the last name where that cannot be examined, because the
-// daemon of a mount there has ended.
+// resolveMountpoint resolves symbolic links. A mountpoint itself is not looked at: its daemon may have ended, or not answer.
 func resolveMountpoint(path string) (string, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	resolved, err := filepath.EvalSymlinks(absolute)
-	if err == nil {
-		return resolved, nil
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(absolute)); err == nil {
+		candidate := filepath.Join(dir, filepath.Base(absolute))
+		if m, err := mountOf(candidate); err == nil && m.Mountpoint == candidate {
+			return candidate, nil
+		}
 	}
+	resolved, err := filepath.EvalSymlinks(absolute)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%s does not exist", path)
 	}
-	dir, dirErr := filepath.EvalSymlinks(filepath.Dir(absolute))
-	if dirErr != nil {
-		return "", dirErr
-	}
-	return filepath.Join(dir, filepath.Base(absolute)), nil
+	return resolved, err
 }
 
 func below(path, dir string) bool {

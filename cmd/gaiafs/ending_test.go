@@ -403,3 +403,17 @@ func TestKilledRunsAreSwept(t *testing.T) {
 		})
 	}
 }
+
+// A daemon that does not answer has not said that everything is home.
+func TestUmountOfADaemonThatDoesNotAnswer(t *testing.T) {
+	s := mountForeground(t, "--gpus=none", "--passthrough=off", "--attr-timeout=0")
+	s.signal(t, syscall.SIGSTOP)
+	r := gaiafsCommand(t, "umount", "--timeout=100ms", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "its daemon does not say whether everything is written back (it does not answer)")
+	s.signal(t, syscall.SIGCONT)
+	require.True(t, s.isMounted(t))
+	r = gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t))
+}
