@@ -164,6 +164,7 @@ func (o *Oracle) publish(agent int, s Step) {
 
 func (o *Oracle) finish(c Client) {
 	for p, at := range o.published[c] {
+		at[o.source()] = 0
 		o.pages[p].released.join(at)
 	}
 	delete(o.published, c)

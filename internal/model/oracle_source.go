@@ -1,12 +1,16 @@
 package model
 
+import "slices"
+
 // What somebody does in SOURCE directly, beside the mount, is known to programs on the CPU from the next open on, and to
-// devices from the next acquire on. Until then they may see it or not.
+// devices from the next acquire on. Until then they may see it or not. A release does not tell programs on the CPU of what
+// the device knows of SOURCE.
 //
-// A page of which the mount has bytes that are not home yet goes home as a whole, whatever SOURCE has by then. So a store in
-// SOURCE may be lost, and is called soft, if somebody had stored into the page on the mount and not synced it, or does so
-// without knowing of the store. It is firm, and may not be lost, where it made the file longer: the mount has nothing
-// to put there. A write through the mount that goes home at once changes the bytes that it has, and no others.
+// A page of which the mount has bytes that are not home yet may go home as a whole, whatever SOURCE has by then. So a store
+// in SOURCE may be lost, and is called soft, if somebody had stored into the page on the mount and not synced it, or does
+// so without knowing of the store. All of the page counts as stored by it at that time. A store in
+// SOURCE is firm, and may not be lost, where it made the file longer: the mount has nothing to put there. A write through
+// the mount that goes home at once changes the bytes that it has, and no others.
 
 // changeSource tells the Oracle of a step in SOURCE. got is what the file has from Off on afterwards, or as a whole after a
 // SourceClone, since these steps move bytes that the Oracle need not know.
@@ -43,22 +47,44 @@ func (o *Oracle) sourceStore(off, n int64, firm bool, v values) {
 		c.join(pg.clocks[0])
 		c.join(pg.released)
 		c[o.source()]++
-		s := &oracleStore{agent: o.source(), at: append(clock{}, c...), vals: []values{v}, firm: firm}
-		s.soft = !firm && len(pg.touched) > 0
+		s := &oracleStore{agent: o.source(), at: slices.Clone(c), vals: []values{v}, firm: firm}
+		for agent := range pg.touched {
+			if s.soft = !firm; s.soft {
+				pg.countAsStored(agent)
+			}
+		}
 		pg.add(from, to, s)
 	})
+}
+
+// countAsStored has a device, or the kernel, store what it has of a page, which may be newer than what it acquired.
+func (pg *oraclePage) countAsStored(agent int) {
+	c := pg.clocks[agent]
+	before := slices.Clone(c)
+	c[agent]++
+	for i, seg := range pg.segments {
+		s := &oracleStore{agent: agent, at: slices.Clone(c)}
+		for _, t := range current(seg.stores, before) {
+			s.vals = append(s.vals, t.vals...)
+		}
+		pg.segments[i].stores = append(slices.Clone(seg.stores), s)
+	}
 }
 
 // touch notes that an agent's copies of pages are no longer home's, so that they may go home over what it does not know of.
 func (o *Oracle) touch(agent int, off, n int64) {
 	o.each(off, n, func(_ int, pg *oraclePage, _, _ int) {
 		pg.touched[agent] = true
+		unaware := false
 		for _, seg := range pg.segments {
 			for _, s := range seg.stores {
 				if s.agent == o.source() && !s.firm && !s.before(pg.clocks[agent]) {
-					s.soft = true
+					s.soft, unaware = true, true
 				}
 			}
+		}
+		if unaware {
+			pg.countAsStored(agent)
 		}
 	})
 }

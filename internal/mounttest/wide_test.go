@@ -21,17 +21,7 @@ type kind string
 
 // offByDefault are the kinds that are run only where -kinds names them, and why.
 var offByDefault = map[kind]string{
-	"kernelsize":     "a device's bytes within a size that only the kernel knows are lost",
-	"sourcewrite":    "a change in SOURCE is missed, or takes synced bytes away",
-	"sourcepunch":    "a change in SOURCE is missed, or takes synced bytes away",
-	"sourceclone":    "a change in SOURCE is missed, or takes synced bytes away",
-	"sourcechmod":    "a change of metadata in SOURCE takes synced bytes away",
-	"sourcelink":     "a change of metadata in SOURCE takes synced bytes away",
-	"sourcerename":   "a file that was renamed in SOURCE is stale",
-	"sourceappend":   "what SOURCE appended shows as zeros",
-	"sourcetruncate": "a size that SOURCE set is missed",
-	"sourcecollapse": "a change in SOURCE is missed, or takes synced bytes away",
-	"sourceinsert":   "a change in SOURCE is missed, or takes synced bytes away",
+	"sourceappend": "what SOURCE appended shows as zeros where fstat learns of the size first",
 }
 
 var (
@@ -233,8 +223,9 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 			return []model.Step{flush, s} // the kernel asks without sending what programs stored through mmap
 		}
 	case model.Store:
-		if x.layout.WriteBack && s.Off+s.Len > size {
-			return nil // the kernel may make the file longer, and the device does not know
+		longer := x.layout.WriteBack || x.kinds["sourceappend"]
+		if longer && s.Off+s.Len > run.Oracle.LeastSize() {
+			return nil // the kernel, or somebody in SOURCE, makes the file longer, and the device may not know
 		}
 	case model.Release:
 		if s.Val%4 == 0 {
