@@ -16,6 +16,7 @@ var (
 	_ pagecache.DirectReader = (*home)(nil)
 	_ pagecache.TimedHome    = (*home)(nil)
 	_ pagecache.TimedPages   = kernelPages{}
+	_ pagecache.Guarded      = (*home)(nil)
 	_ pagecache.UserHome     = (*home)(nil)
 )
 
@@ -182,6 +183,30 @@ func (h *home) Look() (uint64, error) { return h.witness.look(h.fd) }
 
 // Noticed implements pagecache.Home.
 func (h *home) Noticed() uint64 { return h.witness.changes.Load() }
+
+// Rights implements pagecache.Guarded. Filesystems without ACLs have none.
+func (h *home) Rights() (pagecache.Rights, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(h.fd, &st); err != nil {
+		return pagecache.Rights{}, err
+	}
+	r := pagecache.Rights{UID: st.Uid, GID: st.Gid, Mode: st.Mode}
+	n, err := unix.Fgetxattr(h.fd, accessACL, nil)
+	if n == 0 || err == unix.ENODATA || err == unix.EOPNOTSUPP {
+		return r, nil
+	}
+	for err == nil {
+		buf := make([]byte, n)
+		if n, err = unix.Fgetxattr(h.fd, accessACL, buf); err == nil {
+			r.ACL = string(buf[:n])
+			return r, nil
+		}
+		if err == unix.ERANGE { // it grew
+			n, err = unix.Fgetxattr(h.fd, accessACL, nil)
+		}
+	}
+	return r, err
+}
 
 // Sync implements pagecache.Home.
 func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }

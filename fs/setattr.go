@@ -41,6 +41,9 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		return fuse.Status(errno)
 	}
 	touch.end(&st)
+	if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
+		n.rightsTouched()
+	}
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -107,6 +110,15 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 		return toErrno(set())
 	}
 	return 0
+}
+
+// rightsTouched tells the devices' side that somebody may have fewer rights to the file than before.
+func (n *node) rightsTouched() {
+	if c := n.data.Load(); c != nil {
+		if f := c.live(); f != nil {
+			f.RightsTouched()
+		}
+	}
 }
 
 // setSize truncates or extends a regular file for a user.

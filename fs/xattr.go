@@ -87,11 +87,17 @@ func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok b
 	return size, err, true
 }
 
+// accessACL is the attribute that has the ACL of a file.
+const accessACL = "system.posix_acl_access"
+
 // SetXAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.onPath(in.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
+		if attr == accessACL {
+			defer n.rightsTouched()
+		}
 		data := data[:min(len(data), int(in.Size))]
 		if err := fs.creator.spend(in.Caller.Uid, func() error {
 			if !follow {
@@ -124,6 +130,9 @@ func (fs *fileSystem) RemoveXAttr(_ <-chan struct{}, header *fuse.InHeader, attr
 	return fs.onPath(header.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
+		if attr == accessACL {
+			defer n.rightsTouched()
+		}
 		if follow {
 			return unix.Removexattr(path, attr)
 		}

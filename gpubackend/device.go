@@ -73,6 +73,8 @@ type Info struct {
 	Granularity int64
 	// CopyEngines says that the device's own engines copy between it and the host. Without them the host's processors do.
 	CopyEngines bool
+	// ReadOnlyExports says that nobody can store into the memory by what was exported for reading.
+	ReadOnlyExports bool
 }
 
 // Digest is a keyed universal hash of one page. Two pages with different bytes have the same Digest with a
@@ -123,13 +125,18 @@ type Memory interface {
 	Size() int64
 	// Export returns a descriptor that another process maps the memory with. With writable false, that process
 	// can only read, as far as the kind of device can enforce that: CUDA leaves it to the importing process, see package
-	// cuda. The descriptor stays the Memory's and is the same every time: duplicate it to keep it.
+	// cuda. The descriptor stays the Memory's and is the same every time, up to a call of Held: duplicate it to keep it.
 	Export(writable bool) (*os.File, error)
+	// Held reports whether another process may still have what Export returned: a descriptor, on its way too, or a mapping. Where
+	// that cannot be found out, it is so from the first Export on. The call closes the descriptors that Export returned, so nobody
+	// may be sending them.
+	Held() bool
 	// Zeroed reports whether the memory is known to have held nothing but zeros when Alloc returned it, so that nobody
 	// needs to zero it before it is exported.
 	Zeroed() bool
 	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails
-	// with ErrFreed. Processes that imported it keep it until they unmap it.
+	// with ErrFreed. Processes that imported it keep it until they unmap it; where that can be found out, it counts as used until
+	// then. It is never handed out again.
 	Free() error
 }
 
@@ -143,7 +150,7 @@ type Device interface {
 	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
 	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed Info.Memory.
 	Alloc(size int64) (Memory, error)
-	// Used returns the bytes in Memory not yet freed.
+	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep.
 	Used() int64
 
 	// CopyIn copies from the host to the device, CopyOut from the device to the host. The pieces of one call may

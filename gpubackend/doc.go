@@ -5,7 +5,7 @@
 //
 // A Memory belongs to whoever called Alloc until Free. An exported descriptor belongs to the Memory, which closes it
 // in Free; whoever sends it on duplicates it first. A process that imported the memory keeps it alive on its own:
-// what was exported once is never handed out again by Alloc.
+// what was exported once is never handed out again by Alloc, and an emulated device counts it as used for so long.
 //
 // # Concurrency
 //

@@ -74,7 +74,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	}
 	list := updateLists.Get().(*[]lrc.Update)
 	defer updateLists.Put(list)
-	stale, readers := f.staleLocked((*list)[:0], part, h.dev.owner)
+	stale, readers := f.staleLocked((*list)[:0], part, h.owner)
 	defer readers.dismiss()
 	*list = stale
 	if len(stale) > 0 {
@@ -84,7 +84,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing)
 		if pages += n; err == nil {
 			if n > 0 {
-				stale = f.lrc.Stale(part, h.dev.owner)
+				stale = f.lrc.Stale(part, h.owner)
 			}
 			var until time.Time
 			if hold != 0 {
@@ -174,7 +174,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 	if len(runs) == 0 {
 		return nil
 	}
-	runs = intersect(f.lrc.Untracked(rg, h.dev.owner), runs)
+	runs = intersect(f.lrc.Untracked(rg, h.owner), runs)
 	for i := 0; i < len(runs); {
 		span, n := runs[i], i+1
 		for n < len(runs) && runs[n].Start-span.End <= digestGap {
@@ -186,7 +186,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 			return h.dev.fault(err)
 		}
 		for _, run := range runs[i:n] {
-			f.lrc.Track(run, h.dev.owner)
+			f.lrc.Track(run, h.owner)
 		}
 		i = n
 	}

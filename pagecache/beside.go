@@ -262,7 +262,7 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 	var ranges []page.Range
 	for _, p := range pages {
 		one := page.Range{Start: p.page, End: p.page + 1}
-		if p.base == nil && len(f.lrc.Current(one, h.dev.owner))+len(f.lrc.TrackedBy(one, h.dev.owner, onHome)) > 0 {
+		if p.base == nil && len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) > 0 {
 			from, ranges = append(from, p), page.AppendRange(ranges, one)
 		}
 	}

@@ -41,6 +41,8 @@ type Options struct {
 	WriteBack bool
 	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
 	BufferedReads bool
+	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
+	TrustUsers bool
 	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait any
 	// more. Hold may block, but for no request of the mount; end may not.
 	Hold func() (end func())
@@ -61,6 +63,8 @@ type Cache struct {
 	userShare float64 // immutable
 	// bufferedReads is immutable.
 	bufferedReads bool
+	// trustUsers is immutable.
+	trustUsers bool
 
 	devices []*device // immutable
 
@@ -164,6 +168,7 @@ func New(o Options) (*Cache, error) {
 
 		bufferedReads: o.BufferedReads,
 		userShare:     cmp.Or(o.UserShare, 1),
+		trustUsers:    o.TrustUsers,
 
 		files:    make(map[FileID]*File),
 		relieve:  make(chan struct{}, 1),
@@ -229,15 +234,6 @@ func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
 	}
 	return nil, fail(syscall.ENODEV, "there is no device %d: the mount has %d, numbered %d to %d",
 		ordinal, len(c.devices), c.devices[0].info.Ordinal, c.devices[len(c.devices)-1].info.Ordinal)
-}
-
-func (c *Cache) owner(o versions.Owner) *device {
-	for _, d := range c.devices {
-		if d.owner == o {
-			return d
-		}
-	}
-	return nil
 }
 
 // Lookup returns the File of id, or nil where no device holds anything of it.

@@ -206,7 +206,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 // rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and takes their digests again.
 func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) error {
 	for part := range f.lrc.Parts(rg, collectWindow) {
-		for _, b := range f.lrc.Bases(part, h.dev.owner) {
+		for _, b := range f.lrc.Bases(part, h.owner) {
 			if err := f.rebaseRunLocked(h, b, bytes); err != nil {
 				return err
 			}

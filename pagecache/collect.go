@@ -60,12 +60,11 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 			owner := pending[0].Owner
 			all, err := f.collectOwnerLocked(ctx, owner, pending[:n])
 			if err != nil {
-				if d := f.c.owner(owner); d != nil && f.lostLocked(d, err) {
+				d := f.holdings[owner].dev
+				if f.lostLocked(d, err) {
 					break // what was pending there is gone; look again
 				}
-				if d := f.c.owner(owner); d != nil {
-					err = d.fault(err)
-				}
+				err = d.fault(err)
 				if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
 					f.failedLocked(err)
 				}

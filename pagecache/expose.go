@@ -62,7 +62,7 @@ func (h *holding) litter(ranges []page.Range) {
 
 // giveUpLocked forgets what h has of the pages of rg, of which nothing is pending, and zeroes them.
 func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) error {
-	f.dropBasesLocked(f.lrc.Evicted(rg, h.dev.owner))
+	f.dropBasesLocked(f.lrc.Evicted(rg, h.owner))
 	return f.zeroLocked(ctx, h, rg)
 }
 
@@ -99,7 +99,7 @@ type exposure struct {
 
 // exposureLocked looks at all that m's client will be able to see.
 func (f *File) exposureLocked(m *Mapping) (e exposure) {
-	stale := f.lrc.Stale(m.extentsOf(), m.dev.owner)
+	stale := f.lrc.Stale(m.extentsOf(), m.h.owner)
 	if len(stale) == 0 {
 		return e
 	}
@@ -189,13 +189,13 @@ func (f *File) hollowLocked(h *holding, rg page.Range) {
 	h.each(rg, func(x *extent, part page.Range) {
 		x.agreeOnZeros(part)
 	})
-	f.lrc.Hollow(rg, h.dev.owner)
+	f.lrc.Hollow(rg, h.owner)
 }
 
 // zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for writing: they
 // may be using them.
 func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
-	h, owner := m.h, m.dev.owner
+	h, owner := m.h, m.h.owner
 	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})
 	for _, part := range f.splitLocked(tail, func(o *Mapping) bool { return o != m && o.h == h && o.writable }) {
 		if part.track || part.pages.Empty() {

@@ -16,6 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
 )
 
 // extentsPerFile bounds the number of extents that a file is cut into when it is first mapped on a device: each costs
@@ -30,6 +31,7 @@ const (
 // extent is device memory that caches the bytes [index·size, (index+1)·size) of a file.
 type extent struct {
 	file  *File
+	h     *holding
 	dev   *device
 	index int64
 	size  int64
@@ -45,6 +47,8 @@ type extent struct {
 	// like, whatever they mapped and released. doubtful says that digests were taken from the device's bytes after that, which
 	// need not be home's. Both last as long as the extent, and are protected by File.mu.
 	writable, doubtful bool
+	// given has the users who were given the memory and may have it still. Protected by File.mu.
+	given map[uint32]given
 	// littered says that something may be left in pages that the device does not hold, by a transfer that failed. Otherwise they
 	// have zeros, but for what a client stored who was given the memory for writing. Protected by File.mu.
 	littered bool
@@ -63,10 +67,12 @@ func extentPages(k, size int64) page.Range {
 	return page.Range{Start: page.Index(k) * n, End: page.Index(k+1) * n}
 }
 
-// holding is what one device holds of a file. Protected by File.mu.
+// holding is what one device holds of a file. Of users who must not share memory it has one for each (sharing.go). Protected by
+// File.mu.
 type holding struct {
 	dev        *device
-	extentSize int64 // immutable
+	owner      versions.Owner // immutable
+	extentSize int64          // immutable
 	extents    map[int64]*extent
 	// lost has extents of a lost device that clients still map: their memory goes, and with it the descriptors that they may
 	// be being sent, when those have ended.
@@ -225,22 +231,29 @@ func extentSize(info gpubackend.Info, bytes int64) int64 {
 	return size
 }
 
-// reserve makes sure that every page of rg has memory on dev, pinned by one more mapping. The caller holds no lock. When
-// the device is full, the least recently allocated extents that no client maps make room. On failure nothing is pinned.
-func (c *Cache) reserve(ctx context.Context, f *File, dev *device, rg page.Range, by pinner) error {
-	f.mu.Lock()
-	h := f.holdings[dev.owner]
-	if h == nil {
-		h = &holding{
-			dev:        dev,
-			extentSize: extentSize(dev.info, max(f.size, rg.End.Offset())),
-			extents:    make(map[int64]*extent),
-		}
-		f.holdings[dev.owner] = h
+// newHoldingLocked makes one more holding of a device, for a file that will be mapped up to end.
+func (f *File) newHoldingLocked(dev *device, end int64) (*holding, error) {
+	owner, err := f.freeOwnerLocked(dev)
+	if err != nil {
+		return nil, err
 	}
-	first, last := h.indexOf(rg.Start), h.indexOf(rg.End-1)
-	f.mu.Unlock()
+	h := &holding{
+		dev:        dev,
+		owner:      owner,
+		extentSize: extentSize(dev.info, max(f.size, end)),
+		extents:    make(map[int64]*extent),
+	}
+	f.holdings[owner] = h
+	if owner != dev.owner {
+		f.others = append(f.others, h)
+	}
+	return h, nil
+}
 
+// reserve makes sure that every page of rg has memory of h, pinned by one more mapping. The caller holds no lock. When
+// the device is full, the least recently allocated extents that no client maps make room. On failure nothing is pinned.
+func (c *Cache) reserve(ctx context.Context, f *File, h *holding, rg page.Range, by pinner) error {
+	dev, first, last := h.dev, h.indexOf(rg.Start), h.indexOf(rg.End-1)
 	if n := last - first + 1; n > dev.info.Memory/h.extentSize {
 		return fail(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
 			humanize.IBytes(uint64(n)*uint64(h.extentSize)), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
@@ -296,7 +309,7 @@ func (c *Cache) pin(ctx context.Context, f *File, h *holding, k int64, by pinner
 		_ = mem.Free()
 		return f.pinLocked(x, by)
 	}
-	x := &extent{file: f, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1, pins: map[uint32]int{by.user: 1}}
+	x := &extent{file: f, h: h, dev: h.dev, index: k, size: h.extentSize, mem: mem, mapped: 1, pins: map[uint32]int{by.user: 1}}
 	charged = false
 	x.users.Store(1)
 	h.extents[k] = x
@@ -350,22 +363,45 @@ func (c *Cache) allocate(ctx context.Context, dev *device, size int64) (gpubacke
 			return nil, err
 		case evicted, dev.left.Load() != left:
 			continue
-		case !leaving:
+		case !leaving && !c.kept(dev):
 			return nil, dev.full(size)
+		}
+		var again <-chan time.Time
+		if !leaving {
+			// A client that unmapped memory, or that ended, may be giving it back this moment.
+			again = time.After(keptTick)
 		}
 		if patience == nil {
 			patience = time.After(c.patience(mostPatience))
 		}
 		select {
 		case <-dev.freed:
+		case <-again:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-patience:
+			if !leaving {
+				return nil, dev.full(size)
+			}
 			return nil, fail(syscall.ENOMEM,
 				"device %d is full: memory that could make room is still being copied from for programs on the CPU; the device is slow, or hangs",
 				dev.info.Ordinal)
 		}
 	}
+}
+
+// keptTick is how often a device is asked whether clients gave memory back that they had unmapped.
+const keptTick = 2 * time.Millisecond
+
+// kept reports whether clients keep memory of dev that they have unmapped and that was freed.
+func (c *Cache) kept(dev *device) bool {
+	used := dev.Used()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range dev.extents {
+		used -= x.size
+	}
+	return used > 0
 }
 
 // full is why there is no memory where nothing can make room.
@@ -376,7 +412,7 @@ func (d *device) full(size int64) error {
 			d.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(d.info.Memory)))
 	}
 	return fail(syscall.ENOMEM,
-		"device %d is full: all of its %s are mapped by clients or hold bytes that cannot be written back; unmap something, or mount with a larger --gpu-memory",
+		"device %d is full: all of its %s are mapped by clients, kept by clients that unmapped it, or hold bytes that cannot be written back; unmap something, or mount with a larger --gpu-memory",
 		d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)))
 }
 
@@ -424,8 +460,7 @@ func (f *File) evictUnlessStuck(ctx context.Context, x *extent, copied bool) boo
 // under way. The memory is free once there is none.
 func (f *File) evict(ctx context.Context, x *extent, copied bool) bool {
 	idle := func() bool {
-		h := f.holdings[x.dev.owner]
-		return x.mapped == 0 && (copied || x.users.Load() == 1) && h != nil && h.extents[x.index] == x
+		return x.mapped == 0 && (copied || x.users.Load() == 1) && x.h.extents[x.index] == x
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -457,8 +492,8 @@ func (f *File) evict(ctx context.Context, x *extent, copied bool) bool {
 
 // freeExtentLocked gives the memory of x back. Whatever was pending in it is lost.
 func (f *File) freeExtentLocked(x *extent) {
-	h := f.holdings[x.dev.owner]
-	if h == nil || h.extents[x.index] != x {
+	h := x.h
+	if h.extents[x.index] != x {
 		return
 	}
 	delete(h.extents, x.index)
@@ -466,7 +501,7 @@ func (f *File) freeExtentLocked(x *extent) {
 	x.agreed = nil
 	x.dev.leaving.Add(1)
 	x.dev.left.Add(1)
-	f.dropBasesLocked(f.lrc.Evicted(x.pages(), x.dev.owner))
+	f.dropBasesLocked(f.lrc.Evicted(x.pages(), h.owner))
 	f.c.mu.Lock()
 	if i := slices.Index(x.dev.extents, x); i >= 0 {
 		x.dev.extents = slices.Delete(x.dev.extents, i, i+1)

@@ -48,6 +48,9 @@ type File struct {
 	// states is what the account was told of it. Protected by mu.
 	states   int64
 	holdings map[versions.Owner]*holding   // protected by mu
+	others   []*holding                    // those that are not a device's first. Protected by mu
+	rights   Rights                        // those noticed last. Protected by mu
+	taken    uint64                        // counts how often rights were taken away. Protected by mu
 	bases    bases                         // protected by mu
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -36,6 +38,7 @@ type memoryHome struct {
 	writes  int
 	synced  int
 	open    int
+	rights  Rights
 	// hung, if it is not nil, has writes wait until it is closed.
 	hung chan struct{}
 }
@@ -143,6 +146,22 @@ func (h *memoryHome) Noticed() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.foreign
+}
+
+func (h *memoryHome) Rights() (Rights, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rights, nil
+}
+
+// chmod changes who may do what, as a request of the mount does.
+func (s *source) chmod(change func(r *Rights)) {
+	s.home.mu.Lock()
+	change(&s.home.rights)
+	s.home.mu.Unlock()
+	if s.attached != nil {
+		s.attached.RightsTouched()
+	}
 }
 
 func (h *memoryHome) Signature() (Signature, error) {
@@ -411,9 +430,30 @@ func (p *program) release() int64 {
 	return n
 }
 
+// unmap is what a client does: it gives the memory up. A copy of it stays, for tests to look at.
 func (p *program) unmap() {
 	p.t.Helper()
+	p.unmapAndKeep()
+	p.giveUp()
+}
+
+// unmapAndKeep is what a hostile client does.
+func (p *program) unmapAndKeep() {
+	p.t.Helper()
 	require.NoError(p.t, p.Unmap(context.Background()))
+}
+
+// giveUp has the program map the device's memory no more.
+func (p *program) giveUp() {
+	if p.host == nil {
+		return
+	}
+	p.t.Helper()
+	was := bytes.Clone(p.host)
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&p.host[0]), uintptr(len(p.host)), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED)
+	require.NoError(p.t, err)
+	copy(p.host, was)
 }
 
 // read reads as a CPU program through the mount does.

@@ -69,6 +69,20 @@ type NoDirect struct {
 
 func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
 
+// Rights are who may do what with a file.
+type Rights struct {
+	UID, GID uint32
+	// Mode has the permission bits, ACL the file's list of further rights as the filesystem encodes it, "" for none.
+	Mode uint32
+	ACL  string
+}
+
+// Guarded is a Home that knows the file's rights. Its methods may be called from any goroutine.
+type Guarded interface {
+	Home
+	Rights() (Rights, error)
+}
+
 // WriteBacker is a Home that can begin to make written bytes durable before Sync asks for all of it. Its methods may be
 // called from any goroutine.
 type WriteBacker interface {

@@ -124,12 +124,17 @@ func (f *File) lostLocked(d *device, err error) bool {
 // letGoLocked drops what a lost device held of the file. What was only there is named in the log, in the status, by the next
 // Sync and by Close.
 func (f *File) letGoLocked(d *device) {
-	h := f.holdings[d.owner]
-	if h == nil || len(h.extents) == 0 {
-		return
+	for h := range f.holdersLocked() {
+		if h.dev == d && len(h.extents) > 0 {
+			f.letGoOfLocked(h)
+		}
 	}
+}
+
+func (f *File) letGoOfLocked(h *holding) {
+	d := h.dev
 	var runs []page.Range
-	for _, p := range f.lrc.PendingOf(page.Range{End: f.lrc.End()}, d.owner) {
+	for _, p := range f.lrc.PendingOf(page.Range{End: f.lrc.End()}, h.owner) {
 		runs = page.AppendRange(runs, p.Range)
 	}
 	// Nobody misses the bytes of a file that no name leads to.

@@ -111,6 +111,7 @@ func TestDeviceLost(t *testing.T) {
 			_, err = p.Release(context.Background(), 0, p.len)
 			require.ErrorIs(t, err, syscall.ENODEV)
 			require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV, "what it may have stored is not released")
+			p.giveUp()
 			require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 			err = m.cache.Close(context.Background())
 			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all")

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"errors"
 	"math"
 	"os"
 	"sync"
@@ -55,6 +56,8 @@ type Mapping struct {
 	lazy     bool
 	process  uint32
 	user     uint32
+	// intruder says that the client will be able to store into the memory although he may not change the file.
+	intruder bool
 	extents  []Extent // immutable once Map returned
 	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
 	exported bool
@@ -127,41 +130,56 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.life, m.end = context.WithCancel(context.Background())
-	if err := c.reserve(ctx, f, dev, m.pages, pinner{req.User, req.Limited}); err != nil {
-		m.end()
-		return nil, err
-	}
-	f.mu.Lock()
-	m.h = f.holdings[dev.owner]
-	f.mappings[m] = struct{}{}
-	kernel := f.kernel
-	f.mu.Unlock()
-	if c.writeBack && req.Writable && f.ReachesPast(f.Size()) {
-		// From now on the kernel asks before it writes.
-		err := kernel.Invalidate(-1, -1)
+	for tries := 0; ; tries++ {
+		err := m.begin(ctx, src, pinner{req.User, req.Limited})
 		if err == nil {
-			err = f.settle()
+			break
 		}
-		if err != nil {
-			m.ended.Do(func() { m.leave() })
+		if !errors.Is(err, errNotShared) || tries == mostBegins {
+			m.ended.Do(func() { m.end(); m.gone.Store(true) })
 			return nil, err
 		}
-	}
-	c.mapped.Add(1)
-	if !req.Lazy {
-		began := time.Now()
-		if _, err := f.acquire(ctx, m.h, m.pages); err != nil {
-			m.ended.Do(func() { m.leave() })
-			return nil, err
-		}
-		m.record(m.off, m.len, began)
-	}
-	if err := m.export(ctx); err != nil {
-		m.ended.Do(func() { m.leave() })
-		return nil, err
 	}
 	f.count(func(c *Counters) { c.Maps.Add(1) })
 	return m, nil
+}
+
+// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it.
+const mostBegins = 16
+
+// begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
+func (m *Mapping) begin(ctx context.Context, src Source, by pinner) (err error) {
+	if m.h, err = m.f.choose(ctx, m, src.Writable()); err != nil {
+		return err
+	}
+	f, c := m.f, m.f.c
+	if err := c.reserve(ctx, f, m.h, m.pages, by); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.mappings[m] = struct{}{}
+	kernel := f.kernel
+	f.mu.Unlock()
+	c.mapped.Add(1)
+	if c.writeBack && m.writable && f.ReachesPast(f.Size()) {
+		// From now on the kernel asks before it writes.
+		if err = kernel.Invalidate(-1, -1); err == nil {
+			err = f.settle()
+		}
+	}
+	if err == nil && !m.lazy {
+		began := time.Now()
+		if _, err = f.acquire(ctx, m.h, m.pages); err == nil {
+			m.record(m.off, m.len, began)
+		}
+	}
+	if err == nil {
+		err = m.export(ctx)
+	}
+	if err != nil {
+		m.unpin()
+	}
+	return err
 }
 
 // checkHome refreshes replicas and the kernel's pages if home was changed directly.
@@ -201,6 +219,9 @@ func (m *Mapping) export(ctx context.Context) error {
 	if err := m.f.exposeLocked(ctx, m); err != nil {
 		return err
 	}
+	if !m.f.giveLocked(m) {
+		return errNotShared
+	}
 	m.exported = true
 	m.h.each(m.pages, func(x *extent, _ page.Range) {
 		if err != nil {
@@ -208,7 +229,7 @@ func (m *Mapping) export(ctx context.Context) error {
 		}
 		var d *os.File
 		if d, err = x.mem.Export(m.writable); err == nil {
-			if m.writable {
+			if m.writable || m.intruder {
 				x.writable = true
 				m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
 			}
@@ -335,6 +356,11 @@ func (m *Mapping) Unmap(ctx context.Context) error {
 func (m *Mapping) leave() {
 	m.end()
 	m.gone.Store(true)
+	m.unpin()
+}
+
+// unpin takes back what begin did.
+func (m *Mapping) unpin() {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	delete(m.f.mappings, m)

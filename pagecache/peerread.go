@@ -166,9 +166,8 @@ func (f *File) havesLocked(rg page.Range) (all []have) {
 	if f.doubtfulLocked(rg) {
 		return nil
 	}
-	for _, d := range f.c.devices {
-		h := f.holdings[d.owner]
-		if h == nil || len(h.extents) == 0 || d.lost.Load() {
+	for h := range f.holdersLocked() {
+		if len(h.extents) == 0 || h.dev.lost.Load() {
 			continue
 		}
 		unwritten, written := f.sourcesLocked(h, h, rg)

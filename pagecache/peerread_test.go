@@ -151,7 +151,7 @@ func TestStoresAfterTheEnd(t *testing.T) {
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
 	p.add(3 * page.Size)
-	p.unmap()
+	p.unmapAndKeep()
 	want := src.home.bytes(0, sharedSize)
 	want[3*page.Size]++
 	p.add(5*page.Size + 1)

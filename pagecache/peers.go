@@ -78,11 +78,11 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 	return pages, next, nil
 }
 
-// peersLocked returns the other devices that hold something of the file and that the one of h can copy from.
+// peersLocked returns the others that hold something of the file and that the device of h can copy from.
 func (f *File) peersLocked(h *holding) (sources []*holding) {
-	for _, d := range f.c.devices {
-		source := f.holdings[d.owner]
-		if source == nil || source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
+	for source := range f.holdersLocked() {
+		d := source.dev
+		if source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
 			continue
 		}
 		if _, no := f.c.noPeer.Load(devicePair{h.dev.owner, d.owner}); !no {
@@ -95,7 +95,7 @@ func (f *File) peersLocked(h *holding) (sources []*holding) {
 // sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and those
 // that must be compared with what was agreed on.
 func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, written []page.Range) {
-	for _, c := range f.lrc.Current(part, source.dev.owner) {
+	for _, c := range f.lrc.Current(part, source.owner) {
 		if c.Tracked {
 			written = page.AppendRange(written, c.Range)
 		} else {
@@ -141,7 +141,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		}
 		h.litter(subtract(ranges, arrived))
 	}
-	f.dropBasesLocked(f.lrc.Updated(arrived, h.dev.owner, false))
+	f.dropBasesLocked(f.lrc.Updated(arrived, h.owner, false))
 	n := int64(0)
 	for _, rg := range arrived {
 		n += rg.Len()

@@ -14,7 +14,7 @@ import (
 func (p *program) lacks(rg page.Range) (pages int64) {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
-	for _, u := range p.f.lrc.Stale(rg, p.h.dev.owner) {
+	for _, u := range p.f.lrc.Stale(rg, p.h.owner) {
 		pages += u.Range.Len()
 	}
 	return pages

@@ -57,7 +57,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 			}
 		}
 	}
-	drops, id := f.lrc.Release(modified, h.dev.owner)
+	drops, id := f.lrc.Release(modified, h.owner)
 	f.coming.Add(pages)
 	if pages > 0 {
 		f.modifiedNowLocked()
@@ -117,7 +117,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 	f.mu.Lock()
 	var scans []scan
 	var asked []gpubackend.Scan
-	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.dev.owner) {
+	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.owner) {
 		h.each(run, func(x *extent, part page.Range) {
 			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
 				s := scan{x: x, pages: part, agreed: agreed}
@@ -203,7 +203,7 @@ func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
 	var scans []gpubackend.Scan
 	var parts []page.Range
-	for _, run := range f.lrc.Tracked(rg, h.dev.owner) {
+	for _, run := range f.lrc.Tracked(rg, h.owner) {
 		h.each(run, func(x *extent, part page.Range) {
 			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
 				scans = append(scans, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})

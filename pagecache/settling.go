@@ -53,7 +53,7 @@ func (p *pipeline) settle(pieces []*piece) {
 			}
 		}
 	}
-	f, owner := p.f, p.h.dev.owner
+	f, owner := p.f, p.h.owner
 	f.bases.vacate(f.lrc.Updated(s.tracked, owner, true))
 	f.bases.vacate(f.lrc.Updated(s.others, owner, false))
 }

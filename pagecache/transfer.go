@@ -184,7 +184,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	defer f.enterReadsLocked(h)()
 	spans, spoiled, wide := f.readSpansLocked(h, part)
 	if wide != part {
-		stale = f.lrc.Stale(wide, h.dev.owner)
+		stale = f.lrc.Stale(wide, h.owner)
 		storing = f.storingLocked(h, wide)
 	}
 	p := &pipeline{f: f, h: h, ctx: ctx, until: until, direct: f.directLocked()}

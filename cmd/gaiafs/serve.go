@@ -128,6 +128,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		WriteBackInterval: m.writeBackInterval.Duration,
 		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",
+		TrustUsers:        m.trustUsers,
 		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,

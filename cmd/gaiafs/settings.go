@@ -20,6 +20,7 @@ type settings struct {
 	socket            string
 	allowOther        bool
 	userShare         percentage
+	trustUsers        bool
 	readOnly          bool
 	passthrough       choice
 	writeBack         bool
@@ -59,6 +60,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
 	f.Var(&s.userShare, "user-share", "with --allow-other, what the programs of one user may map of each device's memory")
+	f.BoolVar(&s.trustUsers, "trust-users", false, "let all users of the mount share device memory; docs/security.md says what that means")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
 	f.Var(&s.passthrough, "passthrough", "auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")

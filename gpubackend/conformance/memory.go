@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +21,7 @@ func testInfo(f *fixture) {
 	require.GreaterOrEqual(f, f.info.Ordinal, 0)
 	require.NotEqual(f, "unknown", f.info.Kind.String())
 	require.NotEmpty(f, f.info.Name)
+	require.Equal(f, !slices.Contains(f.allowed, ReadOnlyIsAdvice), f.info.ReadOnlyExports)
 	require.NotNil(f, f.dev.Key())
 	f.alloc(g)
 	require.Equal(f, f.info, f.dev.Info(), "it never changes")

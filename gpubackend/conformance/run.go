@@ -18,6 +18,9 @@ type Allowance int
 // A process that maps it for reading must still not be able to store.
 const ReadOnlyIsAdvice Allowance = 1
 
+// ImportersAreUnknown lets a backend not know whether another process still has what was exported.
+const ImportersAreUnknown Allowance = 2
+
 // Run tests the devices that open returns, each of which has at least 16 times its granularity and at least 32 MiB of
 // memory. A backend without a device skips its test before it calls Run.
 func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...Allowance) {
@@ -52,6 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"Export", testExport},
 		{"SharedWithProcess", testShared},
 		{"ReadOnlyExport", testReadOnly},
+		{"Held", testHeld},
 		{"FreedUnderImporter", testFreedUnderImporter},
 		{"ImporterDies", testImporterDies},
 		{"PatchBesideStores", func(f *fixture) { testPatchBesideStores(f, false) }},

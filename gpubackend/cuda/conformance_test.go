@@ -43,7 +43,7 @@ func TestConformance(t *testing.T) {
 				require.NoError(t, err)
 				change(d.(*device))
 				return d
-			}, conformance.ReadOnlyIsAdvice)
+			}, conformance.ReadOnlyIsAdvice, conformance.ImportersAreUnknown)
 		})
 	}
 }

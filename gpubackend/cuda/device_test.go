@@ -39,7 +39,7 @@ func TestConformanceOfFake(t *testing.T) {
 				d, err := open(drivers[t], Options{Ordinal: 3, CUDA: min(int(g.retained), 1), Memory: 64<<20 + 5}, kernelsPTX)
 				require.NoError(t, err)
 				return d
-			}, conformance.ReadOnlyIsAdvice)
+			}, conformance.ReadOnlyIsAdvice, conformance.ImportersAreUnknown)
 		})
 	}
 }

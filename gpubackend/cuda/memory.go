@@ -86,6 +86,13 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	return m.readOnly, nil
 }
 
+// Held is true since the first Export: the driver does not tell who has imported the memory.
+func (m *memory) Held() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.freed && m.file != nil
+}
+
 func (m *memory) exportLocked() error {
 	var fd int32
 	err := m.dev.drv.check("cuMemExportToShareableHandle", m.dev.drv.memExportToHandle(&fd, m.handle, handlePOSIX, 0))

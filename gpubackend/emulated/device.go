@@ -2,6 +2,7 @@ package emulated
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,8 @@ type Options struct {
 	Poison bool
 	// CopyEngines has the device say that it has some, so that it is used as a GPU is. It has none.
 	CopyEngines bool
+	// WritableExports has whoever is given memory for reading be able to store into it, as with GPUs.
+	WritableExports bool
 	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
@@ -38,11 +41,15 @@ type device struct {
 	zero    gpubackend.Digest // of a page of zeros
 	poison  bool
 	buffers buffers
+	// writableExports is immutable.
+	writableExports bool
 
 	mu       sync.Mutex
-	used     int64 // protected by mu; in [0, info.Memory]
+	used     int64 // protected by mu; in [0, info.Memory], that of lingering included
 	memories int   // protected by mu; Memory not freed
 	closed   bool  // protected by mu
+	// lingering was freed, and other processes have it still. Protected by mu.
+	lingering []*memory
 }
 
 // New returns a device. It takes nothing from the host but some kilobytes, starts nothing, and fails for options that
@@ -78,7 +85,11 @@ func New(o Options) (gpubackend.Device, error) {
 			Memory:      o.Memory &^ (o.Granularity - 1),
 			Granularity: o.Granularity,
 			CopyEngines: o.CopyEngines,
+
+			ReadOnlyExports: !o.WritableExports,
 		},
+		writableExports: o.WritableExports,
+
 		key:     o.Key,
 		zero:    o.Key.Sum(make([]byte, page.Size)),
 		poison:  o.Poison,
@@ -93,7 +104,43 @@ func (d *device) Key() *gpubackend.DigestKey { return d.key }
 func (d *device) Used() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.reapLocked()
 	return d.used
+}
+
+// linger counts a freed memory as used until nobody has it.
+func (d *device) linger(m *memory) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.memories--
+	d.lingering = append(d.lingering, m)
+	if d.closed {
+		d.letGoLocked()
+	}
+}
+
+// reapLocked stops counting freed memory that nobody has any more.
+func (d *device) reapLocked() {
+	d.lingering = slices.DeleteFunc(d.lingering, func(m *memory) bool {
+		held, _ := heldByOthers(m.file)
+		if !held {
+			d.dropLocked(m)
+		}
+		return !held
+	})
+}
+
+func (d *device) dropLocked(m *memory) {
+	_ = m.file.Close() // nothing was written by it
+	d.used -= m.size
+}
+
+// letGoLocked stops counting all of it.
+func (d *device) letGoLocked() {
+	for _, m := range d.lingering {
+		d.dropLocked(m)
+	}
+	d.lingering = nil
 }
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
@@ -117,6 +164,9 @@ func (d *device) reserve(size int64) error {
 	defer d.mu.Unlock()
 	if d.closed {
 		return gpubackend.ErrClosed
+	}
+	if size > d.info.Memory-d.used {
+		d.reapLocked()
 	}
 	if size > d.info.Memory-d.used {
 		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for",
@@ -161,5 +211,6 @@ func (d *device) Close() error {
 		return fmt.Errorf("%w: %d bytes in %d allocations of %s", gpubackend.ErrInUse, d.used, d.memories, d.info.Name)
 	}
 	d.closed = true
+	d.letGoLocked()
 	return nil
 }

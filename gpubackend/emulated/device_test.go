@@ -49,6 +49,7 @@ func TestOptions(t *testing.T) {
 	d := open(t, emulated.Options{Ordinal: 7, Memory: 5<<20 + 1})
 	require.Equal(t, gpubackend.Info{
 		Ordinal: 7, Kind: gpubackend.KindEmulated, Name: "Emulated device 7", Memory: 4 << 20, Granularity: 2 << 20,
+		ReadOnlyExports: true,
 	}, d.Info())
 }
 

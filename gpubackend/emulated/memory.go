@@ -33,8 +33,10 @@ type memory struct {
 	users    int           // protected by mu; calls that are using data
 	freed    bool          // protected by mu; no further user is let in
 	idle     chan struct{} // protected by mu; closed when users falls to 0 after freed was set
-	file     *os.File      // immutable until Free; the memfd, open for reading and writing
-	readOnly *os.File      // protected by mu; nil until the first read-only export
+	file     *os.File      // immutable until Free; the memfd, open for reading and writing. Nobody else is given it
+	writable *os.File      // protected by mu; the export for writing, nil until there is one
+	readOnly *os.File      // protected by mu; the export for reading, nil until there is one
+	exported bool          // protected by mu
 }
 
 func newMemory(d *device, size int64) (*memory, error) {
@@ -107,19 +109,62 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	if m.freed {
 		return nil, gpubackend.ErrFreed
 	}
-	if writable {
-		return m.file, nil
+	if writable || m.dev.writableExports {
+		return m.exportLocked(&m.writable, unix.O_RDWR)
 	}
-	if m.readOnly == nil {
-		// A duplicate would share the memfd's access mode; opening it again makes one that can only read.
-		path := fmt.Sprintf("/proc/self/fd/%d", m.file.Fd())
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return m.exportLocked(&m.readOnly, unix.O_RDONLY)
+}
+
+// exportLocked opens the memfd again, unless it has: a duplicate would share its access mode, and could not be told from it (heldBy).
+func (m *memory) exportLocked(at **os.File, mode int) (*os.File, error) {
+	if *at == nil {
+		fd, err := reopen(m.file, mode)
 		if err != nil {
-			return nil, hostError("open a memfd for reading", err)
+			return nil, hostError("open a memfd again", err)
 		}
-		m.readOnly = os.NewFile(uintptr(fd), "memfd:gaiafs (read-only)")
+		*at, m.exported = os.NewFile(uintptr(fd), "memfd:gaiafs (exported)"), true
 	}
-	return m.readOnly, nil
+	return *at, nil
+}
+
+func (m *memory) Held() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.freed || !m.exported {
+		return false
+	}
+	_ = m.closeExportsLocked() // they were only read from
+	held, known := heldByOthers(m.file)
+	m.exported = held || !known
+	return m.exported
+}
+
+func (m *memory) closeExportsLocked() (err error) {
+	for _, f := range []**os.File{&m.writable, &m.readOnly} {
+		if *f != nil {
+			err = errors.Join(err, (*f).Close())
+			*f = nil
+		}
+	}
+	return err
+}
+
+// reopen opens a memfd once more.
+func reopen(file *os.File, mode int) (int, error) {
+	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), mode|unix.O_CLOEXEC, 0)
+}
+
+// heldByOthers reports whether somebody has a memfd open by what reopen returned, or mapped. The kernel knows: it grants a lease for
+// writing (fcntl(2)) only to who is alone in having a file open, and a mapping keeps the file open that it was made with. It does
+// not count the descriptor that memfd_create returned, and mappings made with it. known is false where there are no leases.
+func heldByOthers(file *os.File) (held, known bool) {
+	fd, err := reopen(file, unix.O_RDONLY)
+	if err != nil {
+		return false, false
+	}
+	defer unix.Close(fd) // and give the lease back
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	return err != nil, err == nil || errors.Is(err, unix.EAGAIN)
 }
 
 // use lets a call in. It must end with done.
@@ -164,10 +209,12 @@ func (m *memory) Free() error {
 	}
 	err := unix.Munmap(m.data)
 	m.data = nil
-	err = errors.Join(err, m.file.Close())
-	if m.readOnly != nil {
-		err = errors.Join(err, m.readOnly.Close())
+	err = errors.Join(err, m.closeExportsLocked())
+	if held, known := heldByOthers(m.file); m.exported && held && known {
+		m.dev.linger(m)
+		return err
 	}
+	err = errors.Join(err, m.file.Close())
 	m.dev.giveBack(m.size)
 	return err
 }

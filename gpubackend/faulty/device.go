@@ -295,6 +295,8 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	return m.inner.Export(writable)
 }
 
+func (m *memory) Held() bool { return m.inner.Held() }
+
 func (m *memory) Free() error {
 	if err := m.dev.enter(context.Background(), Free); err != nil {
 		return err

@@ -1,0 +1,240 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Users of one file on one device share its memory, as programs on the CPU share the kernel's pages. But what was given away cannot
+// be taken back: a program that keeps a descriptor sees whatever comes into that memory, and may store into it. So memory is not
+// shared
+//
+//   - with users who had it before rights to the file were taken away from anybody, since that may have been from them;
+//   - with users who had it and unmapped it, once nobody maps it any more;
+//   - with users who can store into it although they may not change the file: where the device cannot keep a program that was given
+//     memory for reading from writing there.
+//
+// Who must not share gets memory of his own. Where nobody maps the old memory any more, it goes. Otherwise the device gets one more
+// holding of the file, with an owner of its own among those that lrc knows: it is kept coherent with the first as another device
+// would be. Root and the daemon's own user share with everybody, since they get at everything anyway, but not with those of the last
+// kind. Programs of one user share in any case: the kernel lets them get at each other's memory.
+
+// given is what is known of a user who was given memory.
+type given struct {
+	taken uint64 // File.taken when he was given it
+	// intruder says that he can store there and must not.
+	intruder bool
+}
+
+// errNotShared says that somebody else was given the memory meanwhile who must not share it.
+var errNotShared = errors.New("users who must not share memory map the file again and again")
+
+// trusts reports whether a user gets at everything anyway.
+func (c *Cache) trusts(user uint32) bool {
+	return c.trustUsers || user == 0 || int(user) == os.Geteuid()
+}
+
+// mayStore reports whether a user may surely change the file, or give himself the right to.
+func (r *Rights) mayStore(user uint32) bool {
+	return user == r.UID || r.Mode&0o002 != 0 && r.ACL == ""
+}
+
+// takes reports whether somebody may have fewer rights by now than by r before.
+func (r *Rights) takes(now Rights) bool {
+	return r.UID != now.UID || r.GID != now.GID || r.ACL != now.ACL || r.Mode&^now.Mode&0o777 != 0
+}
+
+// noteRightsLocked looks at home's rights and reports whether some were taken away since the last look.
+func (f *File) noteRightsLocked() (taken bool, err error) {
+	home, ok := f.home.(Guarded)
+	if !ok {
+		return false, nil
+	}
+	now, err := home.Rights()
+	if err != nil {
+		return false, err
+	}
+	if taken = f.rights.takes(now); taken {
+		f.taken++
+	}
+	f.rights = now
+	return taken, nil
+}
+
+// RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. Where rights were taken away, memory that users had and nobody maps goes,
+// and what devices released comes home: those who had the memory may be storing there.
+func (f *File) RightsTouched() {
+	f.mu.Lock()
+	var had []*extent
+	if !f.detached.Load() {
+		taken, err := f.noteRightsLocked()
+		if err != nil {
+			f.c.log.Warn("reading the backing file's permissions", "file", f.Name(), "error", err)
+		}
+		if taken {
+			had = f.hadByOthersLocked()
+		}
+	}
+	f.mu.Unlock()
+	for _, x := range had {
+		if f.evict(context.Background(), x, true) {
+			continue
+		}
+		f.mu.Lock()
+		err := f.collectLocked(context.Background(), x.pages(), false)
+		f.mu.Unlock()
+		if err != nil {
+			return // logged, and tried again
+		}
+	}
+}
+
+// hadByOthersLocked returns the extents that somebody was given who does not get at everything anyway.
+func (f *File) hadByOthersLocked() (had []*extent) {
+	for h := range f.holdersLocked() {
+		for _, x := range h.sorted() {
+			for user := range x.given {
+				if !f.c.trusts(user) {
+					had = append(had, x)
+					break
+				}
+			}
+		}
+	}
+	return had
+}
+
+// holdersLocked has all holdings, the devices' first ones first.
+func (f *File) holdersLocked() iter.Seq[*holding] {
+	return func(yield func(*holding) bool) {
+		for _, d := range f.c.devices {
+			if h := f.holdings[d.owner]; h != nil && !yield(h) {
+				return
+			}
+		}
+		for _, h := range f.others {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// freeOwnerLocked returns an owner for one more holding of dev.
+func (f *File) freeOwnerLocked(dev *device) (versions.Owner, error) {
+	if f.holdings[dev.owner] == nil {
+		return dev.owner, nil
+	}
+	for o := ^versions.Owner(0); o > versions.CPU; o-- {
+		isDevice := slices.ContainsFunc(f.c.devices, func(d *device) bool { return d.owner == o })
+		if f.holdings[o] == nil && !isDevice {
+			return o, nil
+		}
+	}
+	return 0, fail(syscall.ENOMEM, "too many users map the file who must not share memory")
+}
+
+// choose finds the holding that m is to be a mapping of. writable says that the client's descriptor is open for writing.
+func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding, error) {
+	var failed []*holding
+	for {
+		f.mu.Lock()
+		if _, err := f.noteRightsLocked(); err != nil {
+			f.mu.Unlock()
+			return nil, err
+		}
+		m.intruder = !m.dev.info.ReadOnlyExports && !writable && !f.c.trusts(m.user) && !f.rights.mayStore(m.user)
+		h, old, err := f.chooseLocked(m, failed)
+		f.mu.Unlock()
+		if err != nil || len(old) == 0 {
+			return h, err
+		}
+		for _, x := range old {
+			if !f.evict(ctx, x, true) {
+				failed = append(failed, h)
+				break
+			}
+		}
+	}
+}
+
+// chooseLocked returns a holding whose memory m may share, or will once the old extents are gone, which nobody maps.
+func (f *File) chooseLocked(m *Mapping, failed []*holding) (*holding, []*extent, error) {
+	var empty, emptied *holding
+	var old []*extent
+	for h := range f.holdersLocked() {
+		if h.dev != m.dev {
+			continue
+		}
+		there, mapped := 0, false
+		var not []*extent
+		h.each(m.pages, func(x *extent, _ page.Range) {
+			if there++; !f.sharesLocked(x, m, x.mapped) {
+				not, mapped = append(not, x), mapped || x.mapped > 0
+			}
+		})
+		switch {
+		case len(not) == 0 && there > 0:
+			return h, nil, nil
+		case len(not) == 0 && empty == nil:
+			empty = h
+		case len(not) > 0 && !mapped && emptied == nil && !slices.Contains(failed, h):
+			emptied, old = h, not
+		}
+	}
+	switch {
+	case empty != nil:
+		return empty, nil, nil
+	case emptied != nil:
+		return emptied, old, nil
+	}
+	h, err := f.newHoldingLocked(m.dev, m.pages.End.Offset())
+	return h, nil, err
+}
+
+// sharesLocked reports whether m may share x with all who may have its memory. So many others map it.
+func (f *File) sharesLocked(x *extent, m *Mapping, mapped int) bool {
+	may := func() bool {
+		for user, g := range x.given {
+			switch {
+			case user == m.user:
+			case m.intruder, g.intruder && !f.c.trustUsers:
+				return false
+			case !f.c.trusts(user) && (g.taken != f.taken || mapped == 0):
+				return false
+			}
+		}
+		return true
+	}
+	if may() {
+		return true
+	}
+	if x.mapped > 0 || x.mem.Held() {
+		return false
+	}
+	x.given = nil // they gave it back
+	return true
+}
+
+// giveLocked notes that m's client is given the memory. It returns false where others were who must not share it.
+func (f *File) giveLocked(m *Mapping) bool {
+	shares := true
+	m.h.each(m.pages, func(x *extent, _ page.Range) { shares = shares && f.sharesLocked(x, m, x.mapped-1) })
+	if !shares {
+		return false
+	}
+	m.h.each(m.pages, func(x *extent, _ page.Range) {
+		if x.given == nil {
+			x.given = make(map[uint32]given)
+		}
+		x.given[m.user] = given{f.taken, m.intruder}
+	})
+	return true
+}
