@@ -235,6 +235,7 @@ func (fs *fileSystem) newOpenFile(n *node, fd int, who *fuse.Caller, flags uint3
 		return nil, errno
 	}
 	fs.files.put(of.handle, of)
+	of.content.opens.Add(1)
 	if of.writesHome {
 		of.content.writers.Add(1)
 		if of.uid != fs.creator.uid {
@@ -299,6 +300,9 @@ func (of *openFile) close() {
 			of.content.ordinary.Store(0) // nobody stores into the kernel's pages any more, and they are home
 		}
 		unix.Close(of.fd)
+		if of.content.opens.Add(-1) == 0 {
+			of.fs.lastOpenGone(of.node)
+		}
 	}
 }
 

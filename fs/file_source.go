@@ -11,13 +11,14 @@ import (
 )
 
 var (
-	_ pagecache.Source       = (*openFile)(nil)
-	_ pagecache.HomeReader   = (*openFile)(nil)
-	_ pagecache.DirectReader = (*home)(nil)
-	_ pagecache.TimedHome    = (*home)(nil)
-	_ pagecache.TimedPages   = kernelPages{}
-	_ pagecache.Guarded      = (*home)(nil)
-	_ pagecache.UserHome     = (*home)(nil)
+	_ pagecache.Source        = (*openFile)(nil)
+	_ pagecache.HomeReader    = (*openFile)(nil)
+	_ pagecache.DirectReader  = (*home)(nil)
+	_ pagecache.TimedHome     = (*home)(nil)
+	_ pagecache.TimedPages    = kernelPages{}
+	_ pagecache.Guarded       = (*home)(nil)
+	_ pagecache.UserHome      = (*home)(nil)
+	_ pagecache.RemovableHome = (*home)(nil)
 )
 
 // ID implements pagecache.Source.
@@ -145,7 +146,7 @@ func (h *home) WriteAt(p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		n, err := 0, error(nil)
-		err = h.fs.creator.spend(h.storer(), func() (err error) {
+		err = h.fs.spend(h.storer(), func() (err error) {
 			n, err = unix.Pwrite(h.fd, p[done:], off+int64(done))
 			return err
 		})

@@ -28,7 +28,7 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 		change.Kind = pagecache.ChangeShift
 	}
 	allocate := func(off, n int64) error {
-		return fs.creator.spend(in.Caller.Uid, func() error {
+		return fs.spend(in.Caller.Uid, func() error {
 			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, n) })
 		})
 	}
@@ -111,7 +111,7 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	copied := 0
 	transfer := func(off, _ int64) error {
 		from := from
-		return fs.creator.spend(in.Caller.Uid, func() error {
+		return fs.spend(in.Caller.Uid, func() error {
 			return retry(func() (err error) {
 				copied, err = unix.CopyFileRange(src.fd, &from, dst.fd, &off, size, int(in.Flags))
 				return err

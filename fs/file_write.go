@@ -211,7 +211,7 @@ func (w *homeWrite) appendAtEnd() error {
 
 // pwrite writes what is left.
 func (w *homeWrite) pwrite(off int64, flags int) (n int, err error) {
-	err = w.of.fs.creator.spend(w.uid, func() (err error) {
+	err = w.of.fs.spend(w.uid, func() (err error) {
 		n, err = pwrite(w.of.fd, w.data[w.written:], off, flags)
 		return err
 	})

@@ -60,7 +60,11 @@ type fileSystem struct {
 	touching sync.RWMutex
 	mounted  mountedAt // protected by touching
 
-	background sync.WaitGroup // goroutines of aside
+	// unlinked is the number of files that only opens are left of. freed, which holds one element, is sent to when one is gone.
+	unlinked atomic.Int64
+	freed    chan struct{}
+
+	background sync.WaitGroup // goroutines of aside, and reap
 
 	corrections atomic.Int64 // WRITEs that had pages dropped again
 	impatient   atomic.Int64 // of which so many did not wait to the end
@@ -81,6 +85,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		granter:       o.Granter,
 		log:           o.Log,
 		creator:       creator,
+		freed:         make(chan struct{}, 1),
 		attrTimeout:   o.AttrTimeout,
 		entryTimeout:  o.EntryTimeout,
 		writeBack:     o.WriteBack,

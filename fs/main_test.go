@@ -134,6 +134,7 @@ func mount(t testing.TB, change ...func(*Options)) *scene {
 	for _, c := range change {
 		c(&o)
 	}
+	s.source = o.Source
 	if s.Server, err = Mount(o); err != nil {
 		t.Fatal(err)
 	}

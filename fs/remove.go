@@ -35,7 +35,8 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 	if n.dropped {
 		return p, 0
 	}
-	if n.fd < 0 && pin && n.where == p.name {
+	p.last = st.Nlink == 1 && n.isRegular()
+	if n.fd < 0 && pin && n.where == p.name && (!p.last || n.opens() > 0) {
 		fd, errno := fs.openVerified(n, dir, name, unix.O_PATH)
 		if errno != 0 {
 			return p, errno
@@ -47,7 +48,6 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 		p.fd = n.fd
 	}
 	p.node = n
-	p.last = st.Nlink == 1 && n.isRegular()
 	p.touch = beginTouchWith(n, &st)
 	return p, 0
 }
@@ -120,6 +120,9 @@ func (fs *fileSystem) remove(parentID uint64, name string, flags int) fuse.Statu
 		p.touch = touch{}
 	}
 	p.end(dir, name)
+	if err == nil && p.last {
+		fs.lastNameGone(p.node)
+	}
 	return toStatus(err)
 }
 
@@ -153,7 +156,7 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	if in.Flags&unix.RENAME_WHITEOUT != 0 {
 		err = fs.creator.as(&in.Caller, call) // it makes an inode
 	} else {
-		err = fs.creator.spend(in.Caller.Uid, func() error { return retry(call) }) // the new name may take a block
+		err = fs.spend(in.Caller.Uid, func() error { return retry(call) }) // the new name may take a block
 	}
 	// Two names of one inode are left as they are (rename(2)).
 	if err != nil || source.node != nil && source.node == target.node {
@@ -168,6 +171,9 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	source.leave(locator{to, newName})
 	target.end(fromDir, oldName)
+	if target.last && !exchange {
+		fs.lastNameGone(target.node)
+	}
 	source.end(toDir, newName)
 	return fuse.OK
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -104,9 +105,12 @@ func Mount(o Options) (*Server, error) {
 	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{})}
 	s.holds.closed.L = &s.holds.mu
 	guarded := make(chan *guard, 1)
+	reaping, stop := context.WithCancel(context.Background())
+	fs.background.Go(func() { fs.reap(reaping) })
 	go func() {
 		defer close(s.served)
 		server.Serve()
+		stop()
 		(<-guarded).stop()
 		fs.close()
 	}()

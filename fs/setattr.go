@@ -131,7 +131,7 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	truncate := func(int64, int64) error {
-		return fs.creator.spend(uid, func() error {
+		return fs.spend(uid, func() error {
 			return retry(func() error {
 				if of != nil && of.writesHome {
 					return unix.Ftruncate(of.fd, size)
@@ -158,7 +158,7 @@ func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int)
 	if who.Uid != 0 && n.isRegular() && unix.Fstat(fd, &st) == nil {
 		foreign = st.Mode&(unix.S_ISGID|unix.S_IXGRP) == unix.S_ISGID && !inGroup(who, st.Gid)
 	}
-	if err := fs.creator.spend(who.Uid, func() error { // of the new owner's quota
+	if err := fs.spend(who.Uid, func() error { // of the new owner's quota
 		return unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
 	}); err != nil {
 		return toErrno(err)

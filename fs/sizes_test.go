@@ -60,8 +60,8 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 	})
 }
 
-// sourceOn makes SOURCE a directory of a new filesystem of the type.
-func sourceOn(t *testing.T, kind string) func(*Options) {
+// sourceOn makes SOURCE a directory of a new filesystem of the type and size.
+func sourceOn(t *testing.T, kind string, size int64) func(*Options) {
 	t.Helper()
 	requireRoot(t)
 	dir, err := os.MkdirTemp("", testPrefix+"source-")
@@ -70,12 +70,12 @@ func sourceOn(t *testing.T, kind string) func(*Options) {
 	at := filepath.Join(dir, "fs")
 	require.NoError(t, os.Mkdir(at, 0755))
 	if kind == "tmpfs" {
-		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=256m"))
+		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", size)))
 	} else {
 		requireTool(t, "mkfs."+kind)
 		image := filepath.Join(dir, "image")
 		require.NoError(t, os.WriteFile(image, nil, 0600))
-		require.NoError(t, os.Truncate(image, 512<<20))
+		require.NoError(t, os.Truncate(image, size))
 		run(t, exec.Command("mkfs."+kind, "-q", image))
 		if out, err := exec.Command("mount", "-o", "loop", image, at).CombinedOutput(); err != nil {
 			t.Skipf("mounting a loop device: %v: %s", err, out)
@@ -96,7 +96,7 @@ func TestFilesOfTheLargestSize(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 				useLargest(t, s, cache, n, kind.size)
-			}, sourceOn(t, kind.name))
+			}, sourceOn(t, kind.name, 512<<20))
 		})
 	}
 }

@@ -99,7 +99,7 @@ func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr stri
 			defer n.rightsTouched()
 		}
 		data := data[:min(len(data), int(in.Size))]
-		if err := fs.creator.spend(in.Caller.Uid, func() error {
+		if err := fs.spend(in.Caller.Uid, func() error {
 			if !follow {
 				return unix.Lsetxattr(path, attr, data, int(in.Flags))
 			}

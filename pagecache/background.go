@@ -96,10 +96,15 @@ func (f *File) collectDue(ctx context.Context) {
 		_ = f.collectAll(ctx, nil) // logged, and tried again
 	}
 	f.mu.Lock()
-	if !f.detached.Load() {
-		f.untrackIdleLocked()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return
 	}
-	f.mu.Unlock()
+	f.untrackIdleLocked()
+	if home, ok := f.home.(RemovableHome); ok && !f.orphan && home.Removed() {
+		f.orphan = true // somebody removed it in SOURCE
+		f.dropIdleLocked()
+	}
 }
 
 // refreshAll brings replicas up to date so that their base copies are no longer needed. A program may see bytes of others

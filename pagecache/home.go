@@ -99,6 +99,13 @@ type UserHome interface {
 	WrittenFor(src Source)
 }
 
+// RemovableHome is a Home that says when nobody needs it any more. Its methods may be called from any goroutine.
+type RemovableHome interface {
+	Home
+	// Removed reports whether the file has neither a name nor an open.
+	Removed() bool
+}
+
 // KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
 type KernelPages interface {
 	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before

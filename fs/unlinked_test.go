@@ -1,0 +1,117 @@
+package fs
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// TestSpaceOfRemovedFilesIsFreeAtOnce writes a file that takes more than half of SOURCE and removes it, over and over.
+func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
+	const size = 24 << 20
+	bytes := bytes.Repeat([]byte("x"), size*5/8)
+	for _, kind := range []string{"tmpfs", "ext4"} {
+		for name, remove := range map[string]func(path string) error{
+			"unlink":      os.Remove,
+			"rename over": func(path string) error { return os.Rename(path+".empty", path) },
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) {
+				bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+					for round := range 40 {
+						path := filepath.Join(s.mnt, "f")
+						require.NoError(t, os.WriteFile(path+".empty", nil, 0644))
+						f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0644)
+						require.NoError(t, err)
+						_, err = f.Write(bytes)
+						require.NoError(t, err, "round %d", round)
+						if s.WriteBack() {
+							require.NoError(t, f.Sync(), "round %d", round)
+						}
+						if round%4 == 0 {
+							w := mapOn(t, cache, n, f, 0, 4096)
+							w.store(t, 0, []byte("gpu"))
+							w.close(t)
+						}
+						require.NoError(t, f.Close())
+						require.NoError(t, remove(path))
+					}
+				}, sourceOn(t, kind, size))
+			})
+		}
+	}
+}
+
+// TestRemovedInSourceIsLetGo removes files in SOURCE of which the daemon has something, and nobody else.
+func TestRemovedInSourceIsLetGo(t *testing.T) {
+	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		const size = 8 << 20
+		used := func() int64 {
+			var st unix.Statfs_t
+			require.NoError(t, unix.Statfs(s.source, &st))
+			return int64(st.Blocks-st.Bfree) * st.Bsize
+		}
+		empty := used()
+		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_CREATE|os.O_RDWR, 0644)
+		require.NoError(t, err)
+		defer f.Close()
+		_, err = f.Write(make([]byte, size))
+		require.NoError(t, err)
+		require.NoError(t, f.Sync())
+		w := mapOn(t, cache, n, f, 0, 2<<20)
+		require.NoError(t, os.Chmod(f.Name(), 0600)) // the node has a descriptor
+		require.NoError(t, os.Remove(filepath.Join(s.source, "f")))
+
+		w.store(t, 0, []byte("gpu"))
+		w.release(t, 2<<20)
+		w.close(t)
+		b := make([]byte, 3)
+		_, err = f.ReadAt(b, 0)
+		require.NoError(t, err)
+		assert.Equal(t, "gpu", string(b), "while it is open it stays")
+		assert.GreaterOrEqual(t, used(), empty+size)
+		require.NoError(t, f.Close())
+		assert.Eventually(t, func() bool { return used() < empty+size }, eventually, tick, "blocks")
+		assert.Eventually(t, func() bool { return n.devices[0].Used() == 0 }, eventually, tick, "device memory")
+	}, sourceOn(t, "tmpfs", 64<<20))
+}
+
+// TestRemovedWhileInUse removes a file that a device maps, and one that is left open, by the mount.
+func TestRemovedWhileInUse(t *testing.T) {
+	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		path := filepath.Join(s.mnt, "f")
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0644)
+		require.NoError(t, err)
+		require.NoError(t, f.Truncate(8192))
+		w := mapOn(t, cache, n, f, 0, 8192)
+		require.NoError(t, os.Link(path, path+".link"))
+		require.NoError(t, os.Remove(path))
+		w.store(t, 0, []byte("one"))
+		w.release(t, 8192)
+		got, err := os.ReadFile(path + ".link")
+		require.NoError(t, err)
+		assert.Equal(t, "one", string(got[:3]), "another name is left")
+		require.NoError(t, os.Remove(path+".link"))
+		w.store(t, 0, []byte("two"))
+		w.release(t, 8192)
+		b := make([]byte, 3)
+		_, err = f.ReadAt(b, 0)
+		require.NoError(t, err)
+		assert.Equal(t, "two", string(b))
+		_, err = f.Stat()
+		require.NoError(t, err)
+		require.NoError(t, f.Chmod(0600))
+		require.NoError(t, f.Close())
+		w.store(t, 0, []byte("three"))
+		w.release(t, 8192)
+		assert.Equal(t, "three", w.load(t, 5), "the mapping is left")
+		w.close(t)
+		assert.Eventually(t, func() bool { return n.devices[0].Used() == 0 }, eventually, tick)
+	})
+}
