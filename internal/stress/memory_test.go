@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -27,6 +28,7 @@ func TestHostMemory(t *testing.T) {
 	if *hostile {
 		setting, scale = 64*mib, 8
 	}
+	testdevice.Emulated(t, "programs store into the memory by its descriptor")
 	var table strings.Builder
 	for _, w := range []struct {
 		name    string

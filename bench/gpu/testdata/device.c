@@ -2,24 +2,6 @@
  * What the benchmarks need of libcuda besides what internal/fakecuda has: it is compiled together with that. Memory is the
  * host's, and kernels are the C functions below, which a module of any contents has.
  */
-result cuMemAlloc_v2(address *at, size_t n)
-{
-	ENTER(cuMemAlloc);
-	if (!current())
-		return INVALID_CONTEXT;
-	*at = (address)(uintptr_t)aligned_alloc(4096, (n + 4095) / 4096 * 4096);
-	return *at ? SUCCESS : OUT_OF_MEMORY;
-}
-
-result cuMemFree_v2(address at)
-{
-	ENTER(cuMemFree);
-	if (!current())
-		return INVALID_CONTEXT;
-	free((void *)(uintptr_t)at);
-	return SUCCESS;
-}
-
 result cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
 	ENTER(cuMemHostAlloc);
