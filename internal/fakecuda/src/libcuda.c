@@ -817,7 +817,8 @@ result cuMemAlloc_v2(address *at, size_t n)
 		return INVALID_VALUE;
 	if (forbidden(false))
 		return CAPTURE_UNSUPPORTED;
-	if (posix_memalign(&p, 256, n))
+	/* As the driver does, large ones begin at a page. */
+	if (posix_memalign(&p, n < 4096 ? 256 : 4096, n))
 		return OUT_OF_MEMORY;
 	memset(p, 0xa5, n);
 	__atomic_add_fetch(&allocated, 1, __ATOMIC_SEQ_CST);
