@@ -215,7 +215,7 @@ func (fs *fileSystem) checkSource(n *node, fd int) syscall.Errno {
 		return 0
 	}
 	fs.changed.Add(1)
-	fs.aside(0, func() { err = fs.invalidate(n, 0, -1) })
+	fs.aside(func() { err = fs.invalidate(n, 0, -1) })
 	if err != nil {
 		return toErrno(err)
 	}

@@ -65,7 +65,7 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no page of a
 		// write in flight, since the program that asks has the inode's lock.
 		var err error
-		fs.aside(0, func() { err = fs.dropPages(of.node, page.From(int64(in.Offset)).Pages().Offset(), -1) })
+		fs.aside(func() { err = fs.dropPages(of.node, page.From(int64(in.Offset)).Pages().Offset(), -1) })
 		if err != nil {
 			return toStatus(err)
 		}

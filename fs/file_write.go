@@ -47,17 +47,17 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	of.node.expectSize(page.Span(w.off, int64(len(data))).End)
 	err := w.run(fs.withoutCure)
 	if w.written == 0 && err != nil {
-		fs.correct(of.node, w.again, w.patience)
+		fs.correct(of.node, w.again, w.by)
 		return 0, toStatus(err)
 	}
-	fs.correct(of.node, w.again, w.patience)
+	fs.correct(of.node, w.again, w.by)
 	if w.direct && !w.writeBack && of.content.filled.Load() {
 		fs.dropBeside(of.node, w.off, int64(w.written))
 	}
 	if w.appends && w.off != int64(in.Offset) {
 		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to be.
 		from := min(w.off, int64(in.Offset))
-		fs.aside(correctionPatience, func() { _ = fs.invalidate(of.node, from, -1) })
+		fs.await(fs.apart(func() { _ = fs.invalidate(of.node, from, -1) }), func() bool { return true })
 	}
 	return uint32(w.written), fuse.OK
 }
@@ -79,7 +79,7 @@ func syncFlags(flags uint32) int {
 // io_uring): a page that somebody read meanwhile would stay as it was before. It is called before such a write is answered,
 // without any lock.
 func (fs *fileSystem) dropBeside(node *node, off, n int64) {
-	fs.aside(0, func() {
+	fs.aside(func() {
 		if err := fs.invalidate(node, off, n); err != nil {
 			fs.log.Warn("pages that were read during a direct write could not be dropped", "node", node.path(), "error", err)
 		}
@@ -99,9 +99,9 @@ type homeWrite struct {
 	uid       uint32 // whose right to space counts
 
 	written int
-	// again is what the kernel has to drop once more, and patience how many rounds to wait for that.
-	again    []page.Bytes
-	patience int
+	// again is what the kernel has to drop once more, and by who may be reading that.
+	again []page.Bytes
+	by    readers
 }
 
 // run carries the write out under the rules.
@@ -123,10 +123,10 @@ func (w *homeWrite) run(withoutCure bool) error {
 			return err
 		})
 	}
-	again, patience := h.overlap(w.off, int64(len(w.data)), w.thread)
+	again, by := h.overlap(w.off, int64(len(w.data)), w.thread)
 	err := w.change(func(int64) error {
 		h.suspectPages(again, w.of.fd)
-		w.again, w.patience = again, patience
+		w.again, w.by = again, by
 		return nil
 	})
 	if !w.direct {

@@ -22,7 +22,7 @@ func (fs *fileSystem) beforeWrite(id uint64) {
 		return
 	}
 	var err error
-	fs.aside(0, func() { err = f.BeforeWrite() })
+	fs.aside(func() { err = f.BeforeWrite() })
 	if err != nil {
 		fs.log.Warn("what devices stored past end of file may become part of it", "node", n.path(), "error", err)
 	}

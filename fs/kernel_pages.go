@@ -46,19 +46,14 @@ import (
 // A WRITE waits for pages to be dropped again for a number of rounds. An invalidation takes some microseconds, unless it
 // waits for the lock of a page. Two can hold that lock: a reader whose READ was answered and who has yet to run, or the
 // WRITE itself, which then waits in vain. A WRITE that gives up on a reader lets its own program read what it has just
-// replaced; one that waits for itself only takes longer. So the wait is long while a thread other than the writer's may
-// be reading the page, and short otherwise.
+// replaced. So it waits a few rounds, and goes on as long as some reader of its pages may not have run (readers.go).
 //
-// A round is not a fixed time: it is one short sleep of this process, and takes longer where processors are scarce. A
-// reader that was woken runs within a few rounds, however busy the machine is.
+// A round is not a fixed time: it is one short sleep of this process, and takes longer where processors are scarce.
 const (
-	correctionPatience      = 500
-	shortCorrectionPatience = 10
-	patienceRound           = time.Millisecond
+	correctionPatience     = 5
+	mostCorrectionPatience = 5000
+	patienceRound          = time.Millisecond
 )
-
-// unknownThread is the number that the kernel gives for threads of another PID namespace.
-const unknownThread = 0
 
 // maxRemembered is the number of ranges remembered before everything counts as read.
 const maxRemembered = 64
@@ -169,24 +164,24 @@ func (h *hazard) noteReader(thread uint32, s page.Bytes) {
 	h.reading[thread] = s
 }
 
-// overlap returns the ranges to drop again after a thread's n bytes at off came home, and how many rounds to wait for that.
-func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, patience int) {
+// overlap returns the ranges to drop again after a thread's n bytes at off came home, and who else may be reading them.
+func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, by readers) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.on.Load() {
-		return nil, 0
+		return nil, by
 	}
 	w := pageSpan(off, n)
 	if thread != unknownThread {
 		delete(h.reading, thread) // it has come back from its READs
 	}
-	patience = shortCorrectionPatience
+	by.waiting = make(map[uint32]int64)
 	if h.everything {
-		again, patience = []page.Bytes{w}, correctionPatience
+		again, by.waiting[unknownThread] = []page.Bytes{w}, -1
 	}
-	for _, r := range h.reading {
+	for other, r := range h.reading {
 		if !r.Intersect(w).Empty() {
-			patience = correctionPatience
+			by.waiting[other] = -1
 		}
 	}
 	for _, r := range h.reads {
@@ -194,7 +189,7 @@ func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, patie
 			again = append(again, o)
 		}
 	}
-	return again, patience
+	return again, by
 }
 
 // written must be called when a WRITE came home of which no two can be in flight: it ends the hazard, unless an
@@ -330,13 +325,13 @@ func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 
 // correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and without
 // any lock.
-func (fs *fileSystem) correct(n *node, again []page.Bytes, patience int) {
+func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	if len(again) == 0 {
 		return
 	}
 	fs.corrections.Add(1)
 	c := n.content()
-	ended := fs.aside(patience, func() {
+	ended := fs.apart(func() {
 		for _, s := range again {
 			if err := fs.dropPages(n, s.Off, s.Len()); err != nil {
 				fs.log.Warn("pages that were read during a write could not be dropped", "node", n.path(), "error", err)
@@ -346,10 +341,8 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, patience int) {
 		defer c.gate.Unlock()
 		c.hazard.trustPages(again)
 	})
-	select {
-	case <-ended:
+	if fs.await(ended, by.haveRun) {
 		return
-	default:
 	}
 	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes. It forgets no reads,
 	// which may be younger than what it drops.
@@ -360,26 +353,33 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, patience int) {
 	})
 }
 
-// aside runs call in a goroutine of its own and waits for it, but for no more than patience rounds if that is positive.
-// The goroutine that serves a request must not tell the kernel to drop pages itself: the kernel could wait for a page that
-// this request has locked. ended is closed when call has ended.
-func (fs *fileSystem) aside(patience int, call func()) (ended <-chan struct{}) {
+// aside runs call in a goroutine of its own and waits for it. The goroutine that serves a request must not tell the kernel
+// to drop pages itself: the kernel could wait for a page that this request has locked.
+func (fs *fileSystem) aside(call func()) { <-fs.apart(call) }
+
+// apart is aside that does not wait. ended is closed when call has ended.
+func (fs *fileSystem) apart(call func()) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	fs.background.Go(func() {
 		defer close(done)
 		call()
 	})
-	if patience <= 0 {
-		<-done
-		return done
-	}
-	for range patience {
+	return done
+}
+
+// await waits for correctionPatience rounds, and then until inVain reports true, but not for ever. It reports whether ended
+// was closed.
+func (fs *fileSystem) await(ended <-chan struct{}, inVain func() bool) bool {
+	for round := range mostCorrectionPatience {
+		if round >= correctionPatience && inVain() {
+			break
+		}
 		select {
-		case <-done:
-			return done
+		case <-ended:
+			return true
 		case <-time.After(patienceRound):
 		}
 	}
 	fs.impatient.Add(1)
-	return done
+	return false
 }

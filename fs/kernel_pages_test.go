@@ -2,8 +2,10 @@ package fs
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -86,29 +88,29 @@ func TestHazard(t *testing.T) {
 		assert.LessOrEqual(t, len(h.reads), maxRemembered)
 		assert.Equal(t, []span{{Off: page, End: 2 * page}}, again(&h, page, page, true))
 	})
-	t.Run("a reader that may not have run yet is waited for", func(t *testing.T) {
+	t.Run("readers that may not have run", func(t *testing.T) {
 		for name, c := range map[string]struct {
 			reads func(h *hazard)
-			want  int
+			want  []uint32
 		}{
-			"nobody":                   {func(h *hazard) {}, shortCorrectionPatience},
-			"the writer itself":        {func(h *hazard) { h.read(0, page, 7) }, shortCorrectionPatience},
-			"somebody else":            {func(h *hazard) { h.read(0, page, 8) }, correctionPatience},
-			"somebody else, elsewhere": {func(h *hazard) { h.read(page, page, 8) }, shortCorrectionPatience},
-			"somebody else, before":    {func(h *hazard) { h.read(0, page, 8); h.read(page, page, 8) }, shortCorrectionPatience},
-			"one of another namespace": {func(h *hazard) { h.read(0, page, 0); h.read(page, page, 0) }, correctionPatience},
+			"nobody":                   {func(h *hazard) {}, nil},
+			"the writer itself":        {func(h *hazard) { h.read(0, page, 7) }, nil},
+			"somebody else":            {func(h *hazard) { h.read(0, page, 8) }, []uint32{8}},
+			"somebody else, elsewhere": {func(h *hazard) { h.read(page, page, 8) }, nil},
+			"somebody else, before":    {func(h *hazard) { h.read(0, page, 8); h.read(page, page, 8) }, nil},
+			"one of another namespace": {func(h *hazard) { h.read(0, page, 0); h.read(page, page, 0) }, []uint32{0}},
 			"one of more than are known": {func(h *hazard) {
 				h.read(0, page, 8)
 				for i := range uint32(2 * maxRemembered) {
 					h.read(page, page, 100+i)
 				}
-			}, correctionPatience},
+			}, []uint32{0}},
 		} {
 			var h hazard
 			h.invalidationBegins()
 			c.reads(&h)
-			_, patience := h.overlap(10, 20, 7)
-			assert.Equal(t, c.want, patience, name)
+			_, by := h.overlap(10, 20, 7)
+			assert.Equal(t, c.want, slices.Collect(maps.Keys(by.waiting)), name)
 			assert.LessOrEqual(t, len(h.reading), maxRemembered, name)
 		}
 	})
@@ -235,7 +237,7 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 	n.content().gate.Lock()
 	h.suspectPages(again, int(home.Fd()))
 	n.content().gate.Unlock()
-	s.fs.correct(n, again, 1)
+	s.fs.correct(n, again, readers{})
 	<-kernel.asked
 	require.EqualValues(t, 1, s.fs.impatient.Load())
 

@@ -47,7 +47,7 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	}
 	size := int64(st.Size)
 	if size > told {
-		fs.aside(0, func() { fs.stretch(n, told, size, of) })
+		fs.aside(func() { fs.stretch(n, told, size, of) })
 	}
 	n.told.CompareAndSwap(told, size)
 }
