@@ -3,6 +3,7 @@ package fs
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -33,11 +34,29 @@ var growths = map[string]func(t *testing.T, f *os.File){
 	"ftruncate": func(t *testing.T, f *os.File) { require.NoError(t, f.Truncate(50_000)) },
 	"ftruncate, then mmap": func(t *testing.T, f *os.File) {
 		require.NoError(t, f.Truncate(50_000))
-		b, err := unix.Mmap(int(f.Fd()), 0, 50_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		require.NoError(t, err)
-		copy(b[49_997:], "end")
-		require.NoError(t, unix.Munmap(b))
+		run(t, program("store by mmap", f.Name(), "49997", "end"))
 	},
+}
+
+func init() {
+	// Maps the file args[0] and stores the bytes args[2] at args[1]. The process that serves a mount must not wait for a page of
+	// it: a garbage collection would wait for that thread, and the daemon for the collection.
+	programs["store by mmap"] = func(args []string) error {
+		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		at, err := strconv.Atoi(args[1])
+		if err != nil {
+			return err
+		}
+		b, err := unix.Mmap(int(f.Fd()), 0, at+len(args[2]), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		copy(b[at:], args[2])
+		return unix.Munmap(b)
+	}
 }
 
 // TestDeviceStoresInsideAFileThatGrew has a device map more than a file has, a program make the file longer, and the device store

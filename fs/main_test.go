@@ -28,6 +28,7 @@ var testPrefix = fmt.Sprintf("gaiafs-fs-test-%d-", os.Getpid())
 var programs = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
+	Guard() // a test that is killed leaves no program hanging
 	if name := os.Getenv(programVariable); name != "" {
 		if err := programs[name](os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
