@@ -96,7 +96,7 @@ var pagecachePlants = []plant{
 	{
 		name: "pages that are mapped for writing are not tracked",
 		file: "pagecache/acquire.go",
-		old:  "\t\t\tf.lrc.Track(run, h.dev.owner)\n",
+		old:  "\t\t\tf.lrc.Track(run, h.owner)\n",
 		new:  "\t\t\t_ = run\n",
 		nets: []net{
 			{pkg: "pagecache", run: "TestReleaseMakesBytesVisibleToTheCPU"},
