@@ -38,7 +38,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 		if !looked {
 			if err := f.settlePendingLocked(ctx, pending); err != nil {
 				if ctx.Err() == nil {
-					f.collectErr = err
+					f.failedLocked(err)
 				}
 				return err
 			}

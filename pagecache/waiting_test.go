@@ -50,6 +50,23 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	p.unmap()
 }
 
+// Home was changed directly, and cannot be read for a while, so nothing may be written over it. Then the bytes arrive by themselves.
+func TestCollectIsTriedAgainWhenHomeCannotBeRead(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 'x')
+	p.release()
+	src.home.editAt(1, []byte("y"))
+	src.home.failReads(syscall.EIO)
+	require.ErrorIs(t, m.cache.Flush(context.Background()), syscall.EIO)
+	require.NotEmpty(t, m.cache.Waiting()[0].Error)
+	src.home.failReads(nil)
+	require.Eventually(t, func() bool { return len(m.cache.Waiting()) == 0 }, patient, time.Millisecond)
+	require.Equal(t, []byte("xy"), src.home.bytes(0, 2))
+	p.unmap()
+}
+
 // A part that home does not take keeps no other part from getting there.
 func TestFlushPassesOverWhatFails(t *testing.T) {
 	m := newMachine(t, 1)
