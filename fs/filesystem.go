@@ -63,6 +63,7 @@ type fileSystem struct {
 	// unlinked is the number of files that only opens are left of. freed, which holds one element, is sent to when one is gone.
 	unlinked atomic.Int64
 	freed    chan struct{}
+	removed  removedFiles
 
 	background sync.WaitGroup // goroutines of aside, and reap
 

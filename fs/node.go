@@ -53,6 +53,7 @@ type node struct {
 	where   locator // protected by mu; changes away from (parent, name) only under parent.names
 	recent  bool    // used since the clock hand last passed; protected by mu
 	dropped bool    // no longer in the table; protected by mu
+	removed bool    // lost its last name through the mount; protected by mu
 
 	slot int // place in descriptors.ring, -1 when not there; protected by descriptors.mu
 

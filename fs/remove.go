@@ -36,7 +36,7 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 		return p, 0
 	}
 	p.last = st.Nlink == 1 && n.isRegular()
-	if n.fd < 0 && pin && n.where == p.name && (!p.last || n.opens() > 0) {
+	if n.fd < 0 && pin && n.where == p.name {
 		fd, errno := fs.openVerified(n, dir, name, unix.O_PATH)
 		if errno != 0 {
 			return p, errno

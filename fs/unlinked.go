@@ -3,32 +3,73 @@ package fs
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A file without a name and without an open gives its blocks back when nobody has it any more, and nobody includes this process:
-// a descriptor of the node, and what the page cache has of the file. The kernel says that it forgot the file some time later, and
-// a full disk may not have that time. So both go with the last open, or with the last name.
+// A file without a name and without an open gives its blocks back when nobody has it any more, and nobody includes this
+// process: a descriptor of the node, and what the page cache has of the file. The kernel says soon that it has forgotten the
+// file. Until then a program may open it, which looked the name up before it went. So what is kept goes earlier only where
+// space is needed.
 
-// letGo gives up what is kept of a file that has neither name nor open. gone says that it is known to have no name in SOURCE
-// either.
-func (fs *fileSystem) letGo(n *node, gone bool) {
+// maxRemoved is the most files without name and open that are kept.
+const maxRemoved = 256
+
+// removedFiles are those that lost their names through the mount and that nobody has open, until they are let go of. Some may
+// be forgotten already.
+type removedFiles struct {
+	mu    sync.Mutex
+	nodes map[*node]struct{} // protected by mu
+}
+
+// keepRemoved remembers n, which has neither name nor open.
+func (fs *fileSystem) keepRemoved(n *node) {
+	r := &fs.removed
+	r.mu.Lock()
+	if r.nodes == nil {
+		r.nodes = make(map[*node]struct{})
+	}
+	r.nodes[n] = struct{}{}
+	full := len(r.nodes) > maxRemoved
+	r.mu.Unlock()
+	if full {
+		fs.letGoRemoved()
+	}
+}
+
+// letGoRemoved gives up what is kept of removed files, and reports whether that was anything.
+func (fs *fileSystem) letGoRemoved() (any bool) {
+	r := &fs.removed
+	r.mu.Lock()
+	nodes := r.nodes
+	r.nodes = nil
+	r.mu.Unlock()
+	for n := range nodes {
+		if fs.letGo(n, true) {
+			any = true
+		}
+	}
+	return any
+}
+
+// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through the mount. It reports whether that was anything.
+func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	if !n.isRegular() || n.opens() > 0 {
-		return
+		return false
 	}
 	n.mu.Lock()
-	if n.dropped || n.users > 0 || n.fd < 0 && !gone {
+	if n.dropped || n.users > 0 || n.where.parent != nil && gone || (n.fd < 0 || n.removed) && !gone {
 		n.mu.Unlock()
-		return
+		return false
 	}
 	if n.fd >= 0 {
 		var st unix.Statx_t
 		if statx(n.fd, "", &st) != nil || st.Nlink > 0 {
 			n.mu.Unlock()
-			return
+			return false
 		}
 		unix.Close(n.fd)
 		n.fd = -1
@@ -38,6 +79,7 @@ func (fs *fileSystem) letGo(n *node, gone bool) {
 	if fs.cache != nil {
 		fs.cache.Forget(n.key.fileID())
 	}
+	return true
 }
 
 // opens returns how many opens n has.
@@ -48,8 +90,11 @@ func (n *node) opens() int32 {
 	return 0
 }
 
-// lastNameGone is called when n lost its last name.
+// lastNameGone is called when n lost its last name through the mount.
 func (fs *fileSystem) lastNameGone(n *node) {
+	n.mu.Lock()
+	n.removed = true
+	n.mu.Unlock()
 	if n.opens() > 0 {
 		fs.unlinked.Add(1)
 		n.content().unlinked.Store(true)
@@ -57,20 +102,22 @@ func (fs *fileSystem) lastNameGone(n *node) {
 			return
 		}
 		fs.lastOpenGone(n)
+		return
 	}
-	fs.letGo(n, true)
+	fs.keepRemoved(n)
 }
 
 // lastOpenGone is called when n lost its last open.
 func (fs *fileSystem) lastOpenGone(n *node) {
-	unlinked := n.content().unlinked.Swap(false)
-	fs.letGo(n, unlinked)
-	if unlinked {
-		fs.unlinked.Add(-1)
-		select {
-		case fs.freed <- struct{}{}:
-		default:
-		}
+	if !n.content().unlinked.Swap(false) {
+		fs.letGo(n, false)
+		return
+	}
+	fs.keepRemoved(n)
+	fs.unlinked.Add(-1)
+	select {
+	case fs.freed <- struct{}{}:
+	default:
 	}
 }
 
@@ -83,7 +130,12 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	for {
 		waits := fs.unlinked.Load() > 0 // before call: what goes after it says so in freed
 		err := fs.creator.spend(uid, call)
-		if !waits || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		switch {
+		case !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT):
+			return err
+		case fs.letGoRemoved():
+			continue
+		case !waits:
 			return err
 		}
 		select {

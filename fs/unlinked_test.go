@@ -48,6 +48,31 @@ func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
 	}
 }
 
+// TestRemovedFileThatWasLookedUp removes a file that a program has found and not opened yet: it can still be opened.
+func TestRemovedFileThatWasLookedUp(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		for name, remove := range map[string]func(path string) error{
+			"unlink":      os.Remove,
+			"rename over": func(path string) error { return os.Rename(path+".empty", path) },
+		} {
+			path := filepath.Join(s.mnt, "f")
+			require.NoError(t, os.WriteFile(path+".empty", nil, 0644))
+			require.NoError(t, os.WriteFile(path, []byte("bytes"), 0644))
+			fd, err := unix.Open(path, unix.O_PATH, 0)
+			require.NoError(t, err)
+			require.NoError(t, remove(path))
+			got, err := os.ReadFile(procPath(fd))
+			require.NoError(t, err, name)
+			assert.Equal(t, "bytes", string(got))
+			require.NoError(t, os.WriteFile(procPath(fd), []byte("more bytes"), 0))
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(fd, &st))
+			assert.EqualValues(t, 10, st.Size)
+			require.NoError(t, unix.Close(fd))
+		}
+	})
+}
+
 // TestRemovedInSourceIsLetGo removes files in SOURCE of which the daemon has something, and nobody else.
 func TestRemovedInSourceIsLetGo(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
