@@ -324,7 +324,7 @@ func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 }
 
 // onFiles does something for each file on its own, so that one that hangs holds up no other. It returns what went wrong, and
-// the files that were left when ctx ended or, unless it is patient, when all that were left were stuck.
+// the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
 func (c *Cache) onFiles(ctx context.Context, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {
@@ -352,14 +352,14 @@ func (c *Cache) onFiles(ctx context.Context, what chore, patient bool, do func(*
 			errs = append(errs, e.err)
 		case <-tick.C:
 			c.lanes.look()
-			stuck := 0
+			blocked := 0
 			for f := range left {
 				f.noteStuck()
-				if f.stuck() {
-					stuck++
+				if !patient && c.lanes.blocked(f) {
+					blocked++
 				}
 			}
-			if !patient && stuck == len(left) {
+			if blocked == len(left) {
 				return errs, slices.Collect(maps.Keys(left))
 			}
 		case <-ctx.Done():

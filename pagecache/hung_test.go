@@ -113,6 +113,33 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// TestNoFlushWaitsBehindHungFiles: so many files hang that nothing else of their filesystem begins. A flush says so, and leaves
+// nothing behind however often it is asked for.
+func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
+	const files = laneMost + 2
+	m := newMachine(t, 1, memory(files*emulated.Granularity), stuckAfter(10*time.Millisecond))
+	for i := range files {
+		src, _ := m.hungFile(fmt.Sprint("hung", i))
+		p := m.run(src, 0, 0, page.Size, true)
+		p.store(0, 7)
+		p.release()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	for range 3 {
+		require.ErrorContains(t, m.cache.Flush(ctx), "it waits behind others of its backing filesystem, which do not answer")
+		require.NoError(t, ctx.Err())
+		require.Len(t, m.cache.Waiting(), files)
+	}
+	m.cache.lanes.mu.Lock()
+	defer m.cache.lanes.mu.Unlock()
+	for _, n := range m.cache.lanes.lanes {
+		for _, task := range n.waiting {
+			require.NotEqual(t, choreFlush, task.what)
+		}
+	}
+}
+
 // TestNoEvictionWaitsForAHungFile: the oldest extent is of a file that hangs. Another one makes room.
 func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(10*time.Millisecond))

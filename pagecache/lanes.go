@@ -72,6 +72,36 @@ func (l *lanes) look() {
 	}
 }
 
+// withdrawFlushes takes back the flushes of files that did not begin.
+func (l *lanes) withdrawFlushes(files []*File) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range files {
+		if n := l.lanes[f.id.Dev]; n != nil {
+			n.waiting = slices.DeleteFunc(n.waiting, func(t task) bool { return t.f == f && t.what == choreFlush })
+		}
+	}
+}
+
+// blocked reports whether f is stuck, or waits in a lane in which so many others are that nothing begins any more.
+func (l *lanes) blocked(f *File) bool {
+	if f.stuck() {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.lanes[f.id.Dev]
+	if n == nil || len(n.running) < laneMost {
+		return false
+	}
+	for other := range n.running {
+		if !other.stuck() {
+			return false
+		}
+	}
+	return true
+}
+
 // fillLocked starts what may start.
 func (l *lanes) fillLocked(n *lane) {
 	busy := 0

@@ -69,6 +69,9 @@ func (l *fileLock) heldFor() time.Duration {
 
 // notAnswered says for how long a file that is being waited for has not answered.
 func (f *File) notAnswered() error {
+	if f.mu.heldFor() == 0 {
+		return fail(syscall.ETIMEDOUT, "it waits behind others of its backing filesystem, which do not answer")
+	}
 	return fail(syscall.ETIMEDOUT, "its backing filesystem, or a device, has not answered for %.1f s", f.mu.heldFor().Seconds())
 }
 

@@ -75,6 +75,7 @@ func (c *Cache) Flush(ctx context.Context) error {
 		}
 		return nil
 	})
+	c.lanes.withdrawFlushes(left)
 	errs = append(errs, ctx.Err())
 	for _, f := range left {
 		errs = append(errs, fmt.Errorf("%s: %w", f.Name(), f.notAnswered()))
