@@ -128,6 +128,10 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 	}
 	n.expectSize(size)
 	c := n.content()
+	var known int64
+	if fs.writeBack && c.live() != nil {
+		known = fs.knownSize(n)
+	}
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	truncate := func(int64, int64) error {
@@ -140,7 +144,7 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 			})
 		})
 	}
-	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size}, truncate))
+	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}, truncate))
 	if errno == 0 {
 		n.told.Store(size)
 	}

@@ -48,6 +48,25 @@ func (k kernelPages) Modified() {
 // them neither from an answer nor from a notification, so the daemon has to set them as a program does. The caller holds
 // no lock: the request comes back to this process.
 func (fs *fileSystem) touch(n *node) error {
+	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
+}
+
+// knownSize returns the size that the kernel knows of n, which is more than home's where it caches writes that made the file
+// longer. It is 0 where that cannot be found out. The caller holds no lock.
+func (fs *fileSystem) knownSize(n *node) int64 {
+	var st unix.Statx_t
+	err := fs.through(n, func(fd int) error {
+		return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_SIZE, &st)
+	})
+	if err != nil {
+		fs.log.Debug("the kernel's size of a file is not known", "node", n.path(), "error", err)
+		return 0
+	}
+	return int64(st.Size)
+}
+
+// through calls do with an O_PATH descriptor of n on the mount.
+func (fs *fileSystem) through(n *node, do func(fd int) error) error {
 	fs.touching.RLock()
 	defer fs.touching.RUnlock()
 	root, err := unix.Open(fs.mounted.at, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -63,7 +82,7 @@ func (fs *fileSystem) touch(n *node) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH)
+	return do(fd)
 }
 
 // openThrough opens n with O_PATH below the root of the mount.

@@ -35,6 +35,8 @@ type Change struct {
 	Off, Len int64
 	// WriteBack says that the bytes are whole pages that the kernel had dirty, not bytes that a program just wrote.
 	WriteBack bool
+	// Known is the size that the kernel knows, where that may be more than home's. For ChangeTruncate.
+	Known int64
 }
 
 // held returns the pages that the kernel may hold after the change although it did not before: those that a program wrote
@@ -90,7 +92,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 		return err
 	}
 	if c.Kind == ChangeTruncate {
-		return f.truncateLocked(ctx, before.Size, c.Len, do)
+		return f.truncateLocked(ctx, before.Size, c, do)
 	}
 	if c.Kind == ChangeAppend {
 		c.Off = before.Size
@@ -144,9 +146,11 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 }
 
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
-func (f *File) truncateLocked(ctx context.Context, before, size int64, do func(off, n int64) error) error {
-	if size > before && !f.longerLocked() {
-		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size}); err != nil {
+func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do func(off, n int64) error) error {
+	size := c.Len
+	// What the kernel alone knew to be part of the file was, and devices may have stored there.
+	if known := max(before, c.Known); size > known {
+		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: known, End: size}); err != nil {
 			return err
 		}
 	}
