@@ -26,8 +26,12 @@ type GrowingPages interface {
 	Settle(off int64) error
 }
 
-// askedPages is the most pages past end of file that are looked at before a write: 4 MiB.
-const askedPages = batchPages
+const (
+	// askedPages is the most pages past end of file that are looked at before a write: 4 MiB.
+	askedPages = batchPages
+	// pastPages is the most pages past end of file that are copied from a device at once: 16 MiB.
+	pastPages = 4 * batchPages
+)
 
 // settle makes home as long as the kernel knows the file to be.
 func (f *File) settle() error {
@@ -94,17 +98,26 @@ type pastEnd struct {
 
 // forgetPastEnd zeroes what devices stored past end of file in the pages of rg. The end may move meanwhile, and programs store
 // inside what they know to be the file by then: only bytes that are as they were before go.
-func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) error {
+func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) (err error) {
+	for err == nil && !rg.Empty() {
+		rg.Start, err = f.forgetSomePastEnd(ctx, rg)
+	}
+	return err
+}
+
+// forgetSomePastEnd is forgetPastEnd of the pages of rg up to next.
+func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	for range 3 {
+		var found []pastEnd
 		f.mu.Lock()
 		size := f.size
-		found, err := f.pastEndLocked(ctx, rg)
+		found, next, err = f.pastEndLocked(ctx, rg)
 		f.mu.Unlock()
 		if err != nil || len(found) == 0 {
-			return err
+			return next, err
 		}
 		if err := f.settle(); err != nil {
-			return err
+			return next, err
 		}
 		f.mu.Lock()
 		same := f.size == size
@@ -113,33 +126,36 @@ func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) error {
 		}
 		f.mu.Unlock()
 		if same || err != nil {
-			return err
+			return next, err
 		}
 	}
-	return nil // programs are making it longer all the time
+	return next, nil // programs are making it longer all the time
 }
 
-func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEnd, err error) {
+// pastEndLocked finds the first runs in the pages of rg. There are none of others up to next.
+func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEnd, next page.Index, err error) {
 	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
-	if past.Empty() {
-		return nil, nil
-	}
-	for _, h := range f.holdings {
-		runs, err := f.modifiedLocked(ctx, h, past)
-		for _, run := range runs {
-			for part := range cut(run, bufferPages) {
-				x := pastEnd{h, part, make([]byte, part.Bytes())}
-				if err == nil {
-					err = h.dev.CopyOut(ctx, h.copies(part, x.bytes))
+	for some := range f.lrc.Parts(past, pastPages) {
+		for _, h := range f.holdings {
+			runs, err := f.modifiedLocked(ctx, h, some)
+			for _, run := range runs {
+				for part := range cut(run, bufferPages) {
+					x := pastEnd{h, part, make([]byte, part.Bytes())}
+					if err == nil {
+						err = h.dev.CopyOut(ctx, h.copies(part, x.bytes))
+					}
+					found = append(found, x)
 				}
-				found = append(found, x)
+			}
+			if err != nil && !f.lostLocked(h.dev, err) {
+				return nil, some.End, h.dev.fault(err)
 			}
 		}
-		if err != nil && !f.lostLocked(h.dev, err) {
-			return nil, h.dev.fault(err)
+		if len(found) > 0 {
+			return found, some.End, nil
 		}
 	}
-	return found, nil
+	return nil, rg.End, nil
 }
 
 func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
