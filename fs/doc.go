@@ -28,16 +28,21 @@
 //
 // # Locks, in the order they are taken
 //
+//	fileSystem.touching read-locked while the daemon makes requests of its own mount; no other lock is held then
 //	node.names         of a directory: read-locked while a name in it is resolved, locked while one goes away or moves;
 //	                   of two directories, the one with the lower node number first
+//	content.telling    one request at a time tells the kernel of a new size (longer.go)
+//	openFile.mu        locked while the open is closed; nobody else waits for it (openFile.use)
 //	content.gate       read-locked around every change of home
 //	openDir.mu         the position and buffer of an open directory
 //	node.mu            descriptor and locator
 //	nodeTable shards   lookup counts and the two indexes
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
-//	witness.mu, witnesses.mu, hazard.mu, openFile.mu, passthrough.mu: leaves
+//	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu: leaves
 //
-// No lock is held while the kernel is told to drop pages: the kernel may wait for a page that a read request has locked.
+// No lock is held while the kernel is told to drop pages, since it may wait for a page that a read request has locked. The
+// exceptions are content.telling and a read-locked openFile.mu: no request waits for them while it has content.gate, or while a
+// page is locked for it.
 //
 // # Processes
 //

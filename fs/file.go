@@ -32,7 +32,7 @@ type openFile struct {
 	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
 	appendOnly bool
 
-	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open.
+	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open (use).
 	mu     sync.RWMutex
 	closed bool // protected by mu
 
@@ -286,6 +286,18 @@ func (fs *fileSystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	if of, ok := fs.files.take(in.Fh); ok {
 		of.close()
 	}
+}
+
+// use read-locks mu, unless of is closed or about to be. It never waits, so the caller may hold any lock.
+func (of *openFile) use() bool {
+	if !of.mu.TryRLock() {
+		return false
+	}
+	if of.closed {
+		of.mu.RUnlock()
+		return false
+	}
+	return true
 }
 
 func (of *openFile) close() {

@@ -50,11 +50,10 @@ func (of *openFile) Attach(f *pagecache.File) {
 
 // OpenHome implements pagecache.Source.
 func (of *openFile) OpenHome(writable bool) (pagecache.Home, error) {
-	of.mu.RLock()
-	defer of.mu.RUnlock()
-	if of.closed {
+	if !of.use() {
 		return nil, syscall.EBADF
 	}
+	defer of.mu.RUnlock()
 	flags := unix.O_RDONLY
 	if writable {
 		flags = unix.O_RDWR

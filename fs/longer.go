@@ -54,17 +54,7 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 
 // openOf returns an open of the file, read-locked, or nil if there is none.
 func (fs *fileSystem) openOf(c *content) *openFile {
-	usable := func(of *openFile) bool {
-		if of == nil || of.content != c {
-			return false
-		}
-		of.mu.RLock()
-		if of.closed {
-			of.mu.RUnlock()
-			return false
-		}
-		return true
-	}
+	usable := func(of *openFile) bool { return of != nil && of.content == c && of.use() }
 	if of := c.opened.Load(); usable(of) {
 		return of
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
@@ -124,4 +125,30 @@ func storeIn(extent *os.File, b []byte, at int64) error {
 	}
 	copy(memory[at:], b)
 	return unix.Munmap(memory)
+}
+
+// TestNobodyWaitsForAnOpenThatCloses: whoever tells the kernel of a new size uses an open for as long as that takes, so that it
+// cannot be closed. Others find it closed meanwhile: one of them may hold what the kernel's answer waits for.
+func TestNobodyWaitsForAnOpenThatCloses(t *testing.T) {
+	of := &openFile{}
+	require.True(t, of.use())
+	closed := make(chan struct{})
+	go func() {
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		of.closed = true
+		close(closed)
+	}()
+	require.Eventually(t, func() bool {
+		is := of.use()
+		if is {
+			of.mu.RUnlock()
+		}
+		return !is
+	}, time.Minute, time.Millisecond)
+	_, err := of.OpenHome(false)
+	require.Equal(t, unix.EBADF, err)
+	of.mu.RUnlock()
+	<-closed
+	require.False(t, of.use())
 }

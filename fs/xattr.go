@@ -75,14 +75,10 @@ func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok b
 		return 0, nil, false
 	}
 	of := c.opened.Load()
-	if of == nil {
+	if of == nil || !of.use() {
 		return 0, nil, false
 	}
-	of.mu.RLock()
 	defer of.mu.RUnlock()
-	if of.closed {
-		return 0, nil, false
-	}
 	size, err = unix.Fgetxattr(of.fd, attr, dest)
 	return size, err, true
 }
