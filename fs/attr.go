@@ -12,12 +12,37 @@ import (
 const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME | unix.STATX_MNT_ID
 
 // statx describes name in the directory dir, not following it, or dir itself if name is empty.
-func statx(dir int, name string, st *unix.Statx_t) error {
-	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+func statx(dir int, name string, st *unix.Statx_t) error { return statxWith(dir, name, 0, st) }
+
+// peek is statx with what the kernel knows: of filesystems that have a server, the attributes may be old and the birth may be
+// unknown. Where the name is the root of a filesystem mounted there, it asks no server of that.
+func peek(dir int, name string, st *unix.Statx_t) error {
+	return statxWith(dir, name, unix.AT_STATX_DONT_SYNC, st)
+}
+
+func statxWith(dir int, name string, flags int, st *unix.Statx_t) error {
+	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	if name == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
 	return retry(func() error { return unix.Statx(dir, name, flags, statxMask, st) })
+}
+
+// statxIn describes name in the directory parent, whose descriptor is dir, for callers who hold parent.names or whose request has the
+// kernel lock the directory. It never asks the server of a filesystem mounted on name, which may hang: foreign says that there
+// is one. Its attributes may be old then, so the kernel may not keep them.
+func (fs *fileSystem) statxIn(parent *node, dir int, name string, st *unix.Statx_t) (foreign bool, err error) {
+	if err := peek(dir, name, st); err != nil {
+		return false, err
+	}
+	dev := unix.Mkdev(st.Dev_major, st.Dev_minor)
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 && dev != parent.key.dev {
+		return true, nil
+	}
+	if dev == fs.root.key.dev && !fs.remote {
+		return false, nil // what the kernel knows is what there is
+	}
+	return false, statx(dir, name, st)
 }
 
 // identify returns what tells the inode of st from others. Filesystems without birth times leave that part zero.

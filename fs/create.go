@@ -61,6 +61,15 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(old)
+	parent, dir, errno := fs.directory(in.NodeId, name)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	same := sameMount(fd, dir)
+	fs.unhold(parent)
+	if !same {
+		return fuse.Status(syscall.EXDEV) // the kernel has locked the directory, so the file is not even looked at
+	}
 	touch := beginTouch(old, fd)
 	defer touch.endWith(fd)
 	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was decided

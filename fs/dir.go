@@ -112,11 +112,15 @@ func (fs *fileSystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.
 			return true // "." and ".." are no lookups
 		}
 		var st unix.Statx_t
-		if err := statx(d.fd, entry.Name, &st); err != nil {
+		foreign, err := fs.statxIn(d.node, d.fd, entry.Name, &st)
+		if err != nil {
 			return true // gone meanwhile; without a node the kernel takes it as a mere name
 		}
 		out.FixMode(uint32(st.Mode))
 		fs.fillEntry(reply, fs.register(d.node, entry.Name, &st), &st)
+		if foreign {
+			reply.SetAttrTimeout(0)
+		}
 		return true
 	})
 }

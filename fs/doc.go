@@ -40,6 +40,11 @@
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
 //	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu: leaves
 //
+// Nobody holds the names of a directory, or node.mu, while asking the server of a filesystem that is mounted in that directory:
+// the server may hang. LOOKUP and READDIRPLUS, for which the kernel locks the directory too, answer with what the kernel knows of
+// the other filesystem's root (statxIn); GETATTR and OPEN take a descriptor under the lock and use it afterwards. What is
+// left: a directory of the hung filesystem itself waits for a name in it that is being looked up.
+//
 // No lock is held while the kernel is told to drop pages, since it may wait for a page that a read request has locked. The
 // exceptions are content.telling and a read-locked openFile.mu: no request waits for them while it has content.gate, or while a
 // page is locked for it.

@@ -142,20 +142,21 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 		return -1, false, errno
 	}
 	defer fs.unhold(where.parent)
-	where.parent.names.RLock()
-	defer where.parent.names.RUnlock()
-	n.mu.Lock()
-	moved := n.where != where
-	n.mu.Unlock()
-	if moved {
-		return -1, true, 0
-	}
 	// Should the name lead to a fifo by now, opening it must not wait for its other end.
-	fd, errno = fs.openVerified(n, parent, where.name, flags|unix.O_NONBLOCK)
+	flags |= unix.O_NONBLOCK
+	if !fs.mayHang(n) {
+		fd, again, errno = fs.openNamed(n, where, parent, flags)
+	} else if fd, again, errno = fs.openNamed(n, where, parent, unix.O_PATH); fd >= 0 {
+		path := fd
+		defer unix.Close(path)
+		var err error
+		fd, err = fs.openat(fs.procDir, strconv.Itoa(path), flags, 0)
+		errno = toErrno(err)
+	}
 	if errno == syscall.ENXIO || errno == syscall.ENODEV {
 		errno = syscall.ESTALE
 	}
-	return fd, false, errno
+	return fd, again, errno
 }
 
 // truncateOpen carries out O_TRUNC. The kernel drops the pages itself.
@@ -320,7 +321,7 @@ func (of *openFile) close() {
 
 // Flush implements fuse.RawFileSystem. It is there for backing filesystems that report errors at close.
 func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
-	if !fs.flushCloses {
+	if !fs.remote {
 		return fuse.ENOSYS // the kernel remembers, and spares one request a close
 	}
 	of := fs.files.get(in.Fh)

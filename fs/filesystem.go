@@ -37,7 +37,7 @@ type fileSystem struct {
 	entryTimeout time.Duration
 	writeBack    bool // what is in force
 	readOnly     bool
-	flushCloses  bool // closing a file of the backing filesystem may report an error
+	remote       bool // SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows may be old
 	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
 	notify       notifier
 	backing      kernelBacking
@@ -119,7 +119,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root = fs.table.refer(identify(&st), fs.joinCache)
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
-	fs.flushCloses = closeMayFail(fd)
+	fs.remote = mayBeRemote(fd)
 	fs.passes.Store(o.Passthrough)
 	return fs, nil
 }
@@ -185,9 +185,9 @@ func raiseDescriptorLimit() (int, error) {
 	return int(min(max(limit.Cur/2, 16), 1<<16)), nil
 }
 
-// closeMayFail reports whether fd is on a filesystem that writes when a file is closed and says then what went wrong, as
-// network filesystems do. On others the kernel need not ask us at each close.
-func closeMayFail(fd int) bool {
+// mayBeRemote reports whether fd is on a filesystem that may have a server, as network filesystems do. They write when a file
+// is closed and say then what went wrong; on others the kernel need not ask us at each close.
+func mayBeRemote(fd int) bool {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return true

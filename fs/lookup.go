@@ -45,7 +45,7 @@ func (fs *fileSystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name stri
 	parent.names.RLock()
 	defer parent.names.RUnlock()
 	var st unix.Statx_t
-	err := statx(dir, name, &st)
+	foreign, err := fs.statxIn(parent, dir, name, &st)
 	if err == syscall.ENOENT {
 		// Node 0 lets the kernel remember that there is nothing.
 		out.SetEntryTimeout(fs.entryTimeout)
@@ -55,6 +55,9 @@ func (fs *fileSystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name stri
 		return toStatus(err)
 	}
 	fs.fillEntry(out, fs.register(parent, name, &st), &st)
+	if foreign {
+		out.SetAttrTimeout(0)
+	}
 	return fuse.OK
 }
 

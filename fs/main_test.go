@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/hungfs"
 )
 
 // Programs on the mount are this test binary, started again with the name of a program and its arguments: the file
@@ -29,6 +31,7 @@ var programs = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
 	Guard() // a test that is killed leaves no program hanging
+	hungfs.Main()
 	if name := os.Getenv(programVariable); name != "" {
 		if err := programs[name](os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -29,6 +29,13 @@ type identity struct {
 	kind  uint32 // S_IFMT bits
 }
 
+// is reports whether who is the same inode. Births count where both are known: the kernel does not know that of a filesystem's
+// root as long as its server was not asked.
+func (i identity) is(who identity) bool {
+	unknown := unix.StatxTimestamp{}
+	return i.key == who.key && i.kind == who.kind && (i.birth == who.birth || i.birth == unknown || who.birth == unknown)
+}
+
 // locator is a way to find a node again: a name in a directory. The zero locator is none.
 type locator struct {
 	parent *node
@@ -176,22 +183,36 @@ func (fs *fileSystem) holdByName(n *node) (int, syscall.Errno) {
 	}
 }
 
-// holdAt opens n at where, whose parent's descriptor is given. again says that n moved meanwhile.
+// holdAt opens n at where, whose parent's descriptor is given. again says that n has moved, or a descriptor, meanwhile.
 func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again bool, errno syscall.Errno) {
-	where.parent.names.RLock()
-	defer where.parent.names.RUnlock()
+	fd, again, errno = fs.openNamed(n, where, parent, unix.O_PATH)
+	if fd < 0 {
+		return -1, again, errno
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fd >= 0 || n.where != where {
+	if n.fd >= 0 || n.dropped {
+		unix.Close(fd)
 		return -1, true, 0
-	}
-	fd, errno = fs.openVerified(n, parent, where.name, unix.O_PATH)
-	if errno != 0 {
-		return -1, false, errno
 	}
 	fs.adoptLocked(n, fd)
 	n.users++
 	return fd, false, 0
+}
+
+// openNamed opens n at where, whose parent's descriptor is given. again says that n moved meanwhile. The caller holds no n.mu, so
+// that nobody who wants n's path waits for a server that hangs.
+func (fs *fileSystem) openNamed(n *node, where locator, parent, flags int) (fd int, again bool, errno syscall.Errno) {
+	where.parent.names.RLock()
+	defer where.parent.names.RUnlock()
+	n.mu.Lock()
+	moved := n.where != where
+	n.mu.Unlock()
+	if moved {
+		return -1, true, 0
+	}
+	fd, errno = fs.openVerified(n, parent, where.name, flags)
+	return fd, false, errno
 }
 
 // followOpen gives n a descriptor of what a program has open, after somebody took its name away in SOURCE, and reports
@@ -204,7 +225,7 @@ func (fs *fileSystem) followOpen(n *node) bool {
 			continue
 		}
 		var st unix.Statx_t
-		if statx(path, "", &st) != nil || identify(&st) != n.identity {
+		if peek(path, "", &st) != nil || !n.is(identify(&st)) {
 			unix.Close(path)
 			continue
 		}
@@ -252,7 +273,8 @@ func (fs *fileSystem) unhold(n *node) {
 	n.mu.Unlock()
 }
 
-// openVerified opens name in the directory dir, without following it, and makes sure that it is n.
+// openVerified opens name in the directory dir, without following it, and makes sure that it is n. With O_PATH it asks no
+// server but that of the directory's filesystem.
 func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (int, syscall.Errno) {
 	fd, err := fs.openat(dir, name, flags|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -262,7 +284,7 @@ func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (in
 		return -1, toErrno(err)
 	}
 	var st unix.Statx_t
-	if err := statx(fd, "", &st); err != nil || identify(&st) != n.identity {
+	if err := peek(fd, "", &st); err != nil || !n.is(identify(&st)) {
 		unix.Close(fd)
 		return -1, syscall.ESTALE
 	}
@@ -285,12 +307,16 @@ func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int,
 	}
 }
 
+// mayHang reports whether n is on a filesystem mounted below SOURCE, whose server may hang while SOURCE's does not. Nobody
+// asks it for n while holding names.
+func (fs *fileSystem) mayHang(n *node) bool { return n.key.dev != fs.root.key.dev }
+
 // stat fills st for n, without opening n if that can be avoided.
 func (fs *fileSystem) stat(n *node, st *unix.Statx_t) syscall.Errno {
 	for {
 		n.mu.Lock()
 		where := n.where
-		if n.fd >= 0 || where.parent == nil {
+		if n.fd >= 0 || where.parent == nil || fs.mayHang(n) {
 			n.mu.Unlock()
 			fd, errno := fs.hold(n)
 			if errno != 0 {
@@ -330,7 +356,7 @@ func (fs *fileSystem) statAt(n *node, where locator, st *unix.Statx_t) (again bo
 		return false, syscall.ESTALE
 	case err != nil:
 		return false, toErrno(err)
-	case identify(st) != n.identity:
+	case !n.is(identify(st)):
 		return false, syscall.ESTALE
 	}
 	return false, 0

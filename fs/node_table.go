@@ -83,7 +83,7 @@ func (t *nodeTable) find(who identity) *node {
 	s := t.shard(who.key)
 	s.Lock()
 	defer s.Unlock()
-	if n := s.byKey[who.key]; n != nil && n.identity == who {
+	if n := s.byKey[who.key]; n != nil && n.is(who) {
 		return n
 	}
 	return nil
@@ -104,7 +104,7 @@ func (t *nodeTable) refer(who identity, made func(*node)) *node {
 	s.Lock()
 	defer s.Unlock()
 	n := s.byKey[who.key]
-	if n == nil || n.identity != who {
+	if n == nil || !n.is(who) {
 		// A node with the same number but another birth is of an inode that was removed underneath. It stays in
 		// byID until the kernel forgets it, and answers ESTALE.
 		n = &node{id: nodeID(t.lastID.Add(1)), identity: who, fd: -1, slot: -1}
@@ -219,7 +219,7 @@ func (fs *fileSystem) leaveCache(n *node) {
 		return
 	}
 	var st unix.Statx_t
-	if statx(n.fd, "", &st) == nil && st.Nlink == 0 {
+	if peek(n.fd, "", &st) == nil && st.Nlink == 0 {
 		fs.cache.Forget(n.key.fileID())
 	}
 }

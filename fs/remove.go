@@ -23,8 +23,11 @@ type parting struct {
 func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (parting, syscall.Errno) {
 	p := parting{fs: fs, name: locator{parent, name}, fd: -1}
 	var st unix.Statx_t
-	if err := statx(dir, name, &st); err != nil {
+	switch foreign, err := fs.statxIn(parent, dir, name, &st); {
+	case err != nil:
 		return p, toErrno(err)
+	case foreign:
+		return p, syscall.EBUSY // what something is mounted on stays
 	}
 	n := fs.table.find(identify(&st))
 	if n == nil {
@@ -80,7 +83,7 @@ func (p *parting) end(dir int, name string) {
 		return
 	}
 	var st unix.Statx_t
-	if statx(dir, name, &st) == nil && identify(&st) == p.node.identity {
+	if statx(dir, name, &st) == nil && p.node.is(identify(&st)) {
 		p.touch.end(&st)
 	} else {
 		p.touch.end(nil)
@@ -139,6 +142,9 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	defer fs.unhold(to)
 	defer fs.descriptors.trim()
+	if from != to && !sameMount(fromDir, toDir) {
+		return fuse.Status(syscall.EXDEV) // before anybody waits for the other filesystem with the names of both
+	}
 	defer lockNames(from, to)()
 
 	source, errno := fs.part(from, fromDir, oldName, false)
@@ -176,6 +182,16 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	source.end(toDir, newName)
 	return fuse.OK
+}
+
+// sameMount reports whether two descriptors are on one mount: nothing is moved or linked from one to another. Where the kernel
+// does not say (before Linux 5.8), it will refuse by itself.
+func sameMount(a, b int) bool {
+	var first, second unix.Statx_t
+	if peek(a, "", &first) != nil || peek(b, "", &second) != nil {
+		return true
+	}
+	return first.Mnt_id == second.Mnt_id
 }
 
 // lockNames locks the names of two directories that may be the same, and returns what unlocks them.

@@ -39,7 +39,7 @@ func (fs *fileSystem) onPath(id uint64, call func(n *node, fd int, path string, 
 	where.parent.names.RLock()
 	defer where.parent.names.RUnlock()
 	var st unix.Statx_t
-	if err := statx(parent, where.name, &st); err != nil || identify(&st) != n.identity {
+	if err := peek(parent, where.name, &st); err != nil || !n.is(identify(&st)) {
 		return fuse.Status(syscall.ESTALE)
 	}
 	return toStatus(call(n, fd, procPath(parent)+"/"+where.name, false))

@@ -76,6 +76,7 @@ var rules = []rule{
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
 	{"internal/fakecuda", []string{testify}, true},
 	{"internal/testdevice", []string{"gpubackend", "gpubackend/emulated", "gpubackend/cuda"}, true},
+	{"internal/hungfs", []string{fuse, testify, sys}, true},
 	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/faulty", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys}, true},
 	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testdevice", "internal/testmount", testify, rapid, sys}, true},
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify, sys}, true},
