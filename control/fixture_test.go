@@ -121,7 +121,7 @@ func start(t testing.TB, cache *controltest.Cache, change ...func(*control.Optio
 
 func (s *server) token() [16]byte {
 	s.t.Helper()
-	g, err := s.Grant(s.file)
+	g, err := s.Grant(s.file, 0)
 	require.NoError(s.t, err)
 	require.Equal(s.t, s.Socket(), g.Socket)
 	return g.Token

@@ -81,7 +81,7 @@ func TestThousandClients(t *testing.T) {
 		clients[i] = s.dial()
 	}
 	for _, c := range clients {
-		g, err := s.Grant(s.file)
+		g, err := s.Grant(s.file, 0)
 		require.NoError(t, err)
 		wg.Go(func() {
 			errs <- func() error {

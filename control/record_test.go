@@ -24,7 +24,7 @@ func recorder(t *testing.T) (*server, *pagecache.Cache) {
 
 func (s *server) statusToken() [16]byte {
 	s.t.Helper()
-	g, err := s.GrantStatus()
+	g, err := s.GrantStatus(0)
 	require.NoError(s.t, err)
 	return g.Token
 }

@@ -134,20 +134,24 @@ func Listen(o Options) (*Server, error) {
 // Socket returns the path that clients connect to.
 func (s *Server) Socket() string { return s.opts.Socket }
 
-// Grant makes a single-use token for the open file src. It is called by the ioctl, does not block, and keeps src until
-// the token is redeemed or expires. ESHUTDOWN after Close.
-func (s *Server) Grant(src pagecache.Source) (Grant, error) {
+// Grant makes a single-use token for the open file src, for which the user uid asks. It is called by the ioctl, does not
+// block, and keeps src until the token is redeemed or expires. ESHUTDOWN after Close.
+func (s *Server) Grant(src pagecache.Source, uid uint32) (Grant, error) {
 	if src == nil {
 		return Grant{}, syscall.EINVAL
 	}
-	return s.grant(src)
+	return s.grant(src, uid)
 }
 
 // GrantStatus makes a single-use token for the status, as Grant does for a file.
-func (s *Server) GrantStatus() (Grant, error) { return s.grant(nil) }
+func (s *Server) GrantStatus(uid uint32) (Grant, error) { return s.grant(nil, uid) }
 
-func (s *Server) grant(src pagecache.Source) (Grant, error) {
-	token, err := s.tokens.give(src)
+func (s *Server) grant(src pagecache.Source, uid uint32) (Grant, error) {
+	user := int64(uid)
+	if s.opts.privileged(uid) {
+		user = privilegedUser
+	}
+	token, err := s.tokens.give(src, user)
 	if err != nil {
 		return Grant{}, err
 	}

@@ -186,7 +186,7 @@ func TestMapsThatAreRefused(t *testing.T) {
 	c := s.connect()
 	readOnly, writeOnly := reopened(t, s, os.O_RDONLY), reopened(t, s, os.O_WRONLY)
 	token := func(f *controltest.File) [16]byte {
-		g, err := s.Grant(f)
+		g, err := s.Grant(f, 0)
 		require.NoError(t, err)
 		return g.Token
 	}
@@ -235,10 +235,10 @@ func TestTokensThatAreRefused(t *testing.T) {
 	forged, used := s.token(), s.token()
 	forged[0] ^= 0x80
 	closing := reopened(t, s, os.O_RDWR)
-	closed, err := s.Grant(closing)
+	closed, err := s.Grant(closing, 0)
 	require.NoError(t, err)
 	require.NoError(t, closing.Close())
-	forStatus, err := s.GrantStatus()
+	forStatus, err := s.GrantStatus(0)
 	require.NoError(t, err)
 
 	c.send(mapFrame(1, used, 1, 0, 1))
@@ -283,7 +283,7 @@ func TestStatusComesInChunks(t *testing.T) {
 	}
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { o.Status = func(control.Viewer) any { return string(long) } })
 	c := s.connect()
-	g, err := s.GrantStatus()
+	g, err := s.GrantStatus(0)
 	require.NoError(t, err)
 	c.send(frame(status, 3, g.Token))
 	var doc []byte
@@ -304,7 +304,7 @@ func TestStatusAfterStatus(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c := s.connect()
 	for i := range 3000 {
-		g, err := s.GrantStatus()
+		g, err := s.GrantStatus(0)
 		require.NoError(t, err)
 		c.send(frame(status, uint64(i+1), g.Token))
 		r := c.read()
@@ -314,7 +314,7 @@ func TestStatusAfterStatus(t *testing.T) {
 
 func TestNoStatus(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { o.Status = nil })
-	g, err := s.GrantStatus()
+	g, err := s.GrantStatus(0)
 	require.NoError(t, err)
 	require.Equal(t, syscall.ENOTSUP, s.connect().call(frame(status, 1, g.Token)).errno())
 }
@@ -414,7 +414,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	live, ended := s.cache.Mapped()
 	require.Equal(t, [2]int{0, 1}, [2]int{live, ended})
 	c.ended()
-	_, err := s.Grant(s.file)
+	_, err := s.Grant(s.file, 0)
 	require.ErrorIs(t, err, syscall.ESHUTDOWN)
 	_, err = os.Stat(s.Socket())
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -427,7 +427,7 @@ func TestListenRefusesWhatItCannotServe(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	_, err = control.Listen(control.Options{Socket: s.Socket(), Cache: s.cache})
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
-	_, err = s.Grant(nil)
+	_, err = s.Grant(nil, 0)
 	require.ErrorIs(t, err, syscall.EINVAL)
 	var _ net.Conn = s.connect().conn // it still serves
 }

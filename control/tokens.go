@@ -12,13 +12,20 @@ import (
 // tokenSize is the number of bytes in a token.
 const tokenSize = 16
 
-// maxTokens bounds the grants that wait to be redeemed. Beyond it the oldest goes: a client redeems within
-// milliseconds, and a program that asks for grants without end pushes out mostly its own.
-const maxTokens = 1 << 16
+// Limits of the grants that wait to be redeemed. A client redeems within milliseconds, so a user who reaches one asks for grants
+// without end, and loses the oldest.
+const (
+	userTokens = 1 << 12 // of a user; root and the user who mounted count as one
+	maxTokens  = 1 << 16 // of all other users together; beyond it whoever has most loses the oldest
+)
+
+// privilegedUser stands for root and the user who mounted.
+const privilegedUser = -1
 
 // grantee is what a token stands for. A nil source is access to the status.
 type grantee struct {
 	source  pagecache.Source
+	user    int64
 	expires time.Time
 }
 
@@ -28,18 +35,20 @@ type tokens struct {
 
 	mu      sync.Mutex
 	waiting map[[tokenSize]byte]grantee // guarded by mu
-	// order has the tokens given, oldest first; those redeemed stay until they reach the front. Guarded by mu.
-	order  [][tokenSize]byte
-	timer  *time.Timer // guarded by mu; armed while order is not empty
-	closed bool        // guarded by mu
+	// orders has the tokens given to each user, oldest first; those redeemed stay until they reach the front. Guarded by mu.
+	orders map[int64][][tokenSize]byte
+	// ordinary is the length of all orders but that of privilegedUser. Guarded by mu.
+	ordinary int
+	timer    *time.Timer // guarded by mu; armed while orders is not empty
+	closed   bool        // guarded by mu
 }
 
 func newTokens(life time.Duration) *tokens {
-	return &tokens{life: life, waiting: make(map[[tokenSize]byte]grantee)}
+	return &tokens{life: life, waiting: make(map[[tokenSize]byte]grantee), orders: make(map[int64][][tokenSize]byte)}
 }
 
-// give makes a token for src. ESHUTDOWN after close.
-func (t *tokens) give(src pagecache.Source) ([tokenSize]byte, error) {
+// give makes a token for src, which a user asked for. ESHUTDOWN after close.
+func (t *tokens) give(src pagecache.Source, user int64) ([tokenSize]byte, error) {
 	var token [tokenSize]byte
 	rand.Read(token[:]) // never fails: crypto/rand ends the program instead
 	t.mu.Lock()
@@ -48,14 +57,31 @@ func (t *tokens) give(src pagecache.Source) ([tokenSize]byte, error) {
 		return token, syscall.ESHUTDOWN
 	}
 	now := time.Now()
-	t.sweepLocked(now)
-	if len(t.order) >= maxTokens {
-		t.dropFrontLocked()
+	t.sweepLocked(user, now)
+	if len(t.orders[user]) >= userTokens {
+		t.dropFrontLocked(user)
 	}
-	t.waiting[token] = grantee{src, now.Add(t.life)}
-	t.order = append(t.order, token)
-	t.armLocked(now)
+	if user != privilegedUser && t.ordinary >= maxTokens {
+		t.dropFrontLocked(t.mostLocked())
+	}
+	t.waiting[token] = grantee{src, user, now.Add(t.life)}
+	t.orders[user] = append(t.orders[user], token)
+	if user != privilegedUser {
+		t.ordinary++
+	}
+	t.armLocked()
 	return token, nil
+}
+
+// mostLocked returns the ordinary user who has most tokens.
+func (t *tokens) mostLocked() (user int64) {
+	most := 0
+	for u, order := range t.orders {
+		if u != privilegedUser && len(order) > most {
+			user, most = u, len(order)
+		}
+	}
+	return user
 }
 
 // redeem takes the token out of the table. ok is false for a token that was never given, was redeemed before, has
@@ -74,35 +100,34 @@ func (t *tokens) redeem(token [tokenSize]byte) (src pagecache.Source, ok bool) {
 	return g.source, true
 }
 
-// sweepLocked drops the tokens at the front that have expired or were redeemed.
-func (t *tokens) sweepLocked(now time.Time) {
-	for len(t.order) > 0 {
-		g, found := t.waiting[t.order[0]]
+// sweepLocked drops those of a user's oldest tokens that have expired or were redeemed.
+func (t *tokens) sweepLocked(user int64, now time.Time) {
+	for len(t.orders[user]) > 0 {
+		g, found := t.waiting[t.orders[user][0]]
 		if found && now.Before(g.expires) {
 			return
 		}
-		t.dropFrontLocked()
+		t.dropFrontLocked(user)
 	}
 }
 
-func (t *tokens) dropFrontLocked() {
-	delete(t.waiting, t.order[0])
-	t.order = t.order[1:]
-	if len(t.order) == 0 {
-		t.order = nil // gives the array back
+func (t *tokens) dropFrontLocked(user int64) {
+	order := t.orders[user]
+	delete(t.waiting, order[0])
+	if t.orders[user] = order[1:]; len(order) == 1 {
+		delete(t.orders, user) // gives the array back
+	}
+	if user != privilegedUser {
+		t.ordinary--
 	}
 }
 
-// armLocked sets the timer for the expiry of the oldest token, so that an idle server forgets its sources.
-func (t *tokens) armLocked(now time.Time) {
-	if len(t.order) == 0 || t.timer != nil {
+// armLocked sets the timer, so that an idle server forgets its sources once they have expired.
+func (t *tokens) armLocked() {
+	if len(t.orders) == 0 || t.timer != nil {
 		return
 	}
-	wait := t.life
-	if g, found := t.waiting[t.order[0]]; found {
-		wait = g.expires.Sub(now)
-	}
-	t.timer = time.AfterFunc(wait, func() {
+	t.timer = time.AfterFunc(t.life, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if t.closed {
@@ -110,8 +135,10 @@ func (t *tokens) armLocked(now time.Time) {
 		}
 		t.timer = nil
 		now := time.Now()
-		t.sweepLocked(now)
-		t.armLocked(now)
+		for user := range t.orders {
+			t.sweepLocked(user, now)
+		}
+		t.armLocked()
 	})
 }
 
@@ -127,7 +154,7 @@ func (t *tokens) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	t.waiting, t.order = nil, nil
+	t.waiting, t.orders = nil, nil
 	if t.timer != nil {
 		t.timer.Stop()
 	}

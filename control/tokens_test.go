@@ -23,9 +23,9 @@ func TestTokenWorksOnce(t *testing.T) {
 	table := newTokens(time.Minute)
 	defer table.close()
 	src := &openSource{open: true}
-	token, err := table.give(src)
+	token, err := table.give(src, 1)
 	require.NoError(t, err)
-	other, err := table.give(src)
+	other, err := table.give(src, 1)
 	require.NoError(t, err)
 	require.NotEqual(t, token, other)
 
@@ -45,7 +45,7 @@ func TestTokenEndsWithItsDescriptor(t *testing.T) {
 	table := newTokens(time.Minute)
 	defer table.close()
 	src := &openSource{open: true}
-	token, err := table.give(src)
+	token, err := table.give(src, 1)
 	require.NoError(t, err)
 	src.open = false
 	_, ok := table.redeem(token)
@@ -57,10 +57,10 @@ func TestTokenExpires(t *testing.T) {
 		table := newTokens(30 * time.Second)
 		defer table.close()
 		src := &openSource{open: true}
-		first, err := table.give(src)
+		first, err := table.give(src, 1)
 		require.NoError(t, err)
 		time.Sleep(20 * time.Second)
-		second, err := table.give(src)
+		second, err := table.give(src, 1)
 		require.NoError(t, err)
 		time.Sleep(10 * time.Second)
 		_, ok := table.redeem(first)
@@ -69,31 +69,50 @@ func TestTokenExpires(t *testing.T) {
 		_, ok = table.redeem(second)
 		require.True(t, ok, "after 19 s")
 
-		_, err = table.give(src)
+		_, err = table.give(src, 1)
 		require.NoError(t, err)
-		time.Sleep(31 * time.Second)
+		time.Sleep(61 * time.Second)
 		synctest.Wait()
 		require.Zero(t, table.count(), "forgotten without anybody asking")
-		require.Nil(t, table.order)
+		require.Empty(t, table.orders)
+		require.Zero(t, table.ordinary)
 	})
 }
 
+// TestTokensAreBounded: who asks without end pushes out what is her own, and when many do, those who have most lose.
 func TestTokensAreBounded(t *testing.T) {
 	table := newTokens(time.Minute)
 	src := &openSource{open: true}
-	oldest, err := table.give(src)
+	root, err := table.give(src, privilegedUser)
 	require.NoError(t, err)
-	for range maxTokens {
-		_, err := table.give(src)
-		require.NoError(t, err)
+	bob, err := table.give(src, 2)
+	require.NoError(t, err)
+	oldest, err := table.give(src, 1)
+	require.NoError(t, err)
+	ask := func(user int64) {
+		for range userTokens {
+			_, err := table.give(src, user)
+			require.NoError(t, err)
+		}
 	}
-	require.Equal(t, maxTokens, table.count())
-	require.Len(t, table.order, maxTokens)
+	ask(1)
+	require.Equal(t, userTokens+2, table.count())
 	_, ok := table.redeem(oldest)
 	require.False(t, ok)
+	for user := range int64(maxTokens/userTokens + 2) {
+		ask(10 + user)
+	}
+	require.Equal(t, maxTokens, table.ordinary)
+	require.Equal(t, maxTokens+1, table.count())
+	for _, token := range [][tokenSize]byte{root, bob} {
+		_, ok = table.redeem(token)
+		require.True(t, ok)
+	}
+	last, err := table.give(src, 1)
+	require.NoError(t, err)
 	table.close()
-	_, err = table.give(src)
+	_, err = table.give(src, 1)
 	require.ErrorIs(t, err, syscall.ESHUTDOWN)
-	_, ok = table.redeem(oldest)
+	_, ok = table.redeem(last)
 	require.False(t, ok)
 }

@@ -54,7 +54,7 @@ func TestTooManySessions(t *testing.T) {
 		r := c.call(mapFrame(1, s.token(), 3, 0, 4096))
 		require.Equal(t, syscall.EUSERS, r.errno())
 		require.Contains(t, r.text(), "good for the status only")
-		g, err := s.GrantStatus()
+		g, err := s.GrantStatus(0)
 		require.NoError(t, err)
 		c.send(frame(status, 2, g.Token))
 		require.Equal(t, uint16(document), c.read().typ)
@@ -110,7 +110,7 @@ func TestStatusIsForSomebody(t *testing.T) {
 	})
 	file = s.file.ID()
 	ask := func() (answer map[string]bool) {
-		g, err := s.GrantStatus()
+		g, err := s.GrantStatus(0)
 		require.NoError(t, err)
 		c := s.connect()
 		defer c.close()
@@ -132,7 +132,7 @@ func TestStatusIsForSomebody(t *testing.T) {
 // TestRecordingIsForThePrivileged: it has the names of everybody's files.
 func TestRecordingIsForThePrivileged(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { ordinary(o) })
-	g, err := s.GrantStatus()
+	g, err := s.GrantStatus(0)
 	require.NoError(t, err)
 	require.Equal(t, syscall.EPERM, s.connect().call(frame(record, 2, g.Token)).errno())
 }

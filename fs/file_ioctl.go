@@ -37,10 +37,10 @@ type Grant struct {
 
 // Granter gives out Grants. Its methods are called from request handlers: they must not wait for requests of the mount.
 type Granter interface {
-	// Grant is for the file that a program has open as src.
-	Grant(src pagecache.Source) (Grant, error)
+	// Grant is for the file that a program has open as src. uid is the user who asks.
+	Grant(src pagecache.Source, uid uint32) (Grant, error)
 	// GrantStatus is for status only.
-	GrantStatus() (Grant, error)
+	GrantStatus(uid uint32) (Grant, error)
 }
 
 // ioctlReadXFlags is FS_IOC_FSGETXATTR, _IOR('X', 31, struct fsxattr), ioctlWriteXFlags FS_IOC_FSSETXATTR,
@@ -71,7 +71,7 @@ func (fs *fileSystem) Ioctl(_ <-chan struct{}, in *fuse.IoctlIn, argument []byte
 	}
 	switch in.Cmd {
 	case IoctlGrant:
-		return fs.grant(of, reply)
+		return fs.grant(of, in.Caller.Uid, reply)
 	case unix.FS_IOC_GETFLAGS:
 		if len(reply) < 4 {
 			return fuse.EINVAL
@@ -153,7 +153,7 @@ func ioctlOn(fd int, request uint, argument []byte) syscall.Errno {
 }
 
 // grant answers IoctlGrant. of is nil for a directory.
-func (fs *fileSystem) grant(of *openFile, reply []byte) fuse.Status {
+func (fs *fileSystem) grant(of *openFile, uid uint32, reply []byte) fuse.Status {
 	if fs.granter == nil {
 		return fuse.Status(syscall.ENOTTY)
 	}
@@ -164,11 +164,11 @@ func (fs *fileSystem) grant(of *openFile, reply []byte) fuse.Status {
 	var err error
 	var flags uint16
 	if of != nil {
-		g, err = fs.granter.Grant(of)
+		g, err = fs.granter.Grant(of, uid)
 		of.deviceOnly.Store(true)
 	} else {
 		flags = GrantForStatus
-		g, err = fs.granter.GrantStatus()
+		g, err = fs.granter.GrantStatus(uid)
 	}
 	if err != nil {
 		return toStatus(err)

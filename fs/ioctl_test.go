@@ -39,14 +39,14 @@ type notary struct {
 	devices []*device
 }
 
-func (n *notary) Grant(src pagecache.Source) (Grant, error) {
+func (n *notary) Grant(src pagecache.Source, uid uint32) (Grant, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.source = src
 	return Grant{Token: [16]byte{1, 2, 3}, Socket: n.socket}, n.err
 }
 
-func (n *notary) GrantStatus() (Grant, error) {
+func (n *notary) GrantStatus(uid uint32) (Grant, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return Grant{Token: [16]byte{9}, Socket: n.socket}, n.err

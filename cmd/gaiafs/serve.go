@@ -241,12 +241,12 @@ func kernelTimeout(d span) time.Duration {
 // granter lets package fs and package control, which do not know each other, agree on grants.
 type granter struct{ *control.Server }
 
-func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
-	grant, err := g.Server.Grant(src)
+func (g granter) Grant(src pagecache.Source, uid uint32) (fs.Grant, error) {
+	grant, err := g.Server.Grant(src, uid)
 	return fs.Grant(grant), err
 }
 
-func (g granter) GrantStatus() (fs.Grant, error) {
-	grant, err := g.Server.GrantStatus()
+func (g granter) GrantStatus(uid uint32) (fs.Grant, error) {
+	grant, err := g.Server.GrantStatus(uid)
 	return fs.Grant(grant), err
 }

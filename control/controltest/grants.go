@@ -102,7 +102,7 @@ func (g *Grants) grant(rights []byte) ([]byte, error) {
 	f := os.NewFile(uintptr(fds[0]), "granted file")
 	if st, err := f.Stat(); err != nil || st.IsDir() {
 		f.Close()
-		grant, err := g.server.GrantStatus()
+		grant, err := g.server.GrantStatus(0)
 		return EncodeGrant(grant, true), err
 	}
 	file, err := NewFile(f)
@@ -113,7 +113,7 @@ func (g *Grants) grant(rights []byte) ([]byte, error) {
 	g.mu.Lock()
 	g.files = append(g.files, file)
 	g.mu.Unlock()
-	grant, err := g.server.Grant(file)
+	grant, err := g.server.Grant(file, 0)
 	return EncodeGrant(grant, false), err
 }
 

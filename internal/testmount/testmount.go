@@ -177,13 +177,13 @@ func (o Options) open(i int) (gpubackend.Device, error) {
 
 type granter struct{ *control.Server }
 
-func (g granter) Grant(src pagecache.Source) (fs.Grant, error) {
-	x, err := g.Server.Grant(src)
+func (g granter) Grant(src pagecache.Source, uid uint32) (fs.Grant, error) {
+	x, err := g.Server.Grant(src, uid)
 	return fs.Grant(x), err
 }
 
-func (g granter) GrantStatus() (fs.Grant, error) {
-	x, err := g.Server.GrantStatus()
+func (g granter) GrantStatus(uid uint32) (fs.Grant, error) {
+	x, err := g.Server.GrantStatus(uid)
 	return fs.Grant(x), err
 }
 
