@@ -1,0 +1,85 @@
+package plants
+
+// usersPlants are faults in what users get of each other's, and in what files that hang do to others.
+var usersPlants = []plant{
+	{
+		name: "a stuck file counts for its lane",
+		file: "pagecache/lanes.go",
+		old:  "if !f.stuck() {",
+		new:  "if f != nil {",
+		nets: []net{{pkg: "pagecache", run: "TestAHungFileHoldsUpNoOther"}},
+	},
+	{
+		name: "an eviction waits for a stuck file",
+		file: "pagecache/extent.go",
+		old: `			if f.stuck() {
+				return false
+			}
+`,
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestNoEvictionWaitsForAHungFile"}},
+	},
+	{
+		name: "the share of a user is not looked at",
+		file: "pagecache/shares.go",
+		old:  "by.limited && d.pinned[by.user]+n > most",
+		new:  "by.limited && n > most",
+		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
+	},
+	{
+		name: "a charge is not taken back",
+		file: "pagecache/shares.go",
+		old:  "		f.c.discharge(x.dev, user, x.size)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
+	},
+	{
+		name: "devices store with the daemon's right to space",
+		file: "fs/file_source.go",
+		old:  "h.ordinary.Store(uint64(of.uid) + 1)",
+		new:  "_ = of",
+		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreNotForDevices"}},
+	},
+	{
+		name: "the kernel's dirty pages go home with the daemon's right to space",
+		file: "fs/file_write.go",
+		old:  "w.uid = of.content.storer(fs.creator.uid) // the request has no caller",
+		new:  "w.uid = fs.creator.uid",
+		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreForRoot"}},
+	},
+	{
+		name: "the mount has none of the flags of SOURCE",
+		file: "fs/server.go",
+		old:  "unix.MS_MGC_VAL | o.strict.mountFlags()",
+		new:  "unix.MS_MGC_VAL",
+		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
+	},
+	{
+		name: "chmod drops bits that are not shown",
+		file: "fs/setattr.go",
+		old:  "mode = mode&^hidden | st.Mode&hidden",
+		new:  "mode = mode &^ hidden",
+		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
+	},
+	{
+		name: "a stuck file hides that its bytes wait",
+		file: "pagecache/view.go",
+		old:  "v.WaitingBytes = f.Coming().Offset() // at most; what was seen may be older than the last release",
+		new:  "v.WaitingBytes = 0",
+		nets: []net{{pkg: "pagecache", run: "TestAHungFileHoldsUpNoOther"}},
+	},
+	{
+		name: "a lookup asks the server of what is mounted there",
+		file: "fs/attr.go",
+		old:  "if err := peek(dir, name, st); err != nil {\n\t\treturn false, err",
+		new:  "if err := statx(dir, name, st); err != nil {\n\t\treturn false, err",
+		nets: []net{{pkg: "fs", run: "TestMountBelowSourceHangs"}},
+	},
+	{
+		name: "who asks for tokens pushes out those of others",
+		file: "control/tokens.go",
+		old:  "t.dropFrontLocked(t.mostLocked())",
+		new:  "t.dropFrontLocked(privilegedUser)",
+		nets: []net{{pkg: "control", run: "TestTokensAreBounded"}},
+	},
+}
