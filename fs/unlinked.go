@@ -121,13 +121,14 @@ func (fs *fileSystem) lastOpenGone(n *node) {
 	}
 }
 
-// spacePatience is how long a request without space waits for a file without a name to be closed. The kernel does not wait for the
-// daemon when it closes a file, so a program may have closed it before.
-const spacePatience = 20 * time.Millisecond
+// spacePatience is how many rounds a request without space waits for a file without a name to be closed. The kernel does
+// not wait for the daemon when it closes a file, so a program may have closed it before. A round is no fixed time, for the
+// reason that patienceRound has none.
+const spacePatience = 50
 
 // spend is creator.spend that tries again while files that were removed may give space back.
 func (fs *fileSystem) spend(uid uint32, call func() error) error {
-	for {
+	for round := 0; ; {
 		waits := fs.unlinked.Load() > 0 // before call: what goes after it says so in freed
 		err := fs.creator.spend(uid, call)
 		switch {
@@ -135,13 +136,15 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 			return err
 		case fs.letGoRemoved():
 			continue
-		case !waits:
+		case !waits || round == spacePatience:
 			return err
 		}
-		select {
-		case <-fs.freed:
-		case <-time.After(spacePatience):
-			return err
+		for freed := false; !freed && round < spacePatience; round++ {
+			select {
+			case <-fs.freed:
+				freed = true
+			case <-time.After(patienceRound):
+			}
 		}
 	}
 }
