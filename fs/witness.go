@@ -11,10 +11,10 @@ import (
 // something of the bytes (the kernel its pages, a pagecache.File its replicas) remembers the count up to which it has dealt
 // with them. A change that was noticed stays counted, so the mount's own changes cannot hide it.
 //
-// A change is noticed by the size and the times of the file. They are looked at when the file is opened, when a device
-// acquires or its released bytes are about to be collected, and right before each change through the mount; what that change
-// leaves is recorded right after it. While changes through the mount overlap, nothing can be said. So what others do
-// during such changes goes unnoticed, unless there are events.
+// A change is noticed by the size and the times of the file. They are compared when the file is opened, when a device
+// acquires, before its released bytes are collected, and right before each change through the mount. What that change
+// leaves is recorded right after it. While a change through the mount is under way, size and times say nothing about
+// others. So what others do meanwhile goes unnoticed.
 //
 // Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts as a
 // change all the same: it makes nobody lose bytes, only look at them.
