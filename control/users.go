@@ -30,7 +30,8 @@ type user struct {
 // mayAll reports whether a user may see and use everything.
 func mayAll(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
-// admit counts a session, or returns why there may be none. It may be good for the status only. Server.mu is held.
+// admitLocked counts a session, or returns why there may be none. It sets statusOnly where the session is good for the
+// status only. Server.mu is held.
 func (s *Server) admitLocked(ses *session) (why string) {
 	uid := ses.peer.Uid
 	ordinary := !s.opts.privileged(uid)
