@@ -276,10 +276,10 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 	return nil
 }
 
-// Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that kept
-// bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do is nil. The
-// disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it fails with EIO, once, after released bytes were lost with a
-// device; everything else is done then.
+// Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that
+// kept bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do
+// is nil. The disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it
+// fails with EIO, once, after released bytes were lost with a device; everything else is done then.
 func (f *File) Sync(do func() error) error {
 	ctx := context.Background()
 	f.mu.Lock()

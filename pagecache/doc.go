@@ -14,9 +14,10 @@
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
-//	lanes.mu, Cache.mu the background's work on files; the list of files and the allocation order of extents
+//	lanes.mu, Cache.mu the background's work on files; the list of files, the allocation order of extents, what users map
+//	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called
 //	File.readingMu     how many reads of home go on
-//	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu
+//	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu, pageMemory.mu
 //	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
 //	counters           atomics
 //
@@ -64,7 +65,7 @@
 // # Loss of a device
 //
 // Whatever call of a device says so first, every File lets go of what the device had (loss.go): at once the one that found out,
-// the others from the goroutine in background.go. Released pages that were not home are named in the log, in Status and by Close,
+// the others when the background's lanes come to them. Released pages that were not home are named in the log, in Status and by Close,
 // and the next Sync of their File fails once; until then the File stays. Memory that a client maps, and its descriptors, live until
 // it has unmapped.
 //

@@ -52,9 +52,9 @@ type extent struct {
 	// littered says that something may be left in pages that the device does not hold, by a transfer that failed. Otherwise they
 	// have zeros, but for what a client stored who was given the memory for writing. Protected by File.mu.
 	littered bool
-	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not. Protected by File.mu, but that the
-	// digests do not change while scans counts somebody who reads them without it: then who wants to change one
-	// replaces the array.
+	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not.
+	// Protected by File.mu, but that the digests do not change while scans counts somebody who reads them without it:
+	// then who wants to change one replaces the array.
 	agreed *digests
 	scans  int
 }

@@ -140,6 +140,21 @@ func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	}
 }
 
+// TestReadersWhoTakeTurnsAreNotStuck: concurrent writes of a file hold its lock without a break, and each for a moment.
+func TestReadersWhoTakeTurnsAreNotStuck(t *testing.T) {
+	var l fileLock
+	l.RLock()
+	l.since.Store(1)
+	before := l.now()
+	require.GreaterOrEqual(t, l.heldFor(), time.Duration(before-1), "one that does not end")
+	l.RLock()
+	l.RUnlock()
+	held := l.heldFor()
+	require.LessOrEqual(t, held, time.Duration(l.now()-before), "since the other one ended")
+	l.RUnlock()
+	require.Zero(t, l.heldFor())
+}
+
 // TestNoEvictionWaitsForAHungFile: the oldest extent is of a file that hangs. Another one makes room.
 func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(10*time.Millisecond))

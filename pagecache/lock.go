@@ -18,6 +18,7 @@ type fileLock struct {
 	rw      sync.RWMutex
 	readers atomic.Int32
 	since   atomic.Int64 // when the hold, or the first of several read holds, began: nanoseconds since lockEpoch, 0 for none
+	ended   atomic.Int64 // when the last read hold ended
 }
 
 var lockEpoch = time.Now()
@@ -51,6 +52,7 @@ func (l *fileLock) RLock() {
 }
 
 func (l *fileLock) RUnlock() {
+	l.ended.Store(l.now())
 	since := l.since.Load()
 	if l.readers.Add(-1) == 0 {
 		l.since.CompareAndSwap(since, 0) // another reader may have come and noted its own time
@@ -58,13 +60,14 @@ func (l *fileLock) RUnlock() {
 	l.rw.RUnlock()
 }
 
-// heldFor returns how long the lock has been held without a break.
+// heldFor returns how long the lock has been held without a break. Readers who come and go, so that there is always one, are no
+// single hold: it counts from the last that ended. One of them that hangs shows once somebody wants the lock, who lets no others in.
 func (l *fileLock) heldFor() time.Duration {
 	since := l.since.Load()
 	if since == 0 {
 		return 0
 	}
-	return max(time.Duration(l.now()-since), 0)
+	return max(time.Duration(l.now()-max(since, l.ended.Load())), 0)
 }
 
 // notAnswered says for how long a file that is being waited for has not answered.

@@ -82,8 +82,9 @@ type Mapping struct {
 }
 
 // Map lets a client map a range of a file on a device. Unless the request is lazy, the whole range is up to date on the
-// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), EOVERFLOW (the last extent that a file can have), ENODEV (device),
-// EACCES (the descriptor does not allow it), ENOMEM (budget; the error names it), ESHUTDOWN, and errors of home.
+// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), EOVERFLOW (the
+// last extent that a file can have), ENODEV (device), EACCES (the descriptor does not allow it), ENOMEM (budget; the
+// error names it), ESHUTDOWN, and errors of home.
 func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
 	dev, err := c.device(req.Device, req.UUID)
 	if err != nil {

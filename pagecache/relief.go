@@ -12,8 +12,8 @@ import (
 
 // Base copies are what a replica needs to be brought up to date. So when there is no room for more, replicas are brought up to
 // date before anybody asks, and their copies go: a program may see bytes of others before it acquires, which release consistency
-// allows. Whoever needs the room does so for the file that he changes, of which he has File.mu; the goroutine in background.go
-// does it for all files, before there is none left. Where other files have all of it, what a change keeps goes again right after it. So
+// allows. Whoever needs the room does so for the file that he changes, of which he has File.mu; the background's lanes
+// do it for all files, before there is none left. Where other files have all of it, what a change keeps goes again right after it. So
 // the account is exceeded by no more than what the changes under way keep, each of at most holdBases pages.
 //
 // A device that hangs is waited for, as by a collect. Where it fails in another way, and is not lost, nobody is to lose bytes for

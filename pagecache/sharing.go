@@ -68,8 +68,9 @@ func (f *File) noteRightsLocked() (taken bool, err error) {
 	return taken, nil
 }
 
-// RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. Where rights were taken away, memory that users had and nobody maps goes,
-// and what devices released comes home: those who had the memory may be storing there.
+// RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. Where rights were
+// taken away, memory that users had and nobody maps goes, and what devices released comes home: those who had the
+// memory may be storing there.
 func (f *File) RightsTouched() {
 	f.mu.Lock()
 	var had []*extent

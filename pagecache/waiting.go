@@ -180,7 +180,7 @@ func (c *Cache) retry(ctx context.Context) (again bool) {
 type pendingHold struct {
 	begin func() (end func()) // immutable; nil where nobody asked
 
-	mu    sync.Mutex // a leaf
+	mu    sync.Mutex // held while begin is called
 	users int        // protected by mu
 	end   func()     // protected by mu; set while there are users
 }
