@@ -40,8 +40,9 @@ func (fs *fileSystem) keepRemoved(n *node) {
 	}
 }
 
-// letGoRemoved gives up what is kept of removed files, and reports whether that was anything.
-func (fs *fileSystem) letGoRemoved() (any bool) {
+// letGoRemoved gives up what is kept of removed files. any reports whether that was something, busy whether a request is using
+// one of them right now.
+func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	r := &fs.removed
 	r.mu.Lock()
 	nodes := r.nodes
@@ -50,9 +51,22 @@ func (fs *fileSystem) letGoRemoved() (any bool) {
 	for n := range nodes {
 		if fs.letGo(n, true) {
 			any = true
+			continue
+		}
+		n.mu.Lock()
+		used := !n.dropped && n.users > 0
+		n.mu.Unlock()
+		if used {
+			busy = true
+			r.mu.Lock()
+			if r.nodes == nil {
+				r.nodes = make(map[*node]struct{})
+			}
+			r.nodes[n] = struct{}{}
+			r.mu.Unlock()
 		}
 	}
-	return any
+	return any, busy
 }
 
 // letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through the mount. It reports whether that was anything.
@@ -131,13 +145,19 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	for round := 0; ; {
 		waits := fs.unlinked.Load() > 0 // before call: what goes after it says so in freed
 		err := fs.creator.spend(uid, call)
+		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+			return err
+		}
+		any, busy := fs.letGoRemoved()
 		switch {
-		case !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT):
-			return err
-		case fs.letGoRemoved():
+		case any:
 			continue
-		case !waits || round == spacePatience:
+		case !waits && !busy || round == spacePatience:
 			return err
+		case busy:
+			time.Sleep(patienceRound)
+			round++
+			continue
 		}
 		for freed := false; !freed && round < spacePatience; round++ {
 			select {
