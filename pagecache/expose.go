@@ -15,7 +15,6 @@ import (
 // zeroPages is the most pages of zeros that are compared in one scan, 64 MiB.
 const zeroPages = 1 << 14
 
-func hollow(b lrc.Base) bool    { return b == lrc.BaseZero }
 func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
 func onHome(b lrc.Base) bool    { return b == lrc.BaseHome }
 

@@ -147,8 +147,10 @@ func TestReadersWhoTakeTurnsAreNotStuck(t *testing.T) {
 	l.since.Store(1)
 	before := l.now()
 	require.GreaterOrEqual(t, l.heldFor(), time.Duration(before-1), "one that does not end")
-	l.RLock()
-	l.RUnlock()
+	func() {
+		l.RLock()
+		defer l.RUnlock()
+	}()
 	held := l.heldFor()
 	require.LessOrEqual(t, held, time.Duration(l.now()-before), "since the other one ended")
 	l.RUnlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // Users of the tests, none of whom gets at everything.
@@ -95,6 +96,7 @@ func TestKeptMemoryAfterUnmap(t *testing.T) {
 
 // TestKeptMemoryIsOfTheBudget: clients cannot have more of the device than its budget by unmapping.
 func TestKeptMemoryIsOfTheBudget(t *testing.T) {
+	testdevice.Emulated(t, "nobody can tell who kept a GPU's memory")
 	m := newMachine(t, 1, memory(4*extentBytes))
 	var kept []*program
 	for range 4 {

@@ -48,8 +48,7 @@ func TestEnd(t *testing.T) {
 
 // A daemon that ends without a last word has not said that all is well.
 func TestEndWithoutALastWord(t *testing.T) {
-	var d *daemon
-	d = ending(t, func(ctx context.Context, r control.EndRequest) error {
+	d := ending(t, func(ctx context.Context, r control.EndRequest) error {
 		if err := r.Say([]byte("ready\n"), false); err != nil {
 			return err
 		}
