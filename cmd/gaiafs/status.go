@@ -92,6 +92,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 
 func newStatus() *cobra.Command {
 	var asJSON bool
+	timeout := span{Duration: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "status MOUNTPOINT",
 		Short: "Show devices, files and counters of a mount",
@@ -104,7 +105,7 @@ docs/status.md describes.`,
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			doc, err := gaiafs.Status(args[0])
+			doc, err := askStatus(args[0], timeout.Duration)
 			if err != nil {
 				return statusError(args[0], err)
 			}
@@ -126,12 +127,38 @@ docs/status.md describes.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().Var(&timeout, "timeout", "how long to wait for the daemon's answer")
 	return cmd
+}
+
+// errNoAnswer says that a daemon is there and says nothing.
+var errNoAnswer = errors.New("the daemon does not answer")
+
+// askStatus asks the daemon. It may be stopped, or hang, and a signal would not end the call that waits for it.
+func askStatus(mountpoint string, patience time.Duration) ([]byte, error) {
+	type answer struct {
+		doc []byte
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		doc, err := gaiafs.Status(mountpoint)
+		answered <- answer{doc, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.doc, a.err
+	case <-time.After(patience):
+		return nil, fmt.Errorf("%w after %s", errNoAnswer, patience)
+	}
 }
 
 // statusError says what to do about a mount that does not answer.
 func statusError(mountpoint string, err error) error {
 	switch {
+	case errors.Is(err, errNoAnswer):
+		return fmt.Errorf("%s: %w: it is stopped, or waits for something; see its log, wait longer with --timeout, or give it up with "+
+			"'gaiafs umount --force %s'", mountpoint, err, mountpoint)
 	case errors.Is(err, syscall.ENOTTY), errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'findmnt -t fuse.gaiafs' lists those there are", mountpoint)
 	case errors.Is(err, syscall.ENOENT):

@@ -124,6 +124,8 @@ func (u *unmounting) end(ctx context.Context) error {
 		return true, u.lookElsewhere(d)
 	})
 	switch {
+	case !unmounted && errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
 	case !unmounted && errors.Is(err, syscall.ECANCELED):
 		return fmt.Errorf("%s is not unmounted: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see "+
 			"'gaiafs status %s'", u.mountpoint, u.timeout.Duration, u.mountpoint)

@@ -358,7 +358,7 @@ def _load(
         if misaligned == "error" and crooked:
             raise ValueError(
                 f"{file}: tensor {_shown(crooked[0].name)}, one of {len(crooked)}, begins at byte {crooked[0].begin}, which is "
-                f"not a multiple of {ALIGNMENT}: see misaligned"
+                f"not a multiple of {ALIGNMENT}: write the file anew with gaiafs.align, or choose another misaligned="
             )
         if misaligned == "share":
             crooked = [t for t in crooked if t.dtype.itemsize and t.begin % t.dtype.itemsize]
