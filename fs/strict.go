@@ -67,13 +67,14 @@ type strictMounts struct {
 // newStrictMounts starts a goroutine, which close ends.
 func newStrictMounts(own strictness) (*strictMounts, error) {
 	s := &strictMounts{own: own, done: make(chan struct{})}
-	mounts, err := os.Open("/proc/self/mountinfo")
+	// An os.File would be polled by the runtime too, and the kernel reports a change to the first who asks.
+	mounts, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	stopped, stop, err := os.Pipe()
 	if err != nil {
-		mounts.Close()
+		unix.Close(mounts)
 		return nil, err
 	}
 	s.stop = stop
@@ -83,11 +84,11 @@ func newStrictMounts(own strictness) (*strictMounts, error) {
 }
 
 // watch reads the mounts again whenever they change.
-func (s *strictMounts) watch(mounts, stopped *os.File) {
+func (s *strictMounts) watch(mounts int, stopped *os.File) {
 	defer close(s.done)
-	defer mounts.Close()
+	defer unix.Close(mounts)
 	defer stopped.Close()
-	on := []unix.PollFd{{Fd: int32(mounts.Fd()), Events: unix.POLLPRI}, {Fd: int32(stopped.Fd()), Events: unix.POLLIN}}
+	on := []unix.PollFd{{Fd: int32(mounts), Events: unix.POLLPRI}, {Fd: int32(stopped.Fd()), Events: unix.POLLIN}}
 	for {
 		_, err := unix.Poll(on, -1)
 		switch {
