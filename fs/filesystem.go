@@ -60,7 +60,8 @@ type fileSystem struct {
 	touching sync.RWMutex
 	mounted  mountedAt // protected by touching
 
-	// unlinked is the number of files that only opens are left of. freed, which holds one element, is sent to when one is gone.
+	// unlinked counts files that have no name and are still open. freed has room for one element; it is sent to when such a
+	// file is closed.
 	unlinked atomic.Int64
 	freed    chan struct{}
 	removed  removedFiles

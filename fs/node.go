@@ -96,7 +96,7 @@ type content struct {
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
 	filled atomic.Bool
 
-	// opens is the number of opens, and unlinked says that they are all that is left of the file.
+	// opens counts the opens. unlinked says that the file has no name any more, only opens.
 	opens    atomic.Int32
 	unlinked atomic.Bool
 	// refused is 1 more than the number of the thread whose open was last sent to look the path up again.

@@ -166,9 +166,11 @@ func TestZeroedRangesReachDevices(t *testing.T) {
 	}
 }
 
-func TestUnmappingReleases(t *testing.T) {
-	s, cache, n := mountWithDevices(t, 1)
-	path := filepath.Join(s.mnt, "f")
+// unmapped mounts with a device. A program has stored a byte into the page of a file at path, and has unmapped it.
+func unmapped(t *testing.T) (s *scene, cache *pagecache.Cache, n *notary, path string) {
+	t.Helper()
+	s, cache, n = mountWithDevices(t, 1)
+	path = filepath.Join(s.mnt, "f")
 	require.NoError(t, os.WriteFile(path, make([]byte, page.Size), 0o644))
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -176,6 +178,11 @@ func TestUnmappingReleases(t *testing.T) {
 	w := mapOn(t, cache, n, f, 0, page.Size)
 	w.store(t, 10, []byte("g"))
 	w.close(t)
+	return s, cache, n, path
+}
+
+func TestUnmappingReleases(t *testing.T) {
+	_, _, _, path := unmapped(t)
 	got, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.Equal(t, byte('g'), got[10])
@@ -183,15 +190,7 @@ func TestUnmappingReleases(t *testing.T) {
 
 // TestEvictedBytesComeHome fills the device with another file.
 func TestEvictedBytesComeHome(t *testing.T) {
-	s, cache, n := mountWithDevices(t, 1)
-	path := filepath.Join(s.mnt, "f")
-	require.NoError(t, os.WriteFile(path, make([]byte, page.Size), 0o644))
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer f.Close()
-	w := mapOn(t, cache, n, f, 0, page.Size)
-	w.store(t, 10, []byte("g"))
-	w.close(t)
+	s, cache, n, path := unmapped(t)
 	const all = 64 << 20 // what the device has
 	big, err := os.Create(filepath.Join(s.mnt, "big"))
 	require.NoError(t, err)
