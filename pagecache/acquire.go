@@ -200,13 +200,13 @@ func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, ru
 			return
 		}
 		x.doubtful = x.doubtful || x.writable
-		off := part.Offset() - x.index*x.size
+		off := x.off(part.Start)
 		if len(runs) == 1 {
-			err = h.dev.Digests(ctx, x.mem, off, x.agreeOn(part))
+			err = h.dev.Digests(ctx, x.Memory(), off, x.agreeOn(part))
 			return
 		}
 		sums := make([]gpubackend.Digest, part.Len())
-		if err = h.dev.Digests(ctx, x.mem, off, sums); err != nil {
+		if err = h.dev.Digests(ctx, x.Memory(), off, sums); err != nil {
 			return
 		}
 		for _, run := range runs {
@@ -241,7 +241,7 @@ func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page
 		}
 		at := (p - rg.Start).Offset()
 		patches = append(patches, gpubackend.Patch{
-			Mem: x.mem, Off: p.Offset() - x.index*x.size, Base: base[:], Next: home[at : at+page.Size],
+			Mem: x.Memory(), Off: x.off(p), Base: base[:], Next: home[at : at+page.Size],
 			Agreed: agreed,
 		})
 	}

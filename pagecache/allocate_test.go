@@ -29,7 +29,7 @@ func TestMemoryThatGoesAfterAllocFailed(t *testing.T) {
 	f := old.attached
 	f.mu.Lock()
 	for _, h := range f.holdings {
-		for _, x := range h.extents {
+		for _, x := range h.sorted() {
 			f.freeExtentLocked(x)
 		}
 	}

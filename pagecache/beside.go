@@ -59,8 +59,8 @@ func (f *File) lookLocked(ctx context.Context) error {
 	f.spoilLocked(page.From(0).Pages())
 	f.doubt = nil
 	for _, h := range f.holdings {
-		for k := range h.extents {
-			rg := page.Span(k*h.extentSize, h.extentSize).Pages()
+		for _, x := range h.sorted() {
+			rg := x.pages()
 			f.doubt = union(page.Subtract(f.doubt, rg), []page.Range{rg})
 			f.changed(rg)
 		}

@@ -191,7 +191,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 		var err error
 		h.each(rg, func(x *extent, part page.Range) {
 			if zero := bytes.Intersect(part.Span()); err == nil && !zero.Empty() {
-				err = h.dev.Zero(ctx, x.mem, zero.Off-x.index*x.size, zero.Len())
+				err = h.dev.Zero(ctx, x.Memory(), x.offset(zero.Off), zero.Len())
 			}
 		})
 		if err != nil {

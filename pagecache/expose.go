@@ -70,7 +70,7 @@ func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) (err e
 	f.changed(rg)
 	h.each(rg, func(x *extent, part page.Range) {
 		if err == nil {
-			err = h.dev.Zero(ctx, x.mem, part.Offset()-x.index*x.size, part.Bytes())
+			err = h.dev.Zero(ctx, x.Memory(), x.off(part.Start), part.Bytes())
 		}
 	})
 	if err != nil {
@@ -205,7 +205,7 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		var err error
 		h.each(part.pages, func(x *extent, pages page.Range) {
 			if at := max(from, pages.Offset()); err == nil {
-				err = h.dev.Zero(ctx, x.mem, at-x.index*x.size, pages.End.Offset()-at)
+				err = h.dev.Zero(ctx, x.Memory(), x.offset(at), pages.End.Offset()-at)
 			}
 			past := page.Range{Start: page.Count(from), End: pages.End}
 			for _, run := range f.lrc.TrackedBy(past.Intersect(pages), owner, notHollow) {

@@ -118,8 +118,8 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			_, err := p.Acquire(t.Context(), 0, size, false)
 			require.ErrorIs(t, err, planned)
 			// As a device that copied some of it.
-			x := p.h.extents[0]
-			gpu, mem := m.devices[0].Inner(x.mem)
+			x := p.h.sorted()[0]
+			gpu, mem := m.devices[0].Inner(x.Memory())
 			require.NoError(t, gpu.CopyIn(t.Context(), []gpubackend.Copy{{Mem: mem, Off: page.Size, Host: secret}}))
 		}, overwrite},
 	} {

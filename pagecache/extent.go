@@ -61,6 +61,16 @@ type extent struct {
 
 func (x *extent) pages() page.Range { return extentPages(x.index, x.size) }
 
+// span returns the bytes of the file that x caches.
+func (x *extent) span() page.Bytes { return page.Span(x.index*x.size, x.size) }
+
+// Memory returns where the bytes are.
+func (x *extent) Memory() gpubackend.Memory { return x.mem }
+
+// off returns where page p of the file is in the memory, offset where byte off is.
+func (x *extent) off(p page.Index) int64 { return x.offset(p.Offset()) }
+func (x *extent) offset(off int64) int64 { return off - x.index*x.size }
+
 // extentPages returns the pages of extent k where extents have size bytes. Their bytes may end at 2^63, so offsets are not added.
 func extentPages(k, size int64) page.Range {
 	n := page.Count(size)
@@ -80,6 +90,11 @@ type holding struct {
 	// reads are those of home that go on without File.mu.
 	reads homeReads
 }
+
+func (h *holding) empty() bool { return len(h.extents) == 0 }
+
+// has reports whether x is one of h's still.
+func (h *holding) has(x *extent) bool { return h.extents[x.index] == x }
 
 func (h *holding) sorted() []*extent {
 	list := make([]*extent, 0, len(h.extents))
@@ -159,7 +174,7 @@ func (h *holding) at(p page.Index) (*extent, int64) {
 	if x == nil {
 		return nil, 0
 	}
-	return x, p.Offset() - x.index*x.size
+	return x, x.off(p)
 }
 
 // copies returns the device copies between the pages of rg and buf, which has rg.Bytes() bytes.
@@ -178,8 +193,8 @@ func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte)
 	w.each(rg, func(x *extent, part page.Range) {
 		from := (part.Start - rg.Start).Offset()
 		pieces = append(pieces, gpubackend.Copy{
-			Mem:  x.mem,
-			Off:  part.Offset() - x.index*x.size,
+			Mem:  x.Memory(),
+			Off:  x.off(part.Start),
 			Host: buf[from : from+part.Bytes()],
 		})
 	})
@@ -460,7 +475,7 @@ func (f *File) evictUnlessStuck(ctx context.Context, x *extent, copied bool) boo
 // under way. The memory is free once there is none.
 func (f *File) evict(ctx context.Context, x *extent, copied bool) bool {
 	idle := func() bool {
-		return x.mapped == 0 && (copied || x.users.Load() == 1) && x.h.extents[x.index] == x
+		return x.mapped == 0 && (copied || x.users.Load() == 1) && x.h.has(x)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -493,7 +508,7 @@ func (f *File) evict(ctx context.Context, x *extent, copied bool) bool {
 // freeExtentLocked gives the memory of x back. Whatever was pending in it is lost.
 func (f *File) freeExtentLocked(x *extent) {
 	h := x.h
-	if h.extents[x.index] != x {
+	if !h.has(x) {
 		return
 	}
 	delete(h.extents, x.index)
@@ -519,7 +534,7 @@ func (f *File) freeMemory(x *extent) {
 	if x.users.Add(-1) > 0 {
 		return
 	}
-	if err := x.mem.Free(); err != nil {
+	if err := x.Memory().Free(); err != nil {
 		f.c.log.Warn("freeing device memory", "device", x.dev.info.Ordinal, "error", err)
 	}
 	x.dev.leaving.Add(-1)

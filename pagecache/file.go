@@ -252,7 +252,7 @@ func (f *File) dropIdleLocked() {
 		return
 	}
 	for _, h := range f.holdings {
-		if len(h.extents) > 0 {
+		if !h.empty() {
 			return
 		}
 	}

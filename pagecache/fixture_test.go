@@ -354,9 +354,9 @@ func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 		mp.f.mu.Lock()
 		defer mp.f.mu.Unlock()
 		mp.h.each(mp.pages, func(x *extent, _ page.Range) {
-			lo, hi := max(off, x.index*x.size), min(off+length, (x.index+1)*x.size)
-			gpu, mem := m.devices[mp.Device().Ordinal].Inner(x.mem)
-			p.gpu, p.pieces = gpu, append(p.pieces, programPart{mem, lo - off, hi - off, lo - x.index*x.size})
+			lo, hi := max(off, x.span().Off), min(off+length, x.span().End)
+			gpu, mem := m.devices[mp.Device().Ordinal].Inner(x.Memory())
+			p.gpu, p.pieces = gpu, append(p.pieces, programPart{mem, lo - off, hi - off, x.offset(lo)})
 		})
 		return p
 	}

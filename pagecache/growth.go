@@ -173,7 +173,7 @@ func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
 				continue
 			}
 			e, off := x.h.at(p)
-			patches = append(patches, gpubackend.Patch{Mem: e.mem, Off: off, Base: before, Next: after})
+			patches = append(patches, gpubackend.Patch{Mem: e.Memory(), Off: off, Base: before, Next: after})
 		}
 		if len(patches) == 0 {
 			continue

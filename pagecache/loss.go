@@ -125,7 +125,7 @@ func (f *File) lostLocked(d *device, err error) bool {
 // Sync and by Close.
 func (f *File) letGoLocked(d *device) {
 	for h := range f.holdersLocked() {
-		if h.dev == d && len(h.extents) > 0 {
+		if h.dev == d && !h.empty() {
 			f.letGoOfLocked(h)
 		}
 	}

@@ -229,12 +229,12 @@ func (m *Mapping) export(ctx context.Context) error {
 			return
 		}
 		var d *os.File
-		if d, err = x.mem.Export(m.writable); err == nil {
+		if d, err = x.Memory().Export(m.writable); err == nil {
 			if m.writable || m.intruder {
 				x.writable = true
 				m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
 			}
-			m.extents = append(m.extents, Extent{Offset: x.index * x.size, Size: x.size, Descriptor: d})
+			m.extents = append(m.extents, Extent{Offset: x.span().Off, Size: x.size, Descriptor: d})
 		}
 	})
 	if err != nil {

@@ -189,7 +189,7 @@ func (c *Cache) carryOut(d *device, call []*peerCopy) {
 			for _, p := range j.parts {
 				at := (p.pages.Start - j.pages.Start).Offset()
 				pieces = append(pieces, gpubackend.Copy{
-					Mem: p.x.mem, Off: p.pages.Offset() - p.x.index*p.x.size, Host: j.buf[at : at+p.pages.Bytes()],
+					Mem: p.x.Memory(), Off: p.x.off(p.pages.Start), Host: j.buf[at : at+p.pages.Bytes()],
 				})
 			}
 		}

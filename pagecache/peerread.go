@@ -129,7 +129,7 @@ func (f *File) servesLocked() bool {
 	}
 	held := false
 	for _, h := range f.holdings {
-		if held = len(h.extents) > 0; held {
+		if held = !h.empty(); held {
 			break // of many devices
 		}
 	}
@@ -167,7 +167,7 @@ func (f *File) havesLocked(rg page.Range) (all []have) {
 		return nil
 	}
 	for h := range f.holdersLocked() {
-		if len(h.extents) == 0 || h.dev.lost.Load() {
+		if h.empty() || h.dev.lost.Load() {
 			continue
 		}
 		unwritten, written := f.sourcesLocked(h, h, rg)

@@ -82,7 +82,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 func (f *File) peersLocked(h *holding) (sources []*holding) {
 	for source := range f.holdersLocked() {
 		d := source.dev
-		if source == h || len(source.extents) == 0 || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
+		if source == h || source.empty() || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
 			continue
 		}
 		if _, no := f.c.noPeer.Load(devicePair{h.dev.owner, d.owner}); !no {
@@ -124,8 +124,8 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		h.each(rg, func(x *extent, to page.Range) {
 			source.each(to, func(y *extent, from page.Range) {
 				pieces = append(pieces, gpubackend.PeerCopy{
-					Mem: x.mem, Off: from.Offset() - x.index*x.size,
-					From: y.mem, FromOff: from.Offset() - y.index*y.size, N: from.Bytes(),
+					Mem: x.Memory(), Off: x.off(from.Start),
+					From: y.Memory(), FromOff: y.off(from.Start), N: from.Bytes(),
 				})
 			})
 		})
@@ -157,7 +157,7 @@ func (f *File) comparedLocked(ctx context.Context, h, source *holding, ranges []
 	for _, rg := range ranges {
 		h.each(rg, func(x *extent, to page.Range) {
 			source.each(to, func(y *extent, from page.Range) {
-				scans = append(scans, gpubackend.Scan{Mem: x.mem, Off: from.Offset() - x.index*x.size, Agreed: y.agreedAt(from)})
+				scans = append(scans, gpubackend.Scan{Mem: x.Memory(), Off: x.off(from.Start), Agreed: y.agreedAt(from)})
 				parts = append(parts, from)
 			})
 		})

@@ -127,7 +127,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 					x.scans++
 				}
 				scans = append(scans, s)
-				asked = append(asked, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})
+				asked = append(asked, gpubackend.Scan{Mem: x.Memory(), Off: x.off(part.Start), Agreed: agreed})
 			})
 		})
 	}
@@ -177,7 +177,7 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 // endScanLocked ends a scan and returns the runs of its pages whose agreed digests changed meanwhile.
 func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 	defer s.of.drop()
-	if h.extents[s.x.index] != s.x {
+	if !h.has(s.x) {
 		return nil // lost with its device
 	}
 	if s.of != nil && s.of == s.x.agreed {
@@ -206,7 +206,7 @@ func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (m
 	for _, run := range f.lrc.Tracked(rg, h.owner) {
 		h.each(run, func(x *extent, part page.Range) {
 			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
-				scans = append(scans, gpubackend.Scan{Mem: x.mem, Off: part.Offset() - x.index*x.size, Agreed: agreed})
+				scans = append(scans, gpubackend.Scan{Mem: x.Memory(), Off: x.off(part.Start), Agreed: agreed})
 				parts = append(parts, part)
 			})
 		})

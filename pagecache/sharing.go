@@ -217,7 +217,7 @@ func (f *File) sharesLocked(x *extent, m *Mapping, mapped int) bool {
 	if may() {
 		return true
 	}
-	if x.mapped > 0 || x.mem.Held() {
+	if x.mapped > 0 || x.Memory().Held() {
 		return false
 	}
 	x.given = nil // they gave it back

@@ -242,7 +242,7 @@ func TestScanBesideAgreements(t *testing.T) {
 	go func() { n, _ := p.Release(context.Background(), 0, p.len); released <- n }()
 	<-gate.Arrived()
 	src.write(t, page.Size, []byte{src.home.data[page.Size] + 1})
-	x := p.h.extents[0]
+	x := p.h.sorted()[0]
 	before := x.agreed
 	require.EqualValues(t, 1, p.acquire(), "patched under the scan")
 	require.NotSame(t, before, x.agreed, "what the scan reads stays as it is")

@@ -39,7 +39,7 @@ func (f *File) viewLocked() *view {
 	}
 	for o, h := range f.holdings {
 		n := f.lrc.Count(o)
-		for _, x := range h.extents {
+		for _, x := range h.sorted() {
 			if x.mapped > 0 {
 				v.mapped[h.dev] += x.size
 			}
@@ -50,13 +50,13 @@ func (f *File) viewLocked() *view {
 		for _, x := range h.lost {
 			v.mapped[h.dev] += x.size
 		}
-		if len(h.extents) == 0 {
+		if h.empty() {
 			continue
 		}
 		v.Holders = append(v.Holders, HoldingStatus{
 			Device:      h.dev.info.Ordinal,
 			ExtentBytes: h.extentSize,
-			Extents:     len(h.extents),
+			Extents:     len(h.sorted()),
 			Resident:    n.Resident,
 			Tracked:     n.Tracked,
 			Stale:       n.Stale,
