@@ -22,7 +22,7 @@ func (c *Cache) run(ctx context.Context) {
 			c.lanes.look()
 			for _, f := range c.snapshotFiles() {
 				f.noteStuck()
-				c.lanes.do(f, choreCollect, func() { f.collectDue(ctx) })
+				c.lanes.do(f, choreDue, func() { f.collectDue(ctx) })
 			}
 		case <-c.idle:
 			unused = time.After(unusedAfter)

@@ -244,25 +244,52 @@ func (c *Cache) Lookup(id FileID) *File {
 }
 
 // Forget drops whatever devices hold of a file whose last name and last open descriptor are gone. Mappings that still
-// exist keep what they map until they end.
+// exist keep what they map until they end. It does not wait for devices, for the caller may hold locks that requests need. Where
+// nobody works on the file, home is closed when Forget returns, so that its space is free.
 func (c *Cache) Forget(id FileID) {
 	f := c.Lookup(id)
 	if f == nil {
 		return
 	}
-	forget := func() {
-		f.orphan = true
-		f.dropIdleLocked()
-		f.mu.Unlock()
-	}
-	if f.mu.TryLock() {
-		forget()
+	if !f.mu.TryLock() {
+		c.lanes.do(f, choreForget, func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.orphan = true
+			f.dropIdleLocked()
+		})
 		return
 	}
-	c.lanes.do(f, choreForget, func() {
-		f.mu.Lock()
-		forget()
+	defer f.mu.Unlock()
+	free := f.keepUnmappedLocked()
+	dropped := make(chan struct{})
+	defer close(dropped)
+	// f is still one of the Cache's files, so that Close waits for the task.
+	c.lanes.do(f, choreFree, func() {
+		<-dropped // or the caller would be the last user
+		free()
 	})
+	f.orphan = true
+	f.dropIdleLocked()
+}
+
+// keepUnmappedLocked makes the caller a user of the extents that no client maps. free, which may wait for devices and needs no
+// lock, ends that.
+func (f *File) keepUnmappedLocked() (free func()) {
+	var kept []*extent
+	for _, h := range f.holdings {
+		for _, x := range h.extents {
+			if x.mapped == 0 {
+				x.users.Add(1)
+				kept = append(kept, x)
+			}
+		}
+	}
+	return func() {
+		for _, x := range kept {
+			f.freeMemory(x)
+		}
+	}
 }
 
 func (c *Cache) snapshotFiles() []*File {
@@ -316,16 +343,16 @@ func (c *Cache) Close(ctx context.Context) error {
 
 // closeFiles brings everything released home and gives up the files. all says that none was left when ctx ended.
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
-	errs, left := c.onFiles(ctx, choreClose, true, func(f *File) error { return f.close(ctx) })
+	errs, left := c.onFiles(ctx, c.snapshotFiles(), choreClose, true, func(f *File) error { return f.close(ctx) })
 	for _, f := range left {
 		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", f.Name(), f.notAnswered()))
 	}
 	return errs, len(left) == 0
 }
 
-// onFiles does something for each file on its own, so that one that hangs holds up no other. It returns what went wrong, and
+// onFiles does something for each of files on its own, so that one that hangs holds up no other. It returns what went wrong, and
 // the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
-func (c *Cache) onFiles(ctx context.Context, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
+func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {
 		f   *File
@@ -334,7 +361,7 @@ func (c *Cache) onFiles(ctx context.Context, what chore, patient bool, do func(*
 	ends := make(chan end)
 	given := make(chan struct{}) // closed when nobody listens to ends any more
 	defer close(given)
-	for _, f := range c.snapshotFiles() {
+	for _, f := range files {
 		left[f] = true
 		c.lanes.do(f, what, func() {
 			select {

@@ -307,12 +307,9 @@ func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(
 // waitDrains returns once no page of rg that was draining at the time of the call drains any more.
 func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 	f.mu.Lock()
-	var wait []chan struct{}
-	for _, id := range f.lrc.Draining(rg) {
-		wait = append(wait, f.drains[id])
-	}
+	drains := f.drainsLocked(rg)
 	f.mu.Unlock()
-	for _, ch := range wait {
+	for _, ch := range drains {
 		select {
 		case <-ch:
 		case <-ctx.Done():
@@ -320,4 +317,12 @@ func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 		}
 	}
 	return nil
+}
+
+// drainsLocked returns what is closed when pages of rg, which drain now, do so no more.
+func (f *File) drainsLocked(rg page.Range) (drains []chan struct{}) {
+	for _, id := range f.lrc.Draining(rg) {
+		drains = append(drains, f.drains[id])
+	}
+	return drains
 }

@@ -3,12 +3,14 @@ package pagecache
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -175,4 +177,82 @@ func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	answer()
 	require.NoError(t, f.Sync(nil))
 	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
+}
+
+// TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are flushed
+// meanwhile, and so is whatever else those files have.
+func TestNoFlushWaitsBehindReleases(t *testing.T) {
+	m := newMachine(t, 1)
+	drop := make(chan struct{})
+	var releases sync.WaitGroup
+	var all []*source
+	for range 2 * laneWorkers {
+		src := m.file(2 * page.Size)
+		all = append(all, src)
+		p := m.run(src, 0, 0, 2*page.Size, true)
+		p.store(page.Size, 8)
+		p.release()
+		src.read(t, 0, 1)
+		dropping := make(chan struct{})
+		src.kernel.hook = func(int64, int64) {
+			close(dropping)
+			<-drop
+		}
+		p.store(0, 7)
+		releases.Go(func() { p.release() })
+		<-dropping
+	}
+	flushed := make(chan error, 1)
+	go func() { flushed <- m.cache.Flush(t.Context()) }()
+	for _, src := range all {
+		require.Eventually(t, func() bool { return src.home.bytes(page.Size, 1)[0] == 8 }, patient, time.Millisecond)
+	}
+	select {
+	case err := <-flushed:
+		t.Error("a flush does not wait for releases", err)
+	default:
+	}
+	close(drop)
+	require.NoError(t, <-flushed)
+	releases.Wait()
+	for _, src := range all {
+		require.EqualValues(t, 7, src.home.bytes(0, 1)[0])
+	}
+	require.Empty(t, m.cache.Waiting())
+}
+
+// TestForgetWaitsForNoDevice: a device does not answer. Who forgets a file holds locks that others need.
+func TestForgetWaitsForNoDevice(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	m.run(src, 0, 0, page.Size, false).unmap()
+	gate := m.devices[0].Hold(faulty.Free)
+	m.cache.Forget(src.id)
+	require.True(t, src.attached.Detached())
+	require.Nil(t, m.cache.Lookup(src.id), "nobody gets what was of a file that is gone")
+	src.home.mu.Lock()
+	require.Zero(t, src.home.open, "its space is free at once")
+	src.home.mu.Unlock()
+	<-gate.Arrived()
+	gate.Open()
+	m.cache.lanes.work.Wait()
+	require.Zero(t, m.devices[0].Used())
+}
+
+// TestWhatIsDueIsNotAllThatWaits: while a file's lane is busy, a tick of the background asks for what is due, and then somebody asks
+// for everything.
+func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 7)
+	p.release()
+	f, busy := src.attached, make(chan struct{})
+	m.cache.lanes.do(f, choreRefresh, func() { <-busy })
+	m.cache.lanes.do(f, choreDue, func() { f.collectDue(t.Context()) })
+	p.unmap() // the last one: everything is brought home
+	m.cache.collectUnused(t.Context())
+	close(busy)
+	m.cache.lanes.work.Wait()
+	require.EqualValues(t, 7, src.home.bytes(0, 1)[0])
 }

@@ -16,13 +16,18 @@ const (
 type chore uint8
 
 const (
-	choreCollect chore = iota
+	choreDue     chore = iota // collectDue: what is due, if anything is
+	choreCollect              // collectAll
 	choreRefresh
 	choreLetGo
 	choreForget
+	choreFree
 	choreFlush
 	choreClose
 )
+
+// differs reports whether each task of the kind has something of its own to do, or somebody who waits for its end.
+func (c chore) differs() bool { return c == choreFlush || c == choreFree }
 
 // lanes do the background's work on files. One goroutine at a time works on a file, and laneWorkers on the files of one
 // backing filesystem, its lane. A stuck file does not count: another one takes its place in the lane. So a file that hangs
@@ -44,7 +49,7 @@ type task struct {
 	do   func()
 }
 
-// do has what done for f, unless the same is waiting already and nobody waits for its end. It does not block.
+// do has what done for f, unless a task that does the same is waiting already. It does not block.
 func (l *lanes) do(f *File, what chore, do func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,7 +61,7 @@ func (l *lanes) do(f *File, what chore, do func()) {
 		n = &lane{running: make(map[*File]struct{})}
 		l.lanes[f.id.Dev] = n
 	}
-	if what != choreFlush && slices.ContainsFunc(n.waiting, func(t task) bool { return t.f == f && t.what == what }) {
+	if !what.differs() && slices.ContainsFunc(n.waiting, func(t task) bool { return t.f == f && t.what == what }) {
 		return
 	}
 	n.waiting = append(n.waiting, task{f, what, do})

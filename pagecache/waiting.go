@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -62,6 +63,8 @@ func (f *File) waitingBytesLocked() int64 {
 
 // Flush brings everything released home that can be brought there, waiting for releases that are under way, though not for
 // files that are stuck. Its error says what went wrong; Waiting lists what is left.
+//
+// A release that does not end holds up the pages that it drains, and no others: no lane waits for one.
 func (c *Cache) Flush(ctx context.Context) error {
 	select {
 	case c.flushing <- struct{}{}:
@@ -69,31 +72,86 @@ func (c *Cache) Flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { <-c.flushing }()
-	errs, left := c.onFiles(ctx, choreFlush, false, func(f *File) error {
-		if err := f.flush(ctx); err != nil {
-			return fmt.Errorf("%s: %w", f.Name(), err)
+	files := c.snapshotFiles()
+	draining := make(chan drainingFile, len(files))
+	errs := c.flushFiles(ctx, files, func(f *File) error {
+		drains, err := f.flush(ctx)
+		if len(drains) == 0 {
+			return err
 		}
+		draining <- drainingFile{f, drains, err}
 		return nil
 	})
-	c.lanes.withdrawFlushes(left)
-	errs = append(errs, ctx.Err())
-	for _, f := range left {
-		errs = append(errs, fmt.Errorf("%s: %w", f.Name(), f.notAnswered()))
+	ends := make(chan error, len(files))
+	n := len(draining) // of a file that was late it may be one more soon, which is reported already
+	for range n {
+		d := <-draining
+		go func() { ends <- c.flushDraining(ctx, d) }()
 	}
-	return errors.Join(errs...)
+	for range n {
+		errs = append(errs, <-ends)
+	}
+	return errors.Join(append(errs, ctx.Err())...)
 }
 
-func (f *File) flush(ctx context.Context) error {
-	f.mu.Lock()
-	whole, waits := page.Range{End: f.lrc.End()}, !f.pendingSince.IsZero()
-	f.mu.Unlock()
-	if !waits {
+// drainingFile is a file with releases under way, of which all but their pages was flushed. err is what that came to.
+type drainingFile struct {
+	f      *File
+	drains []chan struct{}
+	err    error
+}
+
+// flushFiles calls flush for files in their lanes, but waits for none that is stuck.
+func (c *Cache) flushFiles(ctx context.Context, files []*File, flush func(f *File) error) []error {
+	errs, late := c.onFiles(ctx, files, choreFlush, false, func(f *File) error { return ofFile(f, flush(f)) })
+	c.lanes.withdrawFlushes(late)
+	for _, f := range late {
+		errs = append(errs, ofFile(f, f.notAnswered()))
+	}
+	return errs
+}
+
+func ofFile(f *File, err error) error {
+	if err == nil {
 		return nil
 	}
-	if err := f.waitDrains(ctx, whole); err != nil {
-		return err
+	return fmt.Errorf("%s: %w", f.Name(), err)
+}
+
+// flushDraining flushes the rest of a file once its releases have ended.
+func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
+	tick := time.NewTicker(c.stuckAfter)
+	defer tick.Stop()
+	for _, ended := range d.drains {
+		for waits := true; waits; {
+			select {
+			case <-ended:
+				waits = false
+			case <-tick.C:
+				if !c.lanes.blocked(d.f) {
+					continue
+				}
+				return errors.Join(ofFile(d.f, d.err), ofFile(d.f, d.f.notAnswered()))
+			case <-ctx.Done():
+				return errors.Join(ofFile(d.f, d.err), ofFile(d.f, fail(syscall.ETIMEDOUT, "a release of it has not ended")))
+			}
+		}
 	}
-	return f.collectWhatCan(ctx)
+	return errors.Join(c.flushFiles(ctx, []*File{d.f}, func(f *File) error { return f.collectWhatCan(ctx) })...)
+}
+
+// flush brings home what was released of the file, and returns the releases that are under way. Of their pages it brings nothing.
+func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
+	f.mu.Lock()
+	waits := !f.pendingSince.IsZero()
+	if waits {
+		drains = f.drainsLocked(page.Range{End: f.lrc.End()})
+	}
+	f.mu.Unlock()
+	if !waits {
+		return nil, nil
+	}
+	return drains, f.collectWhatCan(ctx)
 }
 
 // mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest of the
