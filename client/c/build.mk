@@ -6,7 +6,7 @@ GAIAFS_VERSION ?= 0.1.0
 PREFIX ?= /usr/local
 CC ?= cc
 
-GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c stream.c work.c conn.c call.c table.c memory.c cuda.c cuda_stream.c grant.c wire.c error.c)
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c stream.c work.c conn.c call.c table.c memory.c cuda.c cuda_stream.c grant.c wire.c error.c)
 GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h wire.h)
 LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
@@ -20,8 +20,9 @@ $(GAIAFS_BUILD)/c/%.o: $(GAIAFS_C)/%.c $(GAIAFS_C_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(GAIAFS_C_FLAGS) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
-$(GAIAFS_BUILD)/libgaiafs.so.0: $(GAIAFS_C_OBJECTS)
-	$(CC) -shared -pthread -Wl,-soname,libgaiafs.so.0 -Wl,-z,defs -Wl,-z,nodelete $(LDFLAGS) -o $@ $^ -ldl
+$(GAIAFS_BUILD)/libgaiafs.so.0: $(GAIAFS_C_OBJECTS) $(GAIAFS_C)/gaiafs.map
+	$(CC) -shared -pthread -Wl,-soname,libgaiafs.so.0 -Wl,-z,defs -Wl,-z,nodelete -Wl,--version-script=$(GAIAFS_C)/gaiafs.map \
+		$(LDFLAGS) -o $@ $(GAIAFS_C_OBJECTS) -ldl
 
 $(GAIAFS_BUILD)/libgaiafs.so: $(GAIAFS_BUILD)/libgaiafs.so.0
 	ln -sf $(<F) $@
@@ -47,7 +48,7 @@ libgaiafs-install: libgaiafs
 		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
-	for page in gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
+	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_error; do \
 		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done

@@ -45,6 +45,7 @@ static const struct {
 	{ &gaiafs_cu.launch, "cuLaunchHostFunc", NULL, false },
 	{ &gaiafs_cu.host_register, "cuMemHostRegister_v2", "cuMemHostRegister", false },
 	{ &gaiafs_cu.host_pointer, "cuMemHostGetDevicePointer_v2", NULL, false },
+	{ &gaiafs_cu.can_access, "cuDeviceCanAccessPeer", NULL, true },
 	{ &gaiafs_cu.wait, "cuStreamWaitValue32_v2", NULL, true },
 	{ &gaiafs_cu.capture_mode, "cuThreadExchangeStreamCaptureMode", NULL, true },
 	{ &gaiafs_cu.capture_info, "cuStreamGetCaptureInfo_v2", NULL, true },
@@ -259,10 +260,37 @@ static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int 
 	return 0;
 }
 
-/* lay reserves the range and maps the parts into it. What it leaves behind where it fails, drop takes away. */
-static int lay(struct gaiafs_cuda *c, address hint, bool writable, struct gaiafs_fail *f)
+/* give_access lets the device use the range and, with peers, the other GPUs of the process that can reach its memory. */
+static int give_access(struct gaiafs_cuda *c, bool writable, bool peers, struct gaiafs_fail *f)
 {
-	const struct access who = { { LOCATION_DEVICE, c->device }, writable ? ACCESS_BOTH : ACCESS_READ };
+	const int flags = writable ? ACCESS_BOTH : ACCESS_READ;
+	struct access who[MOST_DEVICES] = { { { LOCATION_DEVICE, c->device }, flags } };
+	size_t n = 1;
+	int count = 0;
+
+	if (peers && gaiafs_cu.can_access == NULL)
+		return gaiafs_failed(f, ENOTSUP, "libcuda.so.1 has no cuDeviceCanAccessPeer: install a newer NVIDIA driver");
+	if (peers && gaiafs_cu_check(gaiafs_cu.device_count(&count), "cuDeviceGetCount", f) != 0)
+		return f->errnum;
+	for (int i = 0; i < count && n < MOST_DEVICES; i++) {
+		device other;
+		int can = 0;
+
+		if (gaiafs_cu_check(gaiafs_cu.device_get(&other, i), "cuDeviceGet", f) != 0)
+			return f->errnum;
+		if (other == c->device)
+			continue;
+		if (gaiafs_cu_check(gaiafs_cu.can_access(&can, other, c->device), "cuDeviceCanAccessPeer", f) != 0)
+			return f->errnum;
+		if (can)
+			who[n++] = (struct access){ { LOCATION_DEVICE, other }, flags };
+	}
+	return gaiafs_cu_check(gaiafs_cu.set_access(c->range, c->total, who, n), "cuMemSetAccess", f);
+}
+
+/* lay reserves the range and maps the parts into it. What it leaves behind where it fails, drop takes away. */
+static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, struct gaiafs_fail *f)
+{
 	int err = gaiafs_cu_check(gaiafs_cu.reserve(&c->range, c->total, 0, hint, 0), "cuMemAddressReserve", f);
 
 	if (err != 0) {
@@ -281,7 +309,7 @@ static int lay(struct gaiafs_cuda *c, address hint, bool writable, struct gaiafs
 			return err;
 		p->handle = 0;
 	}
-	return gaiafs_cu_check(gaiafs_cu.set_access(c->range, c->total, &who, 1), "cuMemSetAccess", f);
+	return give_access(c, writable, peers, f);
 }
 
 static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
@@ -294,7 +322,7 @@ static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 
 	if (err != 0)
 		return err;
-	err = lay(c, hint, m->writable, f);
+	err = lay(c, hint, m->writable, (m->flags & GAIA_MAP_PEERS) != 0, f);
 	gaiafs_cu_leave(&v);
 	if (err != 0)
 		return err;

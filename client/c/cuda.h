@@ -34,6 +34,7 @@ enum { CAPTURE_MODE_RELAXED = 2 };           /* CUstreamCaptureMode */
 enum { UNTIL_AT_LEAST = 0 };                 /* CUstreamWaitValue_flags: cyclically */
 enum { PORTABLE = 1, MAPPED = 2 };           /* of registered memory */
 enum { WITHOUT_SYNC = 1, MOVE = 1 };         /* of user objects: CUuserObject_flags, CUuserObjectRetain_flags */
+enum { MOST_DEVICES = 64 };                  /* CUDA shows a process no more */
 enum { GRANULARITY = 2 << 20 };              /* to which hints are rounded */
 #define PER_THREAD_STREAM ((stream)(uintptr_t)2) /* the numbers up to this one are default streams */
 
@@ -70,6 +71,7 @@ struct gaiafs_cu {
 	result (*host_register)(void *at, size_t n, unsigned flags);
 	result (*host_pointer)(address *a, void *at, unsigned flags);
 	/* NULL in old drivers. */
+	result (*can_access)(int *can, device d, device peer);
 	result (*wait)(stream s, address word, uint32_t value, unsigned flags);
 	result (*capture_mode)(int *mode);
 	result (*capture_info)(stream s, int *status, uint64_t *id, graph *g, const void **nodes, size_t *n);

@@ -12,8 +12,8 @@
  *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
  * until the daemon has answered, but for those whose names end with _async, or until a signal whose handler does not restart
- * calls interrupts them: EINTR. On failure they return -1 (gaia_mmap: MAP_FAILED) and set errno, and gaia_error says more. The
- * manual is gaia_mmap(3).
+ * calls interrupts them: EINTR. On failure they return -1 (gaia_map and gaia_mmap: MAP_FAILED) and set errno, and gaia_error
+ * says more. The manual is gaia_mmap(3).
  */
 #ifndef GAIAFS_H
 #define GAIAFS_H
@@ -21,6 +21,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,7 +33,25 @@ extern "C" {
 #define GAIA_API
 #endif
 
-/* A flag of gaia_mmap: fetch nothing now. gaia_macquire does, or gaia_madvise with GAIA_MADV_WILLNEED. */
+/* The version of this header: 10000 * major + 100 * minor + patch. */
+#define GAIA_VERSION 100
+
+/* gaia_version returns the GAIA_VERSION of the library that the program runs with, which may be another one. */
+GAIA_API int gaia_version(void);
+
+/* The kinds of device memory. */
+#define GAIA_KIND_ANY 0
+#define GAIA_KIND_EMULATED 1
+#define GAIA_KIND_CUDA 2
+
+/*
+ * The flags of gaia_map. The lower 32 bits are for flags of mmap(2): MAP_SHARED, which 0 means too, MAP_FIXED and
+ * MAP_FIXED_NOREPLACE (both not for GPUs). The upper 32 bits are this library's.
+ */
+#define GAIA_MAP_LAZY (UINT64_C(1) << 32)  /* fetch nothing now: gaia_macquire does, or GAIA_MADV_WILLNEED */
+#define GAIA_MAP_PEERS (UINT64_C(1) << 33) /* let the other GPUs of this process use the pointer, too */
+
+/* GAIA_MAP_LAZY for gaia_mmap. It lies among the bits by which Linux chooses sizes of huge pages. */
 #define GAIA_LAZY 0x20000000
 
 /* The advice of gaia_madvise, with the numbers of madvise(2). */
@@ -46,7 +65,44 @@ extern "C" {
 typedef struct CUstream_st *gaia_stream_t;
 
 /*
- * gaia_mmap maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev, a CUDA
+ * What gaia_map maps, and how. Set what is not needed to 0. Later versions may have more fields at the end, where 0 means what
+ * there was before.
+ */
+struct gaia_map_args {
+	uint64_t length; /* in bytes, at least 1 */
+	uint64_t offset; /* in the file, a multiple of 4096 */
+	void *address;   /* a hint, or NULL; with MAP_FIXED the address itself */
+	uint64_t flags;  /* see GAIA_MAP_LAZY */
+	int fd;          /* an open file of a gaiafs mount; it may be closed afterwards */
+	int prot;        /* PROT_READ or PROT_READ|PROT_WRITE; PROT_WRITE alone means both */
+	int device;      /* a CUDA ordinal as this process counts, or the number of an emulated device */
+	int kind;        /* of the device; GAIA_KIND_ANY: a GPU if the mount has any, else an emulated device */
+};
+
+/*
+ * gaia_map maps a part of a file into the memory of a device and returns its address. size is sizeof *args. A program may be
+ * built with a newer header than the library's: E2BIG says that it asks for something which the library does not know.
+ */
+GAIA_API void *gaia_map(const struct gaia_map_args *args, size_t size);
+
+/* What gaia_info says about a mapping. Later versions may have more fields at the end. */
+struct gaia_info {
+	void *address;   /* of its first byte */
+	uint64_t length; /* as asked for */
+	uint64_t offset; /* in the file */
+	uint64_t flags;  /* GAIA_MAP_LAZY and GAIA_MAP_PEERS, as asked for */
+	uint64_t serial; /* no other mapping of this process ever has the same */
+	int prot;        /* PROT_READ or PROT_READ|PROT_WRITE */
+	int device;      /* as asked for */
+	int kind;        /* GAIA_KIND_EMULATED or GAIA_KIND_CUDA */
+	int reserved;    /* 0 */
+};
+
+/* gaia_info describes the mapping that has the address. size is sizeof *info; fields that the library lacks are set to 0. */
+GAIA_API int gaia_info(const void *addr, struct gaia_info *info, size_t size);
+
+/*
+ * gaia_mmap is gaia_map with the arguments of mmap(2): it maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev, a CUDA
  * ordinal as this process counts where the mount has GPUs. off is a multiple of 4096. prot is PROT_READ or
  * PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0 means it too), with MAP_FIXED,
  * MAP_FIXED_NOREPLACE (both not for GPUs) and GAIA_LAZY as options. fd may be closed afterwards.

@@ -17,7 +17,8 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <exception>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -44,9 +45,18 @@ struct window {
 	std::size_t count = rest; /* elements; what is left over at the end of a file and fills no element is not mapped */
 	bool lazy = false;        /* fetch nothing yet; acquire does */
 	void *hint = nullptr;     /* an address that would be welcome */
+	bool peers = false;       /* let the other GPUs of this process use the pointer, too */
+	int kind = GAIA_KIND_ANY; /* of the device: one of the GAIA_KIND_ numbers */
 };
 
 template <typename T> class guard;
+
+namespace detail {
+
+/* A stream, or nullptr, and no number: a 0 is a position. */
+template <typename S> using if_stream = std::enable_if_t<std::is_convertible_v<S, gaia_stream_t>>;
+
+} // namespace detail
 
 /*
  * A mapping of elements of type T, writable unless T is const. It can be moved, not copied. One that was moved from or
@@ -164,13 +174,22 @@ public:
 	/* advise gives one of the GAIA_MADV_ hints for the whole. */
 	void advise(int advice) const { check(gaia_madvise(mapped(0), size_bytes(), advice)); }
 
-	/* hold acquires a range, and releases it when the guard ends. The mapping outlives the guard and is not moved. */
+	/* hold acquires a range, and releases it when the guard ends. */
 	[[nodiscard]] guard<T> hold(std::size_t from = 0, std::size_t count = rest) const
 	{
 		return guard<T>(*this, from, count);
 	}
 
+	/* The same in the order of a stream: the guard can end as soon as the kernels that use the range are launched. */
+	template <typename S, typename = detail::if_stream<S>>
+	[[nodiscard]] guard<T> hold(S stream, std::size_t from = 0, std::size_t count = rest) const
+	{
+		return guard<T>(*this, stream, from, count);
+	}
+
 private:
+	friend class guard<T>;
+
 	static void check(int result)
 	{
 		if (result != 0)
@@ -194,8 +213,19 @@ private:
 		}
 		if (count > rest / sizeof(T))
 			throw std::system_error(EOVERFLOW, std::generic_category(), "more elements than memory can have");
-		p = gaia_mmap(w.hint, count * sizeof(T), std::is_const_v<T> ? PROT_READ : PROT_READ | PROT_WRITE,
-			      MAP_SHARED | (w.lazy ? GAIA_LAZY : 0), fd, w.offset, device);
+		if (w.offset < 0)
+			throw std::system_error(EINVAL, std::generic_category(), "the offset is negative");
+
+		gaia_map_args a{};
+		a.length = count * sizeof(T);
+		a.offset = static_cast<std::uint64_t>(w.offset);
+		a.address = w.hint;
+		a.flags = MAP_SHARED | (w.lazy ? GAIA_MAP_LAZY : 0) | (w.peers ? GAIA_MAP_PEERS : 0);
+		a.fd = fd;
+		a.prot = std::is_const_v<T> ? PROT_READ : PROT_READ | PROT_WRITE;
+		a.device = device;
+		a.kind = w.kind;
+		p = gaia_map(&a, sizeof a);
 		if (p == MAP_FAILED)
 			throw failure();
 		data_ = static_cast<T *>(p);
@@ -225,48 +255,105 @@ private:
 };
 
 /*
- * A range that is acquired. It is released by release, or at the end of the scope, where a failure throws, unless another
- * exception is on its way. Kernels that store into the range have to be done by then.
+ * A range that is acquired, until close or the end of the scope releases it. The kernels that store into the range are done by
+ * then, unless the guard is of a stream. It can be moved, as its mapping can; the memory must stay mapped until the guard ends.
+ *
+ * A destructor cannot report a failure: call close to know. What a failed release left is not lost, for the mapping's own close
+ * releases it again. What fails in a stream, check_async of the mapping reports.
  */
 template <typename T> class guard {
 public:
-	guard(const mapping<T> &m, std::size_t from = 0, std::size_t count = rest) : map_(&m), from_(from), count_(count)
+	guard(const mapping<T> &m, std::size_t from = 0, std::size_t count = rest)
+	    : guard(m, std::nullopt, from, count)
 	{
-		m.acquire(from, count);
+	}
+
+	template <typename S, typename = detail::if_stream<S>>
+	guard(const mapping<T> &m, S stream, std::size_t from = 0, std::size_t count = rest)
+	    : guard(m, std::optional<gaia_stream_t>(stream), from, count)
+	{
 	}
 
 	guard(const guard &) = delete;
 	guard &operator=(const guard &) = delete;
 
-	~guard() noexcept(false)
+	guard(guard &&other) noexcept
+	    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), device_(other.device_),
+	      stream_(other.stream_)
 	{
-		if (map_ == nullptr)
-			return;
-		try {
-			release();
-		} catch (...) {
-			if (std::uncaught_exceptions() <= exceptions_)
-				throw;
+	}
+
+	guard &operator=(guard &&other) noexcept
+	{
+		if (this != &other) {
+			end();
+			data_ = std::exchange(other.data_, nullptr);
+			size_ = std::exchange(other.size_, 0);
+			device_ = other.device_;
+			stream_ = other.stream_;
 		}
+		return *this;
 	}
 
-	/* release does it now, and not again at the end. */
-	void release()
+	~guard() { end(); }
+
+	/* close releases now, and the end of the scope not again, also where it throws; but for EINTR, which leaves the guard. A
+	 * second close does nothing. */
+	void close()
 	{
-		const mapping<T> *m = std::exchange(map_, nullptr);
+		int result = let_go();
 
-		if (m != nullptr)
-			m->release(from_, count_);
+		if (result == 0 || errno != EINTR)
+			forget();
+		mapping<T>::check(result);
 	}
 
-	/* Of the range, until release. */
-	T *data() const noexcept { return map_->data() + from_; }
-	std::size_t size() const noexcept { return count_ == rest ? map_->size() - from_ : count_; }
+	/* release is close by its older name. */
+	void release() { close(); }
+
+	/* Of the range, until close: then null and 0. */
+	T *data() const noexcept { return data_; }
+	std::size_t size() const noexcept { return size_; }
 
 private:
-	const mapping<T> *map_;
-	std::size_t from_, count_;
-	int exceptions_ = std::uncaught_exceptions();
+	guard(const mapping<T> &m, std::optional<gaia_stream_t> stream, std::size_t from, std::size_t count)
+	    : device_(m.device()), stream_(stream)
+	{
+		void *p = m.mapped(from);
+		std::size_t n = m.length(from, count);
+
+		mapping<T>::check(stream ? gaia_macquire_async(p, n, device_, *stream) : gaia_macquire(p, n, device_));
+		data_ = static_cast<T *>(p);
+		size_ = n / sizeof(T);
+	}
+
+	int let_go() const noexcept
+	{
+		void *p = const_cast<std::remove_cv_t<T> *>(data_);
+		std::size_t n = size_ * sizeof(T);
+
+		if (p == nullptr)
+			return 0;
+		return stream_ ? gaia_mrelease_async(p, n, device_, *stream_) : gaia_mrelease(p, n, device_);
+	}
+
+	void forget() noexcept
+	{
+		data_ = nullptr;
+		size_ = 0;
+	}
+
+	void end() noexcept
+	{
+		while (let_go() != 0 && errno == EINTR)
+			continue;
+		forget();
+	}
+
+	T *data_ = nullptr;
+	std::size_t size_ = 0;
+	int device_;
+	std::optional<gaia_stream_t> stream_; /* none: at once */
 };
 
 } // namespace gaiafs

@@ -123,7 +123,7 @@ struct gaiafs_mapping;
  */
 struct gaiafs_kind {
 	uint32_t number;
-	/* begin: the daemon made the mapping. addr and flags are gaia_mmap's. */
+	/* begin: the daemon made the mapping. addr is gaia_map's, and flags are those of mmap. */
 	int (*begin)(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f);
 	/* add takes an extent, with the part of the file that it is for. It keeps no descriptor. */
 	int (*add)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
@@ -202,6 +202,7 @@ struct gaiafs_mapping {
 	uint64_t off;    /* in the file; immutable */
 	bool writable;   /* immutable */
 	int dev;         /* immutable */
+	uint64_t flags;  /* GAIA_MAP_LAZY and GAIA_MAP_PEERS, as asked for; immutable */
 	int fd;          /* a duplicate of the caller's descriptor; immutable */
 	uint64_t id;     /* the daemon's number; immutable once ready */
 	uint64_t serial; /* of no other mapping of this process; immutable once in the table */
@@ -217,6 +218,11 @@ struct gaiafs_mapping {
 	struct gaiafs_later *queued; /* stream-ordered calls that are not done; m stays in the table meanwhile */
 	struct gaiafs_fail late;     /* the first failure of one that nobody asked for yet; errnum 0: none */
 };
+
+static inline uint64_t gaiafs_whole_pages(uint64_t n)
+{
+	return (n + GAIAFS_PAGE - 1) & ~(uint64_t)(GAIAFS_PAGE - 1);
+}
 
 /* gaiafs_acquire and gaiafs_release ask the daemon, for a range within m. */
 int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f);

@@ -32,10 +32,10 @@ static void example(const arguments &args)
 		file.write(reinterpret_cast<const char *>(values.data()), static_cast<std::streamsize>(n * sizeof(unsigned))).flush();
 		if (!file)
 			throw std::runtime_error("writing " + path + " failed");
-		device_values.acquire_async(s, block * n, n); /* sees what was written before it begins */
-		change<<<256, 256, 0, s>>>(device_values.data() + block * n, n);
-		device_values.release_async(s, block * n, n); /* begins when the kernel is done */
+		auto held = device_values.hold(s, block * n, n); /* the stream acquires: it sees what was written before */
+		change<<<256, 256, 0, s>>>(held.data(), held.size());
 		CUDA(cudaGetLastError());
+		held.close(); /* the stream releases, when the kernel is done */
 	}
 	for (cudaStream_t s : streams)
 		CUDA(cudaStreamSynchronize(s));

@@ -588,6 +588,23 @@ static void two_gpus(const std::string &dir)
 	finish();
 	CHECK(gaia_mrelease(p, page, 0) == 0 && gaia_mrelease(q, page, 1) == 0);
 	CHECK(home(fd, 10) == 100 && home(fd, 20) == 200 && home(fd, 30) == 33);
+	/* A kernel of GPU 1 stores into GPU 0's memory, where it can reach that, and GPU 0 releases it. */
+	gaia_map_args a{};
+	int reaches = 0;
+	a.length = page;
+	a.flags = GAIA_MAP_PEERS;
+	a.fd = fd;
+	a.prot = PROT_READ | PROT_WRITE;
+	a.kind = GAIA_KIND_CUDA;
+	unsigned *shared = static_cast<unsigned *>(gaia_map(&a, sizeof a));
+	CHECK(shared != MAP_FAILED);
+	CUDA(cudaDeviceCanAccessPeer(&reaches, 1, 0));
+	if (reaches) {
+		store<<<1, 1>>>(shared + 40, 400);
+		finish();
+		CHECK(gaia_mrelease(shared, page, 0) == 0 && home(fd, 40) == 400);
+	}
+	CHECK(gaia_munmap(shared, page) == 0);
 	CHECK(gaia_munmap(p, page) == 0 && gaia_munmap(q, page) == 0);
 }
 

@@ -7,8 +7,8 @@
  * crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there, and no sooner:
  * when somebody waits for the stream, or it has more to do. Host functions run one at a time, and imports wait for them, as the
  * driver's locks may have it: a host function that waits for another thread's import waits for ever. While a stream is captured,
- * what the driver forbids then fails and ends the capture. What it does not do: kernels, peers, and of graphs all but
- * captures of host functions and waits, which are launched as they are.
+ * what the driver forbids then fails and ends the capture. What it does not do: kernels, and of graphs all but captures of host
+ * functions and waits, which are launched as they are. Every device can reach the memory of every other one, but for number 2.
  *
  * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a code;
  * cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on standard
@@ -45,6 +45,7 @@ enum {
 
 #define GRANULARITY ((size_t)2 << 20)
 #define MOST_DEVICES 16
+#define LONER 2 /* the device that reaches no memory but its own */
 
 typedef int result;
 typedef uint64_t address;
@@ -103,6 +104,7 @@ struct mapping {
 	size_t size;
 	struct allocation *of;
 	int device;
+	unsigned users; /* the devices that may use it, a bit for each */
 };
 
 struct range {
@@ -219,6 +221,28 @@ result cuDeviceGet(int *device, int ordinal)
 		return INVALID_DEVICE;
 	*device = ordinal;
 	return SUCCESS;
+}
+
+result cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+	ENTER(cuDeviceCanAccessPeer);
+	if (device < 0 || device >= devices || peer < 0 || peer >= devices)
+		return INVALID_DEVICE;
+	*can = device != peer && device != LONER && peer != LONER;
+	return SUCCESS;
+}
+
+/* A word for tests: the devices that may use an address, a bit for each. */
+unsigned fakecuda_users(address at)
+{
+	unsigned users = 0;
+
+	pthread_mutex_lock(&mu);
+	for (struct mapping *m = mappings; m; m = m->next)
+		if (at >= m->at && at - m->at < m->size)
+			users = m->users;
+	pthread_mutex_unlock(&mu);
+	return users;
 }
 
 result cuDeviceGetName(char *name, int n, int device)
@@ -545,14 +569,23 @@ result cuMemSetAccess(address at, size_t n, const struct access *desc, size_t co
 	ENTER(cuMemSetAccess);
 	if (!current())
 		return INVALID_CONTEXT;
-	if (count != 1 || desc->location.kind != 1 || desc->location.id < 0 || desc->location.id >= devices)
+	if (count < 1)
 		return INVALID_VALUE;
+	for (size_t i = 0; i < count; i++) {
+		int id = desc[i].location.id;
+
+		if (desc[i].location.kind != 1 || id < 0 || id >= devices || (i > 0 && id == LONER) || desc[i].flags != desc->flags)
+			return INVALID_VALUE;
+	}
 	pthread_mutex_lock(&mu);
 	for (struct mapping *m = mappings; m && !code; m = m->next) {
 		int prot = desc->flags == 3 ? PROT_READ | PROT_WRITE : desc->flags == 1 ? PROT_READ : PROT_NONE;
 		if (m->at < at || m->at >= at + n)
 			continue;
 		covered += m->size;
+		m->users = 0;
+		for (size_t i = 0; i < count; i++)
+			m->users |= 1u << desc[i].location.id;
 		if (mmap((void *)(uintptr_t)m->at, m->size, prot, MAP_SHARED | MAP_FIXED, m->of->fd, 0) == MAP_FAILED)
 			code = errno == EACCES ? NOT_SUPPORTED : OUT_OF_MEMORY;
 	}

@@ -34,7 +34,10 @@ using gaiafs::mapping;
 using gaiafs::window;
 
 static_assert(std::is_nothrow_move_constructible_v<mapping<float>> && std::is_nothrow_move_assignable_v<mapping<float>>);
-static_assert(!std::is_copy_constructible_v<mapping<float>> && !std::is_move_constructible_v<gaiafs::guard<float>>);
+using guard_of_float = gaiafs::guard<float>;
+static_assert(!std::is_copy_constructible_v<mapping<float>> && !std::is_copy_constructible_v<guard_of_float>);
+static_assert(std::is_nothrow_move_constructible_v<guard_of_float> && std::is_nothrow_move_assignable_v<guard_of_float>);
+static_assert(std::is_nothrow_destructible_v<guard_of_float>);
 static_assert(std::is_same_v<decltype(mapping<const int>().data()), const int *>);
 
 static std::uint32_t home(int fd, std::size_t i)
@@ -109,6 +112,53 @@ int main(int argc, char **argv)
 	} catch (const std::runtime_error &) {
 	}
 	CHECK(home(fd, 10) == 100);
+
+	// A guard survives its mapping's moves and its own.
+	{
+		mapping<std::uint32_t> here(path);
+		auto g = here.hold(20, 4);
+		mapping<std::uint32_t> there(std::move(here));
+		g.data()[0] = 200;
+		auto h = std::move(g);
+		CHECK(g.data() == nullptr && g.size() == 0 && h.data() == there.data() + 20 && h.size() == 4);
+		g.close();
+		h = there.hold(24, 1); // the end of what it had
+		CHECK(home(fd, 20) == 200);
+		h.data()[0] = 240;
+		h.close();
+		h.close();
+		CHECK(home(fd, 24) == 240);
+	}
+	// The end of a scope says nothing of a failure, and close does.
+	{
+		mapping<std::uint32_t> gone(path);
+		auto g = gone.hold(0, 1), quiet = gone.hold(1, 1);
+		gone.close();
+		THROWS(g.close(), ENOMEM, "not in a mapping");
+		g.close();
+	}
+	// In the order of a stream. An emulated device has the default one only.
+	{
+		auto g = m.hold(nullptr, 30, 2);
+		g.data()[0] = 300;
+		g.close();
+		CHECK(home(fd, 30) == 300);
+		THROWS(static_cast<void>(m.hold(reinterpret_cast<gaia_stream_t>(&fd))), EINVAL, "emulated");
+		CHECK(m.hold(0, 1).size() == 1); // a position
+	}
+	// The kind of the device, and access of others.
+	{
+		window w;
+		w.kind = GAIA_KIND_EMULATED;
+		w.peers = true;
+		mapping<std::uint32_t> named(path, 0, w);
+		struct gaia_info info = {};
+		CHECK(::gaia_info(named.data() + 1, &info, sizeof info) == 0);
+		CHECK(info.address == named.data() && info.kind == GAIA_KIND_EMULATED && info.flags == GAIA_MAP_PEERS);
+		w.kind = GAIA_KIND_CUDA;
+		THROWS(mapping<std::uint32_t> none(path, 0, w), ENODEV, "no devices of kind");
+		THROWS(mapping<std::uint32_t> none(path, 0, window{-4096}), EINVAL, "negative");
+	}
 
 	// Moving, and what is left.
 	mapping<std::uint32_t> n(std::move(m));

@@ -1,0 +1,281 @@
+/* gaia_map: arguments, the request, and the memory that the daemon sends. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* A MAP in progress: extents are put side by side as they arrive. */
+struct map_request {
+	struct gaiafs_request request;
+	struct gaiafs_mapping *m;
+	const struct gaia_map_args *args;
+	bool known; /* MAPPED has come */
+	uint32_t extents, got;
+	int64_t next; /* file offset at which the next extent begins, once one has come */
+};
+
+static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
+{
+	const struct gaiafs_kind *kind;
+	struct gaiafs_mapped reply;
+
+	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, &reply))
+		return gaiafs_failed(f, EPROTO, "the daemon's answer to MAP is malformed");
+	r->known = true;
+	r->m->id = reply.mapping;
+	r->extents = reply.extents;
+	kind = gaiafs_kind_of(reply.kind);
+	if (kind == NULL)
+		return gaiafs_failed(f, ENOTSUP, "device %u has memory of kind %u, which this library cannot map",
+				     reply.device, reply.kind);
+	if (r->args->kind != GAIA_KIND_ANY && (uint32_t)r->args->kind != reply.kind)
+		return gaiafs_failed(f, ENODEV, "device %u has memory of kind %u, not %d", reply.device, reply.kind, r->args->kind);
+	/* A GPU was asked for, and no other one will do. */
+	if ((r->m->kind != NULL || kind == &gaiafs_cuda_kind) &&
+	    (r->m->kind != kind || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
+		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
+	r->m->kind = kind;
+	return kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
+}
+
+/* place takes an extent, which begins where the one before it ended. */
+static int place(struct map_request *r, const struct gaiafs_place *p, int fd, bool first, struct gaiafs_fail *f)
+{
+	int64_t begin = (int64_t)r->m->off;
+
+	if (p->off < 0 || p->size <= 0 || p->off % GAIAFS_PAGE != 0 || p->size % GAIAFS_PAGE != 0 ||
+	    p->size > INT64_MAX - p->off || (first ? p->off > begin : p->off != r->next))
+		return gaiafs_failed(f, EPROTO, "an extent does not fit the mapping");
+	r->next = p->off + p->size;
+	return r->m->kind->add(r->m, p, fd, f);
+}
+
+static int take_extents(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
+{
+	struct gaiafs_extents e;
+
+	if (!r->known || !gaiafs_get_extents(frame->body, frame->body_len, &e) || e.first != r->got)
+		return gaiafs_failed(f, EPROTO, "the daemon's extents are malformed");
+	r->got += e.count;
+	if (r->request.fail.errnum != 0)
+		return r->request.fail.errnum;
+	for (uint32_t i = 0; i < e.count; i++) {
+		if (i >= frame->nfds)
+			return gaiafs_failed(f, EMFILE, "this process has no descriptors left for the extents");
+		int err = place(r, &e.place[i], frame->fds[i], e.first == 0 && i == 0, f);
+		if (err != 0)
+			return err;
+	}
+	return 0;
+}
+
+static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
+{
+	struct map_request *r = (struct map_request *)request; /* its first member */
+	int err;
+
+	switch (frame->header.type) {
+	case GAIAFS_MAPPED:
+		return take_mapped(r, frame, f);
+	case GAIAFS_EXTENTS:
+		return take_extents(r, frame, f);
+	default:
+		err = gaiafs_take_result(frame, f);
+		return err != 0 ? err : gaiafs_failed(f, EPROTO, "the daemon answered MAP with no mapping");
+	}
+}
+
+/* ask_for sends MAP for m and has its extents mapped. */
+static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, uint32_t map_flags, struct map_request *r,
+		   struct gaiafs_fail *f)
+{
+	static const uint8_t none[GAIAFS_UUID];
+	uint32_t prot = m->writable ? GAIAFS_READ | GAIAFS_WRITE : GAIAFS_READ;
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t n;
+
+	if (r->args->kind != GAIA_KIND_ANY && (gaiafs_conn_kinds(m->conn) & (1u << (r->args->kind - 1))) == 0)
+		return gaiafs_failed(f, ENODEV, "the mount has no devices of kind %d", r->args->kind);
+	/* A process's CUDA numbers are its own, so a GPU is asked for by its UUID. */
+	if (r->args->kind != GAIA_KIND_EMULATED && (gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0) {
+		if (gaiafs_cuda_open(m->dev, &m->cuda, f) != 0)
+			return f->errnum;
+		m->kind = &gaiafs_cuda_kind;
+	}
+	n = gaiafs_put_map(body, grant->token, (uint32_t)m->dev, m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none, prot,
+			   map_flags, m->off, m->len);
+	if (gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request) != 0) {
+		*f = r->request.fail;
+		return f->errnum;
+	}
+	if (r->got != r->extents || r->next < (int64_t)(m->off + m->size))
+		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
+	return m->kind->finish(m, r->args->address, f);
+}
+
+/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not ready. */
+static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *args, struct gaiafs_fail *f)
+{
+	struct map_request r = { .request = { .take = take_map, .own = true }, .m = m, .args = args };
+	bool lazy = args->flags & GAIA_MAP_LAZY;
+	uint32_t map_flags = lazy ? GAIAFS_MAP_LAZY : 0;
+	struct gaiafs_fail second; /* the first failure is the one to report */
+	uint8_t body[GAIAFS_MAX_BODY];
+	struct gaiafs_grant grant;
+	bool launder = false;
+	int err;
+
+	if (!lazy && gaiafs_flush_kernel(m->fd, m->off, m->len, &launder, f) != 0)
+		return f->errnum;
+	if (launder)
+		map_flags |= GAIAFS_MAP_LAUNDER;
+	err = gaiafs_request_grant(m->fd, &grant, f);
+	if (err != 0)
+		return err;
+	if (grant.status)
+		return gaiafs_failed(f, EINVAL, "the descriptor is of a directory");
+	m->conn = gaiafs_conn_open(grant.socket, f);
+	if (m->conn == NULL)
+		return f->errnum;
+	err = ask_for(m, &grant, map_flags, &r, f);
+	if (err == 0)
+		return 0;
+	gaiafs_table_cancel(m);
+	if (m->kind != NULL)
+		(void)m->kind->drop(m, &second);
+	gaiafs_cuda_free(m->cuda);
+	m->cuda = NULL;
+	m->kind = NULL;
+	if (r.request.mapped && !r.request.abandoned)
+		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, r.request.mapping), &second);
+	gaiafs_conn_unref(m->conn);
+	m->conn = NULL;
+	return err;
+}
+
+static int check_arguments(const struct gaia_map_args *a, struct gaiafs_fail *f)
+{
+	const uint64_t fixed = MAP_FIXED | MAP_FIXED_NOREPLACE, known = MAP_SHARED | fixed | GAIA_MAP_LAZY | GAIA_MAP_PEERS;
+
+	if (a->length == 0)
+		return gaiafs_failed(f, EINVAL, "the length is 0");
+	if (a->offset % GAIAFS_PAGE != 0)
+		return gaiafs_failed(f, EINVAL, "offset %llu is not a multiple of %d", (unsigned long long)a->offset, GAIAFS_PAGE);
+	if (a->offset > INT64_MAX - GAIAFS_PAGE || a->length > INT64_MAX - GAIAFS_PAGE - a->offset)
+		return gaiafs_failed(f, EOVERFLOW, "offset and length end past the largest file");
+	if (a->length > SIZE_MAX - GAIAFS_PAGE)
+		return gaiafs_failed(f, ENOMEM, "the length is larger than the address space");
+	if (a->prot == PROT_NONE || (a->prot & ~(PROT_READ | PROT_WRITE)) != 0)
+		return gaiafs_failed(f, EINVAL, "protection %#x is neither read nor write", (unsigned)a->prot);
+	if ((a->flags & ~known) != 0)
+		return gaiafs_failed(f, EINVAL, "flags %#llx are not known; a mapping is MAP_SHARED",
+				     (unsigned long long)(a->flags & ~known));
+	if ((a->flags & fixed) && (uintptr_t)a->address % GAIAFS_PAGE != 0)
+		return gaiafs_failed(f, EINVAL, "the address is not a multiple of %d", GAIAFS_PAGE);
+	if (a->kind != GAIA_KIND_ANY && (a->kind < 0 || gaiafs_kind_of((uint32_t)a->kind) == NULL))
+		return gaiafs_failed(f, EINVAL, "kind %d of devices is not known", a->kind);
+	if (a->device < 0)
+		return gaiafs_failed(f, ENODEV, "there is no device %d", a->device);
+	return 0;
+}
+
+static int check_file(int fd, int prot, struct gaiafs_fail *f)
+{
+	struct stat st;
+	int mode = fcntl(fd, F_GETFL);
+
+	if (mode < 0 || fstat(fd, &st) != 0)
+		return gaiafs_failed(f, errno, "descriptor %d: %s", fd, strerror(errno));
+	if (!S_ISREG(st.st_mode))
+		return gaiafs_failed(f, EINVAL, "descriptor %d is not of a regular file", fd);
+	if (mode & O_PATH)
+		return gaiafs_failed(f, EBADF, "descriptor %d was opened with O_PATH", fd);
+	if ((mode & O_ACCMODE) == O_WRONLY)
+		return gaiafs_failed(f, EACCES, "descriptor %d is not open for reading", fd);
+	if ((mode & O_ACCMODE) == O_RDONLY && (prot & PROT_WRITE))
+		return gaiafs_failed(f, EACCES, "descriptor %d is not open for writing", fd);
+	return 0;
+}
+
+static int make_mapping(void **base, const struct gaia_map_args *a, struct gaiafs_fail *f)
+{
+	struct gaiafs_mapping *m;
+	int err = check_arguments(a, f);
+
+	if (err == 0)
+		err = check_file(a->fd, a->prot, f);
+	if (err != 0)
+		return err;
+	err = gaiafs_prepare_fork();
+	if (err != 0)
+		return gaiafs_failed(f, err, "pthread_atfork: %s", strerror(err));
+	m = gaiafs_mapping_new(a->fd, f);
+	if (m == NULL)
+		return f->errnum;
+	m->len = a->length;
+	m->size = gaiafs_whole_pages(a->length);
+	m->off = a->offset;
+	m->dev = a->device;
+	m->writable = (a->prot & PROT_WRITE) != 0;
+	m->flags = a->flags & (GAIA_MAP_LAZY | GAIA_MAP_PEERS);
+	err = open_mapping(m, a, f);
+	if (err == ENOTCONN) /* a kept connection turned out dead, the daemon was restarted: once more, with a new one */
+		err = open_mapping(m, a, f);
+	if (err != 0) {
+		gaiafs_mapping_unref(m);
+		return err;
+	}
+	*base = m->base;
+	/* From here on m is the table's, and another thread may unmap it. */
+	gaiafs_table_ready(m);
+	return 0;
+}
+
+/* The size of struct gaia_map_args when it was made. */
+enum { FIRST_SIZE = offsetof(struct gaia_map_args, kind) + sizeof(int) };
+
+/* read_args takes the arguments of a program that was built with an older or a newer header. */
+static int read_args(struct gaia_map_args *a, const struct gaia_map_args *given, size_t size, struct gaiafs_fail *f)
+{
+	if (given == NULL || size < FIRST_SIZE)
+		return gaiafs_failed(f, EINVAL, "the arguments have %zu bytes, and at least %d are needed", given == NULL ? 0 : size,
+				     (int)FIRST_SIZE);
+	for (size_t i = sizeof *a; i < size; i++)
+		if (((const uint8_t *)given)[i] != 0)
+			return gaiafs_failed(f, E2BIG, "the arguments say something at byte %zu that this library, version %d, does not "
+					     "know", i, GAIA_VERSION);
+	memset(a, 0, sizeof *a);
+	memcpy(a, given, size < sizeof *a ? size : sizeof *a);
+	return 0;
+}
+
+void *gaia_map(const struct gaia_map_args *args, size_t size)
+{
+	struct gaiafs_fail f = { 0 };
+	struct gaia_map_args a;
+	void *base = MAP_FAILED;
+	int state, err;
+
+	gaiafs_enter(&state);
+	err = read_args(&a, args, size, &f);
+	if (err == 0)
+		err = make_mapping(&base, &a, &f);
+	(void)gaiafs_leave(state, err, &f);
+	return base;
+}
+
+void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev)
+{
+	struct gaia_map_args a = { .length = len, .offset = (uint64_t)off, .address = addr, .flags = (uint32_t)(flags & ~GAIA_LAZY),
+				   .fd = fd, .prot = prot, .device = dev };
+
+	if (flags & GAIA_LAZY)
+		a.flags |= GAIA_MAP_LAZY;
+	if (off < 0)
+		a.offset = 1; /* refused, as a negative one is, and not taken for one past the largest file */
+	return gaia_map(&a, sizeof a);
+}
