@@ -125,9 +125,17 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 	return e
 }
 
-// refreshExposed brings most of what exposeLocked would have to, without holding File.mu all the time.
-func (f *File) refreshExposed(ctx context.Context, m *Mapping) error {
+// refreshExposed does most of what exposeLocked would have to, without holding File.mu all the time.
+func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 	f.mu.Lock()
+	for rest := m.extentsOf(); !rest.Empty(); {
+		if rest.Start, err = f.settleSomeLocked(ctx, rest); err != nil {
+			f.mu.Unlock()
+			return err
+		}
+		f.mu.Unlock() // let requests in between
+		f.mu.Lock()
+	}
 	e := f.exposureLocked(m)
 	f.mu.Unlock()
 	for _, rg := range e.fetch {
@@ -142,6 +150,9 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) error {
 // his pages will be found. Nothing of that may change before he has the memory.
 func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	h := m.h
+	if err := f.settleHomeLocked(ctx, m.extentsOf()); err != nil { // what was changed in SOURCE is stale
+		return err
+	}
 	e := f.exposureLocked(m)
 	for _, rg := range e.fetch {
 		if err := f.acquireAllLocked(ctx, h, rg); err != nil {
