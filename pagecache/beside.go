@@ -89,7 +89,7 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	var err error
 	if size < before {
 		err = f.cutLocked(ctx, size)
-	} else {
+	} else if !f.longerLocked() { // the kernel may have known these bytes to be part of the file
 		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
 	}
 	if err == nil {

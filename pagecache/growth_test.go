@@ -35,3 +35,45 @@ func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	require.EqualValues(t, 7, p.byteAt(0))
 	p.unmap()
 }
+
+// TestStoresPastTheEndAreNoModification: a release finds what was stored into the page that the file ends in, but not what was stored
+// there past the end.
+func TestStoresPastTheEndAreNoModification(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(page.Size + 100)
+	p := m.run(src, 0, 0, 3*page.Size, true)
+	for _, at := range []int{page.Size + 100, 2*page.Size - 1, 2 * page.Size} {
+		p.add(at)
+		require.Zero(t, p.release(), "byte %d", at)
+	}
+	src.write(t, page.Size, []byte("beside")) // what it is compared with is a copy
+	require.Zero(t, p.release())
+	p.add(page.Size + 99)
+	require.EqualValues(t, 1, p.release())
+	src.truncate(t, page.Size)
+	p.add(page.Size + 5000)
+	src.write(t, page.Size, []byte("xy"))
+	require.Zero(t, p.release())
+	p.add(page.Size - 1)
+	require.EqualValues(t, 1, p.release())
+}
+
+// TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel knew, and then somebody
+// makes the file longer in SOURCE.
+func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
+	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
+	src := m.file(0)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.store(10, 7)
+	require.NoError(t, src.attached.BeforeWrite()) // of a byte at the end of the page, say
+	p.store(1000, 7)
+	src.home.resize(2000)
+	src.home.editAt(1500, []byte{5})
+	p.acquire()
+	want := make([]byte, 2000)
+	want[1000], want[1500] = 7, 5
+	requireSame(t, want, p.load(0, 2000))
+	require.EqualValues(t, 1, p.release())
+	require.NoError(t, src.attached.Sync(nil))
+	requireSame(t, want, src.home.bytes(0, 2000))
+}

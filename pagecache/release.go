@@ -36,10 +36,13 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 		defer f.c.hold.drop()
 	}
 	f.mu.Lock()
-	// A device knows nothing of pages past end of file, and what is stored there goes nowhere.
-	for i := range modified {
-		modified[i] = modified[i].Intersect(f.fileRangeLocked())
-		pages += modified[i].Len()
+	// What is stored past end of file goes nowhere.
+	if modified, err = f.insideFileLocked(ctx, h, modified); err != nil {
+		f.mu.Unlock()
+		return 0, err
+	}
+	for _, run := range modified {
+		pages += run.Len()
 	}
 	if f.lrc.HeldUnasked {
 		// The kernel may hold a page that a program wrote whole after it saw an earlier release. What was released then
@@ -89,6 +92,25 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(pages) })
 	f.c.counters.ReleaseTime.observe(time.Since(start))
 	return pages, nil
+}
+
+// insideFileLocked returns those of the pages in modified that were modified before the end of the file.
+func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
+	modified = intersect(modified, []page.Range{f.fileRangeLocked()})
+	last := page.Range{Start: page.Index(f.size >> page.Shift), End: page.Count(f.size)}
+	if last.Empty() || len(intersect(modified, []page.Range{last})) == 0 || !h.covers(last) {
+		return modified, nil
+	}
+	bytes := make([]byte, page.Size)
+	if err := h.dev.CopyOut(ctx, h.copies(last, bytes)); err != nil {
+		f.lostLocked(h.dev, err)
+		return nil, h.dev.fault(err)
+	}
+	clear(bytes[f.size-last.Offset():])
+	if f.isBase(&comparedPage{page: last.Start, h: h}, bytes) {
+		modified = page.Subtract(modified, last)
+	}
+	return modified, nil
 }
 
 // drainLocked has the kernel drop the pages of the release id. It lets go of mu meanwhile.
