@@ -144,7 +144,7 @@ func (r *Run) carryOut(s Step) error {
 	}
 	got, err := r.System.Do(s)
 	if errors.Is(err, ErrRefused) {
-		r.Program = r.Program[:len(r.Program)-1]
+		r.Oracle.Refused(s)
 		return nil
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -130,6 +131,21 @@ func TestOracleOfTimes(t *testing.T) {
 			}
 			stat := Step{Op: Stat}
 			require.Equal(t, c.allowed, r.Oracle.Event(stat, AppendStat(nil, l.Size, start.Add(time.Duration(c.mtime)*time.Second))) == nil)
+		})
+	}
+	for _, writeBack := range []bool{false, true} {
+		t.Run(fmt.Sprint("a refused fallocate, with caching of writes: ", writeBack), func(t *testing.T) {
+			l := DefaultLayout(writeBack)
+			now := time.Unix(2_000_000_000, 0)
+			o := NewOracle(l)
+			o.WatchTimes(func() time.Time { return now })
+			require.NoError(t, o.Event(Step{Op: SetTimes, Val: 7}, nil))
+			now = now.Add(time.Second)
+			o.Refused(Step{Op: SourceClone, Len: 1})
+			require.Error(t, o.Event(Step{Op: Stat}, AppendStat(nil, l.Size, now)))
+			now = now.Add(time.Second)
+			o.Refused(Step{Op: Zero, Len: 1})
+			require.Equal(t, writeBack, o.Event(Step{Op: Stat}, AppendStat(nil, l.Size, now)) == nil)
 		})
 	}
 	t.Run("a time that was set and written over", func(t *testing.T) {

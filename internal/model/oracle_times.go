@@ -90,6 +90,20 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 	t.last = now
 }
 
+// Refused tells the Oracle of a step that SOURCE's filesystem refused. A kernel that keeps times itself moves mtime before it asks
+// for an fallocate.
+func (o *Oracle) Refused(s Step) {
+	t := &o.times
+	if t.now == nil {
+		return
+	}
+	now := t.now()
+	if o.layout.WriteBack && (s.Op == Allocate || s.Op == Zero || s.Op == PunchRest) {
+		t.may = append(t.may, moments{t.last.Add(-coarse), now})
+	}
+	t.last = now
+}
+
 // storing reports whether programs stored bytes that nobody released or synced.
 func (o *Oracle) storing() bool {
 	return slices.ContainsFunc(o.pages, func(pg *oraclePage) bool {

@@ -15,6 +15,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "run only the random program of this seed")
+	firstFlag = flag.Uint64("first", 0, "is added to the seeds of random programs, so that others run")
 	stepsFlag = flag.Int("steps", 7_800, "number of steps of random programs in all")
 )
 
@@ -199,7 +200,7 @@ func TestRandomPrograms(t *testing.T) {
 				WriteBackInterval: mode.interval, Disguised: mode.disguised, PeerReads: mode.peerReads,
 			})
 			start, done := time.Now(), 0
-			for seed := uint64(1000*(i+1) + 1); done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
+			for seed := uint64(1000*(i+1)+1) + *firstFlag; done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
 				if *seedFlag != 0 {
 					seed = *seedFlag
 				}

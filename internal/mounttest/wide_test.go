@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/gaiafs/gaiafs/internal/model"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
@@ -27,6 +29,7 @@ var offByDefault = map[kind]string{
 var (
 	kindsFlag   = flag.String("kinds", "default", "what wider programs do besides reading, writing and mapping: names by commas, all, none or default; -name leaves out")
 	machineFlag = flag.Int("machine", -1, "run wider programs only on the machine of this number")
+	programFlag = flag.String("program", "", "a file with the steps to run instead, as a failure prints them; with -machine")
 )
 
 // machine is what a mount of wider programs has. Programs run on many.
@@ -124,8 +127,13 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 	if m.edge {
 		x.base = extent - 3*model.PageSize
 	}
+	seed += *firstFlag
 	if *seedFlag != 0 {
 		seed = *seedFlag
+	}
+	if *programFlag != "" {
+		runText(t, x)
+		return
 	}
 	start := time.Now()
 	for done := 0; done < steps; seed++ {
@@ -145,6 +153,23 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		}
 	}
 	t.Logf("%d steps in %v, of which %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
+}
+
+// runText runs the steps of -program as they are.
+func runText(t *testing.T, x *system) {
+	text, err := os.ReadFile(*programFlag)
+	require.NoError(t, err)
+	steps, err := x.layout.ParseProgram(string(text))
+	require.NoError(t, err)
+	require.NoError(t, x.begin())
+	run := x.run(true)
+	for _, s := range append(steps, x.closing()...) {
+		done, err := run.Step(s)
+		require.NoError(t, err, "%s", x.layout.FormatProgram(run.Program))
+		if !done {
+			t.Log("left out: ", x.layout.Format(s))
+		}
+	}
 }
 
 func join(names []kind) string {
