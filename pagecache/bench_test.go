@@ -201,7 +201,7 @@ func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	word := binary.LittleEndian.AppendUint64(nil, value)
 	for _, p := range pages {
 		x, off := m.h.at(p)
-		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off + 104 + 8*int64(m.dev.info.Ordinal), Host: word})
+		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off + 104 + 8*int64(m.dev.info.Ordinal), Host: word})
 	}
 	require.NoError(r, m.dev.CopyIn(r.ctx, copies))
 }
@@ -216,7 +216,7 @@ func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
 	var copies []gpubackend.Copy
 	for i, p := range pages {
 		x, off := m.h.at(p)
-		copies = append(copies, gpubackend.Copy{Mem: x.mem, Off: off, Host: got[i*page.Size : (i+1)*page.Size]})
+		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off, Host: got[i*page.Size : (i+1)*page.Size]})
 	}
 	require.NoError(r, m.dev.CopyOut(r.ctx, copies))
 	for i, p := range pages {
@@ -376,7 +376,7 @@ func BenchmarkSecondMap(b *testing.B) {
 	r.timed(0, nil, func() { second = r.mapAll(s, 0, n, true) }, func() {
 		r.cache.Lookup(s.id).mu.Lock()
 		delete(r.cache.Lookup(s.id).mappings, second) // not Unmap, which releases
-		second.h.each(second.pages, func(x *extent, _ page.Range) { x.mapped-- })
+		second.pin.Release()
 		r.cache.Lookup(s.id).mu.Unlock()
 	})
 	r.ReportMetric(float64(len(first.Extents())), "extents")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/cost"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -60,16 +61,12 @@ type Cache struct {
 	log       *slog.Logger
 	interval  time.Duration
 	writeBack bool
-	userShare float64 // immutable
 	// bufferedReads is immutable.
 	bufferedReads bool
 	// trustUsers is immutable.
 	trustUsers bool
 
 	devices []*device // immutable
-
-	// evictMu serialises making room on a device, so that two mappings do not evict each other's extents in turns.
-	evictMu sync.Mutex
 
 	mu     sync.Mutex
 	files  map[FileID]*File // protected by mu
@@ -130,15 +127,8 @@ type device struct {
 	// cost is what CPU reads take from the device; protected by Cache.costs. copies are those that wait.
 	cost   *cost.Source
 	copies copyQueue
-
-	// extents are in the order of allocation. Protected by Cache.mu.
-	extents []*extent
-	pinned  map[uint32]int64 // what each user's programs map; protected by Cache.mu
-	// leaving counts those that no File has any more and whose memory somebody still uses. freed, which holds one element, is
-	// sent to when such memory was given back, for whoever waits for it with evictMu.
-	// left counts all that ever left their File.
-	leaving, left atomic.Int64
-	freed         chan struct{}
+	// room is who has how much of the memory.
+	room *residency.Device
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
@@ -167,7 +157,6 @@ func New(o Options) (*Cache, error) {
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 
 		bufferedReads: o.BufferedReads,
-		userShare:     cmp.Or(o.UserShare, 1),
 		trustUsers:    o.TrustUsers,
 
 		files:    make(map[FileID]*File),
@@ -188,7 +177,10 @@ func New(o Options) (*Cache, error) {
 		seen[info.Ordinal] = true
 		c.devices = append(c.devices, &device{
 			Device: d, info: info, owner: versions.GPU(info.Ordinal), cost: cost.NewSource(deviceLatency, deviceBandwidth),
-			freed: make(chan struct{}, 1), zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
+			zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
+			room: residency.New(d, residency.Options{
+				Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
+			}),
 		})
 	}
 	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
@@ -279,15 +271,15 @@ func (f *File) keepUnmappedLocked() (free func()) {
 	var kept []*extent
 	for _, h := range f.holdings {
 		for _, x := range h.extents {
-			if x.mapped == 0 {
-				x.users.Add(1)
+			if x.Mapped() == 0 {
+				x.Hold()
 				kept = append(kept, x)
 			}
 		}
 	}
 	return func() {
 		for _, x := range kept {
-			f.freeMemory(x)
+			x.LetGo()
 		}
 	}
 }

@@ -4,21 +4,23 @@
 //
 // A Cache belongs to one mount. A File exists from the first time a device maps a file until nothing of the file is
 // resident on any device; files that no device has anything to do with cost nothing here, and package fs does not
-// call in. Home is the backing file as buffered I/O sees it. A device holds a file in extents: extent k caches the
-// file's bytes [k·E, (k+1)·E), E being chosen when the device first maps the file. A Mapping is one client's window
-// on one device's extents; its extents are pinned while it lives.
+// call in. Home is the backing file as buffered I/O sees it. A device holds a file in extents, each of which
+// caches a range of its pages. Package residency owns their memory: who has it, how large extents are, and what goes when a
+// device is full; File is what it calls a Key (evict.go). A Mapping is one client's window on one device's extents; its
+// extents are pinned while it lives.
 //
 // # Locks, in the order they are taken
 //
-//	Cache.evictMu      one reservation at a time makes room on a device
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
-//	lanes.mu, Cache.mu the background's work on files; the list of files, the allocation order of extents, what users map
+//	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu, pageMemory.mu
 //	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
+//	residency.Device.mu
+//	                   who has how much of a device's memory; a leaf
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
@@ -45,8 +47,8 @@
 // A backing filesystem may never answer: a network filesystem, or a FUSE server that sleeps. Whoever waits for it holds File.mu
 // of that file, and nobody else may wait for it. So whoever works for several files does not lock File.mu in turn: lanes.go does
 // the background's work, and Close's, file by file; the status shows a file that is stuck as it was seen last (view.go);
-// an eviction goes on to the next file. File.stuck tells from outside how long the lock has been held. No shared lock is held
-// while home is opened, closed, read or written, except evictMu, by a reservation that stops waiting for a stuck file.
+// an eviction goes on to the next file (evict.go). File.stuck tells from outside how long the lock has been held. No shared lock is held
+// while home is opened, closed, read or written.
 //
 // # Reads on the CPU
 //

@@ -83,10 +83,8 @@ func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) (err e
 
 // extentsOf returns all pages of the extents that m maps.
 func (m *Mapping) extentsOf() page.Range {
-	return page.Range{
-		Start: extentPages(m.h.indexOf(m.pages.Start), m.h.extentSize).Start,
-		End:   extentPages(m.h.indexOf(m.pages.End-1), m.h.extentSize).End,
-	}
+	all := m.pin.Extents()
+	return page.Range{Start: all[0].Pages().Start, End: all[len(all)-1].Pages().End}
 }
 
 // exposure is what has to be done before a client is given memory.

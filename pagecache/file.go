@@ -242,9 +242,7 @@ func (f *File) dropIdleLocked() {
 	if f.orphan {
 		for _, h := range f.holdings {
 			for _, x := range h.sorted() {
-				if x.mapped == 0 {
-					f.freeExtentLocked(x)
-				}
+				f.freeExtentLocked(x)
 			}
 		}
 	}

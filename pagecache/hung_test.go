@@ -256,3 +256,55 @@ func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
 	m.cache.lanes.work.Wait()
 	require.EqualValues(t, 7, src.home.bytes(0, 1)[0])
 }
+
+// slowEviction is a machine of which device 0 has an extent that nobody maps, of a file whose home takes its time to get its bytes.
+func slowEviction(t *testing.T, size int64) (m *machine, mapped func(device int) <-chan error, answer func()) {
+	m = newMachine(t, 2, memory(size), stuckAfter(time.Hour))
+	slow, answer := m.hungFile("slow")
+	p := m.run(slow, 0, 0, page.Size, true)
+	p.store(0, 7)
+	p.release()
+	p.unmap()
+	mapped = func(device int) <-chan error {
+		src, done := m.file(page.Size), make(chan error, 1)
+		go func() {
+			x, err := m.cache.Map(t.Context(), src, MapRequest{Device: device, Len: page.Size})
+			if err == nil {
+				err = x.Unmap(t.Context())
+			}
+			done <- err
+		}()
+		return done
+	}
+	t.Cleanup(func() { require.EqualValues(t, 7, slow.home.bytes(0, 1)[0]) })
+	return m, mapped, answer
+}
+
+// soon is what comes of done before the test loses patience.
+func soon(t *testing.T, done <-chan error, late string) {
+	t.Helper()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(patient):
+		t.Fatal(late)
+	}
+}
+
+// TestNoDeviceWaitsForAnothersEviction: the home of what has to leave one device takes its time. Another device goes on.
+func TestNoDeviceWaitsForAnothersEviction(t *testing.T) {
+	m, mapped, answer := slowEviction(t, emulated.Granularity)
+	before := m.devices[0].Calls(faulty.Alloc)
+	waits := mapped(0)
+	require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.Alloc) > before }, patient, time.Millisecond)
+	for range 3 {
+		soon(t, mapped(1), "a reservation waits for another device's eviction")
+	}
+	select {
+	case <-waits:
+		t.Fatal("there was nothing else to make room")
+	default:
+	}
+	answer()
+	soon(t, waits, "there is room")
+}

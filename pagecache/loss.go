@@ -158,7 +158,7 @@ func (f *File) letGoOfLocked(h *holding) {
 		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal, "file", f.Name(),
 			"mappings", writers)
 	}
-	for _, x := range h.sorted() {
+	for _, x := range h.sorted() { // clients may map them: their memory goes, with its descriptors, when those have ended
 		f.freeExtentLocked(x)
 	}
 	if len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {

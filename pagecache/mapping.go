@@ -12,6 +12,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
@@ -58,7 +59,8 @@ type Mapping struct {
 	user     uint32
 	// intruder says that the client will be able to store into the memory although he may not change the file.
 	intruder bool
-	extents  []Extent // immutable once Map returned
+	extents  []Extent       // immutable once Map returned
+	pin      *residency.Pin // of the extents; immutable once they are reserved
 	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
 	exported bool
 
@@ -132,7 +134,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	}
 	m.life, m.end = context.WithCancel(context.Background())
 	for tries := 0; ; tries++ {
-		err := m.begin(ctx, src, pinner{req.User, req.Limited})
+		err := m.begin(ctx, src, residency.Tenant{User: req.User, Limited: req.Limited})
 		if err == nil {
 			break
 		}
@@ -149,12 +151,12 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 const mostBegins = 16
 
 // begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
-func (m *Mapping) begin(ctx context.Context, src Source, by pinner) (err error) {
+func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (err error) {
 	if m.h, err = m.f.choose(ctx, m, src.Writable()); err != nil {
 		return err
 	}
 	f, c := m.f, m.f.c
-	if err := c.reserve(ctx, f, m.h, m.pages, by); err != nil {
+	if err := m.reserve(ctx, by); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -224,18 +226,19 @@ func (m *Mapping) export(ctx context.Context) error {
 		return errNotShared
 	}
 	m.exported = true
-	m.h.each(m.pages, func(x *extent, _ page.Range) {
-		if err != nil {
-			return
-		}
+	if m.writable || m.intruder {
+		m.h.each(m.pages, func(x *extent, _ page.Range) {
+			x.writable = true
+			m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
+		})
+	}
+	// What a client maps does not move, so each extent is told of once.
+	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
 		var d *os.File
-		if d, err = x.Memory().Export(m.writable); err == nil {
-			if m.writable || m.intruder {
-				x.writable = true
-				m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
-			}
-			m.extents = append(m.extents, Extent{Offset: x.span().Off, Size: x.size, Descriptor: d})
+		if err == nil {
+			d, err = at.Memory.Export(m.writable)
 		}
+		m.extents = append(m.extents, Extent{Offset: x.Pages().Offset(), Size: x.Size(), Descriptor: d})
 	})
 	if err != nil {
 		m.f.lostLocked(m.dev, err)
@@ -371,6 +374,9 @@ func (m *Mapping) unpin() {
 		default:
 		}
 	}
-	m.f.unpinLocked(m.h, m.pages, m.user)
+	m.pin.Release()
+	if m.dev.lost.Load() {
+		m.f.letGoLocked(m.dev) // also what it was given after the others had let go
+	}
 	m.f.dropIdleLocked()
 }

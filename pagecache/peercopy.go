@@ -87,7 +87,7 @@ type copyQueue struct {
 func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
 	j := &peerCopy{dev: h.dev, pages: pages, done: make(chan struct{})}
 	h.each(pages, func(x *extent, part page.Range) {
-		x.users.Add(1)
+		x.Hold()
 		j.parts = append(j.parts, copyPart{x, part})
 	})
 	return j
@@ -96,7 +96,7 @@ func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
 // unpin is called once, when no call uses the memory any more.
 func (j *peerCopy) unpin() {
 	for _, p := range j.parts {
-		p.x.file.freeMemory(p.x)
+		p.x.LetGo()
 	}
 }
 

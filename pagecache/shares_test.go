@@ -48,10 +48,10 @@ func TestNoUserMapsMoreThanAShare(t *testing.T) {
 		all = append(all, free)
 	}
 	const g = emulated.Granularity
-	require.Equal(t, []UserPins{{0, 4 * g}, {7, 2 * g}, {8, 2 * g}}, m.cache.Status().Devices[0].Users)
+	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}}, m.cache.Status().Devices[0].Users)
 
 	require.NoError(t, one.Unmap(context.Background()))
-	require.Equal(t, []UserPins{{0, 4 * g}, {7, 2 * g}, {8, 2 * g}}, m.cache.Status().Devices[0].Users)
+	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}}, m.cache.Status().Devices[0].Users)
 	require.NoError(t, again.Unmap(context.Background()))
 	last, err := mapAs(files[3], 7, true)
 	require.NoError(t, err)

@@ -85,7 +85,7 @@ func (f *File) RightsTouched() {
 	}
 	f.mu.Unlock()
 	for _, x := range had {
-		if f.evict(context.Background(), x, true) {
+		if f.evict(context.Background(), x.h, x.Extent, true) {
 			continue
 		}
 		f.mu.Lock()
@@ -158,7 +158,7 @@ func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding,
 			return h, err
 		}
 		for _, x := range old {
-			if !f.evict(ctx, x, true) {
+			if !f.evict(ctx, x.h, x.Extent, true) {
 				failed = append(failed, h)
 				break
 			}
@@ -177,8 +177,8 @@ func (f *File) chooseLocked(m *Mapping, failed []*holding) (*holding, []*extent,
 		there, mapped := 0, false
 		var not []*extent
 		h.each(m.pages, func(x *extent, _ page.Range) {
-			if there++; !f.sharesLocked(x, m, x.mapped) {
-				not, mapped = append(not, x), mapped || x.mapped > 0
+			if there++; !f.sharesLocked(x, m) {
+				not, mapped = append(not, x), mapped || x.Mapped() > 0
 			}
 		})
 		switch {
@@ -196,19 +196,19 @@ func (f *File) chooseLocked(m *Mapping, failed []*holding) (*holding, []*extent,
 	case emptied != nil:
 		return emptied, old, nil
 	}
-	h, err := f.newHoldingLocked(m.dev, m.pages.End.Offset())
+	h, err := f.newHoldingLocked(m.dev)
 	return h, nil, err
 }
 
-// sharesLocked reports whether m may share x with all who may have its memory. So many others map it.
-func (f *File) sharesLocked(x *extent, m *Mapping, mapped int) bool {
+// sharesLocked reports whether m may share x with all who may have its memory.
+func (f *File) sharesLocked(x *extent, m *Mapping) bool {
 	may := func() bool {
 		for user, g := range x.given {
 			switch {
 			case user == m.user:
 			case m.intruder, g.intruder && !f.c.trustUsers:
 				return false
-			case !f.c.trusts(user) && (g.taken != f.taken || mapped == 0):
+			case !f.c.trusts(user) && (g.taken != f.taken || !f.givenToOthersLocked(x, m)):
 				return false
 			}
 		}
@@ -217,17 +217,28 @@ func (f *File) sharesLocked(x *extent, m *Mapping, mapped int) bool {
 	if may() {
 		return true
 	}
-	if x.mapped > 0 || x.Memory().Held() {
+	if x.Mapped() > 0 || x.Memory().Held() {
 		return false
 	}
 	x.given = nil // they gave it back
 	return true
 }
 
+// givenToOthersLocked reports whether another mapping has x whose client was given the memory: somebody has mapped it ever since the
+// users were given it who are noted. Who is about to be given it has not.
+func (f *File) givenToOthersLocked(x *extent, m *Mapping) bool {
+	for o := range f.mappings {
+		if o != m && o.h == x.h && o.exported && o.pages.Overlaps(x.pages()) {
+			return true
+		}
+	}
+	return false
+}
+
 // giveLocked notes that m's client is given the memory. It returns false where others were who must not share it.
 func (f *File) giveLocked(m *Mapping) bool {
 	shares := true
-	m.h.each(m.pages, func(x *extent, _ page.Range) { shares = shares && f.sharesLocked(x, m, x.mapped-1) })
+	m.h.each(m.pages, func(x *extent, _ page.Range) { shares = shares && f.sharesLocked(x, m) })
 	if !shares {
 		return false
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
 // StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
@@ -84,6 +85,9 @@ func readCost(e cost.Estimate) ReadCost {
 	}
 }
 
+// UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
+type UserPins = residency.UserPins
+
 // FileStatus describes a file that devices hold something of.
 type FileStatus struct {
 	ID   FileID `json:"-"`
@@ -107,7 +111,8 @@ type FileStatus struct {
 
 // HoldingStatus is what one device holds of a file, in pages.
 type HoldingStatus struct {
-	Device      int   `json:"device"`
+	Device int `json:"device"`
+	// ExtentBytes is the size of the largest extent.
 	ExtentBytes int64 `json:"extent_bytes"`
 	Extents     int   `json:"extents"`
 	Resident    int64 `json:"resident_pages"`
@@ -201,20 +206,14 @@ func (c *Cache) Status() Status {
 	if c.bufferedReads {
 		s.DirectReads = "off"
 	}
-	mapped := make(map[*device]int64)
 	for _, v := range c.views() {
 		s.Files = append(s.Files, v.FileStatus)
 		s.DigestBytes += v.digests
 		s.StateBytes += v.state
-		for d, n := range v.mapped {
-			mapped[d] += n
-		}
 	}
 	slices.SortFunc(s.Files, func(a, b FileStatus) int { return cmp.Compare(a.Name, b.Name) })
 	for _, d := range c.devices {
-		c.mu.Lock()
-		extents := len(d.extents)
-		c.mu.Unlock()
+		memory := d.room.Status()
 		s.Devices = append(s.Devices, DeviceStatus{
 			Device:      d.info.Ordinal,
 			Kind:        d.info.Kind.String(),
@@ -222,10 +221,10 @@ func (c *Cache) Status() Status {
 			Name:        d.info.Name,
 			MemoryBytes: d.info.Memory,
 			UsedBytes:   d.Used(),
-			MappedBytes: mapped[d],
-			Extents:     extents,
+			MappedBytes: memory.Mapped,
+			Extents:     memory.Extents,
 			Lost:        d.lost.Load(),
-			Users:       c.pinnedBy(d),
+			Users:       memory.Users,
 			Read:        readCost(c.costs.estimate(d.cost)),
 		})
 	}

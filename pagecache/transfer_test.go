@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -253,30 +252,6 @@ func TestScanBesideAgreements(t *testing.T) {
 	require.Zero(t, x.scans)
 	require.Zero(t, p.release())
 	require.Zero(t, x.scans)
-}
-
-// TestLargeFilesHaveFewExtents: a client needs time for each.
-func TestLargeFilesHaveFewExtents(t *testing.T) {
-	const mib, gib = 1 << 20, 1 << 30
-	for _, x := range []struct{ memory, file, want int64 }{
-		{141 * gib, 1, 2 * mib},
-		{141 * gib, 64 * mib, 2 * mib},
-		{141 * gib, 65 * mib, 4 * mib},
-		{141 * gib, 10 * gib, 512 * mib},
-		{141 * gib, 100 * gib, 4 * gib},
-		{103 * gib, 101 * gib, 2 * gib}, // with 4 GiB it would not go in
-		{100 * gib, 1000 * gib, 512 * mib},
-		{16 * mib, 16 * mib, 2 * mib},
-		{64 * mib, 1 * gib, 2 * mib},
-	} {
-		info := gpubackend.Info{Memory: x.memory, Granularity: 2 * mib}
-		got := extentSize(info, x.file)
-		require.Equal(t, x.want, got, "%+v", x)
-		if x.file <= x.memory {
-			require.LessOrEqual(t, (x.file+got-1)/got, int64(52))
-			require.LessOrEqual(t, (x.file+got-1)/got*got, x.memory)
-		}
-	}
 }
 
 func TestRangeArithmetic(t *testing.T) {

@@ -15,7 +15,6 @@ type view struct {
 	FileStatus
 	detached       bool
 	pendingSince   time.Time
-	mapped         map[*device]int64
 	digests, state int64
 }
 
@@ -31,7 +30,6 @@ func (f *File) viewLocked() *view {
 		},
 		detached:     f.detached.Load(),
 		pendingSince: f.pendingSince,
-		mapped:       make(map[*device]int64),
 		state:        f.lrc.Memory(),
 	}
 	if f.collectErr != nil {
@@ -39,24 +37,20 @@ func (f *File) viewLocked() *view {
 	}
 	for o, h := range f.holdings {
 		n := f.lrc.Count(o)
-		for _, x := range h.sorted() {
-			if x.mapped > 0 {
-				v.mapped[h.dev] += x.size
-			}
+		largest := int64(0)
+		for _, x := range h.extents {
+			largest = max(largest, x.Size())
 			if x.agreed != nil {
 				v.digests += x.agreed.bytes
 			}
-		}
-		for _, x := range h.lost {
-			v.mapped[h.dev] += x.size
 		}
 		if h.empty() {
 			continue
 		}
 		v.Holders = append(v.Holders, HoldingStatus{
 			Device:      h.dev.info.Ordinal,
-			ExtentBytes: h.extentSize,
-			Extents:     len(h.sorted()),
+			ExtentBytes: largest,
+			Extents:     len(h.extents),
 			Resident:    n.Resident,
 			Tracked:     n.Tracked,
 			Stale:       n.Stale,

@@ -55,6 +55,9 @@ var rules = []rule{
 	{"gpubackend", []string{"internal/page", sys, purego}, false},
 	{"prefetch", []string{"internal/page"}, false},
 	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", ristretto, humanize, sys, sync}, false},
+	// The rooms of pagecache know neither its other rooms nor the rules that it carries out.
+	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
+	{"pagecache/residency/policy", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
 	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
@@ -87,7 +90,7 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch"}
+var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy"}
 
 // pure are what such a test may import of gaiafs.
 var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
@@ -209,6 +212,11 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	ours := func(folder string) []string { return []string{module + "/" + folder} }
 	require.NotEmpty(t, forbidden("pagecache", ours("fs"), false))
 	require.NotEmpty(t, forbidden("pagecache", ours("gpubackend/emulated"), false))
+	require.NotEmpty(t, forbidden("pagecache/residency", ours("pagecache"), false))
+	require.NotEmpty(t, forbidden("pagecache/residency", ours("lrc"), false))
+	require.NotEmpty(t, forbidden("pagecache/residency/policy", ours("gpubackend"), true))
+	require.NotEmpty(t, forbidden("fs", ours("pagecache/residency"), false))
+	require.Empty(t, forbidden("pagecache", ours("pagecache/residency"), false))
 	require.NotEmpty(t, forbidden("lrc", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("lrc", ours("pagecache"), true))
 	require.NotEmpty(t, forbidden("control", ours("fs"), false))

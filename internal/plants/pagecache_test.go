@@ -4,7 +4,7 @@ package plants
 var pagecachePlants = []plant{
 	{
 		name: "an eviction collects nothing",
-		file: "pagecache/extent.go",
+		file: "pagecache/evict.go",
 		old:  "\t// Most of it comes home a part at a time, so that requests get in between.\n",
 		new:  "\tif idle() {\n\t\tf.freeExtentLocked(x)\n\t\treturn true\n\t}\n",
 		nets: []net{

@@ -11,7 +11,7 @@ var usersPlants = []plant{
 	},
 	{
 		name: "an eviction waits for a stuck file",
-		file: "pagecache/extent.go",
+		file: "pagecache/evict.go",
 		old: `			if f.stuck() {
 				return false
 			}
@@ -21,15 +21,15 @@ var usersPlants = []plant{
 	},
 	{
 		name: "the share of a user is not looked at",
-		file: "pagecache/shares.go",
-		old:  "by.limited && d.pinned[by.user]+n > most",
-		new:  "by.limited && n > most",
+		file: "pagecache/residency/pin.go",
+		old:  "by.Limited && d.charges[by.User]+n > d.share",
+		new:  "by.Limited && n > d.share",
 		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
 	},
 	{
 		name: "a charge is not taken back",
-		file: "pagecache/shares.go",
-		old:  "		f.c.discharge(x.dev, user, x.size)\n",
+		file: "pagecache/residency/pin.go",
+		old:  "		d.dischargeLocked(p.by, x.size)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
 	},

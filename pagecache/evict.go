@@ -1,0 +1,134 @@
+package pagecache
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+)
+
+// newHoldingLocked makes one more holding of a device.
+func (f *File) newHoldingLocked(dev *device) (*holding, error) {
+	owner, err := f.freeOwnerLocked(dev)
+	if err != nil {
+		return nil, err
+	}
+	h := &holding{f: f, dev: dev, owner: owner}
+	f.holdings[owner] = h
+	if owner != dev.owner {
+		f.others = append(f.others, h)
+	}
+	return h, nil
+}
+
+// reserve sees to it that every page of m has memory, and pins it. The caller holds no lock.
+func (m *Mapping) reserve(ctx context.Context, by residency.Tenant) (err error) {
+	f, d := m.f, m.dev
+	f.mu.Lock()
+	size := residency.Size(d.info, max(f.size, m.pages.End.Offset()))
+	f.mu.Unlock()
+	m.pin, err = d.room.Reserve(ctx, m.h, residency.Request{Pages: m.pages, Size: size, By: by})
+	if err != nil {
+		f.c.lose(d, err)
+		return d.fault(err)
+	}
+	return nil
+}
+
+// Extents returns those of h that overlap rg, in order.
+func (h *holding) Extents(rg page.Range) (list []*residency.Extent) {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	h.each(rg, func(x *extent, _ page.Range) { list = append(list, x.Extent) })
+	return list
+}
+
+// Adopt makes x one of h's, unless there is one in its place.
+func (h *holding) Adopt(x *residency.Extent) bool {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	i, _ := h.find(x.Pages().Start)
+	if i < len(h.extents) && h.extents[i].pages().Overlaps(x.Pages()) {
+		return false
+	}
+	h.extents = slices.Insert(h.extents, i, &extent{Extent: x, file: h.f, h: h, dev: h.dev})
+	return true
+}
+
+// Clean is evict of a file that answers. Where it turns out that the file does not, evict goes on by itself and the answer is
+// false: the next file makes room instead.
+func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) bool {
+	f := h.f
+	if f.stuck() {
+		return false
+	}
+	evicted := make(chan bool, 1)
+	f.c.lanes.work.Go(func() { evicted <- f.evict(ctx, h, x, copied) })
+	tick := time.NewTicker(max(f.c.stuckAfter/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case is := <-evicted:
+			return is
+		case <-tick.C:
+			if f.stuck() {
+				return false
+			}
+		}
+	}
+}
+
+// evict takes x from h if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy of it is
+// under way. The memory is free once there is none.
+func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copied bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	x, _ := h.at(of.Pages().Start)
+	if x == nil || x.Extent != of {
+		return false
+	}
+	idle := func() bool { return h.has(x) && x.Mapped() == 0 && (copied || !x.Copied()) }
+	// Most of it comes home a part at a time, so that requests get in between.
+	for rest := x.pages(); idle() && !f.orphan && !rest.Empty(); {
+		var err error
+		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
+			return false
+		}
+		f.mu.Unlock()
+		f.mu.Lock()
+	}
+	if !idle() {
+		return false
+	}
+	if !f.orphan {
+		if len(f.lrc.Draining(x.pages())) > 0 {
+			return false
+		}
+		if err := f.collectLocked(ctx, x.pages(), false); err != nil {
+			return false
+		}
+	}
+	if !f.freeExtentLocked(x) {
+		return false
+	}
+	f.count(func(c *Counters) { c.Evictions.Add(1) })
+	f.dropIdleLocked()
+	return true
+}
+
+// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. Whatever was pending in it is
+// lost.
+func (f *File) freeExtentLocked(x *extent) bool {
+	h := x.h
+	i, _ := h.find(x.pages().Start)
+	if !h.has(x) || !x.Leave(x.dev.lost.Load()) {
+		return false
+	}
+	h.extents = slices.Delete(h.extents, i, i+1)
+	x.agreed.drop()
+	x.agreed = nil
+	f.dropBasesLocked(f.lrc.Evicted(x.pages(), h.owner))
+	return true
+}

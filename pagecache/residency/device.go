@@ -1,0 +1,96 @@
+package residency
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+)
+
+// Options say how the memory of a device is shared out.
+type Options struct {
+	// Share is the part of the memory that a limited Tenant may map: all of it is 1.
+	Share float64
+	// Rule chooses victims. nil stands for policy.Default.
+	Rule policy.Rule
+	// Patience is how long a reservation waits for memory that is about to be free.
+	Patience func() time.Duration
+	// Log receives what nobody waits for.
+	Log *slog.Logger
+}
+
+// Device is the memory of a gpubackend.Device. Its methods may be called from any goroutine.
+type Device struct {
+	// immutable
+	backend gpubackend.Device
+	info    gpubackend.Info
+	options Options
+	share   int64 // bytes that a limited Tenant may map
+
+	mu      sync.Mutex
+	rule    policy.Rule           // protected by mu
+	extents map[policy.ID]*Extent // that Keys have; protected by mu
+	named   policy.ID             // the last one; protected by mu
+	charges map[uint32]int64      // bytes that the programs of each user map; protected by mu
+	mapped  int64                 // bytes of extents that somebody maps; protected by mu
+	taken   int64                 // bytes of extents that are not freed; protected by mu
+	making  int                   // extents that are made; protected by mu
+	leaving int                   // extents that left and are not freed; protected by mu
+	left    int                   // extents that ever left; protected by mu
+	turns   []chan struct{}       // of reservations that need room; the first has the turn, and is closed. Protected by mu
+	// promised is what the reservation that has the turn has made free so far. Protected by mu.
+	promised int64
+	// freed has an element when memory was given back, or is known not to be.
+	freed chan struct{}
+}
+
+// New returns the memory of d, of which nothing is used.
+func New(d gpubackend.Device, o Options) *Device {
+	if o.Rule == nil {
+		o.Rule = policy.Rules[policy.Default]()
+	}
+	info := d.Info()
+	share := int64(float64(info.Memory) * o.Share)
+	share = (share + info.Granularity - 1) / info.Granularity * info.Granularity // in whole allocations
+	return &Device{
+		backend: d, info: info, options: o, share: min(share, info.Memory),
+		rule: o.Rule, extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
+	}
+}
+
+// UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
+type UserPins struct {
+	User  uint32 `json:"user"`
+	Bytes int64  `json:"bytes"`
+}
+
+// Status is how much of a device's memory is used for what.
+type Status struct {
+	Extents int
+	Mapped  int64 // bytes of those that clients map
+	Users   []UserPins
+}
+
+// Status returns what is so at the moment.
+func (d *Device) Status() Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := Status{Extents: len(d.extents), Mapped: d.mapped, Users: make([]UserPins, 0, len(d.charges))}
+	for user, n := range d.charges {
+		s.Users = append(s.Users, UserPins{user, n})
+	}
+	slices.SortFunc(s.Users, func(a, b UserPins) int { return cmp.Compare(a.User, b.User) })
+	return s
+}
+
+// wake has the reservation that waits for memory look again.
+func (d *Device) wake() {
+	select {
+	case d.freed <- struct{}{}:
+	default:
+	}
+}

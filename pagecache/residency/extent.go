@@ -1,0 +1,148 @@
+package residency
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+)
+
+// Tier is a kind of memory that an extent can be in.
+type Tier uint8
+
+const (
+	// TierNone is no memory: only home may have the bytes.
+	TierNone Tier = iota
+	// TierVRAM is the device's own memory.
+	TierVRAM
+)
+
+// Placement is where the bytes of an extent are.
+type Placement struct {
+	Tier Tier
+	// Memory is nil in TierNone.
+	Memory gpubackend.Memory
+	// Generation counts the placements that the extent has had. The first one with memory is 1.
+	Generation uint64
+}
+
+// state is that of an Extent; the package comment has their transitions. Those that a Key has are idle or mapped by whether there
+// are pins.
+type state uint8
+
+const (
+	made state = iota
+	held
+	left
+	freed
+)
+
+// Extent is memory that caches pages of a file for a Key.
+type Extent struct {
+	dev   *Device
+	key   Key
+	pages page.Range // immutable
+	size  int64      // immutable; in bytes
+
+	placement atomic.Pointer[Placement] // never nil; changed by place
+	// users are the Key, every Pin, and those who copy. The last one frees the memory.
+	users atomic.Int32
+
+	id      policy.ID      // protected by Device.mu
+	state   state          // protected by Device.mu
+	pins    map[uint32]int // of each user; protected by Device.mu
+	mapped  int            // pins of all users; protected by Device.mu
+	watches []*Pin         // protected by Device.mu
+}
+
+// Pages returns the pages of the file that x caches.
+func (x *Extent) Pages() page.Range { return x.pages }
+
+// Size returns the bytes of x. At the end of what a file can have they are more than its pages'.
+func (x *Extent) Size() int64 { return x.size }
+
+// Placement returns where the bytes are. It stays so while the caller uses x, as the package comment has it.
+func (x *Extent) Placement() Placement { return *x.placement.Load() }
+
+// Memory returns the Memory of the Placement.
+func (x *Extent) Memory() gpubackend.Memory { return x.placement.Load().Memory }
+
+// Hold counts one more user, who copies from or to the memory. x is in use already, by the Key or by the caller.
+func (x *Extent) Hold() { x.users.Add(1) }
+
+// LetGo takes a user back. It blocks until the device has freed the memory, where that was the last one.
+func (x *Extent) LetGo() {
+	if x.users.Add(-1) > 0 {
+		return
+	}
+	d, mem := x.dev, x.Memory()
+	x.place(TierNone, nil)
+	if err := mem.Free(); err != nil {
+		d.options.Log.Warn("freeing device memory", "device", d.info.Ordinal, "error", err)
+	}
+	d.mu.Lock()
+	x.state = freed
+	d.leaving--
+	d.taken -= x.size
+	d.checkLocked()
+	d.mu.Unlock()
+	d.wake()
+}
+
+// Copied reports whether somebody uses x besides its Key and those who map it.
+func (x *Extent) Copied() bool {
+	x.dev.mu.Lock()
+	defer x.dev.mu.Unlock()
+	return x.copiedLocked()
+}
+
+// copiedLocked is Copied for those who hold Device.mu.
+func (x *Extent) copiedLocked() bool { return int(x.users.Load()) > 1+x.mapped }
+
+// Mapped returns how many Pins there are.
+func (x *Extent) Mapped() int {
+	x.dev.mu.Lock()
+	defer x.dev.mu.Unlock()
+	return x.mapped
+}
+
+// Leave has the Key let go of x, which the Key has. It reports false, and x stays, where somebody maps it and the device is not lost.
+func (x *Extent) Leave(lost bool) bool {
+	d := x.dev
+	d.mu.Lock()
+	if x.mapped > 0 && !lost {
+		d.mu.Unlock()
+		return false
+	}
+	d.leaveLocked(x)
+	d.mu.Unlock()
+	x.LetGo()
+	return true
+}
+
+// leaveLocked takes x off the device's list, with Device.mu held.
+func (d *Device) leaveLocked(x *Extent) {
+	x.state = left
+	delete(d.extents, x.id)
+	d.leaving++
+	d.left++
+	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})
+	d.checkLocked()
+}
+
+// place changes where x is, and tells those who map it. Nobody copies from or to x meanwhile.
+func (x *Extent) place(tier Tier, mem gpubackend.Memory) {
+	next := Placement{Tier: tier, Memory: mem, Generation: 0}
+	if was := x.placement.Load(); was != nil {
+		next.Generation = was.Generation + 1
+	}
+	x.placement.Store(&next)
+	x.dev.mu.Lock()
+	watches := slices.Clone(x.watches)
+	x.dev.mu.Unlock()
+	for _, p := range watches {
+		p.told(x, next)
+	}
+}

@@ -1,0 +1,34 @@
+//go:build invariants
+
+package residency
+
+import "fmt"
+
+// checkLocked panics where what d counts is not what its extents say, with Device.mu held.
+func (d *Device) checkLocked() {
+	charges, mapped, bytes := make(map[uint32]int64), int64(0), int64(0)
+	for id, x := range d.extents {
+		pins := 0
+		for user, n := range x.pins {
+			charges[user] += x.size
+			pins += n
+		}
+		if x.mapped > 0 {
+			mapped += x.size
+		}
+		bytes += x.size
+		if x.id != id || x.state != held || pins != x.mapped || int(x.users.Load()) < x.mapped || x.Placement().Tier == TierNone {
+			panic(fmt.Sprintf("extent %d of pages %s: state %d, %d users, mapped %d times by %v, in %+v",
+				id, x.pages, x.state, x.users.Load(), x.mapped, x.pins, x.Placement()))
+		}
+	}
+	// A user may be charged for what is being made, and for what left with a lost device.
+	for user, n := range charges {
+		if d.charges[user] < n {
+			panic(fmt.Sprintf("user %d maps %d bytes and is charged for %d", user, n, d.charges[user]))
+		}
+	}
+	if d.mapped < mapped || d.taken < bytes || d.leaving < 0 || d.making < 0 || d.promised < 0 {
+		panic(fmt.Sprintf("%d of %d bytes are mapped, %d are counted, of %d", mapped, bytes, d.mapped, d.taken))
+	}
+}

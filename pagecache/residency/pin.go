@@ -1,0 +1,123 @@
+package residency
+
+import (
+	"slices"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+)
+
+// Tenant is who is charged for memory.
+type Tenant struct {
+	User uint32
+	// Limited says that the user may map no more than a share of the device.
+	Limited bool
+}
+
+// Pin is a client's hold on extents: they keep their memory, and where they are changes only as Watch tells.
+type Pin struct {
+	dev     *Device
+	by      Tenant
+	extents []*Extent // in the order of their pages
+	told    func(x *Extent, at Placement)
+}
+
+// Extents returns the pinned extents in the order of their pages.
+func (p *Pin) Extents() []*Extent { return p.extents }
+
+// Watch calls told for each extent with where it is now, and later whenever that changes, until Release. The calls for now are made
+// by the caller of Watch, later ones by whoever moves the extent, with no lock of this package held. A Pin is watched once.
+func (p *Pin) Watch(told func(x *Extent, at Placement)) {
+	p.told = told
+	for _, x := range p.extents {
+		p.dev.mu.Lock()
+		x.watches = append(x.watches, p)
+		p.dev.mu.Unlock()
+		told(x, x.Placement())
+	}
+}
+
+// Release gives the extents back, once. It blocks as LetGo does.
+func (p *Pin) Release() {
+	for _, x := range p.extents {
+		p.dev.mu.Lock()
+		p.dev.unpinLocked(x, p)
+		p.dev.mu.Unlock()
+		x.LetGo()
+	}
+	p.extents = nil
+}
+
+// pin adds x to the Pin. It reports false where the Key has let go of x meanwhile.
+func (p *Pin) pin(x *Extent) (bool, error) {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if x.state != held {
+		return false, nil
+	}
+	if x.pins[p.by.User] == 0 {
+		if err := d.chargeLocked(p.by, x.size); err != nil {
+			return false, err
+		}
+	}
+	d.pinLocked(x, p)
+	return true, nil
+}
+
+// pinLocked counts a Pin of an extent for which its user is charged, with Device.mu held.
+func (d *Device) pinLocked(x *Extent, p *Pin) {
+	x.users.Add(1)
+	x.pins[p.by.User]++
+	if x.mapped++; x.mapped == 1 {
+		d.mapped += x.size
+		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
+	}
+	p.extents = append(p.extents, x)
+	d.checkLocked()
+}
+
+// unpinLocked takes back what pinLocked counted, but for the user of the memory, with Device.mu held.
+func (d *Device) unpinLocked(x *Extent, p *Pin) {
+	if i := slices.Index(x.watches, p); i >= 0 {
+		x.watches = slices.Delete(x.watches, i, i+1)
+	}
+	if x.pins[p.by.User]--; x.pins[p.by.User] == 0 {
+		delete(x.pins, p.by.User)
+		d.dischargeLocked(p.by, x.size)
+	}
+	if x.mapped--; x.mapped == 0 {
+		d.mapped -= x.size
+		if x.state == held {
+			d.rule.Note(policy.Event{Kind: policy.Unmapped, ID: x.id})
+		}
+	}
+	d.checkLocked()
+}
+
+// charge notes that a user maps n more bytes, or says why she may not.
+func (d *Device) charge(by Tenant, n int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.chargeLocked(by, n)
+}
+
+// chargeLocked is charge for those who hold Device.mu.
+func (d *Device) chargeLocked(by Tenant, n int64) error {
+	if by.Limited && d.charges[by.User]+n > d.share {
+		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, but root and "+
+			"who mounted; unmap something, or mount with a larger --user-share", by.User, humanize.IBytes(uint64(d.charges[by.User])),
+			d.info.Ordinal, humanize.IBytes(uint64(d.share)), humanize.IBytes(uint64(d.info.Memory)))
+	}
+	d.charges[by.User] += n
+	return nil
+}
+
+// dischargeLocked takes a charge back, with Device.mu held.
+func (d *Device) dischargeLocked(by Tenant, n int64) {
+	if d.charges[by.User] -= n; d.charges[by.User] == 0 {
+		delete(d.charges, by.User)
+	}
+}

@@ -1,0 +1,163 @@
+package residency
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+)
+
+// Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a lock of the Key's.
+type Key interface {
+	// Extents returns the extents that overlap rg, in order.
+	Extents(rg page.Range) []*Extent
+	// Adopt makes x one of the Key's. It reports false where the Key has one that overlaps x.
+	Adopt(x *Extent) bool
+	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps it, the bytes
+	// cannot be brought home, or whoever they would have to be brought to does not answer. copied says that x may leave although
+	// somebody copies from it, who frees it at the end.
+	Clean(ctx context.Context, x *Extent, copied bool) bool
+}
+
+// Request is what Reserve is asked for.
+type Request struct {
+	// Pages are of the file. They are not empty.
+	Pages page.Range
+	// Size is that of extents which are made for it: what the function of that name said.
+	Size int64
+	By   Tenant
+}
+
+// errThere says that the Key got memory for the pages while somebody waited for room.
+var errThere = errors.New("somebody else reserved these pages")
+
+// Reserve returns a Pin of extents that cover the pages, all with memory; new extents have zeros. Where the device is full, others
+// make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing is pinned. Errors: ENOMEM with a
+// sentence that says why, EOVERFLOW for the last extent that a file can have, those of ctx and of the device. No lock is held by the
+// caller that a Key may want.
+func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
+	p := &Pin{dev: d, by: r.By}
+	for rest := r.Pages; !rest.Empty(); {
+		pieces, bytes := plan(key.Extents(aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.info.Memory)
+		err := d.admit(r, rest, pieces, bytes)
+		for i := 0; i < len(pieces) && err == nil; i++ {
+			var ok bool
+			if ok, err = p.take(ctx, key, pieces[i]); !ok {
+				break // the Key's extents are others by now
+			}
+			rest.Start = pieces[i].pages.End
+		}
+		if err != nil {
+			p.Release()
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// admit refuses what can never be had: bytes are those of the pieces.
+func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) error {
+	if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
+		// The extent ends at 2^63, which is no offset any more, here and in every client.
+		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped", humanize.IBytes(uint64(last.bytes())))
+	}
+	if bytes > d.info.Memory {
+		need := max(uint64(bytes), uint64(aligned(rest, r.Size).Len())<<page.Shift)
+		return refuse(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
+			humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)))
+	}
+	return nil
+}
+
+// take pins a piece, which it makes where it does not exist. It reports false where the Key's extents are no longer as they were.
+func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
+	if of.x != nil {
+		return p.pin(of.x)
+	}
+	d, size := p.dev, of.bytes()
+	if err := d.charge(p.by, size); err != nil {
+		return false, err
+	}
+	x, err := d.make(ctx, key, of.pages)
+	d.mu.Lock()
+	if err != nil {
+		d.dischargeLocked(p.by, size)
+		d.mu.Unlock()
+		if errors.Is(err, errThere) {
+			err = nil
+		}
+		return false, err
+	}
+	d.placeLocked(x, p)
+	d.mu.Unlock()
+	if key.Adopt(x) {
+		return true, nil
+	}
+	p.extents = p.extents[:len(p.extents)-1]
+	d.mu.Lock()
+	d.unpinLocked(x, p)
+	d.leaveLocked(x)
+	d.mu.Unlock()
+	x.LetGo() // the Pin
+	x.LetGo() // the Key
+	return false, nil
+}
+
+// make returns an extent of zeros that nobody knows of.
+func (d *Device) make(ctx context.Context, key Key, pages page.Range) (*Extent, error) {
+	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), pins: make(map[uint32]int)}
+	mem, err := d.allocate(ctx, x.size, func() bool { return len(key.Extents(pages)) > 0 })
+	if err != nil {
+		return nil, err
+	}
+	// Memory may hold what another file left in it, and a client can reach every byte of an extent.
+	if !mem.Zeroed() {
+		if err := d.backend.Zero(ctx, mem, 0, x.size); err != nil {
+			_ = mem.Free()
+			d.unmade(x.size)
+			d.wake()
+			return nil, err
+		}
+	}
+	x.place(TierNone, nil)
+	x.place(TierVRAM, mem)
+	return x, nil
+}
+
+// placeLocked puts x on the device's list, used by its Key and pinned by p, whose user is charged. Device.mu is held.
+func (d *Device) placeLocked(x *Extent, p *Pin) {
+	d.named++
+	x.id, x.state = d.named, held
+	d.extents[x.id] = x
+	d.making--
+	d.wake()
+	x.users.Add(1)
+	d.rule.Note(policy.Event{Kind: policy.Placed, ID: x.id, Bytes: x.size})
+	d.pinLocked(x, p)
+}
+
+// alloc asks the device for memory of an extent that is about to be made.
+func (d *Device) alloc(size int64) (gpubackend.Memory, error) {
+	d.mu.Lock()
+	d.making++
+	d.taken += size
+	d.mu.Unlock()
+	mem, err := d.backend.Alloc(size)
+	if err != nil {
+		d.unmade(size)
+	}
+	return mem, err
+}
+
+// unmade takes back what alloc counted.
+func (d *Device) unmade(size int64) {
+	d.mu.Lock()
+	d.making--
+	d.taken -= size
+	d.mu.Unlock()
+}

@@ -1,0 +1,174 @@
+package residency
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// keptTick is how often a device is asked whether clients gave memory back that they had unmapped.
+const keptTick = 2 * time.Millisecond
+
+// seen is what a reservation saw before it asked for memory in vain: if that is no longer so, it asks again.
+type seen struct{ making, leaving, left int }
+
+func (d *Device) look() seen {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return seen{d.making, d.leaving, d.left}
+}
+
+// allocate returns memory for an extent that is about to be made, and makes room where there is none. there reports whether its
+// Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from go last. No copy of them
+// begins once they have left, and those under way are waited for, though not for longer than Options.Patience.
+func (d *Device) allocate(ctx context.Context, size int64, there func() bool) (gpubackend.Memory, error) {
+	before := d.look()
+	if d.spare(size) {
+		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+			return mem, err
+		}
+	}
+	mine, waited, err := d.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer d.yield(mine)
+	for w := (waiting{}); ; {
+		if !waited {
+			if err := d.makeRoom(ctx, size, before, there, &w); err != nil {
+				return nil, err
+			}
+		}
+		waited = false
+		before = d.look()
+		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+			return mem, err
+		}
+	}
+}
+
+// spare reports whether there may be room beside what the reservation that has the turn made free for itself.
+func (d *Device) spare(size int64) bool {
+	d.mu.Lock()
+	promised := d.promised
+	d.mu.Unlock()
+	return promised == 0 || d.backend.Used()+promised+size <= d.info.Memory
+}
+
+// makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no room.
+func (d *Device) makeRoom(ctx context.Context, size int64, before seen, there func() bool, w *waiting) error {
+	evicted, err := d.evict(ctx, false)
+	if err == nil && !evicted && before.leaving == 0 {
+		evicted, err = d.evict(ctx, true)
+	}
+	switch {
+	case err != nil:
+		return err
+	case evicted, d.look().left != before.left:
+		return nil
+	case there():
+		return errThere
+	case before.leaving+before.making == 0 && !d.kept():
+		return d.full(size)
+	}
+	return w.wait(ctx, d, size, before)
+}
+
+// waiting is how long a reservation has been waiting for memory that is about to be free.
+type waiting struct{ patience <-chan time.Time }
+
+// wait returns nil when it is worth asking again.
+func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) error {
+	if w.patience == nil {
+		w.patience = time.After(d.options.Patience())
+	}
+	var again <-chan time.Time
+	if before.leaving == 0 {
+		// A client that unmapped memory, or that ended, may be giving it back this moment.
+		again = time.After(keptTick)
+	}
+	select {
+	case <-d.freed:
+	case <-again:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.patience:
+		if before.leaving == 0 {
+			return d.full(size)
+		}
+		return d.slow()
+	}
+	return nil
+}
+
+// evict has one extent leave, and reports whether there was one that could. copied says that it may be one that somebody copies
+// from, whose memory goes when that has ended. The caller has the turn.
+func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
+	for _, x := range d.victims(copied) {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		if x.key.Clean(ctx, x, copied) {
+			d.mu.Lock()
+			d.promised += x.size
+			d.mu.Unlock()
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// victims returns the extents that may go, the first to go first. copied says that those are among them that somebody copies from.
+func (d *Device) victims(copied bool) (list []*Extent) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id := range d.rule.Victims() {
+		if x := d.extents[id]; copied || !x.copiedLocked() {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// kept reports whether clients keep memory that they have unmapped and that was freed.
+func (d *Device) kept() bool {
+	used := d.backend.Used()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return used > d.taken
+}
+
+// turn waits until those who came before have their memory, or none. It must end with yield.
+func (d *Device) turn(ctx context.Context) (mine chan struct{}, waited bool, err error) {
+	mine = make(chan struct{})
+	d.mu.Lock()
+	d.turns = append(d.turns, mine)
+	if waited = len(d.turns) > 1; !waited {
+		close(mine)
+	}
+	d.mu.Unlock()
+	select {
+	case <-mine:
+		return mine, waited, nil
+	case <-ctx.Done():
+		d.yield(mine)
+		return nil, waited, ctx.Err()
+	}
+}
+
+// yield gives the turn to the next one.
+func (d *Device) yield(mine chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.Index(d.turns, mine)
+	if d.turns = slices.Delete(d.turns, i, i+1); i > 0 {
+		return
+	}
+	d.promised = 0
+	if len(d.turns) > 0 {
+		close(d.turns[0])
+	}
+}
