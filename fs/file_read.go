@@ -80,6 +80,9 @@ func (of *openFile) Cached(off, n int64) bool {
 	return cached
 }
 
+// Look implements pagecache.HomeReader.
+func (of *openFile) Look() (uint64, error) { return of.content.witness.look(of.fd) }
+
 // isCached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. known is false on
 // Linux before 6.5, and where the file's owner is somebody else.
 func isCached(fd int, off, n int64) (cached, known bool) {

@@ -53,10 +53,11 @@
 // # Reads on the CPU
 //
 // A read of pages that home has is served from the host's page cache, from what was read ahead, from a device or from the
-// disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). It takes File.mu twice, for
-// microseconds, and not while bytes are copied. What was learned under File.mu holds for as long as the epoch of the region is
-// the same: the lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
-// pins its extents, so memory is given back by whoever uses it last; a Map that needs it waits for that (Cache.allocate).
+// disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). A read of what did not change since
+// others read it takes no File.mu to learn that (readsnapshot.go); other reads take it twice, for microseconds. No read holds it
+// while bytes are copied. Facts read under File.mu stay valid until the region's epoch changes: the lrc machine reports every
+// change of a page, and whoever changes bytes without it calls File.changed before. A copy pins its extents, so whoever uses
+// memory last gives it back; a Map that needs it waits for that (Cache.allocate).
 //
 // # Digests
 //

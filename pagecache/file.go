@@ -82,6 +82,7 @@ type File struct {
 
 	// epochs and torn are of regions of the file (peerread.go). epochs are changed with mu held.
 	epochs, torn [epochRegions]atomic.Uint64
+	snapshots    readSnapshots
 	serial       uint64 // immutable; tells the File's chunks from those of others
 	clean        cleanPages
 

@@ -65,6 +65,8 @@ type HomeReader interface {
 	// Cached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. Where
 	// that cannot be known it reports false.
 	Cached(off, n int64) bool
+	// Look is Home.Look.
+	Look() (changes uint64, err error)
 }
 
 const (

@@ -49,9 +49,15 @@ func (r *peerRuns) from(rg page.Range) page.Range {
 // are in p. home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on
 // home and on devices, never on the kernel.
 func (f *File) Read(p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
-	size, n, fromHome, err := f.readPending(p, off, direct, home != nil)
+	size, ok := int64(0), false
+	if len(p) > 0 {
+		size, ok = f.readUnlocked(page.Covering(off, int64(len(p))), direct, home)
+	}
+	if !ok {
+		size, n, fromHome, err = f.readPending(p, off, direct, home != nil)
+	}
 	if size <= off {
-		return n, fromHome, err
+		return n, fromHome || ok, err
 	}
 	n, err = f.readPeers(p[:min(int64(len(p)), size-off)], off, size, home, !direct)
 	return n, false, err
@@ -74,8 +80,12 @@ func (f *File) readPending(p []byte, off int64, direct, peers bool) (size int64,
 	// draining pages alone: their release has not returned yet.
 	pending := f.lrc.Pending(rg, !direct)
 	if len(pending) == 0 {
-		if peers && f.servesLocked() {
+		serves := peers && f.servesLocked()
+		if serves {
 			size = f.size
+		}
+		if peers {
+			f.publishLocked(rg, direct, serves)
 		}
 		return size, 0, true, nil
 	}

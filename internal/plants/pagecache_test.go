@@ -3,6 +3,30 @@ package plants
 // pagecachePlants are faults in carrying the rules out.
 var pagecachePlants = []plant{
 	{
+		name: "what a read found out outlives a change",
+		file: "pagecache/readsnapshot.go",
+		old:  "s.epoch != f.epochs[i].Load() ||",
+		new:  "",
+		nets: []net{
+			{pkg: "pagecache", run: "TestReadsOfWhatDidNotChangeTakeNoLock"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
+		},
+	},
+	{
+		name: "a read without the lock enters the kernel unnoticed",
+		file: "pagecache/readsnapshot.go",
+		old:  "|| !direct && !s.held {",
+		new:  "{",
+		nets: []net{{pkg: "pagecache", run: "TestDirectReadsDoNotLetOthersPass"}},
+	},
+	{
+		name: "a read publishes a region of which it marked only its own pages",
+		file: "pagecache/readsnapshot.go",
+		old:  "f.lrc.CPURead(pages)",
+		new:  "f.lrc.CPURead(rg)",
+		nets: []net{{pkg: "pagecache", run: "TestReadsWithoutLockAreDroppedByReleases"}},
+	},
+	{
 		name: "an eviction collects nothing",
 		file: "pagecache/evict.go",
 		old:  "\t// Most of it comes home a part at a time, so that requests get in between.\n",

@@ -1,0 +1,137 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// withoutLock runs do while somebody holds the file's lock. A read that wants it never returns.
+func withoutLock(t *testing.T, f *File, do func()) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+}
+
+// readTwice has the File publish what it knows of the regions that are read.
+func readTwice(t *testing.T, src *source, off, n int) {
+	t.Helper()
+	for range 2 {
+		src.read(t, off, n)
+	}
+}
+
+// unlocked reports whether a read of the page at off would take no lock.
+func unlocked(src *source, off int64, direct bool) bool {
+	_, ok := src.attached.readUnlocked(page.Covering(off, page.Size), direct, src.reader)
+	return ok
+}
+
+// A region that did not change since it was read twice is read while others hold the lock.
+func TestReadsOfWhatDidNotChangeTakeNoLock(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(sharedSize)
+	home.warm.Store(true)
+	p := m.run(src, 0, 0, sharedSize, true)
+	want := src.home.bytes(0, sharedSize)
+	readTwice(t, src, 0, 4096)
+	readTwice(t, src, 2<<20-4096, 8192)
+	withoutLock(t, src.attached, func() {
+		require.True(t, bytes.Equal(want[1<<20:1<<20+65536], src.read(t, 1<<20, 65536)), "another part of the region")
+		require.True(t, bytes.Equal(want[2<<20-100:2<<20+100], src.read(t, 2<<20-100, 200)), "two regions")
+	})
+	require.False(t, unlocked(src, 4<<20, false), "another region")
+
+	p.add(7)
+	p.release()
+	require.False(t, unlocked(src, 0, false), "something is pending")
+	want[7]++
+	require.True(t, bytes.Equal(want[:4096], src.read(t, 0, 4096)))
+	require.False(t, unlocked(src, 0, false), "one read is not worth it")
+	readTwice(t, src, 0, 4096)
+	require.True(t, unlocked(src, 0, false))
+	withoutLock(t, src.attached, func() { require.True(t, bytes.Equal(want[:4096], src.read(t, 0, 4096))) })
+}
+
+// Pages that a program may get without the lock are dropped by the next release, also those that no read asked for with it.
+func TestReadsWithoutLockAreDroppedByReleases(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(sharedSize)
+	home.warm.Store(true)
+	p := m.run(src, 0, 0, sharedSize, true)
+	p.add(5 * page.Size)
+	p.release() // the kernel does not hold page 5 from now on
+	src.read(t, 0, 4096)
+	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	readTwice(t, src, 0, 4096)
+	src.kernel.take()
+	withoutLock(t, src.attached, func() { src.read(t, 5*page.Size, 4096) })
+	p.add(5 * page.Size)
+	p.release()
+	require.Contains(t, src.kernel.take(), page.Range{Start: 5, End: 6})
+}
+
+// A read past the kernel's page cache says nothing of what the kernel holds, so others do not follow it.
+func TestDirectReadsDoNotLetOthersPass(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(sharedSize)
+	home.warm.Store(true)
+	m.run(src, 0, 0, sharedSize, true)
+	for range 2 {
+		_, _, err := src.attached.Read(make([]byte, 4096), 0, true, src.reader)
+		require.NoError(t, err)
+	}
+	require.True(t, unlocked(src, 0, true))
+	require.False(t, unlocked(src, 0, false))
+	readTwice(t, src, 0, 4096)
+	require.True(t, unlocked(src, 0, false))
+	require.True(t, unlocked(src, 0, true))
+}
+
+// A file that becomes longer is read to its new end, and one that becomes shorter to that.
+func TestReadsWithoutLockKnowTheSize(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(10_000)
+	home.warm.Store(true)
+	m.run(src, 0, 0, 10_000, false)
+	readTwice(t, src, 0, 4096)
+	require.True(t, unlocked(src, 0, false))
+	src.write(t, 10_000, make([]byte, 20_000))
+	require.Len(t, src.read(t, 8192, 16<<10), 16<<10)
+	readTwice(t, src, 0, 4096)
+	src.truncate(t, 4096)
+	require.Empty(t, src.read(t, 4096, 4096))
+	require.Len(t, src.read(t, 0, 8192), 4096)
+}
+
+// What somebody changed in SOURCE is noticed without the lock too.
+func TestReadsWithoutLockLookAtSource(t *testing.T) {
+	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	src, _ := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	readTwice(t, src, 0, 4096)
+	require.True(t, unlocked(src, 0, false))
+	changed := bytes.Repeat([]byte{0xaa}, 4096)
+	src.home.editAt(0, changed)
+	require.False(t, unlocked(src, 0, false))
+	require.True(t, bytes.Equal(changed, src.read(t, 0, 4096)), "the device has old bytes")
+}
+
+// A detached file answers nobody.
+func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(sharedSize)
+	home.warm.Store(true)
+	p := m.run(src, 0, 0, sharedSize, false)
+	readTwice(t, src, 0, 4096)
+	f := src.attached
+	p.unmap()
+	require.NoError(t, m.cache.Close(context.Background()))
+	_, ok := f.readUnlocked(page.Range{End: 1}, false, src.reader)
+	require.False(t, ok)
+}
