@@ -93,8 +93,10 @@ func (c *creator) with(uid, gid uint32, call func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if gid != c.gid {
-		setfsid(unix.SYS_SETFSGID, gid)
-		defer setfsid(unix.SYS_SETFSGID, c.gid)
+		if !setfsid(unix.SYS_SETFSGID, gid) {
+			return unix.EPERM
+		}
+		defer c.ownID(unix.SYS_SETFSGID, c.gid) // runs after restore
 	}
 	if uid == c.uid {
 		return c.fully(call)
@@ -103,7 +105,9 @@ func (c *creator) with(uid, gid uint32, call func() error) error {
 	if errno != 0 {
 		return errno
 	}
-	setfsid(unix.SYS_SETFSUID, uid)
+	if !setfsid(unix.SYS_SETFSUID, uid) {
+		return unix.EPERM
+	}
 	defer c.restore(lasting)
 	if !lasting {
 		if errno := capset(&c.caps); errno != 0 {
@@ -133,12 +137,16 @@ func (c *creator) mark() (lasting bool, errno syscall.Errno) {
 
 // restore gives the thread its own user back. A thread that cannot get it back must never run anything else.
 func (c *creator) restore(lasting bool) {
-	setfsid(unix.SYS_SETFSUID, c.uid)
-	if lasting {
-		return
+	c.ownID(unix.SYS_SETFSUID, c.uid)
+	if !lasting {
+		mustCapset(&c.own)
 	}
-	if errno := capset(&c.own); errno != 0 {
-		panic("gaiafs: cannot take back capabilities: " + errno.Error())
+}
+
+// ownID gives the thread the daemon's own filesystem user or group back.
+func (c *creator) ownID(call uintptr, id uint32) {
+	if !setfsid(call, id) {
+		panic("gaiafs: a thread that acted as a user cannot become the daemon's again")
 	}
 }
 
@@ -154,14 +162,24 @@ func (c *creator) fully(call func() error) error {
 	if errno := capset(&c.own); errno != 0 {
 		return err
 	}
-	defer capset(&c.caps) // a thread that was marked must not have it
+	defer mustCapset(&c.caps) // a thread that was marked must not have it
 	return call()
 }
 
-// setfsid sets the filesystem user or group of the calling thread alone.
-func setfsid(call uintptr, id uint32) {
-	// These calls return the previous value, whether they worked or not (setfsuid(2)).
+// setfsid sets the filesystem user or group of the calling thread alone, and reports whether it did: the kernel may know no
+// such user, or lack memory for the new credentials.
+func setfsid(call uintptr, id uint32) bool {
+	// These calls return the previous value, whether they worked or not (setfsuid(2)). No user has the number -1.
 	_, _, _ = unix.RawSyscall(call, uintptr(id), 0, 0)
+	now, _, _ := unix.RawSyscall(call, ^uintptr(0), 0, 0)
+	return uint32(now) == id
+}
+
+// mustCapset is capset for a thread that must not run anything else with the capabilities that it has.
+func mustCapset(data *capabilities) {
+	if errno := capset(data); errno != 0 {
+		panic("gaiafs: a thread's capabilities cannot be set: " + errno.Error())
+	}
 }
 
 func capset(data *capabilities) syscall.Errno {
