@@ -55,7 +55,7 @@ func Process(args []string, out io.Writer) error {
 func serveLoopback(out io.Writer, o loopback.Options, source, mountpoint string) error {
 	stop, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer end()
-	signal.Ignore(syscall.SIGINT)
+	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE) // a bench that was killed reads no more, and the mount is to be taken away
 	server, err := loopback.Mount(source, mountpoint, o)
 	if err != nil {
 		return err
@@ -112,7 +112,9 @@ func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (
 	cmd := s.Process(context.Background(), partLoopback, strconv.Itoa(o.MaxWrite), mode, source, mountpoint)
 	var said strings.Builder
 	cmd.Stderr = &said
-	leaveNoneBehind(cmd)
+	// It ends where the bench is killed, and not by the Ctrl-C that ends the bench. The kernel sends the signal for each thread
+	// of the bench that dies, so there may be several.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -139,17 +141,12 @@ func (s *session) startGaiafs(source, mountpoint string, flags ...string) (*daem
 	defer log.Close()
 	cmd, err := s.Mount(append([]string{"--log-level=warn"}, flags...), source, mountpoint, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
-		leaveNoneBehind(cmd)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not by the Ctrl-C that ends the bench
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gaiafs cannot be mounted: %w", err)
 	}
 	return watch(cmd, mountpoint), nil
-}
-
-// leaveNoneBehind has a daemon end where the bench is killed, and not by the Ctrl-C that ends the bench.
-func leaveNoneBehind(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 }
 
 // watch waits for the end of a daemon that was started.
