@@ -17,10 +17,9 @@ type EndRequest struct {
 
 // serveEnd lets the mount's owner answer an END, until he has said all or the client has gone.
 func (s *session) serveEnd(id requestID, r endRequest) {
-	src, ok := s.server.tokens.redeem(r.token)
 	var err error
 	switch {
-	case !ok || src != nil:
+	case !s.redeemMount(r.token):
 		err = failure(syscall.EACCES, "the token is not valid, or no longer")
 	case r.flags&^endForce != 0:
 		err = failure(syscall.EINVAL, "flags %#x of an END are not known", r.flags)

@@ -187,7 +187,7 @@ func removeStale(path string) error {
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
-	if st.Mode()&fs.ModeSocket == 0 {
+	if st.Mode()&(fs.ModeSocket|fs.ModeSymlink) == 0 { // a link is one of Announce
 		return fmt.Errorf("control socket %s: a file that is no socket is in the way: %w", path, syscall.EEXIST)
 	}
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -197,7 +197,7 @@ func removeStale(path string) error {
 		return fmt.Errorf("control socket %s: another gaiafs listens on it: %w", path, syscall.EADDRINUSE)
 	case errors.Is(err, syscall.EAGAIN): // a full queue
 		return fmt.Errorf("control socket %s: another gaiafs listens on it and does not answer: %w", path, syscall.EADDRINUSE)
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ECONNREFUSED), st.Mode()&fs.ModeSymlink != 0 && errors.Is(err, fs.ErrNotExist):
 	default: // EPROTOTYPE is a live socket of another kind, EACCES somebody else's
 		return fmt.Errorf("control socket %s: something else may be using it: %w", path, err)
 	}

@@ -339,11 +339,20 @@ func (s *session) serveUnmap(id mappingID) error {
 	return s.unmap(m)
 }
 
+// redeemMount reports whether a token is good for the mount. Root and the user who mounted need none, since the mountpoint may
+// not be where they can open it: for them a token of zeros will do.
+func (s *session) redeemMount(token [tokenSize]byte) bool {
+	if !s.ordinary && token == [tokenSize]byte{} {
+		return true
+	}
+	src, ok := s.server.tokens.redeem(token)
+	return ok && src == nil
+}
+
 // serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large; the next may
 // come as soon as the client has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
-	src, ok := s.server.tokens.redeem(token)
-	if !ok || src != nil {
+	if !s.redeemMount(token) {
 		s.finish(id, 0, failure(syscall.EACCES, "the token is not valid, or no longer"))
 		return
 	}

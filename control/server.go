@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -95,6 +96,7 @@ type Stats struct {
 type Server struct {
 	opts     Options           // immutable
 	listener *net.UnixListener // immutable
+	link     string            // what Announce made; set before the Server is used by others
 	tokens   *tokens
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
@@ -188,6 +190,9 @@ func (s *Server) Close() error {
 	if first {
 		s.tokens.close()
 		err = s.listener.Close()
+		if s.link != "" {
+			_ = os.Remove(s.link) // what stays leads nowhere
+		}
 		s.cancel()
 		for _, ses := range s.snapshot() {
 			ses.conn.Close()

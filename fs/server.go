@@ -39,6 +39,9 @@ type Options struct {
 	// Log takes what goes wrong; nil discards it. Debug logs every request.
 	Log   *slog.Logger
 	Debug bool
+	// Detached is told that the mount has disappeared from the mounts that this process sees, or appeared again. It must not
+	// block. Programs may still use the mount. Nil: nobody is told.
+	Detached func(bool)
 
 	withoutCure bool
 	strict      strictness // of SOURCE's mount, and of ours
@@ -69,7 +72,7 @@ type Server struct {
 	server     *fuse.Server
 	mountpoint string
 	device     string // of the mount, major:minor
-	holds      holds
+	hold       hold
 	served     chan struct{}
 }
 
@@ -102,8 +105,8 @@ func Mount(o Options) (*Server, error) {
 		fs.close()
 		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
 	}
-	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{})}
-	s.holds.closed.L = &s.holds.mu
+	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{}), hold: hold{fd: -1}}
+	s.hold.closed.L = &s.hold.mu
 	guarded := make(chan *guard, 1)
 	reaping, stop := context.WithCancel(context.Background())
 	fs.background.Go(func() { fs.reap(reaping) })
@@ -129,6 +132,7 @@ func Mount(o Options) (*Server, error) {
 	if m, err := mountOf(o.Mountpoint); err == nil {
 		s.device = m.Device
 	}
+	s.watchPlace(o.Detached)
 	var g *guard
 	if guardReady.Load() {
 		if g, err = startGuard(o.Mountpoint); err != nil {

@@ -3,6 +3,7 @@ package fs
 import (
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -62,6 +63,9 @@ type strictMounts struct {
 	table atomic.Pointer[map[uint64]strictness] // by the kernel's number of the mount
 	stop  *os.File                              // closed to end watch
 	done  chan struct{}                         // closed when watch has ended
+
+	mu       sync.Mutex        // held while the mounts are read
+	follower func([]MountInfo) // protected by mu, which is held while it is called
 }
 
 // newStrictMounts starts a goroutine, which close ends.
@@ -108,6 +112,8 @@ func (s *strictMounts) close() {
 
 // read makes the table.
 func (s *strictMounts) read() {
+	s.mu.Lock() // so that an older table does not take the place of a newer one
+	defer s.mu.Unlock()
 	mounts, err := readMounts()
 	if err != nil {
 		return // the old one is better than none
@@ -117,6 +123,17 @@ func (s *strictMounts) read() {
 		table[m.number] = m.strict &^ s.own
 	}
 	s.table.Store(&table)
+	if s.follower != nil {
+		s.follower(mounts)
+	}
+}
+
+// follow has f called with all mounts, now and whenever they have changed. f must not block.
+func (s *strictMounts) follow(f func([]MountInfo)) {
+	s.mu.Lock()
+	s.follower = f
+	s.mu.Unlock()
+	s.read()
 }
 
 // of returns by how much the mount of a number is stricter than ours.

@@ -45,8 +45,8 @@ type Options struct {
 	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
 	TrustUsers bool
 	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait any
-	// more. Hold may block, but for no request of the mount; end may not.
-	Hold func() (end func())
+	// more. Neither may block. A release waits until held is closed, but no longer than a second.
+	Hold func() (held <-chan struct{}, end func())
 	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says so. 0
 	// stands for all of it.
 	UserShare float64

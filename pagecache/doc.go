@@ -15,7 +15,7 @@
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files
-//	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called
+//	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	File.readingMu     how many reads of home go on
 //	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu, pageMemory.mu
 //	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu

@@ -68,7 +68,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	kernel, dropped := f.kernel, len(drops) > 0
 	if pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
-		f.c.hold.take() // does not block: this release is a user
+		f.c.hold.join() // this release is a user, and has waited
 	}
 	for tries := 0; len(drops) > 0; tries++ {
 		f.drainLocked(drops, id)

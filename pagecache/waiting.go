@@ -233,29 +233,52 @@ func (c *Cache) retry(ctx context.Context) (again bool) {
 	return again
 }
 
+// holdPatience is how long a release waits for the hold to begin. The way to the mountpoint may lead over a filesystem that
+// hangs, and releases go on all the same.
+const holdPatience = time.Second
+
 // pendingHold tells somebody for as long as released bytes wait. Every File of which bytes wait is a user, and every release
 // under way.
 type pendingHold struct {
-	begin func() (end func()) // immutable; nil where nobody asked
+	begin func() (held <-chan struct{}, end func()) // immutable; nil where nobody asked
 
-	mu    sync.Mutex // held while begin is called
-	users int        // protected by mu
-	end   func()     // protected by mu; set while there are users
+	mu    sync.Mutex
+	users int             // protected by mu
+	held  <-chan struct{} // protected by mu; set while there are users, as is end
+	end   func()          // protected by mu
 }
 
-// take adds a user. It may block, so the caller holds no lock.
+// take adds a user and waits until the hold has begun. The caller holds no lock.
 func (h *pendingHold) take() {
-	if h.begin == nil {
+	held := h.join()
+	if held == nil {
 		return
+	}
+	select {
+	case <-held:
+		return
+	default: // rarely: no timer is made for the others
+	}
+	select {
+	case <-held:
+	case <-time.After(holdPatience):
+	}
+}
+
+// join adds a user and does not wait. held is closed when the hold has begun; it is nil where nobody asked for one.
+func (h *pendingHold) join() (held <-chan struct{}) {
+	if h.begin == nil {
+		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users++; h.users == 1 {
-		h.end = h.begin()
+		h.held, h.end = h.begin()
 	}
+	return h.held
 }
 
-// drop ends what take began.
+// drop ends what take or join began.
 func (h *pendingHold) drop() {
 	if h.begin == nil {
 		return

@@ -102,13 +102,15 @@ func TestUnusedCacheIsCollected(t *testing.T) {
 func TestHoldLastsWhileBytesWait(t *testing.T) {
 	var mu sync.Mutex
 	begun, held := 0, 0
+	atOnce := make(chan struct{})
+	close(atOnce)
 	m := newMachine(t, 2, func(o *Options, _ *int64) {
-		o.Hold = func() func() {
+		o.Hold = func() (<-chan struct{}, func()) {
 			mu.Lock()
 			defer mu.Unlock()
 			begun++
 			held++
-			return func() {
+			return atOnce, func() {
 				mu.Lock()
 				defer mu.Unlock()
 				held--
@@ -144,4 +146,20 @@ func TestHoldLastsWhileBytesWait(t *testing.T) {
 	m.cache.Forget(a.id)
 	require.Equal(t, [2]int{2, 0}, holds(), "nobody misses what no name leads to")
 	q.unmap()
+}
+
+// A hold that cannot begin, as where the way to the mountpoint hangs, stops nobody for long, and those who bring bytes home not at
+// all.
+func TestHoldThatDoesNotBegin(t *testing.T) {
+	ended := make(chan struct{}, 10)
+	m := newMachine(t, 1, func(o *Options, _ *int64) {
+		o.Hold = func() (<-chan struct{}, func()) { return make(chan struct{}), func() { ended <- struct{}{} } }
+	})
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(0, 1)
+	p.release()
+	require.NoError(t, m.cache.Flush(context.Background()))
+	<-ended
+	p.unmap()
 }

@@ -1,13 +1,15 @@
 package gaiafs
 
 import (
+	"errors"
 	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. ENOTTY or
+// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. Root and the user who
+// mounted may name the daemon's control socket instead, as where the mount was detached. ENOTTY or
 // EINVAL where nothing of gaiafs is mounted there, ECONNREFUSED or ENOTCONN where the daemon is gone, and the errors
 // of opening the directory.
 func Status(mountpoint string) ([]byte, error) {
@@ -40,9 +42,15 @@ func status(mountpoint string) ([]byte, error) {
 	return doc, nil
 }
 
-// connectTo connects to the daemon of a mountpoint, with a token for the mount. The connection is the caller's until release.
+// connectTo connects to the daemon of a mountpoint, with a token for the mount; by its socket the token is of zeros. The connection is the caller's until release.
 func connectTo(mountpoint string) (*conn, [16]byte, error) {
 	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if errors.Is(err, syscall.ENOTDIR) {
+		if st, err := os.Stat(mountpoint); err == nil && st.Mode()&os.ModeSocket != 0 {
+			c, err := openConn(mountpoint)
+			return c, [16]byte{}, err
+		}
+	}
 	if err != nil {
 		return nil, [16]byte{}, asError(err, "%v", err)
 	}

@@ -90,7 +90,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	} else if err != nil {
 		return fmt.Errorf("the report cannot be written: %w", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
 	signal.Ignore(syscall.SIGPIPE) // whoever stopped reading the table does not keep it from cleaning up
 	o.Match, o.GPUs = match, benchDevices(o.gpus)

@@ -25,7 +25,7 @@ func startDaemon(m *mountPlan, arguments []string) error {
 		return err
 	}
 	defer log.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends this process
 	cmd, err := startServing(ctx, goOnAlone, arguments[1:], func(cmd *exec.Cmd) {

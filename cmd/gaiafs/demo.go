@@ -81,7 +81,7 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 			err = rerr
 		}
 	}()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
 	progress := demo.Lines(cmd.ErrOrStderr())
 	if f, ok := cmd.ErrOrStderr().(*os.File); ok && isTerminal(f) {

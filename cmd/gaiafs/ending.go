@@ -41,17 +41,22 @@ type ending struct {
 	stop    context.CancelFunc
 	once    sync.Once // closes the cache
 
-	mu      sync.Mutex
-	asker   int32          // the process that was told last to unmount, 0 if none was; protected by mu
-	askers  sync.WaitGroup // those who wait for the last word; added to with mu held, while isOver is not set
-	isOver  bool           // protected by mu
-	wanted  bool           // bytes wait, so the mount should be held; protected by mu
-	free    bool           // it is not to be held all the same; protected by mu
-	endHold func()         // protected by mu; nil while the mount is not held
+	// forced gets the process that asked for the end of a detached mount by force.
+	forced chan int32
+
+	mu       sync.Mutex
+	asker    int32          // the process that was told last to unmount, 0 if none was; protected by mu
+	askers   sync.WaitGroup // those who wait for the last word; added to with mu held, while isOver is not set
+	isOver   bool           // protected by mu
+	cause    string         // why the service ends; empty while it does not; protected by mu
+	givesUp  time.Time      // when patience ends by itself, zero where it does not; protected by mu
+	wanted   bool           // bytes wait, so the mount should be held; protected by mu
+	leaving  int            // how many have reason to take it away all the same; protected by mu
+	detached bool           // nobody finds the mount, so holding it keeps nothing; protected by mu
 }
 
 func newEnding() *ending {
-	e := &ending{gone: make(chan struct{}), over: make(chan struct{})}
+	e := &ending{gone: make(chan struct{}), over: make(chan struct{}), forced: make(chan int32, 1)}
 	e.patience, e.giveUp = context.WithCancel(context.Background())
 	e.closing, e.stop = context.WithCancel(context.Background())
 	return e
@@ -67,57 +72,111 @@ func (e *ending) isGone() bool {
 }
 
 // hold keeps the mount busy while bytes wait: it is pagecache.Options.Hold.
-func (s *service) hold() (end func()) {
-	s.setHold(true, nil)
-	return func() { s.setHold(false, nil) }
+func (s *service) hold() (held <-chan struct{}, end func()) {
+	held = s.setHold(func(e *ending) { e.wanted = true })
+	return held, func() { s.setHold(func(e *ending) { e.wanted = false }) }
 }
 
-// setHold holds the mount, or lets go of it, as it should be now.
-func (s *service) setHold(wanted bool, free *bool) {
+// setHold changes what decides whether the mount is held, and has it held or not, as it should be now. It does not block. held is
+// closed when that is done.
+func (s *service) setHold(change func(*ending)) (held <-chan struct{}) {
 	e := s.end
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if free != nil {
-		e.free = *free
-	} else {
-		e.wanted = wanted
+	change(e)
+	mount := s.inService.Load()
+	if mount != nil && e.wanted && e.leaving == 0 && !e.detached {
+		return mount.Hold()
 	}
-	switch mount := s.inService.Load(); {
-	case e.wanted && !e.free && e.endHold == nil && mount != nil:
-		e.endHold = mount.Hold()
-	case (!e.wanted || e.free) && e.endHold != nil:
-		e.endHold()
-		e.endHold = nil
+	if mount != nil {
+		mount.LetGo()
 	}
+	return closedChannel
 }
 
-// mayGo says whether the mount may be unmounted although bytes wait.
-func (s *service) mayGo(free bool) { s.setHold(false, &free) }
+var closedChannel = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// mayGo has the mount not be held any more, although bytes wait, until undo.
+func (s *service) mayGo() (undo func()) {
+	s.setHold(func(e *ending) { e.leaving++ })
+	return func() { s.setHold(func(e *ending) { e.leaving-- }) }
+}
+
+// noticedAfter is how long the kernel may take to end a mount that was unmounted, and is not only out of sight.
+const noticedAfter = time.Second
+
+// noticeDetached is fs.Options.Detached. Where it was only the daemon that held the mount, that ends now. Its bytes are kept and
+// tried again for keepFor.
+func (s *service) noticeDetached(is bool) {
+	s.setHold(func(e *ending) { e.detached = is })
+	if !is {
+		return
+	}
+	time.AfterFunc(noticedAfter, func() {
+		e := s.end
+		e.mu.Lock()
+		still, known := e.detached && !e.isOver, e.cause != ""
+		e.mu.Unlock()
+		if mount := s.inService.Load(); mount != nil && still && !known && !e.isGone() {
+			s.log.Warn("the mount was detached, as by umount -l: nobody finds it any more, and this process goes on for the programs that "+
+				"use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
+				"users", describe(mountedElsewhere(mount.Device())))
+		}
+	})
+}
 
 // run serves until the mount is gone or a signal says so.
 func (s *service) run(signals <-chan os.Signal) error {
 	e := s.end
+	cause := "unmounted by somebody else"
 	select {
 	case <-e.gone:
 		e.mu.Lock()
 		asker := e.asker
 		e.mu.Unlock()
 		if asker != 0 {
-			s.log.Info("unmounted by gaiafs umount, ending", "process", asker)
-		} else {
-			s.log.Info("unmounted by somebody else, ending")
+			cause = fmt.Sprintf("unmounted by gaiafs umount, process %d", asker)
 		}
 	case sig := <-signals:
-		s.log.Info("ending", "signal", sig.String())
+		cause = signalName(sig)
+	case pid := <-e.forced:
+		return s.force(fmt.Sprintf("gaiafs umount --force, process %d", pid))
 	}
+	s.ends(cause)
+	s.log.Info("ending", "cause", cause)
 	ended := make(chan error, 1)
 	go func() { ended <- s.finish() }()
 	select {
 	case err := <-ended:
+		if err == nil {
+			s.log.Info("everything is written back")
+		} else {
+			s.log.Error("ended with errors", "error", err)
+		}
 		return err
 	case sig := <-signals:
-		return s.force(sig)
+		return s.force("a second signal, " + signalName(sig))
+	case pid := <-e.forced:
+		return s.force(fmt.Sprintf("gaiafs umount --force, process %d", pid))
 	}
+}
+
+func signalName(sig os.Signal) string {
+	if number, ok := sig.(syscall.Signal); ok {
+		return unix.SignalName(number)
+	}
+	return sig.String()
+}
+
+// ends notes why the service ends.
+func (s *service) ends(cause string) {
+	s.end.mu.Lock()
+	defer s.end.mu.Unlock()
+	s.end.cause = cause
 }
 
 // finish takes everything down in the order of the package comment. It blocks while programs use the mount, and while home does
@@ -126,6 +185,9 @@ func (s *service) finish() error {
 	go func() {
 		select {
 		case <-s.end.gone:
+			s.end.mu.Lock()
+			s.end.givesUp = time.Now().Add(keepFor)
+			s.end.mu.Unlock()
 			time.AfterFunc(keepFor, s.end.giveUp)
 		case <-s.end.over:
 		}
@@ -135,11 +197,6 @@ func (s *service) finish() error {
 	s.untilHome() // what that released
 	errs = append(errs, s.takeAway())
 	err := s.close(errs...)
-	if err == nil {
-		s.log.Info("everything is written back")
-	} else {
-		s.log.Error("ended with errors", "error", err)
-	}
 	closed := make(chan error, 1)
 	go func() { closed <- s.control.Close() }()
 	select {
@@ -179,8 +236,9 @@ func (s *service) untilHome() {
 		}
 		if time.Since(said) >= namesAgain {
 			said = time.Now()
-			s.log.Error("this process ends when the backing filesystem has taken what devices released; a second signal, or "+
-				"'gaiafs umount --force', gives it up", "waiting", describeWaiting(waiting), "mounted", !s.end.isGone())
+			s.log.Error("this process ends when the backing filesystem has taken what devices released; a further signal, or "+
+				"'gaiafs umount --force', gives it up", "process", os.Getpid(), "waiting", describeWaiting(waiting),
+				"mounted", !s.end.isGone(), "gives_up", s.end.limit())
 		}
 		select {
 		case <-time.After(pause):
@@ -190,9 +248,36 @@ func (s *service) untilHome() {
 	}
 }
 
+// describe fills in what the status says of the end.
+func (e *ending) describe(m *mountStatus) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m.Detached, m.Ending = e.detached || e.isGone(), e.cause
+	if !e.givesUp.IsZero() {
+		at := e.givesUp.UTC().Truncate(time.Second)
+		m.GivesUp = &at
+	}
+}
+
+// limit says when patience ends by itself.
+func (e *ending) limit() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case !e.givesUp.IsZero():
+		return "at " + e.givesUp.Format(time.DateTime)
+	case e.isGone():
+		return "in " + keepFor.String()
+	}
+	return "not while it is mounted"
+}
+
 // describeWaiting names files and bytes in one line, the first few of them.
 func describeWaiting(waiting []pagecache.Waiting) string {
 	const most = 5
+	if len(waiting) == 0 {
+		return "nothing"
+	}
 	var names []string
 	for _, w := range waiting[:min(len(waiting), most)] {
 		names = append(names, w.String())
@@ -210,7 +295,7 @@ func describeWaiting(waiting []pagecache.Waiting) string {
 
 // takeAway unmounts. It returns when no program uses the mount any more but by a descriptor that its client library keeps.
 func (s *service) takeAway() error {
-	s.mayGo(true)
+	s.mayGo()
 	where := s.mount.Mountpoint()
 	if s.end.isGone() {
 		return s.detach() // `umount -f` ends the connection, and may leave the mount
@@ -291,15 +376,16 @@ func (s *service) detach() error {
 
 // force ends without waiting for programs that use the mount, which get errors from then on, nor for a home that does not take
 // what devices released, which is lost.
-func (s *service) force(sig os.Signal) error {
-	s.log.Error("ending at once; programs that use the mount get errors", "signal", sig.String())
+func (s *service) force(cause string) error {
+	s.log.Error("ending at once; programs that use the mount get errors", "cause", cause)
+	s.ends(cause)
 	s.end.giveUp()
-	s.mayGo(true)
+	s.mayGo()
 	if err := s.detach(); err != nil {
 		s.log.Error("the mountpoint stays behind", "mountpoint", s.mount.Mountpoint(), "error", err)
 	}
 	time.AfterFunc(forcedWriteBack, s.end.stop)
-	err := errors.Join(s.close(), fmt.Errorf("ended by a second signal (%s)", strings.ToLower(sig.String())))
+	err := errors.Join(s.close(), fmt.Errorf("ended by %s", cause))
 	s.log.Error("ended", "error", err)
 	return err
 }
@@ -309,6 +395,9 @@ type endDocument struct {
 	State   string              `json:"state"`
 	Waiting []pagecache.Waiting `json:"waiting,omitempty"`
 	Error   string              `json:"error,omitempty"`
+	// Detached says that there is nothing to unmount, Ending why the service is about to end in any case.
+	Detached bool   `json:"detached,omitempty"`
+	Ending   string `json:"ending,omitempty"`
 }
 
 const (
@@ -326,6 +415,7 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 		}
 		return r.Say(append(text, '\n'), d.State != endReady)
 	}
+	e := s.end
 	var answer endDocument
 	if err := s.cache.Flush(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -334,29 +424,39 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 		answer.Error = err.Error()
 		answer.Waiting = s.cache.Waiting()
 	}
+	e.mu.Lock()
+	answer.Detached, answer.Ending = e.detached || e.isGone(), e.cause
+	e.mu.Unlock()
 	if len(answer.Waiting) > 0 && !r.Force {
 		s.log.Error("not unmounted: the backing filesystem does not take what devices released", "process", r.PID,
 			"waiting", describeWaiting(answer.Waiting))
 		answer.State = endRefused
 		return say(answer)
 	}
-	e := s.end
 	e.mu.Lock()
 	if e.isOver {
 		e.mu.Unlock()
 		return syscall.ESHUTDOWN
 	}
 	e.askers.Add(1)
-	e.asker = r.PID
+	if !answer.Detached {
+		e.asker = r.PID
+	}
 	e.mu.Unlock()
 	defer e.askers.Done()
 	if r.Force {
-		s.mayGo(true)
+		defer s.mayGo()() // it is not held again while this client may unmount
 	}
 	s.mount.WaitHolds()
 	answer.State = endReady
 	if err := say(answer); err != nil {
 		return err
+	}
+	if answer.Detached && r.Force {
+		select {
+		case e.forced <- r.PID:
+		default: // somebody else was faster
+		}
 	}
 	for gone := e.gone; ; {
 		select {
@@ -378,9 +478,10 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 				return ctx.Err()
 			}
 			// It could not unmount, or changed its mind.
-			s.mayGo(false)
 			e.mu.Lock()
-			e.asker = 0
+			if e.asker == r.PID {
+				e.asker = 0
+			}
 			e.mu.Unlock()
 			return ctx.Err()
 		}

@@ -2,10 +2,10 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +42,7 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			signals := make(chan os.Signal, 2)
 			report := func(err error) error { return err }
 			if readyFD > 0 {
-				report = reporter(readyFD, func() { signals <- syscall.SIGHUP })
+				report = reporter(readyFD, func() { hangUp(signals) })
 			}
 			if err := complete(cmd.Flags(), config, osEnvironment); err != nil {
 				return report(err)
@@ -52,9 +52,10 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 				return report(err)
 			}
 			if daemon && readyFD == 0 { // the process that is started gets the same command line, and a descriptor
+				tellEarlier(m.mountpoint, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "gaiafs:", text) })
 				return startDaemon(m, os.Args[1:])
 			}
-			signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			signal.Notify(signals, endingSignals()...)
 			defer signal.Stop(signals)
 			return m.serve(signals, readyFD > 0, cmd.ErrOrStderr(), report)
 		},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,10 +22,6 @@ import (
 // soon as the mountpoint is free, and the daemon ends a moment later.
 const predecessorPatience = 10 * time.Second
 
-// mostPredecessors is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount namespaces, or
-// were detached while programs use them.
-const mostPredecessors = 16
-
 // service is a mount and everything under it.
 type service struct {
 	plan    *mountPlan
@@ -36,6 +33,20 @@ type service struct {
 	// inService is mount, for those who may ask before it is set.
 	inService atomic.Pointer[fs.Server]
 	end       *ending
+}
+
+// endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a shell that
+// starts something in the background.
+func endingSignals() []os.Signal {
+	return slices.DeleteFunc([]os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, signal.Ignored)
+}
+
+// hangUp ends a service as SIGHUP does. It does not wait: where signals have come that nobody has taken, it ends anyway.
+func hangUp(signals chan<- os.Signal) {
+	select {
+	case signals <- syscall.SIGHUP:
+	default:
+	}
 }
 
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
@@ -74,7 +85,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	}
 	if err := report(nil); err != nil {
 		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again", "error", err)
-		signals <- syscall.SIGHUP
+		hangUp(signals)
 	}
 	return s.run(signals)
 }
@@ -105,6 +116,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err := m.clearMountpoint(log); err != nil {
 		return nil, err
 	}
+	tellEarlier(m.mountpoint, func(text string) { log.Warn(text) })
 	s := &service{plan: m, log: log, started: time.Now(), end: newEnding()}
 	devices, err := m.gpus.open(int64(m.gpuMemory), log)
 	if err != nil {
@@ -119,6 +131,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),
 		AttrTimeout:  kernelTimeout(m.attrTimeout),
 		EntryTimeout: kernelTimeout(m.entryTimeout),
+		Detached:     s.noticeDetached,
 		Log:          log,
 		Debug:        m.debugFuse,
 	}
@@ -163,6 +176,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		close(s.end.gone)
 	}()
 	s.inService.Store(s.mount)
+	s.setHold(func(*ending) {}) // bytes may wait already
 	return s, nil
 }
 
@@ -190,7 +204,13 @@ func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 // its mount is still somewhere, this one gets another name. Clients ask the mount for it.
 func (s *service) listen(o control.Options) (server *control.Server, err error) {
 	if o.Socket = s.plan.socket; o.Socket != "" {
-		return control.Listen(o)
+		if server, err = control.Listen(o); err != nil {
+			return nil, err
+		}
+		if err := server.Announce(s.plan.mountpoint); err != nil {
+			s.log.Warn("this process will not be found once its mount is detached", "error", err)
+		}
+		return server, nil
 	}
 	o.Socket = control.DefaultSocket(s.plan.mountpoint, 0)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
@@ -204,7 +224,7 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 		}
 		time.Sleep(min(pause, left))
 	}
-	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < mostPredecessors; n++ {
+	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < control.MostDaemons; n++ {
 		if n == 1 {
 			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is seen as a direct change of SOURCE", "socket", o.Socket)
 		}
@@ -219,7 +239,7 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 
 // removeStale removes what killed daemons of the mountpoint left under other names than that of this one's socket.
 func (s *service) removeStale(socket string) {
-	for n := range mostPredecessors {
+	for n := range control.MostDaemons {
 		other := control.DefaultSocket(s.plan.mountpoint, n)
 		if other == socket {
 			continue

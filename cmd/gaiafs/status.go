@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -42,6 +45,11 @@ type mountStatus struct {
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
+	// Detached says that the mount is not at its place any more. Ending is why the daemon ends, if it does, and GivesUp when it gives
+	// up bytes that home does not take.
+	Detached bool       `json:"detached"`
+	Ending   string     `json:"ending,omitempty"`
+	GivesUp  *time.Time `json:"gives_up,omitempty"`
 }
 
 func (s *service) status() statusDocument {
@@ -62,6 +70,7 @@ func (s *service) status() statusDocument {
 		},
 		Status: s.cache.Status(),
 	}
+	s.end.describe(&document.Mount)
 	if mount := s.inService.Load(); mount != nil {
 		document.Mount.WriteBack = mount.WriteBack()
 		document.Mount.Passthrough, document.Mount.PassthroughRefused = mount.Passthrough(), mount.PassthroughRefused()
@@ -91,44 +100,135 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 }
 
 func newStatus() *cobra.Command {
-	var asJSON bool
-	timeout := span{Duration: 10 * time.Second}
+	q := statusQuery{timeout: span{Duration: 10 * time.Second}}
 	cmd := &cobra.Command{
 		Use:   "status MOUNTPOINT",
 		Short: "Show devices, files and counters of a mount",
 		Long: `status shows what a mount holds where. Pages are of 4 KiB. With --json it prints a stable document for scripts, which
-docs/status.md describes.`,
+docs/status.md describes.
+
+A mount that was detached (umount -l) may have a daemon that still brings bytes home. MOUNTPOINT shows it while nothing else
+is mounted there, --pid in any case. --all lists all mounts, and such daemons.`,
 		Example: `  gaiafs status /mnt/data
+  gaiafs status --all
   gaiafs status --json /mnt/data | jq '.counters.merged_pages'`,
-		Args: arguments("MOUNTPOINT"),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if q.all || q.pid != 0 {
+				return arguments()(cmd, args)
+			}
+			return arguments("MOUNTPOINT")(cmd, args)
+		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			doc, err := askStatus(args[0], timeout.Duration)
-			if err != nil {
-				return statusError(args[0], err)
+			if q.all {
+				return q.showAll(cmd.OutOrStdout())
 			}
-			out := cmd.OutOrStdout()
-			if asJSON {
-				var b bytes.Buffer
-				if err := json.Indent(&b, doc, "", "  "); err != nil {
-					return fmt.Errorf("the mount's answer cannot be read: %w", err)
-				}
-				b.WriteByte('\n')
-				_, err := b.WriteTo(out)
-				return err
-			}
-			var s statusDocument
-			if err := json.Unmarshal(doc, &s); err != nil {
-				return fmt.Errorf("the mount's answer cannot be read: %w; its daemon may be of another version", err)
-			}
-			return s.print(out)
+			return q.show(cmd, args)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().Var(&timeout, "timeout", "how long to wait for the daemon's answer")
+	cmd.Flags().BoolVar(&q.asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&q.all, "all", false, "list all mounts, and daemons whose mounts were detached")
+	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon that is this process")
+	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for the daemon's answer")
+	cmd.MarkFlagsMutuallyExclusive("all", "pid")
 	return cmd
+}
+
+// statusQuery is a call of status.
+type statusQuery struct {
+	asJSON, all bool
+	pid         int
+	timeout     span
+}
+
+func (q *statusQuery) showAll(out io.Writer) error {
+	rows, err := allMounts(min(q.timeout.Duration, askedFor))
+	if err != nil {
+		return err
+	}
+	if q.asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(rows)
+	}
+	printRows(out, rows)
+	return nil
+}
+
+func (q *statusQuery) show(cmd *cobra.Command, args []string) error {
+	doc, err := q.ask(cmd, args)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	if q.asJSON {
+		var b bytes.Buffer
+		if err := json.Indent(&b, doc, "", "  "); err != nil {
+			return fmt.Errorf("the mount's answer cannot be read: %w", err)
+		}
+		b.WriteByte('\n')
+		_, err := b.WriteTo(out)
+		return err
+	}
+	var s statusDocument
+	if err := json.Unmarshal(doc, &s); err != nil {
+		return fmt.Errorf("the mount's answer cannot be read: %w; its daemon may be of another version", err)
+	}
+	return s.print(out)
+}
+
+// ask asks the daemon that was meant.
+func (q *statusQuery) ask(cmd *cobra.Command, args []string) ([]byte, error) {
+	if q.pid != 0 {
+		f, err := findByPID(q.pid, q.timeout.Duration)
+		if err != nil {
+			return nil, err
+		}
+		if f.err != nil {
+			return nil, fmt.Errorf("process %d: %w: %s", q.pid, f.err, stuckProcess(q.pid))
+		}
+		return askStatus(f.Path, q.timeout.Duration)
+	}
+	doc, err := askStatus(args[0], q.timeout.Duration)
+	if !isNoMount(err) {
+		if err != nil {
+			return nil, statusError(args[0], err)
+		}
+		tellEarlier(resolve(args[0]), func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "gaiafs:", text) })
+		return doc, nil
+	}
+	switch detached := findDetached(resolve(args[0]), q.timeout.Duration); len(detached) {
+	case 0:
+		return nil, statusError(args[0], err)
+	case 1:
+		f := detached[0]
+		if f.err != nil {
+			return nil, fmt.Errorf("nothing is mounted at %s. %s", args[0], f.earlier())
+		}
+		return askStatus(f.Path, q.timeout.Duration)
+	default:
+		return nil, severalDetached(args[0], detached)
+	}
+}
+
+// isNoMount reports whether the error of a status says that nothing of gaiafs is mounted there.
+func isNoMount(err error) bool {
+	return errors.Is(err, syscall.ENOTTY) || errors.Is(err, syscall.EINVAL)
+}
+
+// severalDetached is the error for a mountpoint that does not tell which daemon is meant.
+func severalDetached(mountpoint string, all []found) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "nothing is mounted at %s, but several daemons go on for mounts that were there: choose one with --pid\n", mountpoint)
+	for i, f := range all {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString("  " + f.earlier())
+	}
+	return errors.New(b.String())
 }
 
 // errNoAnswer says that a daemon is there and says nothing.
@@ -157,9 +257,10 @@ func askStatus(mountpoint string, patience time.Duration) ([]byte, error) {
 func statusError(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, errNoAnswer):
-		return fmt.Errorf("%s: %w: it is stopped, or waits for something; see its log, wait longer with --timeout, or give it up with "+
-			"'gaiafs umount --force %s'", mountpoint, err, mountpoint)
-	case errors.Is(err, syscall.ENOTTY), errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENOTDIR):
+		what := cmp.Or(silentDaemons(mountpoint), "it is stopped, or waits for something")
+		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give the mount up with 'gaiafs umount --force %s'",
+			mountpoint, err, what, mountpoint)
+	case isNoMount(err), errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'findmnt -t fuse.gaiafs' lists those there are", mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)

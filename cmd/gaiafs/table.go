@@ -34,6 +34,18 @@ func (s *statusDocument) print(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID, m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
+	if m.Detached {
+		fmt.Fprintf(&b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs umount --force --pid %d' gives them up\n",
+			bytesText(s.waiting()), s.whyWaiting(), m.PID)
+	}
+	if m.Ending != "" {
+		fmt.Fprintf(&b, "ending: %s", m.Ending)
+		if m.GivesUp != nil {
+			fmt.Fprintf(&b, "; gives up what cannot be written back at %s", m.GivesUp.Local().Format(time.DateTime))
+		}
+		b.WriteString("\n")
+	}
+
 	b.WriteString("\nDevices\n")
 	table(&b, func(t io.Writer) {
 		if len(s.Devices) == 0 {

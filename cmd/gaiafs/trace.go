@@ -73,7 +73,7 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
 	if length > 0 {
 		var cancel context.CancelFunc

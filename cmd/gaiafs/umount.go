@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/fs"
-	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 func newUmount() *cobra.Command {
@@ -32,20 +30,31 @@ It refuses while SOURCE does not take all bytes, because it is full or fails: it
 why, and the mount goes on. The daemon keeps the bytes and tries again, so that they arrive soon after there is room. It also
 refuses while programs use the mount, and names them.
 
-With --force, bytes that SOURCE does not take are given up: they are lost and named, and the exit code is 1.`,
+With --force, bytes that SOURCE does not take are given up: they are lost and named, and the exit code is 1.
+
+Where a mount was detached (umount -l), its daemon may still bring bytes home. umount MOUNTPOINT waits for that daemon while
+nothing else is mounted there, and --pid names it in any case.`,
 		Example: `  gaiafs umount /mnt/data
   gaiafs umount --timeout 10m /mnt/data    # wait longer for a slow disk
   gaiafs umount --force /mnt/data          # lose what SOURCE does not take`,
-		Args: arguments("MOUNTPOINT"),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if u.process != 0 {
+				return arguments()(cmd, args)
+			}
+			return arguments("MOUNTPOINT")(cmd, args)
+		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			u.mountpoint, u.notes = args[0], cmd.ErrOrStderr()
+			if len(args) > 0 {
+				u.mountpoint = args[0]
+			}
 			return u.run()
 		},
 	}
 	cmd.Flags().Var(&u.timeout, "timeout", "how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
+	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon that is this process")
 	cmd.Flags().BoolVar(&u.force, "force", false, "give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
 	return cmd
 }
@@ -66,29 +75,25 @@ func mountpoints() []string {
 // unmounting is a call of umount.
 type unmounting struct {
 	mountpoint string
+	process    int // what --pid says, or 0
 	timeout    span
 	force      bool
-	notes      io.Writer
 	mount      fs.MountInfo
-	deadline   time.Time
+	// detached is the daemon of a mount that was detached, which is reached by its socket; nil where the mount is at its place.
+	detached *found
 }
 
 // errHeld says that the daemon itself keeps the mount, since bytes have begun to wait.
 var errHeld = errors.New("the daemon holds the mount")
 
 func (u *unmounting) run() error {
-	var err error
-	if u.mount, err = fs.MountAt(u.mountpoint); err != nil || u.mount.Type != fs.Type {
-		if err == nil || errors.Is(err, fs.ErrNotMounted) {
-			return fs.NotOurs(u.mountpoint)
-		}
+	if err := u.choose(); err != nil {
 		return err
 	}
 	ctx := context.Background()
 	if u.timeout.Duration > 0 {
-		u.deadline = time.Now().Add(u.timeout.Duration)
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, u.deadline, fmt.Errorf("after %s", u.timeout.Duration))
+		ctx, cancel = context.WithTimeoutCause(ctx, u.timeout.Duration, fmt.Errorf("after %s", u.timeout.Duration))
 		defer cancel()
 	}
 	for {
@@ -105,6 +110,63 @@ func (u *unmounting) run() error {
 	}
 }
 
+// choose finds out what is to be unmounted, or which daemon of a detached mount is to end.
+func (u *unmounting) choose() (err error) {
+	if u.process != 0 {
+		f, err := findByPID(u.process, askedFor)
+		switch {
+		case err != nil:
+			return err
+		case f.err != nil:
+			return fmt.Errorf("process %d: %w: %s", u.process, f.err, stuckProcess(u.process))
+		}
+		u.mountpoint = f.status.Mount.Mountpoint
+		if f.status.Mount.Detached {
+			u.detached = &f
+			return nil
+		}
+	}
+	u.mount, err = fs.MountAt(u.mountpoint)
+	if err == nil && u.mount.Type == fs.Type {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotMounted) {
+		return err
+	}
+	switch detached := findDetached(resolve(u.mountpoint), askedFor); len(detached) {
+	case 0:
+		return fs.NotOurs(u.mountpoint)
+	case 1:
+		u.detached = &detached[0]
+		return nil
+	default:
+		return severalDetached(u.mountpoint, detached)
+	}
+}
+
+// where is what the daemon is asked by.
+func (u *unmounting) where() string {
+	if u.detached != nil {
+		return u.detached.Path
+	}
+	return u.mountpoint
+}
+
+// remains and isGone begin what is said of a mount that stays, and of one that does not.
+func (u *unmounting) remains() string {
+	if u.detached != nil {
+		return fmt.Sprintf("the mount at %s was detached, and process %d goes on", u.mountpoint, u.detached.pid())
+	}
+	return u.mountpoint + " is not unmounted"
+}
+
+func (u *unmounting) isGone() string {
+	if u.detached != nil {
+		return fmt.Sprintf("the mount at %s was detached before", u.mountpoint)
+	}
+	return u.mountpoint + " is unmounted"
+}
+
 // end has the daemon bring everything home, unmounts, and waits for the daemon's last word.
 func (u *unmounting) end(ctx context.Context) error {
 	d, err := u.find(ctx)
@@ -113,7 +175,7 @@ func (u *unmounting) end(ctx context.Context) error {
 	}
 	defer d.close()
 	unmounted := false
-	last, err := gaiafs.End(ctx, u.mountpoint, u.force, func(text []byte) (bool, error) {
+	last, err := gaiafs.End(ctx, u.where(), u.force, func(text []byte) (bool, error) {
 		if err := u.takeAway(text, d.pid); err != nil {
 			return false, err
 		}
@@ -125,34 +187,32 @@ func (u *unmounting) end(ctx context.Context) error {
 	})
 	switch {
 	case !unmounted && errors.Is(err, syscall.EPERM):
-		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
+		return fmt.Errorf("%s: only root and the user who mounted it may do that", u.remains())
 	case !unmounted && errors.Is(err, syscall.ECANCELED):
-		return fmt.Errorf("%s is not unmounted: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see "+
-			"'gaiafs status %s'", u.mountpoint, u.timeout.Duration, u.mountpoint)
+		return fmt.Errorf("%s: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see 'gaiafs status --pid %d'",
+			u.remains(), u.timeout.Duration, d.pid)
 	case !unmounted && errors.Is(err, syscall.ENOSYS):
-		return fmt.Errorf("%s is not unmounted: its daemon is of an earlier version and cannot say whether all is written back; unmount it "+
-			"with umount(8), and see its log", u.mountpoint)
+		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; unmount it with umount(8), "+
+			"and see its log", u.remains())
 	case !unmounted && isCutOff(err):
-		return fmt.Errorf("%s is not unmounted: process %d ended before it said whether everything is written back: see its log",
-			u.mountpoint, d.pid)
+		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log", u.remains(), d.pid)
 	case errors.Is(err, syscall.ECANCELED):
-		return fmt.Errorf("%s is unmounted, but process %d has not ended after %s: it goes on, and its log says what it waits for",
-			u.mountpoint, d.pid, u.timeout.Duration)
+		return fmt.Errorf("%s, but process %d has not ended after %s: it goes on, and its log says what it waits for",
+			u.isGone(), d.pid, u.timeout.Duration)
 	case unmounted && isCutOff(err):
-		return fmt.Errorf("%s is unmounted, but process %d ended without saying whether everything is written back: see its log",
-			u.mountpoint, d.pid)
+		return fmt.Errorf("%s, but process %d ended without saying whether everything is written back: see its log", u.isGone(), d.pid)
 	case err != nil || last == nil:
 		return err
 	}
 	var word endDocument
 	if err := json.Unmarshal(last, &word); err != nil || word.State != endOver {
-		return fmt.Errorf("%s is unmounted, but the last word of process %d cannot be read: see its log", u.mountpoint, d.pid)
+		return fmt.Errorf("%s, but the last word of process %d cannot be read: see its log", u.isGone(), d.pid)
 	}
 	if err := d.wait(ctx); err != nil {
-		return fmt.Errorf("%s is unmounted and written back, but process %d has not ended: %w", u.mountpoint, d.pid, err)
+		return fmt.Errorf("%s and written back, but process %d has not ended: %w", u.isGone(), d.pid, err)
 	}
 	if word.Error != "" {
-		return fmt.Errorf("%s is unmounted, and bytes are lost: %s", u.mountpoint, word.Error)
+		return fmt.Errorf("%s, and bytes are lost: %s", u.isGone(), word.Error)
 	}
 	return nil
 }
@@ -164,7 +224,10 @@ func (u *unmounting) takeAway(text []byte, pid int) error {
 		return fmt.Errorf("the answer of process %d cannot be read: %w", pid, err)
 	}
 	if answer.State != endReady {
-		return u.refused(answer.Waiting)
+		return u.refused(answer, pid)
+	}
+	if answer.Detached {
+		return nil
 	}
 	err := fs.Unmount(u.mountpoint)
 	if !errors.Is(err, syscall.EBUSY) {
@@ -178,11 +241,14 @@ func (u *unmounting) takeAway(text []byte, pid int) error {
 }
 
 // refused says what waits.
-func (u *unmounting) refused(waiting []pagecache.Waiting) error {
+func (u *unmounting) refused(answer endDocument, pid int) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s is not unmounted: SOURCE does not take bytes that devices released\n", u.mountpoint)
-	for _, w := range waiting {
+	fmt.Fprintf(&b, "%s: SOURCE does not take bytes that devices released\n", u.remains())
+	for _, w := range answer.Waiting {
 		fmt.Fprintf(&b, "  %s\n", w)
+	}
+	if answer.Ending != "" {
+		fmt.Fprintf(&b, "Process %d is ending already (%s), and ends when SOURCE has them.\n", pid, answer.Ending)
 	}
 	b.WriteString("They are kept and tried again: make room, or see to what is wrong, and unmount then. --force gives them up.")
 	return errors.New(b.String())
@@ -197,9 +263,14 @@ func (u *unmounting) busy(users []user) error {
 
 // withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
 func (u *unmounting) withoutDaemon(why error) error {
-	dead := errors.Is(why, syscall.ENOTCONN)
+	dead := errors.Is(why, syscall.ENOTCONN) || u.detached != nil && errors.Is(why, syscall.ECONNREFUSED)
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
+	case u.detached != nil && dead: // it has just ended
+		return fmt.Errorf("%s and has ended: see its log for whether everything is written back", u.remains())
+	case u.detached != nil:
+		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it then, and what is not "+
+			"written back is lost", u.remains(), why, u.detached.pid())
 	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted may do that (%w)", u.mountpoint, why)
 	case refused && !u.force: // the kernel keeps root out of mounts of users
@@ -235,6 +306,9 @@ func isCutOff(err error) bool {
 // lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that the daemon
 // goes on. The daemon ends within a moment otherwise.
 func (u *unmounting) lookElsewhere(d *daemon) error {
+	if u.detached != nil {
+		return nil // it was known
+	}
 	users := mountedElsewhere(u.mount.Device)
 	if len(users) == 0 {
 		return nil
@@ -309,14 +383,20 @@ func (u *unmounting) find(ctx context.Context) (*daemon, error) {
 	}
 	answer := make(chan found, 1)
 	go func() {
-		d, err := findDaemon(u.mountpoint)
+		d, err := findDaemon(u.where())
 		answer <- found{d, err}
 	}()
 	select {
 	case f := <-answer:
 		return f.d, f.err
 	case <-ctx.Done():
-		return nil, errors.New("it does not answer")
+		what := "it does not answer"
+		if u.detached != nil {
+			what += ": " + stuckProcess(u.detached.pid())
+		} else if silent := silentDaemons(u.mountpoint); silent != "" {
+			what += ": " + silent
+		}
+		return nil, errors.New(what)
 	}
 }
 

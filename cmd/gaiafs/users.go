@@ -14,14 +14,19 @@ import (
 	gfs "github.com/gaiafs/gaiafs/fs"
 )
 
-// user is a process that keeps a mount busy.
+// user is a process that keeps a mount busy, or another mount of the same filesystem.
 type user struct {
 	pid     int
 	command string
 	what    string // "working directory", "open file", …
 }
 
-func (u user) String() string { return fmt.Sprintf("%s (process %d, %s)", u.command, u.pid, u.what) }
+func (u user) String() string {
+	if u.pid == 0 {
+		return u.what
+	}
+	return fmt.Sprintf("%s (process %d, %s)", u.command, u.pid, u.what)
+}
 
 // mountUsers lists the processes that keep the mount at an absolute path busy, as far as /proc tells: other users'
 // processes may be hidden from this one. It compares paths and asks the mount nothing, which may not answer any more.
@@ -82,16 +87,23 @@ func usage(process, mountpoint string) string {
 	return ""
 }
 
-// mountedElsewhere lists where a filesystem is mounted, in this mount namespace and in others: a process of each. It is told by
-// the number of its device.
+// mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and a process of each other
+// that has it. It is told by the number of its device.
 func mountedElsewhere(device string) []user {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
-	own, _ := os.Readlink("/proc/self/ns/mnt")
-	seen := make(map[string]bool)
 	var users []user
+	if mounts, err := gfs.MountsSeenBy(os.Getpid()); err == nil {
+		for _, m := range mounts {
+			if m.Device == device {
+				users = append(users, user{what: "the mount at " + m.Mountpoint})
+			}
+		}
+	}
+	own, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := map[string]bool{own: true}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -105,20 +117,19 @@ func mountedElsewhere(device string) []user {
 		if err != nil {
 			continue
 		}
-		seen[space] = true
+		if _, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe")); err != nil {
+			continue // a thread of the kernel's, which nobody can end
+		}
 		name, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
 		if err != nil {
 			continue
 		}
+		seen[space] = true
 		for _, m := range mounts {
-			if m.Device != device {
-				continue
+			if m.Device == device {
+				what := "mounted at " + m.Mountpoint + " in its mount namespace"
+				users = append(users, user{pid, strings.TrimSpace(string(name)), what})
 			}
-			what := "mounted at " + m.Mountpoint
-			if space != own {
-				what += " in its mount namespace"
-			}
-			users = append(users, user{pid, strings.TrimSpace(string(name)), what})
 		}
 	}
 	return users

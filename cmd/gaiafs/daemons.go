@@ -1,0 +1,262 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
+)
+
+// Where a mount was detached, or its daemon does not answer, the mountpoint does not lead to the daemon. Its socket does.
+
+// found is a daemon that was found by its socket.
+type found struct {
+	control.Listener
+	status statusDocument
+	err    error // why there is no status
+}
+
+// pid is the daemon's process: the kernel's word counts more than its own, and where both are missing it is 0.
+func (f found) pid() int {
+	if f.PID == 0 {
+		return f.status.Mount.PID
+	}
+	return f.PID
+}
+
+// findDaemons asks all daemons of this user that serve, or once served, a mountpoint, and waits for none of them longer than
+// patience. "" stands for all mountpoints.
+func findDaemons(mountpoint string, patience time.Duration) []found {
+	var all []found
+	for _, l := range control.Listeners(mountpoint) {
+		all = append(all, found{Listener: l})
+	}
+	var asked sync.WaitGroup
+	for i := range all {
+		asked.Go(func() { all[i].status, all[i].err = statusOf(all[i].Path, patience) })
+	}
+	asked.Wait()
+	return all
+}
+
+// askedFor is how long daemons are waited for that were not asked about by name.
+const askedFor = 2 * time.Second
+
+// findByPID finds the daemon that is a process.
+func findByPID(pid int, patience time.Duration) (found, error) {
+	for _, l := range control.Listeners("") {
+		if l.PID == pid {
+			f := found{Listener: l}
+			f.status, f.err = statusOf(l.Path, patience)
+			return f, nil
+		}
+	}
+	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status --all' lists those there are", pid)
+}
+
+// statusOf asks for the status, at a mountpoint or a socket.
+func statusOf(where string, patience time.Duration) (s statusDocument, err error) {
+	doc, err := askStatus(where, patience)
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(doc, &s)
+}
+
+// findDetached returns the daemons whose mount at a mountpoint was detached, and those that do not say so because they do not
+// answer.
+func findDetached(mountpoint string, patience time.Duration) []found {
+	return slices.DeleteFunc(findDaemons(mountpoint, patience), func(f found) bool {
+		return f.err == nil && !f.status.Mount.Detached || f.err != nil && !errors.Is(f.err, errNoAnswer)
+	})
+}
+
+// waiting counts the bytes that are not home.
+func (s *statusDocument) waiting() (bytes int64) {
+	for _, f := range s.Files {
+		bytes += f.WaitingBytes
+	}
+	return bytes
+}
+
+// whyWaiting is the first reason why bytes wait.
+func (s *statusDocument) whyWaiting() string {
+	for _, f := range s.Files {
+		if f.WaitingBytes > 0 && f.Error != "" {
+			return " (" + f.Error + ")"
+		}
+	}
+	return ""
+}
+
+// earlier says what the daemon of an earlier mount, which was detached, still does.
+func (f found) earlier() string {
+	if f.err != nil {
+		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s", stuckProcess(f.pid()))
+	}
+	m := f.status.Mount
+	return fmt.Sprintf("an earlier mount here was detached, and process %d still has %d bytes to bring to %s%s: see "+
+		"'gaiafs status --pid %d'", f.pid(), f.status.waiting(), m.Source, f.status.whyWaiting(), f.pid())
+}
+
+// tellEarlier calls tell with what the daemons of earlier mounts at a mountpoint still do.
+func tellEarlier(mountpoint string, tell func(text string)) {
+	for _, f := range findDetached(mountpoint, askedFor) {
+		if f.err != nil || f.status.waiting() > 0 {
+			tell(f.earlier())
+		}
+	}
+}
+
+// stuckProcess says what a process is doing that does not answer, and what helps.
+func stuckProcess(pid int) string {
+	if pid == 0 {
+		return "its process is not known here"
+	}
+	switch processState(pid) {
+	case 'T', 't':
+		return fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", pid, pid)
+	case 'D':
+		return fmt.Sprintf("process %d waits for a disk or another filesystem that does not answer", pid)
+	case 0, 'Z', 'X':
+		return fmt.Sprintf("process %d has just ended", pid)
+	}
+	return fmt.Sprintf("process %d is busy or waits for something, and its log may say for what", pid)
+}
+
+// processState is the letter that /proc has for what a process does, 0 where there is none.
+func processState(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	text := string(stat)
+	if _, after, ok := strings.Cut(text[strings.LastIndexByte(text, ')')+1:], " "); ok && after != "" {
+		return after[0]
+	}
+	return 0
+}
+
+// silentDaemons says which daemons of a mountpoint do not answer. It does not look at the mountpoint, which would wait.
+func silentDaemons(mountpoint string) string {
+	m, err := fs.MountAt(mountpoint)
+	if err != nil {
+		return ""
+	}
+	var texts []string
+	for _, f := range findDaemons(m.Mountpoint, askedFor) {
+		if f.err != nil {
+			texts = append(texts, stuckProcess(f.pid()))
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+// row is a line of `gaiafs status --all`.
+type row struct {
+	Mountpoint string `json:"mountpoint"`
+	Source     string `json:"source"`
+	PID        int    `json:"pid"`
+	// State is "mounted", "detached", "silent", "ended" or "hidden".
+	State   string `json:"state"`
+	Ending  string `json:"ending,omitempty"`
+	Waiting int64  `json:"waiting_bytes"`
+	what    string // for people
+}
+
+// allMounts lists the mounts that this process sees, and the daemons of this user whose mounts were detached.
+func allMounts(patience time.Duration) ([]row, error) {
+	mounts, err := fs.Mounts()
+	if err != nil {
+		return nil, err
+	}
+	rows, served := []row{}, make(map[string]bool)
+	for _, f := range findDaemons("", patience) {
+		r := rowOf(f, mounts)
+		rows = append(rows, r)
+		if r.State != "detached" {
+			served[r.Mountpoint] = true
+		}
+	}
+	for _, m := range mounts {
+		if served[m.Mountpoint] {
+			continue
+		}
+		served[m.Mountpoint] = true
+		r := row{Mountpoint: m.Mountpoint, Source: m.Source}
+		s, err := statusOf(m.Mountpoint, patience)
+		switch {
+		case err == nil:
+			r.PID, r.State, r.Ending, r.Waiting = s.Mount.PID, "mounted", s.Mount.Ending, s.waiting()
+			r.what = r.State
+			if s.Mount.Mountpoint != m.Mountpoint {
+				r.what = "also mounted here"
+			}
+		default:
+			r.State, r.what = stateOf(err), stateOf(err)
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
+}
+
+func rowOf(f found, mounts []fs.MountInfo) row {
+	s := &f.status
+	r := row{s.Mount.Mountpoint, s.Mount.Source, f.pid(), "mounted", s.Mount.Ending, s.waiting(), ""}
+	if s.Mount.Detached {
+		r.State = "detached"
+	}
+	if f.err != nil {
+		r.State = stateOf(f.err)
+		r.what = stuckProcess(r.PID)
+		for _, m := range mounts { // its socket is named after its mountpoint
+			for n := range control.MostDaemons {
+				if filepath.Base(control.DefaultSocket(m.Mountpoint, n)) == filepath.Base(f.Path) {
+					r.Mountpoint, r.Source = m.Mountpoint, m.Source
+				}
+			}
+		}
+		return r
+	}
+	r.what = r.State
+	return r
+}
+
+// stateOf says in a word why a daemon gave no status.
+func stateOf(err error) string {
+	switch {
+	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED):
+		return "ended"
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return "hidden"
+	}
+	return "silent"
+}
+
+func printRows(w io.Writer, rows []row) {
+	table(w, func(t io.Writer) {
+		fmt.Fprintf(t, "mountpoint\tsource\tprocess\twaiting\tstate\n")
+		for _, r := range rows {
+			what := r.what
+			if r.Ending != "" {
+				what += ", ending: " + r.Ending
+			}
+			process := "-"
+			if r.PID != 0 {
+				process = fmt.Sprint(r.PID)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(r.Mountpoint, "?"), cmp.Or(r.Source, "?"), process, bytesText(r.Waiting), what)
+		}
+	})
+}

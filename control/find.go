@@ -1,0 +1,118 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// MostDaemons is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount namespaces, or
+// were detached.
+const MostDaemons = 16
+
+// Listener is a socket on which a daemon listens.
+type Listener struct {
+	Path string
+	// PID is the process that listens, as the kernel tells, so that it is known where it does not answer. 0: it is not known,
+	// as where it is in another PID namespace.
+	PID int
+}
+
+// Listeners returns the daemons of this user that serve, or once served, a mountpoint: an absolute path without links. ""
+// stands for all mountpoints. It asks the kernel only, and waits for no daemon.
+func Listeners(mountpoint string) (all []Listener) {
+	var names []string
+	if mountpoint != "" {
+		for n := range MostDaemons {
+			names = append(names, filepath.Base(DefaultSocket(mountpoint, n)))
+		}
+	}
+	for _, dir := range runtimeDirs() {
+		d, err := openOwnDir(dir)
+		if err != nil {
+			continue
+		}
+		found, err := d.Readdirnames(-1)
+		d.Close()
+		if err != nil {
+			continue
+		}
+		slices.Sort(found)
+		for _, name := range found {
+			if !strings.HasSuffix(name, ".sock") || names != nil && !slices.Contains(names, name) {
+				continue
+			}
+			path := filepath.Join(dir, name)
+			pid, listens := listenerOf(path)
+			twice := func(l Listener) bool { return l.PID == pid && pid != 0 }
+			if listens && !slices.ContainsFunc(all, twice) {
+				all = append(all, Listener{path, pid})
+			}
+		}
+	}
+	return all
+}
+
+// runtimeDirs are those in which a daemon of this user may have its socket, whatever the environment that it was started with.
+func runtimeDirs() []string {
+	dirs := []string{filepath.Dir(DefaultSocket("/", 0))}
+	if uid := os.Geteuid(); uid != 0 {
+		for _, dir := range []string{fmt.Sprintf("/run/user/%d/gaiafs", uid), fmt.Sprintf("/tmp/gaiafs-%d", uid)} {
+			if !slices.Contains(dirs, dir) {
+				dirs = append(dirs, dir)
+			}
+		}
+	}
+	return dirs
+}
+
+// listenerOf returns the process that listens on a socket. It does not wait.
+func listenerOf(path string) (pid int, listens bool) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return 0, errors.Is(err, syscall.EAGAIN) // as many wait to be accepted as may
+	}
+	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, true
+	}
+	return int(peer.Pid), true
+}
+
+// Announce has Listeners find the Server although its socket is not the default one. It is to be called before others use the
+// Server.
+func (s *Server) Announce(mountpoint string) error {
+	for n := range MostDaemons {
+		link := DefaultSocket(mountpoint, n)
+		if link == s.opts.Socket {
+			return nil
+		}
+		unlock, err := openRuntimeDir(filepath.Dir(link), s.opts.AllowOther)
+		if err != nil {
+			return err
+		}
+		err = removeStale(link)
+		if err == nil {
+			err = os.Symlink(s.opts.Socket, link)
+		}
+		unlock()
+		if err == nil {
+			s.link = link
+			return nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
+	return fmt.Errorf("%d daemons of %s go on: %w", MostDaemons, mountpoint, syscall.EADDRINUSE)
+}
