@@ -7,6 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME | unix.STATX_MNT_ID
@@ -69,6 +71,9 @@ func (fs *fileSystem) inodeNumber(k inodeKey) uint64 {
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return (h ^ h>>31) | 1<<63
 }
+
+// Inode returns the number that programs see a file of the cache by.
+func (s *Server) Inode(id pagecache.FileID) uint64 { return s.fs.inodeNumber(inodeKey{id.Dev, id.Ino}) }
 
 // encodeDevice packs a device number as the protocol wants it (new_encode_dev of the kernel).
 func encodeDevice(major, minor uint32) uint32 {

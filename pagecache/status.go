@@ -92,6 +92,8 @@ type UserPins = residency.UserPins
 type FileStatus struct {
 	ID   FileID `json:"-"`
 	Name string `json:"name"`
+	// Inode is the file's number as programs see it on the mount. The mount sets it.
+	Inode uint64 `json:"inode"`
 	// SizeBytes is the size of the file.
 	SizeBytes int64 `json:"size_bytes"`
 	Mappings  int   `json:"mappings"`

@@ -74,6 +74,9 @@ func (s *service) status() statusDocument {
 	if mount := s.inService.Load(); mount != nil {
 		document.Mount.WriteBack = mount.WriteBack()
 		document.Mount.Passthrough, document.Mount.PassthroughRefused = mount.Passthrough(), mount.PassthroughRefused()
+		for i := range document.Files {
+			document.Files[i].Inode = mount.Inode(document.Files[i].ID)
+		}
 	}
 	return document
 }

@@ -40,6 +40,8 @@ def _info(arguments: argparse.Namespace) -> None:
 def _align(arguments: argparse.Namespace) -> None:
     try:
         left = align(arguments.source, arguments.target)
+    except FileExistsError:
+        raise ValueError(f"{arguments.target} exists: remove it, or name another file to write") from None
     except OSError as e:
         raise ValueError(e) from None
     if left:
@@ -71,7 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     a = commands.add_parser(
         "align",
         help="write a safetensors file again with its tensors where kernels need them",
-        description="Writes a safetensors file again with its tensors aligned, so that they are shared and need no copies.",
+        description="Writes a safetensors file again with its tensors aligned, so that they are shared and need no copies. Use it "
+        "when load_safetensors warns that it copied tensors (MisalignedWarning): each process then takes memory and time for "
+        "copies of its own. It is done once for each file; names, types, shapes and values stay.",
     )
     a.add_argument("source", metavar="SOURCE", help="safetensors file, anywhere")
     a.add_argument("target", metavar="TARGET", help="file to write, which does not exist")

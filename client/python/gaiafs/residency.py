@@ -110,7 +110,7 @@ def info(path: PathLike) -> dict[str, Any]:
         document = status(mountpoint)
     except Error as e:  # about the path, since the caller may not know the mountpoint
         raise Error(e.errno or errno.EIO, e.strerror or "", os.fsdecode(path)) from None
-    held = {f["name"]: f for f in document.get("files") or []}
+    held = {f.get("inode", f["name"]): f for f in document.get("files") or []}
     found: dict[str, Any] = {"path": os.fsdecode(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
     whole = os.path.realpath(os.fsdecode(path)) == mountpoint
     found["files"] = [] if whole else [_file_info(file, mountpoint, held) for file in files_of(path)]
@@ -119,14 +119,16 @@ def info(path: PathLike) -> dict[str, Any]:
     return found
 
 
-def _file_info(file: str, mountpoint: str, held: dict[str, Any]) -> dict[str, Any]:
+def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, Any]:
     fds: list[int] = []
     try:
         open_file(file, False, fds)
         fd = fds[0]
         size = check_file(fd, writable=False)
         below = os.path.relpath(os.path.realpath(file), mountpoint)
-        f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": held.get(below, {}).get("holders", [])}
+        # By its number: another file may have had the name before.
+        holders = held.get(os.fstat(fd).st_ino, held.get(below, {})).get("holders", [])
+        f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": holders}
         if file.endswith(safetensors.SUFFIX):
             try:
                 header = safetensors.read_header(fd)

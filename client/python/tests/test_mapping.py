@@ -573,6 +573,15 @@ def test_status_and_info(path, mount):
         gaiafs.info("/proc/self/status")
 
 
+def test_info_is_of_the_file_that_has_the_name_now(path, mount):
+    with gaiafs.mmap(path):
+        os.replace(path, path.with_name("old"))
+        path.write_bytes(CONTENT)
+        assert gaiafs.info(path)["files"][0]["holders"] == []
+        assert gaiafs.info(path.with_name("old"))["files"][0]["holders"] != []
+    path.with_name("old").unlink()
+
+
 def test_warm(path, mount):
     seen = []
     assert gaiafs.warm(path, device=1, progress=lambda *a: seen.append(a)) == len(CONTENT)
