@@ -126,7 +126,7 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	}
 	for _, d := range devices {
 		info := d.Info()
-		what := []any{"number", info.Ordinal, "kind", info.Kind, "name", info.Name, "memory", info.Memory}
+		what := []any{"number", info.Ordinal, "kind", info.Kind.String(), "name", info.Name, "memory", info.Memory}
 		if uuid := info.UUID.String(); uuid != "" {
 			what = append(what, "uuid", uuid)
 		}

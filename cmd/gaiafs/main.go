@@ -29,6 +29,11 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// loggedError is one whose words are on standard error already, as the last line of the log.
+type loggedError struct{ error }
+
+func (e loggedError) Unwrap() error { return e.error }
+
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // run executes a command line and returns the exit code.
@@ -41,6 +46,10 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	command, err := root.ExecuteC()
 	if err == nil {
 		return exitOK
+	}
+	var logged loggedError
+	if errors.As(err, &logged) {
+		return exitFailure
 	}
 	fmt.Fprintf(errs, "gaiafs: %s\n", err)
 	var usage usageError

@@ -155,7 +155,7 @@ func mountAt(t *testing.T, p place, flags ...string) *serving {
 	for {
 		line, err := lines.ReadString('\n')
 		require.NoError(t, err, "it ended: %s", line)
-		if strings.Contains(line, "msg=mounted") {
+		if strings.Contains(line, "msg=mounted") || strings.Contains(line, `"msg":"mounted"`) {
 			break
 		}
 	}
@@ -211,6 +211,7 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"}, "has 104 bytes and at most 103 are possible: choose a shorter one"},
 		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"}, "--gpu-memory is 1 bytes, and a device needs 2MiB at least; leave it out to have gaiafs choose"},
 		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs 2MiB at least"},
+		{[]string{"mount", "--host-memory=1", "a", "b"}, "--host-memory is 1 bytes, and the least is 1MiB: "},
 		{[]string{"help", "bogus"}, `there is no command "bogus"`},
 		{[]string{"help", "mont"}, `did you mean mount or umount?`},
 		{[]string{"help", "trace", "bogus"}, `there is no command "trace bogus"`},
@@ -571,7 +572,7 @@ func TestCommandGoesOnWhenNobodyReadsItsLog(t *testing.T) {
 	for lines := bufio.NewReader(read); ; {
 		line, err := lines.ReadString('\n')
 		require.NoError(t, err)
-		if strings.Contains(line, "msg=mounted") {
+		if strings.Contains(line, "msg=mounted") || strings.Contains(line, `"msg":"mounted"`) {
 			break
 		}
 	}

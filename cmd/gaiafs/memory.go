@@ -14,6 +14,9 @@ import (
 // few GiB on several devices are not to be slowed down by it, and others not to notice.
 const hostShare = 16
 
+// leastHostMemory is the least that --host-memory may be.
+const leastHostMemory = 1 << 20
+
 // defaultHostMemory is a sixteenth of the memory that this process may use, and no less than pagecache's own default.
 func defaultHostMemory(memoryMax string) size {
 	var machine unix.Sysinfo_t

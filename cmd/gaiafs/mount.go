@@ -94,6 +94,13 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			return nil, usagef("--socket %s: %w", s.socket, err)
 		}
 	}
+	if s.hostMemory == 0 {
+		s.hostMemory = newSettings().hostMemory
+	}
+	if s.hostMemory < leastHostMemory {
+		return nil, usagef("--host-memory is %d bytes, and the least is %dMiB: the daemon takes tens of MiB in any case, "+
+			"so that less saves nothing and only has programs wait; leave it out to have gaiafs choose", s.hostMemory, leastHostMemory>>20)
+	}
 	// A GPU may ask for more, and says so when it is opened.
 	if s.gpuMemory > 0 && s.gpuMemory < emulated.Granularity && s.gpus.backend != "none" {
 		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to have gaiafs choose",

@@ -69,8 +69,13 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	defer flush()
 	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
 
+	ownLog := m.logFile == "" || reported // standard error
 	s, err := m.start(log)
 	if err != nil {
+		if ownLog && !reported && m.logFormat.word == "json" {
+			log.Error("not mounted", "error", err)
+			return loggedError{err}
+		}
 		return report(err)
 	}
 	bounded, unbound := context.WithCancel(context.Background())
@@ -87,7 +92,11 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again", "error", err)
 		hangUp(signals)
 	}
-	return s.run(signals)
+	err = s.run(signals)
+	if err != nil && ownLog {
+		return loggedError{err}
+	}
+	return err
 }
 
 // logger returns the log, and what writes its last lines.
@@ -220,7 +229,7 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 			break
 		}
 		if pause == 10*time.Millisecond {
-			s.log.Info("waiting for the daemon of an earlier mount here to end", "socket", o.Socket, "at_most", left.Round(time.Millisecond))
+			s.log.Info("waiting for the daemon of an earlier mount here to end", "socket", o.Socket, "at_most", left.Round(time.Millisecond).String())
 		}
 		time.Sleep(min(pause, left))
 	}

@@ -29,7 +29,7 @@ func TestPrecedenceFlagEnvironmentFileDefault(t *testing.T) {
 	config := write(t, `
 gpus = "emulated:3"
 gpu-memory = "1G"
-host-memory = 4096
+host-memory = 4194304
 write-back-interval = "5s"
 read-only = true
 `)
@@ -41,7 +41,7 @@ read-only = true
 	require.Equal(t, "emulated:1", s.gpus.String(), "the flag")
 	require.Equal(t, size(2<<30), s.gpuMemory, "the environment")
 	require.True(t, s.writeBack, "the environment")
-	require.Equal(t, size(4096), s.hostMemory, "the file")
+	require.Equal(t, size(4<<20), s.hostMemory, "the file")
 	require.Equal(t, 5*time.Second, s.writeBackInterval.Duration, "the file")
 	require.True(t, s.readOnly, "the file")
 	require.Equal(t, time.Second, s.attrTimeout.Duration, "the default")

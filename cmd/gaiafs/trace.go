@@ -63,7 +63,7 @@ them: those that the kernel's page cache answers are not among them. Only root a
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist; - is standard output")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().DurationVar(&length, "for", 0, "how long to record; 0: until interrupted")
 	return cmd
 }
@@ -91,7 +91,7 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 	}
 	if n.n > 0 {
 		err = fmt.Errorf("%w; %s has what came before, and is read with --partial", err, f.name)
-	} else if output != standardStream {
+	} else if f.made {
 		_ = os.Remove(output) // nothing came
 	}
 	switch {
@@ -110,6 +110,7 @@ const standardStream = "-"
 type traceFile struct {
 	io.WriteCloser
 	name string // for people
+	made bool   // it was not there before
 }
 
 // createTrace makes the file of a trace, or takes standard output, which is not closed.
@@ -119,16 +120,24 @@ func createTrace(cmd *cobra.Command, output string, mode os.FileMode) (*traceFil
 		if f, ok := out.(*os.File); ok && isTerminal(f) {
 			return nil, usagef("a trace is nothing for a terminal: write it to a pipe, or to a file with -o FILE")
 		}
-		return &traceFile{unclosed{out}, "standard output"}, nil
+		return &traceFile{unclosed{out}, "standard output", false}, nil
 	}
 	f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	made := err == nil
 	if errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("%s exists: remove it or choose another name", output)
+		st, statErr := os.Stat(output)
+		switch {
+		case statErr == nil && st.IsDir():
+			return nil, fmt.Errorf("%s is a directory: name a file in it that does not exist", output)
+		case statErr != nil || st.Mode().IsRegular():
+			return nil, fmt.Errorf("%s exists: remove it or choose another name", output)
+		}
+		f, err = os.OpenFile(output, os.O_WRONLY, 0) // a pipe, or a device such as /dev/null
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the trace cannot be written: %w", err)
 	}
-	return &traceFile{f, output}, nil
+	return &traceFile{f, output, made}, nil
 }
 
 // unclosed is somebody else's to close.
@@ -224,7 +233,7 @@ func newTraceMake() *cobra.Command {
 		ValidArgs: replay.Patterns(),
 	}
 	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" + patternList()
-	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist; - is standard output")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "what chance depends on")
 	return cmd

@@ -257,3 +257,19 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 	require.Equal(t, exitOK, partial.code, partial.err)
 	require.Contains(t, partial.err, "what comes before is taken")
 }
+
+// What is no regular file is written to as it is, and is never removed.
+func TestTraceToADevice(t *testing.T) {
+	r := gaiafsCommand(t, "trace", "make", "sequential", "-o", "/dev/null", "--size", "1M")
+	require.Equal(t, exitOK, r.code, r.err)
+	r = gaiafsCommand(t, "trace", "record", t.TempDir(), "-o", "/dev/null")
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "is not a mountpoint of gaiafs")
+	st, err := os.Stat("/dev/null")
+	require.NoError(t, err)
+	require.False(t, st.Mode().IsRegular())
+	dir := t.TempDir()
+	r = gaiafsCommand(t, "trace", "make", "sequential", "-o", dir)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, dir+" is a directory: name a file in it")
+}
