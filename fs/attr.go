@@ -141,9 +141,9 @@ func (n *node) showReleases(st *unix.Statx_t) {
 }
 
 // GetAttr implements fuse.RawFileSystem.
-func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+func (fs *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	var st unix.Statx_t
-	fs.beforeWrite(in.NodeId)
+	fs.beforeWrite(cancel, &in.InHeader)
 	n, errno := fs.statFor(in.NodeId, in.Flags()&fuse.FUSE_GETATTR_FH != 0, in.Fh(), &st)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -153,9 +153,9 @@ func (fs *fileSystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 }
 
 // Statx implements fuse.RawFileSystem. The kernel asks for it where a program wants the birth time.
-func (fs *fileSystem) Statx(_ <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+func (fs *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	var st unix.Statx_t
-	fs.beforeWrite(in.NodeId)
+	fs.beforeWrite(cancel, &in.InHeader)
 	n, errno := fs.statFor(in.NodeId, in.GetattrFlags&fuse.FUSE_GETATTR_FH != 0, in.Fh, &st)
 	if errno != 0 {
 		return fuse.Status(errno)

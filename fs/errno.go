@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"errors"
 	"syscall"
 
@@ -15,6 +16,9 @@ func toErrno(err error) syscall.Errno {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno
+	}
+	if errors.Is(err, context.Canceled) {
+		return syscall.EINTR
 	}
 	return syscall.EIO
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -56,7 +57,7 @@ func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 }
 
 // Open implements fuse.RawFileSystem.
-func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	n := fs.node(in.NodeId)
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
@@ -93,11 +94,13 @@ func (fs *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	switch {
 	case in.Flags&unix.O_TRUNC != 0:
-		errno = fs.truncateOpen(n, fd, in)
+		errno = fs.truncateOpen(ctx, n, fd, in)
 	case of.number == 0 || c.live() != nil:
-		errno = fs.checkSource(n, fd)
+		errno = fs.checkSource(ctx, n, fd)
 	}
 	if errno != 0 {
 		fs.files.take(of.handle)
@@ -160,7 +163,7 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 }
 
 // truncateOpen carries out O_TRUNC. The kernel drops the pages itself.
-func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Errno {
+func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fuse.OpenIn) syscall.Errno {
 	c := n.content()
 	if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
 		if errno := fs.killSetIDOf(n, &in.Caller); errno != 0 {
@@ -179,7 +182,7 @@ func (fs *fileSystem) truncateOpen(n *node, fd int, in *fuse.OpenIn) syscall.Err
 			return unix.Ftruncate(fd, 0)
 		})
 	}
-	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+	errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
 	if errno == 0 {
 		n.told.Store(0)
 	}
@@ -201,14 +204,14 @@ func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 
 // checkSource looks whether others changed the file in SOURCE. If so the kernel's pages are dropped before the open is answered,
 // and devices stop serving theirs.
-func (fs *fileSystem) checkSource(n *node, fd int) syscall.Errno {
+func (fs *fileSystem) checkSource(ctx context.Context, n *node, fd int) syscall.Errno {
 	c := n.content()
 	changes, err := c.witness.look(fd)
 	if err != nil {
 		return toErrno(err)
 	}
 	if f := c.live(); f != nil {
-		if _, err := f.CheckHome(); err != nil {
+		if _, err := f.CheckHome(ctx); err != nil {
 			return toErrno(err)
 		}
 	}
@@ -336,14 +339,16 @@ func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 }
 
 // Fsync implements fuse.RawFileSystem.
-func (fs *fileSystem) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	of := fs.files.get(in.Fh)
 	if of == nil {
 		return fuse.EBADF
 	}
 	sync := func() error { return syncDescriptor(of.fd, in.FsyncFlags) }
 	if f := of.content.live(); f != nil {
-		return toStatus(f.Sync(sync))
+		ctx := newRequest(cancel, &in.Caller)
+		defer ctx.end()
+		return toStatus(f.Sync(ctx, sync))
 	}
 	return toStatus(sync())
 }

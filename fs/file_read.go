@@ -12,7 +12,7 @@ import (
 
 // Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any size
 // up to 1 MiB, and at small sizes slower, since it costs two more system calls.
-func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
+func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
 	of := fs.files.get(in.Fh)
 	if of == nil {
 		return nil, fuse.EBADF
@@ -34,7 +34,9 @@ func (fs *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (resu
 		of.content.hazard.read(off, int64(len(buf)), in.Pid)
 	}
 	if f := of.content.live(); f != nil {
-		n, fromHome, err := f.Read(buf, off, direct, of)
+		ctx := newRequest(cancel, &in.Caller)
+		defer ctx.end()
+		n, fromHome, err := f.Read(ctx, buf, off, direct, of)
 		if !fromHome {
 			return readResult(buf[:n], err, direct)
 		}

@@ -12,7 +12,7 @@ import (
 
 // Fallocate implements fuse.RawFileSystem. The kernel passes on allocating, punching holes and zeroing, and refuses the
 // other modes itself.
-func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	of := fs.files.get(in.Fh)
 	if of == nil {
 		return fuse.EBADF
@@ -40,7 +40,9 @@ func (fs *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	defer c.gate.RUnlock()
 	c.witness.begin(of.fd)
 	defer c.witness.end(of.fd)
-	return toStatus(c.changeHome(change, allocate))
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
+	return toStatus(c.changeHome(ctx, change, allocate))
 }
 
 // killSetIDFor is killSetID for requests that change bytes without saying whether the caller may keep set-id bits: the
@@ -53,7 +55,7 @@ func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno
 }
 
 // Lseek implements fuse.RawFileSystem, for SEEK_DATA and SEEK_HOLE.
-func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	of := fs.files.get(in.Fh)
 	if of == nil {
 		if d := fs.dirs.get(in.Fh); d != nil {
@@ -71,7 +73,9 @@ func (fs *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 		}
 	}
 	if f := of.content.live(); f != nil {
-		if err := f.ReadRange(page.From(int64(in.Offset))); err != nil {
+		ctx := newRequest(cancel, &in.Caller)
+		defer ctx.end()
+		if err := f.ReadRange(ctx, page.From(int64(in.Offset))); err != nil {
 			return toStatus(err)
 		}
 	}
@@ -91,7 +95,7 @@ const maxCopy = 1 << 30
 const maxCopyHeld = 8 << 20
 
 // CopyFileRange implements fuse.RawFileSystem.
-func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
+func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, dst := fs.files.get(in.FhIn), fs.files.get(in.FhOut)
 	if src == nil || dst == nil {
 		return 0, fuse.EBADF
@@ -103,8 +107,10 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	if dst.content.live() != nil {
 		size = min(size, maxCopyHeld)
 	}
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	if f := src.content.live(); f != nil {
-		if err := f.ReadRange(page.Span(from, int64(size))); err != nil {
+		if err := f.ReadRange(ctx, page.Span(from, int64(size))); err != nil {
 			return 0, toStatus(err)
 		}
 	}
@@ -124,7 +130,7 @@ func (fs *fileSystem) CopyFileRange(_ <-chan struct{}, in *fuse.CopyFileRangeIn)
 	defer c.gate.RUnlock()
 	c.witness.begin(dst.fd)
 	defer c.witness.end(dst.fd)
-	err := c.changeHome(pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
+	err := c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))
 	}

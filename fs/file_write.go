@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -13,7 +14,7 @@ import (
 // Write implements fuse.RawFileSystem. It takes three kinds of request: bytes that a program just wrote, bytes that it
 // appends, and pages that were dirty in the kernel (WRITE_CACHE), because a program mapped them or because the mount caches
 // writes. The last always go to their place.
-func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	of := fs.files.get(in.Fh)
 	if of == nil {
 		return 0, fuse.EBADF
@@ -45,7 +46,13 @@ func (fs *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	}
 	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
 	of.node.expectSize(page.Span(w.off, int64(len(data))).End)
-	err := w.run(fs.withoutCure)
+	var ctx context.Context = context.Background() // nobody has the bytes of a write-back again
+	if !w.writeBack {
+		request := newRequest(cancel, &in.Caller)
+		defer request.end()
+		ctx = request
+	}
+	err := w.run(ctx, fs.withoutCure)
 	if w.written == 0 && err != nil {
 		fs.correct(of.node, w.again, w.by)
 		return 0, toStatus(err)
@@ -105,12 +112,12 @@ type homeWrite struct {
 }
 
 // run carries the write out under the rules.
-func (w *homeWrite) run(withoutCure bool) error {
+func (w *homeWrite) run(ctx context.Context, withoutCure bool) error {
 	c := w.of.content
 	c.gate.RLock()
 	if !c.hazard.lasts() || withoutCure {
 		defer c.gate.RUnlock()
-		return w.change(nil)
+		return w.change(ctx, nil)
 	}
 	c.gate.RUnlock()
 
@@ -118,13 +125,13 @@ func (w *homeWrite) run(withoutCure bool) error {
 	defer c.gate.Unlock()
 	h := &c.hazard
 	if w.writeBack {
-		return w.change(func(off int64) (err error) {
+		return w.change(ctx, func(off int64) (err error) {
 			w.data, err = h.mergeSuspects(w.data, off, w.of.fd)
 			return err
 		})
 	}
 	again, by := h.overlap(w.off, int64(len(w.data)), w.thread)
-	err := w.change(func(int64) error {
+	err := w.change(ctx, func(int64) error {
 		h.suspectPages(again, w.of.fd)
 		w.again, w.by = again, by
 		return nil
@@ -137,7 +144,7 @@ func (w *homeWrite) run(withoutCure bool) error {
 
 // change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before, with the
 // offset.
-func (w *homeWrite) change(prepare func(off int64) error) error {
+func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	c.witness.begin(w.of.fd)
 	defer c.witness.end(w.of.fd)
@@ -145,7 +152,7 @@ func (w *homeWrite) change(prepare func(off int64) error) error {
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}
-	return c.changeHome(change, func(off, _ int64) error {
+	return c.changeHome(ctx, change, func(off, _ int64) error {
 		if prepare != nil {
 			if err := prepare(off); err != nil {
 				return err

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -9,11 +11,11 @@ var _ pagecache.GrowingPages = kernelPages{}
 
 // beforeWrite is called when the kernel asks for attributes: where it caches writes, one may follow that makes the file longer
 // without another request.
-func (fs *fileSystem) beforeWrite(id uint64) {
+func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	if !fs.writeBack {
 		return
 	}
-	n := fs.node(id)
+	n := fs.node(in.NodeId)
 	if n == nil || n.data.Load() == nil || n.content().writers.Load() == 0 {
 		return
 	}
@@ -21,8 +23,10 @@ func (fs *fileSystem) beforeWrite(id uint64) {
 	if f == nil {
 		return
 	}
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	var err error
-	fs.aside(func() { err = f.BeforeWrite() })
+	fs.aside(func() { err = f.BeforeWrite(ctx) })
 	if err != nil {
 		fs.log.Warn("what devices stored past end of file may become part of it", "node", n.path(), "error", err)
 	}

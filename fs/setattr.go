@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strconv"
@@ -15,7 +16,7 @@ import (
 
 // SetAttr implements fuse.RawFileSystem. Owner goes before mode, since changing the owner clears set-id bits, and times
 // go last, since everything else changes them.
-func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	n := fs.node(in.NodeId)
 	if n == nil {
 		return fuse.Status(syscall.ESTALE)
@@ -30,9 +31,11 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	}
 	defer fs.unhold(n)
 
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	touch := beginTouch(n, fd)
 	var st unix.Statx_t
-	errno = fs.setAttr(n, fd, of, in)
+	errno = fs.setAttr(ctx, n, fd, of, in)
 	if err := statx(fd, "", &st); err != nil {
 		touch.end(nil)
 		if errno == 0 {
@@ -51,7 +54,7 @@ func (fs *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	return fuse.OK
 }
 
-func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
+func (fs *fileSystem) setAttr(ctx context.Context, n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
 		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep set-id bits, and
 		// leaves it to the daemon to clear them.
@@ -63,7 +66,7 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 				return errno
 			}
 		}
-		if errno := fs.setSize(n, fd, of, in.Caller.Uid, int64(size)); errno != 0 {
+		if errno := fs.setSize(ctx, n, fd, of, in.Caller.Uid, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -105,7 +108,7 @@ func (fs *fileSystem) setAttr(n *node, fd int, of *openFile, in *fuse.SetAttrIn)
 		}
 		if c := n.data.Load(); c != nil {
 			// Not while released bytes are written, after which home gets back the time that it had.
-			return toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64, int64) error { return set() }))
+			return toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64, int64) error { return set() }))
 		}
 		return toErrno(set())
 	}
@@ -122,7 +125,7 @@ func (n *node) rightsTouched() {
 }
 
 // setSize truncates or extends a regular file for a user.
-func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size int64) syscall.Errno {
+func (fs *fileSystem) setSize(ctx context.Context, n *node, fd int, of *openFile, uid uint32, size int64) syscall.Errno {
 	if !n.isRegular() {
 		return syscall.EINVAL
 	}
@@ -144,7 +147,7 @@ func (fs *fileSystem) setSize(n *node, fd int, of *openFile, uid uint32, size in
 			})
 		})
 	}
-	errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}, truncate))
+	errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}, truncate))
 	if errno == 0 {
 		n.told.Store(size)
 	}

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"bytes"
+	"context"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -18,7 +19,7 @@ import (
 func (s *source) readDirect(t *testing.T, off, n int) []byte {
 	t.Helper()
 	p := make([]byte, n)
-	got, fromHome, err := s.attached.Read(p, int64(off), true, s.reader)
+	got, fromHome, err := s.attached.Read(context.Background(), p, int64(off), true, s.reader)
 	require.NoError(t, err)
 	if fromHome {
 		got, err = s.backing().ReadAt(p, int64(off))

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"syscall"
 	"testing"
 
@@ -93,7 +94,7 @@ func TestBaseThatCannotBeRead(t *testing.T) {
 		}
 		p.add(0)
 		require.EqualValues(t, 1, p.release())
-		require.NoError(t, src.attached.Sync(nil))
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		require.Equal(t, "of the CPU", string(src.home.bytes(100, 10)))
 		require.Equal(t, p.load(0, 1), src.home.bytes(0, 1))
 	}
@@ -110,7 +111,7 @@ func TestMergedChunks(t *testing.T) {
 		p.add(at + 9)
 	}
 	require.EqualValues(t, n/page.Size, p.release())
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	for at := 0; at < n; at += page.Size {
 		require.Equal(t, byte(1), src.home.bytes(at+5, 1)[0])
 		require.Equal(t, p.load(at+9, at+10), src.home.bytes(at+9, 1))
@@ -131,12 +132,12 @@ func TestBasesOfZerosTakeNoMemory(t *testing.T) {
 	require.NotEmpty(t, src.attached.bases.blocks)
 	require.Zero(t, m.cache.Status().BaseBytes)
 	p.release()
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	src.truncate(t, 5*page.Size+150) // what a replica is compared with is zeroed with it
 	src.truncate(t, pages*page.Size)
 	q.add(6*page.Size + 300)
 	q.release()
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	require.Equal(t, make([]byte, page.Size), zeroPage[:])
 	for at := 0; at < 5*page.Size; at += page.Size {
 		require.Equal(t, "cpu", string(src.home.bytes(at, 3)))

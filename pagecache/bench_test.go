@@ -414,7 +414,7 @@ func BenchmarkAcquire(b *testing.B) {
 				round++
 				p := bytes.Repeat([]byte{round}, int(size))
 				for _, at := range pages {
-					require.NoError(b, f.ChangeHome(Change{Off: at.Offset(), Len: size}, func(off, _ int64) error {
+					require.NoError(b, f.ChangeHome(context.Background(), Change{Off: at.Offset(), Len: size}, func(off, _ int64) error {
 						_, err := s.home.WriteAt(p, off)
 						return err
 					}))

@@ -31,14 +31,14 @@ import (
 
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
 // changed yet, but nobody is served from them any more before they are settled.
-func (f *File) CheckHome() (changed bool, err error) {
+func (f *File) CheckHome(ctx context.Context) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return false, nil
 	}
 	before := f.changes
-	err = f.lookLocked(context.Background())
+	err = f.lookLocked(ctx)
 	return f.changes != before, err
 }
 

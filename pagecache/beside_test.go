@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -38,7 +39,7 @@ func TestBasesSurviveADirectChange(t *testing.T) {
 				p.release()
 			}
 			src.home.editAt(where*page.Size+20, []byte{3})
-			changed, err := src.attached.CheckHome()
+			changed, err := src.attached.CheckHome(context.Background())
 			require.NoError(t, err)
 			require.True(t, changed)
 			p.release()
@@ -49,7 +50,7 @@ func TestBasesSurviveADirectChange(t *testing.T) {
 			q.acquire()
 			requireSame(t, want, p.all())
 			requireSame(t, want, q.all())
-			require.NoError(t, src.attached.Sync(nil))
+			require.NoError(t, src.attached.Sync(context.Background(), nil))
 			requireSame(t, want, src.home.bytes(0, 3*page.Size))
 			require.Zero(t, m.baseless())
 		}
@@ -160,7 +161,7 @@ func TestChangedSizeInSource(t *testing.T) {
 					requireSame(t, want, p.load(0, after))
 					requireSame(t, make([]byte, max(before-after, 0)), p.load(after, max(before, after)))
 					p.release()
-					require.NoError(t, src.attached.Sync(nil))
+					require.NoError(t, src.attached.Sync(context.Background(), nil))
 					requireSame(t, want, src.home.bytes(0, after))
 					require.Zero(t, m.baseless())
 				})
@@ -176,7 +177,7 @@ func TestDoubtfulPagesAreNotServed(t *testing.T) {
 	m.run(src, 0, 0, 8*page.Size, true)
 	src.read(t, 0, page.Size)
 	src.home.editAt(10, []byte{1, 2, 3})
-	_, err := src.attached.CheckHome()
+	_, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.Equal(t, []byte{1, 2, 3}, src.read(t, 10, 3))
 	require.NoError(t, src.attached.settleDue(t.Context()))
@@ -241,10 +242,10 @@ func TestRandomDirectChanges(t *testing.T) {
 		case 5:
 			programs[d].acquire()
 		case 6:
-			require.NoError(t, src.attached.Sync(nil))
+			require.NoError(t, src.attached.Sync(context.Background(), nil))
 		case 7:
 			p := at / page.Size
-			require.NoError(t, src.attached.ReadRange(page.Span(int64(p*page.Size), page.Size))) // else a release would be older than the change
+			require.NoError(t, src.attached.ReadRange(context.Background(), page.Span(int64(p*page.Size), page.Size))) // else a release would be older than the change
 			modified := false
 			for _, s := range stored {
 				for x := range s {
@@ -257,7 +258,7 @@ func TestRandomDirectChanges(t *testing.T) {
 				if rnd.IntN(2) == 0 {
 					require.NoError(t, src.attached.settleDue(t.Context()))
 				} else { // the others when it is their turn
-					_, err := src.attached.CheckHome()
+					_, err := src.attached.CheckHome(context.Background())
 					require.NoError(t, err)
 					programs[d].acquire()
 				}
@@ -268,7 +269,7 @@ func TestRandomDirectChanges(t *testing.T) {
 	}
 	release(0)
 	release(1)
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	requireSame(t, want, src.home.bytes(0, len(want)))
 	for _, p := range programs {
 		p.acquire()

@@ -52,14 +52,13 @@ func (c Change) held() page.Range {
 // error is returned. A ChangeZero may be made in parts, by a call for each. What devices released of the pages comes home first,
 // since the writer has seen it; where that fails, do is not called. ErrDetached says that no device holds anything of the file
 // any more and that do was not called: the caller changes home as if there were no File. It blocks on home and on devices, never on
-// the kernel.
-func (f *File) ChangeHome(c Change, do func(off, n int64) error) error {
+// the kernel. Where ctx ends before do was called, home is as it was; a change that has begun is carried through.
+func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) error) error {
 	if c.Kind == ChangeWrite && c.Len > 0 {
 		if done, err := f.writeBeside(c, do); done {
 			return err
 		}
 	}
-	ctx := context.Background()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
@@ -74,6 +73,7 @@ func (f *File) ChangeHome(c Change, do func(off, n int64) error) error {
 	for rest := c; ; {
 		part := f.partLocked(rest)
 		err := f.changeLocked(ctx, part, do)
+		ctx = context.WithoutCancel(ctx)
 		rest.Off, rest.Len = rest.Off+part.Len, rest.Len-part.Len
 		if err != nil || part.Kind != ChangeZero || rest.Len <= 0 {
 			return err
@@ -170,20 +170,25 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 	return nil
 }
 
-// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there.
+// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there. The end of
+// ctx does not stop it.
 func (f *File) cutLocked(ctx context.Context, size int64) error {
 	f.dropBasesLocked(f.lrc.Truncated(page.Count(size)))
-	return f.zeroReplicasLocked(ctx, page.From(size))
+	return f.zeroReplicasLocked(context.WithoutCancel(ctx), page.From(size))
 }
 
 // zeroReplicasLocked stores zeros into bytes of every replica, where home has none, or none any more. What a replica is
-// compared with is zeroed with it, so that the zeros are nobody's modification.
+// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through.
 func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	rg := bytes.Pages().Intersect(page.Range{End: f.lrc.End()})
 	f.changed(rg)
 	if rg.Empty() {
 		return nil
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
 	for _, h := range f.holdings {
 		if !f.lrc.Held(rg) {
 			continue

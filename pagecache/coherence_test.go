@@ -135,7 +135,7 @@ func TestReadsWhileDraining(t *testing.T) {
 	p := m.run(src, 0, 0, page.Size, true)
 	p.store(0, 1)
 	src.kernel.hook = func(int64, int64) {
-		_, fromHome, err := src.attached.Read(make([]byte, 10), 0, true, nil)
+		_, fromHome, err := src.attached.Read(context.Background(), make([]byte, 10), 0, true, nil)
 		require.NoError(t, err)
 		assert.True(t, fromHome)
 		assert.Equal(t, byte(0), src.home.bytes(0, 1)[0], "a direct read collected a draining page")
@@ -230,7 +230,7 @@ func TestPunchHole(t *testing.T) {
 	copy(src.home.data, bytes.Repeat([]byte{1}, 2*page.Size))
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(0, 2)
-	require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off, _ int64) error {
+	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off, _ int64) error {
 		_, err := src.home.WriteAt(make([]byte, page.Size), off)
 		return err
 	}))
@@ -246,7 +246,7 @@ func TestBytesPastEndOfFileAreNeverWritten(t *testing.T) {
 	p.store(99, 1)
 	p.store(100, 1)
 	p.release()
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	assert.Len(t, src.home.data, 100)
 	assert.Equal(t, byte(1), src.home.data[99])
 	src.write(t, 150, []byte{7})
@@ -290,11 +290,11 @@ func TestFullDisk(t *testing.T) {
 	src.home.fail(syscall.ENOSPC)
 	p.release()
 	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are seen though home cannot take them")
-	assert.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
-	assert.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC, "kept and tried again")
+	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
+	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC, "kept and tried again")
 	assert.NotEmpty(t, m.cache.Status().Files[0].Error)
 	src.home.fail(nil)
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	assert.Equal(t, byte(1), src.home.data[0])
 }
 

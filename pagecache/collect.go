@@ -280,8 +280,7 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 // kept bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do
 // is nil. The disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it
 // fails with EIO, once, after released bytes were lost with a device; everything else is done then.
-func (f *File) Sync(do func() error) error {
-	ctx := context.Background()
+func (f *File) Sync(ctx context.Context, do func() error) error {
 	f.mu.Lock()
 	whole := page.Range{End: f.lrc.End()}
 	home, begins := f.home.(WriteBacker)

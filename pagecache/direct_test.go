@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -216,7 +217,7 @@ func TestHomeChangesUnderReads(t *testing.T) {
 		"truncate": func(src *source) { src.truncate(t, size-100); src.truncate(t, size) },
 		"punch": func(src *source) {
 			c := Change{Kind: ChangeZero, Off: pieceBytes, Len: pieceBytes}
-			require.NoError(t, src.attached.ChangeHome(c, func(off, _ int64) error {
+			require.NoError(t, src.attached.ChangeHome(context.Background(), c, func(off, _ int64) error {
 				_, err := src.disk.WriteAt(make([]byte, pieceBytes), off)
 				return err
 			}))

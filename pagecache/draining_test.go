@@ -38,7 +38,7 @@ func TestSyncWaitsForReleases(t *testing.T) {
 		m := newMachine(t, 1)
 		src := m.file(page.Size)
 		duringRelease(t, m, src, func() {
-			assert.NoError(t, src.attached.Sync(func() error {
+			assert.NoError(t, src.attached.Sync(context.Background(), func() error {
 				assert.Equal(t, []byte{1}, src.home.bytes(0, 1), "fsync went before a release that was under way")
 				return nil
 			}))
@@ -79,7 +79,7 @@ func TestReadsWhileTheDiskIsFull(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, []page.Range{{Start: 0, End: 1}}, src.kernel.take(), "what the kernel was told to drop")
 		src.home.fail(nil)
-		require.NoError(t, src.attached.Sync(nil))
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		assert.Equal(t, got, src.home.bytes(0, 6))
 		p.unmap()
 	})

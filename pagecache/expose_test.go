@@ -87,7 +87,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
 		}, overwrite},
 		"punched out": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, []eraser{func(t *testing.T, src *source) {
-			require.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeZero, Len: size}, func(off, _ int64) error {
+			require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Len: size}, func(off, _ int64) error {
 				_, err := src.home.WriteAt(zero, off)
 				return err
 			}))
@@ -247,7 +247,7 @@ func TestStoresWithoutAnAcquire(t *testing.T) {
 	put(9 * page.Size)
 	require.EqualValues(t, 1, p.release())
 	p.unmap()
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	require.True(t, bytes.Equal(want, src.home.bytes(0, size)))
 	other.unmap()
 	m.cache.collectDue(t.Context())
@@ -266,12 +266,12 @@ func TestStoresWithoutAnAcquireAndSource(t *testing.T) {
 	require.NoError(t, err)
 	src.home.editAt(20, []byte("under"))
 	want := src.home.bytes(0, size)
-	changed, err := src.attached.CheckHome()
+	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.True(t, changed)
 	want[7], want[page.Size] = 1, 2
 	p.release()
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	require.True(t, bytes.Equal(want, src.home.bytes(0, size)))
 }
 

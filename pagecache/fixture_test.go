@@ -466,7 +466,7 @@ func (s *source) read(t *testing.T, off, n int) []byte {
 		require.NoError(t, err)
 		return p
 	}
-	got, fromHome, err := f.Read(p, int64(off), false, s.reader)
+	got, fromHome, err := f.Read(context.Background(), p, int64(off), false, s.reader)
 	require.NoError(t, err)
 	if fromHome {
 		got, err = s.backing().ReadAt(p, int64(off))
@@ -486,7 +486,7 @@ func (s *source) tryWrite(c Change, p []byte) error {
 		_, err := s.backing().WriteAt(p, off)
 		return err
 	}
-	err := s.attached.ChangeHome(c, do)
+	err := s.attached.ChangeHome(context.Background(), c, do)
 	if err == ErrDetached {
 		return do(c.Off, c.Len)
 	}
@@ -495,7 +495,7 @@ func (s *source) tryWrite(c Change, p []byte) error {
 
 func (s *source) truncate(t *testing.T, size int64) {
 	t.Helper()
-	require.NoError(t, s.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: size}, func(size, _ int64) error { return s.backing().truncate(size) }))
+	require.NoError(t, s.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: size}, func(size, _ int64) error { return s.backing().truncate(size) }))
 }
 
 var (

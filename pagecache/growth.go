@@ -82,12 +82,12 @@ func (f *File) ReachesPast(size int64) bool {
 }
 
 // BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the kernel.
-func (f *File) BeforeWrite() error {
+func (f *File) BeforeWrite(ctx context.Context) error {
 	defer f.asked.Add(1)
 	f.mu.RLock()
 	end := page.Count(f.size) + askedPages
 	f.mu.RUnlock()
-	return f.forgetPastEnd(context.Background(), page.Range{End: end})
+	return f.forgetPastEnd(ctx, page.Range{End: end})
 }
 
 // pastEnd is a run of pages of which a device has something past end of file, and what that is.

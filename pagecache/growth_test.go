@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,7 +66,7 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	src := m.file(0)
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(10, 7)
-	require.NoError(t, src.attached.BeforeWrite()) // of a byte at the end of the page, say
+	require.NoError(t, src.attached.BeforeWrite(context.Background())) // of a byte at the end of the page, say
 	p.store(1000, 7)
 	src.home.resize(2000)
 	src.home.editAt(1500, []byte{5})
@@ -74,6 +75,6 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	want[1000], want[1500] = 7, 5
 	requireSame(t, want, p.load(0, 2000))
 	require.EqualValues(t, 1, p.release())
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	requireSame(t, want, src.home.bytes(0, 2000))
 }

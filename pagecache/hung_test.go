@@ -175,7 +175,7 @@ func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	f := hung.attached
 	require.False(t, f.Detached(), "it waits still, and keeps what it has")
 	answer()
-	require.NoError(t, f.Sync(nil))
+	require.NoError(t, f.Sync(context.Background(), nil))
 	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
 }
 

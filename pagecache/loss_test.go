@@ -53,7 +53,9 @@ func TestDeviceLost(t *testing.T) {
 			_, err := p.Release(context.Background(), 0, p.len)
 			return err
 		},
-		"sync": func(_ *program, src *source) error { return src.attached.Sync(func() error { return nil }) },
+		"sync": func(_ *program, src *source) error {
+			return src.attached.Sync(context.Background(), func() error { return nil })
+		},
 		"read": func(p *program, src *source) error { src.read(p.t, 0, page.Size); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +66,7 @@ func TestDeviceLost(t *testing.T) {
 			q := m.run(src, 1, 0, 10*page.Size, true)
 			p.add(0)
 			p.release()
-			require.NoError(t, src.attached.Sync(func() error { return nil }))
+			require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 			want := src.home.bytes(0, 10*page.Size)
 			p.add(page.Size)
 			p.release() // pending when the device goes
@@ -84,11 +86,11 @@ func TestDeviceLost(t *testing.T) {
 				want[3*page.Size] = 9
 			}
 			synced := false
-			err := errors.Join(src.attached.Sync(func() error { synced = true; return nil }), syncErr)
+			err := errors.Join(src.attached.Sync(context.Background(), func() error { synced = true; return nil }), syncErr)
 			require.ErrorIs(t, err, syscall.EIO, "the next fsync, once")
 			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file has what it had before")
 			require.True(t, synced)
-			require.NoError(t, src.attached.Sync(func() error { return nil }))
+			require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 			require.True(t, bytes.Equal(want, src.read(t, 0, 10*page.Size)))
 			q.acquire()
 			require.True(t, bytes.Equal(want, q.all()), "the other device goes on")
@@ -142,7 +144,7 @@ func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 	for _, src := range []*source{found, quiet} {
 		require.False(t, src.attached.Detached(), "its loss is not reported")
-		err := src.attached.Sync(func() error { return syscall.ENOSPC })
+		err := src.attached.Sync(context.Background(), func() error { return syscall.ENOSPC })
 		require.ErrorIs(t, err, syscall.EIO)
 		require.ErrorIs(t, err, syscall.ENOSPC)
 		require.ErrorContains(t, err, "pages [1,2) [3,4), 2 in all")
@@ -200,7 +202,7 @@ func TestLossWhileHomeTakesNothing(t *testing.T) {
 	// The collect copies out first, then the merge.
 	m.devices[0].Fail(faulty.CopyOut, 2, gpubackend.ErrDeviceLost)
 	require.True(t, bytes.Equal(before, src.read(t, 0, page.Size)))
-	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.EIO)
+	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.EIO)
 	require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV)
 	require.Error(t, m.cache.Close(context.Background()))
 }

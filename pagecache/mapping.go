@@ -114,7 +114,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		return nil, err
 	}
 	defer done()
-	if err := f.checkHome(); err != nil {
+	if err := f.checkHome(ctx); err != nil {
 		return nil, err
 	}
 	m := &Mapping{
@@ -186,8 +186,8 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 }
 
 // checkHome refreshes replicas and the kernel's pages if home was changed directly.
-func (f *File) checkHome() error {
-	changed, err := f.CheckHome()
+func (f *File) checkHome(ctx context.Context) error {
+	changed, err := f.CheckHome(ctx)
 	if !changed {
 		return err
 	}
@@ -289,7 +289,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 			return 0, err
 		}
 	}
-	if err := m.f.checkHome(); err != nil {
+	if err := m.f.checkHome(ctx); err != nil {
 		return 0, err
 	}
 	m.f.count(func(c *Counters) { c.Acquires.Add(1) })
@@ -329,9 +329,9 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	}
 	defer m.calls.Done()
 	if !durable {
-		return m.f.Sync(nil)
+		return m.f.Sync(ctx, nil)
 	}
-	return m.f.Sync(func() error {
+	return m.f.Sync(ctx, func() error {
 		m.f.mu.Lock()
 		home := m.f.home
 		m.f.mu.Unlock()

@@ -156,7 +156,7 @@ func TestStoresAfterTheEnd(t *testing.T) {
 	want[3*page.Size]++
 	p.add(5*page.Size + 1)
 	for tick := range 3 {
-		require.NoError(t, src.attached.Sync(nil))
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		require.True(t, bytes.Equal(want[:64<<10], src.read(t, 0, 64<<10)))
 		require.True(t, bytes.Equal(want[1<<20:2<<20], src.read(t, 1<<20, 1<<20)))
 		require.Positive(t, m.counter(deviceReads))
@@ -189,7 +189,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 		if request.Lazy {
 			want[page.Size+3]++
 		}
-		require.NoError(t, src.attached.Sync(nil))
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		read()
 		again := m.run(src, 0, 0, sharedSize, true) // tracks what is there
 		read()
@@ -230,7 +230,7 @@ func TestChangesDuringTheCopy(t *testing.T) {
 			q := m.run(src, 1, 0, sharedSize, true)
 			q.add(off + 99)
 			q.release()
-			require.NoError(t, src.attached.Sync(nil))
+			require.NoError(t, src.attached.Sync(context.Background(), nil))
 		},
 	} {
 		for _, writable := range []bool{false, true} {
@@ -689,7 +689,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 			f := src.attached
 			for k := 8; k < 16; k++ {
 				got := make([]byte, step)
-				n, fromHome, err := f.Read(got, int64(k*step), false, src.reader)
+				n, fromHome, err := f.Read(context.Background(), got, int64(k*step), false, src.reader)
 				require.NoError(t, err)
 				if fromHome {
 					n, err = src.home.ReadAt(got, int64(k*step))
@@ -832,7 +832,7 @@ func BenchmarkSharedRead(b *testing.B) {
 				rnd := rand.New(rand.NewPCG(1, rand.Uint64()))
 				for pb.Next() {
 					at := (1<<20 + rnd.Int64N(size-1<<20)) &^ (page.Size - 1)
-					if _, _, err := f.Read(p, at, true, home); err != nil {
+					if _, _, err := f.Read(context.Background(), p, at, true, home); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -166,7 +166,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 			}
 		}
 	}
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.True(t, bytes.Equal(released, src.home.bytes(0, size)), "seed %d: home", seed)
 	check(cpu, 0, src.read(t, 0, size))
 	return m, peerPages(src.attached)

@@ -47,14 +47,14 @@ func (r *peerRuns) from(rg page.Range) page.Range {
 // Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
 // cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
 // are in p. home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on
-// home and on devices, never on the kernel.
-func (f *File) Read(p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
+// home and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
+func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
 	size, ok := int64(0), false
 	if len(p) > 0 {
 		size, ok = f.readUnlocked(page.Covering(off, int64(len(p))), direct, home)
 	}
 	if !ok {
-		size, n, fromHome, err = f.readPending(p, off, direct, home != nil)
+		size, n, fromHome, err = f.readPending(ctx, p, off, direct, home != nil)
 	}
 	if size <= off {
 		return n, fromHome || ok, err
@@ -65,8 +65,7 @@ func (f *File) Read(p []byte, off int64, direct bool, home HomeReader) (n int, f
 
 // readPending sees to it that home has what devices released of a read. If nothing had to be done, and peers says that devices may
 // serve it, and they may, size is that of the file; otherwise it is 0.
-func (f *File) readPending(p []byte, off int64, direct, peers bool) (size int64, n int, fromHome bool, err error) {
-	ctx := context.Background()
+func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, peers bool) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,6 +90,9 @@ func (f *File) readPending(p []byte, off int64, direct, peers bool) (size int64,
 	}
 	start := time.Now()
 	if err := f.collectLocked(ctx, rg, !direct); err != nil {
+		if ctx.Err() != nil {
+			return 0, 0, false, err
+		}
 		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not keep a page
 		// of which something is pending.
 		if !direct {
@@ -128,13 +130,13 @@ func (f *File) redropSoon(rg page.Range) {
 }
 
 // ReadRange brings home what devices released of some bytes, for requests that read home other than by Read.
-func (f *File) ReadRange(bytes page.Bytes) error {
+func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return nil
 	}
-	return f.collectLocked(context.Background(), bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)
+	return f.collectLocked(ctx, bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)
 }
 
 // readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.

@@ -67,7 +67,7 @@ func TestReadsWithoutLockAreDroppedByReleases(t *testing.T) {
 	p.add(5 * page.Size)
 	p.release() // the kernel does not hold page 5 from now on
 	src.read(t, 0, 4096)
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	readTwice(t, src, 0, 4096)
 	src.kernel.take()
 	withoutLock(t, src.attached, func() { src.read(t, 5*page.Size, 4096) })
@@ -83,7 +83,7 @@ func TestDirectReadsDoNotLetOthersPass(t *testing.T) {
 	home.warm.Store(true)
 	m.run(src, 0, 0, sharedSize, true)
 	for range 2 {
-		_, _, err := src.attached.Read(make([]byte, 4096), 0, true, src.reader)
+		_, _, err := src.attached.Read(context.Background(), make([]byte, 4096), 0, true, src.reader)
 		require.NoError(t, err)
 	}
 	require.True(t, unlocked(src, 0, true))

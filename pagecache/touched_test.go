@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"syscall"
 	"testing"
 
@@ -17,13 +18,13 @@ func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	p.store(0, 1)
 	p.release()
 	src.home.fail(syscall.ENOSPC)
-	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
-	_, err := src.attached.CheckHome()
+	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
+	_, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.Zero(t, m.cache.Status().Counters["home_replacements"])
 	require.Equal(t, byte(1), src.read(t, 0, 1)[0])
 	src.home.fail(nil)
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
 }
 
@@ -38,11 +39,11 @@ func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	p.store(page.Size, 3) // not released
 
 	src.home.editAt(page.Size+9, []byte{7})
-	changed, err := src.attached.CheckHome()
+	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.True(t, changed)
 	require.Equal(t, byte(1), src.read(t, 0, 1)[0])
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
 	require.Equal(t, []byte{0, 7}, []byte{src.home.bytes(page.Size, 1)[0], src.home.bytes(page.Size+9, 1)[0]})
 	q := m.run(src, 1, 0, 2*page.Size, false)

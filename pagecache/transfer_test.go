@@ -212,12 +212,12 @@ func TestPartOfACollectFails(t *testing.T) {
 	p.release()
 	q.release()
 	src.home.failFrom(500*page.Size, syscall.ENOSPC)
-	require.ErrorIs(t, src.attached.Sync(func() error { return nil }), syscall.ENOSPC)
+	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0], "what could be written was")
 	require.Zero(t, src.home.bytes(900*page.Size, 1)[0])
 	require.True(t, bytes.Equal(want[900*page.Size:901*page.Size], src.read(t, 900*page.Size, page.Size)), "and the rest is seen")
 	src.home.fail(nil)
-	require.NoError(t, src.attached.Sync(func() error { return nil }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.True(t, bytes.Equal(want, src.home.bytes(0, len(want))))
 	p.acquire()
 	q.acquire()
@@ -319,10 +319,10 @@ func TestDiskWritesWhileSyncCollects(t *testing.T) {
 		require.EqualValues(t, pages, p.release())
 	}
 	stored(1)
-	require.NoError(t, mp.f.Sync(nil))
+	require.NoError(t, mp.f.Sync(context.Background(), nil))
 	require.Empty(t, src.home.begun)
 	stored(2)
-	require.NoError(t, mp.f.Sync(func() error {
+	require.NoError(t, mp.f.Sync(context.Background(), func() error {
 		require.EqualValues(t, 2, src.home.data[(pages-1)*page.Size], "home has what was released")
 		return nil
 	}))
@@ -411,7 +411,7 @@ func TestReadsOfReleasedPages(t *testing.T) {
 	read := func(at int) int64 {
 		before := f.counters.CollectedPages.Load()
 		buf := make([]byte, request*page.Size)
-		_, fromHome, err := f.Read(buf, int64(at)*page.Size, false, nil)
+		_, fromHome, err := f.Read(context.Background(), buf, int64(at)*page.Size, false, nil)
 		require.NoError(t, err)
 		require.True(t, fromHome)
 		for i := at; i < at+request; i++ {

@@ -28,7 +28,7 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	p.release()
 	require.Equal(t, []Waiting{{File: "file", Bytes: 4 * page.Size}}, m.cache.Waiting())
 	src.home.failFrom(page.Size, syscall.ENOSPC)
-	require.ErrorIs(t, src.attached.ChangeHome(Change{Off: 2 * page.Size, Len: 1}, func(int64, int64) error { return nil }), syscall.ENOSPC)
+	require.ErrorIs(t, src.attached.ChangeHome(context.Background(), Change{Off: 2 * page.Size, Len: 1}, func(int64, int64) error { return nil }), syscall.ENOSPC)
 	require.Equal(t, 1, strings.Count(log.String(), keptAndTried), log.String())
 	require.Contains(t, log.String(), "bytes=16384")
 	status := m.cache.Status().Files[0]
@@ -36,7 +36,7 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	require.Equal(t, int64(4*page.Size), status.WaitingBytes)
 
 	// One page arrives, which is not the end of the failure.
-	require.NoError(t, src.attached.ChangeHome(Change{Off: 0, Len: 1}, func(int64, int64) error { return nil }))
+	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Off: 0, Len: 1}, func(int64, int64) error { return nil }))
 	require.NotEmpty(t, m.cache.Status().Files[0].Error)
 	require.Error(t, m.cache.Flush(context.Background()))
 	require.Equal(t, 1, strings.Count(log.String(), keptAndTried), "said once")
@@ -131,7 +131,7 @@ func TestHoldLastsWhileBytesWait(t *testing.T) {
 	q.store(0, 1)
 	q.release()
 	require.Equal(t, [2]int{1, 1}, holds())
-	require.NoError(t, a.attached.Sync(nil))
+	require.NoError(t, a.attached.Sync(context.Background(), nil))
 	require.Equal(t, [2]int{1, 1}, holds())
 	b.home.fail(syscall.EROFS)
 	require.Error(t, m.cache.Flush(context.Background()))

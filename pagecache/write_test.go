@@ -28,7 +28,7 @@ func (s *source) hold(t *testing.T, off int, p []byte, fails error) *heldWrite {
 	w := &heldWrite{t, make(chan struct{}), make(chan struct{}), make(chan error, 1)}
 	c := Change{Kind: ChangeWrite, Off: int64(off), Len: int64(len(p)), WriteBack: true}
 	go func() {
-		w.ended <- s.attached.ChangeHome(c, func(off, _ int64) error {
+		w.ended <- s.attached.ChangeHome(context.Background(), c, func(off, _ int64) error {
 			close(w.reached)
 			<-w.open
 			if fails != nil {
@@ -92,12 +92,12 @@ func TestWritesBesideEachOther(t *testing.T) {
 	for _, i := range rand.Perm(n) {
 		require.NoError(t, held[i].end())
 	}
-	changed, err := src.attached.CheckHome()
+	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.False(t, changed, "what the writes did was taken for somebody else's doing")
 	require.EqualValues(t, n, src.attached.counters.Bases.Load())
 	require.EqualValues(t, n, p.release())
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	for i := range n {
 		at := i * 2 * page.Size
 		require.Equal(t, "of the CPU", string(src.home.bytes(at, 10)))
@@ -120,7 +120,7 @@ func TestDirectChangeAfterWrites(t *testing.T) {
 			if direct {
 				src.home.editAt(0, []byte("c"))
 			}
-			changed, err := src.attached.CheckHome()
+			changed, err := src.attached.CheckHome(context.Background())
 			require.NoError(t, err)
 			require.Equal(t, direct, changed)
 		}
@@ -137,7 +137,7 @@ func TestWritesOfOnePage(t *testing.T) {
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
 		p := []byte("second")
-		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off, _ int64) error {
+		assert.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off, _ int64) error {
 			assert.Equal(t, "first", string(src.home.bytes(0, 5)), "two writes of one page at once")
 			_, err := src.home.WriteAt(p, off)
 			return err
@@ -147,7 +147,7 @@ func TestWritesOfOnePage(t *testing.T) {
 	<-second
 	require.EqualValues(t, 2, src.attached.counters.Bases.Load())
 	require.EqualValues(t, 1, p.release())
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	require.Equal(t, "first", string(src.home.bytes(0, 5)))
 	require.Equal(t, "second", string(src.home.bytes(20, 6)))
 	require.Equal(t, p.load(40, 41), src.home.bytes(40, 1))
@@ -159,16 +159,21 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 	for name, do := range map[string]func(src *source, p *program) error{
 		"acquire": func(_ *source, p *program) error { _, err := p.Acquire(ctx, 0, p.len, false); return err },
 		"release": func(_ *source, p *program) error { _, err := p.Release(ctx, 0, p.len); return err },
-		"fsync":   func(src *source, _ *program) error { return src.attached.Sync(func() error { return nil }) },
-		"unmap":   func(_ *source, p *program) error { return p.Unmap(ctx) },
-		"check":   func(src *source, _ *program) error { _, err := src.attached.CheckHome(); return err },
-		"evict":   func(_ *source, p *program) error { return p.Advise(ctx, 0, p.len, AdviceDontNeed) },
+		"fsync": func(src *source, _ *program) error {
+			return src.attached.Sync(context.Background(), func() error { return nil })
+		},
+		"unmap": func(_ *source, p *program) error { return p.Unmap(ctx) },
+		"check": func(src *source, _ *program) error {
+			_, err := src.attached.CheckHome(context.Background())
+			return err
+		},
+		"evict": func(_ *source, p *program) error { return p.Advise(ctx, 0, p.len, AdviceDontNeed) },
 		"read": func(src *source, _ *program) error {
-			_, _, err := src.attached.Read(make([]byte, 10), 0, false, nil)
+			_, _, err := src.attached.Read(context.Background(), make([]byte, 10), 0, false, nil)
 			return err
 		},
 		"truncate": func(src *source, _ *program) error {
-			return src.attached.ChangeHome(Change{Kind: ChangeTruncate, Len: 2 * page.Size}, func(size, _ int64) error { return src.home.truncate(size) })
+			return src.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: 2 * page.Size}, func(size, _ int64) error { return src.home.truncate(size) })
 		},
 		"append": func(src *source, _ *program) error {
 			return src.tryWrite(Change{Kind: ChangeAppend, Len: 10}, make([]byte, 10))
@@ -189,7 +194,7 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 			other.acquire()
 			require.Equal(t, "of the CPU", string(other.load(0, 10)))
 			other.release()
-			require.NoError(t, src.attached.Sync(nil))
+			require.NoError(t, src.attached.Sync(context.Background(), nil))
 			require.Equal(t, "of the CPU", string(src.home.bytes(0, 10)))
 			require.Equal(t, mine, src.home.bytes(40, 1))
 		})
@@ -207,7 +212,7 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
-		assert.NoError(t, src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
+		assert.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
 			assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw what was released")
 			_, err := src.home.WriteAt([]byte("x"), off)
 			return err
@@ -230,7 +235,7 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 		w := src.hold(t, 0, []byte("first"), nil).begun()
 		src.home.failReads(syscall.EIO)
 		for _, n := range []int{1, 90} {
-			err := src.attached.ChangeHome(Change{Kind: ChangeWrite, Off: page.Size, Len: int64(n * page.Size)}, func(int64, int64) error {
+			err := src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size, Len: int64(n * page.Size)}, func(int64, int64) error {
 				assert.Fail(t, "home is changed, and what it was before is not kept")
 				return nil
 			})
@@ -244,7 +249,7 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 		p.add(40)
 		p.add(page.Size + 40)
 		require.EqualValues(t, 2, p.release())
-		require.NoError(t, src.attached.Sync(nil))
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		require.Equal(t, "first", string(src.home.bytes(0, 5)))
 		require.Equal(t, again, string(src.home.bytes(page.Size, 6)) == "second")
 		require.Equal(t, p.load(40, 41), src.home.bytes(40, 1))
@@ -264,13 +269,13 @@ func TestWriteThatFailsBesideAnother(t *testing.T) {
 	}
 	require.ErrorIs(t, held[1].end(), syscall.ENOSPC)
 	require.NoError(t, held[0].end())
-	changed, err := src.attached.CheckHome()
+	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.False(t, changed)
 	p.add(40)
 	p.add(page.Size + 40)
 	require.EqualValues(t, 2, p.release())
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	require.Equal(t, "first", string(src.home.bytes(0, 5)))
 	require.Equal(t, "half", string(src.home.bytes(page.Size, 4)))
 	require.Equal(t, p.load(page.Size+40, page.Size+41), src.home.bytes(page.Size+40, 1))
@@ -334,7 +339,7 @@ func TestWritersBesideDevices(t *testing.T) {
 					_, err := p.Acquire(t.Context(), 0, size, false)
 					assert.NoError(t, err)
 				case 2:
-					assert.NoError(t, src.attached.Sync(func() error { return nil }))
+					assert.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 				}
 			}
 		})
@@ -343,7 +348,7 @@ func TestWritersBesideDevices(t *testing.T) {
 	for _, p := range programs {
 		p.release()
 	}
-	require.NoError(t, src.attached.Sync(nil))
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	for _, p := range programs {
 		p.acquire()
 	}
@@ -355,7 +360,7 @@ func TestWritersBesideDevices(t *testing.T) {
 			}
 		}
 	}
-	changed, err := src.attached.CheckHome()
+	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
 	require.False(t, changed)
 }

@@ -14,7 +14,7 @@ var fsPlants = []plant{
 	{
 		name: "O_TRUNC passes the rules by",
 		file: "fs/file.go",
-		old:  "errno := toErrno(c.changeHome(pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
+		old:  "errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
 		new:  "_ = pagecache.ChangeTruncate\n\terrno := toErrno(truncate(0))",
 		nets: []net{{pkg: "fs", run: "TestTruncationAtOpenReachesDevices"}},
 	},
@@ -54,8 +54,8 @@ var fsPlants = []plant{
 	{
 		name: "fsync leaves released bytes on the device",
 		file: "fs/file.go",
-		old:  "return toStatus(f.Sync(sync))",
-		new:  "_ = f\n\t\treturn toStatus(sync())",
+		old:  "return toStatus(f.Sync(ctx, sync))",
+		new:  "_, _ = f, ctx\n\t\treturn toStatus(sync())",
 		nets: []net{
 			{pkg: "internal/stress", run: "TestFullDisk|TestDeviceLost$"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=2000"}},
@@ -113,8 +113,8 @@ var fsPlants = []plant{
 	{
 		name: "SEEK_DATA collects nothing",
 		file: "fs/file_space.go",
-		old:  "\t\tif err := f.ReadRange(page.From(int64(in.Offset))); err != nil {",
-		new:  "\t\tif err := f.ReadRange(page.Bytes{}); err != nil {",
+		old:  "\t\tif err := f.ReadRange(ctx, page.From(int64(in.Offset))); err != nil {",
+		new:  "\t\tif err := f.ReadRange(ctx, page.Bytes{}); err != nil {",
 		nets: []net{
 			{pkg: "fs", run: "TestSparseFilesAfterADeviceWroteIntoAHole"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
