@@ -173,7 +173,7 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	c.witness.begin(fd)
-	defer c.witness.end(fd)
+	defer c.witness.end(fd, anySize)
 	truncate := func(int64, int64) error {
 		return retry(func() error {
 			if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {

@@ -133,10 +133,11 @@ func (h *home) StartWriteBack(off, n int64) {
 	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. What it returns ends it.
+// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. It makes the file no
+// longer. What it returns ends it.
 func (h *home) beginChange() (end func()) {
 	h.witness.begin(h.fd)
-	return func() { h.witness.end(h.fd) }
+	return func() { h.witness.end(h.fd, 0) }
 }
 
 // WriteAt implements pagecache.Home.

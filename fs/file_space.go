@@ -32,17 +32,19 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, n) })
 		})
 	}
+	c, end, reached := of.content, int64(0), int64(0)
 	if in.Mode&unix.FALLOC_FL_KEEP_SIZE == 0 {
-		of.node.expectSize(page.Span(change.Off, change.Len).End)
+		end = page.Span(change.Off, change.Len).End
+		reached = end
 	}
-	c := of.content
-	c.gate.RLock()
-	defer c.gate.RUnlock()
-	c.witness.begin(of.fd)
-	defer c.witness.end(of.fd)
+	if change.Kind == pagecache.ChangeShift {
+		reached = anySize
+	}
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
-	return toStatus(c.changeHome(ctx, change, allocate))
+	size := c.witness.begin(of.fd)
+	defer c.witness.end(of.fd, reached)
+	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error { return c.changeHome(ctx, change, allocate) }))
 }
 
 // killSetIDFor is killSetID for requests that change bytes without saying whether the caller may keep set-id bits: the
@@ -124,13 +126,12 @@ func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRan
 			})
 		})
 	}
-	dst.node.expectSize(page.Span(to, int64(size)).End)
-	c := dst.content
-	c.gate.RLock()
-	defer c.gate.RUnlock()
-	c.witness.begin(dst.fd)
-	defer c.witness.end(dst.fd)
-	err := c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
+	c, end := dst.content, page.Span(to, int64(size)).End
+	before := c.witness.begin(dst.fd)
+	defer c.witness.end(dst.fd, end)
+	err := fs.lengthen(dst.node, dst.fd, before, end, func() error {
+		return c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
+	})
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))
 	}

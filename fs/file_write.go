@@ -45,7 +45,6 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		w.flags = syncFlags(in.Flags)
 	}
 	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
-	of.node.expectSize(page.Span(w.off, int64(len(data))).End)
 	var ctx context.Context = context.Background() // nobody has the bytes of a write-back again
 	if !w.writeBack {
 		request := newRequest(cancel, &in.Caller)
@@ -112,10 +111,23 @@ type homeWrite struct {
 }
 
 // run carries the write out under the rules.
-func (w *homeWrite) run(ctx context.Context, withoutCure bool) error {
-	c := w.of.content
+func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
+	c, n := w.of.content, w.of.node
+	end := page.Span(w.off, int64(len(w.data))).End
+	size := c.witness.begin(w.of.fd)
+	told := n.expectSize(end)
+	defer func() {
+		reached := int64(0)
+		if w.written > 0 {
+			reached = w.off + int64(w.written)
+		} else if err != nil {
+			n.unexpectSize(end, told)
+		}
+		c.witness.end(w.of.fd, reached)
+	}()
+	zeros := w.of.fs.surpassed(n, told, size)
 	c.gate.RLock()
-	if !c.hazard.lasts() || withoutCure {
+	if zeros.Empty() && (!c.hazard.lasts() || withoutCure) {
 		defer c.gate.RUnlock()
 		return w.change(ctx, nil)
 	}
@@ -131,8 +143,11 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) error {
 		})
 	}
 	again, by := h.overlap(w.off, int64(len(w.data)), w.thread)
-	err := w.change(ctx, func(int64) error {
-		h.suspectPages(again, w.of.fd)
+	if !zeros.Empty() {
+		again = append(again, zeros)
+	}
+	err = w.change(ctx, func(int64) error {
+		h.suspectPages(again, w.of.fd, told)
 		w.again, w.by = again, by
 		return nil
 	})
@@ -146,8 +161,6 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) error {
 // offset.
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
-	c.witness.begin(w.of.fd)
-	defer c.witness.end(w.of.fd)
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend

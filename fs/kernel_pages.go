@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -204,29 +205,46 @@ func (h *hazard) written() {
 }
 
 // suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to change
-// home. The gate is locked.
-func (h *hazard) suspectPages(spans []page.Bytes, fd int) {
+// home. The kernel may have zeros in the page of end, from there on. The gate is locked.
+func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	if len(spans) == 0 {
 		return
 	}
 	h.doubts.Add(1)
 	for _, s := range spans {
 		for i := s.Pages().Start; i < s.Pages().End; i++ {
-			if known := h.suspects[i]; known != nil {
-				known.users++
-				continue
+			x := h.suspects[i]
+			if x == nil {
+				x = new(suspect)
+				// A page that cannot be read was not given to the kernel either.
+				if err := readPage(fd, i, &x.base); err != nil {
+					continue
+				}
+				if h.suspects == nil {
+					h.suspects = make(map[page.Index]*suspect)
+				}
+				h.suspects[i] = x
 			}
-			fresh := &suspect{users: 1}
-			// A page that cannot be read was not given to the kernel either.
-			if _, err := readAt(fd, fresh.base[:], i.Offset()); err != nil {
-				continue
+			x.users++
+			if i == page.Index(end>>page.Shift) {
+				clear(x.base[end-i.Offset():])
 			}
-			if h.suspects == nil {
-				h.suspects = make(map[page.Index]*suspect)
-			}
-			h.suspects[i] = fresh
 		}
 	}
+}
+
+// readPage reads a page of the file that fd is open on, if only for writing or with O_PATH.
+func readPage(fd int, i page.Index, p *[page.Size]byte) error {
+	_, err := readAt(fd, p[:], i.Offset())
+	if err != unix.EBADF {
+		return err
+	}
+	if fd, err = unix.Open(procPath(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = readAt(fd, p[:], i.Offset())
+	return err
 }
 
 // trustPages ends what suspectPages began, once the kernel dropped the pages. The gate is locked.
@@ -256,7 +274,7 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 			merged = slices.Clone(data) // the request's buffer is not ours to change
 		}
 		var home [page.Size]byte
-		if _, err := readAt(fd, home[:], i.Offset()); err != nil {
+		if err := readPage(fd, i, &home); err != nil {
 			return nil, err
 		}
 		part := sent.Intersect(page.Range{Start: i, End: i + 1}.Span())

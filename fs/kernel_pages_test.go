@@ -141,7 +141,7 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	h.invalidationEnded(n, toTheEnd)
 	again, _ := h.overlap(page+10, 2, 1)
 	fd := int(f.Fd())
-	h.suspectPages(again, fd)
+	h.suspectPages(again, fd, 0)
 	_, err = f.WriteAt([]byte("ww"), page+10) // the write
 	require.NoError(t, err)
 	h.written()
@@ -235,7 +235,7 @@ func TestCorrectionBehindItsWrite(t *testing.T) {
 	h := &n.content().hazard
 	again := []span{{Off: 0, End: page.Size}}
 	n.content().gate.Lock()
-	h.suspectPages(again, int(home.Fd()))
+	h.suspectPages(again, int(home.Fd()), 0)
 	n.content().gate.Unlock()
 	s.fs.correct(n, again, readers{})
 	<-kernel.asked

@@ -16,14 +16,59 @@ import (
 //
 // A kernel that caches writes goes by its own size (docs/consistency.md).
 
-// expectSize notes that a request of the mount may make n as long as size, before it does.
-func (n *node) expectSize(size int64) {
+// A request may make the file longer before the kernel was told what SOURCE has: a write behind what was added there, for one. The
+// kernel goes by the size that such a request leaves, and has zeros in its page of the end that it knew. So it drops that page before
+// the request is answered, and until it has, what it sends of the page is compared with what it can have been filled with.
+
+// expectSize notes that a request of the mount may make n as long as size, before it does. It returns the size that the
+// kernel knew.
+func (n *node) expectSize(size int64) (told int64) {
 	for {
-		told := n.told.Load()
+		told = n.told.Load()
 		if size <= told || n.told.CompareAndSwap(told, size) {
-			return
+			return told
 		}
 	}
+}
+
+// unexpectSize takes expectSize back for a request that failed.
+func (n *node) unexpectSize(size, told int64) {
+	if size > told {
+		n.told.CompareAndSwap(size, told)
+	}
+}
+
+// surpassed returns the page of the kernel that has zeros behind told, the end that it knew, where the file had size before a
+// request that makes it longer. It is empty if there is none.
+func (fs *fileSystem) surpassed(n *node, told, size int64) page.Bytes {
+	if size <= told || told%page.Size == 0 || fs.writeBack || !n.content().filled.Load() {
+		return page.Bytes{}
+	}
+	return pageSpan(told, 1)
+}
+
+// lengthen carries out do, which may make n as long as end, and had better not wait for the kernel's pages. size is what n has before, fd a
+// descriptor of it, thread the caller's.
+func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error) error {
+	c := n.content()
+	told := n.expectSize(end)
+	zeros := fs.surpassed(n, told, size)
+	if zeros.Empty() {
+		c.gate.RLock()
+		defer c.gate.RUnlock()
+		err := do()
+		if err != nil {
+			n.unexpectSize(end, told)
+		}
+		return err
+	}
+	again := []page.Bytes{zeros}
+	c.gate.Lock()
+	c.hazard.suspectPages(again, fd, told)
+	err := do()
+	c.gate.Unlock()
+	fs.correct(n, again, readers{})
+	return err
 }
 
 // tellSize is called before the kernel is told what st says of n, which is brought up to date if need be. It may wait for reads and

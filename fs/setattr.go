@@ -34,8 +34,11 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
 	touch := beginTouch(n, fd)
+	if in.Valid&fuse.FATTR_SIZE != 0 {
+		touch.reached = anySize
+	}
 	var st unix.Statx_t
-	errno = fs.setAttr(ctx, n, fd, of, in)
+	errno = fs.setAttr(ctx, n, fd, of, touch.size, in)
 	if err := statx(fd, "", &st); err != nil {
 		touch.end(nil)
 		if errno == 0 {
@@ -54,7 +57,10 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	return fuse.OK
 }
 
-func (fs *fileSystem) setAttr(ctx context.Context, n *node, fd int, of *openFile, in *fuse.SetAttrIn) syscall.Errno {
+// setAttr sets what in asks for. before is the size that n has.
+func (fs *fileSystem) setAttr(
+	ctx context.Context, n *node, fd int, of *openFile, before int64, in *fuse.SetAttrIn,
+) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
 		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep set-id bits, and
 		// leaves it to the daemon to clear them.
@@ -66,7 +72,7 @@ func (fs *fileSystem) setAttr(ctx context.Context, n *node, fd int, of *openFile
 				return errno
 			}
 		}
-		if errno := fs.setSize(ctx, n, fd, of, in.Caller.Uid, int64(size)); errno != 0 {
+		if errno := fs.setSize(ctx, n, fd, of, in.Caller.Uid, before, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -124,19 +130,18 @@ func (n *node) rightsTouched() {
 	}
 }
 
-// setSize truncates or extends a regular file for a user.
-func (fs *fileSystem) setSize(ctx context.Context, n *node, fd int, of *openFile, uid uint32, size int64) syscall.Errno {
+// setSize truncates or extends a regular file for a user. before is the size that it has.
+func (fs *fileSystem) setSize(
+	ctx context.Context, n *node, fd int, of *openFile, uid uint32, before, size int64,
+) syscall.Errno {
 	if !n.isRegular() {
 		return syscall.EINVAL
 	}
-	n.expectSize(size)
 	c := n.content()
 	var known int64
 	if fs.writeBack && c.live() != nil {
 		known = fs.knownSize(n)
 	}
-	c.gate.RLock()
-	defer c.gate.RUnlock()
 	truncate := func(int64, int64) error {
 		return fs.spend(uid, func() error {
 			return retry(func() error {
@@ -147,7 +152,8 @@ func (fs *fileSystem) setSize(ctx context.Context, n *node, fd int, of *openFile
 			})
 		})
 	}
-	errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}, truncate))
+	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}
+	errno := toErrno(fs.lengthen(n, fd, before, size, func() error { return c.changeHome(ctx, change, truncate) }))
 	if errno == 0 {
 		n.told.Store(size)
 	}

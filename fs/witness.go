@@ -13,8 +13,9 @@ import (
 //
 // A change is noticed by the size and the times of the file. They are compared when the file is opened, when a device
 // acquires, before its released bytes are collected, and right before each change through the mount. What that change
-// leaves is recorded right after it. While a change through the mount is under way, size and times say nothing about
-// others. So what others do meanwhile goes unnoticed.
+// leaves is recorded right after it. While a change through the mount is under way, times say nothing about others, and the
+// size only afterwards, where it is not one that the mount can have given the file. So what else others do meanwhile goes
+// unnoticed.
 //
 // Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts as a
 // change all the same: it makes nobody lose bytes, only look at them.
@@ -26,7 +27,12 @@ type witness struct {
 	known    bool       // protected by mu
 	last     attributes // as they were last seen or left; protected by mu
 	inFlight int        // changes through the mount under way; protected by mu
+	// reached is how long the changes that ended while others were under way may have made the file, or anySize. Protected by mu.
+	reached int64
 }
+
+// anySize is the reach of a change that may make the file longer or shorter.
+const anySize = -1
 
 // attributes are what tells that a file was changed.
 type attributes struct {
@@ -78,11 +84,16 @@ func (w *witness) see(st *unix.Statx_t) {
 }
 
 // begin is called right before the mount changes the file, or its metadata. What it finds out about others counts from then on.
-func (w *witness) begin(fd int) {
+// It returns the size that the file has, or had before other changes that are under way; 0 if that is not known.
+func (w *witness) begin(fd int) (size int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_ = w.lookLocked(fd) // what cannot be asked for is not known
 	w.inFlight++
+	if w.known {
+		size = w.last.size
+	}
+	return size
 }
 
 // beginWith is begin for a caller who has just asked for the attributes.
@@ -95,20 +106,29 @@ func (w *witness) beginWith(st *unix.Statx_t) {
 	w.inFlight++
 }
 
-// end is called right after the change. Of changes that overlap, the last one records what they left.
-func (w *witness) end(fd int) {
-	w.endAs(func() (attributes, error) { return attributesOn(fd) })
+// end is called right after the change. The change made the file at most reached bytes long if it was not that long before; anySize
+// says nothing. Of changes that overlap, the last one records what they left.
+func (w *witness) end(fd int, reached int64) {
+	w.endAs(reached, func() (attributes, error) { return attributesOn(fd) })
 }
 
 // endAs is end with the attributes that ask returns.
-func (w *witness) endAs(ask func() (attributes, error)) {
+func (w *witness) endAs(reached int64, ask func() (attributes, error)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if reached == anySize || w.reached == anySize {
+		w.reached = anySize
+	} else {
+		w.reached = max(w.reached, reached)
+	}
 	if w.inFlight--; w.inFlight > 0 {
 		return
 	}
 	left, err := ask()
-	w.known, w.last = err == nil, left
+	if before := w.last.size; w.known && err == nil && w.reached != anySize && (left.size < before || left.size > max(before, w.reached)) {
+		w.changes.Add(1)
+	}
+	w.known, w.last, w.reached = err == nil, left, 0
 }
 
 // attributesOn asks a descriptor. One that is opened with O_PATH will do.
@@ -127,13 +147,15 @@ func statxTime(t unix.Timespec) unix.StatxTimestamp {
 // touch is a change of a file's metadata in progress.
 type touch struct {
 	witness *witness // nil for nodes that were never opened
+	size    int64    // that witness.begin returned
+	reached int64    // of witness.end
 }
 
 // touchOf returns the touch of n, of which nothing has begun. It costs nothing for nodes that were never opened.
 func touchOf(n *node) touch {
 	if n != nil {
 		if c := n.data.Load(); c != nil {
-			return touch{c.witness}
+			return touch{witness: c.witness}
 		}
 	}
 	return touch{}
@@ -144,7 +166,7 @@ func touchOf(n *node) touch {
 func beginTouch(n *node, fd int) touch {
 	t := touchOf(n)
 	if t.witness != nil {
-		t.witness.begin(fd)
+		t.size = t.witness.begin(fd)
 	}
 	return t
 }
@@ -163,7 +185,7 @@ func (t touch) end(st *unix.Statx_t) {
 	if t.witness == nil {
 		return
 	}
-	t.witness.endAs(func() (attributes, error) {
+	t.witness.endAs(t.reached, func() (attributes, error) {
 		if st == nil {
 			return attributes{}, unix.ENODATA
 		}
@@ -174,7 +196,7 @@ func (t touch) end(st *unix.Statx_t) {
 // endWith is end with the attributes that the descriptor of the node gives.
 func (t touch) endWith(fd int) {
 	if t.witness != nil {
-		t.witness.end(fd)
+		t.witness.end(fd, t.reached)
 	}
 }
 

@@ -33,10 +33,10 @@ func TestWitnessOfOverlappingChanges(t *testing.T) {
 	w.begin(fd)
 	w.begin(fd)
 	change()
-	w.end(fd)
+	w.end(fd, anySize)
 	change()
 	assert.Zero(t, look(), "a change is under way")
-	w.end(fd)
+	w.end(fd, anySize)
 	assert.Zero(t, look())
 
 	for range 100 {
@@ -44,7 +44,7 @@ func TestWitnessOfOverlappingChanges(t *testing.T) {
 		for range 8 {
 			group.Go(func() {
 				w.begin(fd)
-				defer w.end(fd)
+				defer w.end(fd, anySize)
 				change()
 			})
 		}
@@ -57,11 +57,11 @@ func TestWitnessOfOverlappingChanges(t *testing.T) {
 	change()
 	w.begin(fd)
 	change()
-	w.end(fd)
+	w.end(fd, anySize)
 	assert.EqualValues(t, 2, look(), "the mount's own change hid another")
 
 	w.begin(fd)
-	w.end(-1)
+	w.end(-1, anySize)
 	assert.False(t, w.known, "it could not be asked for")
 	assert.EqualValues(t, 2, look())
 }

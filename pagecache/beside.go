@@ -52,6 +52,15 @@ func (f *File) lookLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := f.changedBesideLocked(ctx, sig.Size); err != nil {
+		return err // the next look tries again
+	}
+	f.changes = n
+	return nil
+}
+
+// changedBesideLocked puts all pages in doubt, since somebody changed home beside the mount. size is what home has now.
+func (f *File) changedBesideLocked(ctx context.Context, size int64) error {
 	if len(f.doubt) == 0 {
 		f.c.log.Info("the backing file was changed directly; replicas are compared with it", "file", f.Name())
 	}
@@ -65,15 +74,12 @@ func (f *File) lookLocked(ctx context.Context) error {
 			f.changed(rg)
 		}
 	}
-	if err := f.resizedLocked(ctx, sig.Size); err != nil {
-		return err // the next look tries again
-	}
-	f.changes = n
-	return nil
+	return f.resizedLocked(ctx, size)
 }
 
-// resizedLocked takes note of a size that home was given beside the mount. The page of the end is settled while the former size
-// is known.
+// resizedLocked takes note of a size that home was given beside the mount. It settles the page of the end while the former size
+// is known. No replica may be brought up to date between that and the moment when its bytes past the former end are zeroed: it
+// would lose what home was made longer by.
 func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	before := f.size
 	if size == before {
@@ -83,13 +89,18 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	if size < before {
 		ends = page.Bytes{Off: size &^ (page.Size - 1), End: size}.Pages() // what is behind its page is nobody's any more
 	}
-	if err := f.settleHomeLocked(ctx, ends); err != nil {
+	if err := f.settleOnlyLocked(ctx, ends); err != nil {
 		return err
 	}
 	var err error
 	if size < before {
 		err = f.cutLocked(ctx, size)
 	} else if !f.longerLocked() { // the kernel may have known these bytes to be part of the file
+		// A replica that was filled after home became longer, and before anybody looked, has what was added.
+		if err := f.keepHomeLocked([]page.Range{ends}, versions.CPU); err != nil {
+			return err
+		}
+		f.lrc.CPUChanged(ends, page.Range{})
 		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
 	}
 	if err == nil {
@@ -133,18 +144,32 @@ func (f *File) settleSomeLocked(ctx context.Context, rg page.Range) (next page.I
 	return next, f.settleHomeLocked(ctx, page.Range{Start: rg.Start, End: next})
 }
 
-// settleHomeLocked finds out which pages of rg that are in doubt did change.
+// settleHomeLocked finds out which pages of rg that are in doubt did change. Where that takes more memory than there is, it
+// brings their replicas up to date.
 func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
+	return f.settleWithLocked(ctx, rg, func(part page.Range) error {
+		if f.c.memory.fits(0) {
+			return nil
+		}
+		return f.patchBehindLocked(ctx, part)
+	})
+}
+
+// settleOnlyLocked is settleHomeLocked that leaves replicas alone.
+func (f *File) settleOnlyLocked(ctx context.Context, rg page.Range) error {
+	return f.settleWithLocked(ctx, rg, func(page.Range) error { return nil })
+}
+
+// settleWithLocked settles pages of rg, and calls then with every part that is settled.
+func (f *File) settleWithLocked(ctx context.Context, rg page.Range, then func(part page.Range) error) error {
 	for _, run := range intersect(f.doubt, []page.Range{rg}) {
 		for part := range cut(run, batchPages) {
 			if err := f.settlePartLocked(ctx, part); err != nil {
 				return err
 			}
 			f.doubt = page.Subtract(f.doubt, part)
-			if !f.c.memory.fits(0) {
-				if err := f.patchBehindLocked(ctx, part); err != nil {
-					return err
-				}
+			if err := then(part); err != nil {
+				return err
 			}
 		}
 	}

@@ -83,10 +83,14 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 
 // changeLocked is ChangeHome of what is changed at once.
 func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64) error) error {
-	// The size before is taken from home: a program may have changed SOURCE directly.
 	before, err := f.home.Signature()
 	if err != nil {
 		return err
+	}
+	if before.Size != f.size { // somebody changed SOURCE since the look
+		if err := f.changedBesideLocked(ctx, before.Size); err != nil {
+			return err
+		}
 	}
 	if err := f.settleHomeLocked(ctx, page.Span(before.Size, 1).Pages()); err != nil { // what follows may reach from the end
 		return err
@@ -131,7 +135,11 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 		// Also after an error: a part may have been changed.
 		f.lrc.CPUChanged(rg, c.held())
 	}
-	if note := f.noteHomeLocked(); err == nil {
+	least, most := before.Size, max(before.Size, changed.End)
+	if c.Kind == ChangeShift {
+		least, most = 0, math.MaxInt64
+	}
+	if note := f.noteSizeLocked(least, most); err == nil {
 		err = note
 	}
 	if !room {
@@ -161,9 +169,7 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 	if err := do(size, 0); err != nil {
 		return err
 	}
-	if err := f.noteHomeLocked(); err != nil {
-		return err
-	}
+	f.size = size
 	if size < before {
 		return f.cutLocked(ctx, size)
 	}

@@ -214,8 +214,9 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 // homeWrite is the bytes from which nothing is gained by giving home more at once.
 const homeWrite = 1 << 20
 
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. Runs that follow
-// each other, in memory too, go together. It is no faster on several cores: filesystems write one file under one lock.
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. What somebody adds
+// to the file in SOURCE meanwhile is past the end that devices know of, and they have zeros there. Runs that follow each
+// other, in memory too, go together. It is no faster on several cores: filesystems write one file under one lock.
 func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -231,7 +232,7 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 			}
 			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
 		}
-		if n := min(rg.Bytes(), sig.Size-rg.Offset()); n > 0 {
+		if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {
 			_, err = f.home.WriteAt(buf[:n], rg.Offset())
 			f.spoilLocked(rg)
 		}

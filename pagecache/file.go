@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -221,16 +222,17 @@ func (f *File) meetHomeLocked() (err error) {
 	if f.changes, err = f.home.Look(); err != nil {
 		return err
 	}
-	return f.noteHomeLocked()
+	return f.noteSizeLocked(0, math.MaxInt64)
 }
 
-// noteHomeLocked takes the size that a change through the mount gave home.
-func (f *File) noteHomeLocked() error {
+// noteSizeLocked takes the size that a change through the mount gave home, which is least or more, and no more than most. The rest is
+// somebody else's doing in SOURCE, and will be noticed as that.
+func (f *File) noteSizeLocked(least, most int64) error {
 	sig, err := f.home.Signature()
 	if err != nil {
 		return err
 	}
-	f.size = sig.Size
+	f.size = min(max(sig.Size, least), most)
 	return nil
 }
 

@@ -71,11 +71,7 @@ func (f *File) modifiedNowLocked() {
 	if !ok {
 		return
 	}
-	err := h.Modified()
-	if err == nil {
-		err = f.noteHomeLocked()
-	}
-	if err != nil {
+	if err := h.Modified(); err != nil {
 		f.c.log.Warn("a release does not change the time of modification", "file", f.Name(), "error", err)
 	}
 }

@@ -22,9 +22,7 @@ import (
 type kind string
 
 // offByDefault are the kinds that are run only where -kinds names them, and why.
-var offByDefault = map[kind]string{
-	"sourceappend": "what SOURCE appended shows as zeros where fstat learns of the size first",
-}
+var offByDefault = map[kind]string{}
 
 var (
 	kindsFlag   = flag.String("kinds", "default", "what wider programs do besides reading, writing and mapping: names by commas, all, none or default; -name leaves out")

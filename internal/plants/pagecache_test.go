@@ -108,9 +108,23 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestScanBesideAgreements"}},
 	},
 	{
+		name: "a collect writes up to home's end, not to the one that devices know of",
+		file: "pagecache/collect.go",
+		old:  "min(sig.Size, f.size)-rg.Offset()",
+		new:  "sig.Size-rg.Offset()",
+		nets: []net{{pkg: "pagecache", run: "TestAppendedBetweenLookAndCollect"}},
+	},
+	{
+		name: "replicas are brought up to date before their bytes past the former end are zeroed",
+		file: "pagecache/beside.go",
+		old:  "f.settleOnlyLocked(ctx, ends)",
+		new:  "f.settleHomeLocked(ctx, ends)",
+		nets: []net{{pkg: "pagecache", run: "TestAppendedHomeIsKept"}},
+	},
+	{
 		name: "bytes past end of file are written home",
 		file: "pagecache/collect.go",
-		old:  "if n := min(rg.Bytes(), sig.Size-rg.Offset()); n > 0 {",
+		old:  "if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {",
 		new:  "if n := rg.Bytes() + 0*sig.Size; n > 0 {",
 		nets: []net{
 			{pkg: "pagecache", run: "TestBytesPastEndOfFileAreNeverWritten"},
