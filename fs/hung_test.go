@@ -106,3 +106,24 @@ func TestMountBelowSourceHangs(t *testing.T) {
 		})
 	}
 }
+
+// TestReapingGoesOn removes a file in SOURCE while the server of another file's filesystem hangs.
+func TestReapingGoesOn(t *testing.T) {
+	requireRoot(t)
+	s := mount(t, unasked)
+	h := s.nest(t, "parent/nested")
+	sh(t, s.mnt, "chmod 640 parent/nested/f; touch own; chmod 640 own") // their nodes have descriptors
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(filepath.Join(s.source, "own"), &st))
+	own := s.fs.table.byInode(inodeKey{st.Dev, st.Ino})
+	require.NotNil(t, own)
+	kept := func() bool {
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		return own.fd >= 0
+	}
+	require.True(t, kept())
+	h.Hang("getattr")
+	require.NoError(t, os.Remove(filepath.Join(s.source, "own")))
+	assert.Eventually(t, func() bool { return !kept() }, eventually, tick)
+}

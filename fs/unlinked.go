@@ -69,7 +69,9 @@ func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	return any, busy
 }
 
-// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through the mount. It reports whether that was anything.
+// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through the mount. It
+// reports whether that was anything. It asks no server, which may hang: of a filesystem that has one, the number of names is the
+// one that the kernel knows, and a file that another machine removed is kept until somebody asks for its attributes.
 func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	if !n.isRegular() || n.opens() > 0 {
 		return false
@@ -81,7 +83,7 @@ func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	}
 	if n.fd >= 0 {
 		var st unix.Statx_t
-		if statx(n.fd, "", &st) != nil || st.Nlink > 0 {
+		if peek(n.fd, "", &st) != nil || st.Nlink > 0 {
 			n.mu.Unlock()
 			return false
 		}
@@ -149,22 +151,16 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 			return err
 		}
 		any, busy := fs.letGoRemoved()
-		switch {
-		case any:
-			continue
-		case !waits && !busy || round == spacePatience:
-			return err
-		case busy:
-			time.Sleep(patienceRound)
-			round++
+		if any {
 			continue
 		}
-		for freed := false; !freed && round < spacePatience; round++ {
-			select {
-			case <-fs.freed:
-				freed = true
-			case <-time.After(patienceRound):
-			}
+		if !waits && !busy || round == spacePatience {
+			return err
+		}
+		round++
+		select {
+		case <-fs.freed:
+		case <-time.After(patienceRound):
 		}
 	}
 }

@@ -29,6 +29,7 @@ type shownTimes struct {
 	left       time.Time // otherwise this is the ctime that the last collect left
 	mtime      time.Time // while collecting
 	ctime      time.Time
+	began      time.Time // while collecting, the ctime of home before
 }
 
 // ShownTimes returns what programs are to see where home has these times.
@@ -47,17 +48,19 @@ func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.T
 // its mtime back.
 func (f *File) beginWritingLocked(sig Signature) {
 	_, ctime := f.ShownTimes(sig.Mtime, sig.Ctime)
-	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime})
+	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime})
 }
 
+// endWritingLocked leaves an mtime alone that the writes cannot have given home: somebody set it in SOURCE meanwhile.
 func (f *File) endWritingLocked() {
 	t := f.shown.Load()
-	if h, ok := f.home.(TimedHome); ok {
+	sig, err := f.home.Signature()
+	if h, ok := f.home.(TimedHome); ok && err == nil && !sig.Mtime.Before(t.began) && !sig.Mtime.After(sig.Ctime) {
 		if err := h.SetModified(t.mtime); err != nil {
 			f.c.log.Debug("write-back changes the time of modification", "file", f.Name(), "error", err)
 		}
+		sig, err = f.home.Signature()
 	}
-	sig, err := f.home.Signature()
 	if err != nil {
 		f.shown.Store(nil)
 		return

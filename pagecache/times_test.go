@@ -1,0 +1,72 @@
+package pagecache
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// timedHome is a home with times. Writes set them, and somebody may do so right after.
+type timedHome struct {
+	*memoryHome
+	mtime, ctime time.Time
+	after        func(h *timedHome)
+}
+
+func (h *timedHome) Signature() (Signature, error) {
+	sig, err := h.memoryHome.Signature()
+	sig.Mtime, sig.Ctime = h.mtime, h.ctime
+	return sig, err
+}
+
+func (h *timedHome) WriteAt(p []byte, off int64) (int, error) {
+	n, err := h.memoryHome.WriteAt(p, off)
+	h.ctime = h.ctime.Add(time.Second)
+	h.mtime = h.ctime
+	h.after(h)
+	return n, err
+}
+
+func (h *timedHome) Modified() error { return h.SetModified(h.ctime.Add(time.Second)) }
+
+func (h *timedHome) SetModified(mtime time.Time) error {
+	h.ctime = h.ctime.Add(time.Second)
+	h.mtime = mtime
+	return nil
+}
+
+// TestTimesOfOthersStay has somebody set mtime in SOURCE while released bytes are written home.
+func TestTimesOfOthersStay(t *testing.T) {
+	start := time.Unix(1e9, 0)
+	for name, set := range map[string]time.Time{"nobody": {}, "past": start.Add(-time.Hour), "future": start.Add(time.Hour)} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1)
+			src := m.file(2 * page.Size)
+			p := m.run(src, 0, 0, 2*page.Size, true)
+			h := &timedHome{memoryHome: src.home, mtime: start, ctime: start}
+			h.after = func(h *timedHome) {
+				if !set.IsZero() {
+					require.NoError(t, h.SetModified(set))
+				}
+			}
+			f := src.attached
+			f.mu.Lock()
+			f.home = h
+			f.mu.Unlock()
+			p.store(0, 3)
+			p.release()
+			released := h.mtime
+			require.NoError(t, f.Sync(t.Context(), nil))
+			require.True(t, bytes.Equal([]byte{3}, src.home.bytes(0, 1)))
+			want := released
+			if !set.IsZero() {
+				want = set
+			}
+			require.True(t, want.Equal(h.mtime), "%v, not %v", h.mtime, want)
+		})
+	}
+}
