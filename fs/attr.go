@@ -16,8 +16,8 @@ const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME | unix.STATX_MNT_ID
 // statx describes name in the directory dir, not following it, or dir itself if name is empty.
 func statx(dir int, name string, st *unix.Statx_t) error { return statxWith(dir, name, 0, st) }
 
-// peek is statx with what the kernel knows: of filesystems that have a server, the attributes may be old and the birth may be
-// unknown. Where the name is the root of a filesystem mounted there, it asks no server of that.
+// peek is statx with what the kernel knows: of filesystems that have a server, the attributes may be old and the birth
+// may be unknown. Where the name is the root of a filesystem mounted there, it asks no server of that.
 func peek(dir int, name string, st *unix.Statx_t) error {
 	return statxWith(dir, name, unix.AT_STATX_DONT_SYNC, st)
 }
@@ -30,9 +30,9 @@ func statxWith(dir int, name string, flags int, st *unix.Statx_t) error {
 	return retry(func() error { return unix.Statx(dir, name, flags, statxMask, st) })
 }
 
-// statxIn describes name in the directory parent, whose descriptor is dir, for callers who hold parent.names or whose request has the
-// kernel lock the directory. It never asks the server of a filesystem mounted on name, which may hang: foreign says that there
-// is one. Its attributes may be old then, so the kernel may not keep them.
+// statxIn describes name in the directory parent, whose descriptor is dir, for callers who hold parent.names or whose
+// request has the kernel lock the directory. It never asks the server of a filesystem mounted on name, which may hang:
+// foreign says that there is one. Its attributes may be old then, so the kernel may not keep them.
 func (fs *fileSystem) statxIn(parent *node, dir int, name string, st *unix.Statx_t) (foreign bool, err error) {
 	if err := peek(dir, name, st); err != nil {
 		return false, err
@@ -121,8 +121,9 @@ func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) 
 	fs.fillAttr(&out.Attr, &shown)
 }
 
-// showReleases makes of what home says of n what it will say once everything released is there. Programs that copy files, tar
-// among them, take a file with fewer blocks than bytes for one with holes, and one without blocks for one without data.
+// showReleases makes of what home says of n what it will say once everything released is there. Programs that copy
+// files, tar among them, take a file with fewer blocks than bytes for one with holes, and one without blocks for one
+// without data.
 func (n *node) showReleases(st *unix.Statx_t) {
 	c := n.data.Load()
 	if c == nil {
@@ -135,7 +136,8 @@ func (n *node) showReleases(st *unix.Statx_t) {
 	const perPage = page.Size / 512
 	most := max(st.Blocks, uint64(page.Count(page.Clamp(st.Size)))*perPage)
 	st.Blocks = min(st.Blocks+uint64(f.Coming())*perPage, most)
-	mtime, ctime := f.ShownTimes(time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), time.Unix(st.Ctime.Sec, int64(st.Ctime.Nsec)))
+	mtime, ctime := time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), time.Unix(st.Ctime.Sec, int64(st.Ctime.Nsec))
+	mtime, ctime = f.ShownTimes(mtime, ctime)
 	st.Mtime.Sec, st.Mtime.Nsec = mtime.Unix(), uint32(mtime.Nanosecond())
 	st.Ctime.Sec, st.Ctime.Nsec = ctime.Unix(), uint32(ctime.Nanosecond())
 }

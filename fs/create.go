@@ -7,9 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// make creates name in the directory parentID by calling call with the directory's descriptor, on behalf of who, and answers
-// with the new entry.
-func (fs *fileSystem) make(parentID uint64, name string, who *fuse.Caller, out *fuse.EntryOut, call func(dir int) error) fuse.Status {
+// make creates name in the directory parentID by calling call with the directory's descriptor, on behalf of who, and
+// answers with the new entry.
+func (fs *fileSystem) make(
+	parentID uint64, name string, who *fuse.Caller, out *fuse.EntryOut, call func(dir int) error,
+) fuse.Status {
 	parent, dir, errno := fs.directory(parentID, name)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -44,7 +46,9 @@ func (fs *fileSystem) Mknod(_ <-chan struct{}, in *fuse.MknodIn, name string, ou
 }
 
 // Symlink implements fuse.RawFileSystem.
-func (fs *fileSystem) Symlink(_ <-chan struct{}, header *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+func (fs *fileSystem) Symlink(
+	_ <-chan struct{}, header *fuse.InHeader, target, name string, out *fuse.EntryOut,
+) fuse.Status {
 	return fs.make(header.NodeId, name, &header.Caller, out, func(dir int) error {
 		return unix.Symlinkat(target, dir, name)
 	})
@@ -72,8 +76,8 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 	}
 	touch := beginTouch(old, fd)
 	defer touch.endWith(fd)
-	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was decided
-	// by the kernel.
+	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was
+	// decided by the kernel.
 	return fs.make(in.NodeId, name, &in.Caller, out, func(dir int) error {
 		return unix.Linkat(unix.AT_FDCWD, procPath(fd), dir, name, unix.AT_SYMLINK_FOLLOW)
 	})
@@ -119,7 +123,8 @@ func (fs *fileSystem) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	}
 	defer fs.unhold(parent)
 	flags, direct := fs.backingFlags(in.Flags)
-	// O_EXCL would keep the file from ever getting a name; the kernel remembers that by itself for the inode of the mount.
+	// O_EXCL would keep the file from ever getting a name; the kernel remembers that by itself for the inode of the
+	// mount.
 	flags |= unix.O_TMPFILE
 	mode := creationMode(dir, in.Mode, in.Umask)
 	fd := -1
@@ -133,9 +138,11 @@ func (fs *fileSystem) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	return fs.answerCreate(nil, "", fd, in, direct, out)
 }
 
-// answerCreate answers with the new file that fd is open on, which it takes over. A file without a name has no parent and
-// keeps a descriptor of its own.
-func (fs *fileSystem) answerCreate(parent *node, name string, fd int, in *fuse.CreateIn, direct bool, out *fuse.CreateOut) fuse.Status {
+// answerCreate answers with the new file that fd is open on, which it takes over. A file without a name has no parent
+// and keeps a descriptor of its own.
+func (fs *fileSystem) answerCreate(
+	parent *node, name string, fd int, in *fuse.CreateIn, direct bool, out *fuse.CreateOut,
+) fuse.Status {
 	var st unix.Statx_t
 	if err := statx(fd, "", &st); err != nil {
 		unix.Close(fd)

@@ -9,27 +9,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New files must get the caller's owner and group, and the mode that umask, set-gid directory and default ACL give, in the
-// one backing call that makes them: whoever looks in between, on the mount or in SOURCE, must not see a file of root's or
-// with a wider mode.
+// New files must get the caller's owner and group, and the mode that umask, set-gid directory and default ACL give, in
+// the one backing call that makes them: whoever looks in between, on the mount or in SOURCE, must not see a file of
+// root's or with a wider mode.
 //
 // Calls that take blocks or inodes are made with the caller's right to them: filesystems keep some for root, and check
 // quotas, by the filesystem user of the thread and by its CAP_SYS_RESOURCE.
 //
-// So a thread gets the caller's filesystem user (setfsuid(2)), and for new files the group, for the one call. The kernel
-// takes the filesystem capabilities away from a thread that leaves user 0. They are kept, because the kernel already checked the
-// caller's permission, with supplementary groups that are not known here. CAP_SYS_RESOURCE is not.
+// So a thread gets the caller's filesystem user (setfsuid(2)), and for new files the group, for the one call. The
+// kernel takes the filesystem capabilities away from a thread that leaves user 0. They are kept, because the kernel
+// already checked the caller's permission, with supplementary groups that are not known here. CAP_SYS_RESOURCE is not.
 //
 // A call that changes the credentials of a thread takes longer than a small write, so there are as few as possible. A
 // thread that serves an ordinary user loses CAP_SYS_RESOURCE for good, and is told to keep its capabilities when its
 // user changes (SECBIT_NO_SETUID_FIXUP). The daemon does nothing of its own that needs either. Root's calls get the
-// capability back when they fail for want of space. Rejected: threads kept for one user each, since handing a call over costs
-// more; looking whether the disk is nearly full, since users can fill it between the look and the write.
+// capability back when they fail for want of space. Rejected: threads kept for one user each, since handing a call over
+// costs more; looking whether the disk is nearly full, since users can fill it between the look and the write.
 //
 // The umask of the process is 0 for good. Where a directory has a default ACL the backing must get the mode as the
-// program gave it, and ignores the umask; where not, the umask is taken off here. A umask per thread (unshare(CLONE_FS))
-// would do without asking for the ACL, but needs threads of its own, and handing a call to one costs several times as much
-// as asking.
+// program gave it, and ignores the umask; where not, the umask is taken off here. A umask per thread
+// (unshare(CLONE_FS)) would do without asking for the ACL, but needs threads of its own, and handing a call to one
+// costs several times as much as asking.
 
 // secureNoSetuidFixup is SECBIT_NO_SETUID_FIXUP of capabilities(7).
 const secureNoSetuidFixup = 1 << 2
@@ -41,7 +41,8 @@ type capabilities [2]unix.CapUserData
 type creator struct {
 	// switches says that the process may act as other users.
 	switches bool
-	// marked says that threads without CAP_SYS_RESOURCE can be told by SECBIT_NO_SETUID_FIXUP: no thread had it at first.
+	// marked says that threads without CAP_SYS_RESOURCE can be told by SECBIT_NO_SETUID_FIXUP: no thread had it at
+	// first.
 	marked   bool
 	uid, gid uint32
 	// caps is what the thread may do while it acts as an ordinary user, own what it may do otherwise.
@@ -72,8 +73,8 @@ func secureBits() uintptr {
 	return bits
 }
 
-// as runs call with the caller's filesystem user and group, for calls that make inodes. call makes system calls only: it
-// must not park the goroutine on anything that another creation could be waiting for.
+// as runs call with the caller's filesystem user and group, for calls that make inodes. call makes system calls only:
+// it must not park the goroutine on anything that another creation could be waiting for.
 func (c *creator) as(who *fuse.Caller, call func() error) error {
 	return c.with(who.Uid, who.Gid, call)
 }
@@ -117,8 +118,8 @@ func (c *creator) with(uid, gid uint32, call func() error) error {
 	return call()
 }
 
-// mark has the thread keep its capabilities, but for CAP_SYS_RESOURCE, whatever its filesystem user. It reports false where that
-// is not possible, and then the capabilities are to be set after each change of the user.
+// mark has the thread keep its capabilities, but for CAP_SYS_RESOURCE, whatever its filesystem user. It reports false
+// where that is not possible, and then the capabilities are to be set after each change of the user.
 func (c *creator) mark() (lasting bool, errno syscall.Errno) {
 	if !c.marked {
 		return false, 0
@@ -166,8 +167,8 @@ func (c *creator) fully(call func() error) error {
 	return call()
 }
 
-// setfsid sets the filesystem user or group of the calling thread alone, and reports whether it did: the kernel may know no
-// such user, or lack memory for the new credentials.
+// setfsid sets the filesystem user or group of the calling thread alone, and reports whether it did: the kernel may
+// know no such user, or lack memory for the new credentials.
 func setfsid(call uintptr, id uint32) bool {
 	// These calls return the previous value, whether they worked or not (setfsuid(2)). No user has the number -1.
 	_, _, _ = unix.RawSyscall(call, uintptr(id), 0, 0)
@@ -189,8 +190,8 @@ func capset(data *capabilities) syscall.Errno {
 	return errno
 }
 
-// creationMode returns the mode to create with in the directory of descriptor dir, for a program that asked for mode under
-// umask.
+// creationMode returns the mode to create with in the directory of descriptor dir, for a program that asked for mode
+// under umask.
 func creationMode(dir int, mode, umask uint32) uint32 {
 	if mode&umask&0777 == 0 || hasDefaultACL(dir) {
 		return mode & 07777

@@ -32,7 +32,8 @@ var losses = []struct {
 	}},
 }
 
-// TestOpenFileLivesOnWithoutItsName does everything that a program may do to an open file whose name went away in SOURCE.
+// TestOpenFileLivesOnWithoutItsName does everything that a program may do to an open file whose name went away in
+// SOURCE.
 func TestOpenFileLivesOnWithoutItsName(t *testing.T) {
 	for _, l := range losses {
 		for _, cached := range []bool{false, true} {

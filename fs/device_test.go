@@ -63,8 +63,8 @@ func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene
 	return s, cache, n
 }
 
-// window is a mapping of a part of a file on a device, as a client would have it. It copies from and to the one extent, as
-// the CPU addresses no other memory than that of emulated devices.
+// window is a mapping of a part of a file on a device, as a client would have it. It copies from and to the one extent,
+// as the CPU addresses no other memory than that of emulated devices.
 type window struct {
 	*pagecache.Mapping
 	device *device

@@ -24,8 +24,8 @@ func cachedPages(t testing.TB, f *os.File, off, n int64) int64 {
 	return int64(s.Cache)
 }
 
-// TestColdFillLeavesThePageCacheAlone: what a program on the CPU has in the host's page cache stays, nothing comes, and what it
-// wrote and the disk does not have is seen.
+// TestColdFillLeavesThePageCacheAlone: what a program on the CPU has in the host's page cache stays, nothing comes, and
+// what it wrote and the disk does not have is seen.
 func TestColdFillLeavesThePageCacheAlone(t *testing.T) {
 	const size, kept, dirty = 16<<20 + 5000, 3 << 20, 9<<20 + 3*page.Size
 	s, cache, n := mountWithDevices(t, 1)

@@ -7,20 +7,20 @@
 // (st_dev, st_ino), so that hard links are one node. A node is reached by descriptor, never by a path made of strings,
 // so paths of any length work. Its O_PATH descriptor is opened when first needed, from the node's locator (a directory
 // node and a name in it), checked against the node's identity, and closed again when many are open. A node whose last
-// known name goes away through the mount keeps a descriptor. When somebody changes SOURCE underneath so that a locator no
-// longer fits, a program's open of the node gives it a descriptor; without one, and for an open by name, the answer is ESTALE and
-// the kernel looks the path up again.
+// known name goes away through the mount keeps a descriptor. When somebody changes SOURCE underneath so that a locator
+// no longer fits, a program's open of the node gives it a descriptor; without one, and for an open by name, the answer
+// is ESTALE and the kernel looks the path up again.
 //
-// Permission checks are the kernel's (default_permissions and POSIX ACLs). What the kernel cannot do is done here:
-// new files get the caller's owner and group and the mode that umask or a default ACL gives in one backing call
-// (credentials.go), set-id bits are cleared where the kernel asks for it, calls that take space are made with the caller's
-// right to space (credentials.go), and what mounts below SOURCE forbid is not shown (strict.go).
+// Permission checks are the kernel's (default_permissions and POSIX ACLs). What the kernel cannot do is done here: new
+// files get the caller's owner and group and the mode that umask or a default ACL gives in one backing call
+// (credentials.go), set-id bits are cleared where the kernel asks for it, calls that take space are made with the
+// caller's right to space (credentials.go), and what mounts below SOURCE forbid is not shown (strict.go).
 //
 // Regular files that no device has anything to do with never touch package pagecache: that is the common path. Once a
 // File is attached to a node, every request that reads or changes the bytes goes through it.
 //
-// Where no device can have anything to do with what is written, the kernel reads, writes and maps the backing files itself
-// (passthrough.go), and none of this is asked.
+// Where no device can have anything to do with what is written, the kernel reads, writes and maps the backing files
+// itself (passthrough.go), and none of this is asked.
 //
 // The kernel caches pages across opens and is told explicitly what to drop: at an open that finds SOURCE changed
 // (witness.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
@@ -40,19 +40,20 @@
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
 //	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu: leaves
 //
-// Nobody holds the names of a directory, or node.mu, while asking the server of a filesystem that is mounted in that directory:
-// the server may hang. LOOKUP and READDIRPLUS, for which the kernel locks the directory too, answer with what the kernel knows of
-// the other filesystem's root (statxIn); GETATTR and OPEN take a descriptor under the lock and use it afterwards. What is
-// left: a directory of the hung filesystem itself waits for a name in it that is being looked up.
+// Nobody holds the names of a directory, or node.mu, while asking the server of a filesystem that is mounted in that
+// directory: the server may hang. LOOKUP and READDIRPLUS, for which the kernel locks the directory too, answer with
+// what the kernel knows of the other filesystem's root (statxIn); GETATTR and OPEN take a descriptor under the lock and
+// use it afterwards. What is left: a directory of the hung filesystem itself waits for a name in it that is being
+// looked up.
 //
-// No lock is held while the kernel is told to drop pages, since it may wait for a page that a read request has locked. The
-// exceptions are content.telling and a read-locked openFile.mu: no request waits for them while it has content.gate, or while a
-// page is locked for it.
+// No lock is held while the kernel is told to drop pages, since it may wait for a page that a read request has locked.
+// The exceptions are content.telling and a read-locked openFile.mu: no request waits for them while it has
+// content.gate, or while a page is locked for it.
 //
 // # Processes
 //
-// A mount has a guard (guard.go), a process that ends the kernel's connection where a killed daemon cannot die: otherwise
-// every program that uses the mount could hang. Programs that mount call Guard first thing.
+// A mount has a guard (guard.go), a process that ends the kernel's connection where a killed daemon cannot die:
+// otherwise every program that uses the mount could hang. Programs that mount call Guard first thing.
 //
 // # Ownership
 //
@@ -61,6 +62,6 @@
 //
 // # What it does not do
 //
-// It does not lock files: the kernel keeps fcntl and flock locks itself, since all users of the mount are on one machine.
-// It forwards no ioctl but those of inode flags. It decides nothing about coherence.
+// It does not lock files: the kernel keeps fcntl and flock locks itself, since all users of the mount are on one
+// machine. It forwards no ioctl but those of inode flags. It decides nothing about coherence.
 package fs

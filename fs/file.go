@@ -27,10 +27,11 @@ type openFile struct {
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
-	// number is what the kernel calls the backing file, where it maps that itself and, unless direct is set, reads and writes it
-	// too; else 0. Set before the open is answered, then immutable.
+	// number is what the kernel calls the backing file, where it maps that itself and, unless direct is set, reads and
+	// writes it too; else 0. Set before the open is answered, then immutable.
 	number int32
-	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr +a).
+	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr
+	// +a).
 	appendOnly bool
 
 	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open (use).
@@ -38,16 +39,17 @@ type openFile struct {
 	closed bool // protected by mu
 
 	released atomic.Bool
-	// deviceOnly says that a device was granted access through this open, and that nothing was read or written through it since.
+	// deviceOnly says that a device was granted access through this open, and that nothing was read or written through
+	// it since.
 	deviceOnly atomic.Bool
 }
 
 // backingFlags returns the flags to open the backing file with for a program's.
 //
-// O_APPEND is left out, since pages that a program mapped are written back at their place through the same descriptor, and
-// pwrite(2) on an O_APPEND descriptor appends. O_DIRECT breaks mapped write-back too. O_SYNC and O_DSYNC: the kernel sends
-// FSYNC after such a write. With write-back caching the kernel reads pages that a write covers in part through whatever
-// open it has at hand, so a file to be written is opened for reading too.
+// O_APPEND is left out, since pages that a program mapped are written back at their place through the same descriptor,
+// and pwrite(2) on an O_APPEND descriptor appends. O_DIRECT breaks mapped write-back too. O_SYNC and O_DSYNC: the
+// kernel sends FSYNC after such a write. With write-back caching the kernel reads pages that a write covers in part
+// through whatever open it has at hand, so a file to be written is opened for reading too.
 func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 	access := int(flags & unix.O_ACCMODE)
 	if fs.writeBack && access == unix.O_WRONLY {
@@ -67,12 +69,14 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	adrift := false
 	fd, errno := fs.openContent(n, flags, adrift)
 	if thread := uint64(in.Pid) + 1; errno == syscall.ESTALE && c.refused.Swap(thread) == thread {
-		// The kernel looked the path up again and came back: it is no path but another open of the file (/proc/self/fd).
+		// The kernel looked the path up again and came back: it is no path but another open of the file
+		// (/proc/self/fd).
 		c.refused.Store(0)
 		adrift = true
 		fd, errno = fs.openContent(n, flags, adrift)
 	}
-	if (errno == syscall.EACCES || errno == syscall.EPERM) && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
+	forbidden := errno == syscall.EACCES || errno == syscall.EPERM
+	if forbidden && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
 		// A file that may be written but not read: without pages of the kernel's there is nothing to read for.
 		fd, errno = fs.openContent(n, flags&^unix.O_ACCMODE|unix.O_WRONLY, adrift)
 		direct = true
@@ -109,14 +113,15 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	}
 	of.fillOpen(out)
 	if of.number != 0 && of.storesMapped() {
-		// The kernel may not trust the times that it has, see passthrough. Without an offset, the notification waits for no page.
+		// The kernel may not trust the times that it has, see passthrough. Without an offset, the notification waits
+		// for no page.
 		fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	}
 	return fuse.OK
 }
 
-// openContent opens n's bytes by its name, where it has one. ESTALE makes the kernel look the path up again, which may lead to
-// another file by now. With adrift, n need not be where its name leads.
+// openContent opens n's bytes by its name, where it has one. ESTALE makes the kernel look the path up again, which may
+// lead to another file by now. With adrift, n need not be where its name leads.
 func (fs *fileSystem) openContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
 	for {
 		n.mu.Lock()
@@ -202,8 +207,8 @@ func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	return fs.killSetID(n, fd, who)
 }
 
-// checkSource looks whether others changed the file in SOURCE. If so the kernel's pages are dropped before the open is answered,
-// and devices stop serving theirs.
+// checkSource looks whether others changed the file in SOURCE. If so the kernel's pages are dropped before the open is
+// answered, and devices stop serving theirs.
 func (fs *fileSystem) checkSource(ctx context.Context, n *node, fd int) syscall.Errno {
 	c := n.content()
 	changes, err := c.witness.look(fd)
@@ -228,7 +233,9 @@ func (fs *fileSystem) checkSource(ctx context.Context, n *node, fd int) syscall.
 }
 
 // newOpenFile takes over fd, also where it fails, and gives it a handle.
-func (fs *fileSystem) newOpenFile(n *node, fd int, who *fuse.Caller, flags uint32, direct, appendOnly bool) (*openFile, syscall.Errno) {
+func (fs *fileSystem) newOpenFile(
+	n *node, fd int, who *fuse.Caller, flags uint32, direct, appendOnly bool,
+) (*openFile, syscall.Errno) {
 	of := &openFile{
 		fs: fs, node: n, content: n.content(), fd: fd, uid: who.Uid, flags: flags, direct: direct, appendOnly: appendOnly,
 		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
@@ -273,8 +280,8 @@ func (of *openFile) usedByCPU() {
 	}
 }
 
-// DeviceOnly reports whether the files that programs have open are open for devices only: client libraries keep the descriptors
-// of what they map. It is false where none is open.
+// DeviceOnly reports whether the files that programs have open are open for devices only: client libraries keep the
+// descriptors of what they map. It is false where none is open.
 func (s *Server) DeviceOnly() bool {
 	files := s.fs.files.all()
 	for _, of := range files {

@@ -12,9 +12,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// directFilesystems are those of which it is known, and tested, that a read with O_DIRECT sees what buffered writes wrote:
-// they write dirty pages of the range to the disk first. And the pages that the kernel's page cache has of a file are found
-// through its descriptor, which is not so where another filesystem lies below (overlay, FUSE).
+// directFilesystems are those of which it is known, and tested, that a read with O_DIRECT sees what buffered writes
+// wrote: they write dirty pages of the range to the disk first. And the pages that the kernel's page cache has of a
+// file are found through its descriptor, which is not so where another filesystem lies below (overlay, FUSE).
 var directFilesystems = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4",
 	unix.XFS_SUPER_MAGIC:  "xfs",
@@ -27,7 +27,8 @@ type direct struct {
 	err  error
 }
 
-// open opens the backing file a second time, if it can be read so. h.fd stays as it is: O_DIRECT is a flag of the open file.
+// open opens the backing file a second time, if it can be read so. h.fd stays as it is: O_DIRECT is a flag of the open
+// file.
 func (d *direct) open(h *home) error {
 	d.once.Do(func() {
 		if d.err = directPossible(h.fd); d.err != nil {

@@ -51,10 +51,13 @@ const (
 	sizeOfXFlags     = 28
 )
 
-// Ioctl implements fuse.RawFileSystem. The ioctls of the backing that read and change inode flags are answered, for lsattr and
-// chattr and for tools that ask whether a file is shared or immutable. Nothing else reaches the backing: there are ioctls that
-// trim, freeze or shut down a whole filesystem, which the caller may not be allowed but the daemon is.
-func (fs *fileSystem) Ioctl(_ <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte) fuse.Status {
+// Ioctl implements fuse.RawFileSystem. The ioctls of the backing that read and change inode flags are answered, for
+// lsattr and chattr and for tools that ask whether a file is shared or immutable. Nothing else reaches the backing:
+// there are ioctls that trim, freeze or shut down a whole filesystem, which the caller may not be allowed but the
+// daemon is.
+func (fs *fileSystem) Ioctl(
+	_ <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte,
+) fuse.Status {
 	clear(reply)
 	of, dir := (*openFile)(nil), (*openDir)(nil)
 	var n *node
@@ -110,8 +113,8 @@ var (
 		0x8 /* FS_XFLAG_IMMUTABLE */ | 0x10 /* FS_XFLAG_APPEND */}
 )
 
-// setFlags changes the inode flags of n, which fd is open on, for who. The backing sees the daemon ask, who may anything, so the
-// rights are checked here; the kernel does too, since Linux 5.13.
+// setFlags changes the inode flags of n, which fd is open on, for who. The backing sees the daemon ask, who may
+// anything, so the rights are checked here; the kernel does too, since Linux 5.13.
 func (fs *fileSystem) setFlags(n *node, fd int, who *fuse.Caller, argument []byte, call flagsIoctl) syscall.Errno {
 	if len(argument) < call.size {
 		return syscall.EINVAL

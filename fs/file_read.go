@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any size
-// up to 1 MiB, and at small sizes slower, since it costs two more system calls.
+// Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any
+// size up to 1 MiB, and at small sizes slower, since it costs two more system calls.
 func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
 	of := fs.files.get(in.Fh)
 	if of == nil {
@@ -48,8 +48,8 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) 
 	return readResult(buf[:n], err, direct)
 }
 
-// readResult answers a READ that got some bytes and then, perhaps, an error. A program that reads directly gets the bytes, as from
-// read(2). The kernel would take a short answer for end of file, and fill its page with zeros.
+// readResult answers a READ that got some bytes and then, perhaps, an error. A program that reads directly gets the
+// bytes, as from read(2). The kernel would take a short answer for end of file, and fill its page with zeros.
 func readResult(got []byte, err error, direct bool) (fuse.ReadResult, fuse.Status) {
 	if err != nil && (len(got) == 0 || !direct) {
 		return nil, toStatus(err)
@@ -85,16 +85,16 @@ func (of *openFile) Cached(off, n int64) bool {
 // Look implements pagecache.HomeReader.
 func (of *openFile) Look() (uint64, error) { return of.content.witness.look(of.fd) }
 
-// isCached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. known is false on
-// Linux before 6.5, and where the file's owner is somebody else.
+// isCached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. known is false
+// on Linux before 6.5, and where the file's owner is somebody else.
 func isCached(fd int, off, n int64) (cached, known bool) {
 	pages := page.Covering(off, n)
 	found, err := pagesCached(fd, pages.Offset(), pages.Bytes())
 	return err == nil && found >= pages.Len(), err == nil
 }
 
-// pagesCached returns how many pages of n bytes at off the host's page cache has. It fails on Linux before 6.5, and where the file's
-// owner is somebody else.
+// pagesCached returns how many pages of n bytes at off the host's page cache has. It fails on Linux before 6.5, and
+// where the file's owner is somebody else.
 func pagesCached(fd int, off, n int64) (int64, error) {
 	var found unix.Cachestat_t
 	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found, 0)

@@ -74,8 +74,8 @@ type home struct {
 	fd       int
 	writable bool
 	direct   direct
-	// ordinary is 1 more than the user id of somebody other than the daemon's user on whose behalf devices store, 0 if there was
-	// none.
+	// ordinary is 1 more than the user id of somebody other than the daemon's user on whose behalf devices store, 0 if
+	// there was none.
 	ordinary atomic.Uint64
 }
 
@@ -115,8 +115,8 @@ func (h *home) ReadCached(p []byte, off int64) (int, error) {
 	return done, nil
 }
 
-// adviceSize is what is asked for in one call: the kernel takes no more of a larger one than the device's read-ahead, which
-// is this by default.
+// adviceSize is what is asked for in one call: the kernel takes no more of a larger one than the device's read-ahead,
+// which is this by default.
 const adviceSize = 128 << 10
 
 // WillNeed implements pagecache.HostCached.
@@ -128,13 +128,14 @@ func (h *home) WillNeed(off, n int64) {
 	}
 }
 
-// StartWriteBack implements pagecache.WriteBacker. Without waiting, no write error is used up that an fsync should report.
+// StartWriteBack implements pagecache.WriteBacker. Without waiting, no write error is used up that an fsync should
+// report.
 func (h *home) StartWriteBack(off, n int64) {
 	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. It makes the file no
-// longer. What it returns ends it.
+// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. It makes the
+// file no longer. What it returns ends it.
 func (h *home) beginChange() (end func()) {
 	h.witness.begin(h.fd)
 	return func() { h.witness.end(h.fd, 0) }

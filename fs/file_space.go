@@ -66,8 +66,8 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 		return fuse.EBADF
 	}
 	if fs.writeBack && of.content.writers.Load() > 0 {
-		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no page of a
-		// write in flight, since the program that asks has the inode's lock.
+		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no
+		// page of a write in flight, since the program that asks has the inode's lock.
 		var err error
 		fs.aside(func() { err = fs.dropPages(of.node, page.From(int64(in.Offset)).Pages().Offset(), -1) })
 		if err != nil {
@@ -93,7 +93,8 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 // maxCopy bounds one copy_file_range request, whose answer has 32 bits.
 const maxCopy = 1 << 30
 
-// maxCopyHeld bounds it where devices hold something of the destination: the bytes that it replaces may have to be kept, all at once.
+// maxCopyHeld bounds it where devices hold something of the destination: the bytes that it replaces may have to be
+// kept, all at once.
 const maxCopyHeld = 8 << 20
 
 // CopyFileRange implements fuse.RawFileSystem.

@@ -12,8 +12,8 @@ import (
 )
 
 // Write implements fuse.RawFileSystem. It takes three kinds of request: bytes that a program just wrote, bytes that it
-// appends, and pages that were dirty in the kernel (WRITE_CACHE), because a program mapped them or because the mount caches
-// writes. The last always go to their place.
+// appends, and pages that were dirty in the kernel (WRITE_CACHE), because a program mapped them or because the mount
+// caches writes. The last always go to their place.
 func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	of := fs.files.get(in.Fh)
 	if of == nil {
@@ -61,7 +61,8 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		fs.dropBeside(of.node, w.off, int64(w.written))
 	}
 	if w.appends && w.off != int64(in.Offset) {
-		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to be.
+		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to
+		// be.
 		from := min(w.off, int64(in.Offset))
 		fs.await(fs.apart(func() { _ = fs.invalidate(of.node, from, -1) }), func() bool { return true })
 	}
@@ -80,10 +81,10 @@ func syncFlags(flags uint32) int {
 	return 0
 }
 
-// dropBeside has the kernel drop what it read of n bytes at off while they were written past its pages. It drops such pages itself
-// before the write, and after one that it waits for, but not after one that it was asked to do in the background (io_submit,
-// io_uring): a page that somebody read meanwhile would stay as it was before. It is called before such a write is answered,
-// without any lock.
+// dropBeside has the kernel drop what it read of n bytes at off while they were written past its pages. It drops such
+// pages itself before the write, and after one that it waits for, but not after one that it was asked to do in the
+// background (io_submit, io_uring): a page that somebody read meanwhile would stay as it was before. It is called
+// before such a write is answered, without any lock.
 func (fs *fileSystem) dropBeside(node *node, off, n int64) {
 	fs.aside(func() {
 		if err := fs.invalidate(node, off, n); err != nil {
@@ -157,8 +158,8 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 	return err
 }
 
-// change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before, with the
-// offset.
+// change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before,
+// with the offset.
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
@@ -218,8 +219,8 @@ func (w *homeWrite) appendHome() error {
 	return nil
 }
 
-// appendAtEnd is for backing filesystems that cannot append to order. Only somebody writing to SOURCE directly could get
-// between.
+// appendAtEnd is for backing filesystems that cannot append to order. Only somebody writing to SOURCE directly could
+// get between.
 func (w *homeWrite) appendAtEnd() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(w.of.fd, &st); err != nil {

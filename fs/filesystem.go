@@ -37,11 +37,13 @@ type fileSystem struct {
 	entryTimeout time.Duration
 	writeBack    bool // what is in force
 	readOnly     bool
-	remote       bool // SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows may be old
-	withoutCure  bool // for a test that shows what the cure of kernel_pages.go is for
-	notify       notifier
-	backing      kernelBacking
-	strict       *strictMounts
+	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows
+	// may be old.
+	remote      bool
+	withoutCure bool // for a test that shows what the cure of kernel_pages.go is for
+	notify      notifier
+	backing     kernelBacking
+	strict      *strictMounts
 
 	table       nodeTable
 	witnesses   witnesses
@@ -53,15 +55,16 @@ type fileSystem struct {
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
 	passes  atomic.Bool
 	refused atomic.Int64 // opens that the kernel did not let pass
-	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request, immutable.
+	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request,
+	// immutable.
 	writeBackLost bool
 
 	// touching is read-locked while the daemon uses its own mount, which is busy then.
 	touching sync.RWMutex
 	mounted  mountedAt // protected by touching
 
-	// unlinked counts files that have no name and are still open. freed has room for one element; it is sent to when such a
-	// file is closed.
+	// unlinked counts files that have no name and are still open. freed has room for one element; it is sent to when
+	// such a file is closed.
 	unlinked atomic.Int64
 	freed    chan struct{}
 	removed  removedFiles
@@ -170,8 +173,8 @@ func (fs *fileSystem) Init(s *fuse.Server) {
 	}
 }
 
-// raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may keep;
-// the others are for open files.
+// raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may
+// keep; the others are for open files.
 func raiseDescriptorLimit() (int, error) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -186,8 +189,8 @@ func raiseDescriptorLimit() (int, error) {
 	return int(min(max(limit.Cur/2, 16), 1<<16)), nil
 }
 
-// mayBeRemote reports whether fd is on a filesystem that may have a server, as network filesystems do. They write when a file
-// is closed and say then what went wrong; on others the kernel need not ask us at each close.
+// mayBeRemote reports whether fd is on a filesystem that may have a server, as network filesystems do. They write when
+// a file is closed and say then what went wrong; on others the kernel need not ask us at each close.
 func mayBeRemote(fd int) bool {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {

@@ -9,8 +9,8 @@ import (
 
 var _ pagecache.GrowingPages = kernelPages{}
 
-// beforeWrite is called when the kernel asks for attributes: where it caches writes, one may follow that makes the file longer
-// without another request.
+// beforeWrite is called when the kernel asks for attributes: where it caches writes, one may follow that makes the file
+// longer without another request.
 func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	if !fs.writeBack {
 		return

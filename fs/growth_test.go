@@ -39,8 +39,8 @@ var growths = map[string]func(t *testing.T, f *os.File){
 }
 
 func init() {
-	// Maps the file args[0] and stores the bytes args[2] at args[1]. The process that serves a mount must not wait for a page of
-	// it: a garbage collection would wait for that thread, and the daemon for the collection.
+	// Maps the file args[0] and stores the bytes args[2] at args[1]. The process that serves a mount must not wait for
+	// a page of it: a garbage collection would wait for that thread, and the daemon for the collection.
 	programs["store by mmap"] = func(args []string) error {
 		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
 		if err != nil {
@@ -59,8 +59,8 @@ func init() {
 	}
 }
 
-// TestDeviceStoresInsideAFileThatGrew has a device map more than a file has, a program make the file longer, and the device store
-// there, without having acquired. Where the kernel caches writes, it alone knows the length.
+// TestDeviceStoresInsideAFileThatGrew has a device map more than a file has, a program make the file longer, and the
+// device store there, without having acquired. Where the kernel caches writes, it alone knows the length.
 func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 	for name, grow := range growths {
 		t.Run(name, func(t *testing.T) {

@@ -17,29 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A killed daemon may not die. When SIGKILL comes while a thread of it has the kernel drop pages, and one of the pages is on
-// its way home, then the thread waits for a WRITE that nobody will ever answer, and cannot be interrupted. As long as it
-// waits, the process keeps its descriptors, so the kernel does not notice that the daemon is gone, and every program that uses
-// the mount waits with it, unkillable too. Only ending the connection from outside helps.
+// A killed daemon may not die. When SIGKILL comes while a thread of it has the kernel drop pages, and one of the pages
+// is on its way home, then the thread waits for a WRITE that nobody will ever answer, and cannot be interrupted. As
+// long as it waits, the process keeps its descriptors, so the kernel does not notice that the daemon is gone, and every
+// program that uses the mount waits with it, unkillable too. Only ending the connection from outside helps.
 //
-// So a mount has a guard: a process that does nothing until the daemon begins to die. It cannot wait for the daemon's end or
-// for a pipe to close, since neither happens. But the kernel sends it a signal when the thread that started it ends
-// (PR_SET_PDEATHSIG), and that thread does nothing else, so it always can. Where the daemon then does not end within
-// guardPatience, the guard ends the connection: requests fail with ENOTCONN, and the process goes.
+// So a mount has a guard: a process that does nothing until the daemon begins to die. It cannot wait for the daemon's
+// end or for a pipe to close, since neither happens. But the kernel sends it a signal when the thread that started it
+// ends (PR_SET_PDEATHSIG), and that thread does nothing else, so it always can. Where the daemon then does not end
+// within guardPatience, the guard ends the connection: requests fail with ENOTCONN, and the process goes.
 
 // guardVariable makes a process a guard. It says of which mount: the device number and the mountpoint.
 const guardVariable = "GAIAFS_GUARD"
 
-// guardPatience is how long a dying daemon may take before its connection is ended. The wait only spares a daemon that ends by
-// itself; nothing is lost by ending the connection of a dead one.
+// guardPatience is how long a dying daemon may take before its connection is ended. The wait only spares a daemon that
+// ends by itself; nothing is lost by ending the connection of a dead one.
 const guardPatience = 250 * time.Millisecond
 
 // guardReady says that this program calls Guard, so that it can be started as one.
 var guardReady atomic.Bool
 
-// Guard must be called first thing in main by a program that calls Mount. It does not return where the process was started
-// to guard a mount. Without it Mount makes mounts without a guard: killing such a daemon may leave programs hanging until
-// somebody calls `umount -f`.
+// Guard must be called first thing in main by a program that calls Mount. It does not return where the process was
+// started to guard a mount. Without it Mount makes mounts without a guard: killing such a daemon may leave programs
+// hanging until somebody calls `umount -f`.
 func Guard() {
 	guardReady.Store(true)
 	what, is := os.LookupEnv(guardVariable)
@@ -78,8 +78,8 @@ func watch(what string) error {
 	return endConnection(device, mountpoint)
 }
 
-// endConnection has the kernel answer every request of a mount with an error. The mount stays where it is, unless nobody uses
-// it.
+// endConnection has the kernel answer every request of a mount with an error. The mount stays where it is, unless
+// nobody uses it.
 func endConnection(device, mountpoint string) error {
 	// The mount is not touched, not even looked at: that could wait for the daemon.
 	all, err := readMounts()
@@ -95,7 +95,8 @@ func endConnection(device, mountpoint string) error {
 		if err := os.WriteFile(abort, []byte("1"), 0); err == nil {
 			return nil
 		}
-		// fusectl is not mounted. A forced unmount ends the connection first, and then may find that the mount is in use.
+		// fusectl is not mounted. A forced unmount ends the connection first, and then may find that the mount is in
+		// use.
 		err := unix.Unmount(mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, syscall.EBUSY) {
 			return nil

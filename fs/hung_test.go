@@ -75,8 +75,8 @@ const beside = `
 	mkdir parent/d; mv parent/c parent/d/c; mv parent/d/c c; rmdir parent/d; rm c
 	ls parent; [ -d parent ]; echo new > parent/new; mv parent/new parent/newer; stat -c %s parent/newer; rm parent/newer`
 
-// TestMountBelowSourceHangs: whoever looks at the root of a mount below SOURCE, or into it, may wait for its server. The directory that
-// it is mounted in goes on.
+// TestMountBelowSourceHangs: whoever looks at the root of a mount below SOURCE, or into it, may wait for its server.
+// The directory that it is mounted in goes on.
 func TestMountBelowSourceHangs(t *testing.T) {
 	requireRoot(t)
 	for name, hung := range map[string]struct{ kinds, script string }{

@@ -19,12 +19,12 @@ const (
 	quietLooks = time.Second
 )
 
-// request is the context of a FUSE request. It ends when the thread that made the request is being killed: nobody will see the
-// answer, and the thread cannot end before it has one.
+// request is the context of a FUSE request. It ends when the thread that made the request is being killed: nobody will
+// see the answer, and the thread cannot end before it has one.
 //
-// Other signals do not end it. The kernel announces the first signal (INTERRUPT), also one that a program handles and goes on
-// after, and programs do not expect reads and writes of files to fail with EINTR. It announces none for direct reads and
-// writes, which it sends as asynchronous requests.
+// Other signals do not end it. The kernel announces the first signal (INTERRUPT), also one that a program handles and
+// goes on after, and programs do not expect reads and writes of files to fail with EINTR. It announces none for direct
+// reads and writes, which it sends as asynchronous requests.
 type request struct {
 	interrupted <-chan struct{} // closed by INTERRUPT
 	thread      uint32
@@ -38,7 +38,8 @@ type request struct {
 
 var _ context.Context = (*request)(nil)
 
-// newRequest returns the context of a request with the cancel channel of go-fuse. Call end when the request is answered.
+// newRequest returns the context of a request with the cancel channel of go-fuse. Call end when the request is
+// answered.
 func newRequest(cancel <-chan struct{}, who *fuse.Caller) *request {
 	return &request{interrupted: cancel, thread: who.Pid}
 }
@@ -135,8 +136,8 @@ func (r *request) lookLocked() {
 	}
 }
 
-// isBeingKilled reports whether a thread has a signal that ends it: the kernel gives SIGKILL to each thread of a process that
-// such a signal is sent to. It reports false where the daemon cannot see the thread.
+// isBeingKilled reports whether a thread has a signal that ends it: the kernel gives SIGKILL to each thread of a
+// process that such a signal is sent to. It reports false where the daemon cannot see the thread.
 func isBeingKilled(thread uint32) bool {
 	if thread == 0 {
 		return false

@@ -103,8 +103,8 @@ func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func(
 	})
 }
 
-// TestKilledProgramsEnd: a program is killed while the daemon waits for a device on its behalf. It ends at once, and nothing is
-// lost. The kernel says only once that there was a signal, and that was an earlier one.
+// TestKilledProgramsEnd: a program is killed while the daemon waits for a device on its behalf. It ends at once, and
+// nothing is lost. The kernel says only once that there was a signal, and that was an earlier one.
 func TestKilledProgramsEnd(t *testing.T) {
 	for _, call := range interruptible {
 		t.Run(call, func(t *testing.T) {

@@ -27,27 +27,29 @@ import (
 // most one such WRITE of an inode is in flight. A hazard begins when an invalidation starts. While it lasts, the ranges
 // of READs that may fill the page cache are remembered, each before home is read. A WRITE that completes while the
 // invalidation runs may have been in flight when its page was dropped; of those that complete later, only the first may
-// have been, and it ends the hazard. If the bytes of such a WRITE overlap a remembered READ, these pages are dropped once
-// more, before WRITE is answered, so that nobody who waited for write() sees the old page. The READ was remembered before
-// it read home, hence before this WRITE changed home if what it got is old. The second invalidation waits for a READ that
-// is still under way, because the kernel keeps its page locked. It needs no hazard of its own: the WRITE that causes it
-// is home already and no other can have begun.
+// have been, and it ends the hazard. If the bytes of such a WRITE overlap a remembered READ, these pages are dropped
+// once more, before WRITE is answered, so that nobody who waited for write() sees the old page. The READ was remembered
+// before it read home, hence before this WRITE changed home if what it got is old. The second invalidation waits for a
+// READ that is still under way, because the kernel keeps its page locked. It needs no hazard of its own: the WRITE that
+// causes it is home already and no other can have begun.
 //
 // Between the stale fill and the second invalidation a program that maps the page may store into it. Then the page goes
-// home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and before a
-// WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages were filled with.
-// What the kernel writes back of such a page, until the second invalidation is done, is merged by bytes against them.
+// home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and
+// before a WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages
+// were filled with. What the kernel writes back of such a page, until the second invalidation is done, is merged by
+// bytes against them.
 //
 // WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
-// invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the WRITE
-// has the very page locked that is to be dropped: a partial write to a page that was not up to date. Waiting would never
-// end, so the answer is given after a short while and the invalidation finishes behind it, with a hazard of its own from
-// then on.
+// invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the
+// WRITE has the very page locked that is to be dropped: a partial write to a page that was not up to date. Waiting
+// would never end, so the answer is given after a short while and the invalidation finishes behind it, with a hazard of
+// its own from then on.
 
-// A WRITE waits for pages to be dropped again for a number of rounds. An invalidation takes some microseconds, unless it
-// waits for the lock of a page. Two can hold that lock: a reader whose READ was answered and who has yet to run, or the
-// WRITE itself, which then waits in vain. A WRITE that gives up on a reader lets its own program read what it has just
-// replaced. So it waits a few rounds, and goes on as long as some reader of its pages may not have run (readers.go).
+// A WRITE waits for pages to be dropped again for a number of rounds. An invalidation takes some microseconds, unless
+// it waits for the lock of a page. Two can hold that lock: a reader whose READ was answered and who has yet to run, or
+// the WRITE itself, which then waits in vain. A WRITE that gives up on a reader lets its own program read what it has
+// just replaced. So it waits a few rounds, and goes on as long as some reader of its pages may not have run
+// (readers.go).
 //
 // A round is not a fixed time: it is one short sleep of this process, and takes longer where processors are scarce.
 const (
@@ -68,9 +70,9 @@ type remembered struct {
 
 // hazard remembers what was read since an invalidation began. The zero hazard is none.
 //
-// A later invalidation drops for good what a read that was remembered before it began brought in, because the kernel had
-// the page, locked or filled, by then. So when one ends, such reads in its range are forgotten. This keeps down how often
-// a WRITE meets the rare case above, whose wait is in vain.
+// A later invalidation drops for good what a read that was remembered before it began brought in, because the kernel
+// had the page, locked or filled, by then. So when one ends, such reads in its range are forgotten. This keeps down how
+// often a WRITE meets the rare case above, whose wait is in vain.
 type hazard struct {
 	// on is set while reads must be remembered, so that the common path takes no lock. Set before the invalidation is
 	// sent, so every read that comes after a page was dropped sees it.
@@ -84,9 +86,9 @@ type hazard struct {
 	// reading has what each thread read last, unless it has written since. Protected by mu.
 	reading map[uint32]page.Bytes
 
-	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them when it
-	// last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts, which counts the
-	// corrections under way.
+	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them
+	// when it last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts,
+	// which counts the corrections under way.
 	suspects map[page.Index]*suspect
 	doubts   atomic.Int32
 }
@@ -120,8 +122,8 @@ func (h *hazard) invalidationEnded(number uint64, dropped page.Bytes) {
 	})
 }
 
-// read remembers that a thread's READ of n bytes at off may get into the kernel's pages. It must be called before home is
-// read.
+// read remembers that a thread's READ of n bytes at off may get into the kernel's pages. It must be called before home
+// is read.
 func (h *hazard) read(off, n int64, thread uint32) {
 	if !h.on.Load() {
 		return
@@ -204,8 +206,8 @@ func (h *hazard) written() {
 	}
 }
 
-// suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to change
-// home. The kernel may have zeros in the page of end, from there on. The gate is locked.
+// suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to
+// change home. The kernel may have zeros in the page of end, from there on. The gate is locked.
 func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	if len(spans) == 0 {
 		return
@@ -261,8 +263,8 @@ func (h *hazard) trustPages(spans []page.Bytes) {
 	h.doubts.Add(-1)
 }
 
-// mergeSuspects returns what is to go home for data, which the kernel writes back at off: where a page is suspect, only the
-// bytes that a program changed. The gate is locked.
+// mergeSuspects returns what is to go home for data, which the kernel writes back at off: where a page is suspect, only
+// the bytes that a program changed. The gate is locked.
 func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 	merged, sent := data, page.Span(off, int64(len(data)))
 	for i := sent.Pages().Start; i < sent.Pages().End; i++ {
@@ -312,8 +314,8 @@ func (k kernelPages) Invalidate(off, n int64) error {
 	return k.fs.invalidate(node, off, n)
 }
 
-// invalidate drops the kernel's pages of n bytes at off, or to the end if n is negative, and its attributes. No lock may be
-// held that a request needs.
+// invalidate drops the kernel's pages of n bytes at off, or to the end if n is negative, and its attributes. No lock
+// may be held that a request needs.
 func (fs *fileSystem) invalidate(node *node, off, n int64) error {
 	h := &node.content().hazard
 	dropped := page.From(off).Pages().Span()
@@ -341,8 +343,8 @@ func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 	}
 }
 
-// correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and without
-// any lock.
+// correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and
+// without any lock.
 func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	if len(again) == 0 {
 		return
@@ -362,8 +364,8 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	if fs.await(ended, by.haveRun) {
 		return
 	}
-	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes. It forgets no reads,
-	// which may be younger than what it drops.
+	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes. It forgets no
+	// reads, which may be younger than what it drops.
 	late := c.hazard.invalidationBegins()
 	fs.background.Go(func() {
 		<-ended
@@ -371,8 +373,8 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	})
 }
 
-// aside runs call in a goroutine of its own and waits for it. The goroutine that serves a request must not tell the kernel
-// to drop pages itself: the kernel could wait for a page that this request has locked.
+// aside runs call in a goroutine of its own and waits for it. The goroutine that serves a request must not tell the
+// kernel to drop pages itself: the kernel could wait for a page that this request has locked.
 func (fs *fileSystem) aside(call func()) { <-fs.apart(call) }
 
 // apart is aside that does not wait. ended is closed when call has ended.
@@ -385,8 +387,8 @@ func (fs *fileSystem) apart(call func()) (ended <-chan struct{}) {
 	return done
 }
 
-// await waits for correctionPatience rounds, and then until inVain reports true, but not for ever. It reports whether ended
-// was closed.
+// await waits for correctionPatience rounds, and then until inVain reports true, but not for ever. It reports whether
+// ended was closed.
 func (fs *fileSystem) await(ended <-chan struct{}, inVain func() bool) bool {
 	for round := range mostCorrectionPatience {
 		if round >= correctionPatience && inVain() {

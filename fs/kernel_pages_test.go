@@ -170,8 +170,8 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	assert.Equal(t, stale, merged)
 }
 
-// TestReadDuringDirectWrite has a READ come between the kernel's own invalidation and the WRITE of a direct write that the kernel
-// does not wait for: the WRITE is handed to the filesystem by the test.
+// TestReadDuringDirectWrite has a READ come between the kernel's own invalidation and the WRITE of a direct write that
+// the kernel does not wait for: the WRITE is handed to the filesystem by the test.
 func TestReadDuringDirectWrite(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {
 		old := bytes.Repeat([]byte{1}, 4*page.Size)
@@ -213,8 +213,8 @@ func (k *slowKernel) InodeNotify(node uint64, off, n int64) fuse.Status {
 	return k.notifier.InodeNotify(node, off, n)
 }
 
-// TestCorrectionBehindItsWrite has the kernel drop pages for a WRITE only after that was answered. The next write may then be in
-// flight when its page goes: what is read meanwhile is dropped again.
+// TestCorrectionBehindItsWrite has the kernel drop pages for a WRITE only after that was answered. The next write may
+// then be in flight when its page goes: what is read meanwhile is dropped again.
 func TestCorrectionBehindItsWrite(t *testing.T) {
 	s := mount(t)
 	path := filepath.Join(s.mnt, "file")

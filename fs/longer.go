@@ -6,19 +6,21 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// When somebody makes a file longer in SOURCE, the kernel may have the page of the former end, with zeros behind it. Once it is
-// told of the new size, programs read these zeros, and a store into the page by mmap writes them over the new bytes. So
-// before an answer has a size that the kernel does not know, it drops what it has from the former end on.
+// When somebody makes a file longer in SOURCE, the kernel may have the page of the former end, with zeros behind it.
+// Once it is told of the new size, programs read these zeros, and a store into the page by mmap writes them over the
+// new bytes. So before an answer has a size that the kernel does not know, it drops what it has from the former end on.
 //
-// Dropping pages makes the kernel ignore the attributes that are on their way to it. The program that asked gets them all the
-// same, and may then map the file and touch bytes of which the kernel still believes that there are none. So the kernel is given the
-// last byte besides, which makes the file as long as it should be, and drops that again: only the size is to stay.
+// Dropping pages makes the kernel ignore the attributes that are on their way to it. The program that asked gets them
+// all the same, and may then map the file and touch bytes of which the kernel still believes that there are none. So
+// the kernel is given the last byte besides, which makes the file as long as it should be, and drops that again: only
+// the size is to stay.
 //
 // A kernel that caches writes goes by its own size (docs/consistency.md).
 
-// A request may make the file longer before the kernel was told what SOURCE has: a write behind what was added there, for one. The
-// kernel goes by the size that such a request leaves, and has zeros in its page of the end that it knew. So it drops that page before
-// the request is answered, and until it has, what it sends of the page is compared with what it can have been filled with.
+// A request may make the file longer before the kernel was told what SOURCE has: a write behind what was added there,
+// for one. The kernel goes by the size that such a request leaves, and has zeros in its page of the end that it knew.
+// So it drops that page before the request is answered, and until it has, what it sends of the page is compared with
+// what it can have been filled with.
 
 // expectSize notes that a request of the mount may make n as long as size, before it does. It returns the size that the
 // kernel knew.
@@ -38,8 +40,8 @@ func (n *node) unexpectSize(size, told int64) {
 	}
 }
 
-// surpassed returns the page of the kernel that has zeros behind told, the end that it knew, where the file had size before a
-// request that makes it longer. It is empty if there is none.
+// surpassed returns the page of the kernel that has zeros behind told, the end that it knew, where the file had size
+// before a request that makes it longer. It is empty if there is none.
 func (fs *fileSystem) surpassed(n *node, told, size int64) page.Bytes {
 	if size <= told || told%page.Size == 0 || fs.writeBack || !n.content().filled.Load() {
 		return page.Bytes{}
@@ -47,8 +49,8 @@ func (fs *fileSystem) surpassed(n *node, told, size int64) page.Bytes {
 	return pageSpan(told, 1)
 }
 
-// lengthen carries out do, which may make n as long as end, and had better not wait for the kernel's pages. size is what n has before, fd a
-// descriptor of it, thread the caller's.
+// lengthen carries out do, which may make n as long as end, and had better not wait for the kernel's pages. size is
+// what n has before, fd a descriptor of it, thread the caller's.
 func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error) error {
 	c := n.content()
 	told := n.expectSize(end)
@@ -71,8 +73,8 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 	return err
 }
 
-// tellSize is called before the kernel is told what st says of n, which is brought up to date if need be. It may wait for reads and
-// writes of n.
+// tellSize is called before the kernel is told what st says of n, which is brought up to date if need be. It may wait
+// for reads and writes of n.
 func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	if !n.isRegular() || n.told.Load() == int64(st.Size) {
 		return
@@ -111,8 +113,8 @@ func (fs *fileSystem) openOf(c *content) *openFile {
 	return nil
 }
 
-// stretch has the kernel drop what it has of n from its former end on, and makes it take the new one. of is an open of n, or nil: then
-// nobody has it mapped.
+// stretch has the kernel drop what it has of n from its former end on, and makes it take the new one. of is an open of
+// n, or nil: then nobody has it mapped.
 func (fs *fileSystem) stretch(n *node, told, size int64, of *openFile) {
 	fs.changed.Add(1)
 	if err := fs.invalidate(n, told, -1); err != nil {

@@ -16,8 +16,8 @@ func (fs *fileSystem) node(id uint64) *node {
 	return fs.table.byID.get(id)
 }
 
-// entryName reports whether name can be one entry of a directory. The kernel sends no others; one that did would lead out
-// of SOURCE.
+// entryName reports whether name can be one entry of a directory. The kernel sends no others; one that did would lead
+// out of SOURCE.
 func entryName(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.Contains(name, "/")
 }

@@ -95,8 +95,8 @@ func sh(t testing.TB, dir, script string, args ...string) string {
 	return run(t, shell(dir, script, args...))
 }
 
-// shell prepares a script in dir. The shell changes the directory itself: exec.Cmd's Dir would have the forked child do it
-// before exec, while this process, whose daemon has to answer, waits for that exec inside the runtime.
+// shell prepares a script in dir. The shell changes the directory itself: exec.Cmd's Dir would have the forked child do
+// it before exec, while this process, whose daemon has to answer, waits for that exec inside the runtime.
 func shell(dir, script string, args ...string) *exec.Cmd {
 	return exec.Command("/bin/sh", append([]string{"-euc", `cd "$0"` + "\n" + script, dir}, args...)...)
 }

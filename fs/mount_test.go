@@ -164,8 +164,8 @@ short line
 	}, mounts)
 }
 
-// TestDescriptorsRunOut fills the descriptors of the daemon with open files: open fails and says why, everything else works,
-// and close never fails.
+// TestDescriptorsRunOut fills the descriptors of the daemon with open files: open fails and says why, everything else
+// works, and close never fails.
 func TestDescriptorsRunOut(t *testing.T) {
 	s := mount(t)
 	for i := range 40 {

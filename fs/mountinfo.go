@@ -21,7 +21,8 @@ type MountInfo struct {
 	// Type is the filesystem's, "fuse.gaiafs" for ours. Source is what is mounted: for ours, the SOURCE directory.
 	Type, Source string
 
-	// Device is the number of the filesystem's device, major:minor, which tells mounts of one filesystem from those of others.
+	// Device is the number of the filesystem's device, major:minor, which tells mounts of one filesystem from those of
+	// others.
 	Device string
 
 	number uint64 // the kernel's
@@ -112,7 +113,8 @@ func MountAt(path string) (MountInfo, error) {
 	return m, nil
 }
 
-// resolveMountpoint resolves symbolic links. A mountpoint itself is not looked at: its daemon may have ended, or not answer.
+// resolveMountpoint resolves symbolic links. A mountpoint itself is not looked at: its daemon may have ended, or not
+// answer.
 func resolveMountpoint(path string) (string, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -193,8 +195,9 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// Unmount unmounts the gaiafs at mountpoint from another process than its daemon. The daemon writes back what it has before
-// its mount goes, and ends by itself; Unmount does not wait for that. While programs use the mount the error wraps EBUSY.
+// Unmount unmounts the gaiafs at mountpoint from another process than its daemon. The daemon writes back what it has
+// before its mount goes, and ends by itself; Unmount does not wait for that. While programs use the mount the error
+// wraps EBUSY.
 func Unmount(mountpoint string) error {
 	m, err := MountAt(mountpoint)
 	if errors.Is(err, ErrNotMounted) || err == nil && m.Type != Type {

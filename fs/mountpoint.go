@@ -69,9 +69,9 @@ func directoryPath(what, path string) (string, error) {
 	return absolute, nil
 }
 
-// checkNesting refuses a mountpoint inside the source, where the mount would show itself without end, and a source inside
-// the mountpoint, which would hide it. Bind mounts count: directories are compared by inode on the way up, and by their
-// place in their filesystem.
+// checkNesting refuses a mountpoint inside the source, where the mount would show itself without end, and a source
+// inside the mountpoint, which would hide it. Bind mounts count: directories are compared by inode on the way up, and
+// by their place in their filesystem.
 func checkNesting(source, mountpoint string) error {
 	inside := func(inner, outer string) (bool, error) {
 		above, err := isAbove(outer, inner)
@@ -137,7 +137,8 @@ func isAbove(outer, inner string) (bool, error) {
 	return false, nil
 }
 
-// sameFilesystemAbove reports whether inner is below outer in one filesystem, though perhaps seen through different mounts.
+// sameFilesystemAbove reports whether inner is below outer in one filesystem, though perhaps seen through different
+// mounts.
 func sameFilesystemAbove(outer, inner string) bool {
 	o, err := mountOf(outer)
 	if err != nil {

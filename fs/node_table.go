@@ -97,8 +97,8 @@ func (t *nodeTable) byInode(k inodeKey) *node {
 	return s.byKey[k]
 }
 
-// refer returns the node of who with one more reference by the kernel. If there is none it makes one and calls made with
-// it before anybody else can find it; made takes no lock of this package.
+// refer returns the node of who with one more reference by the kernel. If there is none it makes one and calls made
+// with it before anybody else can find it; made takes no lock of this package.
 func (t *nodeTable) refer(who identity, made func(*node)) *node {
 	s := t.shard(who.key)
 	s.Lock()

@@ -13,24 +13,24 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Passthrough is the kernel's way (Linux 6.9) to read, write and map the backing file of an open itself, without requests
-// and without pages of its own. The rule that everything here follows: all opens of an inode are in one mode. While an open
-// with pages of the kernel's is there, one past them is refused with EIO, and the other way round; and all opens in
-// passthrough mode name the same backing number. So the first open of a file decides, and the others follow until the
-// last is gone.
+// Passthrough is the kernel's way (Linux 6.9) to read, write and map the backing file of an open itself, without
+// requests and without pages of its own. The rule that everything here follows: all opens of an inode are in one mode.
+// While an open with pages of the kernel's is there, one past them is refused with EIO, and the other way round; and
+// all opens in passthrough mode name the same backing number. So the first open of a file decides, and the others
+// follow until the last is gone.
 //
-// What the daemon counts is what the kernel counts, or more: an open counts here from before it is answered until RELEASE,
-// which comes after the kernel took it off. So an open that finds none here finds none in the kernel, and one that joins
-// finds the number still registered.
+// What the daemon counts is what the kernel counts, or more: an open counts here from before it is answered until
+// RELEASE, which comes after the kernel took it off. So an open that finds none here finds none in the kernel, and one
+// that joins finds the number still registered.
 //
-// The kernel opens the backing file with the flags that the program opens with, and never again: O_APPEND and O_DIRECT that the
-// program clears later (F_SETFL) would stay. So such opens are of both kinds: the kernel maps the backing file and has no pages of
-// its own, but reads and writes are requests, which carry the flags of the moment. A flag that is set later goes along with
-// each write (O_APPEND) or does nothing (O_DIRECT).
+// The kernel opens the backing file with the flags that the program opens with, and never again: O_APPEND and O_DIRECT
+// that the program clears later (F_SETFL) would stay. So such opens are of both kinds: the kernel maps the backing file
+// and has no pages of its own, but reads and writes are requests, which carry the flags of the moment. A flag that is
+// set later goes along with each write (O_APPEND) or does nothing (O_DIRECT).
 //
-// A mapping made in passthrough mode is one of the backing file, and outlives its open: RELEASE comes at close, whatever is
-// still mapped. So the daemon never knows that nobody writes any more, and a file that was ever open for writing in this
-// mode gets no pages of the kernel's again, which would not see such writes.
+// A mapping made in passthrough mode is one of the backing file, and outlives its open: RELEASE comes at close,
+// whatever is still mapped. So the daemon never knows that nobody writes any more, and a file that was ever open for
+// writing in this mode gets no pages of the kernel's again, which would not see such writes.
 type passthrough struct {
 	mu     sync.Mutex
 	number int32 // the kernel's for the backing file, while through > 0; protected by mu
@@ -38,8 +38,8 @@ type passthrough struct {
 	through, others int
 	written         bool // an open in passthrough mode could write; protected by mu
 
-	// mappable is the number of opens in passthrough mode whose mappings programs can store into. Such stores change the times
-	// of the backing file and nobody tells the kernel's inode of the mount, so it may not keep them.
+	// mappable is the number of opens in passthrough mode whose mappings programs can store into. Such stores change
+	// the times of the backing file and nobody tells the kernel's inode of the mount, so it may not keep them.
 	mappable atomic.Int32
 }
 
@@ -52,8 +52,8 @@ type kernelBacking interface {
 // servedFlags are those of an open whose reads and writes come to the daemon even if the file passes through.
 const servedFlags = unix.O_APPEND | unix.O_DIRECT
 
-// enter decides how the kernel reads and writes through of, and counts it. of.close calls leave. It fails, and counts nothing, where
-// the file passes through and of cannot.
+// enter decides how the kernel reads and writes through of, and counts it. of.close calls leave. It fails, and counts
+// nothing, where the file passes through and of cannot.
 func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	p := &of.content.through
 	p.mu.Lock()
@@ -81,9 +81,10 @@ func (fs *fileSystem) enter(of *openFile) syscall.Errno {
 	return 0
 }
 
-// registerBacking has the kernel open the backing file of of. It writes with the rights to space of whoever registers: those of who
-// opens the file, and where that is the daemon's user, those of the file's owner, since others may open it too before it is closed. So
-// only a file of the daemon's user's own, which that user opened first, gets space that is kept for that user, whoever writes it.
+// registerBacking has the kernel open the backing file of of. It writes with the rights to space of whoever registers:
+// those of who opens the file, and where that is the daemon's user, those of the file's owner, since others may open it
+// too before it is closed. So only a file of the daemon's user's own, which that user opened first, gets space that is
+// kept for that user, whoever writes it.
 func (fs *fileSystem) registerBacking(of *openFile) {
 	uid := of.uid
 	var st unix.Stat_t
@@ -122,7 +123,8 @@ func (fs *fileSystem) passRefused(of *openFile, errno syscall.Errno) {
 	}
 }
 
-// stopPassing has the daemon serve every file of which nobody has an open that passes through, if it does not do so already.
+// stopPassing has the daemon serve every file of which nobody has an open that passes through, if it does not do so
+// already.
 func (fs *fileSystem) stopPassing(why string, args ...any) {
 	if !fs.passes.CompareAndSwap(true, false) {
 		return
@@ -146,8 +148,8 @@ func takesDirect(fd int) bool {
 	return err == nil
 }
 
-// wantsPassthrough reports whether the first open of a file may pass through. Appending only is checked by the daemon, and bytes that
-// only a device has, or reads that are being recorded, have to come through it.
+// wantsPassthrough reports whether the first open of a file may pass through. Appending only is checked by the daemon,
+// and bytes that only a device has, or reads that are being recorded, have to come through it.
 func (fs *fileSystem) wantsPassthrough(of *openFile) bool {
 	return fs.passes.Load() && !of.appendOnly && of.content.live() == nil && fs.cache.Recording() == nil
 }
@@ -188,8 +190,8 @@ func (fs *fileSystem) attrTimeoutOf(n *node, size uint64) time.Duration {
 	return fs.attrTimeout
 }
 
-// passthroughPossible reports whether it makes sense to ask the kernel for passthrough. Its answer comes too late to ask for
-// write-back caching instead: it does not do both.
+// passthroughPossible reports whether it makes sense to ask the kernel for passthrough. Its answer comes too late to
+// ask for write-back caching instead: it does not do both.
 func passthroughPossible(source string) bool {
 	var name unix.Utsname
 	if os.Geteuid() != 0 || unix.Uname(&name) != nil || !atLeast(unix.ByteSliceToString(name.Release[:]), 6, 9) {

@@ -140,8 +140,8 @@ func init() {
 	}
 }
 
-// TestModesChangeUnderPrograms has programs open one file all the time, write it and map it, while files pass through or not by
-// turns: whoever opens gets the mode that the others are in, nobody an error, and nobody old bytes.
+// TestModesChangeUnderPrograms has programs open one file all the time, write it and map it, while files pass through
+// or not by turns: whoever opens gets the mode that the others are in, nobody an error, and nobody old bytes.
 func TestModesChangeUnderPrograms(t *testing.T) {
 	s := mountThrough(t)
 	for round, kept := range []bool{true, false} {
@@ -180,8 +180,8 @@ func TestModesChangeUnderPrograms(t *testing.T) {
 	}
 }
 
-// TestPassthroughMappingOutlivesItsOpen shows why files that a device may map for writing cannot pass through: the daemon hears of
-// neither the mapping nor what is stored into it, and takes the file for closed.
+// TestPassthroughMappingOutlivesItsOpen shows why files that a device may map for writing cannot pass through: the
+// daemon hears of neither the mapping nor what is stored into it, and takes the file for closed.
 func TestPassthroughMappingOutlivesItsOpen(t *testing.T) {
 	s := mountThrough(t)
 	path := filepath.Join(s.mnt, "f")

@@ -28,8 +28,8 @@ const (
 
 func init() { programs["read into a mapping"] = readIntoMapping }
 
-// readIntoMapping is a program: path, file to read, open flags, reads. It maps a page of path and reads blocks of the other file
-// straight into it. It prints how many of its completed reads were gone when it looked.
+// readIntoMapping is a program: path, file to read, open flags, reads. It maps a page of path and reads blocks of the
+// other file straight into it. It prints how many of its completed reads were gone when it looked.
 func readIntoMapping(args []string) error {
 	flags, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -70,9 +70,10 @@ func blockOf(k int) []byte {
 	return bytes.Repeat(binary.NativeEndian.AppendUint64(nil, uint64(k)+1), pinnedBlock/8)
 }
 
-// TestDirectReadsIntoMappings shows what the kernel does to reads with O_DIRECT into a mapping of a FUSE file: it fills pages
-// that it took before the read, and drops them meanwhile if the daemon says so. go-fuse's loopback loses them as a mount of
-// gaiafs does. Buffered reads are not lost, nor is anything where bytes are stored into the kernel's page instead.
+// TestDirectReadsIntoMappings shows what the kernel does to reads with O_DIRECT into a mapping of a FUSE file: it fills
+// pages that it took before the read, and drops them meanwhile if the daemon says so. go-fuse's loopback loses them as
+// a mount of gaiafs does. Buffered reads are not lost, nor is anything where bytes are stored into the kernel's page
+// instead.
 func TestDirectReadsIntoMappings(t *testing.T) {
 	dir := t.TempDir()
 	var data []byte

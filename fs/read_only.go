@@ -5,8 +5,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readOnly serves a mount that was asked to refuse every change. The kernel refuses them too, until somebody makes the mount writable
-// (mount(8) with -o remount,rw); so each request that changes something is refused here, and no handler has to think of it.
+// readOnly serves a mount that was asked to refuse every change. The kernel refuses them too, until somebody makes the
+// mount writable (mount(8) with -o remount,rw); so each request that changes something is refused here, and no handler
+// has to think of it.
 type readOnly struct{ *fileSystem }
 
 var _ fuse.RawFileSystem = readOnly{}
@@ -20,7 +21,9 @@ func (r readOnly) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOu
 }
 
 // Ioctl implements fuse.RawFileSystem.
-func (r readOnly) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte) fuse.Status {
+func (r readOnly) Ioctl(
+	cancel <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte,
+) fuse.Status {
 	if in.Cmd == unix.FS_IOC_SETFLAGS || in.Cmd == ioctlWriteXFlags {
 		return fuse.EROFS
 	}

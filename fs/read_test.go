@@ -13,8 +13,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestErrorInTheMiddleOfARead has the backing file fail behind its first page, as a bad disk does: it is this process's memory. What
-// the kernel is to cache fails, for a short answer would say that the file ends there; what a program reads directly is short.
+// TestErrorInTheMiddleOfARead has the backing file fail behind its first page, as a bad disk does: it is this process's
+// memory. What the kernel is to cache fails, for a short answer would say that the file ends there; what a program
+// reads directly is short.
 func TestErrorInTheMiddleOfARead(t *testing.T) {
 	s := mount(t)
 	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("bytes"), 0600))

@@ -12,8 +12,8 @@ const unknownThread = 0
 // unknownPatience is how many rounds an unknown thread is waited for.
 const unknownPatience = 50
 
-// readers are threads whose READs were answered. Each holds the lock of a page until it has run: the kernel wakes it, and
-// it unlocks the page itself.
+// readers are threads whose READs were answered. Each holds the lock of a page until it has run: the kernel wakes it,
+// and it unlocks the page itself.
 type readers struct {
 	waiting map[uint32]int64 // the time that the thread had run when it was first looked at; -1 before
 	rounds  int
@@ -40,7 +40,8 @@ func (r *readers) haveRun() bool {
 	return len(r.waiting) == 0
 }
 
-// threadTime returns how long a thread has run, in ns, and whether it could run now (proc_pid_schedstat(5), proc_pid_stat(5)).
+// threadTime returns how long a thread has run, in ns, and whether it could run now (proc_pid_schedstat(5),
+// proc_pid_stat(5)).
 func threadTime(thread uint32) (ran int64, runnable bool) {
 	dir := "/proc/" + strconv.FormatUint(uint64(thread), 10)
 	stat, err := os.ReadFile(dir + "/stat")

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadersHaveRun looks at a thread that runs, at one that sleeps, at one that is no more, and at one that is not known.
+// TestReadersHaveRun looks at a thread that runs, at one that sleeps, at one that is no more, and at one that is not
+// known.
 func TestReadersHaveRun(t *testing.T) {
 	has := func(thread uint32, rounds int) bool {
 		r := readers{waiting: map[uint32]int64{thread: -1}}

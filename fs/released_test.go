@@ -133,8 +133,8 @@ func TestTruncationAtOpenReachesDevices(t *testing.T) {
 	r.agree(t)
 }
 
-// TestCutPagesReachDevices cuts the file inside a page: what is behind the end is zero on the device, and stays so when the
-// file grows again.
+// TestCutPagesReachDevices cuts the file inside a page: what is behind the end is zero on the device, and stays so when
+// the file grows again.
 func TestCutPagesReachDevices(t *testing.T) {
 	r := releasedAt(t, 100)
 	require.NoError(t, r.Truncate(101))
@@ -235,8 +235,8 @@ func (k *hookedKernel) InodeNotify(node uint64, off, n int64) fuse.Status {
 	return k.notifier.InodeNotify(node, off, n)
 }
 
-// TestDirectReadBesideADirtyPage has a direct read come while a release waits for the kernel to bring a page home. The page may
-// still arrive, with old bytes in the place of those that were released: they must not be home before.
+// TestDirectReadBesideADirtyPage has a direct read come while a release waits for the kernel to bring a page home. The
+// page may still arrive, with old bytes in the place of those that were released: they must not be home before.
 func TestDirectReadBesideADirtyPage(t *testing.T) {
 	r := releasedAt(t, 100)
 	_, err := os.ReadFile(r.Name()) // so that the kernel has something to drop

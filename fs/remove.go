@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parting is a name that is about to stop leading to a node. The locator stays what it was until the name is really gone:
-// whoever wants to use it waits for the directory's names and then looks again.
+// parting is a name that is about to stop leading to a node. The locator stays what it was until the name is really
+// gone: whoever wants to use it waits for the directory's names and then looks again.
 type parting struct {
 	fs    *fileSystem
 	node  *node // nil where the kernel knows nothing by that name
@@ -18,8 +18,9 @@ type parting struct {
 	touch touch
 }
 
-// part prepares for name in parent to go away. With pin, a node that would be found by nothing else gets a descriptor to
-// live on. The caller holds parent.names locked; dir is the descriptor of parent. ENOENT says that there is no such name.
+// part prepares for name in parent to go away. With pin, a node that would be found by nothing else gets a descriptor
+// to live on. The caller holds parent.names locked; dir is the descriptor of parent. ENOENT says that there is no such
+// name.
 func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (parting, syscall.Errno) {
 	p := parting{fs: fs, name: locator{parent, name}, fd: -1}
 	var st unix.Statx_t
@@ -68,8 +69,8 @@ func (p *parting) leave(where locator) {
 	}
 }
 
-// end gives up what part took, after leave or because the name stayed. dir and name are where the node is, for want of a
-// descriptor.
+// end gives up what part took, after leave or because the name stayed. dir and name are where the node is, for want of
+// a descriptor.
 func (p *parting) end(dir int, name string) {
 	if p.node == nil {
 		return
@@ -184,8 +185,8 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	return fuse.OK
 }
 
-// sameMount reports whether two descriptors are on one mount: nothing is moved or linked from one to another. Where the kernel
-// does not say (before Linux 5.8), it will refuse by itself.
+// sameMount reports whether two descriptors are on one mount: nothing is moved or linked from one to another. Where the
+// kernel does not say (before Linux 5.8), it will refuse by itself.
 func sameMount(a, b int) bool {
 	var first, second unix.Statx_t
 	if peek(a, "", &first) != nil || peek(b, "", &second) != nil {

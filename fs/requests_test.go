@@ -26,8 +26,8 @@ func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.OK }
 
 func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.OK }
 
-// FuzzRequests sends requests with any offset and length for a file that a device holds, as a kernel could. Afterwards a read
-// gives what home has, and what the device released is part of it.
+// FuzzRequests sends requests with any offset and length for a file that a device holds, as a kernel could. Afterwards
+// a read gives what home has, and what the device released is part of it.
 func FuzzRequests(f *testing.F) {
 	const size = 4*page.Size + 5
 	edges := []uint64{0, 1, page.Size, size, 1 << 51, math.MaxInt64 - page.Size, math.MaxInt64, 1 << 63, math.MaxUint64}
@@ -127,8 +127,8 @@ func storeIn(extent *os.File, b []byte, at int64) error {
 	return unix.Munmap(memory)
 }
 
-// TestNobodyWaitsForAnOpenThatCloses: whoever tells the kernel of a new size uses an open for as long as that takes, so that it
-// cannot be closed. Others find it closed meanwhile: one of them may hold what the kernel's answer waits for.
+// TestNobodyWaitsForAnOpenThatCloses: whoever tells the kernel of a new size uses an open for as long as that takes, so
+// that it cannot be closed. Others find it closed meanwhile: one of them may hold what the kernel's answer waits for.
 func TestNobodyWaitsForAnOpenThatCloses(t *testing.T) {
 	of := &openFile{}
 	require.True(t, of.use())

@@ -148,8 +148,8 @@ func take(way, path string) error {
 	return err
 }
 
-// TestBlocksForRootAreForRoot fills a disk but for the blocks that it keeps for root. Ordinary users get none of them through the
-// mount, root does, as on the disk itself.
+// TestBlocksForRootAreForRoot fills a disk but for the blocks that it keeps for root. Ordinary users get none of them
+// through the mount, root does, as on the disk itself.
 func TestBlocksForRootAreForRoot(t *testing.T) {
 	disk := smallDisk(t)
 	files := filepath.Join(disk, "dir")

@@ -82,8 +82,8 @@ func TestOpenWriteOnly(t *testing.T) {
 	})
 }
 
-// A fault on a mapped page blocks a thread without the runtime knowing, so mappings are for other processes only: with one
-// processor, the daemon in this one would never come to serve the fault.
+// A fault on a mapped page blocks a thread without the runtime knowing, so mappings are for other processes only: with
+// one processor, the daemon in this one would never come to serve the fault.
 func init() {
 	programs["map"] = func(args []string) error {
 		flags, err := strconv.Atoi(args[1])

@@ -29,9 +29,9 @@ type Options struct {
 	ReadOnly   bool
 	// WriteBack lets the kernel collect writes before it sends them.
 	WriteBack bool
-	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the daemon.
-	// Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. The kernel does not do
-	// both, so WriteBack gives way to it.
+	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the
+	// daemon. Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. The
+	// kernel does not do both, so WriteBack gives way to it.
 	Passthrough bool
 	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
 	// in Source directly are seen that late. Zero means one second, negative not at all.
@@ -39,8 +39,8 @@ type Options struct {
 	// Log takes what goes wrong; nil discards it. Debug logs every request.
 	Log   *slog.Logger
 	Debug bool
-	// Detached is told that the mount has disappeared from the mounts that this process sees, or appeared again. It must not
-	// block. Programs may still use the mount. Nil: nobody is told.
+	// Detached is told that the mount has disappeared from the mounts that this process sees, or appeared again. It
+	// must not block. Programs may still use the mount. Nil: nobody is told.
 	Detached func(bool)
 
 	withoutCure bool
@@ -50,19 +50,20 @@ type Options struct {
 const (
 	// maxRequest is the bytes of the largest read or write request.
 	maxRequest = 1 << 20
-	// maxRead is the bytes of the largest read request of a mount by root. A large read is several of them at once: while one is
-	// copied others wait for the disk. From cold disks that is a quarter faster than with requests of 1 MiB.
+	// maxRead is the bytes of the largest read request of a mount by root. A large read is several of them at once:
+	// while one is copied others wait for the disk. From cold disks that is a quarter faster than with requests of 1
+	// MiB.
 	maxRead = 128 << 10
 	// readAhead is how far the kernel reads ahead in a file, in KiB.
 	readAhead = 1024
-	// dirtyShare is the part of all dirty pages that those of the mount may be, in percent. The rest stays for the backing
-	// filesystem: were it used up, the daemon would be slowed down while it brings the mount's pages home.
+	// dirtyShare is the part of all dirty pages that those of the mount may be, in percent. The rest stays for the
+	// backing filesystem: were it used up, the daemon would be slowed down while it brings the mount's pages home.
 	dirtyShare = 50
-	// maxBackground is the most requests that nobody waits for (read-ahead, write-back) in flight at once, minBackground the least of
-	// that. What they hold is to be a quarter of the cache's host memory at most.
+	// maxBackground is the most requests that nobody waits for (read-ahead, write-back) in flight at once,
+	// minBackground the least of that. What they hold is to be a quarter of the cache's host memory at most.
 	maxBackground, minBackground = 256, 16
-	// maxInFlight is the bytes of all requests in flight. Were it small, a few programs that write to a file whose filesystem hangs would
-	// have all others wait.
+	// maxInFlight is the bytes of all requests in flight. Were it small, a few programs that write to a file whose
+	// filesystem hangs would have all others wait.
 	maxInFlight = 1 << 30
 )
 
@@ -76,8 +77,8 @@ type Server struct {
 	served     chan struct{}
 }
 
-// Mount shows o.Source at o.Mountpoint and returns once the mount can be used. It sets the umask of the process to 0 and
-// raises its limit of descriptors. Its errors are sentences that say what to do.
+// Mount shows o.Source at o.Mountpoint and returns once the mount can be used. It sets the umask of the process to 0
+// and raises its limit of descriptors. Its errors are sentences that say what to do.
 func Mount(o Options) (*Server, error) {
 	setDefaults(&o)
 	place, err := checkPlace(o.Source, o.Mountpoint)
@@ -146,13 +147,13 @@ func Mount(o Options) (*Server, error) {
 // passes reports whether Mount asks the kernel for passthrough.
 func (o *Options) passes() bool { return o.Passthrough && passthroughPossible(o.Source) }
 
-// WritesBack reports whether Mount asks the kernel to collect writes, for those who have to know before there is a mount. Where the
-// kernel cannot, Server.WriteBack says so.
+// WritesBack reports whether Mount asks the kernel to collect writes, for those who have to know before there is a
+// mount. Where the kernel cannot, Server.WriteBack says so.
 func (o *Options) WritesBack() bool { return o.WriteBack && !o.passes() }
 
-// newServer mounts. Programs that the process starts must not inherit the connection to the kernel: with it open in one of
-// them, the mount would hang instead of failing when the daemon dies. go-fuse leaves it to be inherited where it mounts
-// without fusermount, so no program is started until that is put right.
+// newServer mounts. Programs that the process starts must not inherit the connection to the kernel: with it open in one
+// of them, the mount would hang instead of failing when the daemon dies. go-fuse leaves it to be inherited where it
+// mounts without fusermount, so no program is started until that is put right.
 func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 	m := mountOptions(o)
 	if !m.DirectMountStrict {
@@ -208,8 +209,8 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		// A symbolic link never changes its target, so the kernel may keep it with the inode.
 		EnableSymlinkCaching:     true,
 		ExplicitDataCacheControl: true,
-		// CAP_READDIRPLUS_AUTO is left out: with it the kernel asks for names only after the first batch, and programs that
-		// list a directory and then look at every entry pay a request for each.
+		// CAP_READDIRPLUS_AUTO is left out: with it the kernel asks for names only after the first batch, and programs
+		// that list a directory and then look at every entry pay a request for each.
 		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_IOCTL_DIR |
 			fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_SETXATTR_EXT | fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 	}
@@ -240,9 +241,9 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	return m
 }
 
-// tune sets what the protocol cannot, but root may for the mount's device: the kernel reads ahead as much as one request can carry,
-// and keeps more dirty pages than the hundredth of what all devices may have that it grants to FUSE. Without, everything is
-// correct and somewhat slower.
+// tune sets what the protocol cannot, but root may for the mount's device: the kernel reads ahead as much as one
+// request can carry, and keeps more dirty pages than the hundredth of what all devices may have that it grants to FUSE.
+// Without, everything is correct and somewhat slower.
 func (s *Server) tune() {
 	var st unix.Stat_t
 	if os.Geteuid() != 0 || unix.Stat(s.mountpoint, &st) != nil {
@@ -259,7 +260,8 @@ func (s *Server) tune() {
 // Mountpoint returns the absolute path of the mountpoint, without symbolic links.
 func (s *Server) Mountpoint() string { return s.mountpoint }
 
-// Passthrough reports whether the kernel reads and writes backing files itself, as far as is known: it says so file by file.
+// Passthrough reports whether the kernel reads and writes backing files itself, as far as is known: it says so file by
+// file.
 func (s *Server) Passthrough() bool { return s.fs.passes.Load() }
 
 // PassthroughRefused is the number of opens that could have passed through, had the kernel not refused.

@@ -79,7 +79,8 @@ func aligned(n int) []byte {
 }
 
 func init() {
-	// Opens the file args[0] with a flag or sets it then, and takes it back; args[1] says whether another open is there all the time.
+	// Opens the file args[0] with a flag or sets it then, and takes it back; args[1] says whether another open is there
+	// all the time.
 	programs["set flags"] = func(args []string) error {
 		for i, flag := range []int{unix.O_APPEND, unix.O_DIRECT, unix.O_APPEND, unix.O_DIRECT} {
 			with, then := flag, 0
@@ -183,8 +184,8 @@ func TestSynchronousOpensReachTheDisk(t *testing.T) {
 	})
 }
 
-// TestDirectOpenWhereThereIsNone: the filesystem of SOURCE refuses O_DIRECT. The daemon can serve such an open, unless the kernel
-// serves the file already.
+// TestDirectOpenWhereThereIsNone: the filesystem of SOURCE refuses O_DIRECT. The daemon can serve such an open, unless
+// the kernel serves the file already.
 func TestDirectOpenWhereThereIsNone(t *testing.T) {
 	requireRoot(t)
 	s := mountThrough(t, func(o *Options) {

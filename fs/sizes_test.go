@@ -17,7 +17,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestSparseFilesAfterADeviceWroteIntoAHole asks where data is right after a release, as programs that copy sparse files do.
+// TestSparseFilesAfterADeviceWroteIntoAHole asks where data is right after a release, as programs that copy sparse
+// files do.
 func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size, at = 2 << 20, 1 << 20

@@ -20,9 +20,9 @@ import (
 
 var staleOperations = flag.Int("stale-operations", 100_000, "operations of the test for stale readers")
 
-// The file of this test has slots, several to a page. A process locks a slot, reads it, writes the next number all over it
-// and reads it back. What every slot must hold is in memory that the processes share outside of the mount. Behind each
-// slot there is a gap that devices write to.
+// The file of this test has slots, several to a page. A process locks a slot, reads it, writes the next number all over
+// it and reads it back. What every slot must hold is in memory that the processes share outside of the mount. Behind
+// each slot there is a gap that devices write to.
 const (
 	slotSize   = 1008
 	slotStride = 1024

@@ -11,15 +11,15 @@ import (
 )
 
 // A file without a name and without an open gives its blocks back when nobody has it any more, and nobody includes this
-// process: a descriptor of the node, and what the page cache has of the file. The kernel says soon that it has forgotten the
-// file. Until then a program may open it, which looked the name up before it went. So what is kept goes earlier only where
-// space is needed.
+// process: a descriptor of the node, and what the page cache has of the file. The kernel says soon that it has
+// forgotten the file. Until then a program may open it, which looked the name up before it went. So what is kept goes
+// earlier only where space is needed.
 
 // maxRemoved is the most files without name and open that are kept.
 const maxRemoved = 256
 
-// removedFiles are those that lost their names through the mount and that nobody has open, until they are let go of. Some may
-// be forgotten already.
+// removedFiles are those that lost their names through the mount and that nobody has open, until they are let go of.
+// Some may be forgotten already.
 type removedFiles struct {
 	mu    sync.Mutex
 	nodes map[*node]struct{} // protected by mu
@@ -40,8 +40,8 @@ func (fs *fileSystem) keepRemoved(n *node) {
 	}
 }
 
-// letGoRemoved gives up what is kept of removed files. any reports whether that was something, busy whether a request is using
-// one of them right now.
+// letGoRemoved gives up what is kept of removed files. any reports whether that was something, busy whether a request
+// is using one of them right now.
 func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	r := &fs.removed
 	r.mu.Lock()
@@ -69,9 +69,10 @@ func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	return any, busy
 }
 
-// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through the mount. It
-// reports whether that was anything. It asks no server, which may hang: of a filesystem that has one, the number of names is the
-// one that the kernel knows, and a file that another machine removed is kept until somebody asks for its attributes.
+// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through
+// the mount. It reports whether that was anything. It asks no server, which may hang: of a filesystem that has one, the
+// number of names is the one that the kernel knows, and a file that another machine removed is kept until somebody asks
+// for its attributes.
 func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	if !n.isRegular() || n.opens() > 0 {
 		return false
@@ -137,9 +138,9 @@ func (fs *fileSystem) lastOpenGone(n *node) {
 	}
 }
 
-// spacePatience is how many rounds a request without space waits for a file without a name to be closed. The kernel does
-// not wait for the daemon when it closes a file, so a program may have closed it before. A round is no fixed time, for the
-// reason that patienceRound has none.
+// spacePatience is how many rounds a request without space waits for a file without a name to be closed. The kernel
+// does not wait for the daemon when it closes a file, so a program may have closed it before. A round is no fixed time,
+// for the reason that patienceRound has none.
 const spacePatience = 50
 
 // spend is creator.spend that tries again while files that were removed may give space back.
@@ -165,7 +166,8 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	}
 }
 
-// reapInterval is how often files are looked for that were removed in SOURCE, and reapAtOnce how many are looked at then.
+// reapInterval is how often files are looked for that were removed in SOURCE, and reapAtOnce how many are looked at
+// then.
 const (
 	reapInterval = time.Second
 	reapAtOnce   = 4096

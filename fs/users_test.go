@@ -82,8 +82,8 @@ const (
 var defaultACL = acl([3]uint32{aclUserObj, 7, noID}, [3]uint32{aclUser, 6, bob}, [3]uint32{aclGroupObj, 5, noID},
 	[3]uint32{aclMask, 7, noID}, [3]uint32{aclOther, 0, noID})
 
-// TestCreationAsOnTheBacking makes the same files on the mount and on the bare backing filesystem and compares owner, group,
-// mode and ACLs.
+// TestCreationAsOnTheBacking makes the same files on the mount and on the bare backing filesystem and compares owner,
+// group, mode and ACLs.
 func TestCreationAsOnTheBacking(t *testing.T) {
 	requireRoot(t)
 	prepare := map[string]func(t *testing.T, dir string){
@@ -272,7 +272,8 @@ func TestCapabilitiesOfAFileAreClearedByWriting(t *testing.T) {
 	})
 }
 
-// TestACLClearsSetGID follows acl(5) and chmod(2): setting an ACL as somebody outside of the file's group clears the bit.
+// TestACLClearsSetGID follows acl(5) and chmod(2): setting an ACL as somebody outside of the file's group clears the
+// bit.
 func TestACLClearsSetGID(t *testing.T) {
 	requireRoot(t)
 	s := mount(t)

@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// witness counts the changes that others make to the bytes of a file in SOURCE directly, beside the mount. Whoever keeps
-// something of the bytes (the kernel its pages, a pagecache.File its replicas) remembers the count up to which it has dealt
-// with them. A change that was noticed stays counted, so the mount's own changes cannot hide it.
+// witness counts the changes that others make to the bytes of a file in SOURCE directly, beside the mount. Whoever
+// keeps something of the bytes (the kernel its pages, a pagecache.File its replicas) remembers the count up to which it
+// has dealt with them. A change that was noticed stays counted, so the mount's own changes cannot hide it.
 //
 // A change is noticed by the size and the times of the file. They are compared when the file is opened, when a device
 // acquires, before its released bytes are collected, and right before each change through the mount. What that change
-// leaves is recorded right after it. While a change through the mount is under way, times say nothing about others, and the
-// size only afterwards, where it is not one that the mount can have given the file. So what else others do meanwhile goes
-// unnoticed.
+// leaves is recorded right after it. While a change through the mount is under way, times say nothing about others, and
+// the size only afterwards, where it is not one that the mount can have given the file. So what else others do
+// meanwhile goes unnoticed.
 //
-// Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts as a
-// change all the same: it makes nobody lose bytes, only look at them.
+// Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts
+// as a change all the same: it makes nobody lose bytes, only look at them.
 type witness struct {
 	// changes is what was noticed so far. It changes with mu held.
 	changes atomic.Uint64
@@ -27,7 +27,8 @@ type witness struct {
 	known    bool       // protected by mu
 	last     attributes // as they were last seen or left; protected by mu
 	inFlight int        // changes through the mount under way; protected by mu
-	// reached is how long the changes that ended while others were under way may have made the file, or anySize. Protected by mu.
+	// reached is how long the changes that ended while others were under way may have made the file, or anySize.
+	// Protected by mu.
 	reached int64
 }
 
@@ -44,8 +45,8 @@ func attributesOf(st *unix.Statx_t) attributes {
 	return attributes{size: int64(st.Size), mtime: st.Mtime, ctime: st.Ctime}
 }
 
-// look asks fd for the attributes, unless a change through the mount is under way, and returns how many changes of others were
-// noticed so far.
+// look asks fd for the attributes, unless a change through the mount is under way, and returns how many changes of
+// others were noticed so far.
 func (w *witness) look(fd int) (changes uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,8 +84,9 @@ func (w *witness) see(st *unix.Statx_t) {
 	}
 }
 
-// begin is called right before the mount changes the file, or its metadata. What it finds out about others counts from then on.
-// It returns the size that the file has, or had before other changes that are under way; 0 if that is not known.
+// begin is called right before the mount changes the file, or its metadata. What it finds out about others counts from
+// then on. It returns the size that the file has, or had before other changes that are under way; 0 if that is not
+// known.
 func (w *witness) begin(fd int) (size int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,8 +108,8 @@ func (w *witness) beginWith(st *unix.Statx_t) {
 	w.inFlight++
 }
 
-// end is called right after the change. The change made the file at most reached bytes long if it was not that long before; anySize
-// says nothing. Of changes that overlap, the last one records what they left.
+// end is called right after the change. The change made the file at most reached bytes long if it was not that long
+// before; anySize says nothing. Of changes that overlap, the last one records what they left.
 func (w *witness) end(fd int, reached int64) {
 	w.endAs(reached, func() (attributes, error) { return attributesOn(fd) })
 }
@@ -125,7 +127,9 @@ func (w *witness) endAs(reached int64, ask func() (attributes, error)) {
 		return
 	}
 	left, err := ask()
-	if before := w.last.size; w.known && err == nil && w.reached != anySize && (left.size < before || left.size > max(before, w.reached)) {
+	before := w.last.size
+	impossible := w.reached != anySize && (left.size < before || left.size > max(before, w.reached))
+	if w.known && err == nil && impossible {
 		w.changes.Add(1)
 	}
 	w.known, w.last, w.reached = err == nil, left, 0
@@ -161,8 +165,8 @@ func touchOf(n *node) touch {
 	return touch{}
 }
 
-// beginTouch is called before a request changes metadata of n, so that the new ctime is not taken for somebody else's doing. fd
-// is a descriptor of n.
+// beginTouch is called before a request changes metadata of n, so that the new ctime is not taken for somebody else's
+// doing. fd is a descriptor of n.
 func beginTouch(n *node, fd int) touch {
 	t := touchOf(n)
 	if t.witness != nil {
@@ -200,7 +204,8 @@ func (t touch) endWith(fd int) {
 	}
 }
 
-// witnesses has those of files of which a pagecache.Home is open: the kernel may forget the node meanwhile and look it up again.
+// witnesses has those of files of which a pagecache.Home is open: the kernel may forget the node meanwhile and look it
+// up again.
 type witnesses struct {
 	mu sync.Mutex
 	m  map[inodeKey]*heldWitness // protected by mu

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWitnessOfOverlappingChanges ends changes in turns and at once: what the last one left is known, and what somebody else does
-// before and after it is noticed.
+// TestWitnessOfOverlappingChanges ends changes in turns and at once: what the last one left is known, and what somebody
+// else does before and after it is noticed.
 func TestWitnessOfOverlappingChanges(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	require.NoError(t, err)

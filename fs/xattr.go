@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onPath runs call with a path to n that the calls for extended attributes understand. They take no O_PATH descriptor. The
-// path of a symbolic link leads through its directory, since following /proc/self/fd is the only way to the descriptor
-// and a link found that way is followed too; follow says which of the two it is. A link without a name has no path.
+// onPath runs call with a path to n that the calls for extended attributes understand. They take no O_PATH descriptor.
+// The path of a symbolic link leads through its directory, since following /proc/self/fd is the only way to the
+// descriptor and a link found that way is followed too; follow says which of the two it is. A link without a name has
+// no path.
 func (fs *fileSystem) onPath(id uint64, call func(n *node, fd int, path string, follow bool) error) fuse.Status {
 	n := fs.node(id)
 	if n == nil {
@@ -46,7 +47,9 @@ func (fs *fileSystem) onPath(id uint64, call func(n *node, fd int, path string, 
 }
 
 // GetXAttr implements fuse.RawFileSystem.
-func (fs *fileSystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+func (fs *fileSystem) GetXAttr(
+	_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte,
+) (uint32, fuse.Status) {
 	size := 0
 	// The kernel asks for security.capability before it writes a file for the first time.
 	if n := fs.node(header.NodeId); n != nil {
