@@ -125,6 +125,7 @@ func (s *session) run() {
 		s.send(errorFrame(bad.id, bad.errno, bad.why), nil)
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		s.log.Debug("control: client went")
+	case errors.Is(err, os.ErrDeadlineExceeded): // send has said so
 	default:
 		s.log.Warn("control: client dropped", "error", err)
 	}

@@ -41,7 +41,7 @@ func (of *openFile) Kernel() pagecache.KernelPages { return kernelPages{of.fs, o
 
 // Attach implements pagecache.Source. It must be called without any lock that a change of home takes.
 func (of *openFile) Attach(f *pagecache.File) {
-	of.content.file.Store(f)
+	of.content.attach(f)
 	// Whoever took the gate before and saw no File is through once the gate was ours.
 	of.content.gate.Lock()
 	//lint:ignore SA2001 nothing is guarded; the point is to have waited

@@ -123,6 +123,12 @@ func (c *content) live() *pagecache.File {
 	return nil
 }
 
+// attach has requests consult f, until it is detached.
+func (c *content) attach(f *pagecache.File) {
+	c.file.Store(f)
+	f.WhenDetached(func() { c.file.CompareAndSwap(f, nil) })
+}
+
 // content returns the node's content, making it on first use.
 func (n *node) content() *content {
 	if c := n.data.Load(); c != nil {

@@ -159,7 +159,7 @@ func (fs *fileSystem) joinCache(n *node) {
 		w = new(witness) // f is about to let go of the file
 	}
 	c := newContent(w)
-	c.file.Store(f)
+	c.attach(f)
 	n.data.Store(c)
 }
 

@@ -205,6 +205,10 @@ func TestEvictedBytesComeHome(t *testing.T) {
 	home, err := os.ReadFile(filepath.Join(s.source, "f"))
 	require.NoError(t, err)
 	assert.Equal(t, byte('g'), home[10], "home")
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	node := s.fs.table.byInode(inodeKey{s.fs.root.key.dev, st.Ino})
+	assert.Nil(t, node.data.Load().file.Load(), "it takes memory for as long as the kernel knows the file")
 	got, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.Equal(t, byte('g'), got[10], "read")

@@ -29,6 +29,8 @@ type File struct {
 	users int
 
 	detached atomic.Bool // set once, under mu
+	// letGo is what WhenDetached was told, or nil.
+	letGo atomic.Pointer[func()]
 
 	// mu is read-locked by writes of different pages, which change what it protects under writes.mu (write.go).
 	mu     fileLock
@@ -278,7 +280,19 @@ func (f *File) detachLocked() bool {
 	}
 	delete(f.c.files, f.id)
 	f.detached.Store(true)
+	if letGo := f.letGo.Load(); letGo != nil {
+		(*letGo)()
+	}
 	return true
+}
+
+// WhenDetached has letGo called when the File is detached, in the place of what it was told before: whoever keeps the File for
+// requests to consult needs it no more then, and it takes some KiB. letGo must not block, and may be called twice.
+func (f *File) WhenDetached(letGo func()) {
+	f.letGo.Store(&letGo)
+	if f.Detached() {
+		letGo()
+	}
 }
 
 func (f *File) snapshotMappings() []*Mapping {

@@ -182,10 +182,17 @@ func allMounts(patience time.Duration) ([]row, error) {
 		return nil, err
 	}
 	rows, served := []row{}, make(map[string]bool)
-	for _, f := range findDaemons("", patience) {
-		r := rowOf(f, mounts)
-		rows = append(rows, r)
-		if r.State != "detached" {
+	all := findDaemons("", patience)
+	for _, f := range all {
+		if f.err == nil {
+			rows = append(rows, rowOf(f))
+			served[f.status.Mount.Mountpoint] = served[f.status.Mount.Mountpoint] || !f.status.Mount.Detached
+		}
+	}
+	for _, f := range all {
+		if f.err != nil {
+			r := silentRow(f, mounts, served)
+			rows = append(rows, r)
 			served[r.Mountpoint] = true
 		}
 	}
@@ -200,36 +207,45 @@ func allMounts(patience time.Duration) ([]row, error) {
 		case err == nil:
 			r.PID, r.State, r.Ending, r.Waiting = s.Mount.PID, "mounted", s.Mount.Ending, s.waiting()
 			r.what = r.State
-			if s.Mount.Mountpoint != m.Mountpoint {
+			if known := s.Mount.Mountpoint; known != "" && known != m.Mountpoint {
 				r.what = "also mounted here"
 			}
 		default:
 			r.State, r.what = stateOf(err), stateOf(err)
+			if r.State == "hidden" {
+				r.what = "of another user"
+			}
 		}
 		rows = append(rows, r)
 	}
 	return rows, nil
 }
 
-func rowOf(f found, mounts []fs.MountInfo) row {
-	s := &f.status
-	r := row{s.Mount.Mountpoint, s.Mount.Source, f.pid(), "mounted", s.Mount.Ending, s.waiting(), ""}
-	if s.Mount.Detached {
-		r.State = "detached"
+// rowOf is the row of a daemon that answers.
+func rowOf(f found) row {
+	m := f.status.Mount
+	r := row{m.Mountpoint, m.Source, f.pid(), "mounted", m.Ending, f.status.waiting(), "mounted"}
+	if m.Detached {
+		r.State, r.what = "detached", "detached"
 	}
-	if f.err != nil {
-		r.State = stateOf(f.err)
-		r.what = stuckProcess(r.PID)
-		for _, m := range mounts { // its socket is named after its mountpoint
-			for n := range control.MostDaemons {
-				if filepath.Base(control.DefaultSocket(m.Mountpoint, n)) == filepath.Base(f.Path) {
-					r.Mountpoint, r.Source = m.Mountpoint, m.Source
-				}
+	return r
+}
+
+// silentRow is the row of a daemon that does not answer. Its socket is named after its mountpoint. Where another daemon serves the
+// mount there, it is not known what this one's is.
+func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
+	r := row{PID: f.pid(), State: stateOf(f.err), what: stuckProcess(f.pid())}
+	for _, m := range mounts {
+		for n := range control.MostDaemons {
+			if filepath.Base(control.DefaultSocket(m.Mountpoint, n)) != filepath.Base(f.Path) {
+				continue
+			}
+			r.Mountpoint = m.Mountpoint
+			if !served[m.Mountpoint] {
+				r.Source = m.Source
 			}
 		}
-		return r
 	}
-	r.what = r.State
 	return r
 }
 

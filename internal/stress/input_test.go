@@ -27,6 +27,7 @@ import (
 const (
 	wireHello   = 1
 	wireMap     = 2
+	wireStatus  = 8
 	wirePing    = 9
 	wireWelcome = 0x8001
 	wireMapped  = 0x8002
