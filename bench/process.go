@@ -31,8 +31,8 @@ const (
 // ready is what the loopback prints once its mount can be used.
 const ready = "ready"
 
-// Process plays a part that a bench needs another process for, as the arguments of Options.Process say. It returns when the
-// part is over.
+// Process plays a part that a bench needs another process for, as the arguments of Options.Process say. It returns when
+// the part is over.
 func Process(args []string, out io.Writer) error {
 	switch {
 	case len(args) == 5 && args[0] == partLoopback:
@@ -51,11 +51,13 @@ func Process(args []string, out io.Writer) error {
 	return fmt.Errorf("this is a part of 'gaiafs bench'")
 }
 
-// serveLoopback serves until it is told to end. A Ctrl-C goes to the bench, which ends its daemons when it is done with them.
+// serveLoopback serves until it is told to end. A Ctrl-C goes to the bench, which ends its daemons when it is done with
+// them.
 func serveLoopback(out io.Writer, o loopback.Options, source, mountpoint string) error {
 	stop, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer end()
-	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE) // a bench that was killed reads no more, and the mount is to be taken away
+	// a bench that was killed reads no more, and the mount is to be taken away
+	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE)
 	server, err := loopback.Mount(source, mountpoint, o)
 	if err != nil {
 		return err
@@ -112,8 +114,8 @@ func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (
 	cmd := s.Process(context.Background(), partLoopback, strconv.Itoa(o.MaxWrite), mode, source, mountpoint)
 	var said strings.Builder
 	cmd.Stderr = &said
-	// It ends where the bench is killed, and not by the Ctrl-C that ends the bench. The kernel sends the signal for each thread
-	// of the bench that dies, so there may be several.
+	// It ends where the bench is killed, and not by the Ctrl-C that ends the bench. The kernel sends the signal for
+	// each thread of the bench that dies, so there may be several.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -127,7 +129,8 @@ func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (
 	d := watch(cmd, mountpoint)
 	if strings.TrimSpace(first) != ready {
 		<-d.ended
-		return nil, fmt.Errorf("go-fuse's loopback cannot be mounted at %s: %s", mountpoint, strings.TrimSpace(said.String()))
+		return nil, fmt.Errorf("go-fuse's loopback cannot be mounted at %s: %s", mountpoint,
+			strings.TrimSpace(said.String()))
 	}
 	return d, nil
 }
@@ -159,8 +162,8 @@ func watch(cmd *exec.Cmd, mountpoint string) *daemon {
 	return d
 }
 
-// close ends the daemon and takes its mount away whatever it does. A second signal has a gaiafs end although its mount is in
-// use: whose files those are is over.
+// close ends the daemon and takes its mount away whatever it does. A second signal has a gaiafs end although its mount
+// is in use: whose files those are is over.
 func (d *daemon) close() {
 	d.stop.Do(func() {
 		for _, step := range []struct {
@@ -178,8 +181,8 @@ func (d *daemon) close() {
 	})
 }
 
-// unmount takes a mount away even while programs use it. It is forced, so that their requests fail from now on; otherwise the
-// daemon could not end before they do.
+// unmount takes a mount away even while programs use it. It is forced, so that their requests fail from now on;
+// otherwise the daemon could not end before they do.
 func unmount(mountpoint string) error {
 	err := unix.Unmount(mountpoint, unix.MNT_DETACH|unix.MNT_FORCE)
 	if errors.Is(err, unix.EPERM) {

@@ -17,7 +17,8 @@
 // A session holds one buffer of maxRequest bytes, at most Options.MaxRequests running requests and at most
 // Options.MaxMappings mappings. Nothing is queued for a client: a request's own goroutine writes the reply, and a
 // client that does not read for Options.WriteTimeout loses its connection. Nobody else waits for it, since sessions
-// share no lock across I/O. A user's sessions together have limits too, and root and the user who mounted a reserve (users.go).
+// share no lock across I/O. A user's sessions together have limits too, and root and the user who mounted a reserve
+// (users.go).
 //
 // # Locks
 //

@@ -56,8 +56,8 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 	}
 }
 
-// Drain ends the sessions that have mappings, which are released, and refuses new mappings with ESHUTDOWN from then on. It
-// waits for the releases, or until ctx ends. Others go on.
+// Drain ends the sessions that have mappings, which are released, and refuses new mappings with ESHUTDOWN from then on.
+// It waits for the releases, or until ctx ends. Others go on.
 func (s *Server) Drain(ctx context.Context) error {
 	s.draining.Store(true)
 	for _, ses := range s.snapshot() {

@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MostDaemons is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount namespaces, or
-// were detached.
+// MostDaemons is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount
+// namespaces, or were detached.
 const MostDaemons = 16
 
 // Listener is a socket on which a daemon listens.
 type Listener struct {
 	Path string
-	// PID is the process that listens, as the kernel tells, so that it is known where it does not answer. 0: it is not known,
-	// as where it is in another PID namespace.
+	// PID is the process that listens, as the kernel tells, so that it is known where it does not answer. 0: it is not
+	// known, as where it is in another PID namespace.
 	PID int
 }
 
-// Listeners returns the daemons of this user that serve, or once served, a mountpoint: an absolute path without links. ""
-// stands for all mountpoints. It asks the kernel only, and waits for no daemon.
+// Listeners returns the daemons of this user that serve, or once served, a mountpoint: an absolute path without links.
+// "" stands for all mountpoints. It asks the kernel only, and waits for no daemon.
 func Listeners(mountpoint string) (all []Listener) {
 	var names []string
 	if mountpoint != "" {
@@ -59,7 +59,8 @@ func Listeners(mountpoint string) (all []Listener) {
 	return all
 }
 
-// runtimeDirs are those in which a daemon of this user may have its socket, whatever the environment that it was started with.
+// runtimeDirs are those in which a daemon of this user may have its socket, whatever the environment that it was
+// started with.
 func runtimeDirs() []string {
 	dirs := []string{filepath.Dir(DefaultSocket("/", 0))}
 	if uid := os.Geteuid(); uid != 0 {
@@ -89,8 +90,8 @@ func listenerOf(path string) (pid int, listens bool) {
 	return int(peer.Pid), true
 }
 
-// Announce has Listeners find the Server although its socket is not the default one. It is to be called before others use the
-// Server.
+// Announce has Listeners find the Server although its socket is not the default one. It is to be called before others
+// use the Server.
 func (s *Server) Announce(mountpoint string) error {
 	for n := range MostDaemons {
 		link := DefaultSocket(mountpoint, n)

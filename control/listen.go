@@ -47,7 +47,8 @@ func CheckSocket(path string) error {
 		return errors.New("the path must be absolute")
 	}
 	if len(path) > maxSocketPath {
-		return fmt.Errorf("the path has %d bytes and at most %d are possible: choose a shorter one", len(path), maxSocketPath)
+		return fmt.Errorf("the path has %d bytes and at most %d are possible: choose a shorter one", len(path),
+			maxSocketPath)
 	}
 	return nil
 }
@@ -91,7 +92,8 @@ func listen(path string, allowOther bool) (*net.UnixListener, error) {
 	return ul, nil
 }
 
-// RemoveStale removes the socket of a killed daemon, if there is one. One that is listened on stays: that is EADDRINUSE.
+// RemoveStale removes the socket of a killed daemon, if there is one. One that is listened on stays: that is
+// EADDRINUSE.
 func RemoveStale(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -147,8 +149,8 @@ func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 	}
 }
 
-// openOwnDir opens a directory in which nobody but root and this user can replace a file. In /tmp anybody may make the name
-// first: a directory of his own, or a link that leads to one of this user's.
+// openOwnDir opens a directory in which nobody but root and this user can replace a file. In /tmp anybody may make the
+// name first: a directory of his own, or a link that leads to one of this user's.
 func openOwnDir(dir string) (*os.File, error) {
 	own := func(st fs.FileInfo) bool { return ownerOf(st) == 0 || int(ownerOf(st)) == os.Geteuid() }
 	nofollow := unix.O_NOFOLLOW
@@ -196,7 +198,8 @@ func removeStale(path string) error {
 		conn.Close()
 		return fmt.Errorf("control socket %s: another gaiafs listens on it: %w", path, syscall.EADDRINUSE)
 	case errors.Is(err, syscall.EAGAIN): // a full queue
-		return fmt.Errorf("control socket %s: another gaiafs listens on it and does not answer: %w", path, syscall.EADDRINUSE)
+		return fmt.Errorf("control socket %s: another gaiafs listens on it and does not answer: %w", path,
+			syscall.EADDRINUSE)
 	case errors.Is(err, syscall.ECONNREFUSED), st.Mode()&fs.ModeSymlink != 0 && errors.Is(err, fs.ErrNotExist):
 	default: // EPROTOTYPE is a live socket of another kind, EACCES somebody else's
 		return fmt.Errorf("control socket %s: something else may be using it: %w", path, err)

@@ -110,7 +110,8 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "shorter")
 	require.Error(t, CheckSocket("relative/s"))
 	require.NoError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath-1)))
-	require.EqualError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath)), "the path has 104 bytes and at most 103 are possible: choose a shorter one")
+	require.EqualError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath)),
+		"the path has 104 bytes and at most 103 are possible: choose a shorter one")
 	_, err = listen(filepath.Join(dir, "no", "such", "s"), false)
 	require.ErrorIs(t, err, os.ErrNotExist)
 
@@ -133,8 +134,8 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	l.Close()
 }
 
-// What somebody else made before, where everybody may make names, is not used: neither a directory nor a link, wherever that
-// leads. Nothing is changed where it leads.
+// What somebody else made before, where everybody may make names, is not used: neither a directory nor a link, wherever
+// that leads. Nothing is changed where it leads.
 func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make what belongs to another user")
@@ -145,8 +146,14 @@ func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 	mine := filepath.Join(t.TempDir(), "mine")
 	require.NoError(t, os.Mkdir(mine, 0o700))
 	for name, makes := range map[string]func(path string) error{
-		"directory":           func(path string) error { return errors.Join(os.Mkdir(path, 0o755), os.Chown(path, other, other)) },
-		"link to one of ours": func(path string) error { return errors.Join(os.Symlink(mine, path), os.Lchown(path, other, other)) },
+		"directory": func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o755),
+				os.Chown(path, other, other))
+		},
+		"link to one of ours": func(path string) error {
+			return errors.Join(os.Symlink(mine, path),
+				os.Lchown(path, other, other))
+		},
 		"link to nothing": func(path string) error {
 			return errors.Join(os.Symlink(filepath.Join(mine, "new"), path), os.Lchown(path, other, other))
 		},

@@ -58,7 +58,8 @@ func TestClientThatNeverReads(t *testing.T) {
 
 // The same for a client that asks for mappings of many frames and reads none.
 func TestClientThatNeverReadsItsExtents(t *testing.T) {
-	s := start(t, &controltest.Cache{Extent: 4096}, func(o *control.Options) { o.WriteTimeout = 100 * time.Millisecond })
+	s := start(t, &controltest.Cache{Extent: 4096},
+		func(o *control.Options) { o.WriteTimeout = 100 * time.Millisecond })
 	bad := s.connect()
 	for id := uint64(1); id <= 100; id++ {
 		_, err := bad.conn.Write(mapFrame(id, s.token(), 1, 0, 8<<20))
@@ -85,7 +86,8 @@ func TestThousandClients(t *testing.T) {
 		require.NoError(t, err)
 		wg.Go(func() {
 			errs <- func() error {
-				for _, b := range [][]byte{helloFrame(), mapFrame(1, g.Token, 3, 0, 16*4096), rangeFrame(acquire, 2, 1, 0, 4096, 0),
+				for _, b := range [][]byte{helloFrame(), mapFrame(1, g.Token, 3, 0, 16*4096),
+					rangeFrame(acquire, 2, 1, 0, 4096, 0),
 					rangeFrame(release, 3, 1, 0, 4096, 0)} {
 					if _, err := c.conn.Write(b); err != nil {
 						return err
@@ -244,8 +246,10 @@ func FuzzSession(f *testing.F) {
 	for options := range byte(16) {
 		f.Add(session(options, frames...))
 	}
-	f.Add(session(0, mapFrame(1, [16]byte{}, 3, 0, 3*4096), rangeFrame(acquire, 2, 1, 0, 4096, 0), rangeFrame(release, 3, 1, 0, 4096, 0),
-		rangeFrame(syncTo, 4, 1, 0, 1, 1), rangeFrame(advise, 5, 1, 0, 1, 3), frame(unmap, 6, uint64(1)), frame(ping, 7)))
+	f.Add(session(0, mapFrame(1, [16]byte{}, 3, 0, 3*4096), rangeFrame(acquire, 2, 1, 0, 4096, 0),
+		rangeFrame(release, 3, 1, 0, 4096, 0),
+		rangeFrame(syncTo, 4, 1, 0, 1, 1), rangeFrame(advise, 5, 1, 0, 1, 3), frame(unmap, 6, uint64(1)), frame(ping,
+			7)))
 	s := start(f, &controltest.Cache{}, func(o *control.Options) { o.WriteTimeout = 200 * time.Millisecond })
 	witness := s.connect()
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -6,8 +6,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// serveRecord begins a recording and sends it as it comes, until STOP, or the end of the session, ends it. Whoever may not
-// be told what other users read is refused: a recording has the names of their files.
+// serveRecord begins a recording and sends it as it comes, until STOP, or the end of the session, ends it. Whoever may
+// not be told what other users read is refused: a recording has the names of their files.
 func (s *session) serveRecord(id requestID, token [tokenSize]byte) {
 	r, err := s.beginRecording(id, token)
 	if err != nil {

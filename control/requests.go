@@ -117,7 +117,8 @@ func errnoOf(err error) syscall.Errno {
 		return 0
 	case errors.As(err, &errno) && errno != 0:
 		return errno
-	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, context.DeadlineExceeded):
 		return syscall.ECANCELED
 	}
 	return syscall.EIO
@@ -194,7 +195,8 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		return nil, mapped{}, failure(syscall.EACCES, "the token is not valid, or no longer")
 	}
 	if s.statusOnly {
-		return nil, mapped{}, failure(syscall.EUSERS, "too many clients are connected: this connection is good for the status only")
+		return nil, mapped{}, failure(syscall.EUSERS,
+			"too many clients are connected: this connection is good for the status only")
 	}
 	if err := checkMap(r, src); err != nil {
 		return nil, mapped{}, err
@@ -294,7 +296,8 @@ func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, err er
 	defer m.users.Done()
 	off, n, ok := m.clip(r.off, r.len)
 	if !ok {
-		return 0, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(r.len), uint64(r.off), m.length)
+		return 0, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(r.len),
+			uint64(r.off), m.length)
 	}
 	switch typ {
 	case typeAcquire:
@@ -339,8 +342,8 @@ func (s *session) serveUnmap(id mappingID) error {
 	return s.unmap(m)
 }
 
-// redeemMount reports whether a token is good for the mount. Root and the user who mounted need none, since the mountpoint may
-// not be where they can open it: for them a token of zeros will do.
+// redeemMount reports whether a token is good for the mount. Root and the user who mounted need none, since the
+// mountpoint may not be where they can open it: for them a token of zeros will do.
 func (s *session) redeemMount(token [tokenSize]byte) bool {
 	if !s.ordinary && token == [tokenSize]byte{} {
 		return true
@@ -349,8 +352,8 @@ func (s *session) redeemMount(token [tokenSize]byte) bool {
 	return ok && src == nil
 }
 
-// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large; the next may
-// come as soon as the client has read the last frame.
+// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large; the
+// next may come as soon as the client has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	if !s.redeemMount(token) {
 		s.finish(id, 0, failure(syscall.EACCES, "the token is not valid, or no longer"))
@@ -376,7 +379,8 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	_ = s.sendDocument(id, 0, last)
 }
 
-// sendStatus sends all of the status but the last frame, which it returns. A client that does not listen gets no more of it.
+// sendStatus sends all of the status but the last frame, which it returns. A client that does not listen gets no more
+// of it.
 func (s *session) sendStatus(id requestID) (last []byte, err error) {
 	if s.server.opts.Status == nil {
 		return nil, failure(syscall.ENOTSUP, "this server has no status")

@@ -24,10 +24,11 @@ type Options struct {
 	AllowOther bool
 	// Cache makes the mappings.
 	Cache Cache
-	// Status returns what `gaiafs status` shows to somebody; it is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
+	// Status returns what `gaiafs status` shows to somebody; it is marshalled to JSON. Nil: requests for it fail with
+	// ENOTSUP.
 	Status func(Viewer) any
-	// End ends the mount on a client's behalf, and returns when it has said its last word or ctx ends. An error is for a client
-	// to whom nothing was said yet. Nil: requests for it fail with ENOTSUP.
+	// End ends the mount on a client's behalf, and returns when it has said its last word or ctx ends. An error is for
+	// a client to whom nothing was said yet. Nil: requests for it fail with ENOTSUP.
 	End func(ctx context.Context, r EndRequest) error
 	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
 	Record func() (*pagecache.Recording, error)
@@ -39,8 +40,8 @@ type Options struct {
 	MaxSessions int
 	// MaxRequests bounds the requests that run at once in a session, by default 128.
 	MaxRequests int
-	// MaxMappings bounds the mappings of a session, by default 65536, and those of all sessions of a user other than the
-	// daemon's own and root.
+	// MaxMappings bounds the mappings of a session, by default 65536, and those of all sessions of a user other than
+	// the daemon's own and root.
 	MaxMappings int
 	// HandshakeTimeout is how long a connection may say nothing, by default 5 s.
 	HandshakeTimeout time.Duration
@@ -136,8 +137,8 @@ func Listen(o Options) (*Server, error) {
 // Socket returns the path that clients connect to.
 func (s *Server) Socket() string { return s.opts.Socket }
 
-// Grant makes a single-use token for the open file src, for which the user uid asks. It is called by the ioctl, does not
-// block, and keeps src until the token is redeemed or expires. ESHUTDOWN after Close.
+// Grant makes a single-use token for the open file src, for which the user uid asks. It is called by the ioctl, does
+// not block, and keeps src until the token is redeemed or expires. ESHUTDOWN after Close.
 func (s *Server) Grant(src pagecache.Source, uid uint32) (Grant, error) {
 	if src == nil {
 		return Grant{}, syscall.EINVAL

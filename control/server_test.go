@@ -159,7 +159,8 @@ func TestLifeOfAMapping(t *testing.T) {
 	require.Equal(t, uint16(mapped), r.typ)
 	require.Equal(t, uint64(7), r.id)
 	// mapping, kind 1, device 0, 16 pages of file, 1 extent
-	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+	require.Equal(t, []byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0,
+		0,
 		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body)
 	e := c.read()
 	require.Equal(t, 1, e.fds)
@@ -170,8 +171,10 @@ func TestLifeOfAMapping(t *testing.T) {
 			mapping uint64
 			off, n  int64
 			arg     uint32
-		}{{2, 0, 1, 0}, {1, 0, 3*4096 + 1, 0}, {1, -1, 1, 0}, {1, 0, 0, 0}, {1, 0, -1, 0}, {1, 1 << 62, 1 << 62, 0}, {1, 0, 1, 99}} {
-			require.Equal(t, syscall.EINVAL, c.call(rangeFrame(typ, 9, bad.mapping, bad.off, bad.n, bad.arg)).errno(), "type %d, %+v", typ, bad)
+		}{{2, 0, 1, 0}, {1, 0, 3*4096 + 1, 0}, {1, -1, 1, 0}, {1, 0, 0, 0}, {1, 0, -1, 0}, {1, 1 << 62, 1 << 62, 0}, {1,
+			0, 1, 99}} {
+			require.Equal(t, syscall.EINVAL, c.call(rangeFrame(typ, 9, bad.mapping, bad.off, bad.n, bad.arg)).errno(),
+				"type %d, %+v", typ, bad)
 		}
 	}
 	require.Zero(t, c.call(frame(unmap, 10, uint64(1))).errno())
@@ -249,7 +252,8 @@ func TestTokensThatAreRefused(t *testing.T) {
 	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, forged, 1, 0, 1)).errno(), "forged")
 	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, [16]byte{}, 1, 0, 1)).errno(), "made up")
 	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, closed.Token, 1, 0, 1)).errno(), "descriptor closed")
-	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, forStatus.Token, 1, 0, 1)).errno(), "a status token is for the status")
+	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, forStatus.Token, 1, 0, 1)).errno(),
+		"a status token is for the status")
 	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, s.token())).errno(), "a file's token is not")
 	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, forStatus.Token)).errno(), "and was used up")
 }
@@ -281,7 +285,8 @@ func TestStatusComesInChunks(t *testing.T) {
 	for i := range long {
 		long[i] = 'a' + byte(i%26)
 	}
-	s := start(t, &controltest.Cache{}, func(o *control.Options) { o.Status = func(control.Viewer) any { return string(long) } })
+	s := start(t, &controltest.Cache{},
+		func(o *control.Options) { o.Status = func(control.Viewer) any { return string(long) } })
 	c := s.connect()
 	g, err := s.GrantStatus(0)
 	require.NoError(t, err)

@@ -123,7 +123,8 @@ func (s *session) run() {
 	case errors.As(err, &bad):
 		s.log.Warn("control: client dropped", "error", bad.why)
 		s.send(errorFrame(bad.id, bad.errno, bad.why), nil)
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, syscall.EPIPE):
 		s.log.Debug("control: client went")
 	case errors.Is(err, os.ErrDeadlineExceeded): // send has said so
 	default:
@@ -171,10 +172,12 @@ func (s *session) handshake(buf []byte) error {
 	}
 	if hi.max < minVersion || hi.min > maxVersion {
 		return &protocolError{h.id, syscall.EPROTONOSUPPORT, fmt.Sprintf(
-			"client speaks versions %d to %d of the protocol, this gaiafs %d to %d", hi.min, hi.max, minVersion, maxVersion)}
+			"client speaks versions %d to %d of the protocol, this gaiafs %d to %d",
+			hi.min, hi.max, minVersion, maxVersion)}
 	}
 	s.conn.SetReadDeadline(time.Time{})
-	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests), kinds: s.server.opts.Cache.Kinds()}
+	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests),
+		kinds: s.server.opts.Cache.Kinds()}
 	return s.send(appendFrame(nil, typeWelcome, 0, h.id, w.append), nil)
 }
 

@@ -12,8 +12,8 @@ import (
 // tokenSize is the number of bytes in a token.
 const tokenSize = 16
 
-// Limits of the grants that wait to be redeemed. A client redeems within milliseconds, so a user who reaches one asks for grants
-// without end, and loses the oldest.
+// Limits of the grants that wait to be redeemed. A client redeems within milliseconds, so a user who reaches one asks
+// for grants without end, and loses the oldest.
 const (
 	userTokens = 1 << 12 // of a user; root and the user who mounted count as one
 	maxTokens  = 1 << 16 // of all other users together; beyond it whoever has most loses the oldest
@@ -35,7 +35,8 @@ type tokens struct {
 
 	mu      sync.Mutex
 	waiting map[[tokenSize]byte]grantee // guarded by mu
-	// orders has the tokens given to each user, oldest first; those redeemed stay until they reach the front. Guarded by mu.
+	// orders has the tokens given to each user, oldest first; those redeemed stay until they reach the front. Guarded
+	// by mu.
 	orders map[int64][][tokenSize]byte
 	// ordinary is the length of all orders but that of privilegedUser. Guarded by mu.
 	ordinary int

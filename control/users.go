@@ -7,8 +7,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Limits of users. Root and the user who mounted are privileged: they have none of their own, and a reserve, since whoever
-// could keep them out would keep them from looking and from ending the mount. Ordinary users have
+// Limits of users. Root and the user who mounted are privileged: they have none of their own, and a reserve, since
+// whoever could keep them out would keep them from looking and from ending the mount. Ordinary users have
 const (
 	// a share of MaxSessions for each, and one for all of them together;
 	userShare  = 4 // a quarter
@@ -101,8 +101,8 @@ type Viewer struct {
 	mine map[pagecache.FileID]bool
 }
 
-// Knows reports whether the viewer may be told the file's name. A user knows the names of files that she maps; the status does not
-// look which directories she may read.
+// Knows reports whether the viewer may be told the file's name. A user knows the names of files that she maps; the
+// status does not look which directories she may read.
 func (v Viewer) Knows(id pagecache.FileID) bool { return v.All || v.mine[id] }
 
 // viewer returns who the session's client is.

@@ -121,7 +121,8 @@ func TestStatusIsForSomebody(t *testing.T) {
 	require.Equal(t, map[string]bool{"all": false, "mine": false, "other": false}, ask())
 	c := s.connect()
 	c.mapOne(s)
-	require.Equal(t, map[string]bool{"all": false, "mine": true, "other": false}, ask(), "of another process of the user")
+	require.Equal(t, map[string]bool{"all": false, "mine": true, "other": false}, ask(),
+		"of another process of the user")
 	c.close()
 	s.waitMapped(0)
 	require.Equal(t, map[string]bool{"all": false, "mine": false, "other": false}, ask())

@@ -330,6 +330,6 @@ func rangeWithin(off, n, size int64) bool {
 	return off >= 0 && n >= 0 && off <= size && n <= size-off
 }
 
-// mapEnd is the largest end of a mapping in the file. No file is as large, and whoever rounds an end up to whole extents
-// stays within an int64.
+// mapEnd is the largest end of a mapping in the file. No file is as large, and whoever rounds an end up to whole
+// extents stays within an int64.
 const mapEnd = 1 << 62

@@ -40,15 +40,17 @@ func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	places := []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}
 	for name, got := range map[string][]byte{
-		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{1, 128, 3}.append),
-		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
+		"welcome": appendFrame(nil, typeWelcome, 0, 0, welcome{1, 128, 3}.append),
+		"mapped": appendFrame(nil, typeMapped, flagMore, 1,
+			mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
 		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID()}.append),
 		"extents":             appendFrame(nil, typeExtents, 0, 1, extents{0, places}.append),
 		"result":              appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
 		"result-enomem": appendFrame(nil, typeResult, 0, 4,
 			result{errno: uint32(syscall.ENOMEM), text: "no room: 1 GiB budget of device 3 is spent é"}.append),
-		"document": appendFrame(nil, typeDocument, flagMore, 12, func(b []byte) []byte { return append(b, `{"a":`...) }),
-		"error":    errorFrame(0, syscall.ETIMEDOUT, "no HELLO in time"),
+		"document": appendFrame(nil, typeDocument, flagMore, 12,
+			func(b []byte) []byte { return append(b, `{"a":`...) }),
+		"error": errorFrame(0, syscall.ETIMEDOUT, "no HELLO in time"),
 	} {
 		require.Equal(t, frames[name], got, name)
 	}
@@ -72,7 +74,8 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, hello{1, 1}, hi)
 	m, err := decodeMap(open("map", typeMap, 1))
 	require.NoError(t, err)
-	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0x200000, 0x123456789, countingUUID()}, m)
+	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0x200000, 0x123456789,
+		countingUUID()}, m)
 	m, err = decodeMap(open("map-read", typeMap, 2))
 	require.NoError(t, err)
 	require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 1, [16]byte{}}, m)
@@ -135,7 +138,8 @@ func TestMalformedBodies(t *testing.T) {
 }
 
 func TestTextFitsAFrame(t *testing.T) {
-	for _, s := range []string{"", "plain", "zero\x00byte", "\xff\xfe", strings.Repeat("é", maxText), strings.Repeat("a", maxText) + "b"} {
+	for _, s := range []string{"", "plain", "zero\x00byte", "\xff\xfe", strings.Repeat("é", maxText),
+		strings.Repeat("a", maxText) + "b"} {
 		got := cutText(s)
 		require.LessOrEqual(t, len(got), maxText)
 		require.True(t, utf8.ValidString(got))

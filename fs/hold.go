@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mount is not to be unmounted while bytes wait to be brought home: umount(2) would return as if all were well. The kernel
-// asks nobody before it unmounts, but it refuses with EBUSY while somebody has the mount open. So the server opens its own
-// mountpoint for as long as bytes wait.
+// A mount is not to be unmounted while bytes wait to be brought home: umount(2) would return as if all were well. The
+// kernel asks nobody before it unmounts, but it refuses with EBUSY while somebody has the mount open. So the server
+// opens its own mountpoint for as long as bytes wait.
 //
-// The descriptor is of O_PATH, which sends the server no request, neither when it is opened nor when it is closed. Should the
-// server be killed, it keeps nothing from ending: the connection is closed with the same process. But where somebody detached
-// the mount meanwhile, closing the descriptor is what ends the mount, and the kernel has dirty pages written first. And the way
-// to the mountpoint may lead over a filesystem that hangs. So goroutines of their own open and close it, and nobody who answers
-// requests waits for them.
+// The descriptor is of O_PATH, which sends the server no request, neither when it is opened nor when it is closed.
+// Should the server be killed, it keeps nothing from ending: the connection is closed with the same process. But where
+// somebody detached the mount meanwhile, closing the descriptor is what ends the mount, and the kernel has dirty pages
+// written first. And the way to the mountpoint may lead over a filesystem that hangs. So goroutines of their own open
+// and close it, and nobody who answers requests waits for them.
 
 // hold is the descriptor that keeps the mount.
 type hold struct {
@@ -28,8 +28,8 @@ type hold struct {
 	closing int           // descriptors that are about to be closed; protected by mu
 }
 
-// Hold keeps the mount from being unmounted until LetGo, as soon as held is closed. It does not block. Where the mountpoint
-// cannot be opened, as when the mount is gone, held is closed all the same.
+// Hold keeps the mount from being unmounted until LetGo, as soon as held is closed. It does not block. Where the
+// mountpoint cannot be opened, as when the mount is gone, held is closed all the same.
 func (s *Server) Hold() (held <-chan struct{}) {
 	h := &s.hold
 	h.mu.Lock()
@@ -115,7 +115,8 @@ func (s *Server) openRoot() (int, error) {
 	return fd, nil
 }
 
-// watchPlace has Options.Detached called whenever the mount disappears from the mounts that this process sees, or appears again.
+// watchPlace has Options.Detached called whenever the mount disappears from the mounts that this process sees, or
+// appears again.
 func (s *Server) watchPlace(detached func(bool)) {
 	if detached == nil || s.device == "" {
 		return
@@ -129,8 +130,8 @@ func (s *Server) watchPlace(detached func(bool)) {
 	})
 }
 
-// isAmong reports whether the mount is among mounts. One that was not listed is looked for again: kernels before 5.8 may leave
-// mounts out while others are unmounted.
+// isAmong reports whether the mount is among mounts. One that was not listed is looked for again: kernels before 5.8
+// may leave mounts out while others are unmounted.
 func (s *Server) isAmong(mounts []MountInfo) bool {
 	here := func(m MountInfo) bool { return m.Device == s.device }
 	if slices.ContainsFunc(mounts, here) {

@@ -10,11 +10,11 @@ import (
 )
 
 // A mount can forbid set-id bits and file capabilities (nosuid), devices (nodev), programs (noexec) and symbolic links
-// (nosymfollow). The kernel checks that on the mount that a program comes through, which is ours, not the one that SOURCE is
-// on. So our mount is made with the flags that SOURCE's mount has. Where another filesystem is mounted below SOURCE with more
-// flags, or SOURCE gets more of them later, nodes there are shown without what the flags forbid: without set-id bits and file
-// capabilities, as devices of no number, without execute bits. Programs can still map such a file with PROT_EXEC or
-// execute it by an entry of an ACL, and symbolic links there are followed.
+// (nosymfollow). The kernel checks that on the mount that a program comes through, which is ours, not the one that
+// SOURCE is on. So our mount is made with the flags that SOURCE's mount has. Where another filesystem is mounted below
+// SOURCE with more flags, or SOURCE gets more of them later, nodes there are shown without what the flags forbid:
+// without set-id bits and file capabilities, as devices of no number, without execute bits. Programs can still map such
+// a file with PROT_EXEC or execute it by an entry of an ACL, and symbolic links there are followed.
 
 // strictness is a set of such flags, as statfs(2) has them.
 type strictness uint32

@@ -47,12 +47,14 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
 	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room")
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
-	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated[:N] or cuda[:0,1]; auto takes two emulated ones where there is no GPU")
+	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated[:N] or cuda[:0,1]; auto takes two emulated "+
+		"ones where there is no GPU")
 	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
 	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
 	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")
 	f.BoolVar(&o.list, "list", false, "list the groups of rows and end")
-	if err := errors.Join(cmd.MarkFlagDirname("dir"), cmd.MarkFlagFilename("file"), cmd.MarkFlagFilename("json", "json"),
+	if err := errors.Join(cmd.MarkFlagDirname("dir"), cmd.MarkFlagFilename("file"),
+		cmd.MarkFlagFilename("json", "json"),
 		cmd.MarkFlagFilename("html", "html"), cmd.MarkFlagFilename("markdown", "md")); err != nil {
 		panic(err) // a flag is not named as above
 	}
@@ -116,7 +118,8 @@ func shown(args []string) string {
 	return strings.Join(words, " ")
 }
 
-// benchDevices returns --gpus of the mounts. Without a GPU there are two devices, so that one can read what the other wrote.
+// benchDevices returns --gpus of the mounts. Without a GPU there are two devices, so that one can read what the other
+// wrote.
 func benchDevices(g gpuChoice) string {
 	if g.backend == "auto" {
 		if _, err := foundCUDA(slog.New(slog.DiscardHandler)); err != nil {
@@ -129,10 +132,11 @@ func benchDevices(g gpuChoice) string {
 // benchMount is bench.Options.Mount.
 func benchMount(flags []string, source, mountpoint string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
 	arguments := append([]string{"--config=/dev/null"}, flags...)
-	return startServing(context.Background(), endAfterMe, append(arguments, "--", source, mountpoint), func(cmd *exec.Cmd) {
-		cmd.Env = withoutSettings(os.Environ())
-		prepare(cmd)
-	})
+	return startServing(context.Background(), endAfterMe, append(arguments, "--", source, mountpoint),
+		func(cmd *exec.Cmd) {
+			cmd.Env = withoutSettings(os.Environ())
+			prepare(cmd)
+		})
 }
 
 // benchProcess returns the command that newBenchProcess makes.

@@ -30,7 +30,8 @@ func newBenchPlace(t *testing.T) benchPlace {
 
 func (p benchPlace) command(t *testing.T, flags ...string) *exec.Cmd {
 	t.Helper()
-	return command(t, append([]string{"bench", "--quick", "--gpus=emulated:2", "--dir", p.dir, "--json", p.json}, flags...)...)
+	return command(t, append([]string{"bench", "--quick", "--gpus=emulated:2", "--dir", p.dir, "--json", p.json},
+		flags...)...)
 }
 
 // report reads what was measured.
@@ -85,7 +86,8 @@ func TestCommandBench(t *testing.T) {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict)
 		}
 	}
-	require.Equal(t, map[string]int{"merge": 2, "sharing": 4, "device": 1, "metadata": 2, "fio": 3, "cached": 2, "versions": 1}, count)
+	require.Equal(t, map[string]int{"merge": 2, "sharing": 4, "device": 1, "metadata": 2, "fio": 3, "cached": 2,
+		"versions": 1}, count)
 	require.Equal(t, version, report.Version)
 	require.Len(t, report.Machine.Devices, 2)
 	require.Contains(t, r.out, "To repeat: gaiafs bench --quick")
@@ -155,7 +157,8 @@ func TestCommandBenchReadsAFileOfTheUser(t *testing.T) {
 	p := newBenchPlace(t)
 	link := filepath.Join(t.TempDir(), "model") // as in a cache of models
 	require.NoError(t, os.Symlink(path, link))
-	r := execute(t, p.command(t, "--rounds=1", "--file", link, "--run", "^fio/randread 4 KiB .*16|^cached/random.*16 jobs, 50"))
+	r := execute(t, p.command(t, "--rounds=1", "--file", link, "--run",
+		"^fio/randread 4 KiB .*16|^cached/random.*16 jobs, 50"))
 	require.Equal(t, exitOK, r.code, r.err)
 	for _, row := range p.report(t).Rows {
 		require.NotContains(t, row.Name, "write")
@@ -273,7 +276,8 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		{[]string{"extra"}, exitUsage, "takes no arguments"},
 		{[]string{"--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"--run", "^nothing/"}, exitUsage, "--list"},
-		{[]string{"--run", "zzz", "--dir", dir + "/missing"}, exitUsage, `no row matches "zzz"; 'gaiafs bench --list' names the groups`},
+		{[]string{"--run", "zzz", "--dir", dir + "/missing"}, exitUsage,
+			`no row matches "zzz"; 'gaiafs bench --list' names the groups`},
 		{[]string{"--dir", dir + "/missing"}, exitFailure, "choose another folder with --dir"},
 		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
 		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
@@ -301,7 +305,8 @@ func TestCommandBenchDestroysNoFile(t *testing.T) {
 	require.NoError(t, os.Symlink(path, link))
 	require.NoError(t, os.Link(path, hard))
 	for _, args := range [][]string{
-		{"--file", path, "--json", path}, {"--file", path, "--html", link}, {"--file", link, "--markdown", path}, {"--file", path, "--json", hard},
+		{"--file", path, "--json", path}, {"--file", path, "--html", link}, {"--file", link, "--markdown", path},
+		{"--file", path, "--json", hard},
 		{"--json", dir + "/r", "--html", dir + "/r"}, {"--html", dir + "/r", "--markdown", dir + "/r.part"},
 	} {
 		r := gaiafsCommand(t, append([]string{"bench", "--run", "^nothing/"}, args...)...)
@@ -343,7 +348,8 @@ func TestCommandBenchWritesToAPipe(t *testing.T) {
 	require.NotZero(t, st.Mode()&os.ModeNamedPipe)
 }
 
-// Where files pass through, that is said of the mount; the rows of many devices and of a file of the user's ask the daemon.
+// Where files pass through, that is said of the mount; the rows of many devices and of a file of the user's ask the
+// daemon.
 func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
 	needProgram(t, "fio")
 	passes := func(t *testing.T, run string, flags ...string) (map[string]bool, rows.Report) {
@@ -380,5 +386,6 @@ func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
 }
 
 func TestBenchShowsItsCommand(t *testing.T) {
-	require.Equal(t, `gaiafs bench --run '^a b$' --rounds=3 'it'\''s'`, shown([]string{"bench", "--run", "^a b$", "--rounds=3", "it's"}))
+	require.Equal(t, `gaiafs bench --run '^a b$' --rounds=3 'it'\''s'`,
+		shown([]string{"bench", "--run", "^a b$", "--rounds=3", "it's"}))
 }

@@ -24,8 +24,8 @@ type configFile struct {
 	content string
 }
 
-// configFiles reads the file that was asked for, which must exist, or the user's and the system's where they do. Earlier
-// ones count more.
+// configFiles reads the file that was asked for, which must exist, or the user's and the system's where they do.
+// Earlier ones count more.
 func configFiles(asked string, environment func(string) (string, bool)) ([]*configFile, error) {
 	if asked == "" {
 		asked, _ = environment(variable("config"))
@@ -87,7 +87,8 @@ func (c *configFile) read(known *pflag.FlagSet) (map[string]string, error) {
 	values := make(map[string]string, len(raw))
 	for name, v := range raw {
 		if known.Lookup(name) == nil {
-			return nil, c.fault(name, fmt.Errorf("there is no such setting; 'gaiafs mount --help' lists those there are"))
+			return nil, c.fault(name, fmt.Errorf("there is no such setting; 'gaiafs mount --help' "+
+				"lists those there are"))
 		}
 		switch v := v.(type) {
 		case string:
@@ -114,8 +115,8 @@ type reject struct{}
 // UnmarshalTOML implements toml.Unmarshaler.
 func (reject) UnmarshalTOML(any) error { return errors.New("rejected") }
 
-// line returns the line of a top-level key. The decoder knows it, but tells it in errors only: so the file is decoded once
-// more into a struct whose only field is the key and refuses its value.
+// line returns the line of a top-level key. The decoder knows it, but tells it in errors only: so the file is decoded
+// once more into a struct whose only field is the key and refuses its value.
 func (c *configFile) line(name string) int {
 	target := reflect.New(reflect.StructOf([]reflect.StructField{{
 		Name: "Key",

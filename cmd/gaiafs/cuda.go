@@ -51,7 +51,8 @@ func openCUDA(ordinals []int, memory int64) (devices []gpubackend.Device, err er
 				continue
 			}
 			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
-				err = fmt.Errorf("%w: change --gpu-memory, or leave it out, which takes three quarters of what is free", err)
+				err = fmt.Errorf("%w: change --gpu-memory, or leave it out, which takes three quarters of what is free",
+					err)
 			}
 		}
 		return nil, errors.Join(err, closeDevices(devices))

@@ -64,7 +64,8 @@ func TestGPUsAreChosen(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 0}, numbers)
 	_, _, err = opened(t, "cuda:0,1", 0)
-	require.ErrorContains(t, err, "--gpus cuda:0,1 cannot be had: CUDA cannot be used: device 1: Old GPU has compute capability 3.5")
+	require.ErrorContains(t, err,
+		"--gpus cuda:0,1 cannot be had: CUDA cannot be used: device 1: Old GPU has compute capability 3.5")
 	require.ErrorContains(t, err, "--gpus emulated:1 and --gpus none work everywhere")
 	_, _, err = opened(t, "cuda:3", 0)
 	require.ErrorContains(t, err, "there is no CUDA device 3: this machine has 0 (A), 1 (Old GPU, not usable: ")
@@ -80,7 +81,8 @@ func TestGPUsAreChosen(t *testing.T) {
 	numbers, log, err = opened(t, "auto", 1<<30)
 	require.NoError(t, err)
 	require.Equal(t, []int{0}, numbers)
-	require.Contains(t, log, "level=INFO msg=\"devices of a kind are not used\" kind=cuda reason=\"CUDA cannot be used: there is no NVIDIA driver\"")
+	require.Contains(t, log, "level=INFO msg=\"devices of a kind are not used\" kind=cuda reason=\"CUDA cannot be "+
+		"used: there is no NVIDIA driver\"")
 	_, _, err = opened(t, "cuda", 0)
 	require.ErrorContains(t, err, "there is no NVIDIA driver; --gpus emulated:1")
 

@@ -17,8 +17,8 @@ import (
 )
 
 // startDaemon serves the mount in a new process in a session of its own and returns when the mount can be used, or with
-// the reason why it cannot. arguments is the command line of this process: "mount" and what follows. A signal to this process
-// until then leaves nothing mounted.
+// the reason why it cannot. arguments is the command line of this process: "mount" and what follows. A signal to this
+// process until then leaves nothing mounted.
 func startDaemon(m *mountPlan, arguments []string) error {
 	log, name, err := m.daemonLog()
 	if err != nil {
@@ -42,7 +42,8 @@ func startDaemon(m *mountPlan, arguments []string) error {
 }
 
 // startServing runs "gaiafs mount" with arguments in a new process and waits until its mount can be used. Where it
-// cannot, or ctx ends before, the process has ended, and nothing is mounted. answer says whether it ends with this process.
+// cannot, or ctx ends before, the process has ended, and nothing is mounted. answer says whether it ends with this
+// process.
 func startServing(ctx context.Context, answer byte, arguments []string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -80,8 +81,8 @@ func startServing(ctx context.Context, answer byte, arguments []string, prepare 
 	return cmd, nil
 }
 
-// daemonLog opens where a daemon logs to: the file that was asked for; standard error where that is the journal; else a file
-// named after the mountpoint. name is for people.
+// daemonLog opens where a daemon logs to: the file that was asked for; standard error where that is the journal; else a
+// file named after the mountpoint. name is for people.
 func (m *mountPlan) daemonLog() (log *os.File, name string, err error) {
 	path := m.logFile
 	if path == "" {

@@ -18,7 +18,8 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 )
 
-// Where a mount was detached, or its daemon does not answer, the mountpoint does not lead to the daemon. Its socket does.
+// Where a mount was detached, or its daemon does not answer, the mountpoint does not lead to the daemon. Its socket
+// does.
 
 // found is a daemon that was found by its socket.
 type found struct {
@@ -35,8 +36,8 @@ func (f found) pid() int {
 	return f.PID
 }
 
-// findDaemons asks all daemons of this user that serve, or once served, a mountpoint, and waits for none of them longer than
-// patience. "" stands for all mountpoints.
+// findDaemons asks all daemons of this user that serve, or once served, a mountpoint, and waits for none of them longer
+// than patience. "" stands for all mountpoints.
 func findDaemons(mountpoint string, patience time.Duration) []found {
 	var all []found
 	for _, l := range control.Listeners(mountpoint) {
@@ -62,7 +63,8 @@ func findByPID(pid int, patience time.Duration) (found, error) {
 			return f, nil
 		}
 	}
-	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status --all' lists those there are", pid)
+	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status --all' lists "+
+		"those there are", pid)
 }
 
 // statusOf asks for the status, at a mountpoint or a socket.
@@ -74,8 +76,8 @@ func statusOf(where string, patience time.Duration) (s statusDocument, err error
 	return s, json.Unmarshal(doc, &s)
 }
 
-// findDetached returns the daemons whose mount at a mountpoint was detached, and those that do not say so because they do not
-// answer.
+// findDetached returns the daemons whose mount at a mountpoint was detached, and those that do not say so because they
+// do not answer.
 func findDetached(mountpoint string, patience time.Duration) []found {
 	return slices.DeleteFunc(findDaemons(mountpoint, patience), func(f found) bool {
 		return f.err == nil && !f.status.Mount.Detached || f.err != nil && !errors.Is(f.err, errNoAnswer)
@@ -103,7 +105,8 @@ func (s *statusDocument) whyWaiting() string {
 // earlier says what the daemon of an earlier mount, which was detached, still does.
 func (f found) earlier() string {
 	if f.err != nil {
-		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s", stuckProcess(f.pid()))
+		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s",
+			stuckProcess(f.pid()))
 	}
 	m := f.status.Mount
 	return fmt.Sprintf("an earlier mount here was detached, and process %d still has %d bytes to bring to %s%s: see "+
@@ -231,8 +234,8 @@ func rowOf(f found) row {
 	return r
 }
 
-// silentRow is the row of a daemon that does not answer. Its socket is named after its mountpoint. Where another daemon serves the
-// mount there, it is not known what this one's is.
+// silentRow is the row of a daemon that does not answer. Its socket is named after its mountpoint. Where another daemon
+// serves the mount there, it is not known what this one's is.
 func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
 	r := row{PID: f.pid(), State: stateOf(f.err), what: stuckProcess(f.pid())}
 	for _, m := range mounts {
@@ -272,7 +275,8 @@ func printRows(w io.Writer, rows []row) {
 			if r.PID != 0 {
 				process = fmt.Sprint(r.PID)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(r.Mountpoint, "?"), cmp.Or(r.Source, "?"), process, bytesText(r.Waiting), what)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(r.Mountpoint, "?"), cmp.Or(r.Source, "?"), process,
+				bytesText(r.Waiting), what)
 		}
 	})
 }

@@ -124,7 +124,8 @@ func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (fun
 		return nil, err
 	}
 	defer log.Close()
-	cmd, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source, mountpoint}, func(cmd *exec.Cmd) {
+	cmd, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source,
+		mountpoint}, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.Env = withoutSettings(os.Environ())
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends it

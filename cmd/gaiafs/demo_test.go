@@ -18,7 +18,8 @@ func TestCommandDemo(t *testing.T) {
 	dir := t.TempDir()
 	picture := filepath.Join(dir, "stitched.png")
 	cmd := command(t, "demo", "--gpus=emulated:1", "--width=1400", "--json", "--keep", "--output", picture)
-	cmd.Env = append(cmd.Env, "TMPDIR="+dir, variable("read-only")+"=true") // a setting of the user that is none of the demo's
+	// a setting of the user that is none of the demo's
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir, variable("read-only")+"=true")
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
 	var report demo.Report
@@ -73,7 +74,8 @@ func TestCommandDemoWithOwnPictures(t *testing.T) {
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
 	r = execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
-	for _, row := range []string{"pages written", "pages shared", "pages merged", "overlapping bytes", "seconds", "are those of a single-process run"} {
+	for _, row := range []string{"pages written", "pages shared", "pages merged", "overlapping bytes", "seconds",
+		"are those of a single-process run"} {
 		require.Contains(t, r.out, row)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "gaiafs-demo-*"))

@@ -32,15 +32,17 @@ func detachedWhileFull(t *testing.T, flags ...string) (s *serving, room func()) 
 
 func (s *serving) awaitLog(t *testing.T, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(s.logged(t), text) }, 30*time.Second, time.Millisecond, text)
+	require.Eventually(t, func() bool { return strings.Contains(s.logged(t), text) }, 30*time.Second, time.Millisecond,
+		text)
 }
 
 func (s *serving) pid() int { return s.cmd.Process.Pid }
 
-// A mount that was detached, which nobody can refuse, has a daemon that notices, says what it keeps and for how long, and can be
-// asked.
+// A mount that was detached, which nobody can refuse, has a daemon that notices, says what it keeps and for how long,
+// and can be asked.
 func TestDaemonKeepsBytesOfADetachedMount(t *testing.T) {
-	for name, flags := range map[string][]string{"default socket": nil, "other socket": {"--socket=" + filepath.Join(t.TempDir(), "s")}} {
+	for name, flags := range map[string][]string{"default socket": nil,
+		"other socket": {"--socket=" + filepath.Join(t.TempDir(), "s")}} {
 		t.Run(name, func(t *testing.T) {
 			s, room := detachedWhileFull(t, flags...)
 			require.Contains(t, s.logged(t), "3145728 bytes of out: no space left on device")
@@ -57,10 +59,12 @@ func TestDaemonKeepsBytesOfADetachedMount(t *testing.T) {
 			require.WithinDuration(t, time.Now().Add(keepFor), *status.Mount.GivesUp, time.Minute)
 			r := gaiafsCommand(t, "status", "--all")
 			require.Equal(t, exitOK, r.code, r.err)
-			require.Regexp(t, fmt.Sprintf(`(?m)^%s +%s +%d +3.0 MiB +detached, ending`, s.mountpoint, s.source, s.pid()), r.out)
+			require.Regexp(t, fmt.Sprintf(`(?m)^%s +%s +%d +3.0 MiB +detached, ending`, s.mountpoint, s.source,
+				s.pid()), r.out)
 			r = gaiafsCommand(t, "umount", s.mountpoint)
 			require.Equal(t, exitFailure, r.code)
-			require.Contains(t, r.err, fmt.Sprintf("was detached, and process %d goes on: SOURCE does not take bytes", s.pid()))
+			require.Contains(t, r.err, fmt.Sprintf("was detached, and process %d goes on: SOURCE does not take bytes",
+				s.pid()))
 			require.Contains(t, r.err, "3145728 bytes of out: no space left on device")
 
 			room()
@@ -86,7 +90,8 @@ func TestForcedEndOfADetachedMount(t *testing.T) {
 		}
 		r := gaiafsCommand(t, args...)
 		require.Equal(t, exitFailure, r.code)
-		require.Contains(t, r.err, "bytes are lost: 3145728 bytes of out that devices wrote are lost: no space left on device")
+		require.Contains(t, r.err,
+			"bytes are lost: 3145728 bytes of out that devices wrote are lost: no space left on device")
 		require.Equal(t, exitFailure, s.end(t))
 	}
 }
@@ -98,7 +103,8 @@ func TestMountOverADetachedMount(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+log, other, s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
-	says := fmt.Sprintf("an earlier mount here was detached, and process %d still has 3145728 bytes to bring to %s (no space left on device)",
+	says := fmt.Sprintf("an earlier mount here was detached, and process %d still has 3145728 bytes to bring to %s "+
+		"(no space left on device)",
 		s.pid(), s.source)
 	require.Contains(t, r.err, says)
 	text, err := os.ReadFile(log)
@@ -192,7 +198,8 @@ func TestUmountNamesABindMount(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 }
 
-// A daemon that does not answer has not said that everything is home. Commands say which process it is, whatever socket it has.
+// A daemon that does not answer has not said that everything is home. Commands say which process it is, whatever socket
+// it has.
 func TestStoppedDaemonIsNamed(t *testing.T) {
 	for _, flag := range []string{"--socket=" + filepath.Join(t.TempDir(), "s"), "--log-level=info"} {
 		s := mountForeground(t, "--gpus=none", "--passthrough=off", "--attr-timeout=0", flag)
@@ -203,8 +210,10 @@ func TestStoppedDaemonIsNamed(t *testing.T) {
 			too  string
 		}{
 			{[]string{"status", "--timeout=100ms", s.mountpoint}, "the daemon does not answer after 100ms"},
-			{[]string{"status", "--timeout=100ms", "--pid", fmt.Sprint(s.pid())}, "the daemon does not answer after 100ms"},
-			{[]string{"umount", "--timeout=100ms", s.mountpoint}, "its daemon does not say whether everything is written back"},
+			{[]string{"status", "--timeout=100ms", "--pid", fmt.Sprint(s.pid())},
+				"the daemon does not answer after 100ms"},
+			{[]string{"umount", "--timeout=100ms", s.mountpoint},
+				"its daemon does not say whether everything is written back"},
 		} {
 			r := gaiafsCommand(t, c.args...)
 			require.Equal(t, exitFailure, r.code)
@@ -246,7 +255,8 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	cmd := command(t)
 	shell := `trap "" INT HUP; exec "$0" "$@"`
 	cmd.Path = "/bin/sh"
-	cmd.Args = []string{"sh", "-c", shell, executable(t), "mount", "--daemon", "--gpus=none", "--log-file=" + p.log, p.source, p.mountpoint}
+	cmd.Args = []string{"sh", "-c", shell, executable(t), "mount", "--daemon", "--gpus=none", "--log-file=" + p.log,
+		p.source, p.mountpoint}
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	require.NoError(t, cmd.Start())

@@ -11,11 +11,11 @@
 //
 // # Ending a mount
 //
-// ending.go ends in one order, whatever the reason: what devices released comes home, while the mount is in service; clients
-// lose their connections, which releases what they wrote, and that comes home; the mount goes, and with it the kernel's dirty
-// pages come home; the devices are closed. While home takes no bytes, none of these steps is made: the mount is held (package
-// fs) so that nobody unmounts it, and stays. `gaiafs umount` (umount.go) asks by an END on the control socket, unmounts between
-// the first step and the others, and waits on its connection for the last word.
+// ending.go ends in one order, whatever the reason: what devices released comes home, while the mount is in service;
+// clients lose their connections, which releases what they wrote, and that comes home; the mount goes, and with it the
+// kernel's dirty pages come home; the devices are closed. While home takes no bytes, none of these steps is made: the
+// mount is held (package fs) so that nobody unmounts it, and stays. `gaiafs umount` (umount.go) asks by an END on the
+// control socket, unmounts between the first step and the others, and waits on its connection for the last word.
 //
 // # Exit codes
 //

@@ -77,8 +77,8 @@ func (s *service) hold() (held <-chan struct{}, end func()) {
 	return held, func() { s.setHold(func(e *ending) { e.wanted = false }) }
 }
 
-// setHold changes what decides whether the mount is held, and has it held or not, as it should be now. It does not block. held is
-// closed when that is done.
+// setHold changes what decides whether the mount is held, and has it held or not, as it should be now. It does not
+// block. held is closed when that is done.
 func (s *service) setHold(change func(*ending)) (held <-chan struct{}) {
 	e := s.end
 	e.mu.Lock()
@@ -109,8 +109,8 @@ func (s *service) mayGo() (undo func()) {
 // noticedAfter is how long the kernel may take to end a mount that was unmounted, and is not only out of sight.
 const noticedAfter = time.Second
 
-// noticeDetached is fs.Options.Detached. Where it was only the daemon that held the mount, that ends now. Its bytes are kept and
-// tried again for keepFor.
+// noticeDetached is fs.Options.Detached. Where it was only the daemon that held the mount, that ends now. Its bytes are
+// kept and tried again for keepFor.
 func (s *service) noticeDetached(is bool) {
 	s.setHold(func(e *ending) { e.detached = is })
 	if !is {
@@ -122,8 +122,8 @@ func (s *service) noticeDetached(is bool) {
 		still, known := e.detached && !e.isOver, e.cause != ""
 		e.mu.Unlock()
 		if mount := s.inService.Load(); mount != nil && still && !known && !e.isGone() {
-			s.log.Warn("the mount was detached, as by umount -l: nobody finds it any more, and this process goes on for the programs that "+
-				"use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
+			s.log.Warn("the mount was detached, as by umount -l: nobody finds it any more, and this process goes on "+
+				"for the programs that use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
 				"users", describe(mountedElsewhere(mount.Device())))
 		}
 	})
@@ -179,8 +179,8 @@ func (s *service) ends(cause string) {
 	s.end.cause = cause
 }
 
-// finish takes everything down in the order of the package comment. It blocks while programs use the mount, and while home does
-// not take what devices released.
+// finish takes everything down in the order of the package comment. It blocks while programs use the mount, and while
+// home does not take what devices released.
 func (s *service) finish() error {
 	go func() {
 		select {
@@ -221,7 +221,8 @@ func (s *service) close(errs ...error) error {
 	return e.err
 }
 
-// untilHome brings home what devices released. While home does not take it, it is kept and tried again, until patience ends.
+// untilHome brings home what devices released. While home does not take it, it is kept and tried again, until patience
+// ends.
 func (s *service) untilHome() {
 	const firstPause, longestPause = 100 * time.Millisecond, time.Second
 	var said time.Time
@@ -236,8 +237,9 @@ func (s *service) untilHome() {
 		}
 		if time.Since(said) >= namesAgain {
 			said = time.Now()
-			s.log.Error("this process ends when the backing filesystem has taken what devices released; a further signal, or "+
-				"'gaiafs umount --force', gives it up", "process", os.Getpid(), "waiting", describeWaiting(waiting),
+			s.log.Error("this process ends when the backing filesystem has taken what devices released; a further "+
+				"signal, or 'gaiafs umount --force', gives it up", "process", os.Getpid(),
+				"waiting", describeWaiting(waiting),
 				"mounted", !s.end.isGone(), "gives_up", s.end.limit())
 		}
 		select {
@@ -293,7 +295,8 @@ func describeWaiting(waiting []pagecache.Waiting) string {
 	return text
 }
 
-// takeAway unmounts. It returns when no program uses the mount any more but by a descriptor that its client library keeps.
+// takeAway unmounts. It returns when no program uses the mount any more but by a descriptor that its client library
+// keeps.
 func (s *service) takeAway() error {
 	s.mayGo()
 	where := s.mount.Mountpoint()
@@ -315,7 +318,8 @@ func (s *service) takeAway() error {
 		s.awaitPrograms()
 		return nil
 	}
-	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a second signal ends it at once",
+	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a "+
+		"second signal ends it at once",
 		"mountpoint", where, "users", describe(mountUsers(where)))
 	s.syncKernel()
 	if err := s.detach(); err != nil {
@@ -342,7 +346,8 @@ func (s *service) awaitPrograms() {
 		}
 		if len(users) > 0 && !said {
 			said = true
-			s.log.Warn("the filesystem is mounted elsewhere too, and this process ends when it is not; a second signal ends it at once",
+			s.log.Warn("the filesystem is mounted elsewhere too, and this process ends when it is not; a second "+
+				"signal ends it at once",
 				"users", describe(users))
 		}
 	}
@@ -374,8 +379,8 @@ func (s *service) detach() error {
 	return detach(s.mount.Mountpoint())
 }
 
-// force ends without waiting for programs that use the mount, which get errors from then on, nor for a home that does not take
-// what devices released, which is lost.
+// force ends without waiting for programs that use the mount, which get errors from then on, nor for a home that does
+// not take what devices released, which is lost.
 func (s *service) force(cause string) error {
 	s.log.Error("ending at once; programs that use the mount get errors", "cause", cause)
 	s.ends(cause)

@@ -93,7 +93,8 @@ func (p place) status(t *testing.T) (s statusDocument) {
 	return s
 }
 
-// While SOURCE is full the mount cannot be taken away, by whatever means ask first. The bytes arrive when there is room.
+// While SOURCE is full the mount cannot be taken away, by whatever means ask first. The bytes arrive when there is
+// room.
 func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 	for _, daemon := range []bool{false, true} {
 		p := fullPlace(t)
@@ -107,7 +108,8 @@ func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 		pid := p.status(t).Mount.PID
 		room := p.fill(t)
 		require.NoError(t, p.releases(t, "out", 3*mib).Close())
-		require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0), "umount(8), before anybody tried to bring the bytes home")
+		require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0),
+			"umount(8), before anybody tried to bring the bytes home")
 		r := gaiafsCommand(t, "umount", p.mountpoint)
 		require.Equal(t, exitFailure, r.code)
 		require.Contains(t, r.err, "is not unmounted")
@@ -117,11 +119,13 @@ func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 		s := p.status(t)
 		require.Equal(t, int64(3*mib), s.Files[0].WaitingBytes)
 		require.Contains(t, s.Files[0].Error, "no space left")
-		require.Contains(t, gaiafsCommand(t, "status", p.mountpoint).out, "3.0 MiB wait to be written back: no space left")
+		require.Contains(t, gaiafsCommand(t, "status", p.mountpoint).out,
+			"3.0 MiB wait to be written back: no space left")
 		require.Contains(t, p.logged(t), "released bytes cannot be written back")
 
 		room()
-		require.Eventually(t, func() bool { return p.status(t).Files[0].WaitingBytes == 0 }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return p.status(t).Files[0].WaitingBytes == 0 }, 30*time.Second,
+			time.Millisecond)
 		p.requireHome(t, "out", 3*mib)
 		require.True(t, runs(pid))
 		r = gaiafsCommand(t, "umount", p.mountpoint)
@@ -141,7 +145,8 @@ func TestUmountForceNamesWhatIsLost(t *testing.T) {
 	require.NoError(t, p.releases(t, "out", 3*mib).Close())
 	r := gaiafsCommand(t, "umount", "--force", p.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "bytes are lost: 3145728 bytes of out that devices wrote are lost: no space left on device")
+	require.Contains(t, r.err,
+		"bytes are lost: 3145728 bytes of out that devices wrote are lost: no space left on device")
 	require.False(t, p.isMounted(t))
 	require.Equal(t, exitFailure, s.end(t))
 	p.requireHome(t, "kept", mib)
@@ -164,7 +169,8 @@ func TestSigtermWaitsForRoom(t *testing.T) {
 		room := p.fill(t)
 		m := p.releases(t, "out", 3*mib)
 		s.signal(t, syscall.SIGTERM)
-		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "this process ends when") }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "this process ends when") },
+			30*time.Second, time.Millisecond)
 		require.Contains(t, p.logged(t), "3145728 bytes of out: no space left on device")
 		require.True(t, p.isMounted(t))
 		require.Equal(t, int64(3*mib), p.status(t).Files[0].WaitingBytes)
@@ -229,7 +235,8 @@ func TestMountOverADeadDaemon(t *testing.T) {
 		require.NoError(t, os.Symlink(filepath.Dir(s.mountpoint), link))
 		through := place{s.source, filepath.Join(link, filepath.Base(s.mountpoint)), s.log}
 		if daemon {
-			r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+s.log, through.source, through.mountpoint)
+			r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+s.log, through.source,
+				through.mountpoint)
 			require.Equal(t, exitOK, r.code, r.err)
 		} else {
 			mountAt(t, through, "--gpus=none")
@@ -281,7 +288,8 @@ func TestUmountWhileMountedElsewhere(t *testing.T) {
 		who := fmt.Sprintf("sh (process %d, mounted at %s in its mount namespace)", pid, s.mountpoint)
 		if signal {
 			s.signal(t, syscall.SIGTERM)
-			require.Eventually(t, func() bool { return strings.Contains(s.logged(t), "mounted elsewhere") }, 30*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return strings.Contains(s.logged(t), "mounted elsewhere") },
+				30*time.Second, time.Millisecond)
 			require.Contains(t, s.logged(t), who)
 		} else {
 			r := gaiafsCommand(t, "umount", s.mountpoint)
@@ -350,7 +358,8 @@ func TestInterruptedMountLeavesNothing(t *testing.T) {
 			require.Contains(t, errs.String(), "interrupted: nothing is mounted")
 			require.False(t, p.isMounted(t))
 		}
-		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "everything is written back") }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "everything is written back") },
+			30*time.Second, time.Millisecond)
 		require.Contains(t, p.logged(t), "taken away again")
 		require.False(t, p.isMounted(t))
 	}
@@ -359,8 +368,10 @@ func TestInterruptedMountLeavesNothing(t *testing.T) {
 // What killed demos and benches leave: the mount ends with them, and the next one takes away the files.
 func TestKilledRunsAreSwept(t *testing.T) {
 	for name, c := range map[string]struct{ first, next []string }{
-		"demo":  {[]string{"demo", "--gpus=emulated:1", "--width=4096"}, []string{"demo", "--gpus=emulated:1", "--width=64"}},
-		"bench": {[]string{"bench", "--quick", "--run=^metadata/"}, []string{"bench", "--quick", "--rounds=1", "--run=^merge/"}},
+		"demo": {[]string{"demo", "--gpus=emulated:1", "--width=4096"},
+			[]string{"demo", "--gpus=emulated:1", "--width=64"}},
+		"bench": {[]string{"bench", "--quick", "--run=^metadata/"},
+			[]string{"bench", "--quick", "--rounds=1", "--run=^merge/"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, out := t.TempDir(), t.TempDir()

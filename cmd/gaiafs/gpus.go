@@ -18,7 +18,8 @@ type gpuBackend struct {
 	name string
 	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for.
 	parse func(argument string) (ordinals []int, err error)
-	// found returns the ordinals that auto takes, or says why there are none. It tells log of those that cannot be used.
+	// found returns the ordinals that auto takes, or says why there are none. It tells log of those that cannot be
+	// used.
 	found func(log *slog.Logger) ([]int, error)
 	// open makes the devices, each with that much memory, 0 for a choice of its own.
 	open func(ordinals []int, memory int64) ([]gpubackend.Device, error)
@@ -27,7 +28,8 @@ type gpuBackend struct {
 // gpuBackends are in the order in which auto tries them.
 var gpuBackends = []gpuBackend{
 	{name: "cuda", parse: parseOrdinals, found: foundCUDA, open: openCUDA},
-	{name: "emulated", parse: parseCount, found: func(*slog.Logger) ([]int, error) { return []int{0}, nil }, open: openEmulated},
+	{name: "emulated", parse: parseCount, found: func(*slog.Logger) ([]int, error) { return []int{0}, nil },
+		open: openEmulated},
 }
 
 // maxEmulated is the largest number of emulated devices.
@@ -103,7 +105,8 @@ func parseCount(argument string) ([]int, error) {
 	return ordinals, nil
 }
 
-// open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes them.
+// open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes
+// them.
 func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, err error) {
 	switch g.backend {
 	case "none":
@@ -135,8 +138,8 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	return devices, nil
 }
 
-// openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that is
-// because it lacks the memory that was asked for.
+// openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that
+// is because it lacks the memory that was asked for.
 func openFound(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
 	var last error
 	for _, b := range gpuBackends {

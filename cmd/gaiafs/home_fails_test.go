@@ -56,7 +56,8 @@ func (p place) shutDown(t *testing.T) {
 	require.Zero(t, errno)
 }
 
-// makeReadOnly has ext4 find a fault, upon which it takes no more changes, also by those who have files open for writing.
+// makeReadOnly has ext4 find a fault, upon which it takes no more changes, also by those who have files open for
+// writing.
 func (p place) makeReadOnly(t *testing.T) {
 	t.Helper()
 	var st unix.Stat_t

@@ -19,9 +19,9 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openNotPlanted opens a file to append to, or makes it. In a directory where everybody may make files, as /tmp, it refuses what
-// another user made before: a link that leads to one of our files, or a file that he reads. The kernel does the same where
-// fs.protected_symlinks and its like are set (proc_sys_fs(5)).
+// openNotPlanted opens a file to append to, or makes it. In a directory where everybody may make files, as /tmp, it
+// refuses what another user made before: a link that leads to one of our files, or a file that he reads. The kernel
+// does the same where fs.protected_symlinks and its like are set (proc_sys_fs(5)).
 func openNotPlanted(path string) (*os.File, error) {
 	nofollow := unix.O_NOFOLLOW
 	if st, err := os.Lstat(path); err == nil {

@@ -91,7 +91,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion())
+	root.AddCommand(newMount(), newUmount(), newStatus(), newTrace(), newDemo(), newProgram(), newBench(),
+		newBenchProcess(), newVersion())
 	return root
 }
 
@@ -126,7 +127,8 @@ func newHelp() *cobra.Command {
 			of.InitDefaultHelpFlag() // as if it were run
 			return of.Help()
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) (names []string, _ cobra.ShellCompDirective) {
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) (names []string,
+			_ cobra.ShellCompDirective) {
 			if of, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
 				for _, c := range of.Commands() {
 					if c.IsAvailableCommand() && strings.HasPrefix(c.Name(), begin) {
@@ -148,6 +150,7 @@ func arguments(names ...string) cobra.PositionalArgs {
 		if len(names) == 0 {
 			return usagef("%s takes no arguments, %d were given", cmd.CommandPath(), len(args))
 		}
-		return usagef("%s needs %s; %d arguments were given", cmd.CommandPath(), strings.Join(names, " and "), len(args))
+		return usagef("%s needs %s; %d arguments were given", cmd.CommandPath(), strings.Join(names, " and "),
+			len(args))
 	}
 }

@@ -74,7 +74,8 @@ func leftMounts(dir string) (left []string) {
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(withoutSettings(os.Environ()), asMain+"=1", "XDG_CONFIG_HOME="+t.TempDir(), variable("config")+"=/dev/null")
+	cmd.Env = append(withoutSettings(os.Environ()), asMain+"=1", "XDG_CONFIG_HOME="+t.TempDir(),
+		variable("config")+"=/dev/null")
 	return cmd
 }
 
@@ -208,8 +209,10 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"mount", "--write-back-interval=0s", "a", "b"}, "too short"},
 		{[]string{"mount", "--log-level=loud", "a", "b"}, "none of debug, info, warn, error"},
 		{[]string{"mount", "--socket=here", "a", "b"}, "--socket here: the path must be absolute"},
-		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"}, "has 104 bytes and at most 103 are possible: choose a shorter one"},
-		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"}, "--gpu-memory is 1 bytes, and a device needs 2MiB at least; leave it out to have gaiafs choose"},
+		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"},
+			"has 104 bytes and at most 103 are possible: choose a shorter one"},
+		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"},
+			"--gpu-memory is 1 bytes, and a device needs 2MiB at least; leave it out to have gaiafs choose"},
 		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs 2MiB at least"},
 		{[]string{"mount", "--host-memory=1", "a", "b"}, "--host-memory is 1 bytes, and the least is 1MiB: "},
 		{[]string{"help", "bogus"}, `there is no command "bogus"`},
@@ -233,8 +236,10 @@ func TestCommandUsage(t *testing.T) {
 }
 
 func TestCommandHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"--help"}, {"mount", "--help"}, {"umount", "--help"}, {"status", "-h"}, {"demo", "-h"}, {"version", "-h"},
-		{"trace", "-h"}, {"trace", "record", "-h"}, {"trace", "replay", "-h"}, {"trace", "show", "-h"}, {"trace", "make", "-h"}} {
+	for _, args := range [][]string{nil, {"--help"}, {"mount", "--help"}, {"umount", "--help"}, {"status", "-h"},
+		{"demo", "-h"}, {"version", "-h"},
+		{"trace", "-h"}, {"trace", "record", "-h"}, {"trace", "replay", "-h"}, {"trace", "show", "-h"},
+		{"trace", "make", "-h"}} {
 		r := gaiafsCommand(t, args...)
 		require.Equal(t, exitOK, r.code, r.err)
 		require.Contains(t, r.out, "Examples:", "%v", args)
@@ -244,7 +249,8 @@ func TestCommandHelp(t *testing.T) {
 	require.Contains(t, gaiafsCommand(t, "completion", "bash").out, "bash completion")
 	require.Contains(t, gaiafsCommand(t, "version").out, "gaiafs "+version)
 	require.Equal(t, gaiafsCommand(t, "version"), gaiafsCommand(t, "--version"))
-	for args, same := range map[string]string{"help": "--help", "help mount": "mount --help", "help trace record": "trace record --help", "help help": "help -h"} {
+	for args, same := range map[string]string{"help": "--help", "help mount": "mount --help",
+		"help trace record": "trace record --help", "help help": "help -h"} {
 		require.Equal(t, gaiafsCommand(t, strings.Fields(same)...), gaiafsCommand(t, strings.Fields(args)...), args)
 	}
 	require.Contains(t, gaiafsCommand(t, "__complete", "help", "trace", "rec").out, "record")
@@ -293,7 +299,8 @@ func TestCommandRefusesBadPlaces(t *testing.T) {
 
 func TestCommandDaemon(t *testing.T) {
 	p := newPlace(t)
-	cmd := command(t, "mount", "--daemon", "--log-file", "../log", "--gpus", "emulated:2", "--gpu-memory", "64M", "../source", "--", "../mnt")
+	cmd := command(t, "mount", "--daemon", "--log-file", "../log", "--gpus", "emulated:2", "--gpu-memory", "64M",
+		"../source", "--", "../mnt")
 	cmd.Dir = p.source // relative paths are those of the caller
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
@@ -382,8 +389,9 @@ func TestCommandStatusOfALostDevice(t *testing.T) {
 	m.Lose(0)
 	_, err = g.Release(0, g.Len())
 	require.ErrorIs(t, err, syscall.ENODEV)
-	require.EqualError(t, err, "gaiafs: release: no such device: device 0 is lost, and with it what was not in the backing files; "+
-		"'gaiafs status' names what had been released; mount again to use the device")
+	require.EqualError(t, err,
+		"gaiafs: release: no such device: device 0 is lost, and with it what was not in the backing files; 'gaiafs "+
+			"status' names what had been released; mount again to use the device")
 
 	r := gaiafsCommand(t, "status", m.Dir)
 	require.Equal(t, exitOK, r.code, r.err)
@@ -444,8 +452,8 @@ func (p *place) predecessor(t *testing.T, number int) *net.UnixListener {
 	return l
 }
 
-// TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a socket that
-// is closed when the new mount has looked at it.
+// TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a
+// socket that is closed when the new mount has looked at it.
 func TestCommandMountsAfterUmount(t *testing.T) {
 	p := newPlace(t)
 	old := p.predecessor(t, 0)
@@ -463,8 +471,8 @@ func TestCommandMountsAfterUmount(t *testing.T) {
 	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
-// TestCommandMountsWhileAnotherGoesOn mounts where the daemon of an earlier mount does not end, since that is still mounted in another
-// mount namespace. Programs map files of the new one.
+// TestCommandMountsWhileAnotherGoesOn mounts where the daemon of an earlier mount does not end, since that is still
+// mounted in another mount namespace. Programs map files of the new one.
 func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	p := newPlace(t)
 	old := p.predecessor(t, 0)
@@ -480,11 +488,13 @@ func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 	log, err := os.ReadFile(p.log)
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(string(log), "waiting for the daemon of an earlier mount here to end"), string(log))
+	require.Equal(t, 1, strings.Count(string(log), "waiting for the daemon of an earlier mount here to end"),
+		string(log))
 	require.Contains(t, string(log), "the daemon of an earlier mount here goes on")
 }
 
-// TestCommandRemovesSocketsOfKilledDaemons mounts where one daemon of an earlier mount was killed and another still serves.
+// TestCommandRemovesSocketsOfKilledDaemons mounts where one daemon of an earlier mount was killed and another still
+// serves.
 func TestCommandRemovesSocketsOfKilledDaemons(t *testing.T) {
 	p := newPlace(t)
 	killed, serves := control.DefaultSocket(p.mountpoint, 1), control.DefaultSocket(p.mountpoint, 2)
@@ -655,7 +665,8 @@ func TestCommandPassthrough(t *testing.T) {
 			require.Equal(t, want.Passthrough, strings.Contains(first, ", passthrough"), first)
 			log, err := os.ReadFile(s.place.log)
 			require.NoError(t, err)
-			require.Contains(t, string(log), fmt.Sprintf("passthrough=%t write_back=%t", want.Passthrough, want.WriteBack))
+			require.Contains(t, string(log), fmt.Sprintf("passthrough=%t write_back=%t", want.Passthrough,
+				want.WriteBack))
 			lost := strings.Contains(flags, "--write-back") && !want.WriteBack
 			require.Equal(t, lost, strings.Contains(string(log), "--write-back is without effect"), string(log))
 		})

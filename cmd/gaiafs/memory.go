@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// hostShare is the part of the machine's memory that base copies may take where nobody says: programs that write one file of a
-// few GiB on several devices are not to be slowed down by it, and others not to notice.
+// hostShare is the part of the machine's memory that base copies may take where nobody says: programs that write one
+// file of a few GiB on several devices are not to be slowed down by it, and others not to notice.
 const hostShare = 16
 
 // leastHostMemory is the least that --host-memory may be.

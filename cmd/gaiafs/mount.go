@@ -63,9 +63,11 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 	cmd.Flags().AddFlagSet(s.flags())
 	cmd.Flags().BoolVar(&daemon, "daemon", false, "go on in the background; return when the mount can be used")
 	cmd.Flags().StringVar(&config, "config", "", "read the settings from the TOML file `PATH`, and from no other")
-	cmd.Flags().IntVar(&readyFD, "ready-fd", 0, "tell the outcome of mounting through this descriptor, and log to standard error")
+	cmd.Flags().IntVar(&readyFD, "ready-fd", 0,
+		"tell the outcome of mounting through this descriptor, and log to standard error")
 	if err := errors.Join(cmd.Flags().MarkHidden("ready-fd"), cmd.MarkFlagFilename("config", "toml"),
-		cmd.RegisterFlagCompletionFunc("gpus", cobra.FixedCompletions([]string{"auto", "none", "emulated:1", "cuda:0"}, cobra.ShellCompDirectiveNoFileComp))); err != nil {
+		cmd.RegisterFlagCompletionFunc("gpus", cobra.FixedCompletions([]string{"auto", "none", "emulated:1", "cuda:0"},
+			cobra.ShellCompDirectiveNoFileComp))); err != nil {
 		panic(err) // a flag is not named as above
 	}
 	return cmd
@@ -98,12 +100,14 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 		s.hostMemory = newSettings().hostMemory
 	}
 	if s.hostMemory < leastHostMemory {
-		return nil, usagef("--host-memory is %d bytes, and the least is %dMiB: the daemon takes tens of MiB in any case, "+
-			"so that less saves nothing and only has programs wait; leave it out to have gaiafs choose", s.hostMemory, leastHostMemory>>20)
+		return nil, usagef("--host-memory is %d bytes, and the least is %dMiB: the daemon takes tens of MiB in any "+
+			"case, so that less saves nothing and only has programs wait; leave it out to have gaiafs choose",
+			s.hostMemory, leastHostMemory>>20)
 	}
 	// A GPU may ask for more, and says so when it is opened.
 	if s.gpuMemory > 0 && s.gpuMemory < emulated.Granularity && s.gpus.backend != "none" {
-		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to have gaiafs choose",
+		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to "+
+			"have gaiafs choose",
 			s.gpuMemory, emulated.Granularity>>20)
 	}
 	return m, nil

@@ -14,8 +14,8 @@ const (
 	quietWindow = 10 * time.Second
 )
 
-// quietLog is a handler that passes at most quietMost records of a kind in quietWindow on. A kind is a level, a message and a
-// user, so that the noise of one user hides nothing of another. Debug records are all passed on.
+// quietLog is a handler that passes at most quietMost records of a kind in quietWindow on. A kind is a level, a message
+// and a user, so that the noise of one user hides nothing of another. Debug records are all passed on.
 type quietLog struct {
 	slog.Handler
 	user  string

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A serving process tells the one that started it how mounting went: one line of JSON through a socket. That one answers with
-// one byte, which says whether the serving process goes on without it. Without an answer nobody wants the mount any more, and
-// it is taken away again.
+// A serving process tells the one that started it how mounting went: one line of JSON through a socket. That one
+// answers with one byte, which says whether the serving process goes on without it. Without an answer nobody wants the
+// mount any more, and it is taken away again.
 const (
 	goOnAlone  = 'a'
 	endAfterMe = 'e' // the end of the connection ends the mount
@@ -26,8 +26,8 @@ type outcome struct {
 	Usage bool   `json:"usage,omitempty"`
 }
 
-// reporter returns the report function of serve for a socket's descriptor. It is called once. orphaned is called when the
-// process that started this one has ended, if this one is to end with it.
+// reporter returns the report function of serve for a socket's descriptor. It is called once. orphaned is called when
+// the process that started this one has ended, if this one is to end with it.
 func reporter(fd int, orphaned func()) func(error) error {
 	unix.CloseOnExec(fd) // or what this process starts would keep the connection open
 	conn := os.NewFile(uintptr(fd), "ready socket")

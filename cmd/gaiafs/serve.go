@@ -18,8 +18,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// predecessorPatience is how long a new mount waits for the daemon of one that umount(8) took away before: that returns as
-// soon as the mountpoint is free, and the daemon ends a moment later.
+// predecessorPatience is how long a new mount waits for the daemon of one that umount(8) took away before: that returns
+// as soon as the mountpoint is free, and the daemon ends a moment later.
 const predecessorPatience = 10 * time.Second
 
 // service is a mount and everything under it.
@@ -35,13 +35,14 @@ type service struct {
 	end       *ending
 }
 
-// endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a shell that
-// starts something in the background.
+// endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a
+// shell that starts something in the background.
 func endingSignals() []os.Signal {
 	return slices.DeleteFunc([]os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, signal.Ignored)
 }
 
-// hangUp ends a service as SIGHUP does. It does not wait: where signals have come that nobody has taken, it ends anyway.
+// hangUp ends a service as SIGHUP does. It does not wait: where signals have come that nobody has taken, it ends
+// anyway.
 func hangUp(signals chan<- os.Signal) {
 	select {
 	case signals <- syscall.SIGHUP:
@@ -50,8 +51,8 @@ func hangUp(signals chan<- os.Signal) {
 }
 
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
-// return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of report
-// is another process of gaiafs, which has arranged for that.
+// return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of
+// report is another process of gaiafs, which has arranged for that.
 func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Writer, report func(error) error) error {
 	out := stderr
 	if m.logFile != "" && !reported {
@@ -89,7 +90,8 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		}
 	}
 	if err := report(nil); err != nil {
-		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again", "error", err)
+		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again",
+			"error", err)
 		hangUp(signals)
 	}
 	err = s.run(signals)
@@ -196,21 +198,24 @@ func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 			return nil // what is wrong with the place is said later
 		}
 		if _, err := os.Stat(m.mountpoint); !errors.Is(err, syscall.ENOTCONN) {
-			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount %s' or choose another directory",
+			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount "+
+				"%s' or choose another directory",
 				m.mountpoint, m.mountpoint)
 		}
 		users := mountUsers(m.mountpoint)
 		if err := detach(m.mountpoint); err != nil {
-			return fmt.Errorf("MOUNTPOINT %s is a mount whose daemon has ended, and cannot be unmounted: %w", m.mountpoint, err)
+			return fmt.Errorf("MOUNTPOINT %s is a mount whose daemon has ended, and cannot be unmounted: %w",
+				m.mountpoint, err)
 		}
-		log.Warn("took away a mount whose daemon had ended; programs that had files open there get errors", "mountpoint", m.mountpoint,
+		log.Warn("took away a mount whose daemon had ended; programs that had files open there get errors",
+			"mountpoint", m.mountpoint,
 			"programs", len(users))
 	}
 }
 
-// listen binds the control socket. Where it is named after a mountpoint, at which nothing is mounted, one that another daemon
-// listens on belongs to one that is about to end, and that is waited for: it may be bringing bytes home. Where it goes on, as
-// its mount is still somewhere, this one gets another name. Clients ask the mount for it.
+// listen binds the control socket. Where it is named after a mountpoint, at which nothing is mounted, one that another
+// daemon listens on belongs to one that is about to end, and that is waited for: it may be bringing bytes home. Where
+// it goes on, as its mount is still somewhere, this one gets another name. Clients ask the mount for it.
 func (s *service) listen(o control.Options) (server *control.Server, err error) {
 	if o.Socket = s.plan.socket; o.Socket != "" {
 		if server, err = control.Listen(o); err != nil {
@@ -229,13 +234,15 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 			break
 		}
 		if pause == 10*time.Millisecond {
-			s.log.Info("waiting for the daemon of an earlier mount here to end", "socket", o.Socket, "at_most", left.Round(time.Millisecond).String())
+			s.log.Info("waiting for the daemon of an earlier mount here to end", "socket", o.Socket, "at_most",
+				left.Round(time.Millisecond).String())
 		}
 		time.Sleep(min(pause, left))
 	}
 	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < control.MostDaemons; n++ {
 		if n == 1 {
-			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is seen as a direct change of SOURCE", "socket", o.Socket)
+			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is seen as a direct change "+
+				"of SOURCE", "socket", o.Socket)
 		}
 		o.Socket = control.DefaultSocket(s.plan.mountpoint, n)
 		server, err = control.Listen(o)

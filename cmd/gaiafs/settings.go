@@ -56,22 +56,31 @@ func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated[:N] or cuda[:0,1]")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
-	f.Var(&s.hostMemory, "host-memory", "host memory for what grows with the work of programs: base copies, page states, pages read ahead")
-	f.StringVar(&s.socket, "socket", "", "absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
+	f.Var(&s.hostMemory, "host-memory",
+		"host memory for what grows with the work of programs: base copies, page states, pages read ahead")
+	f.StringVar(&s.socket, "socket", "",
+		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
-	f.Var(&s.userShare, "user-share", "with --allow-other, what the programs of one user may map of each device's memory")
-	f.BoolVar(&s.trustUsers, "trust-users", false, "let all users of the mount share device memory; docs/security.md says what that means")
+	f.Var(&s.userShare, "user-share",
+		"with --allow-other, what the programs of one user may map of each device's memory")
+	f.BoolVar(&s.trustUsers, "trust-users", false,
+		"let all users of the mount share device memory; docs/security.md says what that means")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
-	f.Var(&s.passthrough, "passthrough", "auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
-	f.BoolVar(&s.writeBack, "write-back", false, "let the kernel keep writes and send them later; docs/consistency.md has the price")
-	f.Var(&s.writeBackInterval, "write-back-interval", "age at which released bytes are in the backing file at the latest")
-	f.Var(&s.directReads, "direct-reads", "how devices are filled from the disk: auto is past the host's page cache where that is possible")
+	f.Var(&s.passthrough, "passthrough",
+		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
+	f.BoolVar(&s.writeBack, "write-back", false,
+		"let the kernel keep writes and send them later; docs/consistency.md has the price")
+	f.Var(&s.writeBackInterval, "write-back-interval",
+		"age at which released bytes are in the backing file at the latest")
+	f.Var(&s.directReads, "direct-reads",
+		"how devices are filled from the disk: auto is past the host's page cache where that is possible")
 	f.Var(&s.peerReads, "peer-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")
 	f.Var(&s.logFormat, "log-format", "form of the log")
-	f.StringVar(&s.logFile, "log-file", "", "append the log to `PATH` (default: standard error; with --daemon a file of the mountpoint)")
+	f.StringVar(&s.logFile, "log-file", "",
+		"append the log to `PATH` (default: standard error; with --daemon a file of the mountpoint)")
 	f.BoolVar(&s.debugFuse, "debug-fuse", false, "log every request of the kernel")
 	return f
 }

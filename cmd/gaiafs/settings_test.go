@@ -55,13 +55,15 @@ func TestUserConfigCountsMoreThanTheSystems(t *testing.T) {
 	s := newSettings()
 	require.NoError(t, complete(s.flags(), "", environment(map[string]string{"XDG_CONFIG_HOME": dir})))
 	require.Equal(t, "warn", s.logLevel.word)
-	require.Equal(t, "/home/me/.config", userConfig(environment(map[string]string{"HOME": "/home/me", "XDG_CONFIG_HOME": "relative"})))
+	require.Equal(t, "/home/me/.config", userConfig(environment(map[string]string{"HOME": "/home/me",
+		"XDG_CONFIG_HOME": "relative"})))
 }
 
 func TestEverySettingHasAVariable(t *testing.T) {
 	require.Contains(t, settingNames(), "write-back-interval")
 	require.Equal(t, "GAIAFS_WRITE_BACK_INTERVAL", variable("write-back-interval"))
-	texts := map[string]string{"GAIAFS_LOG_FILE": "/log", "GAIAFS_SOCKET": "/socket", "GAIAFS_DEBUG_FUSE": "1", "GAIAFS_LOG_FORMAT": "JSON"}
+	texts := map[string]string{"GAIAFS_LOG_FILE": "/log", "GAIAFS_SOCKET": "/socket", "GAIAFS_DEBUG_FUSE": "1",
+		"GAIAFS_LOG_FORMAT": "JSON"}
 	s := newSettings()
 	require.NoError(t, complete(s.flags(), "/dev/null", environment(texts)))
 	require.Equal(t, "/log", s.logFile)
@@ -97,7 +99,8 @@ func TestWrongSettingsNameWhereTheyAre(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	for text, want := range map[string]size{"0": 0, "512": 512, "1k": 1024, "512M": 512 << 20, "1.5G": 3 << 29, "2GiB": 2 << 30,
+	for text, want := range map[string]size{"0": 0, "512": 512, "1k": 1024, "512M": 512 << 20, "1.5G": 3 << 29,
+		"2GiB": 2 << 30,
 		"1 GB": 1e9, "3tib": 3 << 40, " 7 b ": 7} {
 		var s size
 		require.NoError(t, s.Set(text), text)
@@ -112,13 +115,15 @@ func TestSizes(t *testing.T) {
 }
 
 func TestDevices(t *testing.T) {
-	for text, want := range map[string]string{"auto": "auto", "NONE": "none", "emulated": "emulated", "emulated:160": "emulated:160",
-		"cuda": "cuda", "cuda:0,3": "cuda:0,3"} {
+	for text, want := range map[string]string{"auto": "auto", "NONE": "none", "emulated": "emulated",
+		"emulated:160": "emulated:160",
+		"cuda":         "cuda", "cuda:0,3": "cuda:0,3"} {
 		var g gpuChoice
 		require.NoError(t, g.Set(text), text)
 		require.Equal(t, want, g.String(), text)
 	}
-	for _, text := range []string{"", "emulated:", "emulated:0", "emulated:161", "emulated:x", "cuda:-1", "cuda:0,0", "cuda:255", "cuda:1,", "auto:1", "none:0", "rocm:0"} {
+	for _, text := range []string{"", "emulated:", "emulated:0", "emulated:161", "emulated:x", "cuda:-1", "cuda:0,0",
+		"cuda:255", "cuda:1,", "auto:1", "none:0", "rocm:0"} {
 		var g gpuChoice
 		require.Error(t, g.Set(text), text)
 	}

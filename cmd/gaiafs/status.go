@@ -38,15 +38,16 @@ type mountStatus struct {
 	ReadOnly   bool      `json:"read_only"`
 	// WriteBack says that the kernel keeps writes and sends them later.
 	WriteBack bool `json:"write_back"`
-	// Passthrough says that the kernel reads and writes files of SOURCE itself, PassthroughRefused how often it would not.
+	// Passthrough says that the kernel reads and writes files of SOURCE itself, PassthroughRefused how often it would
+	// not.
 	Passthrough        bool   `json:"passthrough"`
 	PassthroughRefused int64  `json:"passthrough_refused"`
 	PeerReads          string `json:"peer_reads"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
-	// Detached says that the mount is not at its place any more. Ending is why the daemon ends, if it does, and GivesUp when it gives
-	// up bytes that home does not take.
+	// Detached says that the mount is not at its place any more. Ending is why the daemon ends, if it does, and GivesUp
+	// when it gives up bytes that home does not take.
 	Detached bool       `json:"detached"`
 	Ending   string     `json:"ending,omitempty"`
 	GivesUp  *time.Time `json:"gives_up,omitempty"`
@@ -81,8 +82,8 @@ func (s *service) status() statusDocument {
 	return document
 }
 
-// shownTo leaves out what the viewer may not know: the names of files that others map, which may be in directories that she may
-// not read, and what else other users map.
+// shownTo leaves out what the viewer may not know: the names of files that others map, which may be in directories that
+// she may not read, and what else other users map.
 func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 	for i := range s.Files {
 		if f := &s.Files[i]; !v.Knows(f.ID) {
@@ -97,7 +98,8 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 		}
 	}
 	for i := range s.Devices {
-		s.Devices[i].Users = slices.DeleteFunc(s.Devices[i].Users, func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
+		s.Devices[i].Users = slices.DeleteFunc(s.Devices[i].Users,
+			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 	}
 	return s
 }
@@ -224,7 +226,8 @@ func isNoMount(err error) bool {
 // severalDetached is the error for a mountpoint that does not tell which daemon is meant.
 func severalDetached(mountpoint string, all []found) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "nothing is mounted at %s, but several daemons go on for mounts that were there: choose one with --pid\n", mountpoint)
+	fmt.Fprintf(&b, "nothing is mounted at %s, but several daemons go on for mounts that were there: choose one with "+
+		"--pid\n", mountpoint)
 	for i, f := range all {
 		if i > 0 {
 			b.WriteByte('\n')
@@ -261,14 +264,17 @@ func statusError(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, errNoAnswer):
 		what := cmp.Or(silentDaemons(mountpoint), "it is stopped, or waits for something")
-		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give the mount up with 'gaiafs umount --force %s'",
+		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give the mount up with 'gaiafs umount --force "+
+			"%s'",
 			mountpoint, err, what, mountpoint)
 	case isNoMount(err), errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'findmnt -t fuse.gaiafs' lists those there are", mountpoint)
+		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'findmnt -t fuse.gaiafs' lists those there are",
+			mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again", mountpoint, mountpoint)
+		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again",
+			mountpoint, mountpoint)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("%s belongs to another user: ask as that user, or mount it with --allow-other", mountpoint)
 	}

@@ -32,10 +32,12 @@ func (s *statusDocument) print(w io.Writer) error {
 	if m.PassthroughRefused > 0 {
 		fmt.Fprintf(&b, ", passthrough refused %d times", m.PassthroughRefused)
 	}
-	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID, m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
+	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID,
+		m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
 	if m.Detached {
-		fmt.Fprintf(&b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs umount --force --pid %d' gives them up\n",
+		fmt.Fprintf(&b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs "+
+			"umount --force --pid %d' gives them up\n",
 			bytesText(s.waiting()), s.whyWaiting(), m.PID)
 	}
 	if m.Ending != "" {
@@ -58,7 +60,8 @@ func (s *statusDocument) print(w io.Writer) error {
 			if d.Lost {
 				state = "lost"
 			}
-			fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", d.Device, d.Kind, bytesText(d.MemoryBytes), bytesText(d.UsedBytes),
+			fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", d.Device, d.Kind, bytesText(d.MemoryBytes),
+				bytesText(d.UsedBytes),
 				bytesText(d.MappedBytes), d.Extents, cmp.Or(d.UUID, "-"), state)
 		}
 	})
@@ -77,7 +80,8 @@ func (s *statusDocument) print(w io.Writer) error {
 	}
 
 	used := s.Memory.Classes
-	fmt.Fprintf(&b, "\nHost memory: %s of %s; %s for base copies, %s (%s at most) for pages read ahead from devices, %s for page states, %s for page hashes\n",
+	fmt.Fprintf(&b, "\nHost memory: %s of %s; %s for base copies, %s (%s at most) for pages read ahead from devices, "+
+		"%s for page states, %s for page hashes\n",
 		bytesText(s.Memory.UsedBytes), bytesText(s.Memory.LimitBytes), bytesText(used["bases"]), bytesText(used["clean"]), bytesText(s.CleanLimit),
 		bytesText(used["states"]), bytesText(used["digests"]))
 
@@ -89,7 +93,8 @@ func (s *statusDocument) print(w io.Writer) error {
 			if c.Stuck {
 				state = "does not answer"
 			}
-			fmt.Fprintf(t, "  %s\t%.0f\t%s\t%d\t%s\t%s\n", name, c.LatencyMicros, bytesText(int64(c.Bandwidth)), c.Reads, bytesText(c.QueuedBytes), state)
+			fmt.Fprintf(t, "  %s\t%.0f\t%s\t%d\t%s\t%s\n", name, c.LatencyMicros, bytesText(int64(c.Bandwidth)),
+				c.Reads, bytesText(c.QueuedBytes), state)
 		}
 		line("disk", s.Disk)
 		for _, d := range s.Devices {
@@ -111,7 +116,8 @@ func (s *statusDocument) print(w io.Writer) error {
 		fmt.Fprintf(t, "  \tcount\tmean\tp50 below\tp99 below\tmax below\n")
 		for _, name := range sortedKeys(s.Latencies) {
 			l := s.Latencies[name]
-			fmt.Fprintf(t, "  %s\t%d\t%.0f\t%d\t%d\t%d\n", strings.ReplaceAll(name, "_", " "), l.Count, l.Mean, l.P50, l.P99, l.Max)
+			fmt.Fprintf(t, "  %s\t%d\t%.0f\t%d\t%d\t%d\n", strings.ReplaceAll(name, "_", " "), l.Count, l.Mean, l.P50,
+				l.P99, l.Max)
 		}
 	})
 	_, err := io.WriteString(w, b.String())
@@ -122,7 +128,8 @@ func (s *statusDocument) print(w io.Writer) error {
 func (s *statusDocument) ways() string {
 	var b strings.Builder
 	of := func(counter string) string { return bytesText(s.Counters[counter] << page.Shift) }
-	fmt.Fprintf(&b, "%s from the host's page cache, %s from the disk past it, %s from the disk through it, %s from other devices\n",
+	fmt.Fprintf(&b, "%s from the host's page cache, %s from the disk past it, %s from the disk through it, %s from "+
+		"other devices\n",
 		of("cached_pages"), of("direct_pages"), of("buffered_pages"), of("peer_copy_pages"))
 	if s.DirectReads == "off" {
 		b.WriteString("  the disk is read through the page cache only (--direct-reads off)\n")
@@ -153,7 +160,8 @@ func (s *statusDocument) files(t io.Writer) {
 				fmt.Fprintf(t, "  \t\t\t%s\t%d\t%d\t%d\t\t\n", where, h.Resident, h.Stale, h.Dirty)
 				continue
 			}
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", f.Name, bytesText(f.SizeBytes), f.Mappings, where, h.Resident, h.Stale,
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", f.Name, bytesText(f.SizeBytes), f.Mappings, where,
+				h.Resident, h.Stale,
 				h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
 		}
 		if f.BusySeconds > 0 {

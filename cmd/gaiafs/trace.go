@@ -63,7 +63,8 @@ them: those that the kernel's page cache answers are not among them. Only root a
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist, or a pipe or device; - is standard output")
+	cmd.Flags().StringVarP(&output, "output", "o", "",
+		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().DurationVar(&length, "for", 0, "how long to record; 0: until interrupted")
 	return cmd
 }
@@ -175,7 +176,8 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 	switch {
 	case err == nil:
 		if t.Lost > 0 {
-			_, err = fmt.Fprintf(errs, "gaiafs: %d accesses came faster than they were recorded and are missing\n", t.Lost)
+			_, err = fmt.Fprintf(errs, "gaiafs: %d accesses came faster than they were recorded and are missing\n",
+				t.Lost)
 		}
 		return t, err
 	case partial && t != nil:
@@ -191,8 +193,8 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 	return nil, fmt.Errorf("%s cannot be read: %w", path, err)
 }
 
-// outliveWriter has SIGINT do nothing until restore is called, if from is a pipe: Ctrl-C is for the one who writes to it, who may have
-// the end of a trace to write yet.
+// outliveWriter has SIGINT do nothing until restore is called, if from is a pipe: Ctrl-C is for the one who writes to
+// it, who may have the end of a trace to write yet.
 func outliveWriter(from io.Reader) (restore func()) {
 	f, ok := from.(*os.File)
 	if !ok {
@@ -233,7 +235,8 @@ func newTraceMake() *cobra.Command {
 		ValidArgs: replay.Patterns(),
 	}
 	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" + patternList()
-	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist, or a pipe or device; - is standard output")
+	cmd.Flags().StringVarP(&output, "output", "o", "",
+		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "what chance depends on")
 	return cmd

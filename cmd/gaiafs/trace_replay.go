@@ -86,7 +86,8 @@ func newTraceReplay() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("%s cannot be replayed: %w", args[0], err)
 				}
-				d.Predictors = append(d.Predictors, scoreDocument{name, s.Accesses, s.Hits, s.Late, s.Requests, s.Distinct, s.Fetched, s.Ahead,
+				d.Predictors = append(d.Predictors, scoreDocument{name, s.Accesses, s.Hits, s.Late, s.Requests,
+					s.Distinct, s.Fetched, s.Ahead,
 					s.Wasted, s.Time.Seconds(), s.Waited.Seconds(), int64(s.Bandwidth())})
 			}
 			if asJSON {
@@ -126,7 +127,8 @@ func (d *replayDocument) print(w io.Writer) error {
 	table(&b, func(t io.Writer) {
 		fmt.Fprintf(t, "  predictor\ttime\tbandwidth\thits\tlate\tfetched\twasted\trequests\t\n")
 		for _, p := range d.Predictors {
-			fmt.Fprintf(t, "  %s\t%s\t%s/s\t%s\t%s\t%s\t%s\t%d\t\n", p.Name, time.Duration(p.Seconds*float64(time.Second)).Round(10*time.Microsecond),
+			fmt.Fprintf(t, "  %s\t%s\t%s/s\t%s\t%s\t%s\t%s\t%d\t\n", p.Name,
+				time.Duration(p.Seconds*float64(time.Second)).Round(10*time.Microsecond),
 				bytesText(p.Bandwidth), percent(p.Hits, p.Accesses), percent(p.Late, p.Accesses), bytesText(p.Fetched),
 				percent(p.Wasted, p.Fetched), p.Requests)
 		}
@@ -179,7 +181,8 @@ start, microseconds it took, program, first byte, bytes, and file. The FILE - is
 
 func showEvents(w io.Writer, t *trace.Trace) error {
 	for _, x := range t.Events {
-		line := fmt.Sprintf("%d\t%d\t%s\t%d\t%d\t%q\n", x.Time.Microseconds(), x.Took.Microseconds(), t.Sources[x.Source], x.Off, x.Len, t.Files[x.File].Name)
+		line := fmt.Sprintf("%d\t%d\t%s\t%d\t%d\t%q\n", x.Time.Microseconds(), x.Took.Microseconds(),
+			t.Sources[x.Source], x.Off, x.Len, t.Files[x.File].Name)
 		if x.Resize {
 			line = fmt.Sprintf("%d\t-\tresize\t-\t%d\t%q\n", x.Time.Microseconds(), x.Len, t.Files[x.File].Name)
 		}
@@ -219,9 +222,11 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 		fmt.Fprintf(&b, "%d accesses are missing: they came faster than they were recorded\n", t.Lost)
 	}
 	if accesses == 0 {
-		fmt.Fprintln(&b, "no read reached the daemon: those that the kernel's page cache answers do not, nor those of files that pass through (docs/trace.md)")
+		fmt.Fprintln(&b, "no read reached the daemon: those that the kernel's page cache answers do not, nor those "+
+			"of files that pass through (docs/trace.md)")
 	} else {
-		fmt.Fprintf(&b, "mean access: %s, %s\n", bytesText(bytes/accesses), (took / time.Duration(accesses)).Round(time.Microsecond))
+		fmt.Fprintf(&b, "mean access: %s, %s\n", bytesText(bytes/accesses),
+			(took / time.Duration(accesses)).Round(time.Microsecond))
 	}
 	order := make([]int, len(files))
 	for i := range order {
@@ -231,7 +236,8 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 	table(&b, func(w io.Writer) {
 		fmt.Fprintf(w, "  file\tsize\taccesses\tread\tprograms\n")
 		for _, i := range order {
-			fmt.Fprintf(w, "  %q\t%s\t%d\t%s\t%d\n", t.Files[i].Name, bytesText(t.Files[i].Size), files[i].accesses, bytesText(files[i].bytes), len(files[i].sources))
+			fmt.Fprintf(w, "  %q\t%s\t%d\t%s\t%d\n", t.Files[i].Name, bytesText(t.Files[i].Size), files[i].accesses,
+				bytesText(files[i].bytes), len(files[i].sources))
 		}
 	})
 	_, err := io.WriteString(w, b.String())

@@ -50,8 +50,8 @@ func (r *recording) end(t *testing.T) int {
 	return r.cmd.ProcessState.ExitCode()
 }
 
-// TestCommandTrace records a CPU program and a device program, which reads a file with a hole through a lazy mapping, and
-// replays them.
+// TestCommandTrace records a CPU program and a device program, which reads a file with a hole through a lazy mapping,
+// and replays them.
 func TestCommandTrace(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1")
 	const size = 4<<20 + 1000
@@ -147,8 +147,8 @@ func TestCommandTrace(t *testing.T) {
 	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "show", "--partial", r.output).code)
 }
 
-// TestCommandTraceReadsOnAfterCtrlC interrupts readers of a pipe, as a terminal does when it interrupts the writer, and again when
-// they have read it.
+// TestCommandTraceReadsOnAfterCtrlC interrupts readers of a pipe, as a terminal does when it interrupts the writer, and
+// again when they have read it.
 func TestCommandTraceReadsOnAfterCtrlC(t *testing.T) {
 	made := gaiafsCommand(t, "trace", "make", "sparse", "--size=64M", "-o", "-")
 	require.Equal(t, exitOK, made.code, made.err)
@@ -229,7 +229,8 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 		{[]string{"show", write("png", bytes.Repeat([]byte("PNG"), 100))}, exitFailure, "is not a trace of gaiafs"},
 		{[]string{"show", dir}, exitFailure, "is a directory"},
 		{[]string{"show", dir + "/missing"}, exitFailure, "no such file"},
-		{[]string{"replay", path, "--predictor=oracle"}, exitUsage, `there is no predictor "oracle"; there are none, kernel`},
+		{[]string{"replay", path, "--predictor=oracle"}, exitUsage,
+			`there is no predictor "oracle"; there are none, kernel`},
 		{[]string{"replay", path, "--disk-depth=0"}, exitUsage, "its depth at least 1"},
 		{[]string{"make", "sideways", "-o", path}, exitUsage, `there is no pattern "sideways"`},
 		{[]string{"make", "random"}, exitUsage, "say with -o"},

@@ -53,9 +53,11 @@ nothing else is mounted there, and --pid names it in any case.`,
 			return u.run()
 		},
 	}
-	cmd.Flags().Var(&u.timeout, "timeout", "how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
+	cmd.Flags().Var(&u.timeout, "timeout",
+		"how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
 	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon that is this process")
-	cmd.Flags().BoolVar(&u.force, "force", false, "give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
+	cmd.Flags().BoolVar(&u.force, "force", false,
+		"give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
 	return cmd
 }
 
@@ -79,7 +81,8 @@ type unmounting struct {
 	timeout    span
 	force      bool
 	mount      fs.MountInfo
-	// detached is the daemon of a mount that was detached, which is reached by its socket; nil where the mount is at its place.
+	// detached is the daemon of a mount that was detached, which is reached by its socket; nil where the mount is at
+	// its place.
 	detached *found
 }
 
@@ -104,7 +107,8 @@ func (u *unmounting) run() error {
 		// Somebody released bytes after the daemon looked. It looks again.
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not unmounted: programs keep releasing bytes to it; end them, and try again", u.mountpoint)
+			return fmt.Errorf("%s is not unmounted: programs keep releasing bytes to it; end them, and try again",
+				u.mountpoint)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -189,18 +193,21 @@ func (u *unmounting) end(ctx context.Context) error {
 	case !unmounted && errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("%s: only root and the user who mounted it may do that", u.remains())
 	case !unmounted && errors.Is(err, syscall.ECANCELED):
-		return fmt.Errorf("%s: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see 'gaiafs status --pid %d'",
+		return fmt.Errorf("%s: bytes are still on their way to SOURCE after %s; wait longer with --timeout, and see "+
+			"'gaiafs status --pid %d'",
 			u.remains(), u.timeout.Duration, d.pid)
 	case !unmounted && errors.Is(err, syscall.ENOSYS):
-		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; unmount it with umount(8), "+
-			"and see its log", u.remains())
+		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; "+
+			"unmount it with umount(8), and see its log", u.remains())
 	case !unmounted && isCutOff(err):
-		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log", u.remains(), d.pid)
+		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log",
+			u.remains(), d.pid)
 	case errors.Is(err, syscall.ECANCELED):
 		return fmt.Errorf("%s, but process %d has not ended after %s: it goes on, and its log says what it waits for",
 			u.isGone(), d.pid, u.timeout.Duration)
 	case unmounted && isCutOff(err):
-		return fmt.Errorf("%s, but process %d ended without saying whether everything is written back: see its log", u.isGone(), d.pid)
+		return fmt.Errorf("%s, but process %d ended without saying whether everything is written back: see its log",
+			u.isGone(), d.pid)
 	case err != nil || last == nil:
 		return err
 	}
@@ -250,13 +257,15 @@ func (u *unmounting) refused(answer endDocument, pid int) error {
 	if answer.Ending != "" {
 		fmt.Fprintf(&b, "Process %d is ending already (%s), and ends when SOURCE has them.\n", pid, answer.Ending)
 	}
-	b.WriteString("They are kept and tried again: make room, or see to what is wrong, and unmount then. --force gives them up.")
+	b.WriteString("They are kept and tried again: make room, or see to what is wrong, and unmount then. --force " +
+		"gives them up.")
 	return errors.New(b.String())
 }
 
 func (u *unmounting) busy(users []user) error {
 	if len(users) == 0 {
-		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again", u.mountpoint)
+		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again",
+			u.mountpoint)
 	}
 	return fmt.Errorf("%s is in use by %s: end that, and try again", u.mountpoint, describe(users))
 }
@@ -269,15 +278,17 @@ func (u *unmounting) withoutDaemon(why error) error {
 	case u.detached != nil && dead: // it has just ended
 		return fmt.Errorf("%s and has ended: see its log for whether everything is written back", u.remains())
 	case u.detached != nil:
-		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it then, and what is not "+
-			"written back is lost", u.remains(), why, u.detached.pid())
+		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
+			"then, and what is not written back is lost", u.remains(), why, u.detached.pid())
 	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted may do that (%w)", u.mountpoint, why)
 	case refused && !u.force: // the kernel keeps root out of mounts of users
-		return fmt.Errorf("%s is not unmounted: the user who mounted it shares it with nobody, so that its daemon cannot be asked whether "+
-			"everything is written back; unmount it as that user, or all the same with --force", u.mountpoint)
+		return fmt.Errorf("%s is not unmounted: the user who mounted it shares it with nobody, so that its daemon "+
+			"cannot be asked whether everything is written back; unmount it as that user, or all the same with "+
+			"--force", u.mountpoint)
 	case !dead && !u.force:
-		return fmt.Errorf("%s is not unmounted: its daemon does not say whether everything is written back (%w); --force unmounts all the same",
+		return fmt.Errorf("%s is not unmounted: its daemon does not say whether everything is written back (%w); "+
+			"--force unmounts all the same",
 			u.mountpoint, why)
 	}
 	err := fs.Unmount(u.mountpoint)
@@ -287,24 +298,27 @@ func (u *unmounting) withoutDaemon(why error) error {
 			if users := mountUsers(u.mount.Mountpoint); len(users) > 0 {
 				text = describe(users)
 			}
-			return fmt.Errorf("the daemon of %s has ended, and %s still use files there, though every access fails: end them and try again, "+
-				"or take the mount away at once with 'gaiafs umount --force %s', which loses nothing more", u.mountpoint, text, u.mountpoint)
+			return fmt.Errorf("the daemon of %s has ended, and %s still use files there, though every access fails: "+
+				"end them and try again, or take the mount away at once with 'gaiafs umount --force %s', which loses "+
+				"nothing more", u.mountpoint, text, u.mountpoint)
 		}
 		err = detach(u.mount.Mountpoint)
 	}
 	if err == nil && !dead {
-		return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint, why)
+		return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint,
+			why)
 	}
 	return err
 }
 
 // isCutOff reports whether the daemon, or the connection to it, is gone.
 func isCutOff(err error) bool {
-	return errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+	return errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.Is(err, syscall.ECONNRESET)
 }
 
-// lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that the daemon
-// goes on. The daemon ends within a moment otherwise.
+// lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that
+// the daemon goes on. The daemon ends within a moment otherwise.
 func (u *unmounting) lookElsewhere(d *daemon) error {
 	if u.detached != nil {
 		return nil // it was known
@@ -313,8 +327,8 @@ func (u *unmounting) lookElsewhere(d *daemon) error {
 	if len(users) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but process %d goes on, since the "+
-		"filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
+	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but process %d goes "+
+		"on, since the filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
 }
 
 // daemon is the process behind a mount, held by a descriptor so that its number cannot become another's.

@@ -55,7 +55,8 @@ func mountUsers(mountpoint string) []user {
 // usage says what the process with that directory in /proc uses of the mount; "" for nothing.
 func usage(process, mountpoint string) string {
 	inside := func(path string) bool { return path == mountpoint || strings.HasPrefix(path, mountpoint+"/") }
-	for _, link := range [][2]string{{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "running program"}} {
+	for _, link := range [][2]string{{"cwd", "working directory"}, {"root", "root directory"},
+		{"exe", "running program"}} {
 		if target, err := os.Readlink(filepath.Join(process, link[0])); err == nil && inside(target) {
 			return link[1]
 		}
@@ -87,8 +88,8 @@ func usage(process, mountpoint string) string {
 	return ""
 }
 
-// mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and a process of each other
-// that has it. It is told by the number of its device.
+// mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and a process of each
+// other that has it. It is told by the number of its device.
 func mountedElsewhere(device string) []user {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
