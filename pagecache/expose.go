@@ -123,6 +123,33 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 	return e
 }
 
+// collectExposedLocked brings home what other devices released of pages that m's device holds: only then these are known to be stale.
+func (f *File) collectExposedLocked(ctx context.Context, m *Mapping) error {
+	all := m.extentsOf()
+	var absent []page.Range
+	for _, u := range f.lrc.Stale(all, m.h.owner) {
+		if u.Mode == lrc.ModeFill {
+			absent = page.AppendRange(absent, u.Range)
+		}
+	}
+	held := subtract([]page.Range{all}, absent)
+	for o := range f.holdings {
+		if o == m.h.owner {
+			continue
+		}
+		var pending []page.Range
+		for _, p := range f.lrc.PendingOf(all, o) {
+			pending = page.AppendRange(pending, p.Range)
+		}
+		for _, rg := range intersect(pending, held) {
+			if err := f.collectLocked(ctx, rg, false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // refreshExposed does most of what exposeLocked would have to, without holding File.mu all the time.
 func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 	f.mu.Lock()
@@ -133,6 +160,10 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 		}
 		f.mu.Unlock() // let requests in between
 		f.mu.Lock()
+	}
+	if err := f.collectExposedLocked(ctx, m); err != nil {
+		f.mu.Unlock()
+		return err
 	}
 	e := f.exposureLocked(m)
 	f.mu.Unlock()
@@ -149,6 +180,9 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	h := m.h
 	if err := f.settleHomeLocked(ctx, m.extentsOf()); err != nil { // what was changed in SOURCE is stale
+		return err
+	}
+	if err := f.collectExposedLocked(ctx, m); err != nil {
 		return err
 	}
 	e := f.exposureLocked(m)

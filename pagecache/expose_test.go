@@ -149,6 +149,32 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	}
 }
 
+// TestSecretsThatAnotherDeviceOverwrote are not exposed either, although the backing file has them until somebody wants the new bytes.
+func TestSecretsThatAnotherDeviceOverwrote(t *testing.T) {
+	const size = exposedPages * page.Size
+	testdevice.Emulated(t, "the memory is looked at by its descriptor")
+	for name, before := range map[string]func(m *machine, src *source){
+		"mapped for reading":  func(m *machine, src *source) { m.run(src, 0, 0, size, false) },
+		"mapped for writing":  func(m *machine, src *source) { m.run(src, 0, 0, size, true) },
+		"mapped and unmapped": func(m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i, r := range []MapRequest{{Len: page.Size}, {Len: size, Lazy: true}, {Len: page.Size, Writable: true, Lazy: true}} {
+				m := newMachine(t, 2)
+				src := m.file(size)
+				for p := range exposedPages {
+					copy(src.home.data[p*page.Size:], secret)
+				}
+				before(m, src)
+				other := m.run(src, 1, 0, size, true)
+				clear(other.host)
+				require.EqualValues(t, exposedPages, other.release())
+				require.Zero(t, bytes.Count(memoryOf(t, m.mapping(src, r)), []byte("cret")), "request %d", i)
+			}
+		})
+	}
+}
+
 // keep keeps the File of src from going, by an extent that nobody else looks at.
 func (m *machine) keep(src *source) {
 	m.run(src, 0, 64*exposedPages*page.Size, page.Size, false)
