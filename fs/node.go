@@ -71,6 +71,8 @@ type node struct {
 
 	// told is the size that the kernel knows, or is about to know; more where a request of the mount may be changing it.
 	told atomic.Int64
+	// touching is the number of releases that are setting mtime through the mount.
+	touching atomic.Int32
 
 	data atomic.Pointer[content] // set once, for regular files, when first needed
 }

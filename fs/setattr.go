@@ -30,6 +30,9 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(n)
+	if in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() == 0 {
+		fs.finishReleases(n)
+	}
 
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
@@ -119,6 +122,22 @@ func (fs *fileSystem) setAttr(
 		return toErrno(set())
 	}
 	return 0
+}
+
+// finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that follows
+// (of a client that ends, say) would move the time that a program is about to set.
+func (fs *fileSystem) finishReleases(n *node) {
+	c := n.data.Load()
+	if c == nil {
+		return
+	}
+	f := c.live()
+	if f == nil {
+		return
+	}
+	if err := f.BringHome(); err != nil {
+		fs.log.Debug("a later release may change the time that is set", "node", n.path(), "error", err)
+	}
 }
 
 // rightsTouched tells the devices' side that somebody may have fewer rights to the file than before.

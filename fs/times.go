@@ -48,6 +48,8 @@ func (k kernelPages) Modified() {
 // them neither from an answer nor from a notification, so the daemon has to set them as a program does. The caller holds
 // no lock: the request comes back to this process.
 func (fs *fileSystem) touch(n *node) error {
+	n.touching.Add(1)
+	defer n.touching.Add(-1)
 	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
 }
 

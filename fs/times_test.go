@@ -71,7 +71,11 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 		assert.True(t, newer.Equal(mtime()), "set after the release")
 		assert.True(t, newer.Equal(homes()))
 
+		release("ten")
 		set(old)
+		w.release(t, size)
+		assert.True(t, old.Equal(mtime()), "what was released before the time was set is not released again")
+
 		at = release("six")
 		b := make([]byte, 3)
 		_, err = f.ReadAt(b, 5000) // collects

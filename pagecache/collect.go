@@ -277,6 +277,9 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 	return nil
 }
 
+// BringHome brings home what was released, but for releases that are under way. It fails as Sync does.
+func (f *File) BringHome() error { return f.collectAll(context.Background(), nil) }
+
 // Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that
 // kept bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do
 // is nil. The disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it

@@ -86,6 +86,8 @@ func (o *Oracle) cpuEvent(s Step, got []byte) error {
 		return o.check(0, s.Off, got)
 	case Fsync:
 		return o.synced(got)
+	case SetTimes:
+		o.collected()
 	case Reopen:
 		o.notice()
 	case Stat:
@@ -173,15 +175,23 @@ func (o *Oracle) finish(c Client) {
 // unreleased reports whether an agent stored into a page since its last release of it.
 func (pg *oraclePage) unreleased(agent int) bool { return pg.clocks[agent][agent] > pg.released[agent] }
 
-// synced notes that everything that programs on the CPU stored, and that devices released, is home. home is what home has, nil
-// where nobody looked.
-func (o *Oracle) synced(home []byte) error {
+// collected notes that everything that devices released is home.
+func (o *Oracle) collected() {
 	for _, pg := range o.pages {
 		for agent := range pg.touched {
-			if agent == 0 || !pg.unreleased(agent) {
+			if agent != 0 && !pg.unreleased(agent) {
 				delete(pg.touched, agent)
 			}
 		}
+	}
+}
+
+// synced notes that everything that programs on the CPU stored, and that devices released, is home. home is what home has, nil
+// where nobody looked.
+func (o *Oracle) synced(home []byte) error {
+	o.collected()
+	for _, pg := range o.pages {
+		delete(pg.touched, 0)
 	}
 	if home == nil {
 		return nil

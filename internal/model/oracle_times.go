@@ -9,7 +9,8 @@ import (
 
 // What fstat may say of a file: a size that programs may take it for, and as mtime the moment of the last modification that
 // went home at once, or the time that was set after it. While programs have stored bytes that are not released or synced,
-// any moment since will do too, since these bytes may go home early.
+// any moment since will do too, since these bytes may go home early. A release modifies the file again while what was released
+// before is not home.
 
 // coarse is how far the clock of files may be behind the clock of programs.
 const coarse = 20 * time.Millisecond
@@ -82,6 +83,10 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 		if t.open.IsZero() {
 			t.open = began
 		}
+	case Release, DontNeed, Unmap, Kill:
+		if o.publishesAgain(s) {
+			t.may = append(t.may, during)
+		}
 	}
 	if !t.open.IsZero() && !o.storing() {
 		t.may = append(t.may, moments{t.open, now})
@@ -102,6 +107,13 @@ func (o *Oracle) Refused(s Step) {
 		t.may = append(t.may, moments{t.last.Add(-coarse), now})
 	}
 	t.last = now
+}
+
+// publishesAgain reports whether the pages of s have something that its device released and that may not be home.
+func (o *Oracle) publishesAgain(s Step) (again bool) {
+	agent := o.layout.Device(s.Client) + 1
+	o.each(s.Off, s.Len, func(_ int, pg *oraclePage, _, _ int) { again = again || pg.touched[agent] })
+	return again
 }
 
 // storing reports whether programs stored bytes that nobody released or synced.
