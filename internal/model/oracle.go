@@ -67,6 +67,27 @@ func (v *values) at(off int64) byte {
 	return v.first + byte(off-v.offset)
 }
 
+// is reports whether v and w leave the same bytes for the same reason.
+func (v *values) is(w values) bool {
+	switch {
+	case v.same || w.same:
+		return v.same && w.same && v.first == w.first && v.data == nil && w.data == nil
+	case v.data != nil || w.data != nil:
+		return v.data != nil && w.data != nil && v.offset == w.offset && &v.data[0] == &w.data[0]
+	}
+	return v.first-byte(v.offset) == w.first-byte(w.offset)
+}
+
+// appendValues appends those of more that are not in list.
+func appendValues(list, more []values) []values {
+	for _, v := range more {
+		if !slices.ContainsFunc(list, v.is) {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
 var zeros = values{same: true}
 
 // valuesOf returns what a step stores at off.

@@ -137,10 +137,10 @@ func (o *Oracle) copyRange(s Step) {
 			}
 			x := piece{off: int64(p)*PageSize + int64(seg.from) + s.Off - s.From, n: int64(end - seg.from)}
 			for _, t := range current(seg.stores, c) {
-				for _, v := range t.vals {
-					v.offset += s.Off - s.From
-					x.vals = append(x.vals, v)
-				}
+				x.vals = appendValues(x.vals, t.vals)
+			}
+			for i := range x.vals {
+				x.vals[i].offset += s.Off - s.From
 			}
 			pieces = append(pieces, x)
 		}

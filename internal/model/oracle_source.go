@@ -65,7 +65,7 @@ func (pg *oraclePage) countAsStored(agent int) {
 	for i, seg := range pg.segments {
 		s := &oracleStore{agent: agent, at: slices.Clone(c)}
 		for _, t := range current(seg.stores, before) {
-			s.vals = append(s.vals, t.vals...)
+			s.vals = appendValues(s.vals, t.vals)
 		}
 		pg.segments[i].stores = append(slices.Clone(seg.stores), s)
 	}

@@ -164,3 +164,18 @@ func TestOracleOfTimes(t *testing.T) {
 		require.Error(t, o.Event(Step{Op: Stat}, AppendStat(nil, l.Size, now)))
 	})
 }
+
+// TestOracleStaysSmall: however often SOURCE changes a page that somebody stores into, few values are remembered of a byte.
+func TestOracleStaysSmall(t *testing.T) {
+	l := DefaultLayout(true)
+	o := NewOracle(l)
+	for i := range 64 {
+		require.NoError(t, o.Event(Step{Op: Write, Off: 8, Len: 1, Val: byte(i)}, nil))
+		require.NoError(t, o.Event(Step{Op: SourceWrite, Len: PageSize, Val: byte(i)}, nil))
+	}
+	for _, seg := range o.pages[0].segments {
+		for _, s := range seg.stores {
+			require.LessOrEqual(t, len(s.vals), 200)
+		}
+	}
+}

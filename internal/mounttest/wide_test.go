@@ -237,7 +237,8 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 		return nil // there is no name
 	}
 	// The kernel takes the file for what it was told last.
-	if s.Op == model.MapStore && s.Off+s.Len > run.Oracle.LeastSize() {
+	least := run.Oracle.LeastSize()
+	if s.Op == model.MapStore && s.Off+s.Len > least || s.Op == model.Copy && s.From+s.Len > least {
 		return nil
 	}
 	switch s.Op {
