@@ -153,11 +153,21 @@ func (x *system) converged(run *model.Run) error {
 				return err
 			}
 			if s.Op == model.Load && string(got) != string(home) {
-				return fmt.Errorf("in the end, device %d does not have the bytes of the backing file", x.layout.Device(client))
+				return fmt.Errorf("in the end, device %d does not have the bytes of the backing file: %s",
+					x.layout.Device(client), firstDifference(got, home))
 			}
 		}
 	}
 	return nil
+}
+
+func firstDifference(got, want []byte) string {
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			return fmt.Sprintf("byte %d of page %d is 0x%02x, want 0x%02x", i%model.PageSize, i/model.PageSize, got[i], want[i])
+		}
+	}
+	return fmt.Sprintf("%d bytes, want %d", len(got), len(want))
 }
 
 func layoutOf(writeBack bool) model.Layout {
@@ -274,5 +284,6 @@ func (x *system) recover() error {
 		}
 		x.processes[c] = q
 	}
-	return nil
+	clear(x.mapped)
+	return x.settled()
 }

@@ -203,17 +203,8 @@ func (x *system) kill(c model.Client) error {
 		return err
 	}
 	delete(x.mapped, c)
-	for start := time.Now(); ; {
-		n, err := x.mappings()
-		if err != nil {
-			return err
-		}
-		if n == len(x.mapped) {
-			break
-		}
-		if time.Since(start) > patience {
-			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped))
-		}
+	if err := x.settled(); err != nil {
+		return err
 	}
 	p, err := startProcess(x.env...)
 	if err != nil {
@@ -221,6 +212,22 @@ func (x *system) kill(c model.Client) error {
 	}
 	x.processes[c] = p
 	return x.open(c)
+}
+
+// settled waits until the daemon has no mappings but those of programs that live.
+func (x *system) settled() error {
+	for start := time.Now(); ; {
+		n, err := x.mappings()
+		if err != nil {
+			return err
+		}
+		if n == len(x.mapped) {
+			return nil
+		}
+		if time.Since(start) > patience {
+			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped))
+		}
+	}
 }
 
 // slowest says which kinds of steps took longest.
