@@ -78,16 +78,16 @@ func (f *File) fetchChunks(chunks []*cleanChunk) {
 	if plan != nil {
 		for _, k := range chunks {
 			k.epoch = f.epoch(k.pages)
-			k.copy.Store(plan.peerCopy)
+			k.copy.Store(plan.Read)
 		}
 	}
 	f.mu.Unlock()
-	if plan == nil || !c.startCopy(plan.peerCopy) {
+	if plan == nil || !plan.Start() {
 		fillChunks(chunks, nil)
 		return
 	}
 	fill := func() {
-		<-plan.done
+		<-plan.Done()
 		f.arrived(plan, chunks, f.isHome(plan), 0)
 	}
 	if !c.inBackground(fill) {
@@ -98,7 +98,7 @@ func (f *File) fetchChunks(chunks []*cleanChunk) {
 // arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes, or gives them up where it is not known
 // to be what home has.
 func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, isHome bool, asked int64) {
-	defer plan.finish()
+	defer plan.Finish()
 	if !isHome {
 		fillChunks(chunks, nil)
 		return
@@ -108,7 +108,7 @@ func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, isHome bool, as
 }
 
 // isHome reports whether a copy that has ended is known to be what home has.
-func (f *File) isHome(plan *peerCopyPlan) bool { return plan.err == nil && f.verify(plan).Empty() }
+func (f *File) isHome(plan *peerCopyPlan) bool { return plan.Err() == nil && f.verify(plan).Empty() }
 
 // fillChunks fills chunks from what plan copied; nil: gives them up.
 func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
@@ -118,7 +118,7 @@ func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
 			continue
 		}
 		at := (k.pages.Start - plan.pages.Start).Offset()
-		k.fill(plan.buf[at : at+k.pages.Bytes()])
+		k.fill(plan.Buf()[at : at+k.pages.Bytes()])
 	}
 }
 
@@ -140,15 +140,13 @@ func (f *File) fastestLocked(rg page.Range, n int64) (best *have, haves []have, 
 	if f.detached.Load() || rg.End > page.Count(f.size) {
 		return nil, nil, 0
 	}
-	c := &f.c.costs
 	haves = f.havesLocked(rg)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	took = c.disk.Time(n)
+	disk := f.c.disk.Now()
+	took = disk.Time(n)
 	always := f.c.peerReads == PeerReadsAlways
 	for i := range haves {
 		x := &haves[i]
-		s := x.h.dev.cost
+		s := x.h.dev.moves.Cost.Now()
 		if x.pages[0] != rg || s.Stuck() || !f.c.fetchesMoreFrom(x.h.dev) {
 			continue
 		}

@@ -62,7 +62,7 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 	f.mu.Lock()
 	plan := f.planAroundLocked(k, int64(len(p)))
 	f.mu.Unlock()
-	if plan == nil || !c.startCopy(plan.peerCopy) {
+	if plan == nil || !plan.Start() {
 		k.fill(nil)
 		return 0, false
 	}
@@ -72,11 +72,11 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 		return 0, true
 	}
 	isHome := f.isHome(plan)
-	if failed = plan.err != nil; failed {
+	if failed = plan.Err() != nil; failed {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 	}
 	if isHome {
-		n = copy(p, plan.buf[off-k.pages.Offset():])
+		n = copy(p, plan.Buf()[off-k.pages.Offset():])
 		f.count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
 		k.note(off, n)
 	}
@@ -96,8 +96,8 @@ func (f *File) planAroundLocked(k *cleanChunk, n int64) *peerCopyPlan {
 	}
 	f.probeLocked(k.pages, haves, best.h)
 	plan := f.copyLocked(*best, k.pages)
-	plan.urgent, plan.thought = true, took
+	plan.beUrgent(took)
 	k.epoch = plan.epoch
-	k.copy.Store(plan.peerCopy)
+	k.copy.Store(plan.Read)
 	return plan
 }

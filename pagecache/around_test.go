@@ -13,6 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
 // readDirect is read by a program that reads past the kernel's page cache.
@@ -43,7 +44,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 		off, n := at()
 		require.True(t, bytes.Equal(src.home.bytes(off, n), src.readDirect(t, off, n)), off)
 	}
-	m.cache.peerCalls.Wait()
+	m.cache.waitCopies()
 	calls := m.devices[0].Calls(faulty.CopyOut)
 	require.LessOrEqual(t, int(calls), pages/chunkPages+1)
 	require.Greater(t, m.counter(cleanReads), int64(1500))
@@ -139,7 +140,7 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 // TestGivenUpTwice: a copy that hangs, and that both the reader who asked for it and another one gave up, leaves its device usable
 // once it has ended; so does one that never began.
 func TestGivenUpTwice(t *testing.T) {
-	for name, before := range map[string]int{"while it runs": 0, "while it waits": copyCallers} {
+	for name, before := range map[string]int{"while it runs": 0, "while it waits": schedule.MostCalls} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 1, peerReads(PeerReadsAlways))
 			src, _ := m.sharedFile(sharedSize)
@@ -160,8 +161,8 @@ func TestGivenUpTwice(t *testing.T) {
 			}
 			readers.Wait()
 			gate.Open()
-			m.cache.peerCalls.Wait()
-			state := m.cache.costs.estimate(m.cache.devices[0].cost)
+			m.cache.waitCopies()
+			state := m.cache.devices[0].reads()
 			require.False(t, state.Stuck)
 			require.Zero(t, state.Queued)
 			require.Zero(t, m.cache.cleanBytes.Load())
@@ -178,19 +179,18 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	gate := m.devices[0].Hold(faulty.CopyOut)
 	f := src.attached
 	f.expect(page.Range{End: 1}, sharedSize)
-	for k := range copyCallers {
+	for k := range schedule.MostCalls {
 		at := page.Index(k * chunkPages)
 		f.readAhead([]page.Range{{Start: at, End: at + chunkPages}}, home)
 		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute, time.Millisecond/10)
 	}
-	stuck := func() bool { return m.cache.costs.estimate(m.cache.devices[0].cost).Stuck }
+	stuck := func() bool { return m.cache.devices[0].reads().Stuck }
 	require.False(t, stuck())
 	require.True(t, bytes.Equal(src.home.bytes(2<<20, page.Size), src.readDirect(t, 2<<20, page.Size)))
 	require.True(t, stuck())
 	gate.Open()
-	m.cache.peerCalls.Wait()
+	m.cache.waitCopies()
 	require.False(t, stuck())
-	require.Empty(t, m.cache.devices[0].copies.running)
 }
 
 // TestReadersCopyThemselves: from a device without copy engines a reader copies in its own goroutine, and all or nothing. What home's part of a
@@ -206,7 +206,6 @@ func TestReadersCopyThemselves(t *testing.T) {
 	read := make(chan []byte, 1)
 	go func() { read <- src.readDirect(t, 0, 1<<20) }()
 	<-gate.Arrived()
-	require.Zero(t, d.copies.callers)
 	gate.Open()
 	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), <-read))
 	require.Zero(t, home.reads.Load())
@@ -222,10 +221,9 @@ func TestReadersCopyThemselves(t *testing.T) {
 	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
 	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
 	require.EqualValues(t, 1, m.counter(fallbacks))
-	e := m.cache.costs.estimate(d.cost)
+	e := d.reads()
 	require.Less(t, e.Latency+time.Duration(float64(512<<10)/e.Bandwidth*1e9), slow)
 	require.Zero(t, e.Queued)
-	require.Empty(t, d.copies.running)
 }
 
 // TestNoPlaceForMore: where no device has copy engines, reads are neither followed nor given chunks.
@@ -256,7 +254,7 @@ func TestCopyEngines(t *testing.T) {
 			at := k << 16
 			require.True(t, bytes.Equal(src.home.bytes(at, 1<<16), src.read(t, at, 1<<16)))
 		}
-		m.cache.peerCalls.Wait()
+		m.cache.waitCopies()
 		require.Positive(t, m.counter(deviceReads))
 		ahead := m.cache.counters.AheadBytes.Load()
 		require.Equal(t, engines, ahead > 0, "%d bytes", ahead)

@@ -23,6 +23,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their files
@@ -203,7 +204,7 @@ func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 		x, off := m.h.at(p)
 		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off + 104 + 8*int64(m.dev.info.Ordinal), Host: word})
 	}
-	require.NoError(r, m.dev.CopyIn(r.ctx, copies))
+	require.NoError(r, m.dev.moves.In(r.ctx, mover.Acquire, copies))
 }
 
 // verify compares the mapping's pages with home: the given ones, or a thousand.
@@ -218,7 +219,7 @@ func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
 		x, off := m.h.at(p)
 		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off, Host: got[i*page.Size : (i+1)*page.Size]})
 	}
-	require.NoError(r, m.dev.CopyOut(r.ctx, copies))
+	require.NoError(r, m.dev.moves.Out(r.ctx, mover.CPURead, copies))
 	for i, p := range pages {
 		_, err := s.home.ReadAt(want, p.Offset())
 		require.NoError(r, err)
@@ -291,7 +292,7 @@ func BenchmarkFill(b *testing.B) {
 		r := newRig(b, 1)
 		n := r.fileBytes()
 		s := r.file(n)
-		dev := r.cache.devices[0].Device
+		dev := r.cache.devices[0].deviceMemory.(gpubackend.Device)
 		size := max(dev.Info().Granularity, n/8&^(dev.Info().Granularity-1))
 		var mems []gpubackend.Memory
 		for range (n + size - 1) / size {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -301,7 +302,7 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 		pieces = of.appendCopies(pieces, rg, rest[:rg.Bytes()])
 		rest = rest[rg.Bytes():]
 	}
-	if err := h.dev.CopyOut(ctx, pieces); err != nil {
+	if err := h.dev.moves.Out(ctx, mover.WriteBack, pieces); err != nil {
 		return err
 	}
 	for i, p := range from {

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/internal/cost"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -85,13 +87,11 @@ type Cache struct {
 	fetchesMore bool
 	// leastPatience is immutable, and of the constant's value but in tests.
 	leastPatience time.Duration
-	stuckAfter    time.Duration // immutable
-	cleanAge      time.Duration // the same
-	costs         costs
-	peerCtx       context.Context // of copies; ends with Close
-	peerStop      context.CancelFunc
-	peerCalls     sync.WaitGroup
-	clean         *cleanStore // nil without devices
+	stuckAfter    time.Duration  // immutable
+	cleanAge      time.Duration  // the same
+	disk          *mover.Place   // that homes are read from
+	peerCalls     sync.WaitGroup // what waits for copies in the background
+	clean         *cleanStore    // nil without devices
 	cleanLimit    int64
 	cleanBytes    atomic.Int64
 	chunks        chunkMemory
@@ -116,17 +116,37 @@ type Cache struct {
 	hold       pendingHold
 }
 
+// deviceMemory is what the Cache does with a gpubackend.Device but for moving bytes, which is the mover's.
+type deviceMemory interface {
+	Key() *gpubackend.DigestKey
+	Alloc(size int64) (gpubackend.Memory, error)
+	Used() int64
+	Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error
+	Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error)
+	HostBuffer(n int) (buf []byte, release func(), err error)
+	Close() error
+}
+
+// zeroed is a device that package residency allocates memory of. The mover zeroes it.
+type zeroed struct {
+	gpubackend.Device
+	moves *mover.Device
+}
+
+func (z zeroed) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
+	return z.moves.Zero(ctx, mover.Acquire, mem, off, n)
+}
+
 // device is a gpubackend.Device and what the Cache knows of it.
 type device struct {
-	gpubackend.Device
+	deviceMemory
+	// moves has all transfers to, from and within the memory, and knows what CPU reads take. Immutable.
+	moves *mover.Device
 	info  gpubackend.Info
 	owner versions.Owner
 	lost  atomic.Bool
 	// zeros are the digests of pages of zeros. Immutable.
 	zeros []gpubackend.Digest
-	// cost is what CPU reads take from the device; protected by Cache.costs. copies are those that wait.
-	cost   *cost.Source
-	copies copyQueue
 	// room is who has how much of the memory.
 	room *residency.Device
 }
@@ -175,13 +195,15 @@ func New(o Options) (*Cache, error) {
 			return nil, fmt.Errorf("two devices have the number %d", info.Ordinal)
 		}
 		seen[info.Ordinal] = true
-		c.devices = append(c.devices, &device{
-			Device: d, info: info, owner: versions.GPU(info.Ordinal), cost: cost.NewSource(deviceLatency, deviceBandwidth),
+		own := &device{
+			deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
 			zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
-			room: residency.New(d, residency.Options{
-				Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
-			}),
+		}
+		own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
+		own.room = residency.New(zeroed{d, own.moves}, residency.Options{
+			Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
 		})
+		c.devices = append(c.devices, own)
 	}
 	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
 		return nil, err

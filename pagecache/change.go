@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -202,7 +203,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 		var err error
 		h.each(rg, func(x *extent, part page.Range) {
 			if zero := bytes.Intersect(part.Span()); err == nil && !zero.Empty() {
-				err = h.dev.Zero(ctx, x.Memory(), x.offset(zero.Off), zero.Len())
+				err = h.dev.moves.Zero(ctx, mover.WriteBack, x.Memory(), x.offset(zero.Off), zero.Len())
 			}
 		})
 		if err != nil {

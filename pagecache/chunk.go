@@ -8,6 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
@@ -115,7 +116,7 @@ func (c *chunk) copyOut(ctx context.Context) error {
 		copies = c.h.appendCopies(copies, run, buf[:run.Bytes()])
 		buf = buf[run.Bytes():]
 	}
-	return c.h.dev.CopyOut(ctx, copies)
+	return c.h.dev.moves.Out(ctx, mover.WriteBack, copies)
 }
 
 // merge makes what home is to have of run i.

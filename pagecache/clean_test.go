@@ -11,7 +11,7 @@ import (
 
 // order returns the chunks in the order of a store. Nothing is read ahead, or thrown out, any more.
 func (m *machine) order() []*cleanChunk {
-	m.cache.peerCalls.Wait()
+	m.cache.waitCopies()
 	s := m.cache.clean
 	s.cache.Wait() // it throws out in a goroutine of its own
 	s.orderMu.Lock()
@@ -67,39 +67,4 @@ func TestChunkThatGoesBeforeItIsKept(t *testing.T) {
 	_, kept := s.cache.Get(k.key)
 	require.False(t, kept)
 	require.Empty(t, m.order())
-}
-
-// TestHurriedCopies: a copy that somebody waits for goes first, whether it is in the queue by then or not.
-func TestHurriedCopies(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
-	src, _ := m.sharedFile(sharedSize)
-	m.run(src, 0, 0, sharedSize, false)
-	f, c := src.attached, m.cache
-	plan := func(i page.Index) *peerCopyPlan {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.planAheadLocked(page.Range{Start: i, End: i + 1})
-	}
-	all := []*peerCopyPlan{plan(1), plan(2), plan(3)}
-	q := &all[0].dev.copies
-	q.mu.Lock()
-	q.callers = copyCallers // nobody takes anything
-	q.mu.Unlock()
-	c.hurry(all[2].peerCopy)
-	for _, p := range all {
-		require.True(t, c.startCopy(p.peerCopy))
-	}
-	c.hurry(all[1].peerCopy)
-	q.mu.Lock()
-	require.Equal(t, []*peerCopy{all[2].peerCopy, all[1].peerCopy}, q.urgent)
-	require.Equal(t, []*peerCopy{all[0].peerCopy}, q.others)
-	q.callers = 1
-	q.mu.Unlock()
-	c.peerCalls.Add(1)
-	c.carryOutCopies(all[0].dev)
-	for _, p := range all {
-		<-p.done
-		require.NoError(t, p.err)
-		p.finish()
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
@@ -46,7 +47,7 @@ type cleanChunk struct {
 	// enlisted is what touched was when the chunk got its place in the order; protected by cleanStore.orderMu.
 	enlisted int64
 	// copy is what brings them; nil before it is planned.
-	copy atomic.Pointer[peerCopy]
+	copy atomic.Pointer[mover.Read]
 	// users are the table, whoever fills buf, and those who copy from it.
 	users atomic.Int32
 	reads int    // protected by cleanPages.mu
@@ -223,10 +224,9 @@ func (k *cleanChunk) wait() bool {
 		return true
 	default:
 	}
-	c := k.f.c
-	if j := k.copy.Load(); j == nil || !c.costs.estimate(j.dev.cost).Stuck {
+	if j := k.copy.Load(); j == nil || !j.Stuck() {
 		if j != nil {
-			c.hurry(j)
+			j.Hurry()
 		}
 		timer := time.NewTimer(chunkPatience)
 		defer timer.Stop()
@@ -236,7 +236,7 @@ func (k *cleanChunk) wait() bool {
 		case <-timer.C:
 		}
 		if j = k.copy.Load(); j != nil {
-			c.isLate(j)
+			j.Late()
 		}
 	}
 	k.f.forgetChunk(k)

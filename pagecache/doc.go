@@ -6,7 +6,8 @@
 // resident on any device; files that no device has anything to do with cost nothing here, and package fs does not
 // call in. Home is the backing file as buffered I/O sees it. A device holds a file in extents, each of which
 // caches a range of its pages. Package residency owns their memory: who has it, how large extents are, and what goes when a
-// device is full; File is what it calls a Key (evict.go). A Mapping is one client's window on one device's extents; its
+// device is full; File is what it calls a Key (evict.go). Package mover makes every call of a device that moves bytes. A
+// Mapping is one client's window on one device's extents; its
 // extents are pinned while it lives.
 //
 // # Locks, in the order they are taken
@@ -17,8 +18,10 @@
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	File.readingMu     how many reads of home go on
-//	copyQueue.mu, cleanPages.mu, cleanStore.mu, costs.mu, pageMemory.mu
-//	                   leaves, but that a copyQueue notes costs and cleanStore.orderMu comes before cleanPages.mu
+//	cleanPages.mu, cleanStore.mu, pageMemory.mu
+//	                   leaves, but that cleanStore.orderMu comes before cleanPages.mu
+//	mover.Device.mu    which transfers of a device wait and are under way
+//	mover.Place.mu     what is known of a device's or of the disk's speed; a leaf
 //	residency.Device.mu
 //	                   who has how much of a device's memory; a leaf
 //	counters           atomics
@@ -53,7 +56,7 @@
 // # Reads on the CPU
 //
 // A read of pages that home has is served from the host's page cache, from what was read ahead, from a device or from the
-// disk (peerread.go, peercopy.go, clean.go; package internal/cost knows what takes how long). A read of what did not change since
+// disk (peerread.go, peercopy.go, clean.go; packages mover and internal/cost know what takes how long). A read of what did not change since
 // others read it takes no File.mu to learn that (readsnapshot.go); other reads take it twice, for microseconds. No read holds it
 // while bytes are copied. Facts read under File.mu stay valid until the region's epoch changes: the lrc machine reports every
 // change of a page, and whoever changes bytes without it calls File.changed before. A copy pins its extents, so whoever uses

@@ -6,6 +6,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // Who is given the memory of an extent can look at all of it, whatever he mapped. So nothing may be there that he could not read
@@ -70,7 +71,7 @@ func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) (err e
 	f.changed(rg)
 	h.each(rg, func(x *extent, part page.Range) {
 		if err == nil {
-			err = h.dev.Zero(ctx, x.Memory(), x.off(part.Start), part.Bytes())
+			err = h.dev.moves.Zero(ctx, mover.Acquire, x.Memory(), x.off(part.Start), part.Bytes())
 		}
 	})
 	if err != nil {
@@ -248,7 +249,7 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		var err error
 		h.each(part.pages, func(x *extent, pages page.Range) {
 			if at := max(from, pages.Offset()); err == nil {
-				err = h.dev.Zero(ctx, x.Memory(), x.offset(at), pages.End.Offset()-at)
+				err = h.dev.moves.Zero(ctx, mover.Acquire, x.Memory(), x.offset(at), pages.End.Offset()-at)
 			}
 			past := page.Range{Start: page.Count(from), End: pages.End}
 			for _, run := range f.lrc.TrackedBy(past.Intersect(pages), owner, notHollow) {

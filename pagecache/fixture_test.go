@@ -18,6 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
@@ -509,4 +510,10 @@ func (c *Cache) collectDue(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
 		f.collectDue(ctx)
 	}
+}
+
+// reads returns what reads from a device take.
+func (d *device) reads() cost.Estimate {
+	s := d.moves.Cost.Now()
+	return s.Estimate()
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // What devices store past end of file is not part of the file, also not when it grows. Where every write goes home at once, a
@@ -143,7 +144,7 @@ func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEn
 				for part := range cut(run, bufferPages) {
 					x := pastEnd{h, part, make([]byte, part.Bytes())}
 					if err == nil {
-						err = h.dev.CopyOut(ctx, h.copies(part, x.bytes))
+						err = h.dev.moves.Out(ctx, mover.WriteBack, h.copies(part, x.bytes))
 					}
 					found = append(found, x)
 				}
@@ -180,7 +181,7 @@ func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
 			continue
 		}
 		f.changed(x.pages)
-		if err := x.h.dev.Patch(ctx, patches); err != nil && !f.lostLocked(x.h.dev, err) {
+		if err := x.h.dev.moves.Patch(ctx, mover.WriteBack, patches); err != nil && !f.lostLocked(x.h.dev, err) {
 			return x.h.dev.fault(err)
 		}
 	}

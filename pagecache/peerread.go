@@ -84,14 +84,6 @@ const (
 	probeBytes = 128 << 10
 )
 
-// What is thought of a disk and of a device before anything is measured.
-const (
-	diskLatency     = 100 * time.Microsecond
-	diskBandwidth   = 2e9
-	deviceLatency   = 20 * time.Microsecond
-	deviceBandwidth = 10e9
-)
-
 // patience is how long a copy is waited for that was thought to take so long.
 func (c *Cache) patience(thought time.Duration) time.Duration {
 	return max(min(patienceTimes*thought, mostPatience), c.leastPatience)
@@ -202,7 +194,7 @@ func (f *File) verify(p *peerCopyPlan) (doubtful page.Range) {
 		compared += c.pages.Len()
 		sums = append(sums[:0], c.agreed...)
 		at := (c.pages.Start - p.pages.Start).Offset()
-		p.dev.Key().SumPages(p.buf[at:at+c.pages.Bytes()], sums)
+		p.dev.Key().SumPages(p.Buf()[at:at+c.pages.Bytes()], sums)
 		for i := range sums {
 			if sums[i] == c.agreed[i] {
 				continue
@@ -294,7 +286,7 @@ func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err
 	f.mu.Lock()
 	plan := f.planLocked(off, want)
 	f.mu.Unlock()
-	if plan == nil || !c.startCopy(plan.peerCopy) {
+	if plan == nil || !plan.Start() {
 		return f.fromHome(home, p, off)
 	}
 	// The device gives the beginning, the end, or all.
@@ -317,18 +309,18 @@ func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err
 		}
 		return before + n + after, nil
 	}
-	defer plan.finish()
+	defer plan.Finish()
 	if err != nil || int64(before) < lo {
 		return before, err
 	}
 	doubtful := plan.pages
-	if plan.err == nil {
+	if plan.Err() == nil {
 		doubtful = f.verify(plan)
 	}
 	from := off + lo - plan.pages.Offset()
 	copied := 0
-	if plan.err == nil {
-		copied = copy(p[lo:hi], plan.buf[from:])
+	if plan.Err() == nil {
+		copied = copy(p[lo:hi], plan.Buf()[from:])
 	}
 	if !doubtful.Empty() {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
@@ -369,14 +361,13 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 	var best have
 	var pages page.Range
 	var idle []have
-	c := &f.c.costs
 	haves := f.havesLocked(rg)
-	c.mu.Lock()
-	took := c.disk.Time(n)
+	disk := f.c.disk.Now()
+	took := disk.Time(n)
 	for _, x := range haves {
 		first, last := x.pages[0], x.pages[len(x.pages)-1]
-		d := x.h.dev
-		if d.cost.Stuck() {
+		d, s := x.h.dev, x.h.dev.moves.Cost.Now()
+		if s.Stuck() {
 			continue
 		}
 		idle = append(idle, x)
@@ -389,9 +380,9 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 				}
 				continue
 			}
-			give, t := most, d.cost.Time(most)+c.disk.Time(n-most) // where the reader copies himself, one after the other
+			give, t := most, s.Time(most)+disk.Time(n-most) // where the reader copies himself, one after the other
 			if d.info.CopyEngines {
-				give, t = cost.Split(d.cost, c.disk, n, most, page.Size)
+				give, t = cost.Split(&s, &disk, n, most, page.Size)
 			}
 			if give > 0 && give < most {
 				give = (off+give)&^(page.Size-1) - off // whole pages
@@ -401,9 +392,9 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 			}
 		case last.End == rg.End:
 			most := off + n - last.Offset()
-			t := d.cost.Time(most) + c.disk.Time(n-most)
+			t := s.Time(most) + disk.Time(n-most)
 			if d.info.CopyEngines {
-				t = max(d.cost.Time(most), c.disk.Time(n-most))
+				t = max(s.Time(most), disk.Time(n-most))
 			}
 			if t < took || f.c.peerReads == PeerReadsAlways && best.h == nil {
 				best, took, pages = x, t, last
@@ -412,15 +403,15 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 	}
 	var thought time.Duration
 	if best.h != nil {
-		thought = best.h.dev.cost.Time(pages.Bytes())
+		s := best.h.dev.moves.Cost.Now()
+		thought = s.Time(pages.Bytes())
 	}
-	c.mu.Unlock()
 	f.probeLocked(rg, idle, best.h)
 	if best.h == nil {
 		return nil
 	}
 	plan = f.copyLocked(best, pages)
-	plan.urgent, plan.thought = true, thought
+	plan.beUrgent(thought)
 	return plan
 }
 
@@ -430,26 +421,26 @@ func (f *File) probeLocked(rg page.Range, haves []have, chosen *holding) {
 	if c.peerReads != PeerReadsAuto {
 		return
 	}
-	if chosen != nil && c.costs.due(c.costs.disk) {
+	if chosen != nil && c.disk.Due() {
 		f.probeHomeLocked(rg)
 	}
 	for _, x := range haves {
 		d := x.h.dev
-		if x.h == chosen || d.lost.Load() || !c.costs.due(d.cost) {
+		if x.h == chosen || d.lost.Load() || !d.moves.Cost.Due() {
 			continue
 		}
 		pages := x.pages[0]
 		pages.End = min(pages.End, pages.Start+probeBytes>>page.Shift)
 		j := x.h.newCopyLocked(pages)
 		if !c.inBackground(func() {
-			defer c.costs.measured(d.cost)
-			if c.startCopy(j) {
-				<-j.done
-				j.finish()
+			defer d.moves.Cost.Measured()
+			if j.Start() {
+				<-j.Done()
+				j.Finish()
 			}
 		}) {
-			j.unpin()
-			c.costs.measured(d.cost)
+			j.Drop()
+			d.moves.Cost.Measured()
 		}
 	}
 }
@@ -460,14 +451,14 @@ func (f *File) probeHomeLocked(rg page.Range) {
 	rg.End = min(rg.End, rg.Start+probeBytes>>page.Shift)
 	f.beginRead()
 	if !c.inBackground(func() {
-		defer c.costs.measured(c.costs.disk)
+		defer c.disk.Measured()
 		defer f.endRead()
 		buf := takeBuffer()
 		defer giveBuffer(buf)
 		_, _ = c.homeRead(bareHome{home}, buf[:rg.Bytes()], rg.Offset())
 	}) {
 		f.endRead()
-		c.costs.measured(c.costs.disk)
+		c.disk.Measured()
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 func peerReads(when PeerReads) machineOption {
@@ -587,19 +588,13 @@ func TestSplitRead(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
-	c := &m.cache.costs
-	c.mu.Lock()
-	for _, s := range []interface {
-		End(n, ahead int64, took time.Duration, now time.Time)
-		Begin(n int64) int64
-	}{c.disk, m.cache.devices[0].cost} {
+	for _, p := range []*mover.Place{m.cache.disk, m.cache.devices[0].moves.Cost} {
 		for n := int64(4096); n <= 1<<20; n *= 2 {
 			for range 50 {
-				s.End(n, s.Begin(n), 100*time.Microsecond+time.Duration(n), time.Now())
+				p.NoteForTesting(n, 100*time.Microsecond+time.Duration(n))
 			}
 		}
 	}
-	c.mu.Unlock()
 	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), src.read(t, 0, 1<<20)))
 	require.EqualValues(t, 1, m.counter(deviceReads))
 	require.EqualValues(t, 1, m.counter(diskReads))

@@ -7,6 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -130,7 +131,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 			})
 		})
 	}
-	if err := h.dev.CopyPeer(ctx, pieces); err != nil {
+	if err := h.dev.moves.Peer(ctx, mover.Acquire, pieces); err != nil {
 		h.litter(ranges)
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // peerReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
@@ -154,7 +155,7 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, enteri
 		copy(before, theirs)
 		for _, q := range f.lrc.AllPending(i, entering) {
 			h := f.holdings[q.Owner]
-			if err := h.dev.CopyOut(ctx, h.copies(q.Range, mine)); err != nil {
+			if err := h.dev.moves.Out(ctx, mover.CPURead, h.copies(q.Range, mine)); err != nil {
 				if f.lostLocked(h.dev, err) {
 					return f.readMergedLocked(ctx, p, off, entering) // without it
 				}

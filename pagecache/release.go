@@ -11,6 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // dropGap is the number of clean pages between two dropped runs that are dropped along with them, to save a call.
@@ -102,7 +103,7 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 		return modified, nil
 	}
 	bytes := make([]byte, page.Size)
-	if err := h.dev.CopyOut(ctx, h.copies(last, bytes)); err != nil {
+	if err := h.dev.moves.Out(ctx, mover.WriteBack, h.copies(last, bytes)); err != nil {
 		f.lostLocked(h.dev, err)
 		return nil, h.dev.fault(err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -72,7 +73,7 @@ func (f *File) patchBehindLocked(ctx context.Context, rg page.Range) (err error)
 
 // patchLocked carries out updates of part from home.
 func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update) error {
-	p := &pipeline{f: f, h: h, ctx: ctx}
+	p := &pipeline{f: f, h: h, ctx: ctx, class: mover.WriteBack}
 	h.agreeOn(stale)
 	p.pieces = piecesOf(stale, f.storingLocked(h, part), pieceFor(stale), nil)
 	if len(p.pieces) == 1 {

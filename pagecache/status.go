@@ -79,7 +79,8 @@ type ReadCost struct {
 	Stuck bool `json:"stuck"`
 }
 
-func readCost(e cost.Estimate) ReadCost {
+func readCost(s cost.Source) ReadCost {
+	e := s.Estimate()
 	return ReadCost{
 		LatencyMicros: float64(e.Latency) / 1e3, Bandwidth: e.Bandwidth, Reads: e.Reads, QueuedBytes: e.Queued, Stuck: e.Stuck,
 	}
@@ -189,7 +190,7 @@ func (c *Cache) Status() Status {
 		BaseLimit:         c.memory.limit,
 		CleanBytes:        c.cleanBytes.Load(),
 		CleanLimit:        c.cleanLimit,
-		Disk:              readCost(c.costs.estimate(c.costs.disk)),
+		Disk:              readCost(c.disk.Now()),
 		Goroutines:        runtime.NumGoroutine(),
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
@@ -227,7 +228,7 @@ func (c *Cache) Status() Status {
 			Extents:     memory.Extents,
 			Lost:        d.lost.Load(),
 			Users:       memory.Users,
-			Read:        readCost(c.costs.estimate(d.cost)),
+			Read:        readCost(d.moves.Cost.Now()),
 		})
 	}
 	return s

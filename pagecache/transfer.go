@@ -11,6 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // Bytes go from home to a device through a pipeline. Workers read pieces from home into buffers that the device copies
@@ -144,6 +145,7 @@ type pipeline struct {
 	f      *File
 	h      *holding
 	ctx    context.Context
+	class  mover.Class
 	until  time.Time // zero if all must be brought now
 	pieces []piece
 	direct *directHome // nil where home is read through the host's page cache
@@ -187,7 +189,7 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 		stale = f.lrc.Stale(wide, h.owner)
 		storing = f.storingLocked(h, wide)
 	}
-	p := &pipeline{f: f, h: h, ctx: ctx, until: until, direct: f.directLocked()}
+	p := &pipeline{f: f, h: h, ctx: ctx, class: mover.Acquire, until: until, direct: f.directLocked()}
 	p.cold.Store(len(spans) > 0)
 	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
 		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {
@@ -545,14 +547,14 @@ func (p *pipeline) send(pieces []*piece) error {
 		copies, patches = all.copies, all.patches
 	}
 	if len(copies) > 0 {
-		if err := p.h.dev.CopyIn(p.ctx, copies); err != nil {
+		if err := p.h.dev.moves.In(p.ctx, p.class, copies); err != nil {
 			return err
 		}
 	}
 	if len(patches) > 0 {
 		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken for
 		// the device's: a patch that is begun is carried through.
-		if err := p.h.dev.Patch(context.WithoutCancel(p.ctx), patches); err != nil {
+		if err := p.h.dev.moves.Patch(context.WithoutCancel(p.ctx), p.class, patches); err != nil {
 			return err
 		}
 	}

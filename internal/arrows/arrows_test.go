@@ -56,6 +56,8 @@ var rules = []rule{
 	{"prefetch", []string{"internal/page"}, false},
 	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", ristretto, humanize, sys, sync}, false},
 	// The rooms of pagecache know neither its other rooms nor the rules that it carries out.
+	{"pagecache/mover", []string{"internal/page", "internal/cost", "gpubackend"}, false},
+	{"pagecache/mover/schedule", []string{"internal/page"}, false},
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
@@ -90,7 +92,7 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy"}
+var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/mover/schedule"}
 
 // pure are what such a test may import of gaiafs.
 var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
@@ -212,6 +214,10 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	ours := func(folder string) []string { return []string{module + "/" + folder} }
 	require.NotEmpty(t, forbidden("pagecache", ours("fs"), false))
 	require.NotEmpty(t, forbidden("pagecache", ours("gpubackend/emulated"), false))
+	require.NotEmpty(t, forbidden("pagecache/mover", ours("pagecache"), false))
+	require.NotEmpty(t, forbidden("pagecache/mover", ours("lrc"), false))
+	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("gpubackend"), true))
+	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("pagecache/mover"), false))
 	require.NotEmpty(t, forbidden("pagecache/residency", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("pagecache/residency", ours("lrc"), false))
 	require.NotEmpty(t, forbidden("pagecache/residency/policy", ours("gpubackend"), true))

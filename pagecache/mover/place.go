@@ -1,0 +1,85 @@
+package mover
+
+import (
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/cost"
+)
+
+// What is thought of a disk and of a device before anything is measured.
+const (
+	diskLatency     = 100 * time.Microsecond
+	diskBandwidth   = 2e9
+	deviceLatency   = 20 * time.Microsecond
+	deviceBandwidth = 10e9
+)
+
+// Place is the disk or a device, of which it is known how long reads take.
+type Place struct {
+	mu     sync.Mutex
+	source *cost.Source // protected by mu
+}
+
+// NewDisk returns the place that home is read from.
+func NewDisk() *Place { return &Place{source: cost.NewSource(diskLatency, diskBandwidth)} }
+
+// do calls fn with what is known.
+func (p *Place) do(fn func(s *cost.Source)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fn(p.source)
+}
+
+// Now returns what is known now: a copy, which learns nothing more.
+func (p *Place) Now() (s cost.Source) {
+	p.do(func(now *cost.Source) { s = *now })
+	return s
+}
+
+// Due reports whether the caller is to measure p. Then he calls Measured in the end.
+func (p *Place) Due() (due bool) {
+	p.do(func(s *cost.Source) { due = s.Due(time.Now()) })
+	return due
+}
+
+// Measured ends what Due began.
+func (p *Place) Measured() { p.do(func(s *cost.Source) { s.Measured(time.Now()) }) }
+
+// begin says that a read of n bytes begins, and returns the bytes that were under way.
+func (p *Place) begin(n int64) (ahead int64) {
+	p.do(func(s *cost.Source) { ahead = s.Begin(n) })
+	return ahead
+}
+
+// end says that a read ended of which begin returned ahead.
+func (p *Place) end(n, ahead int64, began, now time.Time, err error) {
+	p.do(func(s *cost.Source) {
+		if err != nil {
+			s.Cancel(n)
+			return
+		}
+		s.End(n, ahead, now.Sub(began), now)
+	})
+}
+
+// cancel says that a read ended, or never began, without saying anything about the place.
+func (p *Place) cancel(n int64) { p.do(func(s *cost.Source) { s.Cancel(n) }) }
+
+// givenUp says that a read is not waited for any more, answered that such a read has ended after all.
+func (p *Place) givenUp()  { p.do((*cost.Source).Abandon) }
+func (p *Place) answered() { p.do((*cost.Source).Answer) }
+
+// Measure carries out a read of n bytes and notes how long it took.
+func (p *Place) Measure(n int64, read func() error) {
+	ahead := p.begin(n)
+	began := time.Now()
+	err := read()
+	p.end(n, ahead, began, time.Now(), err)
+}
+
+// NoteForTesting notes a read of n bytes that took so long.
+func (p *Place) NoteForTesting(n int64, took time.Duration) {
+	now := time.Now()
+	p.end(n, p.begin(n), now.Add(-took), now, nil)
+}

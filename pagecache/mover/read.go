@@ -1,0 +1,262 @@
+package mover
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
+)
+
+// Part is bytes of a Read.
+type Part struct {
+	Mem    gpubackend.Memory
+	Off, N int64
+}
+
+// Read is a copy from a device for the host. Its fields are set before Start, but Buf and Err.
+type Read struct {
+	dev   *Device
+	parts []Part // immutable
+	bytes int64  // of parts; immutable
+	free  func() // immutable
+	// urgent says that whoever asked for it waits, own that he copies himself. Immutable once it was started.
+	urgent, own bool
+
+	began time.Time
+	ahead int64 // bytes that were under way
+
+	// done is closed when buf has the bytes, or err is set.
+	done  chan struct{}
+	buf   []byte
+	err   error
+	ended time.Time
+
+	id    schedule.ID // protected by Device.mu; 0 before Start
+	state readState   // protected by Device.mu
+	// hurried says that somebody waits for it who did not ask for it; protected by Device.mu.
+	hurried bool
+	late    bool // protected by Device.mu; somebody waits no longer for it: Cost was told, and will be when it has ended
+	result  *readResult
+}
+
+type readState uint8
+
+const (
+	readMade readState = iota
+	readWaits
+	readRuns
+	readEnded
+	readGivenUp // while it ran
+)
+
+// readResult is the buffer of one call, which several Reads share.
+type readResult struct {
+	users   atomic.Int32
+	release func()
+}
+
+func (r *readResult) done() {
+	if r.users.Add(-1) == 0 && r.release != nil {
+		r.release()
+	}
+}
+
+// NewRead returns a Read of parts, one after the other. free is called once, without any lock, when no call of the device uses the
+// memory any more, or will.
+func (d *Device) NewRead(parts []Part, free func()) *Read {
+	r := &Read{dev: d, parts: parts, free: free, done: make(chan struct{})}
+	for _, p := range parts {
+		r.bytes += p.N
+	}
+	return r
+}
+
+// Urgent says, before Start, that the caller will Wait. own says that he makes the call himself: r has ended then when Start returns.
+func (r *Read) Urgent(own bool) { r.urgent, r.own = true, own }
+
+// Start hands r to its device. It reports false, and r is over, where the Device is closed.
+func (r *Read) Start() bool {
+	d := r.dev
+	d.mu.Lock()
+	if d.closed {
+		r.endLocked()
+		d.mu.Unlock()
+		r.free()
+		return false
+	}
+	r.began = time.Now()
+	r.ahead = d.Cost.begin(r.bytes)
+	q := schedule.Request{Class: Prefetch, Size: r.bytes, Own: r.own}
+	if r.urgent || r.hurried {
+		q.Class = CPURead
+	}
+	w := &waiter{read: r}
+	if q.Own {
+		w.turn = make(chan struct{})
+		d.calls.Add(1)
+	}
+	r.state = readWaits
+	q = d.arriveLocked(q, w)
+	r.id = q.ID
+	calls := d.nextLocked()
+	d.mu.Unlock()
+	d.carryOutAll(calls)
+	if q.Own {
+		<-w.turn
+		d.carryOut([]*Read{r})
+		d.end([]schedule.Request{q})
+		d.calls.Done()
+	}
+	return true
+}
+
+// Drop is called instead of Start by who made r and does not want it any more.
+func (r *Read) Drop() { r.free() }
+
+// carryOut makes one call.
+func (d *Device) carryOut(reads []*Read) {
+	total := int64(0)
+	var pieces []gpubackend.Copy
+	for _, r := range reads {
+		total += r.bytes
+	}
+	buf, release, err := d.dev.HostBuffer(int(total))
+	if err == nil {
+		for _, r := range reads {
+			r.buf = buf[:r.bytes:r.bytes]
+			for _, p := range r.parts {
+				pieces = append(pieces, gpubackend.Copy{Mem: p.Mem, Off: p.Off, Host: buf[:p.N]})
+				buf = buf[p.N:]
+			}
+		}
+		err = d.dev.CopyOut(d.ctx, pieces)
+	}
+	if err != nil {
+		d.failed(err)
+	}
+	now := time.Now()
+	result := &readResult{release: release}
+	result.users.Store(int32(len(reads)))
+	for _, r := range reads {
+		r.free()
+		d.mu.Lock()
+		r.err, r.result, r.ended = err, result, now
+		givenUp := r.state == readGivenUp
+		if !r.urgent || givenUp {
+			d.Cost.end(r.bytes, r.ahead, r.began, now, err)
+		}
+		d.under = slices.DeleteFunc(d.under, func(other *Read) bool { return other == r })
+		r.endLocked()
+		close(r.done)
+		d.mu.Unlock()
+		if givenUp {
+			result.done()
+		}
+	}
+}
+
+// Done is closed when r has ended: Buf has the bytes, unless Err says why not.
+func (r *Read) Done() <-chan struct{} { return r.done }
+
+// Bytes returns how many bytes r has.
+func (r *Read) Bytes() int64 { return r.bytes }
+
+// Buf returns the bytes, after Done and until Finish.
+func (r *Read) Buf() []byte { return r.buf }
+
+// Err returns why there are none, after Done.
+func (r *Read) Err() error { return r.err }
+
+// Finish gives the buffer back, after Done or a Wait that returned true.
+func (r *Read) Finish() { r.result.done() }
+
+// Wait waits for r, which is urgent, but not for longer than patience. If it returns false, r is given up. Otherwise the caller calls
+// Finish. What a caller who slept took to be woken is part of what the copy took; what he did before he waited is not.
+func (r *Read) Wait(patience time.Duration) (done bool) {
+	cost := r.dev.Cost
+	select {
+	case <-r.done:
+		cost.end(r.bytes, r.ahead, r.began, r.ended, r.err)
+		return true
+	default:
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-r.done:
+		done = true
+	case <-timer.C:
+		done = r.giveUp()
+	}
+	if done {
+		cost.end(r.bytes, r.ahead, r.began, time.Now(), r.err)
+	}
+	return done
+}
+
+// giveUp has nobody wait for r any more, unless it has ended, which it reports.
+func (r *Read) giveUp() (ended bool) {
+	d := r.dev
+	d.mu.Lock()
+	was := r.state
+	switch was {
+	case readWaits:
+		d.withdrawLocked(r.id)
+		r.endLocked()
+		if len(d.under) > 0 {
+			d.under[0].lateLocked() // r waited for it, if nobody else does
+		}
+	case readRuns:
+		r.lateLocked()
+		r.state = readGivenUp
+	}
+	calls := d.nextLocked()
+	d.mu.Unlock()
+	d.carryOutAll(calls)
+	if was == readWaits {
+		d.Cost.cancel(r.bytes)
+		r.free()
+	}
+	return was == readEnded
+}
+
+// Hurry has r, for which somebody waits now, carried out before those for which nobody does. It may not have been started yet.
+func (r *Read) Hurry() {
+	d := r.dev
+	d.mu.Lock()
+	r.hurried = true
+	if r.state == readWaits {
+		d.order.Promote(r.id)
+	}
+	calls := d.nextLocked()
+	d.mu.Unlock()
+	d.carryOutAll(calls)
+}
+
+// Late notes that somebody who did not ask for r himself waits no longer for it. Until it ends, nobody asks its device.
+func (r *Read) Late() {
+	r.dev.mu.Lock()
+	defer r.dev.mu.Unlock()
+	r.lateLocked()
+}
+
+// lateLocked is Late for callers that hold Device.mu.
+func (r *Read) lateLocked() {
+	if r.state != readEnded && !r.late {
+		r.late = true
+		r.dev.Cost.givenUp()
+	}
+}
+
+// Stuck reports whether somebody gave up a Read of the device that has not ended.
+func (r *Read) Stuck() bool { now := r.dev.Cost.Now(); return now.Stuck() }
+
+// endLocked says that r has ended, or will never begin, with Device.mu held.
+func (r *Read) endLocked() {
+	r.state = readEnded
+	if r.late {
+		r.dev.Cost.answered()
+	}
+}
