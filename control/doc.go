@@ -12,6 +12,9 @@
 // A session is one connection. When it ends, by UNMAP of everything, a closed socket, a killed client or a protocol
 // error, its mappings are unmapped, which is an implicit release: stores outlive the process that made them.
 //
+// From version 2 of the protocol on, a client may have a second connection, on which the daemon speaks first (service.go), and send
+// requests that are larger than a frame (large.go).
+//
 // # Bounds
 //
 // A session holds one buffer of maxRequest bytes, at most Options.MaxRequests running requests and at most
@@ -26,12 +29,14 @@
 //	session.mu         the session's mappings and request ids
 //	Server.mu          the sessions
 //	tokens.mu          grants not yet redeemed
+//	service.mu         what a client is to be told
+//	user.large         the long body of a request of the user, while it is read and decoded
 //
-// No two of them are held at once.
+// No two of them are held at once, but that user.large is held while others are taken.
 //
 // # Goroutines
 //
-// One accepts; each session has one that reads and one for each running request. The Server owns all of them and
+// One accepts; each session has one that reads and one for each running request, and a service connection one that writes. The Server owns all of them and
 // Close waits for them, the implicit releases included.
 //
 // # What it does not do

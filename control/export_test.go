@@ -5,3 +5,19 @@ func (o *Options) SetPrivileged(is func(uid uint32) bool) { o.privileged = is }
 
 // StatusReserve is how many connections beyond MaxSessions the privileged have.
 const StatusReserve = statusReserve
+
+// TellForTesting tells every client that has a service connection of a change of a mapping.
+func (s *Server) TellForTesting(mapping uint64) error {
+	for _, ses := range s.snapshot() {
+		ses.mu.Lock()
+		v := ses.service
+		ses.mu.Unlock()
+		if v == nil {
+			continue
+		}
+		if err := v.tell(notice{typ: typeInvalidated, body: invalidated{mappingID(mapping), 0, 4096}.append}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -36,6 +36,11 @@ const (
 	record  = 10
 	stop    = 11
 	end     = 12
+	choose  = 13
+	attach  = 14
+	answer  = 15
+
+	check = 0x4001
 
 	welcome  = 0x8001
 	mapped   = 0x8002

@@ -173,7 +173,9 @@ func TestOutOfDescriptors(t *testing.T) {
 func seedFrames(t testing.TB) (all [][]byte) {
 	text, err := os.ReadFile("testdata/frames.txt")
 	require.NoError(t, err)
-	for line := range strings.Lines(string(text)) {
+	more, err := os.ReadFile("testdata/frames2.txt")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text) + string(more)) {
 		var digits []byte
 		if _, after, ok := strings.Cut(strings.TrimSpace(line), " "); ok && line[0] != '#' {
 			_, err := fmt.Sscanf(after, "%x", &digits)
@@ -185,7 +187,7 @@ func seedFrames(t testing.TB) (all [][]byte) {
 }
 
 // play sends frames made of data to the server: a byte of options, then records with two bytes of length. The options
-// decide whether the client shakes hands first, whether lengths in headers are made right, whether tokens of MAPs are
+// decide whether the client shakes hands first, and in which version, whether lengths in headers are made right, whether tokens of MAPs are
 // made good, and whether the client reads.
 func play(s *server, data []byte) {
 	conn := s.dial()
@@ -197,6 +199,9 @@ func play(s *server, data []byte) {
 	data = data[1:]
 	if options&1 == 0 {
 		conn.conn.Write(helloFrame())
+	} else if options&16 == 0 {
+		conn.conn.Write(frame(hello, 0, uint32(0x41494147), uint16(1), uint16(2)))
+		conn.conn.Write(frame(choose, 1, uint64(3), uint64(0)))
 	}
 	var reader sync.WaitGroup
 	defer reader.Wait() // ends when the server has seen the CloseWrite below
@@ -243,7 +248,7 @@ func session(options byte, records ...[]byte) []byte {
 // FuzzSession throws frames at a live server and then looks whether it still serves another client.
 func FuzzSession(f *testing.F) {
 	frames := seedFrames(f)
-	for options := range byte(16) {
+	for options := range byte(32) {
 		f.Add(session(options, frames...))
 	}
 	f.Add(session(0, mapFrame(1, [16]byte{}, 3, 0, 3*4096), rangeFrame(acquire, 2, 1, 0, 4096, 0),

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"syscall"
@@ -20,6 +21,12 @@ func (s *session) begin(h header, body []byte) error {
 	}
 	if h.id == 0 {
 		return breach(h.id, "request id 0")
+	}
+	if s.version >= 2 && h.flags != 0 {
+		return s.reply(h.id, 0, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
+	}
+	if s.version >= 2 && (h.typ == typeFeatures || h.typ == typeAttach) {
+		return s.negotiate(h, body)
 	}
 	work, err := s.parse(h, body)
 	if err != nil {
@@ -65,31 +72,31 @@ func (s *session) begin(h header, body []byte) error {
 func (s *session) parse(h header, body []byte) (work func(requestID), err error) {
 	switch h.typ {
 	case typeMap:
-		r, err := decodeMap(body)
+		r, err := s.version.decodeMap(body)
 		return func(id requestID) { s.serveMap(id, r) }, err
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
-		r, err := decodeRange(body)
+		r, err := s.version.decodeRange(body)
 		return func(id requestID) {
 			pages, err := s.serveRange(h.typ, r)
 			s.finish(id, pages, err)
 		}, err
 	case typeUnmap:
-		m, err := decodeUnmap(body)
+		m, err := s.version.decodeUnmap(body)
 		return func(id requestID) { s.finish(id, 0, s.serveUnmap(m)) }, err
 	case typeStatus:
-		token, err := decodeStatus(body)
+		token, err := s.version.decodeStatus(body)
 		return func(id requestID) { s.serveStatus(id, token) }, err
 	case typeRecord:
-		token, err := decodeStatus(body)
+		token, err := s.version.decodeStatus(body)
 		return func(id requestID) { s.serveRecord(id, token) }, err
 	case typeStop:
-		recorder, err := decodeStop(body)
+		recorder, err := s.version.decodeStop(body)
 		return func(id requestID) { s.finish(id, 0, s.serveStop(recorder)) }, err
 	case typeEnd:
-		r, err := decodeEnd(body)
+		r, err := s.version.decodeEnd(body)
 		return func(id requestID) { s.serveEnd(id, r) }, err
 	case typePing:
-		return func(id requestID) { s.finish(id, 0, nil) }, wantBody(body, 0)
+		return func(id requestID) { s.finish(id, 0, nil) }, s.version.wantBody(body, 0)
 	}
 	return func(id requestID) {
 		s.finish(id, 0, failure(syscall.ENOSYS, "this gaiafs knows no request of type %d", h.typ))
@@ -173,14 +180,15 @@ func (s *session) serveMap(id requestID, r mapRequest) {
 		e := extents{first: uint32(first), places: make([]extentPlace, len(part))}
 		files := make([]*os.File, len(part))
 		for i, x := range part {
-			e.places[i] = extentPlace{x.Offset, x.Size}
+			e.places[i] = extentPlace{x.Offset, x.Size, reply.kind, tierDevice, 1}
 			files[i] = x.Descriptor
 		}
 		if first+len(part) == len(all) {
 			more = 0
 			s.forget(id)
 		}
-		if s.send(appendFrame(nil, typeExtents, more, id, e.append), files) != nil {
+		body := func(b []byte) []byte { return e.append(b, s.version) }
+		if s.send(appendFrame(nil, typeExtents, more, id, body), files) != nil {
 			s.forget(id)
 			return
 		}
@@ -223,6 +231,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	cm, err := s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
 		Device:   int(r.device),
 		UUID:     r.uuid,
+		Kind:     uint8(r.kind),
 		Off:      r.off,
 		Len:      r.len,
 		Writable: writable,
@@ -263,6 +272,8 @@ func checkMap(r mapRequest, src pagecache.Source) error {
 		return failure(syscall.EINVAL, "protection %#x is neither read nor read and write", r.prot)
 	case r.flags&^(mapLazy|mapLaunder) != 0:
 		return failure(syscall.EINVAL, "flags %#x are not known", r.flags)
+	case r.kind > math.MaxUint8:
+		return failure(syscall.ENODEV, "there are no devices of kind %d", r.kind)
 	case r.device > 1<<16 && r.uuid == [uuidSize]byte{}:
 		return failure(syscall.ENODEV, "there is no device %d", r.device)
 	case !src.Readable():

@@ -89,6 +89,8 @@ type Grant struct {
 type Stats struct {
 	Sessions int
 	Mappings int
+	// Attentive is the number of sessions whose clients hear what the daemon says first.
+	Attentive int
 	// Tokens is the number of grants given and neither redeemed nor forgotten.
 	Tokens int
 }
@@ -167,6 +169,9 @@ func (s *Server) Stats() Stats {
 	for _, ses := range s.snapshot() {
 		st.Sessions++
 		st.Mappings += ses.mappingCount()
+		if ses.attends() {
+			st.Attentive++
+		}
 	}
 	return st
 }

@@ -22,11 +22,21 @@ import (
 func TestHandshake(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c := s.dial()
-	c.send(frame(hello, 9, uint32(0x41494147), uint16(1), uint16(7)))
+	c.send(frame(hello, 9, uint32(0x41494147), uint16(0), uint16(1)))
 	r := c.read()
 	require.Equal(t, uint16(welcome), r.typ)
 	require.Equal(t, uint64(9), r.id)
 	require.Equal(t, []byte{1, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, r.body)
+	require.Zero(t, c.call(frame(ping, 1)).errno())
+
+	c = s.dial()
+	c.send(frame(hello, 9, uint32(0x41494147), uint16(1), uint16(7)))
+	r = c.read()
+	require.Equal(t, uint16(welcome), r.typ)
+	require.Equal(t, []byte{2, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+		3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body[:40])
+	require.Len(t, r.body, 56)
+	require.NotEqual(t, make([]byte, 16), r.body[40:], "a key")
 	require.Zero(t, c.call(frame(ping, 1)).errno())
 }
 
@@ -36,7 +46,7 @@ func TestHandshakesThatAreRefused(t *testing.T) {
 		first []byte
 		want  syscall.Errno
 	}{
-		"future versions": {frame(hello, 1, uint32(0x41494147), uint16(2), uint16(9)), syscall.EPROTONOSUPPORT},
+		"future versions": {frame(hello, 1, uint32(0x41494147), uint16(3), uint16(9)), syscall.EPROTONOSUPPORT},
 		"past versions":   {frame(hello, 1, uint32(0x41494147), uint16(0), uint16(0)), syscall.EPROTONOSUPPORT},
 		"empty range":     {frame(hello, 1, uint32(0x41494147), uint16(2), uint16(1)), syscall.EPROTO},
 		"other magic":     {frame(hello, 1, uint32(1), uint16(1), uint16(1)), syscall.EPROTO},

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,14 @@ type session struct {
 	ctx                  context.Context
 	cancel               context.CancelFunc
 	ended                chan struct{} // closed when the mappings are gone
+	// version and key are set by the handshake, before any request runs, and immutable afterwards.
+	version version
+	key     sessionKey
+	// chosen is the features that the client uses, main the session whose service connection this one is. They are the reader's.
+	chosen features
+	main   *session
+	// largeHeld says that the reader has user.large locked.
+	largeHeld bool
 
 	requests sync.WaitGroup
 	// slots has an element for each request whose goroutine runs. A request frees its id just before its answer goes
@@ -50,6 +59,9 @@ type session struct {
 	// recording is what RECORD began, recorder the request. Guarded by mu.
 	recording *pagecache.Recording
 	recorder  requestID
+	// service is the client's service connection, serviceable says that it may make one. Guarded by mu.
+	service     *service
+	serviceable bool
 }
 
 // openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
@@ -132,6 +144,7 @@ func (s *session) run() {
 	}
 	s.conn.Close()
 	s.cancel()
+	s.endService()
 	s.requests.Wait()
 	s.unmapAll()
 }
@@ -142,15 +155,21 @@ func (s *session) serve() error {
 	if err := s.handshake(buf); err != nil {
 		return err
 	}
-	for {
+	for s.main == nil {
 		h, body, err := s.read(buf)
+		var no *refusal
+		switch {
+		case errors.As(err, &no):
+			err = s.reply(no.id, 0, no.err)
+		case err == nil:
+			err = s.begin(h, body)
+		}
+		s.doneLarge()
 		if err != nil {
 			return err
 		}
-		if err := s.begin(h, body); err != nil {
-			return err
-		}
 	}
+	return s.serveAnswers(buf)
 }
 
 // handshake reads the HELLO and answers it.
@@ -176,17 +195,22 @@ func (s *session) handshake(buf []byte) error {
 			hi.min, hi.max, minVersion, maxVersion)}
 	}
 	s.conn.SetReadDeadline(time.Time{})
-	w := welcome{version: min(hi.max, maxVersion), maxRequests: uint32(s.server.opts.MaxRequests),
-		kinds: s.server.opts.Cache.Kinds()}
+	s.version = min(hi.max, maxVersion)
+	rand.Read(s.key[:])
+	w := welcome{version: s.version, maxRequests: uint32(s.server.opts.MaxRequests), kinds: s.server.opts.Cache.Kinds(),
+		offered: offeredFeatures, required: requiredFeatures, key: s.key}
 	return s.send(appendFrame(nil, typeWelcome, 0, h.id, w.append), nil)
 }
 
-// read returns the next frame; the body aliases buf.
+// read returns the next frame. The body aliases buf, unless it came in a descriptor.
 func (s *session) read(buf []byte) (header, []byte, error) {
-	n, _, flags, _, err := s.conn.ReadMsgUnix(buf, nil)
+	rights := s.roomForRights()
+	n, rn, flags, _, err := s.conn.ReadMsgUnix(buf, rights)
 	if err != nil {
 		return header{}, nil, err
 	}
+	files := s.received(rights[:rn])
+	defer files.close()
 	if flags&unix.MSG_TRUNC != 0 {
 		return header{}, nil, breach(0, "frame is larger than %d bytes", maxRequest)
 	}
@@ -197,15 +221,19 @@ func (s *session) read(buf []byte) (header, []byte, error) {
 	if err != nil {
 		return header{}, nil, breach(0, "%v", err)
 	}
-	return h, body, nil
+	return s.openLarge(h, body, files)
 }
 
 // send writes one frame, with descriptors that the caller keeps open until it returns. It waits at most the write
 // timeout; after a failure the connection is closed, since the client's idea of it is lost.
 func (s *session) send(frame []byte, files []*os.File) error {
+	return s.sendBy(time.Now().Add(s.server.opts.WriteTimeout), frame, files)
+}
+
+// sendBy is send with another deadline; the zero Time is none.
+func (s *session) sendBy(deadline time.Time, frame []byte, files []*os.File) error {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
-	deadline := time.Now().Add(s.server.opts.WriteTimeout)
 	s.conn.SetWriteDeadline(deadline)
 	var rights []byte
 	if len(files) > 0 {
@@ -219,7 +247,7 @@ func (s *session) send(frame []byte, files []*os.File) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		_, _, err = s.conn.WriteMsgUnix(frame, rights, nil)
 		// ETOOMANYREFS: this user has too many descriptors in flight. They land as clients read.
-		if !errors.Is(err, syscall.ETOOMANYREFS) || !time.Now().Add(wait).Before(deadline) {
+		if !errors.Is(err, syscall.ETOOMANYREFS) || !deadline.IsZero() && !time.Now().Add(wait).Before(deadline) {
 			break
 		}
 		select {

@@ -2,6 +2,7 @@ package control
 
 import (
 	"os"
+	"sync"
 	"syscall"
 
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -25,6 +26,10 @@ type user struct {
 	mappings int // and those being made; guarded by Server.mu
 	// slots has an element for each request that runs, where their number is limited. It is nil for the privileged.
 	slots chan struct{}
+	// large is held while the long body of a request is read and decoded, stuck counts descriptors that are being closed; see
+	// large.go. stuck is guarded by Server.mu.
+	large sync.Mutex
+	stuck int
 }
 
 // mayAll reports whether a user may see and use everything.
@@ -65,6 +70,15 @@ func (s *Server) admitLocked(ses *session) (why string) {
 func (s *Server) ended(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.discountLocked(ses)
+	close(ses.ended)
+}
+
+// discountLocked takes a session out of the counts, once. Server.mu is held.
+func (s *Server) discountLocked(ses *session) {
+	if _, counted := s.sessions[ses]; !counted {
+		return
+	}
 	delete(s.sessions, ses)
 	if ses.ordinary {
 		s.ordinary--
@@ -72,7 +86,6 @@ func (s *Server) ended(ses *session) {
 	if ses.user.sessions--; ses.user.sessions == 0 {
 		delete(s.users, ses.peer.Uid)
 	}
-	close(ses.ended)
 }
 
 // reserveMapping counts a mapping of the session's user that is about to be made. dropMapping takes it back.

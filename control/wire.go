@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// The wire format, version 1. docs/protocol.md describes it; the clients have their own copies of these numbers and
-// testdata/frames.txt keeps the copies equal.
+// The wire format, versions 1 and 2. docs/protocol.md describes it; the clients have their own copies of these numbers, and
+// testdata/frames.txt and testdata/frames2.txt keep the copies equal.
 const (
 	// helloMagic opens the first frame of a connection: the bytes "GAIA".
 	helloMagic = 0x41494147
 
-	minVersion = 1
-	maxVersion = 1
+	minVersion version = 1
+	maxVersion version = 2
 
 	headerSize = 16
 	// maxFrame bounds every frame, maxRequest those from the client to the daemon.
@@ -25,6 +25,9 @@ const (
 	// uuidSize is the size of a GPU's UUID.
 	uuidSize = 16
 )
+
+// version is that of the protocol, which a connection's handshake chooses.
+type version uint16
 
 // frameType says what a frame's body is. Types of replies have replyBit set.
 type frameType uint16
@@ -53,8 +56,12 @@ const (
 	typeError    = replyBit | 6
 )
 
-// flagMore in a header says that another frame of the same reply follows.
-const flagMore uint16 = 1
+const (
+	// flagMore in a header says that another frame of the same reply follows.
+	flagMore uint16 = 1
+	// flagLarge in a request's header says that the body is in a descriptor beside the frame; see large.go.
+	flagLarge uint16 = 2
+)
 
 // Bits of the prot and flags of a MAP.
 const (
@@ -128,24 +135,25 @@ func decodeHeader(record []byte) (header, []byte, error) {
 	return h, record[headerSize:], nil
 }
 
-func wantBody(body []byte, n int) error {
-	if len(body) != n {
+// wantBody checks the size of a body. From version 2 on a newer client may have more to say, which nobody reads.
+func (v version) wantBody(body []byte, n int) error {
+	if len(body) < n || v < 2 && len(body) > n {
 		return fmt.Errorf("body has %d bytes, not %d", len(body), n)
 	}
 	return nil
 }
 
 // hello opens a connection with the versions that the client speaks.
-type hello struct{ min, max uint16 }
+type hello struct{ min, max version }
 
 func decodeHello(body []byte) (hello, error) {
-	if err := wantBody(body, 8); err != nil {
+	if err := minVersion.wantBody(body, 8); err != nil {
 		return hello{}, err
 	}
 	if m := binary.LittleEndian.Uint32(body); m != helloMagic {
 		return hello{}, fmt.Errorf("magic %#x is not gaiafs's", m)
 	}
-	h := hello{binary.LittleEndian.Uint16(body[4:]), binary.LittleEndian.Uint16(body[6:])}
+	h := hello{version(binary.LittleEndian.Uint16(body[4:])), version(binary.LittleEndian.Uint16(body[6:]))}
 	if h.min > h.max {
 		return hello{}, fmt.Errorf("version range %d to %d is empty", h.min, h.max)
 	}
@@ -154,19 +162,28 @@ func decodeHello(body []byte) (hello, error) {
 
 // welcome answers a hello with the version chosen and the limits of the session.
 type welcome struct {
-	version     uint16
+	version     version
 	maxRequests uint32
 	kinds       uint32 // as Cache.Kinds
+	// From version 2 on:
+	offered, required features
+	key               sessionKey
 }
 
 func (w welcome) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint16(b, w.version)
+	b = binary.LittleEndian.AppendUint16(b, uint16(w.version))
 	b = binary.LittleEndian.AppendUint16(b, 0)
 	b = binary.LittleEndian.AppendUint32(b, w.maxRequests)
 	b = binary.LittleEndian.AppendUint32(b, maxRequest)
 	b = binary.LittleEndian.AppendUint32(b, maxExtents)
 	b = binary.LittleEndian.AppendUint32(b, w.kinds)
-	return binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	if w.version < 2 {
+		return b
+	}
+	b = binary.LittleEndian.AppendUint64(b, uint64(w.offered))
+	b = binary.LittleEndian.AppendUint64(b, uint64(w.required))
+	return append(b, w.key[:]...)
 }
 
 // mapRequest asks for a mapping.
@@ -175,13 +192,14 @@ type mapRequest struct {
 	device   uint32
 	prot     uint32
 	flags    uint32
+	kind     uint32 // of the device; 0: of any kind
 	off, len int64
 	// uuid names the device where it is not zero; device counts otherwise.
 	uuid [uuidSize]byte
 }
 
-func decodeMap(body []byte) (mapRequest, error) {
-	if err := wantBody(body, 64); err != nil {
+func (v version) decodeMap(body []byte) (mapRequest, error) {
+	if err := v.wantBody(body, 64); err != nil {
 		return mapRequest{}, err
 	}
 	var r mapRequest
@@ -189,6 +207,9 @@ func decodeMap(body []byte) (mapRequest, error) {
 	r.device = binary.LittleEndian.Uint32(body[16:])
 	r.prot = binary.LittleEndian.Uint32(body[20:])
 	r.flags = binary.LittleEndian.Uint32(body[24:])
+	if v >= 2 {
+		r.kind = binary.LittleEndian.Uint32(body[28:])
+	}
 	// Numbers past MaxInt64 come out negative, and the checks of a mapping refuse those.
 	r.off = int64(binary.LittleEndian.Uint64(body[32:]))
 	r.len = int64(binary.LittleEndian.Uint64(body[40:]))
@@ -218,8 +239,14 @@ func (m mapped) append(b []byte) []byte {
 	return append(b, m.uuid[:]...)
 }
 
-// extentPlace is an extent's offset in the file and its size, in bytes.
-type extentPlace struct{ off, size int64 }
+// extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
+type extentPlace struct {
+	off, size int64
+	// From version 2 on: the kind of its memory, where that is, and a number that grows each time the extent moves.
+	kind       uint32
+	tier       tier
+	generation uint64
+}
 
 // extents carries places whose descriptors travel beside the frame, in the same order.
 type extents struct {
@@ -227,12 +254,24 @@ type extents struct {
 	places []extentPlace
 }
 
-func (e extents) append(b []byte) []byte {
+// extentStride is the size of an extent in version 2. The frame says it, so that a later one may have more.
+const extentStride = 32
+
+func (e extents) append(b []byte, v version) []byte {
 	b = binary.LittleEndian.AppendUint32(b, e.first)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(e.places)))
+	if v >= 2 {
+		b = binary.LittleEndian.AppendUint32(b, extentStride)
+		b = binary.LittleEndian.AppendUint32(b, 0)
+	}
 	for _, p := range e.places {
 		b = binary.LittleEndian.AppendUint64(b, uint64(p.off))
 		b = binary.LittleEndian.AppendUint64(b, uint64(p.size))
+		if v >= 2 {
+			b = binary.LittleEndian.AppendUint32(b, p.kind)
+			b = binary.LittleEndian.AppendUint32(b, uint32(p.tier))
+			b = binary.LittleEndian.AppendUint64(b, p.generation)
+		}
 	}
 	return b
 }
@@ -244,8 +283,8 @@ type rangeRequest struct {
 	arg      uint32
 }
 
-func decodeRange(body []byte) (rangeRequest, error) {
-	if err := wantBody(body, 32); err != nil {
+func (v version) decodeRange(body []byte) (rangeRequest, error) {
+	if err := v.wantBody(body, 32); err != nil {
 		return rangeRequest{}, err
 	}
 	return rangeRequest{
@@ -256,16 +295,16 @@ func decodeRange(body []byte) (rangeRequest, error) {
 	}, nil
 }
 
-func decodeUnmap(body []byte) (mappingID, error) {
-	if err := wantBody(body, 8); err != nil {
+func (v version) decodeUnmap(body []byte) (mappingID, error) {
+	if err := v.wantBody(body, 8); err != nil {
 		return 0, err
 	}
 	return mappingID(binary.LittleEndian.Uint64(body)), nil
 }
 
 // decodeStatus decodes the body of STATUS and of RECORD.
-func decodeStatus(body []byte) (token [tokenSize]byte, err error) {
-	if err := wantBody(body, tokenSize); err != nil {
+func (v version) decodeStatus(body []byte) (token [tokenSize]byte, err error) {
+	if err := v.wantBody(body, tokenSize); err != nil {
 		return token, err
 	}
 	copy(token[:], body)
@@ -278,8 +317,8 @@ type endRequest struct {
 	flags uint32
 }
 
-func decodeEnd(body []byte) (r endRequest, err error) {
-	if err := wantBody(body, tokenSize+8); err != nil {
+func (v version) decodeEnd(body []byte) (r endRequest, err error) {
+	if err := v.wantBody(body, tokenSize+8); err != nil {
 		return r, err
 	}
 	copy(r.token[:], body)
@@ -287,8 +326,8 @@ func decodeEnd(body []byte) (r endRequest, err error) {
 	return r, nil
 }
 
-func decodeStop(body []byte) (requestID, error) {
-	if err := wantBody(body, 8); err != nil {
+func (v version) decodeStop(body []byte) (requestID, error) {
+	if err := v.wantBody(body, 8); err != nil {
 		return 0, err
 	}
 	return requestID(binary.LittleEndian.Uint64(body)), nil

@@ -14,16 +14,18 @@ import (
 // loadFrames reads the frames that every implementation of the protocol is tested against.
 func loadFrames(t testing.TB) map[string][]byte {
 	t.Helper()
-	text, err := os.ReadFile("testdata/frames.txt")
-	require.NoError(t, err)
 	frames := make(map[string][]byte)
-	for line := range strings.Lines(string(text)) {
-		name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if !ok || name == "#" {
-			continue
+	for _, file := range []string{"testdata/frames.txt", "testdata/frames2.txt"} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for line := range strings.Lines(string(text)) {
+			name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
+			if !ok || name == "#" {
+				continue
+			}
+			frames[name], err = hex.DecodeString(digits)
+			require.NoError(t, err, name)
 		}
-		frames[name], err = hex.DecodeString(digits)
-		require.NoError(t, err, name)
 	}
 	return frames
 }
@@ -36,15 +38,31 @@ func countingUUID() (uuid [uuidSize]byte) {
 	return uuid
 }
 
+// countingKey is the key of the frames.
+func countingKey() (key sessionKey) {
+	for i := range key {
+		key[i] = byte(0x20 + i)
+	}
+	return key
+}
+
 func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
-	places := []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}
+	places := extents{places: []extentPlace{{off: 0x200000, size: 0x200000}, {off: 0x400000, size: 0x200000}}}
+	places2 := extents{places: []extentPlace{{0x200000, 0x200000, 1, tierDevice, 5}, {0x400000, 0x400000, 2, tierHost, 0x123456789a}}}
+	in := func(v version, e extents) func([]byte) []byte { return func(b []byte) []byte { return e.append(b, v) } }
+	welcome2 := welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge, key: countingKey()}
 	for name, got := range map[string][]byte{
-		"welcome": appendFrame(nil, typeWelcome, 0, 0, welcome{1, 128, 3}.append),
-		"mapped": appendFrame(nil, typeMapped, flagMore, 1,
-			mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
+		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{version: 1, maxRequests: 128, kinds: 3}.append),
+		"welcome2":            appendFrame(nil, typeWelcome, 0, 0, welcome2.append),
+		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
 		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID()}.append),
-		"extents":             appendFrame(nil, typeExtents, 0, 1, extents{0, places}.append),
+		"extents":             appendFrame(nil, typeExtents, 0, 1, in(1, places)),
+		"extents2":            appendFrame(nil, typeExtents, 0, 1, in(2, places2)),
+		"check":               appendFrame(nil, typeCheck, 0, 4, nil),
+		"move":                appendFrame(nil, typeMove, 0, 5, move{7, extentPlace{0x400000, 0x200000, 2, tierHost, 6}, 5}.append),
+		"invalidated":         appendFrame(nil, typeInvalidated, 0, 0, invalidated{7, 4096, 8192}.append),
+		"budget":              appendFrame(nil, typeBudget, 0, 0, budget{3, 2, countingUUID(), 0x123456000, 0x1000}.append),
 		"result":              appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
 		"result-enomem": appendFrame(nil, typeResult, 0, 4,
 			result{errno: uint32(syscall.ENOMEM), text: "no room: 1 GiB budget of device 3 is spent é"}.append),
@@ -72,13 +90,42 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	hi, err := decodeHello(open("hello", typeHello, 0))
 	require.NoError(t, err)
 	require.Equal(t, hello{1, 1}, hi)
-	m, err := decodeMap(open("map", typeMap, 1))
+	hi, err = decodeHello(open("hello2", typeHello, 0))
 	require.NoError(t, err)
-	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0x200000, 0x123456789,
-		countingUUID()}, m)
-	m, err = decodeMap(open("map-read", typeMap, 2))
+	require.Equal(t, hello{1, 2}, hi)
+	for _, v := range []version{1, 2} { // what a version-1 client says, both take
+		m, err := v.decodeMap(open("map", typeMap, 1))
+		require.NoError(t, err)
+		require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0, 0x200000, 0x123456789, countingUUID()}, m)
+		m, err = v.decodeMap(open("map-read", typeMap, 2))
+		require.NoError(t, err)
+		require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 0, 1, [16]byte{}}, m)
+	}
+	const v = maxVersion
+	m, err := v.decodeMap(open("map2", typeMap, 1))
 	require.NoError(t, err)
-	require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 1, [16]byte{}}, m)
+	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy, 1, 0x200000, 0x123456789, [16]byte{}}, m)
+	m, err = minVersion.decodeMap(open("map2", typeMap, 1))
+	require.NoError(t, err)
+	require.Zero(t, m.kind, "reserved in version 1")
+	f, err := v.decodeFeatures(open("features", typeFeatures, 2))
+	require.NoError(t, err)
+	require.Equal(t, featureService|featureLarge, f)
+	key, err := v.decodeAttach(open("attach", typeAttach, 3))
+	require.NoError(t, err)
+	require.Equal(t, countingKey(), key)
+	a, err := v.decodeAnswer(open("answer", typeAnswer, 4))
+	require.NoError(t, err)
+	require.Equal(t, answer{0, 6}, a)
+	a, err = v.decodeAnswer(open("answer-eperm", typeAnswer, 5))
+	require.NoError(t, err)
+	require.Equal(t, answer{uint32(syscall.EPERM), 5}, a)
+	h, body, err := decodeHeader(frames["large"])
+	require.NoError(t, err)
+	require.Equal(t, header{24, typePing, flagLarge, 6}, h)
+	n, err := v.decodeLarge(body)
+	require.NoError(t, err)
+	require.EqualValues(t, 0x12345, n)
 	for i, c := range []struct {
 		name string
 		typ  frameType
@@ -93,45 +140,62 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 		{"advise-willneed", typeAdvise, rangeRequest{7, 0, 4096, adviceWillNeed}},
 		{"advise-dontneed", typeAdvise, rangeRequest{7, 0, 4096, adviceDontNeed}},
 	} {
-		r, err := decodeRange(open(c.name, c.typ, requestID(3+i)))
+		r, err := v.decodeRange(open(c.name, c.typ, requestID(3+i)))
 		require.NoError(t, err)
 		require.Equal(t, c.want, r, c.name)
 	}
-	u, err := decodeUnmap(open("unmap", typeUnmap, 11))
+	u, err := v.decodeUnmap(open("unmap", typeUnmap, 11))
 	require.NoError(t, err)
 	require.Equal(t, mappingID(7), u)
-	s, err := decodeStatus(open("status", typeStatus, 12))
+	s, err := v.decodeStatus(open("status", typeStatus, 12))
 	require.NoError(t, err)
 	require.Equal(t, token, s)
 	require.Empty(t, open("ping", typePing, 0xfedcba9876543210))
-	s, err = decodeStatus(open("record", typeRecord, 13))
+	s, err = v.decodeStatus(open("record", typeRecord, 13))
 	require.NoError(t, err)
 	require.Equal(t, token, s)
-	stop, err := decodeStop(open("stop", typeStop, 14))
+	stop, err := v.decodeStop(open("stop", typeStop, 14))
 	require.NoError(t, err)
 	require.Equal(t, requestID(13), stop)
-	end, err := decodeEnd(open("end", typeEnd, 15))
+	end, err := v.decodeEnd(open("end", typeEnd, 15))
 	require.NoError(t, err)
 	require.Equal(t, endRequest{token, endForce}, end)
 }
 
+// Version 1 takes bodies of one size, and later ones longer bodies, too.
 func TestMalformedBodies(t *testing.T) {
-	for n := range 80 {
-		b := make([]byte, n)
-		_, err := decodeHello(b)
-		require.Error(t, err, "no magic")
-		_, err = decodeMap(b)
-		require.Equal(t, n == 64, err == nil)
-		_, err = decodeRange(b)
-		require.Equal(t, n == 32, err == nil)
-		_, err = decodeUnmap(b)
-		require.Equal(t, n == 8, err == nil)
-		_, err = decodeStop(b)
-		require.Equal(t, n == 8, err == nil)
-		_, err = decodeStatus(b)
-		require.Equal(t, n == 16, err == nil)
-		_, _, err = decodeHeader(b)
-		require.Error(t, err, "length 0")
+	for v := minVersion; v <= maxVersion; v++ {
+		for n := range 80 {
+			b := make([]byte, n)
+			fits := func(size int, err error) {
+				t.Helper()
+				require.Equal(t, n == size || v >= 2 && n > size, err == nil, "version %d, %d bytes", v, n)
+			}
+			_, err := decodeHello(b)
+			require.Error(t, err, "no magic")
+			_, err = v.decodeMap(b)
+			fits(64, err)
+			_, err = v.decodeRange(b)
+			fits(32, err)
+			_, err = v.decodeUnmap(b)
+			fits(8, err)
+			_, err = v.decodeStop(b)
+			fits(8, err)
+			_, err = v.decodeStatus(b)
+			fits(16, err)
+			_, err = v.decodeEnd(b)
+			fits(24, err)
+			_, err = v.decodeFeatures(b)
+			fits(16, err)
+			_, err = v.decodeAttach(b)
+			fits(16, err)
+			_, err = v.decodeAnswer(b)
+			fits(16, err)
+			_, err = v.decodeLarge(b)
+			fits(8, err)
+			_, _, err = decodeHeader(b)
+			require.Error(t, err, "length 0")
+		}
 	}
 	_, err := decodeHello([]byte("GAIA\x02\x00\x01\x00"))
 	require.ErrorContains(t, err, "version range 2 to 1 is empty")
@@ -195,9 +259,17 @@ func FuzzRequest(f *testing.F) {
 		again := appendFrame(nil, h.typ, h.flags, h.id, func(b []byte) []byte { return append(b, body...) })
 		require.Equal(t, record, again)
 		_, _ = decodeHello(body)
-		_, _ = decodeMap(body)
-		_, _ = decodeRange(body)
-		_, _ = decodeUnmap(body)
-		_, _ = decodeStatus(body)
+		for v := minVersion; v <= maxVersion; v++ {
+			_, _ = v.decodeMap(body)
+			_, _ = v.decodeRange(body)
+			_, _ = v.decodeUnmap(body)
+			_, _ = v.decodeStatus(body)
+			_, _ = v.decodeEnd(body)
+			_, _ = v.decodeStop(body)
+			_, _ = v.decodeFeatures(body)
+			_, _ = v.decodeAttach(body)
+			_, _ = v.decodeAnswer(body)
+			_, _ = v.decodeLarge(body)
+		}
 	})
 }

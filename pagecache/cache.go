@@ -229,10 +229,10 @@ func (c *Cache) Devices() []gpubackend.Info {
 }
 
 // device returns the device with the UUID, or with the number where the UUID is zero.
-func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
+func (c *Cache) device(kind gpubackend.Kind, ordinal int, uuid gpubackend.UUID) (*device, error) {
 	byUUID := uuid != gpubackend.UUID{}
 	for _, d := range c.devices {
-		if byUUID && d.info.UUID != uuid || !byUUID && d.info.Ordinal != ordinal {
+		if byUUID && d.info.UUID != uuid || !byUUID && d.info.Ordinal != ordinal || kind != 0 && d.info.Kind != kind {
 			continue
 		}
 		if err := d.gone(); err != nil {
@@ -245,6 +245,9 @@ func (c *Cache) device(ordinal int, uuid gpubackend.UUID) (*device, error) {
 	}
 	if len(c.devices) == 0 {
 		return nil, fail(syscall.ENODEV, "there is no device %d: the mount has no devices (--gpus none)", ordinal)
+	}
+	if kind != 0 {
+		return nil, fail(syscall.ENODEV, "the mount has no device %d of kind %s", ordinal, kind)
 	}
 	return nil, fail(syscall.ENODEV, "there is no device %d: the mount has %d, numbered %d to %d",
 		ordinal, len(c.devices), c.devices[0].info.Ordinal, c.devices[len(c.devices)-1].info.Ordinal)

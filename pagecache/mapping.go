@@ -21,6 +21,8 @@ type MapRequest struct {
 	// Device is the ordinal of a device. It is not looked at where UUID is not zero, which then names the device.
 	Device int
 	UUID   gpubackend.UUID
+	// Kind is a gpubackend.Kind, among whose devices Device counts; 0: among all.
+	Kind uint8
 	// Off is a multiple of page.Size, Len is positive. They are bytes of the file; the end may lie past end of file.
 	Off, Len int64
 	Writable bool
@@ -88,7 +90,7 @@ type Mapping struct {
 // last extent that a file can have), ENODEV (device), EACCES (the descriptor does not allow it), ENOMEM (budget; the
 // error names it), ESHUTDOWN, and errors of home.
 func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
-	dev, err := c.device(req.Device, req.UUID)
+	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {
 		return nil, err
 	}

@@ -379,6 +379,8 @@ func TestGoroutinesShareOneConnection(t *testing.T) {
 	for range workers {
 		require.NoError(t, <-errs)
 	}
+	// A second connection, which the daemon speaks first on, counts until it says so.
+	require.Eventually(t, func() bool { return d.server.Stats().Attentive == 1 }, 10*time.Second, time.Millisecond)
 	require.Equal(t, 1, d.server.Stats().Sessions)
 	require.NoError(t, first.Close())
 }

@@ -27,6 +27,9 @@ type conn struct {
 	calls  map[requestID]*call // guarded by mu
 	lastID requestID           // guarded by mu
 	err    *Error              // why the connection is of no use any more; guarded by mu
+
+	serviceOnce sync.Once
+	service     *net.UnixConn // where the daemon speaks first; see service.go. Guarded by mu
 }
 
 // call is a request whose reply is awaited. take is called for each frame of the reply by the connection's reader,
@@ -97,49 +100,66 @@ const connectPatience = 30 * time.Second
 
 func (c *conn) connect() error {
 	deadline := time.Now().Add(connectPatience)
-	var uc *net.UnixConn
-	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		var err error
-		uc, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
-		if err == nil {
-			break
-		}
-		switch {
-		case errors.Is(err, syscall.EAGAIN) && time.Now().Before(deadline):
-			time.Sleep(wait) // the queue of connections is full, and the kernel tells no moment when it is not
-			continue
-		case errors.Is(err, syscall.ENOENT):
-			err = syscall.ECONNREFUSED
-		}
-		return asError(err, "gaiafs does not listen on %s", c.socket)
+	uc, err := dialSocket(c.socket, deadline)
+	if err != nil {
+		return err
 	}
-	uc.SetDeadline(deadline)
 	c.uc = uc
-	if _, err := uc.Write(frame(typeHello, 0, helloBody(protocolVersion, protocolVersion))); err != nil &&
-		!errors.Is(err, syscall.EPIPE) { // after EPIPE the refusal can still be read
-		return gone(err)
-	}
 	r := newReceiver(uc)
-	h, body, fds, _, err := r.next()
+	w, err := greet(uc, r, deadline)
+	if err == nil && w.required != 0 && w.required&^usedFeatures != 0 {
+		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have", w.required&^usedFeatures)
+	}
 	if err != nil {
-		return gone(err)
-	}
-	closeAll(fds)
-	if h.typ == typeError {
-		return errorOf(body)
-	}
-	if h.typ != typeWelcome {
-		return failed(syscall.EPROTO, "the daemon answered HELLO with type %#x", uint16(h.typ))
-	}
-	w, err := decodeWelcome(body)
-	if err != nil {
-		return failed(syscall.EPROTO, "%v", err)
+		return err
 	}
 	uc.SetDeadline(time.Time{})
 	c.welcome = w
 	c.slots = make(chan struct{}, min(w.maxRequests, 1<<16))
 	c.reader.Go(func() { c.receive(r) })
 	return nil
+}
+
+// dialSocket connects. It waits while the daemon has a full queue.
+func dialSocket(socket string, deadline time.Time) (*net.UnixConn, error) {
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		uc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		switch {
+		case err == nil:
+			return uc, nil
+		case errors.Is(err, syscall.EAGAIN) && time.Now().Before(deadline):
+			time.Sleep(wait) // the queue of connections is full, and the kernel tells no moment when it is not
+			continue
+		case errors.Is(err, syscall.ENOENT):
+			err = syscall.ECONNREFUSED
+		}
+		return nil, asError(err, "gaiafs does not listen on %s", socket)
+	}
+}
+
+// greet shakes hands. Deadlines of the connection are as it left them.
+func greet(uc *net.UnixConn, r *receiver, deadline time.Time) (welcome, error) {
+	uc.SetDeadline(deadline)
+	if _, err := uc.Write(frame(typeHello, 0, helloBody(minVersion, maxVersion))); err != nil &&
+		!errors.Is(err, syscall.EPIPE) { // after EPIPE the refusal can still be read
+		return welcome{}, gone(err)
+	}
+	h, body, fds, _, err := r.next()
+	if err != nil {
+		return welcome{}, gone(err)
+	}
+	closeAll(fds)
+	if h.typ == typeError {
+		return welcome{}, errorOf(body)
+	}
+	if h.typ != typeWelcome {
+		return welcome{}, failed(syscall.EPROTO, "the daemon answered HELLO with type %#x", uint16(h.typ))
+	}
+	w, err := decodeWelcome(body)
+	if err != nil {
+		return welcome{}, failed(syscall.EPROTO, "%v", err)
+	}
+	return w, nil
 }
 
 // gone is the error of a connection that ended.
@@ -163,9 +183,13 @@ func (c *conn) shut(err *Error) {
 	if c.err == nil {
 		c.err = err
 	}
+	service := c.service
 	c.mu.Unlock()
 	if c.uc != nil {
 		c.uc.Close()
+	}
+	if service != nil {
+		service.Close()
 	}
 }
 
@@ -253,6 +277,11 @@ func (c *conn) receive(r *receiver) {
 		if h.typ == typeError {
 			closeAll(fds)
 			c.end(errorOf(body))
+			return
+		}
+		if c.welcome.version >= 2 && h.flags&^flagMore != 0 {
+			closeAll(fds)
+			c.end(failed(syscall.EPROTO, "the daemon sent a frame with flags %#x, which this library does not know", h.flags))
 			return
 		}
 		c.mu.Lock()

@@ -81,7 +81,8 @@ func (h *hostMemory) write(p []byte, off int64) error {
 type assembly struct {
 	off, size int64 // of the mapping in the file; whole pages
 	prot      Prot
-	gpu       *gpu // that the memory is asked for of; nil: an emulated device
+	version   uint16 // of the connection
+	gpu       *gpu   // that the memory is asked for of; nil: an emulated device
 
 	reply  mapped
 	known  bool   // reply is valid: the daemon has a mapping
@@ -114,7 +115,7 @@ func (a *assembly) take(h header, body []byte, fds []int) error {
 }
 
 func (a *assembly) begin(body []byte) error {
-	m, err := decodeMapped(body)
+	m, err := decodeMapped(a.version, body)
 	if err != nil {
 		return failed(syscall.EPROTO, "%v", err)
 	}
@@ -141,7 +142,7 @@ func (a *assembly) begin(body []byte) error {
 }
 
 func (a *assembly) add(body []byte, fds []int) error {
-	e, err := decodeExtents(body)
+	e, err := decodeExtents(a.version, body)
 	if err != nil {
 		return failed(syscall.EPROTO, "%v", err)
 	}
@@ -164,6 +165,9 @@ func (a *assembly) place(p extentPlace, fd int, first bool) error {
 	bad := p.off < 0 || p.size <= 0 || p.off%pageSize != 0 || p.size%pageSize != 0 || p.off+p.size < 0
 	if bad || first && p.off > a.off || !first && p.off != a.next {
 		return failed(syscall.EPROTO, "an extent of %d bytes at %d does not fit the mapping", p.size, p.off)
+	}
+	if p.kind != 0 && p.kind != Kind(a.reply.kind) {
+		return failed(syscall.ENOTSUP, "an extent has memory of kind %d, which this library cannot map beside kind %d", p.kind, a.reply.kind)
 	}
 	a.next = p.off + p.size
 	return a.memory.place(p, fd)

@@ -56,10 +56,17 @@ func (k Kind) String() string {
 // Option changes how Map maps.
 type Option func(*options)
 
-type options struct{ flags uint32 }
+type options struct {
+	flags uint32
+	kind  Kind // 0: any
+}
 
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
 func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
+
+// OnKind says what kind of device is meant, where a mount has several. The device's number is then one among these. Without it, it
+// is that of a GPU on a mount that has any.
+func OnKind(k Kind) Option { return func(o *options) { o.kind = k } }
 
 // Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
 // the daemon has answered. Offsets count bytes from the start of the mapping.
@@ -122,7 +129,7 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 	m := &Mapping{off: off, length: length, prot: prot, device: device, file: file}
 	// A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
 	for attempt := 0; ; attempt++ {
-		if err = m.open(o.flags); err == nil {
+		if err = m.open(o); err == nil {
 			return m, nil
 		}
 		if attempt > 0 || !errors.Is(err, syscall.ENOTCONN) {
@@ -175,7 +182,8 @@ func checkFile(f *os.File, prot Prot) error {
 }
 
 // open gets a grant, asks for the mapping and maps its extents.
-func (m *Mapping) open(flags uint32) error {
+func (m *Mapping) open(o options) error {
+	flags := o.flags
 	if flags&mapLazy == 0 {
 		launder, err := m.flushKernel(0, m.length)
 		if err != nil {
@@ -196,16 +204,27 @@ func (m *Mapping) open(flags uint32) error {
 	if err != nil {
 		return err
 	}
-	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot}
+	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot, version: c.welcome.version}
+	if o.kind != 0 && !c.welcome.has(o.kind) {
+		c.release()
+		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
+	}
 	var uuid [16]byte
-	if c.welcome.has(KindCUDA) {
+	if o.kind != KindEmulated && c.welcome.has(KindCUDA) {
 		if a.gpu, err = openGPU(m.device); err != nil {
 			c.release()
 			return err
 		}
 		uuid = a.gpu.uuid
 	}
-	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, m.off, m.length, uuid), a.take)
+	kind := o.kind
+	if c.welcome.version < 2 {
+		kind = 0
+	}
+	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, kind, m.off, m.length, uuid), a.take)
+	if err == nil && o.kind != 0 && Kind(a.reply.kind) != o.kind {
+		err = failed(syscall.ENODEV, "device %d has memory of kind %s, not %s", m.device, Kind(a.reply.kind), o.kind)
+	}
 	if err == nil {
 		err = a.finish()
 	}
@@ -218,6 +237,7 @@ func (m *Mapping) open(flags uint32) error {
 		return err
 	}
 	m.conn, m.assembly, m.kind = c, a, Kind(a.reply.kind)
+	c.serve()
 	return nil
 }
 

@@ -5,11 +5,12 @@ import (
 	"fmt"
 )
 
-// The wire format of docs/protocol.md, version 1, from the client's side. These numbers are the daemon's too; the frames
-// in control/testdata/frames.txt are what both are tested against.
+// The wire format of docs/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's too; the frames in
+// control/testdata are what both are tested against.
 const (
-	helloMagic      = 0x41494147 // "GAIA"
-	protocolVersion = 1
+	helloMagic = 0x41494147 // "GAIA"
+	minVersion = 1
+	maxVersion = 2
 
 	headerSize = 16
 	maxFrame   = 64 << 10
@@ -34,6 +35,16 @@ const (
 	typeStop    frameType = 11
 	typeEnd     frameType = 12
 
+	typeFeatures frameType = 13
+	typeAttach   frameType = 14
+	typeAnswer   frameType = 15
+
+	// What the daemon says first, on a service connection.
+	typeCheck       frameType = 0x4001
+	typeMove        frameType = 0x4002
+	typeInvalidated frameType = 0x4003
+	typeBudget      frameType = 0x4004
+
 	typeWelcome  frameType = 0x8001
 	typeMapped   frameType = 0x8002
 	typeExtents  frameType = 0x8003
@@ -48,6 +59,13 @@ const (
 	acquireLaunder uint32 = 1
 	syncDurable    uint32 = 1
 	endForce       uint32 = 1
+)
+
+// Bits of what a daemon offers and requires.
+const (
+	featureService uint64 = 1 << 0
+	// usedFeatures are those that this package has a use for.
+	usedFeatures = featureService
 )
 
 type (
@@ -77,13 +95,14 @@ func helloBody(minVersion, maxVersion uint16) []byte {
 	return binary.LittleEndian.AppendUint16(b, maxVersion)
 }
 
-// mapBody names the device by uuid where that is not zero.
-func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, off, length int64, uuid [16]byte) []byte {
+// mapBody names the device by uuid where that is not zero, and otherwise by its number among those of the kind. Kind 0 is any, and
+// the only one that version 1 knows.
+func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, off, length int64, uuid [16]byte) []byte {
 	b := append([]byte(nil), token[:]...)
 	b = binary.LittleEndian.AppendUint32(b, device)
 	b = binary.LittleEndian.AppendUint32(b, uint32(prot))
 	b = binary.LittleEndian.AppendUint32(b, flags)
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(kind))
 	b = binary.LittleEndian.AppendUint64(b, uint64(off))
 	b = binary.LittleEndian.AppendUint64(b, uint64(length))
 	return append(b, uuid[:]...)
@@ -98,6 +117,16 @@ func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
 }
 
 func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(m)) }
+
+func featuresBody(chosen uint64) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, chosen), 0)
+}
+
+func answerBody(errno uint32, generation uint64) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, errno)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	return binary.LittleEndian.AppendUint64(b, generation)
+}
 
 func stopBody(recorder requestID) []byte {
 	return binary.LittleEndian.AppendUint64(nil, uint64(recorder))
@@ -123,8 +152,9 @@ func decodeHeader(record []byte) (header, []byte, error) {
 	}, record[headerSize:], nil
 }
 
-func bodySize(what string, body []byte, n int) error {
-	if len(body) != n {
+// bodySize checks the size of a body. From version 2 on a newer daemon may have more to say, which nobody reads.
+func bodySize(what string, version uint16, body []byte, n int) error {
+	if len(body) < n || version < 2 && len(body) > n {
 		return fmt.Errorf("%s has a body of %d bytes, not %d", what, len(body), n)
 	}
 	return nil
@@ -136,24 +166,40 @@ type welcome struct {
 	maxRequest  uint32
 	maxExtents  uint32
 	kinds       uint32 // a bit (1 << (kind-1)) for each kind of memory among the mount's devices
+	// From version 2 on:
+	offered, required uint64   // features
+	key               [16]byte // of the connection, for its service connection
 }
 
 // has reports whether some device of the mount has memory of the kind.
 func (w welcome) has(kind Kind) bool { return w.kinds&(1<<(kind-1)) != 0 }
 
 func decodeWelcome(body []byte) (welcome, error) {
-	if err := bodySize("WELCOME", body, 24); err != nil {
+	if len(body) < 24 {
+		return welcome{}, fmt.Errorf("WELCOME has a body of %d bytes", len(body))
+	}
+	version := binary.LittleEndian.Uint16(body)
+	size := 24
+	if version >= 2 {
+		size = 56
+	}
+	if err := bodySize("WELCOME", version, body, size); err != nil {
 		return welcome{}, err
 	}
 	w := welcome{
-		version:     binary.LittleEndian.Uint16(body),
+		version:     version,
 		maxRequests: binary.LittleEndian.Uint32(body[4:]),
 		maxRequest:  binary.LittleEndian.Uint32(body[8:]),
 		maxExtents:  binary.LittleEndian.Uint32(body[12:]),
 		kinds:       binary.LittleEndian.Uint32(body[16:]),
 	}
-	if w.version != protocolVersion || w.maxRequests == 0 {
+	if w.version < minVersion || w.version > maxVersion || w.maxRequests == 0 {
 		return welcome{}, fmt.Errorf("WELCOME chose version %d and %d requests", w.version, w.maxRequests)
+	}
+	if version >= 2 {
+		w.offered = binary.LittleEndian.Uint64(body[24:])
+		w.required = binary.LittleEndian.Uint64(body[32:])
+		w.key = [16]byte(body[40:])
 	}
 	return w, nil
 }
@@ -167,8 +213,8 @@ type mapped struct {
 	uuid    [16]byte // of the GPU; zero where the kind has none
 }
 
-func decodeMapped(body []byte) (mapped, error) {
-	if err := bodySize("MAPPED", body, 48); err != nil {
+func decodeMapped(version uint16, body []byte) (mapped, error) {
+	if err := bodySize("MAPPED", version, body, 48); err != nil {
 		return mapped{}, err
 	}
 	return mapped{
@@ -181,33 +227,72 @@ func decodeMapped(body []byte) (mapped, error) {
 	}, nil
 }
 
-// extentPlace is an extent's offset in the file and its size, in bytes.
-type extentPlace struct{ off, size int64 }
+// extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
+type extentPlace struct {
+	off, size  int64
+	kind       Kind   // 0 in version 1: that of the mapping
+	tier       uint32 // where the memory is
+	generation uint64 // grows each time the extent moves
+}
 
 type extents struct {
 	first  uint32
 	places []extentPlace
 }
 
-func decodeExtents(body []byte) (extents, error) {
-	if len(body) < 8 {
+func decodeExtents(version uint16, body []byte) (extents, error) {
+	head, stride, least := 8, 16, 16
+	if version >= 2 {
+		head, least = 16, 32
+	}
+	if len(body) < head {
 		return extents{}, fmt.Errorf("EXTENTS has a body of %d bytes", len(body))
 	}
 	n := binary.LittleEndian.Uint32(body[4:])
-	if n > maxExtents {
-		return extents{}, fmt.Errorf("EXTENTS has %d extents", n)
+	if version >= 2 {
+		stride = int(binary.LittleEndian.Uint32(body[8:]))
 	}
-	if err := bodySize("EXTENTS", body, 8+16*int(n)); err != nil {
+	if n > maxExtents || stride < least || stride > maxFrame {
+		return extents{}, fmt.Errorf("EXTENTS has %d extents of %d bytes", n, stride)
+	}
+	if err := bodySize("EXTENTS", version, body, head+stride*int(n)); err != nil {
 		return extents{}, err
 	}
 	e := extents{first: binary.LittleEndian.Uint32(body), places: make([]extentPlace, n)}
 	for i := range e.places {
-		e.places[i] = extentPlace{
-			off:  int64(binary.LittleEndian.Uint64(body[8+16*i:])),
-			size: int64(binary.LittleEndian.Uint64(body[16+16*i:])),
+		b := body[head+stride*i:]
+		e.places[i] = extentPlace{off: int64(binary.LittleEndian.Uint64(b)), size: int64(binary.LittleEndian.Uint64(b[8:]))}
+		if version >= 2 {
+			e.places[i].kind = Kind(binary.LittleEndian.Uint32(b[16:]))
+			e.places[i].tier = binary.LittleEndian.Uint32(b[20:])
+			e.places[i].generation = binary.LittleEndian.Uint64(b[24:])
 		}
 	}
 	return e, nil
+}
+
+// move is the body of MOVE: an extent is to be had from other memory, at the same addresses.
+type move struct {
+	mapping            mappingID
+	extent             extentPlace // with the new kind, tier and generation
+	previousGeneration uint64
+}
+
+func decodeMove(body []byte) (move, error) {
+	if err := bodySize("MOVE", maxVersion, body, 48); err != nil {
+		return move{}, err
+	}
+	return move{
+		mapping: mappingID(binary.LittleEndian.Uint64(body)),
+		extent: extentPlace{
+			off:        int64(binary.LittleEndian.Uint64(body[8:])),
+			size:       int64(binary.LittleEndian.Uint64(body[16:])),
+			generation: binary.LittleEndian.Uint64(body[32:]),
+			kind:       Kind(binary.LittleEndian.Uint32(body[40:])),
+			tier:       binary.LittleEndian.Uint32(body[44:]),
+		},
+		previousGeneration: binary.LittleEndian.Uint64(body[24:]),
+	}, nil
 }
 
 // result is the body of RESULT and of ERROR.

@@ -11,19 +11,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+var frameFiles = []string{"../../control/testdata/frames.txt", "../../control/testdata/frames2.txt"}
+
 // loadFrames reads the frames that every implementation of the protocol is tested against.
 func loadFrames(t testing.TB) map[string][]byte {
 	t.Helper()
-	text, err := os.ReadFile("../../control/testdata/frames.txt")
-	require.NoError(t, err)
 	frames := make(map[string][]byte)
-	for line := range strings.Lines(string(text)) {
-		name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if !ok || name == "#" {
-			continue
+	for _, file := range frameFiles {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for line := range strings.Lines(string(text)) {
+			name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
+			if !ok || name == "#" {
+				continue
+			}
+			frames[name], err = hex.DecodeString(digits)
+			require.NoError(t, err, name)
 		}
-		frames[name], err = hex.DecodeString(digits)
-		require.NoError(t, err, name)
 	}
 	return frames
 }
@@ -42,13 +46,26 @@ func countingUUID() (uuid [16]byte) {
 	return uuid
 }
 
+func countingKey() (key [16]byte) {
+	for i := range key {
+		key[i] = byte(0x20 + i)
+	}
+	return key
+}
+
 func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
-	token, uuid := countingToken(), countingUUID()
+	token, uuid, key := countingToken(), countingUUID(), countingKey()
 	for name, got := range map[string][]byte{
 		"hello":             frame(typeHello, 0, helloBody(1, 1)),
-		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0x200000, 0x123456789, uuid)),
-		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 1, [16]byte{})),
+		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
+		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
+		"hello2":            frame(typeHello, 0, helloBody(1, 2)),
+		"map2":              frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
+		"features":          frame(typeFeatures, 2, featuresBody(3)),
+		"attach":            frame(typeAttach, 3, key[:]),
+		"answer":            frame(typeAnswer, 4, answerBody(0, 6)),
+		"answer-eperm":      frame(typeAnswer, 5, answerBody(uint32(syscall.EPERM), 5)),
 		"acquire":           frame(typeAcquire, 3, rangeBody(7, 4096, 8192, acquireLaunder)),
 		"release":           frame(typeRelease, 4, rangeBody(7, 0, 1, 0)),
 		"sync":              frame(typeSync, 5, rangeBody(7, 0, 0x123456789, syncDurable)),
@@ -79,11 +96,24 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 		require.True(t, out[1].IsNil(), "%s: %v", name, out[1])
 		require.Equal(t, wantBody, out[0].Interface(), name)
 	}
-	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{1, 128, 4096, 128, 3})
-	check("mapped", header{typeMapped, flagMore, 1}, decodeMapped, mapped{7, uint32(KindEmulated), 3, 0x123456000, 2, [16]byte{}})
-	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, decodeMapped, mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID()})
-	check("extents", header{typeExtents, 0, 1}, decodeExtents,
-		extents{0, []extentPlace{{0x200000, 0x200000}, {0x400000, 0x200000}}})
+	mappedIn := func(v uint16) any { return func(b []byte) (mapped, error) { return decodeMapped(v, b) } }
+	extentsIn := func(v uint16) any { return func(b []byte) (extents, error) { return decodeExtents(v, b) } }
+	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{version: 1, maxRequests: 128, maxRequest: 4096, maxExtents: 128, kinds: 3})
+	welcome2 := welcome{2, 128, 4096, 128, 3, 3, 0, countingKey()}
+	check("welcome2", header{typeWelcome, 0, 0}, decodeWelcome, welcome2)
+	welcome2.offered, welcome2.required = 3|1<<63|1<<62, 1<<62
+	check("welcome2-longer", header{typeWelcome, 0, 0}, decodeWelcome, welcome2)
+	first := mapped{7, uint32(KindEmulated), 3, 0x123456000, 2, [16]byte{}}
+	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(1), first)
+	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(2), first)
+	check("mapped2-longer", header{typeMapped, flagMore, 1}, mappedIn(2), first)
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, mappedIn(1), mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID()})
+	check("extents", header{typeExtents, 0, 1}, extentsIn(1),
+		extents{0, []extentPlace{{off: 0x200000, size: 0x200000}, {off: 0x400000, size: 0x200000}}})
+	places2 := []extentPlace{{0x200000, 0x200000, KindEmulated, 1, 5}, {0x400000, 0x400000, KindCUDA, 2, 0x123456789a}}
+	check("extents2", header{typeExtents, 0, 1}, extentsIn(2), extents{0, places2})
+	check("extents2-longer", header{typeExtents, 0, 1}, extentsIn(2), extents{0, places2})
+	check("move", header{typeMove, 0, 5}, decodeMove, move{7, extentPlace{0x400000, 0x200000, KindCUDA, 2, 6}, 5})
 	check("result", header{typeResult, 0, 3}, decodeResult, result{0, 0x1234567890, ""})
 	check("result-enomem", header{typeResult, 0, 4}, decodeResult,
 		result{uint32(syscall.ENOMEM), 0, "no room: 1 GiB budget of device 3 is spent é"})
@@ -112,11 +142,17 @@ func FuzzReply(f *testing.F) {
 		case typeWelcome:
 			_, _ = decodeWelcome(body)
 		case typeMapped:
-			_, _ = decodeMapped(body)
+			_, _ = decodeMapped(1, body)
+			_, _ = decodeMapped(2, body)
 		case typeExtents:
-			if e, err := decodeExtents(body); err == nil && len(body) != 8+16*len(e.places) {
+			if e, err := decodeExtents(1, body); err == nil && len(body) != 8+16*len(e.places) {
 				t.Fatalf("%d extents of %d bytes", len(e.places), len(body))
 			}
+			if e, err := decodeExtents(2, body); err == nil && len(body) < 16+32*len(e.places) {
+				t.Fatalf("%d extents of %d bytes", len(e.places), len(body))
+			}
+		case typeMove:
+			_, _ = decodeMove(body)
 		case typeResult, typeError:
 			if r, err := decodeResult(body); err == nil && len(r.text) != len(body)-16 {
 				t.Fatalf("text of %d bytes in %d", len(r.text), len(body))

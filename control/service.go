@@ -1,0 +1,298 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on its first
+// one does not read there. A service connection counts in no limit of its user, since a session has one at most. Nothing here waits
+// for a client: what it is to be told waits in a short queue, and where that is full the client is inattentive until it reads
+// again. It is never cut off for it.
+
+// mostNotices bounds the notices that wait to be read by a client.
+const mostNotices = 64
+
+// errInattentive says that a client does not read what it is told, for the time being.
+var errInattentive = errors.New("the client does not read")
+
+// errServiceEnded says that a client has no service connection any more.
+var errServiceEnded = errors.New("the service connection ended")
+
+// notice is a frame that nobody asked for.
+type notice struct {
+	typ  frameType
+	id   requestID // 0: no answer is wanted
+	body func([]byte) []byte
+	file *os.File // travels beside; the owner of the notice keeps it open
+}
+
+// service is the daemon's end of a service connection. Its methods may be called from any goroutine.
+type service struct {
+	ses  *session      // the connection
+	wake chan struct{} // has an element where the queue may have something; of capacity 1
+	over chan struct{} // closed when the connection ends
+
+	mu     sync.Mutex
+	queue  []notice                    // guarded by mu
+	asked  map[requestID]chan<- answer // those who wait; each has room for its answer. Guarded by mu
+	lastID requestID                   // guarded by mu
+	// attentive says that the client has answered, and reads what it is told; checking that a CHECK finds out. Guarded by mu.
+	attentive, checking bool
+}
+
+// negotiate serves FEATURES and ATTACH, which change how the reader goes on. It is the reader's.
+func (s *session) negotiate(h header, body []byte) error {
+	s.mu.Lock()
+	_, twice := s.running[h.id]
+	busy := len(s.running) > 0 || s.lastMapping > 0
+	s.mu.Unlock()
+	if twice {
+		return breach(h.id, "request id %d is still running", h.id)
+	}
+	if h.typ == typeFeatures {
+		f, err := s.version.decodeFeatures(body)
+		if err != nil {
+			return breach(h.id, "%v", err)
+		}
+		return s.reply(h.id, 0, s.choose(f))
+	}
+	key, err := s.version.decodeAttach(body)
+	if err != nil {
+		return breach(h.id, "%v", err)
+	}
+	if busy || s.chosen != 0 {
+		return s.reply(h.id, 0, failure(syscall.EINVAL, "ATTACH is not the first request of its connection"))
+	}
+	return s.attach(h.id, key)
+}
+
+// choose takes the features that the client uses.
+func (s *session) choose(f features) error {
+	switch {
+	case s.chosen != 0:
+		return failure(syscall.EINVAL, "features were chosen already")
+	case f&^offeredFeatures != 0:
+		return failure(syscall.EOPNOTSUPP, "this gaiafs does not offer the features %#x", uint64(f&^offeredFeatures))
+	case requiredFeatures&^f != 0:
+		return failure(syscall.EPROTONOSUPPORT, "this gaiafs requires the features %#x", uint64(requiredFeatures&^f))
+	}
+	s.chosen = f
+	s.mu.Lock()
+	s.serviceable = f&featureService != 0
+	s.mu.Unlock()
+	return nil
+}
+
+// attach makes this connection the service connection of the session with the key, which has to be of the same process.
+func (s *session) attach(id requestID, key sessionKey) error {
+	var main *session
+	for _, other := range s.server.snapshot() {
+		if other != s && other.key == key && other.version >= 2 && other.peer == s.peer {
+			main = other
+		}
+	}
+	if main == nil {
+		return s.reply(id, 0, failure(syscall.EACCES, "no connection of this process has that key"))
+	}
+	v := &service{ses: s, wake: make(chan struct{}, 1), over: make(chan struct{}), asked: make(map[requestID]chan<- answer)}
+	main.mu.Lock()
+	var err error
+	switch {
+	case !main.serviceable:
+		err = failure(syscall.EINVAL, "the connection did not choose a service connection, or has ended")
+	case main.service != nil:
+		err = failure(syscall.EBUSY, "the connection has a service connection already")
+	default:
+		main.service = v
+	}
+	main.mu.Unlock()
+	if err != nil {
+		return s.reply(id, 0, err)
+	}
+	s.server.mu.Lock()
+	s.server.discountLocked(s)
+	s.server.mu.Unlock()
+	s.main = main
+	if err := s.reply(id, 0, nil); err != nil {
+		return err
+	}
+	s.requests.Go(v.write)
+	return nil
+}
+
+// endService ends the session's service connection, or its being one.
+func (s *session) endService() {
+	if s.main != nil {
+		s.main.mu.Lock()
+		v := s.main.service
+		s.main.service = nil
+		s.main.mu.Unlock()
+		if v != nil {
+			close(v.over)
+		}
+		return
+	}
+	s.mu.Lock()
+	v := s.service
+	s.serviceable = false
+	s.mu.Unlock()
+	if v != nil {
+		v.ses.conn.Close()
+	}
+}
+
+// serveAnswers reads what a client answers on its service connection. It never returns nil.
+func (s *session) serveAnswers(buf []byte) error {
+	s.main.mu.Lock()
+	v := s.main.service
+	s.main.mu.Unlock()
+	for {
+		h, body, err := s.read(buf)
+		if err != nil {
+			return err
+		}
+		if h.typ != typeAnswer || h.flags != 0 {
+			return breach(h.id, "frame type %#x with flags %#x is no answer", uint16(h.typ), h.flags)
+		}
+		a, err := s.version.decodeAnswer(body)
+		if err != nil {
+			return breach(h.id, "%v", err)
+		}
+		if err := v.answered(h.id, a); err != nil {
+			return err
+		}
+	}
+}
+
+func (v *service) answered(id requestID, a answer) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if id == 0 || id > v.lastID {
+		return breach(id, "answer to a notice that there was not")
+	}
+	v.attentive = len(v.queue) == 0
+	if to := v.asked[id]; to != nil {
+		delete(v.asked, id)
+		to <- a
+	}
+	return nil // one that nobody waits for any more is late, and no breach
+}
+
+// tell queues a notice. It does not wait.
+func (v *service) tell(n notice) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.tellLocked(n)
+}
+
+// tellLocked is tell; v.mu is held.
+func (v *service) tellLocked(n notice) error {
+	if len(v.queue) >= mostNotices {
+		v.attentive = false
+		return errInattentive
+	}
+	v.queue = append(v.queue, n)
+	v.rouse()
+	return nil
+}
+
+// ask queues a notice and waits for its answer, until ctx ends.
+func (v *service) ask(ctx context.Context, n notice) (answer, error) {
+	got := make(chan answer, 1)
+	v.mu.Lock()
+	v.lastID++
+	n.id = v.lastID
+	err := v.tellLocked(n)
+	if err == nil {
+		v.asked[n.id] = got
+	}
+	v.mu.Unlock()
+	if err != nil {
+		return answer{}, err
+	}
+	defer func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.asked, n.id)
+	}()
+	select {
+	case a := <-got:
+		return a, nil
+	case <-v.over:
+		return answer{}, errServiceEnded
+	case <-ctx.Done():
+		v.mu.Lock()
+		v.attentive = false // until it answers after all
+		v.mu.Unlock()
+		return answer{}, ctx.Err()
+	}
+}
+
+// write sends what is queued, for as long as the client takes.
+func (v *service) write() {
+	for {
+		v.mu.Lock()
+		var n notice
+		more := len(v.queue) > 0
+		if more {
+			n = v.queue[0]
+			v.queue = v.queue[1:]
+		}
+		lapsed := !more && !v.attentive && !v.checking
+		v.checking = v.checking || lapsed
+		v.mu.Unlock()
+		if lapsed { // it has taken everything: does it answer, too?
+			v.ses.requests.Go(v.check)
+		}
+		if !more {
+			select {
+			case <-v.wake:
+				continue
+			case <-v.over:
+				return
+			}
+		}
+		var files []*os.File
+		if n.file != nil {
+			files = []*os.File{n.file}
+		}
+		if v.ses.sendBy(time.Time{}, appendFrame(nil, n.typ, 0, n.id, n.body), files) != nil {
+			return
+		}
+	}
+}
+
+// check asks the client whether it reads. Its answer makes it attentive.
+func (v *service) check() {
+	_, _ = v.ask(v.ses.ctx, notice{typ: typeCheck})
+	v.mu.Lock()
+	v.checking = false
+	v.mu.Unlock()
+	v.rouse() // more was queued meanwhile: then it is to be found out again
+}
+
+// rouse has write look at the queue.
+func (v *service) rouse() {
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+}
+
+// attends reports whether the session's client hears what the daemon says first.
+func (s *session) attends() bool {
+	s.mu.Lock()
+	v := s.service
+	s.mu.Unlock()
+	if v == nil {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.attentive
+}

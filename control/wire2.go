@@ -1,0 +1,129 @@
+package control
+
+import "encoding/binary"
+
+// What version 2 of the protocol adds.
+
+const (
+	typeFeatures frameType = 13
+	typeAttach   frameType = 14
+	typeAnswer   frameType = 15
+)
+
+// noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections only.
+const noticeBit frameType = 0x4000
+
+const (
+	typeCheck       = noticeBit | 1
+	typeMove        = noticeBit | 2
+	typeInvalidated = noticeBit | 3
+	typeBudget      = noticeBit | 4
+)
+
+// features are bits of what a daemon offers and requires, and of what a client chooses.
+type features uint64
+
+const (
+	// featureService: the client makes a service connection and answers there.
+	featureService features = 1 << 0
+	// featureLarge: requests may have their body in a sealed memfd.
+	featureLarge features = 1 << 1
+	// featureMove: the memory of mappings may move. No daemon offers it yet.
+	featureMove features = 1 << 2
+
+	offeredFeatures  = featureService | featureLarge
+	requiredFeatures = features(0)
+)
+
+// sessionKey says on a service connection which session it belongs to.
+type sessionKey [16]byte
+
+// tier is where an extent's memory is.
+type tier uint32
+
+const (
+	tierDevice tier = 1 // in the device's own memory
+	tierHost   tier = 2 // in pinned memory of the host
+	tierNone   tier = 3 // nowhere: the addresses are kept, and home has the bytes
+)
+
+func (v version) decodeFeatures(body []byte) (features, error) {
+	if err := v.wantBody(body, 16); err != nil {
+		return 0, err
+	}
+	return features(binary.LittleEndian.Uint64(body)), nil
+}
+
+func (v version) decodeAttach(body []byte) (key sessionKey, err error) {
+	if err := v.wantBody(body, len(key)); err != nil {
+		return key, err
+	}
+	copy(key[:], body)
+	return key, nil
+}
+
+// answer is a client's to a notice: MOVED, where that was a MOVE.
+type answer struct {
+	errno      uint32
+	generation uint64
+}
+
+func (v version) decodeAnswer(body []byte) (answer, error) {
+	if err := v.wantBody(body, 16); err != nil {
+		return answer{}, err
+	}
+	return answer{errno: binary.LittleEndian.Uint32(body), generation: binary.LittleEndian.Uint64(body[8:])}, nil
+}
+
+// move asks a client to have an extent of a mapping at the same addresses, from other memory. The descriptor of that travels
+// beside the frame, but for tierNone.
+type move struct {
+	mapping  mappingID
+	extent   extentPlace // with the new kind, tier and generation
+	previous uint64      // the generation that the client has
+}
+
+func (m move) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.mapping))
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.extent.off))
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.extent.size))
+	b = binary.LittleEndian.AppendUint64(b, m.previous)
+	b = binary.LittleEndian.AppendUint64(b, m.extent.generation)
+	b = binary.LittleEndian.AppendUint32(b, m.extent.kind)
+	return binary.LittleEndian.AppendUint32(b, uint32(m.extent.tier))
+}
+
+// invalidated tells a client that an acquire of the range would bring something new. off counts from the start of the mapping.
+type invalidated struct {
+	mapping  mappingID
+	off, len int64
+}
+
+func (i invalidated) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(i.mapping))
+	b = binary.LittleEndian.AppendUint64(b, uint64(i.off))
+	return binary.LittleEndian.AppendUint64(b, uint64(i.len))
+}
+
+// budget tells a client how much of a device's memory it may have, and how much it has.
+type budget struct {
+	device, kind uint32
+	uuid         [uuidSize]byte
+	bytes, used  int64
+}
+
+func (m budget) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, m.device)
+	b = binary.LittleEndian.AppendUint32(b, m.kind)
+	b = append(b, m.uuid[:]...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.bytes))
+	return binary.LittleEndian.AppendUint64(b, uint64(m.used))
+}
+
+// large is the body of a frame with flagLarge: the size of the body that the descriptor has.
+func (v version) decodeLarge(body []byte) (int64, error) {
+	if err := v.wantBody(body, 8); err != nil {
+		return 0, err
+	}
+	return int64(binary.LittleEndian.Uint64(body)), nil
+}
