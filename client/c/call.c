@@ -122,7 +122,7 @@ static void remove_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
  * one does not, it goes out after the next reply. */
 static void pump_locked(struct gaiafs_conn *c)
 {
-	for (struct gaiafs_request *r = c->calls; r != NULL && c->running < c->max_requests; r = r->next) {
+	for (struct gaiafs_request *r = c->calls; r != NULL && c->running < c->welcome.max_requests; r = r->next) {
 		if (r->state != UNSENT)
 			continue;
 		int err = gaiafs_say(c->fd, r->type, r->id, r->body, r->body_len);
@@ -191,7 +191,7 @@ static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, cons
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_mapped m;
 
-	if (frame->header.type == GAIAFS_MAPPED && gaiafs_get_mapped(frame->body, frame->body_len, &m)) {
+	if (frame->header.type == GAIAFS_MAPPED && gaiafs_get_mapped(frame->body, frame->body_len, c->welcome.version, &m)) {
 		r->mapped = true;
 		r->mapping = m.mapping;
 	}
@@ -223,13 +223,18 @@ static bool read_one(struct gaiafs_conn *c)
 	struct gaiafs_frame frame;
 	struct gaiafs_fail fail = { 0 };
 	struct gaiafs_request *r;
-	int err = gaiafs_hear(c, -1, &frame, fds, &fail);
+	int err = gaiafs_hear(c->fd, c->record, -1, &frame, fds, &fail);
 
 	if (err == EINTR)
 		return false;
 	if (err == 0 && frame.header.type == GAIAFS_ERROR) {
 		if (gaiafs_read_fail(&frame, &fail) == 0)
 			(void)gaiafs_failed(&fail, EPROTO, "the daemon sent an error without one");
+		close_all(&frame);
+		pthread_mutex_unlock(&gaiafs_fd_lock);
+	} else if (err == 0 && c->welcome.version >= 2 && (frame.header.flags & ~GAIAFS_MORE) != 0) {
+		(void)gaiafs_failed(&fail, EPROTO, "the daemon sent a frame with flags %#x, which this library does not know",
+				    frame.header.flags);
 		close_all(&frame);
 		pthread_mutex_unlock(&gaiafs_fd_lock);
 	} else if (err == 0) {

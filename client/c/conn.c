@@ -48,8 +48,11 @@ static void after_fork_in_child(void)
 {
 	/* The parent's connections must end with the parent. Threads that the child does not have may have been using the
 	 * structures, which are therefore not freed. */
-	for (struct gaiafs_conn *c = conns; c != NULL; c = c->next)
+	for (struct gaiafs_conn *c = conns; c != NULL; c = c->next) {
 		close(c->fd);
+		if (c->service >= 0)
+			close(c->service);
+	}
 	gaiafs_parcels_after_fork();
 	gaiafs_work_after_fork();
 	conns = NULL;
@@ -147,14 +150,14 @@ static int wait_for_bytes(int fd, int timeout)
 	return ready == 0 ? ETIMEDOUT : ready < 0 ? errno : 0;
 }
 
-int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
+int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f)
 {
 	union {
 		struct cmsghdr align;
 		char bytes[CMSG_SPACE(GAIAFS_MAX_EXTENTS * sizeof(int))];
 	} control;
-	struct iovec iov = { .iov_base = c->record, .iov_len = GAIAFS_MAX_FRAME };
+	struct iovec iov = { .iov_base = record, .iov_len = GAIAFS_MAX_FRAME };
 	ssize_t n;
 
 	/* The daemon may have closed without reading everything: its last words come after one ECONNRESET. */
@@ -163,7 +166,7 @@ int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 	for (;;) {
 		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
 				      .msg_controllen = sizeof control.bytes };
-		int err = wait_for_bytes(c->fd, timeout);
+		int err = wait_for_bytes(fd, timeout);
 
 		if (err == EINTR)
 			return EINTR;
@@ -176,7 +179,7 @@ int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 		if (err != 0)
 			return gone(f, err == ECONNRESET ? "the daemon closed it" : strerror(err));
 		pthread_mutex_lock(&gaiafs_fd_lock);
-		n = recvmsg(c->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		n = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 		err = n < 0 ? errno : 0;
 		if (n >= 0) {
 			frame->nfds = find_rights(&msg, fds);
@@ -184,10 +187,10 @@ int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, 
 			frame->truncated = msg.msg_flags & MSG_CTRUNC;
 			if (n == 0 || (msg.msg_flags & MSG_TRUNC))
 				err = n == 0 ? EPIPE : EMSGSIZE;
-			else if (!gaiafs_get_header(c->record, (size_t)n, &frame->header))
+			else if (!gaiafs_get_header(record, (size_t)n, &frame->header))
 				err = EPROTO;
 			if (err == 0) {
-				frame->body = c->record + GAIAFS_HEADER;
+				frame->body = record + GAIAFS_HEADER;
 				frame->body_len = (size_t)n - GAIAFS_HEADER;
 				return 0;
 			}
@@ -232,42 +235,41 @@ int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fai
 
 /* Opening */
 
-static int shake_hands(struct gaiafs_conn *c, struct gaiafs_fail *f)
+int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcome *w, struct gaiafs_fail *f)
 {
 	const struct timeval patience = { .tv_sec = PATIENCE }, forever = { 0 };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	uint8_t body[GAIAFS_MAX_BODY];
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
-	struct gaiafs_welcome w;
 	int err;
 
-	memcpy(address.sun_path, c->socket, sizeof c->socket);
-	(void)setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-	while ((err = connect(c->fd, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno) == EINTR)
+	(void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+	while ((err = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno) == EINTR)
 		continue;
 	if (err == EAGAIN)
-		return gaiafs_failed(f, ETIMEDOUT, "gaiafs does not take connections on %s", c->socket);
+		return gaiafs_failed(f, ETIMEDOUT, "gaiafs does not take connections on %s", path);
 	if (err == ENOENT)
 		err = ECONNREFUSED;
 	if (err != 0)
-		return gaiafs_failed(f, err, "gaiafs does not listen on %s: %s", c->socket, strerror(err));
-	(void)setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
-	err = gaiafs_say(c->fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
+		return gaiafs_failed(f, err, "gaiafs does not listen on %s: %s", path, strerror(err));
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
+	err = gaiafs_say(fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */
 		return gone(f, strerror(err));
-	if (gaiafs_hear(c, PATIENCE * 1000, &frame, fds, f) != 0)
+	if (gaiafs_hear(fd, record, PATIENCE * 1000, &frame, fds, f) != 0)
 		return f->errnum;
 	err = 0;
 	if (frame.header.type == GAIAFS_ERROR) {
 		err = gaiafs_read_fail(&frame, f);
 		if (err == 0)
 			err = gaiafs_failed(f, EPROTO, "the daemon sent an error without one");
-	} else if (frame.header.type != GAIAFS_WELCOME || !gaiafs_get_welcome(frame.body, frame.body_len, &w)) {
+	} else if (frame.header.type != GAIAFS_WELCOME || !gaiafs_get_welcome(frame.body, frame.body_len, w)) {
 		err = gaiafs_failed(f, EPROTO, "the daemon's answer to HELLO is not one that this library knows");
-	} else {
-		c->max_requests = w.max_requests;
-		c->kinds = w.kinds;
+	} else if ((w->required & ~GAIAFS_USED_FEATURES) != 0) {
+		err = gaiafs_failed(f, EPROTONOSUPPORT, "the daemon requires features %#llx, which this library does not have",
+				    (unsigned long long)(w->required & ~GAIAFS_USED_FEATURES));
 	}
 	for (size_t i = 0; i < frame.nfds; i++)
 		close(frame.fds[i]);
@@ -319,7 +321,12 @@ void gaiafs_conn_ref(struct gaiafs_conn *c)
 
 uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c)
 {
-	return c->kinds;
+	return c->welcome.kinds;
+}
+
+unsigned gaiafs_conn_version(const struct gaiafs_conn *c)
+{
+	return c->welcome.version;
 }
 
 /* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who fork. */
@@ -336,6 +343,8 @@ void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 	close(c->fd);
 	c->fd = -1;
 	pthread_mutex_unlock(&c->lock);
+	if (c->service >= 0)
+		(void)shutdown(c->service, SHUT_RDWR); /* its thread closes it */
 	pthread_cond_broadcast(&conns_changed);
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (listed)
@@ -362,6 +371,7 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	(void)snprintf(c->socket, sizeof c->socket, "%s", socket_path);
 	pthread_mutex_init(&c->lock, NULL);
 	c->state = CONNECTING;
+	c->service = -1;
 	c->refs = 2; /* the list's and the caller's */
 	c->listed = true;
 	c->next = conns;
@@ -396,7 +406,7 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 
-	if (shake_hands(c, f) != 0) {
+	if (gaiafs_greet(c->fd, c->socket, c->record, &c->welcome, f) != 0) {
 		gaiafs_lose(c, f);
 		gaiafs_conn_unref(c);
 		return NULL;

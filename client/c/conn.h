@@ -7,7 +7,7 @@
 enum { CONNECTING, READY, LOST };
 
 struct gaiafs_conn {
-	uint32_t max_requests, kinds;    /* immutable once READY */
+	struct gaiafs_welcome welcome;   /* immutable once READY */
 	uint8_t *record;                 /* GAIAFS_MAX_FRAME bytes, the reading thread's */
 	char socket[GAIAFS_SOCKET_PATH]; /* immutable */
 	pthread_mutex_t lock;
@@ -17,6 +17,8 @@ struct gaiafs_conn {
 	bool listed;
 	unsigned refs;
 	struct gaiafs_conn *next;
+	bool served; /* a service connection was begun; service.c has it */
+	int service; /* its socket; -1: none */
 
 	/* Changed under gaiafs_table_lock and lock together; the reading thread, which alone closes it, looks without. */
 	int fd; /* -1: closed */
@@ -32,11 +34,13 @@ struct gaiafs_conn {
 	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
 };
 
-/* gaiafs_hear waits for one frame, at most timeout milliseconds, and returns 0 with gaiafs_fd_lock held and the descriptors in
+/* gaiafs_hear waits for one frame of a socket, whose bytes go to record, at most timeout milliseconds, and returns 0 with gaiafs_fd_lock held and the descriptors in
  * fds, or an errno without. With a negative timeout it waits until there is one; EINTR: a signal's handler ran that does not
  * restart calls. */
-int gaiafs_hear(struct gaiafs_conn *c, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
+int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f);
+/* gaiafs_greet connects a socket with a daemon and shakes hands. It returns an errno. */
+int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcome *w, struct gaiafs_fail *f);
 /* gaiafs_say sends one frame, without waiting. It returns an errno. */
 int gaiafs_say(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n);
 /* gaiafs_read_fail decodes the body of a RESULT or ERROR into *f. */

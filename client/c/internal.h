@@ -85,6 +85,10 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket, struct gaiafs_fail *f);
 void gaiafs_conn_unref(struct gaiafs_conn *c);
 /* gaiafs_conn_kinds returns a bit, 1 << (kind - 1), for each kind of memory that the daemon has. */
 uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c);
+/* gaiafs_conn_version returns the version of the protocol that it speaks. */
+unsigned gaiafs_conn_version(const struct gaiafs_conn *c);
+/* gaiafs_conn_serve makes the connection's service connection, in the background, once. The process can do without. */
+void gaiafs_conn_serve(struct gaiafs_conn *c);
 /*
  * gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. EINTR: a signal's handler ran that does not
  * restart calls. Then what was asked for may happen all the same, but for a MAP, which is undone; an UNMAP certainly happens.
@@ -101,6 +105,8 @@ struct gaiafs_job {
 	struct gaiafs_job *next; /* work.c's */
 };
 
+/* gaiafs_start_thread starts a thread that no signal reaches, and that nobody waits for. It returns an errno. */
+int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail *f);
 /* gaiafs_prepare_work sees to it that there is a thread. It returns an errno. */
 int gaiafs_prepare_work(struct gaiafs_fail *f);
 /* gaiafs_post has a job run. It waits for nothing. */
@@ -252,6 +258,8 @@ void gaiafs_table_add_locked(struct gaiafs_mapping *m);
 bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n);
 /* gaiafs_table_at_locked returns the ready mapping that has addr, or NULL. */
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
+/* gaiafs_table_has reports whether the table has the mapping to which a daemon gave the number. */
+bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id);
 /* gaiafs_table_ready lets others find m. */
 void gaiafs_table_ready(struct gaiafs_mapping *m);
 /* gaiafs_table_find returns the ready mapping that has addr, with a reference, or NULL. *mine: this process made it and

@@ -23,7 +23,7 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	const struct gaiafs_kind *kind;
 	struct gaiafs_mapped reply;
 
-	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, &reply))
+	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &reply))
 		return gaiafs_failed(f, EPROTO, "the daemon's answer to MAP is malformed");
 	r->known = true;
 	r->m->id = reply.mapping;
@@ -50,6 +50,9 @@ static int place(struct map_request *r, const struct gaiafs_place *p, int fd, bo
 	if (p->off < 0 || p->size <= 0 || p->off % GAIAFS_PAGE != 0 || p->size % GAIAFS_PAGE != 0 ||
 	    p->size > INT64_MAX - p->off || (first ? p->off > begin : p->off != r->next))
 		return gaiafs_failed(f, EPROTO, "an extent does not fit the mapping");
+	if (p->kind != 0 && p->kind != r->m->kind->number)
+		return gaiafs_failed(f, ENOTSUP, "an extent has memory of kind %u, which this library cannot map beside kind %u", p->kind,
+				     r->m->kind->number);
 	r->next = p->off + p->size;
 	return r->m->kind->add(r->m, p, fd, f);
 }
@@ -58,7 +61,7 @@ static int take_extents(struct map_request *r, const struct gaiafs_frame *frame,
 {
 	struct gaiafs_extents e;
 
-	if (!r->known || !gaiafs_get_extents(frame->body, frame->body_len, &e) || e.first != r->got)
+	if (!r->known || !gaiafs_get_extents(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &e) || e.first != r->got)
 		return gaiafs_failed(f, EPROTO, "the daemon's extents are malformed");
 	r->got += e.count;
 	if (r->request.fail.errnum != 0)
@@ -107,7 +110,7 @@ static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, u
 		m->kind = &gaiafs_cuda_kind;
 	}
 	n = gaiafs_put_map(body, grant->token, (uint32_t)m->dev, m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none, prot,
-			   map_flags, m->off, m->len);
+			   map_flags, gaiafs_conn_version(m->conn) >= 2 ? (uint32_t)r->args->kind : 0, m->off, m->len);
 	if (gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request) != 0) {
 		*f = r->request.fail;
 		return f->errnum;
@@ -142,8 +145,10 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	if (m->conn == NULL)
 		return f->errnum;
 	err = ask_for(m, &grant, map_flags, &r, f);
-	if (err == 0)
+	if (err == 0) {
+		gaiafs_conn_serve(m->conn);
 		return 0;
+	}
 	gaiafs_table_cancel(m);
 	if (m->kind != NULL)
 		(void)m->kind->drop(m, &second);

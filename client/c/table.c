@@ -96,6 +96,17 @@ void gaiafs_table_ready(struct gaiafs_mapping *m)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
+bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id)
+{
+	bool has = false;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	for (size_t i = 0; i < used && !has; i++)
+		has = table[i]->ready && table[i]->conn == c && table[i]->id == id;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return has;
+}
+
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr)
 {
 	size_t i = after_locked(addr);

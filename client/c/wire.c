@@ -47,19 +47,19 @@ void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body)
 size_t gaiafs_put_hello(uint8_t *b)
 {
 	put32(b, GAIAFS_HELLO_MAGIC);
-	put16(b + 4, GAIAFS_VERSION);
-	put16(b + 6, GAIAFS_VERSION);
+	put16(b + 4, GAIAFS_MIN_VERSION);
+	put16(b + 6, GAIAFS_MAX_VERSION);
 	return 8;
 }
 
 size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
-		      uint32_t prot, uint32_t flags, uint64_t off, uint64_t len)
+		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len)
 {
 	memcpy(b, token, GAIAFS_TOKEN);
 	put32(b + 16, device);
 	put32(b + 20, prot);
 	put32(b + 24, flags);
-	put32(b + 28, 0);
+	put32(b + 28, kind);
 	put64(b + 32, off);
 	put64(b + 40, len);
 	memcpy(b + 48, uuid, GAIAFS_UUID);
@@ -82,6 +82,26 @@ size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping)
 	return 8;
 }
 
+size_t gaiafs_put_features(uint8_t *b, uint64_t chosen)
+{
+	put64(b, chosen);
+	put64(b + 8, 0);
+	return 16;
+}
+
+size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation)
+{
+	put32(b, errnum);
+	put32(b + 4, 0);
+	put64(b + 8, generation);
+	return 16;
+}
+
+static bool fits(size_t n, unsigned version, size_t wanted)
+{
+	return n == wanted || (version >= 2 && n > wanted);
+}
+
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h)
 {
 	if (n < GAIAFS_HEADER)
@@ -95,17 +115,26 @@ bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h)
 
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w)
 {
-	if (n != 24)
+	*w = (struct gaiafs_welcome){ 0 };
+	if (n < 24)
 		return false;
 	w->version = get16(body);
 	w->max_requests = get32(body + 4);
 	w->kinds = get32(body + 16);
-	return w->version == GAIAFS_VERSION && w->max_requests > 0;
+	if (w->version < GAIAFS_MIN_VERSION || w->version > GAIAFS_MAX_VERSION || w->max_requests == 0 ||
+	    !fits(n, w->version, w->version < 2 ? 24 : 56))
+		return false;
+	if (w->version >= 2) {
+		w->offered = get64(body + 24);
+		w->required = get64(body + 32);
+		memcpy(w->key, body + 40, GAIAFS_KEY);
+	}
+	return true;
 }
 
-bool gaiafs_get_mapped(const uint8_t *body, size_t n, struct gaiafs_mapped *m)
+bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct gaiafs_mapped *m)
 {
-	if (n != 48)
+	if (!fits(n, version, 48))
 		return false;
 	m->mapping = get64(body);
 	m->kind = get32(body + 8);
@@ -116,18 +145,42 @@ bool gaiafs_get_mapped(const uint8_t *body, size_t n, struct gaiafs_mapped *m)
 	return true;
 }
 
-bool gaiafs_get_extents(const uint8_t *body, size_t n, struct gaiafs_extents *e)
+bool gaiafs_get_extents(const uint8_t *body, size_t n, unsigned version, struct gaiafs_extents *e)
 {
-	if (n < 8)
+	size_t head = version < 2 ? 8 : 16, stride = 16;
+
+	if (n < head)
 		return false;
 	e->first = get32(body);
 	e->count = get32(body + 4);
-	if (e->count > GAIAFS_MAX_EXTENTS || n != 8 + 16 * (size_t)e->count)
+	if (version >= 2) {
+		stride = get32(body + 8);
+		if (stride < 32 || stride > GAIAFS_MAX_FRAME)
+			return false;
+	}
+	if (e->count > GAIAFS_MAX_EXTENTS || !fits(n, version, head + stride * e->count))
 		return false;
 	for (uint32_t i = 0; i < e->count; i++) {
-		e->place[i].off = (int64_t)get64(body + 8 + 16 * (size_t)i);
-		e->place[i].size = (int64_t)get64(body + 16 + 16 * (size_t)i);
+		const uint8_t *b = body + head + stride * i;
+
+		e->place[i] = (struct gaiafs_place){ .off = (int64_t)get64(b), .size = (int64_t)get64(b + 8) };
+		if (version >= 2) {
+			e->place[i].kind = get32(b + 16);
+			e->place[i].tier = get32(b + 20);
+			e->place[i].generation = get64(b + 24);
+		}
 	}
+	return true;
+}
+
+bool gaiafs_get_move(const uint8_t *body, size_t n, struct gaiafs_move *m)
+{
+	if (n < 48)
+		return false;
+	m->mapping = get64(body);
+	m->extent = (struct gaiafs_place){ .off = (int64_t)get64(body + 8), .size = (int64_t)get64(body + 16),
+					   .kind = get32(body + 40), .tier = get32(body + 44), .generation = get64(body + 32) };
+	m->previous = get64(body + 24);
 	return true;
 }
 

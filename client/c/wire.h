@@ -1,6 +1,6 @@
 /*
- * The wire format of docs/protocol.md, version 1, from the client's side. The daemon has its own copy of these numbers;
- * the frames in control/testdata/frames.txt are what both are tested against.
+ * The wire format of docs/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of these numbers; the
+ * frames in control/testdata are what both are tested against.
  */
 #ifndef GAIAFS_WIRE_H
 #define GAIAFS_WIRE_H
@@ -17,7 +17,9 @@ enum {
 	GAIAFS_UUID = 16,
 	GAIAFS_MAX_BODY = 64, /* of a request */
 	GAIAFS_MAX_TEXT = 1024,
-	GAIAFS_VERSION = 1,
+	GAIAFS_KEY = 16,
+	GAIAFS_MIN_VERSION = 1,
+	GAIAFS_MAX_VERSION = 2,
 	GAIAFS_PAGE = 4096,
 };
 
@@ -33,6 +35,13 @@ enum gaiafs_type {
 	GAIAFS_UNMAP = 7,
 	GAIAFS_STATUS = 8,
 	GAIAFS_PING = 9,
+	GAIAFS_FEATURES = 13,
+	GAIAFS_ATTACH = 14,
+	GAIAFS_ANSWER = 15,
+	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
+	GAIAFS_MOVE = 0x4002,
+	GAIAFS_INVALIDATED = 0x4003,
+	GAIAFS_BUDGET = 0x4004,
 	GAIAFS_WELCOME = 0x8001,
 	GAIAFS_MAPPED = 0x8002,
 	GAIAFS_EXTENTS = 0x8003,
@@ -47,6 +56,11 @@ enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP */
 enum { GAIAFS_KIND_EMULATED = 1, GAIAFS_KIND_CUDA = 2 };
 enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
+enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
+
+/* Bits of what a daemon offers and requires, and those that this library has a use for. */
+#define GAIAFS_FEATURE_SERVICE UINT64_C(1)
+#define GAIAFS_USED_FEATURES GAIAFS_FEATURE_SERVICE
 
 struct gaiafs_header {
 	uint32_t length;
@@ -59,6 +73,9 @@ struct gaiafs_welcome {
 	uint16_t version;
 	uint32_t max_requests;
 	uint32_t kinds; /* of memory among the mount's devices: 1 << (kind - 1) for each */
+	/* From version 2 on; else 0. */
+	uint64_t offered, required; /* features */
+	uint8_t key[GAIAFS_KEY];    /* of the connection, for its service connection */
 };
 
 struct gaiafs_mapped {
@@ -72,6 +89,15 @@ struct gaiafs_mapped {
 
 struct gaiafs_place {
 	int64_t off, size;
+	/* From version 2 on; else 0. */
+	uint32_t kind, tier;
+	uint64_t generation; /* grows each time the extent moves */
+};
+
+struct gaiafs_move {
+	uint64_t mapping;
+	struct gaiafs_place extent; /* with the new kind, tier and generation */
+	uint64_t previous;          /* the generation that this process has */
 };
 
 struct gaiafs_extents {
@@ -99,15 +125,18 @@ struct gaiafs_grant {
 void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body);
 size_t gaiafs_put_hello(uint8_t *b);
 size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
-		      uint32_t prot, uint32_t flags, uint64_t off, uint64_t len);
+		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len);
+size_t gaiafs_put_features(uint8_t *b, uint64_t chosen);
+size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
 
-/* Decoders return false for what is malformed. */
+/* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody reads. */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w);
-bool gaiafs_get_mapped(const uint8_t *body, size_t n, struct gaiafs_mapped *m);
-bool gaiafs_get_extents(const uint8_t *body, size_t n, struct gaiafs_extents *e);
+bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct gaiafs_mapped *m);
+bool gaiafs_get_extents(const uint8_t *body, size_t n, unsigned version, struct gaiafs_extents *e);
+bool gaiafs_get_move(const uint8_t *body, size_t n, struct gaiafs_move *m);
 bool gaiafs_get_result(const uint8_t *body, size_t n, struct gaiafs_result *r);
 bool gaiafs_get_grant(const uint8_t *b, size_t n, struct gaiafs_grant *g);
 

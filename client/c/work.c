@@ -43,21 +43,28 @@ static void *serve(void *unused)
 	return NULL;
 }
 
-static int start_locked(void)
+int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail *f)
 {
 	sigset_t all, old;
 	pthread_attr_t a;
 	pthread_t t;
 	int err = pthread_attr_init(&a);
 
-	if (err != 0)
-		return err;
-	(void)pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-	(void)sigfillset(&all);
-	(void)pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = pthread_create(&t, &a, serve, NULL);
-	(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
-	(void)pthread_attr_destroy(&a);
+	if (err == 0) {
+		(void)pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+		(void)sigfillset(&all);
+		(void)pthread_sigmask(SIG_SETMASK, &all, &old);
+		err = pthread_create(&t, &a, run, argument);
+		(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+		(void)pthread_attr_destroy(&a);
+	}
+	return err == 0 ? 0 : gaiafs_failed(f, err, "a thread could not be started: %s", strerror(err));
+}
+
+static int start_locked(struct gaiafs_fail *f)
+{
+	int err = gaiafs_start_thread(serve, NULL, f);
+
 	threads += err == 0;
 	return err;
 }
@@ -68,20 +75,22 @@ int gaiafs_prepare_work(struct gaiafs_fail *f)
 
 	pthread_mutex_lock(&lock);
 	if (threads == 0)
-		err = start_locked();
+		err = start_locked(f);
 	pthread_mutex_unlock(&lock);
-	return err == 0 ? 0 : gaiafs_failed(f, err, "a thread could not be started: %s", strerror(err));
+	return err;
 }
 
 void gaiafs_post(struct gaiafs_job *j)
 {
+	struct gaiafs_fail f;
+
 	j->next = NULL;
 	pthread_mutex_lock(&lock);
 	*last = j;
 	last = &j->next;
 	queued++;
 	if (queued > idle && threads < MOST_THREADS)
-		(void)start_locked(); /* or one that there is comes to it later */
+		(void)start_locked(&f); /* or one that there is comes to it later */
 	else
 		pthread_cond_signal(&more);
 	pthread_mutex_unlock(&lock);

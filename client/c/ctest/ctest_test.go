@@ -163,12 +163,14 @@ func compile(t *testing.T, program, build string) string {
 	return client
 }
 
+var frameFiles = []string{"../../../control/testdata/frames.txt", "../../../control/testdata/frames2.txt"}
+
 func TestScenarios(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
 			client := compile(t, "client", build)
 			t.Run("wire", func(t *testing.T) {
-				out, err := exec.Command(client, "wire", "../../../control/testdata/frames.txt").CombinedOutput()
+				out, err := exec.Command(compile(t, "wire", build), frameFiles...).CombinedOutput()
 				if build == "thread" && err != nil && strings.Contains(string(out), "unexpected memory mapping") {
 					t.Skip("the thread sanitizer does not run with these address spaces")
 				}
@@ -253,6 +255,63 @@ func TestKilledClientIsReleased(t *testing.T) {
 		require.Equal(t, text, string(got[:len(text)]))
 	}
 	require.Eventually(t, func() bool { return d.server.Stats() == control.Stats{} }, 10*time.Second, time.Millisecond)
+}
+
+// TestDaemonOfVersion1 has a client meet a daemon that it must say no more to than version 1 has.
+func TestDaemonOfVersion1(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "client", build)
+			d := startDaemon(t, &controltest.Cache{})
+			socket := filepath.Join(d.dir, "old")
+			r, err := controltest.ListenRecorded(socket, controltest.Version1, frameFiles...)
+			require.NoError(t, err)
+			defer r.Close()
+			d.env = []string{"GAIAFS_TEST_SOCKET=" + socket}
+			d.run(client, "old-daemon", d.file())
+			require.Empty(t, r.Unexpected())
+			require.Zero(t, r.First(2)[28], "the kind is reserved in version 1")
+		})
+	}
+}
+
+// TestLaterDaemon meets daemons of the future.
+func TestLaterDaemon(t *testing.T) {
+	client := compile(t, "client", "address")
+	d := startDaemon(t, &controltest.Cache{})
+	for name, c := range map[string]struct {
+		answers map[uint16][]string
+		says    string
+	}{
+		"requires": {map[uint16][]string{1: {"welcome2-longer"}}, "requires features 0x4000000000000000"},
+		"kinds": {map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"}},
+			"beside kind 1"},
+	} {
+		socket := filepath.Join(d.dir, name)
+		r, err := controltest.ListenRecorded(socket, c.answers, frameFiles...)
+		require.NoError(t, err)
+		d.env = []string{"GAIAFS_TEST_SOCKET=" + socket}
+		out, err := d.command(client, "old-daemon", d.file()).CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), c.says)
+		r.Close()
+	}
+}
+
+// TestNoticesAreAnswered has a client do nothing: it is attentive all the same, unless it is stopped.
+func TestNoticesAreAnswered(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			d := startDaemon(t, &controltest.Cache{})
+			cmd, expect, _ := d.talk(compile(t, "client", build), "stay", d.file(), "idle")
+			expect("mapped")
+			require.Eventually(t, func() bool { return d.server.Stats().Attentive == 1 }, 20*time.Second, time.Millisecond)
+			require.Equal(t, 1, d.server.Stats().Sessions)
+			require.NoError(t, cmd.Process.Kill())
+			_ = cmd.Wait() // "signal: killed"
+			d.waitMapped(0)
+		})
+	}
 }
 
 func TestRefusals(t *testing.T) {

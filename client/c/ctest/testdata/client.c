@@ -425,6 +425,23 @@ static void breach(const char *path)
 	FAILS(gaia_munmap(p, PAGE), EPROTO);
 }
 
+/* A daemon of version 1 answers with recorded frames. */
+static void old_daemon(const char *path)
+{
+	const size_t len = (size_t)4 << 20;
+	struct gaia_map_args a = { .length = len, .offset = 2 << 20, .fd = open_file(path, O_RDWR), .prot = PROT_READ | PROT_WRITE,
+				   .device = 3, .kind = GAIA_KIND_EMULATED };
+	uint8_t *p = gaia_map(&a, sizeof a);
+
+	CHECK(p != MAP_FAILED);
+	p[len - 1] = 1;
+	CHECK(gaia_macquire(p, len, 3) == 0);
+	CHECK(gaia_mrelease(p, len, 3) == 0);
+	CHECK(gaia_msync(p, len, MS_SYNC) == 0);
+	CHECK(gaia_madvise(p, len, GAIA_MADV_RANDOM) == 0);
+	CHECK(gaia_munmap(p, len) == 0);
+}
+
 /* Prints why a mapping is refused. */
 static void refused(const char *path)
 {
@@ -432,130 +449,6 @@ static void refused(const char *path)
 
 	CHECK(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0) == MAP_FAILED);
 	printf("%d %s\n", errno, gaia_error());
-}
-
-/* The frames that every implementation of the protocol is tested against. */
-
-static size_t frame_named(const char *path, const char *name, uint8_t *out)
-{
-	static char line[1 << 14];
-	size_t n = 0, len = strlen(name);
-	FILE *f = fopen(path, "r");
-
-	CHECK(f != NULL);
-	while (fgets(line, sizeof line, f) != NULL) {
-		if (strncmp(line, name, len) != 0 || line[len] != ' ')
-			continue;
-		for (const char *p = line + len + 1; p[0] > ' ' && p[1] > ' '; p += 2) {
-			unsigned byte;
-			CHECK(sscanf(p, "%2x", &byte) == 1);
-			out[n++] = (uint8_t)byte;
-		}
-	}
-	fclose(f);
-	CHECK(n > 0);
-	return n;
-}
-
-static void same(const char *path, const char *name, uint16_t type, uint64_t id, const uint8_t *body, size_t n)
-{
-	uint8_t want[4096], got[4096];
-	size_t wanted = frame_named(path, name, want);
-
-	gaiafs_put_header(got, type, id, n);
-	memcpy(got + GAIAFS_HEADER, body, n);
-	if (wanted != GAIAFS_HEADER + n || memcmp(want, got, wanted) != 0) {
-		fprintf(stderr, "frame %s is encoded differently\n", name);
-		_exit(1);
-	}
-}
-
-static const uint8_t *body_of(const char *path, const char *name, uint16_t type, uint16_t flags, uint64_t id, size_t *n)
-{
-	static uint8_t frame[4096];
-	struct gaiafs_header h;
-	size_t len = frame_named(path, name, frame);
-
-	CHECK(gaiafs_get_header(frame, len, &h));
-	CHECK(h.type == type && h.flags == flags && h.id == id && h.length == len);
-	CHECK(!gaiafs_get_header(frame, len - 1, &h) && !gaiafs_get_header(frame, 15, &h));
-	*n = len - GAIAFS_HEADER;
-	return frame + GAIAFS_HEADER;
-}
-
-static void wire(const char *path)
-{
-	static const char *const advice[] = { "advise-normal", "advise-random", "advise-sequential", "advise-willneed",
-					      "advise-dontneed" };
-	static const uint8_t no_uuid[GAIAFS_UUID];
-	uint8_t b[GAIAFS_MAX_BODY], token[GAIAFS_TOKEN], uuid[GAIAFS_UUID];
-	struct gaiafs_extents e;
-	struct gaiafs_welcome w;
-	struct gaiafs_mapped m;
-	struct gaiafs_result r;
-	struct gaiafs_grant g;
-	const uint8_t *body;
-	size_t n;
-
-	for (unsigned i = 0; i < sizeof token; i++)
-		token[i] = (uint8_t)i;
-	for (unsigned i = 0; i < sizeof uuid; i++)
-		uuid[i] = (uint8_t)(16 + i);
-	same(path, "hello", GAIAFS_HELLO, 0, b, gaiafs_put_hello(b));
-	same(path, "map", GAIAFS_MAP, 1, b, gaiafs_put_map(b, token, 3, uuid, GAIAFS_READ | GAIAFS_WRITE,
-							   GAIAFS_MAP_LAZY | GAIAFS_MAP_LAUNDER, 0x200000, 0x123456789));
-	same(path, "map-read", GAIAFS_MAP, 2, b, gaiafs_put_map(b, token, 0, no_uuid, GAIAFS_READ, 0, 0, 1));
-	same(path, "acquire", GAIAFS_ACQUIRE, 3, b, gaiafs_put_range(b, 7, 4096, 8192, GAIAFS_ACQUIRE_LAUNDER));
-	same(path, "release", GAIAFS_RELEASE, 4, b, gaiafs_put_range(b, 7, 0, 1, 0));
-	same(path, "sync", GAIAFS_SYNC, 5, b, gaiafs_put_range(b, 7, 0, 0x123456789, GAIAFS_SYNC_DURABLE));
-	for (uint32_t i = 0; i < 5; i++)
-		same(path, advice[i], GAIAFS_ADVISE, 6 + i, b, gaiafs_put_range(b, 7, 0, 4096, i));
-	same(path, "unmap", GAIAFS_UNMAP, 11, b, gaiafs_put_unmap(b, 7));
-	same(path, "status", GAIAFS_STATUS, 12, token, sizeof token);
-	same(path, "ping", GAIAFS_PING, UINT64_C(0xfedcba9876543210), b, 0);
-
-	body = body_of(path, "welcome", GAIAFS_WELCOME, 0, 0, &n);
-	CHECK(gaiafs_get_welcome(body, n, &w) && w.version == 1 && w.max_requests == 128 && w.kinds == 3);
-	CHECK(!gaiafs_get_welcome(body, n - 1, &w));
-	body = body_of(path, "mapped", GAIAFS_MAPPED, GAIAFS_MORE, 1, &n);
-	CHECK(gaiafs_get_mapped(body, n, &m));
-	CHECK(m.mapping == 7 && m.kind == 1 && m.device == 3 && m.size == 0x123456000 && m.extents == 2);
-	CHECK(memcmp(m.uuid, no_uuid, sizeof no_uuid) == 0);
-	CHECK(!gaiafs_get_mapped(body, n + 1, &m));
-	body = body_of(path, "mapped-unknown-size", GAIAFS_MAPPED, GAIAFS_MORE, 2, &n);
-	CHECK(gaiafs_get_mapped(body, n, &m));
-	CHECK(m.mapping == 8 && m.kind == 2 && m.device == 0 && m.size == -1 && m.extents == 1);
-	CHECK(memcmp(m.uuid, uuid, sizeof uuid) == 0);
-	body = body_of(path, "extents", GAIAFS_EXTENTS, 0, 1, &n);
-	CHECK(gaiafs_get_extents(body, n, &e) && e.first == 0 && e.count == 2);
-	CHECK(e.place[0].off == 0x200000 && e.place[0].size == 0x200000);
-	CHECK(e.place[1].off == 0x400000 && e.place[1].size == 0x200000);
-	CHECK(!gaiafs_get_extents(body, n - 1, &e) && !gaiafs_get_extents(body, 7, &e));
-	body = body_of(path, "result", GAIAFS_RESULT, 0, 3, &n);
-	CHECK(gaiafs_get_result(body, n, &r) && r.errnum == 0 && r.pages == 0x1234567890 && r.text_len == 0);
-	body = body_of(path, "result-enomem", GAIAFS_RESULT, 0, 4, &n);
-	static const char text[] = "no room: 1 GiB budget of device 3 is spent \xc3\xa9";
-	CHECK(gaiafs_get_result(body, n, &r) && r.errnum == ENOMEM && r.pages == 0);
-	CHECK(r.text_len == sizeof text - 1 && memcmp(r.text, text, r.text_len) == 0);
-	CHECK(!gaiafs_get_result(body, n - 1, &r) && !gaiafs_get_result(body, 15, &r));
-	body = body_of(path, "error", GAIAFS_ERROR, 0, 0, &n);
-	CHECK(gaiafs_get_result(body, n, &r) && r.errnum == ETIMEDOUT);
-	CHECK(r.text_len == 16 && memcmp(r.text, "no HELLO in time", 16) == 0);
-	(void)body_of(path, "document", GAIAFS_DOCUMENT, GAIAFS_MORE, 12, &n);
-	CHECK(n == 5);
-
-	uint8_t grant[512];
-	CHECK(gaiafs_get_grant(grant, frame_named(path, "ioctl-grant", grant), &g));
-	CHECK(!g.status && memcmp(g.token, token, sizeof token) == 0 && strcmp(g.socket, "/run/gaiafs/x.sock") == 0);
-	CHECK(gaiafs_get_grant(grant, frame_named(path, "ioctl-grant-status", grant), &g) && g.status);
-	memset(grant + 24, 'x', 104);
-	CHECK(!gaiafs_get_grant(grant, 128, &g)); /* a path without an end */
-	CHECK(!gaiafs_get_grant(grant, 127, &g));
-
-	CHECK(gaiafs_release_at_least("6.16.0", 6, 16) && gaiafs_release_at_least("6.18.3-x", 6, 16));
-	CHECK(gaiafs_release_at_least("7.0", 6, 16) && gaiafs_release_at_least("10.2-foo", 6, 16));
-	CHECK(!gaiafs_release_at_least("6.15.9", 6, 16) && !gaiafs_release_at_least("5.20.1", 6, 16));
-	CHECK(!gaiafs_release_at_least("6", 6, 16) && !gaiafs_release_at_least("", 6, 16));
 }
 
 int main(int argc, char **argv)
@@ -593,8 +486,8 @@ int main(int argc, char **argv)
 		breach(path);
 	else if (strcmp(what, "refused") == 0)
 		refused(path);
-	else if (strcmp(what, "wire") == 0)
-		wire(path);
+	else if (strcmp(what, "old-daemon") == 0)
+		old_daemon(path);
 	else
 		CHECK(!"a scenario of that name");
 	return 0;

@@ -1,0 +1,111 @@
+/*
+ * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads there all the
+ * time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have it goes on without: the
+ * daemon then leaves the process's memory where it is.
+ */
+#define _GNU_SOURCE
+#include "conn.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* answer returns what to say to a notice that wants an answer: the size of the body. */
+static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, uint8_t *body)
+{
+	struct gaiafs_move m;
+
+	switch (frame->header.type) {
+	case GAIAFS_CHECK:
+		return gaiafs_put_answer(body, 0, 0);
+	case GAIAFS_MOVE:
+		if (!gaiafs_get_move(frame->body, frame->body_len, &m))
+			return gaiafs_put_answer(body, EPROTO, 0);
+		/* Mappings keep their promise never to move. One that is gone has nothing to move. */
+		return gaiafs_put_answer(body, gaiafs_table_has(c, m.mapping) ? EPERM : ENOENT, m.previous);
+	default:
+		return gaiafs_put_answer(body, ENOSYS, 0);
+	}
+}
+
+/* hear takes a frame and answers it. *attached says whether the daemon knows whose connection it is. False: it is over. */
+static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *attached)
+{
+	int fds[GAIAFS_MAX_EXTENTS];
+	uint8_t body[GAIAFS_MAX_BODY];
+	struct gaiafs_frame frame;
+	struct gaiafs_fail f = { 0 };
+	ssize_t n;
+	char byte;
+	bool on;
+
+	/* Nobody is in a hurry, so the thread sleeps at once. */
+	while ((n = recv(fd, &byte, 1, MSG_PEEK)) < 0 && errno == EINTR)
+		continue;
+	if (n <= 0 || gaiafs_hear(fd, record, -1, &frame, fds, &f) != 0)
+		return false;
+	for (size_t i = 0; i < frame.nfds; i++)
+		close(fds[i]); /* of a MOVE, which is refused */
+	pthread_mutex_unlock(&gaiafs_fd_lock);
+	on = *attached || gaiafs_take_result(&frame, &f) == 0;
+	if (*attached && frame.header.id != 0)
+		on = gaiafs_say(fd, GAIAFS_ANSWER, frame.header.id, body, answer(c, &frame, body)) == 0;
+	*attached = true;
+	return on;
+}
+
+/* open_socket makes the socket, which fork and gaiafs_lose find in c from then on. */
+static int open_socket(struct gaiafs_conn *c)
+{
+	int fd = -1;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	if (c->state == READY)
+		fd = c->service = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return fd;
+}
+
+static void *serve(void *argument)
+{
+	struct gaiafs_conn *c = argument;
+	uint8_t *record = malloc(GAIAFS_MAX_FRAME), body[GAIAFS_MAX_BODY];
+	struct gaiafs_fail f = { 0 };
+	struct gaiafs_welcome w;
+	bool attached = false;
+	int fd = -1;
+
+	if (record != NULL && gaiafs_simple(c, GAIAFS_FEATURES, body, gaiafs_put_features(body, GAIAFS_FEATURE_SERVICE), &f) == 0)
+		fd = open_socket(c);
+	if (fd >= 0 && gaiafs_greet(fd, c->socket, record, &w, &f) == 0 &&
+	    gaiafs_say(fd, GAIAFS_ATTACH, 1, c->welcome.key, GAIAFS_KEY) == 0)
+		while (hear(c, fd, record, &attached))
+			continue;
+	pthread_mutex_lock(&gaiafs_table_lock);
+	c->service = -1;
+	if (fd >= 0)
+		close(fd);
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	free(record);
+	gaiafs_conn_unref(c);
+	return NULL;
+}
+
+void gaiafs_conn_serve(struct gaiafs_conn *c)
+{
+	struct gaiafs_fail f;
+	bool first;
+
+	if ((c->welcome.offered & GAIAFS_FEATURE_SERVICE) == 0)
+		return;
+	pthread_mutex_lock(&gaiafs_table_lock);
+	first = !c->served;
+	c->served = true;
+	c->refs += first; /* the thread's */
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	if (first && gaiafs_start_thread(serve, c, &f) != 0)
+		gaiafs_conn_unref(c);
+}
