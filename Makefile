@@ -21,6 +21,8 @@ SUMMARY := $(GO) run ./internal/testsummary -keep $(BUILD)/test-output
 FUZZ_TIME ?= 20s
 # Part of a plant's name, to run only that.
 PLANT ?=
+# Part of the name of an instance or mutant in spec, to check only that.
+SPEC ?=
 # What is passed on to the programs.
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
@@ -67,6 +69,10 @@ setup-demo: # Install what building and mounting need
 .PHONY: setup-test
 setup-test: # Install what the tests need besides
 	@.ci/setup test
+
+.PHONY: setup-spec
+setup-spec: # Install Java and TLC
+	@.ci/setup spec
 
 .PHONY: clean
 clean: ## Remove what was built
@@ -116,6 +122,14 @@ test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fa
 .PHONY: test-plants
 test-plants: ## Plant faults, one at a time, and see that the tests notice: half an hour
 	$(GO) test ./internal/plants -plants -timeout 0 -v -run 'TestPlantsAreNoticed/$(PLANT)'
+
+.PHONY: spec
+spec: setup-spec ## Check the rules of coherence with TLC, and that it refutes each mutant: minutes
+	spec/check bounded "$(SPEC)"
+
+.PHONY: spec-full
+spec-full: setup-spec ## The same, as far as is practical: hours
+	spec/check full "$(SPEC)"
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)
