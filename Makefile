@@ -128,8 +128,13 @@ spec: setup-spec ## Check the rules of coherence with TLC, and that it refutes e
 	spec/check bounded "$(SPEC)"
 
 .PHONY: spec-full
-spec-full: setup-spec ## The same, as far as is practical: hours
+spec-full: setup-spec ## The same, as far as is practical, and 1,000 traces of random programs: hours
 	spec/check full "$(SPEC)"
+	spec/traces 1000
+
+.PHONY: spec-traces
+spec-traces: setup-spec build ## Have TLC judge what random programs saw on lrc and on mounts
+	spec/traces 20
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target, for FUZZ_TIME each (20s)

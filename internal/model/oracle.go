@@ -24,6 +24,8 @@ type Oracle struct {
 	// junk says that bytes past end of file may be anything: a device's program stored there, or SOURCE was cut.
 	junk  bool
 	times oracleTimes
+	// trace, if not nil, records events.
+	trace *Trace
 }
 
 type clock []int
@@ -163,6 +165,7 @@ func (pg *oraclePage) within(from, to int) []segment {
 
 // store records n bytes at off. Bytes past end of file are nobody's.
 func (o *Oracle) store(agent int, off, n int64, vals ...values) {
+	o.trace.store(agent, off, min(n, o.size()-off), vals)
 	o.each(off, min(n, o.size()-off), func(_ int, pg *oraclePage, from, to int) {
 		c := pg.clocks[agent]
 		if agent == 0 {
@@ -175,6 +178,7 @@ func (o *Oracle) store(agent int, off, n int64, vals ...values) {
 
 // everywhere records that n bytes at off are zero for everybody from now on, whatever anybody knew or stored.
 func (o *Oracle) everywhere(off, n int64) {
+	o.trace.add("zero", 0, o.trace.within(off, n), 0)
 	o.each(off, n, func(_ int, pg *oraclePage, from, to int) {
 		list := pg.within(from, to)
 		for i := range list {
@@ -219,6 +223,7 @@ func allowed(stores []*oracleStore, off int64, b byte) bool {
 
 // check compares bytes that an agent sees at off with what it may see.
 func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
+	o.trace.read(agent, off, got)
 	o.each(off, int64(len(got)), func(p int, pg *oraclePage, from, to int) {
 		c := pg.clocks[agent]
 		if agent == 0 {

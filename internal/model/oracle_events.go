@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -151,6 +152,7 @@ func (o *Oracle) copyRange(s Step) {
 }
 
 func (o *Oracle) acquire(agent int, s Step) {
+	o.trace.add("acquire", agent, o.trace.touched(s.Off, s.Len), 0)
 	o.each(s.Off, s.Len, func(_ int, pg *oraclePage, _, _ int) {
 		pg.clocks[agent].join(pg.released)
 		pg.clocks[agent].join(pg.clocks[0])
@@ -159,12 +161,14 @@ func (o *Oracle) acquire(agent int, s Step) {
 }
 
 func (o *Oracle) publish(agent int, s Step) {
+	o.trace.add("publish", agent, o.trace.touched(s.Off, s.Len), byte(s.Client))
 	rel := make(map[int]clock)
 	o.published[s.Client] = rel
 	o.each(s.Off, s.Len, func(p int, pg *oraclePage, _, _ int) { rel[p] = slices.Clone(pg.clocks[agent]) })
 }
 
 func (o *Oracle) finish(c Client) {
+	o.trace.add("finish", 0, o.trace.touched(0, math.MaxInt64/2), byte(c))
 	for p, at := range o.published[c] {
 		at[o.source()] = 0
 		o.pages[p].released.join(at)

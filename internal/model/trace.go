@@ -1,0 +1,109 @@
+package model
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Trace records what an Oracle is told of a few bytes, as events of spec/Clients.tla. TLC then decides whether clients saw
+// what they may see; the Oracle's own opinion is not part of it.
+type Trace struct {
+	layout Layout
+	// bytes are the offsets of the watched bytes, stores the number of stores into each.
+	bytes  []int64
+	stores []int
+	events []string
+	// vague is set by an event that has no counterpart in the specification. Nothing is recorded after it.
+	vague bool
+}
+
+// Record has the Oracle record events of the given bytes of the file.
+func (o *Oracle) Record(bytes ...int64) *Trace {
+	o.trace = &Trace{layout: o.layout, bytes: bytes, stores: make([]int, len(bytes))}
+	return o.trace
+}
+
+// Spots returns two bytes of each of the first two pages, for a seed: places that random programs like.
+func (l Layout) Spots(seed uint64) (bytes []int64) {
+	n := uint64(len(spots))
+	for p := range int64(min(2, l.Pages)) {
+		a, b := seed%n, (seed/n+1+seed%n)%n
+		bytes = append(bytes, p*PageSize+int64(spots[a]), p*PageSize+int64(spots[b]))
+	}
+	return bytes
+}
+
+// within returns the numbers of the watched bytes in [off, off+n).
+func (t *Trace) within(off, n int64) (list []int) {
+	if t == nil || t.vague {
+		return nil
+	}
+	for w, at := range t.bytes {
+		if off <= at && at < off+n {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// touched returns the numbers of the watched bytes whose pages [off, off+n) touches.
+func (t *Trace) touched(off, n int64) (list []int) {
+	if n <= 0 {
+		return nil
+	}
+	first, end := off/PageSize*PageSize, (off+n+PageSize-1)/PageSize*PageSize
+	return t.within(first, end-first)
+}
+
+// add records an event of an agent, or of a client's release, and of some watched bytes.
+func (t *Trace) add(event string, who int, bytes []int, value byte) {
+	if len(bytes) == 0 {
+		return
+	}
+	names := make([]string, len(bytes))
+	for i, w := range bytes {
+		names[i] = fmt.Sprint(w + 1)
+	}
+	t.events = append(t.events, fmt.Sprintf(`[e |-> %q, a |-> %d, w |-> {%s}, v |-> %d]`, event, who, strings.Join(names, ", "), value))
+}
+
+func (t *Trace) store(agent int, off, n int64, vals []values) {
+	for _, w := range t.within(off, n) {
+		if len(vals) != 1 {
+			t.vague = true
+			return
+		}
+		t.stores[w]++
+		t.add("store", agent, []int{w}, vals[0].at(t.bytes[w]))
+	}
+}
+
+func (t *Trace) read(agent int, off int64, got []byte) {
+	for _, w := range t.within(off, int64(len(got))) {
+		t.add("read", agent, []int{w}, got[t.bytes[w]-off])
+	}
+}
+
+// Events returns the number of events recorded.
+func (t *Trace) Events() int { return len(t.events) }
+
+// WriteTraces writes a TLA+ module that has the traces, which are of one layout, for spec/Trace.tla.
+func WriteTraces(out io.Writer, traces []*Trace) error {
+	w := bufio.NewWriter(out)
+	most := 0
+	fmt.Fprintf(w, "---- MODULE TraceData ----\nEXTENDS Naturals\nWatched == 1..%d\nOwners == 1..%d\nReleasers == 0..%d\nTraces == <<\n",
+		len(traces[0].bytes), traces[0].layout.Devices, traces[0].layout.Clients()-1)
+	for i, t := range traces {
+		for _, n := range t.stores {
+			most = max(most, n)
+		}
+		fmt.Fprintf(w, "<<\n%s\n>>", strings.Join(t.events, ",\n"))
+		if i+1 < len(traces) {
+			fmt.Fprint(w, ",\n")
+		}
+	}
+	fmt.Fprintf(w, ">>\nMost == %d\n====\n", most)
+	return w.Flush()
+}
