@@ -48,7 +48,8 @@ func TestJSONLog(t *testing.T) {
 
 	r := gaiafsCommand(t, "mount", "--log-format=json", p.source+"/missing", p.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, jsonLines(t, r.err)[0]["error"], "does not exist")
+	lines = jsonLines(t, r.err)
+	require.Contains(t, lines[len(lines)-1]["error"], "does not exist")
 }
 
 // In a log of text, too, the last line says why, and nothing says it again.

@@ -261,7 +261,7 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 
 // What is no regular file is written to as it is, and is never removed.
 func TestTraceToADevice(t *testing.T) {
-	r := gaiafsCommand(t, "trace", "make", "sequential", "-o", "/dev/null", "--size", "1M")
+	r := gaiafsCommand(t, "trace", "make", "sequential", "-o", "/dev/null", "--size", "8M")
 	require.Equal(t, exitOK, r.code, r.err)
 	r = gaiafsCommand(t, "trace", "record", t.TempDir(), "-o", "/dev/null")
 	require.Equal(t, exitFailure, r.code)
