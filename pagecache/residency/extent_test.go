@@ -1,0 +1,117 @@
+package residency
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+)
+
+// TestStates walks through the transitions that the package comment has.
+func TestStates(t *testing.T) {
+	d, _ := newDevice(t, 4, 1)
+	k := newKey(t, d)
+	p, err := k.take(7, 0, 1)
+	require.NoError(t, err)
+	x := p.Extents()[0]
+	require.Equal(t, held, x.state)
+	require.Equal(t, 1, x.Mapped())
+	at := x.Placement()
+	require.Equal(t, TierVRAM, at.Tier)
+	require.EqualValues(t, 1, at.Generation)
+	require.Same(t, at.Memory, x.Memory())
+	require.False(t, x.Leave(false), "a client maps it")
+	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users)
+
+	again, err := k.take(7, 0, 1)
+	require.NoError(t, err)
+	require.Same(t, x, again.Extents()[0])
+	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users, "it counts once for each user")
+	again.Release()
+	p.Release()
+	require.Equal(t, Status{Extents: 1, Users: []UserPins{}}, d.Status())
+
+	x.Hold()
+	require.True(t, x.Copied())
+	require.True(t, x.Leave(false))
+	k.has = nil
+	require.Equal(t, left, x.state)
+	require.EqualValues(t, granule, d.backend.Used(), "somebody copies from it")
+	require.Equal(t, at, x.Placement())
+	x.LetGo()
+	require.Equal(t, freed, x.state)
+	require.Zero(t, d.backend.Used())
+	require.Equal(t, Placement{Tier: TierNone, Generation: 2}, x.Placement())
+}
+
+// TestWhoMapsIsTold: the one call says where each extent is, and what becomes of it.
+func TestWhoMapsIsTold(t *testing.T) {
+	d, _ := newDevice(t, 4, 1)
+	k := newKey(t, d)
+	p, err := k.take(7, 0, 3)
+	require.NoError(t, err)
+	var told []Placement
+	p.Watch(func(x *Extent, at Placement) {
+		require.Equal(t, x.Placement(), at)
+		told = append(told, at)
+	})
+	require.Len(t, told, len(p.Extents()))
+	x := p.Extents()[0]
+	x.place(TierVRAM, x.Memory())
+	require.Len(t, told, len(p.Extents())+1)
+	require.EqualValues(t, 2, told[len(told)-1].Generation)
+	p.Release()
+	x.place(TierVRAM, x.Memory())
+	require.Len(t, told, 2, "the client is gone")
+}
+
+// TestLostWhileMapped: the memory stays for the client.
+func TestLostWhileMapped(t *testing.T) {
+	d, f := newDevice(t, 4, 1)
+	k := newKey(t, d)
+	p, err := k.take(7, 0, 2)
+	require.NoError(t, err)
+	f.Lose()
+	k.lost.Store(true)
+	k.letGo(t)
+	require.Zero(t, d.Status().Extents)
+	require.EqualValues(t, 2*granule, d.Status().Mapped)
+	require.EqualValues(t, 2*granule, f.Used())
+	p.Release()
+	require.Zero(t, f.Used())
+}
+
+// TestLostWhileReserving: wherever the device is lost, nothing is left of the reservation.
+func TestLostWhileReserving(t *testing.T) {
+	for _, op := range []faulty.Op{faulty.Alloc, faulty.Zero} {
+		d, f := newDevice(t, 4, 1)
+		k := newKey(t, d)
+		k.idle(t, 0, 1)
+		gate := f.Hold(op)
+		done := k.taking(7, 0, 3)
+		<-gate.Arrived()
+		f.Lose()
+		gate.Open()
+		o := <-done
+		require.ErrorContains(t, o.err, "lost", op)
+		require.EqualValues(t, granule, f.Used(), op)
+		require.Empty(t, d.Status().Users, op)
+	}
+}
+
+// TestRefusals are of what can never be had.
+func TestRefusals(t *testing.T) {
+	d, _ := newDevice(t, 4, 0.5)
+	k := newKey(t, d)
+	_, err := k.take(0, 0, 5)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "the mapping needs 512 KiB on device 0, whose budget is 256 KiB")
+	_, err = k.take(0, filePages/granulePages-1, filePages/granulePages)
+	require.ErrorIs(t, err, syscall.EOVERFLOW)
+	_, err = k.take(7, 0, 3)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "no user may map more than 128 KiB of its 256 KiB")
+	require.Zero(t, d.Status().Extents)
+}
