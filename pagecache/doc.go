@@ -12,6 +12,8 @@
 //
 // # Locks, in the order they are taken
 //
+// docs/dev/locks.md has those of the whole daemon, as a tree.
+//
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
