@@ -3,9 +3,13 @@ package pagecache
 import (
 	"context"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -58,4 +62,25 @@ func TestGrownFile(t *testing.T) {
 	again := m.run(src, 0, 0, page.Size, false)
 	require.EqualValues(t, 4<<20, again.Extents()[0].Size, "nobody has the small one any more")
 	require.Equal(t, byte('x'), again.byteAt(7))
+}
+
+// TestSamePagesMappedAtOnce: two map the same pages, of which nobody has memory yet.
+func TestSamePagesMappedAtOnce(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	gate := m.devices[0].Hold(faulty.Zero)
+	mapped := make(chan *Mapping, 2)
+	for range 2 {
+		own := *src
+		go func() {
+			x, err := m.cache.Map(context.Background(), &own, MapRequest{Len: page.Size})
+			assert.NoError(t, err)
+			mapped <- x
+		}()
+	}
+	require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.Zero) == 2 }, patient, time.Millisecond)
+	gate.Open()
+	a, b := <-mapped, <-mapped
+	require.Same(t, a.pin.Extents()[0], b.pin.Extents()[0])
+	require.EqualValues(t, emulated.Granularity, m.devices[0].Used())
 }

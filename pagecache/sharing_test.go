@@ -12,6 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
 // Users of the tests, none of whom gets at everything.
@@ -217,4 +218,21 @@ func TestReadersWhoCanStore(t *testing.T) {
 		require.Equal(t, byte('A'), again.byteAt(9))
 		require.Zero(t, again.byteAt(5), "what he stored is gone")
 	}
+}
+
+// TestWhoWasGivenNothingKeepsNoMemoryShared: alice keeps memory that she unmapped, while carol's mapping has it and she was not given it
+// yet. Bob must not share it.
+func TestWhoWasGivenNothingKeepsNoMemoryShared(t *testing.T) {
+	m, src := shared(t)
+	m.keep(src)
+	a := m.as(alice, src, true)
+	pin, err := a.dev.room.Reserve(t.Context(), a.h, residency.Request{
+		Pages: a.pages, Size: extentBytes, By: residency.Tenant{User: carol},
+	})
+	require.NoError(t, err)
+	defer pin.Release()
+	a.unmapAndKeep()
+	b := m.as(bob, src, true)
+	b.store(0, 'B')
+	require.NotEqual(t, byte('B'), a.byteAt(0))
 }

@@ -45,6 +45,7 @@ type rule struct {
 var rules = []rule{
 	{"internal/page", nil, false},
 	{"internal/arrows", nil, false},
+	{"internal/locktree", nil, false},
 	{"internal/plants", nil, false},
 	{"internal/cost", nil, false},
 	{"internal/rundir", []string{sys}, false},

@@ -1,0 +1,82 @@
+package pagecache
+
+import (
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// descriptors returns how many this process has.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(list)
+}
+
+// TestManyUsersMap: several users map more files than there is memory for, at once, on two devices, one of which is lost. Nobody gets
+// more than there is, every byte is right, and neither memory nor descriptors are left.
+func TestManyUsersMap(t *testing.T) {
+	const files, room, users = 6, 4, 4
+	seed := rand.Uint64()
+	t.Logf("go test -run TestManyUsersMap; seed %d", seed)
+	m := newMachine(t, 2, memory(room*emulated.Granularity), userShare(0.5))
+	before := descriptors(t)
+	var sources []*source
+	for i := range files {
+		src := m.file(page.Size)
+		src.home.data[0] = byte(i + 1)
+		sources = append(sources, src)
+	}
+	var all sync.WaitGroup
+	for user := range uint32(users) {
+		rnd := rand.New(rand.NewPCG(seed, uint64(user)))
+		all.Go(func() {
+			for n := range 60 {
+				if user == 0 && n == 40 {
+					m.devices[1].Lose()
+				}
+				i := rnd.IntN(files)
+				own := *sources[i] // Attach is per open
+				x, err := m.cache.Map(t.Context(), &own, MapRequest{
+					Device: rnd.IntN(2), Len: page.Size, Writable: rnd.IntN(2) == 0, User: user, Limited: user > 0,
+				})
+				for d, dev := range m.devices {
+					assert.LessOrEqual(t, dev.Used(), int64(room*emulated.Granularity), "device %d", d)
+				}
+				if err != nil {
+					continue // full, over the share, or lost
+				}
+				if x.Device().Ordinal == 0 {
+					p := make([]byte, 1)
+					_, err = x.Extents()[0].Descriptor.ReadAt(p, 0)
+					assert.NoError(t, err)
+					assert.Equal(t, byte(i+1), p[0])
+				}
+				_ = x.Unmap(t.Context())
+			}
+		})
+	}
+	all.Wait()
+	m.cache.letGoOfLost()
+	for _, src := range sources {
+		m.cache.Forget(src.id)
+	}
+	m.cache.lanes.work.Wait()
+	for d, dev := range m.devices {
+		require.Zero(t, dev.Used(), "device %d", d)
+	}
+	for _, d := range m.cache.Status().Devices {
+		require.Zero(t, d.Extents)
+		require.Zero(t, d.MappedBytes)
+		require.Empty(t, d.Users)
+	}
+	require.LessOrEqual(t, descriptors(t), before)
+}
