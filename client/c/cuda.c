@@ -60,27 +60,7 @@ static struct gaiafs_fail unusable;
 static pid_t loader;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-static int errno_of(result r)
-{
-	if (r >= CAPTURE_UNSUPPORTED && r <= CAPTURE_WRONG_THREAD)
-		return EINVAL;
-	switch (r) {
-	case OUT_OF_MEMORY:
-		return ENOMEM;
-	case NOT_INITIALIZED:
-	case NO_DEVICE:
-	case INVALID_DEVICE:
-		return ENODEV;
-	case INVALID_HANDLE:
-		return EINVAL;
-	case NOT_PERMITTED:
-		return EPERM;
-	case NOT_SUPPORTED:
-		return ENOTSUP;
-	default:
-		return EIO;
-	}
-}
+#include "cuda_errors.h"
 
 int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f)
 {

@@ -12,16 +12,9 @@ typedef void *context;
 typedef void *stream;
 typedef void *graph;
 
-/* Results of calls that are looked at; the others only get words. */
+/* Results of calls that are looked at; the others get an errno and words. */
 enum {
-	OUT_OF_MEMORY = 2,
-	NOT_INITIALIZED = 3,
-	NO_DEVICE = 100,
-	INVALID_DEVICE = 101,
-	INVALID_HANDLE = 400,
 	NOT_READY = 600,
-	NOT_PERMITTED = 800,
-	NOT_SUPPORTED = 801,
 	CAPTURE_UNSUPPORTED = 900, /* the first that speaks of captures, */
 	CAPTURE_WRONG_THREAD = 908, /* and the last */
 };

@@ -24,9 +24,6 @@ type (
 )
 
 const (
-	cudaOutOfMemory  cudaResult = 2
-	cudaNotSupported cudaResult = 801
-
 	cudaPOSIXHandle = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	cudaOnDevice    = 1 // CU_MEM_LOCATION_TYPE_DEVICE
 	cudaRead        = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -118,12 +115,9 @@ func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	if r == 0 {
 		return nil
 	}
-	errno := syscall.EIO
-	switch r {
-	case cudaOutOfMemory:
-		errno = syscall.ENOMEM
-	case cudaNotSupported:
-		errno = syscall.ENOTSUP
+	errno, known := cudaErrno[r]
+	if !known {
+		errno = syscall.EIO
 	}
 	words := ""
 	var text *byte

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from . import wire
+from ._cuda_errors import ERRNO
 from .errors import Error, raise_first
 
 LIBRARY = "libcuda.so.1"
@@ -33,7 +34,6 @@ _READ, _READ_WRITE = 1, 3
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _EXCHANGE = "cuThreadExchangeStreamCaptureMode"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_ERRNO = {2: errno.ENOMEM, 100: errno.ENODEV, 101: errno.ENODEV, 801: errno.ENOTSUP}
 
 _int, _size, _address, _handle, _pointer = (
     ctypes.c_int,
@@ -138,7 +138,7 @@ class Driver:
 
     def check(self, name: str, code: int) -> None:
         if code:
-            raise Error(_ERRNO.get(code, errno.EIO), f"{name}: {self._words(code)}")
+            raise Error(ERRNO.get(code, errno.EIO), f"{name}: {self._words(code)}")
 
     def _words(self, code: int) -> str:
         words = []
