@@ -236,4 +236,32 @@ var pagecachePlants = []plant{
 		new:  "if err := error(nil); err != nil {",
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
+	{
+		name: "a client is given memory before what other devices released is home",
+		file: "pagecache/expose.go",
+		old:  "\t\tif o == m.h.owner {\n\t\t\tcontinue\n",
+		new:  "\t\tif o == m.h.owner || len(held) > 0 {\n\t\t\tcontinue\n",
+		nets: []net{{pkg: "pagecache", run: "TestSecretsThatAnotherDeviceOverwrote"}},
+	},
+	{
+		name: "stores past the end are released",
+		file: "pagecache/release.go",
+		old:  "if f.isBase(&comparedPage{page: last.Start, h: h}, bytes) {",
+		new:  "if f.isBase(&comparedPage{page: last.Start, h: h}, bytes) && h == nil {",
+		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoModification"}},
+	},
+	{
+		name: "growth in SOURCE zeroes what devices stored inside the size of the kernel",
+		file: "pagecache/beside.go",
+		old:  "} else if !f.longerLocked() {",
+		new:  "} else if !f.longerLocked() || before >= 0 {",
+		nets: []net{{pkg: "pagecache", run: "TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource"}},
+	},
+	{
+		name: "setting mtime leaves what was released where it is",
+		file: "fs/setattr.go",
+		old:  "in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() == 0",
+		new:  "in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() > 1000",
+		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
+	},
 }
