@@ -57,8 +57,8 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 	return true
 }
 
-// Clean is evict of a file that answers. Where it turns out that the file does not, evict goes on by itself and the answer is
-// false: the next file makes room instead.
+// Clean is evict of a file that answers. Where it turns out that the file does not, evict goes on by itself and the
+// answer is false: the next file makes room instead.
 func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) bool {
 	f := h.f
 	if f.stuck() {
@@ -80,8 +80,8 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 	}
 }
 
-// evict takes x from h if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy of it is
-// under way. The memory is free once there is none.
+// evict takes x from h if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy
+// of it is under way. The memory is free once there is none.
 func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copied bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,8 +118,8 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	return true
 }
 
-// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. Whatever was pending in it is
-// lost.
+// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. Whatever was pending
+// in it is lost.
 func (f *File) freeExtentLocked(x *extent) bool {
 	h := x.h
 	i, _ := h.find(x.pages().Start)

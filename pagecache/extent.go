@@ -18,14 +18,15 @@ type extent struct {
 	h    *holding
 	dev  *device
 
-	// writable says that a client was given the memory for writing: then programs may store into any page of it whenever they
-	// like, whatever they mapped and released. doubtful says that digests were taken from the device's bytes after that, which
-	// need not be home's. Both last as long as the extent, and are protected by File.mu.
+	// writable says that a client was given the memory for writing: then programs may store into any page of it
+	// whenever they like, whatever they mapped and released. doubtful says that digests were taken from the device's
+	// bytes after that, which need not be home's. Both last as long as the extent, and are protected by File.mu.
 	writable, doubtful bool
 	// given has the users who were given the memory and may have it still. Protected by File.mu.
 	given map[uint32]given
-	// littered says that something may be left in pages that the device does not hold, by a transfer that failed. Otherwise they
-	// have zeros, but for what a client stored who was given the memory for writing. Protected by File.mu.
+	// littered says that something may be left in pages that the device does not hold, by a transfer that failed.
+	// Otherwise they have zeros, but for what a client stored who was given the memory for writing. Protected by
+	// File.mu.
 	littered bool
 	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not.
 	// Protected by File.mu, but that the digests do not change while scans counts somebody who reads them without it:
@@ -43,8 +44,8 @@ func (x *extent) span() page.Bytes { return page.Span(x.pages().Offset(), x.Size
 func (x *extent) off(p page.Index) int64 { return x.offset(p.Offset()) }
 func (x *extent) offset(off int64) int64 { return off - x.pages().Offset() }
 
-// holding is what one device holds of a file. Of users who must not share memory it has one for each (sharing.go). Protected by
-// File.mu.
+// holding is what one device holds of a file. Of users who must not share memory it has one for each (sharing.go).
+// Protected by File.mu.
 type holding struct {
 	f     *File // immutable
 	dev   *device
@@ -92,7 +93,8 @@ func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	}
 }
 
-// walk looks for the extents of pages, of which many in a row are in the same one. Nobody adds or frees extents meanwhile.
+// walk looks for the extents of pages, of which many in a row are in the same one. Nobody adds or frees extents
+// meanwhile.
 type walk struct {
 	h     *holding
 	x     *extent    // that of pages, nil if there is none

@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestGrownFile: a program maps a file of a page, which grows. Who maps it then shares the memory that is there and gets large extents
-// for the rest; both are coherent with everybody, and stay so when some of them are evicted.
+// TestGrownFile: a program maps a file of a page, which grows. Who maps it then shares the memory that is there and
+// gets large extents for the rest; both are coherent with everybody, and stay so when some of them are evicted.
 func TestGrownFile(t *testing.T) {
 	const size, far = 128 << 20, 100<<20 + 5
 	m := newMachine(t, 2, memory(256<<20))

@@ -21,8 +21,8 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestManyUsersMap: several users map more files than there is memory for, at once, on two devices, one of which is lost. Nobody gets
-// more than there is, every byte is right, and neither memory nor descriptors are left.
+// TestManyUsersMap: several users map more files than there is memory for, at once, on two devices, one of which is
+// lost. Nobody gets more than there is, every byte is right, and neither memory nor descriptors are left.
 func TestManyUsersMap(t *testing.T) {
 	const files, room, users = 6, 4, 4
 	seed := rand.Uint64()

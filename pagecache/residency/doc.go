@@ -3,12 +3,12 @@
 //
 // # Model
 //
-// A Device has Extents: each caches a range of pages of one file, for one Key. A Key is what one device holds of one file;
-// package pagecache implements it. This package knows neither what the bytes are, nor whether they are anywhere else: it
-// asks the Key to Clean an extent that is to go, and the Key lets go of it (Leave) when nothing would be lost.
+// A Device has Extents: each caches a range of pages of one file, for one Key. A Key is what one device holds of one
+// file; package pagecache implements it. This package knows neither what the bytes are, nor whether they are anywhere
+// else: it asks the Key to Clean an extent that is to go, and the Key lets go of it (Leave) when nothing would be lost.
 //
-// Reserve is the only way to get memory. It gives a client all the extents of a range, pinned, or nothing. Which extents
-// make room is up to a policy.Rule.
+// Reserve is the only way to get memory. It gives a client all the extents of a range, pinned, or nothing. Which
+// extents make room is up to a policy.Rule.
 //
 // # Ownership
 //
@@ -39,29 +39,32 @@
 //
 // # Placements
 //
-// Where an extent's bytes live is its Placement. One function changes it (Extent.place), counts the generations, and tells
-// every Pin that asked (Pin.Watch). Today a placement changes when an extent gets its memory and when it gives it back, so
-// nobody is told of a change: what a client maps does not move. A second tier adds transitions here, and callers of place.
+// Where an extent's bytes live is its Placement. One function changes it (Extent.place), counts the generations, and
+// tells every Pin that asked (Pin.Watch). Today a placement changes when an extent gets its memory and when it gives it
+// back, so nobody is told of a change: what a client maps does not move. A second tier adds transitions here, and
+// callers of place.
 //
 // # Making room
 //
-// Reserve tries to allocate before it evicts. Where there is no room, reservations of one device take turns, in the order
-// in which they came; a device's turns have nothing to do with another device's. Whoever has the turn asks Keys to clean
-// victims, one after another, and waits for memory that is about to be free. What has the turn made free is kept for it: a
-// reservation that comes meanwhile is served at once only if there is room for both. So one that needs little does not
-// wait for one that waits for a slow disk, and one that needs much is not starved by many that need little. Nobody takes
-// mapped memory from anybody, and a reservation that fails gives back all it got, so no two of them wait for each other.
+// Reserve tries to allocate before it evicts. Where there is no room, reservations of one device take turns, in the
+// order in which they came; a device's turns have nothing to do with another device's. Whoever has the turn asks Keys
+// to clean victims, one after another, and waits for memory that is about to be free. What has the turn made free is
+// kept for it: a reservation that comes meanwhile is served at once only if there is room for both. So one that needs
+// little does not wait for one that waits for a slow disk, and one that needs much is not starved by many that need
+// little. Nobody takes mapped memory from anybody, and a reservation that fails gives back all it got, so no two of
+// them wait for each other.
 //
 // # Sizes
 //
 // The size of new extents follows from the size of the file at that moment (Size). Extents that are there stay as they
-// are, since clients may map them; new ones fill the gaps between them with the largest aligned blocks that fit (size.go).
-// So a file that was mapped while it was small has a few small extents where it begins, and large ones for the rest.
+// are, since clients may map them; new ones fill the gaps between them with the largest aligned blocks that fit
+// (size.go). So a file that was mapped while it was small has a few small extents where it begins, and large ones for
+// the rest.
 //
 // # Locks
 //
-// Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called. A Key
-// may hold its own lock when it calls this package, but for Reserve and Evict, which call the Key.
+// Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called. A
+// Key may hold its own lock when it calls this package, but for Reserve and Evict, which call the Key.
 //
 // # What it does not do
 //

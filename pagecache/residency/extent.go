@@ -28,8 +28,8 @@ type Placement struct {
 	Generation uint64
 }
 
-// state is that of an Extent; the package comment has their transitions. Those that a Key has are idle or mapped by whether there
-// are pins.
+// state is that of an Extent; the package comment has their transitions. Those that a Key has are idle or mapped by
+// whether there are pins.
 type state uint8
 
 const (
@@ -108,7 +108,8 @@ func (x *Extent) Mapped() int {
 	return x.mapped
 }
 
-// Leave has the Key let go of x, which the Key has. It reports false, and x stays, where somebody maps it and the device is not lost.
+// Leave has the Key let go of x, which the Key has. It reports false, and x stays, where somebody maps it and the
+// device is not lost.
 func (x *Extent) Leave(lost bool) bool {
 	d := x.dev
 	d.mu.Lock()

@@ -27,8 +27,9 @@ type Pin struct {
 // Extents returns the pinned extents in the order of their pages.
 func (p *Pin) Extents() []*Extent { return p.extents }
 
-// Watch calls told for each extent with where it is now, and later whenever that changes, until Release. The calls for now are made
-// by the caller of Watch, later ones by whoever moves the extent, with no lock of this package held. A Pin is watched once.
+// Watch calls told for each extent with where it is now, and later whenever that changes, until Release. The calls for
+// now are made by the caller of Watch, later ones by whoever moves the extent, with no lock of this package held. A Pin
+// is watched once.
 func (p *Pin) Watch(told func(x *Extent, at Placement)) {
 	p.told = told
 	for _, x := range p.extents {

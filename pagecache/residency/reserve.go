@@ -12,15 +12,16 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
-// Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a lock of the Key's.
+// Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a
+// lock of the Key's.
 type Key interface {
 	// Extents returns the extents that overlap rg, in order.
 	Extents(rg page.Range) []*Extent
 	// Adopt makes x one of the Key's. It reports false where the Key has one that overlaps x.
 	Adopt(x *Extent) bool
-	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps it, the bytes
-	// cannot be brought home, or whoever they would have to be brought to does not answer. copied says that x may leave although
-	// somebody copies from it, who frees it at the end.
+	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps it,
+	// the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied says that x
+	// may leave although somebody copies from it, who frees it at the end.
 	Clean(ctx context.Context, x *Extent, copied bool) bool
 }
 
@@ -36,10 +37,10 @@ type Request struct {
 // errThere says that the Key got memory for the pages while somebody waited for room.
 var errThere = errors.New("somebody else reserved these pages")
 
-// Reserve returns a Pin of extents that cover the pages, all with memory; new extents have zeros. Where the device is full, others
-// make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing is pinned. Errors: ENOMEM with a
-// sentence that says why, EOVERFLOW for the last extent that a file can have, those of ctx and of the device. No lock is held by the
-// caller that a Key may want.
+// Reserve returns a Pin of extents that cover the pages, all with memory; new extents have zeros. Where the device is
+// full, others make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing is pinned.
+// Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent that a file can have, those of ctx and of
+// the device. No lock is held by the caller that a Key may want.
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
 	p := &Pin{dev: d, by: r.By}
 	for rest := r.Pages; !rest.Empty(); {
@@ -74,7 +75,8 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 	return nil
 }
 
-// take pins a piece, which it makes where it does not exist. It reports false where the Key's extents are no longer as they were.
+// take pins a piece, which it makes where it does not exist. It reports false where the Key's extents are no longer as
+// they were.
 func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	if of.x != nil {
 		return p.pin(of.x)

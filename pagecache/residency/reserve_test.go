@@ -17,8 +17,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestWhatFitsDoesNotWait: a reservation evicts to a home that takes its time. Others get what room there is beside what it has made
-// free for itself, and no more.
+// TestWhatFitsDoesNotWait: a reservation evicts to a home that takes its time. Others get what room there is beside
+// what it has made free for itself, and no more.
 func TestWhatFitsDoesNotWait(t *testing.T) {
 	d, f := newDevice(t, 8, 1)
 	quick, slow, others := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -155,7 +155,8 @@ func TestCopiedGoesLast(t *testing.T) {
 	p.Release()
 }
 
-// TestManyUsersOfTwoDevices: whatever users do at once, nobody gets more than there is, or than a share, and nothing stays behind.
+// TestManyUsersOfTwoDevices: whatever users do at once, nobody gets more than there is, or than a share, and nothing
+// stays behind.
 func TestManyUsersOfTwoDevices(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("go test -run TestManyUsersOfTwoDevices; seed %d", seed)

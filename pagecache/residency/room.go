@@ -21,9 +21,10 @@ func (d *Device) look() seen {
 	return seen{d.making, d.leaving, d.left}
 }
 
-// allocate returns memory for an extent that is about to be made, and makes room where there is none. there reports whether its
-// Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from go last. No copy of them
-// begins once they have left, and those under way are waited for, though not for longer than Options.Patience.
+// allocate returns memory for an extent that is about to be made, and makes room where there is none. there reports
+// whether its Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from
+// go last. No copy of them begins once they have left, and those under way are waited for, though not for longer than
+// Options.Patience.
 func (d *Device) allocate(ctx context.Context, size int64, there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
 	if d.spare(size) {
@@ -58,7 +59,8 @@ func (d *Device) spare(size int64) bool {
 	return promised == 0 || d.backend.Used()+promised+size <= d.info.Memory
 }
 
-// makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no room.
+// makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
+// room.
 func (d *Device) makeRoom(ctx context.Context, size int64, before seen, there func() bool, w *waiting) error {
 	evicted, err := d.evict(ctx, false)
 	if err == nil && !evicted && before.leaving == 0 {
@@ -104,8 +106,8 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 	return nil
 }
 
-// evict has one extent leave, and reports whether there was one that could. copied says that it may be one that somebody copies
-// from, whose memory goes when that has ended. The caller has the turn.
+// evict has one extent leave, and reports whether there was one that could. copied says that it may be one that
+// somebody copies from, whose memory goes when that has ended. The caller has the turn.
 func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
 	for _, x := range d.victims(copied) {
 		if err := ctx.Err(); err != nil {
@@ -121,7 +123,8 @@ func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
 	return false, nil
 }
 
-// victims returns the extents that may go, the first to go first. copied says that those are among them that somebody copies from.
+// victims returns the extents that may go, the first to go first. copied says that those are among them that somebody
+// copies from.
 func (d *Device) victims(copied bool) (list []*Extent) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,10 +7,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// extentsPerFile bounds the number of extents that a file is cut into when it is mapped: each costs a descriptor and 0.2 ms
-// here, and up to 0.6 ms in every client that maps the file. A file that is larger than the device is mapped in parts, a window at a
-// time, and is cut into extentsPerDevice for each time that the device's memory goes into it, so that a small window does not
-// take much of the device.
+// extentsPerFile bounds the number of extents that a file is cut into when it is mapped: each costs a descriptor and
+// 0.2 ms here, and up to 0.6 ms in every client that maps the file. A file that is larger than the device is mapped in
+// parts, a window at a time, and is cut into extentsPerDevice for each time that the device's memory goes into it, so
+// that a small window does not take much of the device.
 const (
 	extentsPerFile   = 32
 	extentsPerDevice = 256
@@ -19,9 +19,9 @@ const (
 // filePages is the number of pages that a file can have.
 const filePages = page.Index(1) << (63 - page.Shift)
 
-// Size chooses the size of new extents for a file of so many bytes: the device's granularity for small files, and for large
-// ones the power-of-two multiple of it that makes at most extentsPerFile of them. Where the file would go into the device's
-// memory but for what is left over in the last extent, they are smaller.
+// Size chooses the size of new extents for a file of so many bytes: the device's granularity for small files, and for
+// large ones the power-of-two multiple of it that makes at most extentsPerFile of them. Where the file would go into
+// the device's memory but for what is left over in the last extent, they are smaller.
 func Size(info gpubackend.Info, bytes int64) int64 {
 	size, want := info.Granularity, bytes/extentsPerFile
 	if bytes > info.Memory {
@@ -37,9 +37,9 @@ func Size(info gpubackend.Info, bytes int64) int64 {
 	return size
 }
 
-// block returns the pages of a new extent for page p, which is in a gap between others: as many as size has, where an extent of
-// that size begins and ends in the gap, and otherwise the largest half, quarter and so on that does. least is the device's
-// granularity, of which all are multiples.
+// block returns the pages of a new extent for page p, which is in a gap between others: as many as size has, where an
+// extent of that size begins and ends in the gap, and otherwise the largest half, quarter and so on that does. least is
+// the device's granularity, of which all are multiples.
 func block(p page.Index, gap page.Range, size, least int64) page.Range {
 	for ; ; size >>= 1 {
 		rg := aligned(page.Range{Start: p, End: p + 1}, size)
@@ -61,8 +61,8 @@ type piece struct {
 	pages page.Range
 }
 
-// plan cuts rg into extents: those that are there, and new ones for the gaps. there has all that overlap the aligned range, in
-// order. It ends early, after the first piece that exceeds most bytes in all.
+// plan cuts rg into extents: those that are there, and new ones for the gaps. there has all that overlap the aligned
+// range, in order. It ends early, after the first piece that exceeds most bytes in all.
 func plan(there []*Extent, rg page.Range, size, least, most int64) (pieces []piece, bytes int64) {
 	from := page.Index(0)
 	for p := rg.Start; p < rg.End && bytes <= most; {
@@ -86,5 +86,6 @@ func plan(there []*Extent, rg page.Range, size, least, most int64) (pieces []pie
 	return pieces, bytes
 }
 
-// bytes returns the size of the memory. That of the last pages that a file can have is larger than what page.Range says.
+// bytes returns the size of the memory. That of the last pages that a file can have is larger than what page.Range
+// says.
 func (x piece) bytes() int64 { return x.pages.Len() << page.Shift }

@@ -12,6 +12,6 @@
 //
 // # Adding a rule
 //
-// One file with the rule, one line in Rules, and transcripts of what sets it apart in testdata. The test that runs random
-// traces against slow, obvious twins wants a twin, too.
+// One file with the rule, one line in Rules, and transcripts of what sets it apart in testdata. The test that runs
+// random traces against slow, obvious twins wants a twin, too.
 package policy

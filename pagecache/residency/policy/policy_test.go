@@ -82,7 +82,8 @@ var twins = map[string]func(trace []Event) []ID{
 	},
 }
 
-// random returns an event that may follow those of a trace. on has the extents on the device, and whether they are mapped.
+// random returns an event that may follow those of a trace. on has the extents on the device, and whether they are
+// mapped.
 func random(rnd *rand.Rand, on map[ID]bool, next ID) Event {
 	ids := make([]ID, 0, len(on))
 	for id := range on {
