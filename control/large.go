@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes beside the frame, and the frame
-// says how many bytes count.
+// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes beside the frame, and the
+// frame says how many bytes count.
 
 // maxLarge bounds the body of such a request.
 const maxLarge = 32 << 20

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on its first
-// one does not read there. A service connection counts in no limit of its user, since a session has one at most. Nothing here waits
-// for a client: what it is to be told waits in a short queue, and where that is full the client is inattentive until it reads
-// again. It is never cut off for it.
+// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on its
+// first one does not read there. A service connection counts in no limit of its user, since a session has one at most.
+// Nothing here waits for a client: what it is to be told waits in a short queue, and where that is full the client is
+// inattentive until it reads again. It is never cut off for it.
 
 // mostNotices bounds the notices that wait to be read by a client.
 const mostNotices = 64

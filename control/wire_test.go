@@ -49,7 +49,8 @@ func countingKey() (key sessionKey) {
 func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	places := extents{places: []extentPlace{{off: 0x200000, size: 0x200000}, {off: 0x400000, size: 0x200000}}}
-	places2 := extents{places: []extentPlace{{0x200000, 0x200000, 1, tierDevice, 5}, {0x400000, 0x400000, 2, tierHost, 0x123456789a}}}
+	places2 := extents{places: []extentPlace{{0x200000, 0x200000, 1, tierDevice, 5},
+		{0x400000, 0x400000, 2, tierHost, 0x123456789a}}}
 	in := func(v version, e extents) func([]byte) []byte { return func(b []byte) []byte { return e.append(b, v) } }
 	welcome2 := welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge, key: countingKey()}
 	for name, got := range map[string][]byte{

@@ -1,7 +1,7 @@
 /*
- * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads there all the
- * time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have it goes on without: the
- * daemon then leaves the process's memory where it is.
+ * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads there
+ * all the time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have it goes on
+ * without: the daemon then leaves the process's memory where it is.
  */
 #define _GNU_SOURCE
 #include "conn.h"

@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         "align",
         help="write a safetensors file again with its tensors where kernels need them",
         description="Writes a safetensors file again with its tensors aligned, so that they are shared and need no copies. "
-        "Use it when load_safetensors warns that it copied tensors (MisalignedWarning): each process then takes memory and time for "
-        "copies of its own. It is done once for each file; names, types, shapes and values stay.",
+        "Use it when load_safetensors warns that it copied tensors (MisalignedWarning): each process then takes memory and time "
+        "for copies of its own. It is done once for each file; names, types, shapes and values stay.",
     )
     a.add_argument("source", metavar="SOURCE", help="safetensors file, anywhere")
     a.add_argument("target", metavar="TARGET", help="file to write, which does not exist")
