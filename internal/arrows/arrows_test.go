@@ -29,6 +29,7 @@ const (
 	sync      = "golang.org/x/sync/..."
 	testify   = "github.com/stretchr/testify/..."
 	rapid     = "pgregory.net/rapid/..."
+	porcupine = "github.com/anishathalye/porcupine"
 	goleak    = "go.uber.org/goleak/..."
 )
 
@@ -84,7 +85,7 @@ var rules = []rule{
 	{"internal/testdevice", []string{"gpubackend", "gpubackend/emulated", "gpubackend/cuda"}, true},
 	{"internal/hungfs", []string{fuse, testify, sys}, true},
 	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/faulty", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys}, true},
-	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testdevice", "internal/testmount", testify, rapid, sys}, true},
+	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testdevice", "internal/testmount", porcupine, testify, rapid, sys}, true},
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify, sys}, true},
 }
 
