@@ -43,6 +43,7 @@ var pagecachePlants = []plant{
 		new:  "f.keepingLocked([]page.Range{rg}, versions.CPU)\n\treturn keeping{}, true",
 		nets: []net{
 			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes|TestReleaseAndWriteOfOnePage"},
+			{pkg: "internal/mounttest", run: "TestLinearizable"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=2000"}},
 		},
 	},
