@@ -141,6 +141,7 @@ func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	for len(m.cache.Status().Losses) < 2 {
 		runtime.Gosched()
 	}
+	m.cache.lanes.work.Wait() // the memory of a forgotten file is freed in the background
 	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 	for _, src := range []*source{found, quiet} {
 		require.False(t, src.attached.Detached(), "its loss is not reported")

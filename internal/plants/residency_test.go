@@ -69,7 +69,7 @@ var residencyPlants = []plant{
 		file: "pagecache/residency/policy/allocated.go",
 		old:  "r.order.PushBack(",
 		new:  "r.order.PushFront(",
-		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"}, {pkg: "pagecache", run: "TestEvictionMakesRoomAndBringsModifiedBytesHome"}},
+		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"}, {pkg: "pagecache/residency/policy", run: "TestTwins"}},
 	},
 	{
 		name: "extents of a file that grew are as small as the first",
