@@ -113,16 +113,16 @@ func TestAppendStale(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var f File
 		o := versions.GPU(0)
-		f.Updated(scatteredRanges(t, twinPages, 500), o, false)
-		f.Updated(scatteredRanges(t, twinPages, 500), o, true)
+		f.updated(scatteredRanges(t, twinPages, 500), o, false)
+		f.updated(scatteredRanges(t, twinPages, 500), o, true)
 		changed := scatteredRanges(t, int(f.End()), 3)
-		f.KeepBases(changed, versions.CPU)
+		f.keepBases(changed, versions.CPU)
 		for _, rg := range changed {
-			f.CPUWrote(rg)
+			f.cpuChanged(rg, rg)
 		}
 		before := Update{Range: page.Range{Start: -2, End: -1}, Mode: ModePatch, Base: 7}
 		whole := page.Range{End: twinPages}
-		got := f.AppendStale([]Update{before}, whole, o)
+		got := f.appendStale([]Update{before}, whole, o)
 		require.Equal(t, before, got[0])
 		require.Equal(t, f.Stale(whole, o), got[1:])
 		for _, u := range got[1:] {

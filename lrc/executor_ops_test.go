@@ -94,7 +94,7 @@ func (x *executor) do(s model.Step) []byte {
 	case model.Publish:
 		x.publish(s.Client, x.within(s))
 	case model.Drop:
-		for _, d := range x.releases[s.Client].drops {
+		for _, d := range x.releases[s.Client].drain.Pages {
 			x.drop(d.Intersect(x.covering(s.Off, s.Len)))
 		}
 	case model.Finish:
@@ -198,6 +198,7 @@ func (x *executor) truncate(size int64) {
 		return
 	}
 	limit := int64(x.layout.Pages) * page.Size
+	plan := x.f.BeginTruncate(x.first + page.Count(size))
 	x.each(size, limit-size, func(p page.Index, from, to, _ int64) {
 		clear(x.home[p][from:to])
 		if k := x.kernel[p]; k != nil {
@@ -208,7 +209,7 @@ func (x *executor) truncate(size int64) {
 		}
 	})
 	x.size = size
-	x.dropBases(x.f.Truncated(x.first + page.Count(size)))
+	x.dropBases(plan.Commit())
 	x.zeroReplicas(size, limit)
 }
 
@@ -234,7 +235,7 @@ func (x *executor) expose(s model.Step) {
 				x.refresh(one, d)
 			default:
 				x.logf("%v gives up page %d", o, p)
-				x.dropBases(x.f.Evicted(one, o))
+				x.dropBases(x.f.BeginEvict(one, o).Commit())
 				delete(x.devices[d], p)
 			}
 		}
@@ -278,29 +279,34 @@ func (x *executor) acquire(s model.Step) {
 func (x *executor) refresh(rg page.Range, d int) {
 	o := versions.GPU(d)
 	x.collect(rg, false)
-	for _, u := range x.f.Stale(rg, o) {
+	plan := x.f.BeginAcquire(rg, o)
+	for _, u := range plan.Updates() {
 		x.logf("%v %v of %v, base %v", u.Mode, u.Range, o, u.Base)
 		for p := u.Range.Start; p < u.Range.End; p++ {
-			x.update(p, d, u)
+			x.update(plan, p, d, u)
 		}
 	}
+	plan.End()
 	x.track(rg, d)
 }
 
 // track tracks the pages that a device has and that programs may store into.
 func (x *executor) track(rg page.Range, d int) {
-	for _, run := range x.f.Untracked(rg, versions.GPU(d)) {
+	plan := x.f.BeginExpose(rg, versions.GPU(d))
+	var storing []page.Range
+	for _, run := range plan.Untracked {
 		for p := run.Start; p < run.End; p++ {
 			if x.writers(d, p) {
 				m := x.devices[d][p]
 				m.agreed = bytes.Clone(m.data)
-				x.f.Track(page.Range{Start: p, End: p + 1}, versions.GPU(d))
+				storing = page.AppendRange(storing, page.Range{Start: p, End: p + 1})
 			}
 		}
 	}
+	plan.Commit(storing)
 }
 
-func (x *executor) update(p page.Index, d int, u Update) {
+func (x *executor) update(plan AcquirePlan, p page.Index, d int, u Update) {
 	m := x.devices[d][p]
 	switch {
 	case u.Mode == ModeFill && m == nil:
@@ -320,7 +326,7 @@ func (x *executor) update(p page.Index, d int, u Update) {
 		}
 	}
 	m.agreed = bytes.Clone(x.home[p])
-	x.dropBases(x.f.Updated([]page.Range{{Start: p, End: p + 1}}, versions.GPU(d), x.writers(d, p)))
+	x.dropBases(plan.Updated([]page.Range{{Start: p, End: p + 1}}, x.writers(d, p)))
 }
 
 func (x *executor) publish(c model.Client, rg page.Range) {
@@ -329,14 +335,13 @@ func (x *executor) publish(c model.Client, rg page.Range) {
 	if x.fault == skippedVersion && len(modified) > 1 {
 		modified = modified[:1]
 	}
-	if x.f.HeldUnasked {
-		for _, rg := range modified {
-			x.collect(rg, false)
-		}
+	plan := x.f.BeginRelease(modified, rg, o)
+	for _, rg := range plan.Collect {
+		x.collect(rg, false)
 	}
-	drops, id := x.f.Release(modified, o)
-	x.logf("%v releases %v, the kernel drops %v", o, modified, drops)
-	x.releases[c] = &executorRelease{rg, drops, id}
+	drain := plan.Commit()
+	x.logf("%v releases %v, the kernel drops %v", o, modified, drain.Pages)
+	x.releases[c] = &executorRelease{rg, drain}
 }
 
 func (x *executor) finish(c model.Client) {
@@ -344,7 +349,7 @@ func (x *executor) finish(c model.Client) {
 	x.drain(rel)
 	// Another program's release of the same pages may have published what this one stored.
 	for other := range x.layout.Clients() {
-		if r := x.releases[model.Client(other)]; r != nil && slices.Contains(x.f.Draining(rel.pages), r.id) {
+		if r := x.releases[model.Client(other)]; r != nil && len(r.drain.Pages) > 0 && slices.Contains(x.f.Draining(rel.pages), r.drain.ID) {
 			x.drain(r)
 		}
 	}
@@ -352,17 +357,17 @@ func (x *executor) finish(c model.Client) {
 }
 
 func (x *executor) drain(rel *executorRelease) {
-	for len(rel.drops) > 0 {
-		for _, d := range rel.drops {
+	for len(rel.drain.Pages) > 0 {
+		for _, d := range rel.drain.Pages {
 			x.drop(d)
 		}
-		x.f.Drained(rel.id)
-		rel.drops = nil
-		if x.fault != heldAgain {
-			rel.drops, rel.id = x.f.Redrop(rel.pages)
-			if len(rel.drops) > 0 {
-				x.logf("the kernel drops %v again", rel.drops)
-			}
+		if x.fault == heldAgain {
+			rel.drain.GiveUp()
+			rel.drain = Drain{}
+			return
+		}
+		if rel.drain = rel.drain.Dropped(); len(rel.drain.Pages) > 0 {
+			x.logf("the kernel drops %v again", rel.drain.Pages)
 		}
 	}
 }
@@ -380,7 +385,7 @@ func (x *executor) dontNeed(s model.Step) {
 		}
 		x.collect(one, false)
 		if len(x.modified(one, d)) == 0 {
-			x.dropBases(x.f.Evicted(one, x.owner(s.Client)))
+			x.dropBases(x.f.BeginEvict(one, x.owner(s.Client)).Commit())
 			delete(x.devices[d], p)
 			if x.mappings[s.Client].writable {
 				x.hollow(one, d)
@@ -398,11 +403,16 @@ func (x *executor) evict(s model.Step) {
 		for c, m := range x.mappings {
 			mapped = mapped || x.layout.Device(c) == d && m.pages.Contains(p)
 		}
-		if mapped || x.devices[d][p] == nil || len(x.f.Draining(one)) > 0 {
+		if mapped || x.devices[d][p] == nil {
+			continue
+		}
+		plan := x.f.BeginEvict(one, versions.GPU(d))
+		if plan.Draining {
+			plan.Abort()
 			continue
 		}
 		x.collect(one, false)
-		x.dropBases(x.f.Evicted(one, versions.GPU(d)))
+		x.dropBases(plan.Commit())
 		delete(x.devices[d], p)
 	}
 }

@@ -56,8 +56,7 @@ type executorMapping struct {
 
 type executorRelease struct {
 	pages page.Range
-	drops []page.Range
-	id    DrainID
+	drain Drain
 }
 
 // replicaMemory is a page of device memory, and what stands for the digest of its base.
@@ -208,8 +207,9 @@ func (x *executor) dropBases(drop []PageBase) {
 	}
 }
 
-func (x *executor) keepBases(rg page.Range, except versions.Owner) {
-	for _, k := range x.f.KeepBases([]page.Range{rg}, except) {
+// keep keeps what home has as the bases that a plan asks for.
+func (x *executor) keep(bases []PageBase) {
+	for _, k := range bases {
 		x.logf("keep home of %v as base %d", k.Range, k.Base)
 		for p := k.Range.Start; p < k.Range.End; p++ {
 			if x.fault != forgottenBase {
@@ -241,7 +241,9 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 		b.fn = nil
 	}
 	one := page.Range{Start: p, End: p + 1}
-	x.keepBases(one, c.Owner)
+	c.Range = one
+	plan := x.f.BeginCollect([]Pending{c})
+	x.keep(plan.Keep)
 	merged := bytes.Clone(mine)
 	agrees := true
 	if c.Base != BaseHome {
@@ -267,6 +269,7 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 	x.logf("collect page %d of %v, base %v, agrees %v", p, c.Owner, c.Base, agrees)
 	copy(x.home[p], merged[:x.valid(p)])
 	if x.fault == oldTail {
+		plan.Abort()
 		x.f.runs.update(one, func(s *state) {
 			s.home = s.home.With(c.Owner, s.find(c.Owner).v.Get(c.Owner))
 		})
@@ -276,7 +279,13 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 		mine = bytes.Clone(m.data)
 	}
 	m.agreed = mine
-	keep, drop := x.f.Collected([]page.Range{one}, c.Owner, agrees)
+	done := [2][]page.Range{}
+	if agrees {
+		done[0] = []page.Range{one}
+	} else {
+		done[1] = []page.Range{one}
+	}
+	keep, drop := plan.Commit(done[0], done[1])
 	for _, k := range keep {
 		x.logf("keep the collected bytes of %v as base %d", k.Range, k.Base)
 		x.putBase(executorBase{p, k.Base}, mine)
@@ -299,14 +308,15 @@ func mergeWordwise(dst, base, mine, theirs []byte) {
 func (x *executor) changeHome(off int64, data []byte, held page.Range) {
 	rg := x.covering(off, int64(len(data)))
 	x.collect(rg, false)
-	x.keepBases(rg, versions.CPU)
+	plan := x.f.BeginWrite(rg)
+	x.keep(plan.Keep)
 	if end := off + int64(len(data)); end > x.size {
 		x.zeroReplicas(x.size, end)
 		x.size = end
 	}
 	x.each(off, int64(len(data)), func(p page.Index, from, to, at int64) { copy(x.home[p][from:to], data[at:]) })
 	x.logf("home of %v written by the CPU", rg)
-	x.f.CPUChanged(rg, held)
+	plan.Commit(held)
 }
 
 // zeroReplicas zeroes the bytes [from, to) of every replica and of what it is compared with.

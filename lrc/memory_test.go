@@ -20,27 +20,27 @@ func TestMemoryWherePagesAgree(t *testing.T) {
 	whole := page.Range{End: memoryPages}
 	var f File
 	for d := range 8 {
-		f.Updated([]page.Range{whole}, versions.GPU(d), true)
+		f.updated([]page.Range{whole}, versions.GPU(d), true)
 	}
 	t.Logf("held by 8 devices: %.3f bytes per page", perPage(&f))
 	require.Less(t, perPage(&f), 1.0)
 	for d := range 8 {
-		f.Release([]page.Range{whole}, versions.GPU(d))
+		f.release([]page.Range{whole}, versions.GPU(d))
 	}
-	f.KeepBases([]page.Range{whole}, versions.CPU)
-	f.CPUWrote(whole)
+	f.keepBases([]page.Range{whole}, versions.CPU)
+	f.cpuChanged(whole, whole)
 	t.Logf("all released, stale, with bases: %.3f bytes per page", perPage(&f))
 	require.Less(t, perPage(&f), 1.0)
 
 	// One page in each segment that differs makes a table of the segment.
 	for p := page.Index(0); p < memoryPages; p += segmentPages {
-		f.Release([]page.Range{{Start: p, End: p + 1}}, versions.GPU(3))
+		f.release([]page.Range{{Start: p, End: p + 1}}, versions.GPU(3))
 	}
 	t.Logf("one page in %d differs: %.3f bytes per page", segmentPages, perPage(&f))
 	require.Less(t, perPage(&f), 3.0)
 
 	for d := range 8 {
-		f.Evicted(whole, versions.GPU(d))
+		f.evicted(whole, versions.GPU(d))
 	}
 	require.Less(t, f.Memory(), int64(4096), "what is not held costs nothing")
 }
@@ -63,7 +63,7 @@ func TestMemoryWorstCase(t *testing.T) {
 			for p := range page.Index(memoryPages) {
 				one := page.Range{Start: p, End: p + 1}
 				for d := range 8 {
-					f.Updated([]page.Range{one}, versions.GPU(d), true)
+					f.updated([]page.Range{one}, versions.GPU(d), true)
 				}
 				f.runs.update(one, func(s *state) {
 					// As after so many releases that came home, of which every replica lacks its own selection.
@@ -97,9 +97,9 @@ func TestMemoryWorstCase(t *testing.T) {
 func TestMemoryOfScratch(t *testing.T) {
 	var f File
 	for p := range page.Index(segmentPages) {
-		f.Updated([]page.Range{{Start: 0, End: p + 1}}, versions.GPU(0), true)
-		f.KeepBases([]page.Range{{Start: 0, End: p + 1}}, versions.CPU)
-		f.CPUWrote(page.Range{Start: 0, End: p + 1})
+		f.updated([]page.Range{{Start: 0, End: p + 1}}, versions.GPU(0), true)
+		f.keepBases([]page.Range{{Start: 0, End: p + 1}}, versions.CPU)
+		f.cpuChanged(page.Range{Start: 0, End: p + 1}, page.Range{Start: 0, End: p + 1})
 	}
 	before := f.Memory()
 	scratch := f.runs.moved
@@ -116,23 +116,23 @@ func TestPagesFarApart(t *testing.T) {
 	gpu := versions.GPU(0)
 	f := new(File)
 	ends := []page.Range{{Start: 0, End: 1}, {Start: last, End: last + 1}}
-	f.Updated(ends, gpu, true)
+	f.updated(ends, gpu, true)
 	assert.Less(t, f.Memory(), int64(16<<10))
 	assert.Equal(t, last+1, f.End())
 	assert.Equal(t, ends, f.Tracked(whole, gpu))
-	_, id := f.Release(ends, gpu)
-	f.Drained(id)
+	_, id := f.release(ends, gpu)
+	f.drained(id)
 	pending := f.Pending(whole, false)
 	require.Len(t, pending, 2)
 	assert.Equal(t, ends[1], pending[1].Range)
-	f.Collected(ends, gpu, true)
+	f.collected(ends, gpu, true)
 	assert.Empty(t, f.Pending(whole, false))
-	f.KeepBases([]page.Range{whole}, versions.CPU)
-	f.CPUChanged(whole, page.Range{})
+	f.keepBases([]page.Range{whole}, versions.CPU)
+	f.cpuChanged(whole, page.Range{})
 	assert.Less(t, f.Memory(), int64(16<<10))
 	assert.NotContains(t, f.Tracked(whole, versions.GPU(1)), ends[0])
-	f.Evicted(ends[1], gpu)
+	f.evicted(ends[1], gpu)
 	assert.Less(t, f.End(), last)
-	f.Evicted(ends[0], gpu)
+	f.evicted(ends[0], gpu)
 	assert.Zero(t, f.End())
 }

@@ -19,24 +19,28 @@ func BenchmarkScattered(b *testing.B) {
 		scattered = append(scattered, page.Range{Start: p, End: p + 1})
 	}
 	var f File
-	f.Updated(whole, gpu, true)
+	f.updated(whole, gpu, true)
 	var stale []Update
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()
-		f.KeepBases(scattered, versions.CPU)
 		for _, rg := range scattered {
-			f.CPUWrote(rg)
+			f.BeginWrite(rg).Commit(rg)
 		}
 		b.StartTimer()
-		stale = f.AppendStale(stale[:0], whole[0], gpu)
-		if len(f.Pending(whole[0], false)) > 0 || len(stale) != len(scattered) {
+		pending := f.Pending(whole[0], false)
+		p := f.BeginAcquire(whole[0], gpu)
+		stale = p.AppendUpdates(stale[:0], whole[0])
+		if len(pending) > 0 || len(stale) != len(scattered) {
 			b.Fatal("another number of pages is stale")
 		}
-		f.Updated(scattered, gpu, true)
-		if len(f.Untracked(whole[0], gpu)) > 0 {
+		p.Updated(scattered, true)
+		p.End()
+		e := f.BeginExpose(whole[0], gpu)
+		if len(e.Untracked) > 0 {
 			b.Fatal("pages are not tracked")
 		}
+		e.Abort()
 	}
 }
 
@@ -44,10 +48,10 @@ func BenchmarkScattered(b *testing.B) {
 func BenchmarkUnchanged(b *testing.B) {
 	whole := page.Range{End: 1 << 18}
 	var f File
-	f.Updated([]page.Range{whole}, versions.GPU(0), true)
+	f.updated([]page.Range{whole}, versions.GPU(0), true)
 	b.ReportAllocs()
 	for b.Loop() {
-		if len(f.Pending(whole, false))+len(f.Stale(whole, versions.GPU(0)))+len(f.Untracked(whole, versions.GPU(0))) > 0 {
+		if len(f.Pending(whole, false))+len(f.Stale(whole, versions.GPU(0)))+len(f.untracked(whole, versions.GPU(0))) > 0 {
 			b.Fatal("something changed")
 		}
 	}
@@ -57,16 +61,16 @@ func BenchmarkUnchanged(b *testing.B) {
 func BenchmarkFragmented(b *testing.B) {
 	whole, gpu := page.Range{End: 1 << 18}, versions.GPU(0)
 	var f File
-	f.Updated([]page.Range{whole}, gpu, true)
+	f.updated([]page.Range{whole}, gpu, true)
 	for p := page.Index(0); p < whole.End; p += 100 {
 		one := []page.Range{{Start: p, End: p + 1}}
-		f.KeepBases(one, versions.CPU)
-		f.CPUWrote(one[0])
-		f.Updated(one, gpu, true)
+		f.keepBases(one, versions.CPU)
+		f.cpuChanged(one[0], one[0])
+		f.updated(one, gpu, true)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if len(f.Pending(whole, false))+len(f.Stale(whole, gpu))+len(f.Untracked(whole, gpu)) > 0 {
+		if len(f.Pending(whole, false))+len(f.Stale(whole, gpu))+len(f.untracked(whole, gpu)) > 0 {
 			b.Fatal("something changed")
 		}
 	}
@@ -77,18 +81,18 @@ func BenchmarkWriteOfOnePage(b *testing.B) {
 	const pages = 1 << 14
 	gpu, rnd := versions.GPU(0), rand.New(rand.NewPCG(1, 2))
 	var f File
-	f.Updated([]page.Range{{End: pages}}, gpu, true)
+	f.updated([]page.Range{{End: pages}}, gpu, true)
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		if n%(pages/2) == 0 {
-			f.Updated([]page.Range{{End: pages}}, gpu, true)
+			f.updated([]page.Range{{End: pages}}, gpu, true)
 		}
 		p := page.Index(rnd.IntN(pages))
 		rg := page.Range{Start: p, End: p + 1}
-		if len(f.Pending(rg, false)) > 0 || !f.Held(rg) {
+		w := f.BeginWrite(rg)
+		if len(w.Collect) > 0 || !f.Held(rg) {
 			b.Fatal("another state")
 		}
-		f.KeepBases([]page.Range{rg}, versions.CPU)
-		f.CPUChanged(rg, page.Range{})
+		w.Commit(page.Range{})
 	}
 }

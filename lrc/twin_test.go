@@ -124,20 +124,20 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 	}
 	switch e.kind {
 	case 0:
-		a.bases("drop", f.Updated(ranges, e.owner, e.agrees))
+		a.bases("drop", f.updated(ranges, e.owner, e.agrees))
 	case 1:
-		each(func(rg page.Range) { f.Track(rg, e.owner) })
+		each(func(rg page.Range) { f.track(rg, e.owner) })
 	case 2:
-		drops, id := f.Release(ranges, e.owner)
+		drops, id := f.release(ranges, e.owner)
 		for _, d := range drops {
 			a.add(d, "kernel drops")
 		}
-		f.Drained(id)
+		f.drained(id)
 	case 3:
 		e.collect(f, ranges, a)
 	case 4:
-		a.bases("keep", f.KeepBases(ranges, versions.CPU))
-		each(f.CPUWrote)
+		a.bases("keep", f.keepBases(ranges, versions.CPU))
+		each(func(rg page.Range) { f.cpuChanged(rg, rg) })
 	case 5:
 		each(func(rg page.Range) {
 			for _, c := range f.Current(rg, e.owner) {
@@ -147,11 +147,11 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 				a.add(u.Range, "%v base %d", u.Mode, u.Base)
 			}
 		})
-		a.bases("drop", f.Updated(ranges, e.owner, e.agrees))
+		a.bases("drop", f.updated(ranges, e.owner, e.agrees))
 	case 6:
 		each(func(rg page.Range) { a.bases("drop", f.Untrack(rg, e.owner)) })
 	case 7:
-		each(func(rg page.Range) { a.bases("drop", f.Evicted(rg, e.owner)) })
+		each(func(rg page.Range) { a.bases("drop", f.evicted(rg, e.owner)) })
 	case 8:
 		each(func(rg page.Range) {
 			for _, run := range f.TrackedBy(rg, e.owner, func(b Base) bool { return b == BaseHome }) {
@@ -159,7 +159,7 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 			}
 		})
 	case 9:
-		each(f.CPURead)
+		each(f.kernelHolds)
 	case 10:
 		each(func(rg page.Range) { f.Hollow(rg, e.owner) })
 	}
@@ -184,8 +184,8 @@ func (e twinEvent) collect(f *File, ranges []page.Range, a answers) {
 			return
 		}
 		for g, runs := range groups {
-			a.bases("keep", f.KeepBases(runs, g.owner))
-			keep, drop := f.Collected(runs, g.owner, g.home || e.agrees)
+			a.bases("keep", f.keepBases(runs, g.owner))
+			keep, drop := f.collected(runs, g.owner, g.home || e.agrees)
 			a.bases("keep own", keep)
 			a.bases("drop", drop)
 		}

@@ -8,7 +8,6 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/versions"
 )
 
 const (
@@ -74,39 +73,42 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	}
 	list := updateLists.Get().(*[]lrc.Update)
 	defer updateLists.Put(list)
-	stale, readers := f.staleLocked((*list)[:0], part, h.owner)
+	plan := f.lrc.BeginAcquire(part, h.owner)
+	stale, readers := staleOf(plan, (*list)[:0], part)
 	defer readers.dismiss()
 	*list = stale
 	if len(stale) > 0 {
 		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
 		storing := f.storingLocked(h, part)
 		var n int64
-		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing)
+		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing, plan)
 		if pages += n; err == nil {
 			if n > 0 {
-				stale = f.lrc.Stale(part, h.owner)
+				stale = plan.AppendUpdates(nil, part)
 			}
 			var until time.Time
 			if hold != 0 {
 				until = time.Now().Add(hold)
 			}
-			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until, readers)
+			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until, readers, &plan)
 			pages += n
 		}
 		if err != nil {
+			plan.End()
 			f.lostLocked(h.dev, err)
 			return pages, part.Start, h.dev.fault(err)
 		}
 	}
+	plan.End()
 	return pages, part.End, f.trackLocked(ctx, h, part)
 }
 
-// staleLocked appends to list what of part is stale on a device. Where that is more than one reader should bring, it calls
+// staleOf appends to list what a plan has to bring of part. Where that is more than one reader should bring, it calls
 // readers, who are being woken while the caller finds out the rest.
-func (f *File) staleLocked(list []lrc.Update, part page.Range, o versions.Owner) (stale []lrc.Update, called *crew) {
+func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []lrc.Update, called *crew) {
 	seen, bytes := 0, int64(0)
 	for rg := range cut(part, stalePages) {
-		list = f.lrc.AppendStale(list, rg, o)
+		list = plan.AppendUpdates(list, rg)
 		if called != nil {
 			continue
 		}
@@ -174,7 +176,8 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 	if len(runs) == 0 {
 		return nil
 	}
-	runs = intersect(f.lrc.Untracked(rg, h.owner), runs)
+	plan := f.lrc.BeginExpose(rg, h.owner)
+	runs = intersect(plan.Untracked, runs)
 	for i := 0; i < len(runs); {
 		span, n := runs[i], i+1
 		for n < len(runs) && runs[n].Start-span.End <= digestGap {
@@ -182,14 +185,13 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 			n++
 		}
 		if err := f.digestLocked(ctx, h, span, runs[i:n]); err != nil {
+			plan.Abort()
 			f.lostLocked(h.dev, err)
 			return h.dev.fault(err)
 		}
-		for _, run := range runs[i:n] {
-			f.lrc.Track(run, h.owner)
-		}
 		i = n
 	}
+	plan.Commit(runs)
 	return nil
 }
 

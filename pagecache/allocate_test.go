@@ -30,7 +30,7 @@ func TestMemoryThatGoesAfterAllocFailed(t *testing.T) {
 	f.mu.Lock()
 	for _, h := range f.holdings {
 		for _, x := range h.sorted() {
-			f.freeExtentLocked(x)
+			f.loseExtentLocked(x)
 		}
 	}
 	f.mu.Unlock()

@@ -7,10 +7,9 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/versions"
 )
 
-// keeping is what home has in the runs that lrc wants kept before home changes there.
+// keeping is what home has in the runs that a plan wants kept before home changes there.
 type keeping struct {
 	parts []lrc.PageBase
 	pages [][]*pageBytes // of each part, once it was read
@@ -18,10 +17,9 @@ type keeping struct {
 	seen int64
 }
 
-// keepingLocked asks lrc what is to be kept before home changes in ranges. except is the device whose bytes are about to be
-// collected.
-func (f *File) keepingLocked(ranges []page.Range, except versions.Owner) (k keeping) {
-	for _, b := range f.lrc.KeepBases(ranges, except) {
+// newKeeping returns what is to be kept for a plan, none of it read yet.
+func newKeeping(keep []lrc.PageBase) (k keeping) {
+	for _, b := range keep {
 		for part := range cut(b.Range, bufferPages) {
 			k.parts = append(k.parts, lrc.PageBase{Range: part, Base: b.Base})
 		}
@@ -60,26 +58,22 @@ func (k *keeping) read(f *File) error {
 	})
 }
 
-// keepLocked keeps what was read, which is right whatever became of the rest. Where something could not be read home does not
-// change.
+// keepLocked keeps what was read, all of it.
 func (f *File) keepLocked(k keeping) {
-	var not []lrc.PageBase
 	for i, p := range k.parts {
-		if k.pages[i] != nil {
-			f.putBasesLocked(p.Range, p.Base, k.pages[i])
-		} else {
-			not = append(not, p)
-		}
+		f.putBasesLocked(p.Range, p.Base, k.pages[i])
 	}
-	f.lrc.NotKept(not)
 }
 
-// keepHomeLocked keeps home's bytes of the runs that lrc wants kept before home changes in ranges.
-func (f *File) keepHomeLocked(ranges []page.Range, except versions.Owner) error {
-	k := f.keepingLocked(ranges, except)
-	err := k.read(f)
-	f.keepLocked(k)
-	return err
+// free gives back what was read, which is not kept.
+func (k *keeping) free(f *File) {
+	for _, pages := range k.pages {
+		for _, content := range pages {
+			if copies(content) > 0 {
+				f.c.pages.give(content)
+			}
+		}
+	}
 }
 
 // pageBytes is the content of a page.

@@ -548,7 +548,7 @@ func BenchmarkPeer(b *testing.B) {
 				require.NoError(b, m.Unmap(r.ctx))
 				f.mu.Lock()
 				for _, x := range m.h.sorted() {
-					f.freeExtentLocked(x)
+					f.loseExtentLocked(x)
 				}
 				f.mu.Unlock()
 			})

@@ -8,8 +8,8 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
-	"github.com/gaiafs/gaiafs/versions"
 )
 
 // Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to which
@@ -98,16 +98,38 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 		err = f.cutLocked(ctx, size)
 	} else if !f.longerLocked() { // the kernel may have known these bytes to be part of the file
 		// A replica that was filled after home became longer, and before anybody looked, has what was added.
-		if err := f.keepHomeLocked([]page.Range{ends}, versions.CPU); err != nil {
+		if err := f.movedLocked(ends); err != nil {
 			return err
 		}
-		f.lrc.CPUChanged(ends, page.Range{})
 		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
 	}
 	if err == nil {
 		f.size = size
 	}
 	return err
+}
+
+// movedLocked says that home moved on in rg, and keeps what it has there now for the replicas that have that.
+func (f *File) movedLocked(rg page.Range) error {
+	plan := f.lrc.BeginCompare(rg)
+	var home []lrc.PageBase
+	for _, run := range plan.Compare {
+		home = append(home, lrc.PageBase{Range: run})
+	}
+	k := newKeeping(home)
+	if err := k.read(f); err != nil {
+		k.free(f)
+		plan.Abort()
+		return err
+	}
+	for _, b := range plan.Commit(plan.Compare) {
+		for i, p := range k.parts {
+			if run := p.Range.Intersect(b.Range); !run.Empty() {
+				f.putBasesLocked(run, b.Base, k.pages[i][run.Start-p.Range.Start:][:run.Len()])
+			}
+		}
+	}
+	return nil
 }
 
 // settleDue settles what is in doubt, a part at a time: the sooner, the more likely it is that a base can be found.
@@ -179,20 +201,17 @@ func (f *File) settleWithLocked(ctx context.Context, rg page.Range, then func(pa
 
 // settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
 func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
-	moved := []page.Range{part}
-	for _, o := range slices.Sorted(maps.Keys(f.holdings)) {
-		for _, run := range f.lrc.TrackedBy(part, o, onHome) {
-			moved = page.Subtract(moved, run)
-		}
-	}
-	for _, run := range subtract([]page.Range{part}, moved) {
-		if err := f.compareHomeLocked(ctx, run); err != nil {
+	plan := f.lrc.BeginCompare(part)
+	var differ []*comparedPage
+	for _, run := range plan.Compare {
+		pages, err := f.compareHomeLocked(ctx, run)
+		if err != nil {
+			plan.Abort()
 			return err
 		}
+		differ = append(differ, pages...)
 	}
-	for _, run := range moved {
-		f.lrc.CPUChanged(run, page.Range{})
-	}
+	f.keepFoundLocked(plan, differ)
 	return nil
 }
 
@@ -204,8 +223,9 @@ type comparedPage struct {
 	base []byte // nil until it is found
 }
 
-// compareHomeLocked settles pages of which every one has a tracked replica whose base is home.
-func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) error {
+// compareHomeLocked returns which pages home has changed, of some of which every one has a tracked replica whose base is home. It
+// looks for what they were before.
+func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) (differ []*comparedPage, err error) {
 	owners := slices.Sorted(maps.Keys(f.holdings))
 	home := make([]byte, rg.Bytes())
 	parts := slices.Collect(cut(rg, bufferPages))
@@ -213,10 +233,9 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) error {
 		at := (parts[i].Start - rg.Start).Offset()
 		return f.readHomeLocked(parts[i], home[at:at+parts[i].Bytes()])
 	}); err != nil {
-		return err
+		return nil, err
 	}
 	// One replica of a page says for all: they have the same base.
-	var differ []*comparedPage
 	rest := []page.Range{rg}
 	for _, o := range owners {
 		h := f.holdings[o]
@@ -225,20 +244,16 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) error {
 			rest = page.Subtract(rest, run)
 		}
 	}
-	if len(differ) == 0 {
-		return nil
-	}
 	slices.SortFunc(differ, func(a, b *comparedPage) int { return cmp.Compare(a.page, b.page) })
 	for _, p := range differ {
 		f.findInHomeLocked(p)
 	}
 	for _, o := range owners {
 		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
-			return err
+			return nil, err
 		}
 	}
-	f.keepFoundLocked(differ)
-	return nil
+	return differ, nil
 }
 
 // differLocked returns the pages of run of which home's bytes do not have the digest that was agreed on.
@@ -367,8 +382,8 @@ func differences(a, b []byte, near int) (out []page.Bytes) {
 	return out
 }
 
-// keepFoundLocked keeps the bases of pages, and says that home has moved on. Where none was found, what home has counts as it.
-func (f *File) keepFoundLocked(pages []*comparedPage) {
+// keepFoundLocked says that of a plan's pages these changed, and keeps their bases. Where none was found, what home has counts as it.
+func (f *File) keepFoundLocked(plan lrc.ComparePlan, pages []*comparedPage) {
 	var ranges, lost []page.Range
 	for _, p := range pages {
 		one := page.Range{Start: p.page, End: p.page + 1}
@@ -384,14 +399,11 @@ func (f *File) keepFoundLocked(pages []*comparedPage) {
 			}
 		}
 	}
-	for _, k := range f.lrc.KeepBases(ranges, versions.CPU) {
+	for _, k := range plan.Commit(ranges) {
 		for ; !k.Range.Empty(); k.Range.Start++ {
 			i, _ := slices.BinarySearchFunc(pages, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
 			f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, f.c.pages.copies(pages[i].base))
 		}
-	}
-	for _, rg := range ranges {
-		f.lrc.CPUChanged(rg, page.Range{})
 	}
 	if len(lost) > 0 {
 		n := int64(0)

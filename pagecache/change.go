@@ -107,34 +107,34 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	if c.Kind == ChangeShift {
 		rg.End = max(page.Span(before.Size, c.Len).Pages().End, f.lrc.End())
 	}
-	held, room := f.lrc.Held(rg), true
-	if held {
+	room := true
+	if f.lrc.Held(rg) {
 		if err := f.settleHomeLocked(ctx, rg); err != nil {
 			return err
 		}
 		if err := f.collectLocked(ctx, rg, false); err != nil {
 			return err
 		}
-		if c.Kind != ChangeAllocate {
-			if pages, _ := f.keepsLocked(rg, versions.CPU, math.MaxInt64); pages > 0 {
-				room = f.relieveLocked(ctx, pages)
-			}
-			if err := f.keepHomeLocked([]page.Range{rg}, versions.CPU); err != nil {
-				return err
-			}
+		if pages, _ := f.keepsLocked(rg, versions.CPU, math.MaxInt64); pages > 0 && c.Kind != ChangeAllocate {
+			room = f.relieveLocked(ctx, pages)
 		}
 	}
-	// Bytes that programs stored past end of file are not part of it when it grows.
-	if changed.End > before.Size && !(f.c.writeBack && c.WriteBack) && !f.longerLocked() {
-		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End}); err != nil {
-			return err
+	begin := func() error {
+		// Bytes that programs stored past end of file are not part of it when it grows.
+		if changed.End <= before.Size || f.c.writeBack && c.WriteBack || f.longerLocked() {
+			return nil
 		}
+		return f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End})
 	}
-	err = do(c.Off, c.Len)
-	f.spoilLocked(rg)
+	done := false
 	if c.Kind != ChangeAllocate {
-		// Also after an error: a part may have been changed.
-		f.lrc.CPUChanged(rg, c.held())
+		done, err = f.writeLocked(c, rg, begin, do)
+	} else if err = begin(); err == nil {
+		done, err = true, do(c.Off, c.Len)
+		f.spoilLocked(rg)
+	}
+	if !done {
+		return err
 	}
 	least, most := before.Size, max(before.Size, changed.End)
 	if c.Kind == ChangeShift {
@@ -154,6 +154,27 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	return err
 }
 
+// writeLocked changes the bytes of rg, of which nothing is pending. begin is called before do. done says that do was called.
+func (f *File) writeLocked(c Change, rg page.Range, begin func() error, do func(off, n int64) error) (done bool, err error) {
+	plan := f.lrc.BeginWrite(rg)
+	k := newKeeping(plan.Keep)
+	if err := k.read(f); err != nil {
+		k.free(f)
+		plan.Abort()
+		return false, err
+	}
+	f.keepLocked(k)
+	if err := begin(); err != nil {
+		f.dropBasesLocked(plan.Keep)
+		plan.Abort()
+		return false, err
+	}
+	err = do(c.Off, c.Len)
+	f.spoilLocked(rg)
+	plan.Commit(c.held()) // also after an error: a part may have been changed
+	return true, err
+}
+
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
 func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do func(off, n int64) error) error {
 	size := c.Len
@@ -167,20 +188,31 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 		return err
 	}
 	f.spoilLocked(page.From(min(before, size)).Pages())
+	if size >= before {
+		if err := do(size, 0); err != nil {
+			return err
+		}
+		f.size = size
+		return nil
+	}
+	plan := f.lrc.BeginTruncate(page.Count(size))
 	if err := do(size, 0); err != nil {
+		plan.Abort()
 		return err
 	}
 	f.size = size
-	if size < before {
-		return f.cutLocked(ctx, size)
-	}
-	return nil
+	return f.cutPlannedLocked(ctx, size, plan)
 }
 
 // cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there. The end of
 // ctx does not stop it.
 func (f *File) cutLocked(ctx context.Context, size int64) error {
-	f.dropBasesLocked(f.lrc.Truncated(page.Count(size)))
+	return f.cutPlannedLocked(ctx, size, f.lrc.BeginTruncate(page.Count(size)))
+}
+
+// cutPlannedLocked is cutLocked that carries out a plan.
+func (f *File) cutPlannedLocked(ctx context.Context, size int64, plan lrc.TruncatePlan) error {
+	f.dropBasesLocked(plan.Commit())
 	return f.zeroReplicasLocked(context.WithoutCancel(ctx), page.From(size))
 }
 

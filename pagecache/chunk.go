@@ -21,8 +21,8 @@ const collectChunk = 2048
 type chunk struct {
 	f       *File
 	h       *holding
-	runs    []lrc.Pending
-	ranges  []page.Range   // of runs
+	plan    lrc.CollectPlan
+	ranges  []page.Range   // of its runs
 	bases   [][]*pageBytes // of the pages of those runs that have another base than home
 	keeping keeping
 	size    int64 // of the file
@@ -58,7 +58,7 @@ func chunksOf(pending []lrc.Pending) (chunks [][]lrc.Pending) {
 // newChunkLocked returns a chunk that is to be fetched. The bases that it refers to stay until it is stored.
 func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
 	c := &chunk{
-		f: f, h: h, runs: runs, ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
+		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
 		size: f.size, fetched: make(chan struct{}), release: func() {},
 	}
 	for i, p := range runs {
@@ -71,7 +71,7 @@ func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
 			c.bases[i][k] = f.bases.at(p.Range.Start+page.Index(k), p.Base)
 		}
 	}
-	c.keeping = f.keepingLocked(c.ranges, runs[0].Owner)
+	c.keeping = newKeeping(c.plan.Keep)
 	return c
 }
 
@@ -84,8 +84,8 @@ func (c *chunk) fetch(ctx context.Context) {
 	if c.err != nil {
 		return
 	}
-	c.merged, c.differ = make([][]byte, len(c.runs)), make([][]page.Range, len(c.runs))
-	c.err = inParallel(len(c.runs), maxReaders, func(i int) error {
+	c.merged, c.differ = make([][]byte, len(c.ranges)), make([][]page.Range, len(c.ranges))
+	c.err = inParallel(len(c.ranges), maxReaders, func(i int) error {
 		c.h.dev.Key().SumPages(c.mine[i], c.sums[i])
 		return c.merge(i)
 	})
@@ -105,7 +105,7 @@ func (c *chunk) copyOut(ctx context.Context) error {
 		return err
 	}
 	c.release = release
-	c.mine, c.sums = make([][]byte, len(c.runs)), make([][]gpubackend.Digest, len(c.runs))
+	c.mine, c.sums = make([][]byte, len(c.ranges)), make([][]gpubackend.Digest, len(c.ranges))
 	rest, room := buf, make([]gpubackend.Digest, pages)
 	for i, rg := range c.ranges {
 		c.mine[i], rest = rest[:rg.Bytes()], rest[rg.Bytes():]
@@ -142,7 +142,7 @@ func (c *chunk) merge(i int) error {
 		}
 		// What lies past end of file is nobody's.
 		n := max(min(c.size-at.Offset(), page.Size), 0)
-		if both := lrc.Merge3(h[:n], base[:n], m[:n], h[:n]); c.runs[i].Base != lrc.BaseZero {
+		if both := lrc.Merge3(h[:n], base[:n], m[:n], h[:n]); c.plan.Runs[i].Base != lrc.BaseZero {
 			overlap += int64(both)
 		}
 		copy(h[n:], m[n:])
@@ -164,15 +164,23 @@ func missingBase(p page.Index) error {
 // storeLocked brings a chunk home that was fetched. After an error of home, the runs before the one at fault are home.
 func (f *File) storeLocked(c *chunk) error {
 	if c.err != nil {
+		c.abortLocked()
 		return c.err
 	}
+	f.keepLocked(c.keeping)
 	written, err := f.writeHomeLocked(c.ranges, c.merged)
 	for i, rg := range c.ranges[:written] {
 		from := c.sums[i]
 		c.h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
 	}
-	f.collectedLocked(c.runs[0].Owner, c.ranges[:written], c.mine, c.differ)
+	f.collectedLocked(c.plan, c.ranges[:written], c.mine, c.differ)
 	return err
+}
+
+// abortLocked leaves home as it is.
+func (c *chunk) abortLocked() {
+	c.keeping.free(c.f)
+	c.plan.Abort()
 }
 
 // free gives the memory back.

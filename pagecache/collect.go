@@ -130,7 +130,6 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 	for i := range chunks {
 		c := next
 		<-c.fetched
-		f.keepLocked(c.keeping)
 		all = i+1 == len(chunks)
 		if next = nil; !all && c.err == nil && f.c.memory.fits(2*collectChunk*page.Size) {
 			next = f.newChunkLocked(h, chunks[i+1])
@@ -141,7 +140,7 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 		if err != nil {
 			if next != nil {
 				<-next.fetched
-				f.keepLocked(next.keeping)
+				next.abortLocked()
 				next.free()
 			}
 			return false, err
@@ -153,18 +152,16 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 	return all, nil
 }
 
-// collectedLocked reports ranges that are home. parts has the owner's bytes of each. Where home differs from them, somebody
-// else's bytes are in home too, and the owner's are kept as its base.
-func (f *File) collectedLocked(o versions.Owner, ranges []page.Range, parts [][]byte, differences [][]page.Range) {
+// collectedLocked reports ranges of a plan that are home. parts has the owner's bytes of each. Where home differs from them,
+// somebody else's bytes are in home too, and the owner's are kept as its base.
+func (f *File) collectedLocked(plan lrc.CollectPlan, ranges []page.Range, parts [][]byte, differences [][]page.Range) {
 	var differ []page.Range
 	for _, d := range differences[:len(ranges)] {
 		for _, rg := range d {
 			differ = page.AppendRange(differ, rg)
 		}
 	}
-	_, drop := f.lrc.Collected(subtract(joined(ranges), differ), o, true)
-	f.dropBasesLocked(drop)
-	keep, drop := f.lrc.Collected(differ, o, false)
+	keep, drop := plan.Commit(subtract(joined(ranges), differ), differ)
 	f.keepCollectedLocked(keep, ranges, parts)
 	f.dropBasesLocked(drop)
 	var pages, merges int64

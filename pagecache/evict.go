@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
@@ -102,15 +103,12 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	if !idle() {
 		return false
 	}
-	if !f.orphan {
-		if len(f.lrc.Draining(x.pages())) > 0 {
-			return false
-		}
-		if err := f.collectLocked(ctx, x.pages(), false); err != nil {
-			return false
-		}
+	plan := f.lrc.BeginEvict(x.pages(), h.owner)
+	if !f.orphan && (plan.Draining || f.collectLocked(ctx, x.pages(), false) != nil) {
+		plan.Abort()
+		return false
 	}
-	if !f.freeExtentLocked(x) {
+	if plan.Lossy = f.orphan; !f.freeExtentLocked(x, plan) {
 		return false
 	}
 	f.count(func(c *Counters) { c.Evictions.Add(1) })
@@ -118,17 +116,25 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	return true
 }
 
-// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. Whatever was pending
-// in it is lost.
-func (f *File) freeExtentLocked(x *extent) bool {
+// loseExtentLocked is freeExtentLocked that does without what is pending in x.
+func (f *File) loseExtentLocked(x *extent) {
+	plan := f.lrc.BeginEvict(x.pages(), x.h.owner)
+	plan.Lossy = true
+	f.freeExtentLocked(x, plan)
+}
+
+// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. plan is for its
+// pages, and ends.
+func (f *File) freeExtentLocked(x *extent, plan lrc.EvictPlan) bool {
 	h := x.h
 	i, _ := h.find(x.pages().Start)
 	if !h.has(x) || !x.Leave(x.dev.lost.Load()) {
+		plan.Abort()
 		return false
 	}
 	h.extents = slices.Delete(h.extents, i, i+1)
 	x.agreed.drop()
 	x.agreed = nil
-	f.dropBasesLocked(f.lrc.Evicted(x.pages(), h.owner))
+	f.dropBasesLocked(plan.Commit())
 	return true
 }

@@ -62,7 +62,7 @@ func (h *holding) litter(ranges []page.Range) {
 
 // giveUpLocked forgets what h has of the pages of rg, of which nothing is pending, and zeroes them.
 func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) error {
-	f.dropBasesLocked(f.lrc.Evicted(rg, h.owner))
+	f.dropBasesLocked(f.lrc.BeginEvict(rg, h.owner).Commit())
 	return f.zeroLocked(ctx, h, rg)
 }
 

@@ -247,7 +247,7 @@ func (f *File) dropIdleLocked() {
 	if f.orphan {
 		for _, h := range f.holdings {
 			for _, x := range h.sorted() {
-				f.freeExtentLocked(x)
+				f.loseExtentLocked(x)
 			}
 		}
 	}

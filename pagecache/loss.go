@@ -159,7 +159,7 @@ func (f *File) letGoOfLocked(h *holding) {
 			"mappings", writers)
 	}
 	for _, x := range h.sorted() { // clients may map them: their memory goes, with its descriptors, when those have ended
-		f.freeExtentLocked(x)
+		f.loseExtentLocked(x)
 	}
 	if len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
 		f.nothingWaitsLocked()

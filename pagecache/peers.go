@@ -30,7 +30,7 @@ type devicePair struct{ to, from versions.Owner }
 
 // fromPeersLocked brings what can be had from other devices of the updates of part, which are stale. storing covers
 // part and tells where programs may be storing. It returns the number of pages and up to which page it looked.
-func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking) (
+func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, plan lrc.AcquirePlan) (
 	pages int64, next page.Index, err error,
 ) {
 	next = part.End
@@ -60,7 +60,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 			if len(take) == 0 {
 				continue
 			}
-			arrived, err := f.copyPeerLocked(ctx, h, source, take, i == 1)
+			arrived, err := f.copyPeerLocked(ctx, h, source, take, i == 1, plan)
 			if errors.Is(err, gpubackend.ErrNoPeer) {
 				f.c.log.Info("one device cannot copy from another; bytes go through the host",
 					"to", h.dev.info.Ordinal, "from", d.info.Ordinal, "error", err)
@@ -119,7 +119,7 @@ func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, wr
 
 // copyPeerLocked copies ranges from one device to another and returns those that are home's bytes: all, unless compare says
 // that what arrived is to be compared with what the source agreed on.
-func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool) (arrived []page.Range, err error) {
+func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool, plan lrc.AcquirePlan) (arrived []page.Range, err error) {
 	var pieces []gpubackend.PeerCopy
 	for _, rg := range ranges {
 		h.each(rg, func(x *extent, to page.Range) {
@@ -142,7 +142,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		}
 		h.litter(subtract(ranges, arrived))
 	}
-	f.dropBasesLocked(f.lrc.Updated(arrived, h.owner, false))
+	f.dropBasesLocked(plan.Updated(arrived, false))
 	n := int64(0)
 	for _, rg := range arrived {
 		n += rg.Len()

@@ -73,12 +73,13 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 	if f.detached.Load() {
 		return 0, 0, true, nil
 	}
-	if !direct {
-		f.lrc.CPURead(rg)
+	var pending []lrc.Pending
+	if direct {
+		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
+		pending = f.lrc.Pending(rg, false)
+	} else {
+		pending = f.lrc.CPURead(rg)
 	}
-	// A read that does not enter the kernel's page cache may come while the kernel has a dirty copy, so it leaves
-	// draining pages alone: their release has not returned yet.
-	pending := f.lrc.Pending(rg, !direct)
 	if len(pending) == 0 {
 		serves := peers && f.servesLocked()
 		if serves {
@@ -124,8 +125,8 @@ func (f *File) redropSoon(rg page.Range) {
 		defer f.c.background.Done()
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if drops, id := f.lrc.Redrop(rg); len(drops) > 0 {
-			f.drainLocked(drops, id)
+		if drain := f.lrc.Redrop(rg); len(drain.Pages) > 0 {
+			f.drainLocked(drain, true)
 		}
 	}()
 }

@@ -45,40 +45,32 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	for _, run := range modified {
 		pages += run.Len()
 	}
-	if f.lrc.HeldUnasked {
-		// The kernel may hold a page that a program wrote whole after it saw an earlier release. What was released then
-		// comes home before that page does.
-		for _, run := range modified {
-			err := f.collectLocked(ctx, run, false)
-			if err != nil && ctx.Err() != nil {
-				// Published now, the pages would come home after the kernel's, and undo what the program wrote. Whoever
-				// cut the release short has another one to come, the implicit one at the latest.
-				f.mu.Unlock()
-				return 0, err
-			}
-			if err != nil {
-				f.c.log.Warn("an earlier release could not be written back before the next", "file", f.Name(), "error", err)
-			}
+	plan := f.lrc.BeginRelease(modified, rg, h.owner)
+	for _, run := range plan.Collect {
+		err := f.collectLocked(ctx, run, false)
+		if err != nil && ctx.Err() != nil {
+			// Published now, the pages would come home after the kernel's, and undo what the program wrote. Whoever
+			// cut the release short has another one to come, the implicit one at the latest.
+			plan.Abort()
+			f.mu.Unlock()
+			return 0, err
+		}
+		if err != nil {
+			f.c.log.Warn("an earlier release could not be written back before the next", "file", f.Name(), "error", err)
 		}
 	}
-	drops, id := f.lrc.Release(modified, h.owner)
+	drain := plan.Commit()
 	f.coming.Add(pages)
 	if pages > 0 {
 		f.modifiedNowLocked()
 	}
-	kernel, dropped := f.kernel, len(drops) > 0
+	kernel, dropped := f.kernel, len(drain.Pages) > 0
 	if pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
 		f.c.hold.join() // this release is a user, and has waited
 	}
-	for tries := 0; len(drops) > 0; tries++ {
-		f.drainLocked(drops, id)
-		if tries == maxRedrops {
-			f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.Name())
-			break
-		}
-		// A page that a program wrote whole meanwhile is in the kernel again, without the released bytes.
-		drops, id = f.lrc.Redrop(rg)
+	for tries := 0; len(drain.Pages) > 0 && tries <= maxRedrops; tries++ {
+		drain = f.drainLocked(drain, tries == maxRedrops)
 	}
 	f.mu.Unlock()
 
@@ -114,16 +106,23 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 	return modified, nil
 }
 
-// drainLocked has the kernel drop the pages of the release id. It lets go of mu meanwhile.
-func (f *File) drainLocked(drops []page.Range, id lrc.DrainID) {
+// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. It lets go of mu
+// meanwhile.
+func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	kernel, done := f.kernel, make(chan struct{})
-	f.drains[id] = done
+	f.drains[drain.ID] = done
 	f.mu.Unlock()
-	f.dropKernelPages(kernel, drops)
+	f.dropKernelPages(kernel, drain.Pages)
 	f.mu.Lock()
-	f.lrc.Drained(id)
-	delete(f.drains, id)
+	if last {
+		f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.Name())
+		drain.GiveUp()
+	} else {
+		next = drain.Dropped()
+	}
+	delete(f.drains, drain.ID)
 	close(done)
+	return next
 }
 
 // scan is a part of an extent that is being looked at for modified pages without File.mu.

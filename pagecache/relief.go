@@ -60,20 +60,23 @@ func (f *File) refreshLocked(ctx context.Context, rg page.Range) (err error) {
 // patchBehindLocked is refreshLocked of pages that are not in doubt. It goes on with other devices where one fails.
 func (f *File) patchBehindLocked(ctx context.Context, rg page.Range) (err error) {
 	for o, h := range f.holdings {
-		stale := f.lrc.Behind(rg, o)
-		if len(stale) == 0 {
-			continue
-		}
-		if e := f.patchLocked(ctx, h, rg, stale); e != nil && !f.lostLocked(h.dev, e) {
+		plan := f.lrc.BeginRelieve(rg, o)
+		e := f.patchLocked(ctx, h, rg, plan)
+		plan.End()
+		if e != nil && !f.lostLocked(h.dev, e) {
 			err = errors.Join(err, h.dev.fault(e))
 		}
 	}
 	return err
 }
 
-// patchLocked carries out updates of part from home.
-func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update) error {
-	p := &pipeline{f: f, h: h, ctx: ctx, class: mover.WriteBack}
+// patchLocked carries out a plan for part from home.
+func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, plan lrc.AcquirePlan) error {
+	stale := plan.Updates()
+	if len(stale) == 0 {
+		return nil
+	}
+	p := &pipeline{f: f, h: h, plan: plan, ctx: ctx, class: mover.WriteBack}
 	h.agreeOn(stale)
 	p.pieces = piecesOf(stale, f.storingLocked(h, part), pieceFor(stale), nil)
 	if len(p.pieces) == 1 {

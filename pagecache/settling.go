@@ -53,9 +53,8 @@ func (p *pipeline) settle(pieces []*piece) {
 			}
 		}
 	}
-	f, owner := p.f, p.h.owner
-	f.bases.vacate(f.lrc.Updated(s.tracked, owner, true))
-	f.bases.vacate(f.lrc.Updated(s.others, owner, false))
+	p.f.bases.vacate(p.plan.Updated(s.tracked, true))
+	p.f.bases.vacate(p.plan.Updated(s.others, false))
 }
 
 // endLocked counts what was settled, with so many runs of pages that the device had nothing of. Nobody settles any more.

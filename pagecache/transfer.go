@@ -144,6 +144,7 @@ func piecesOf(stale []lrc.Update, storing []tracking, most int64, spans []page.R
 type pipeline struct {
 	f      *File
 	h      *holding
+	plan   lrc.AcquirePlan
 	ctx    context.Context
 	class  mover.Class
 	until  time.Time // zero if all must be brought now
@@ -177,7 +178,7 @@ type pipeline struct {
 
 // fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
 // it came. storing covers part. called are readers that may take part, nil if there are none yet.
-func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time, called *crew) (
+func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time, called *crew, plan *lrc.AcquirePlan) (
 	pages int64, next page.Index, err error,
 ) {
 	if len(stale) == 0 {
@@ -186,10 +187,13 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 	defer f.enterReadsLocked(h)()
 	spans, spoiled, wide := f.readSpansLocked(h, part)
 	if wide != part {
-		stale = f.lrc.Stale(wide, h.owner)
+		plan.Widen(wide)
+		stale = plan.Updates()
 		storing = f.storingLocked(h, wide)
 	}
-	p := &pipeline{f: f, h: h, ctx: ctx, class: mover.Acquire, until: until, direct: f.directLocked()}
+	p := &pipeline{
+		f: f, h: h, plan: *plan, ctx: ctx, class: mover.Acquire, until: until, direct: f.directLocked(),
+	}
 	p.cold.Store(len(spans) > 0)
 	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
 		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -38,16 +39,16 @@ func (f *File) writeBeside(c Change, do func(off, n int64) error) (done bool, er
 	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) {
 		return false, nil
 	}
-	k, ok := f.beginWrite(rg, end)
+	plan, ok := f.beginWrite(rg, end)
 	if !ok {
 		return false, nil
 	}
-	begun := false
+	k, changed := newKeeping(plan.Keep), false
 	inside, err := k.readInside(f, rg, end)
 	if err == nil && inside {
-		begun, err = true, do(c.Off, c.Len)
+		changed, err = true, do(c.Off, c.Len)
 	}
-	f.endWrite(c, rg, k, begun)
+	f.endWrite(c, rg, plan, k, changed)
 	return inside || err != nil, err
 }
 
@@ -65,33 +66,38 @@ func (k *keeping) readInside(f *File, rg page.Range, end int64) (inside bool, er
 	return true, k.read(f)
 }
 
-// beginWrite takes the pages of rg for a write that ends at end, and asks lrc what of them is to be kept before. It returns false
-// where the write cannot go on beside others.
-func (f *File) beginWrite(rg page.Range, end int64) (k keeping, ok bool) {
+// beginWrite takes the pages of rg for a write that ends at end. It returns false where the write cannot go on beside others.
+func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, ok bool) {
 	w := &f.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !f.c.memory.fits(rg.Bytes()) {
 		if pages, _ := f.keepsLocked(rg, versions.CPU, 1); pages > 0 {
-			return k, false
+			return plan, false
 		}
 	}
-	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) || len(f.lrc.Pending(rg, false)) > 0 {
-		return k, false
+	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) {
+		return plan, false
+	}
+	if plan = f.lrc.BeginWrite(rg); len(plan.Collect) > 0 {
+		return plan, false
 	}
 	w.under = append(w.under, rg)
-	return f.keepingLocked([]page.Range{rg}, versions.CPU), true
+	return plan, true
 }
 
-// endWrite gives the pages of a write back. begun says that home may have been changed, if only a part of it; otherwise it was not.
-func (f *File) endWrite(c Change, rg page.Range, k keeping, begun bool) {
+// endWrite gives the pages of a write back. changed says that home may have been changed, if only a part of it; otherwise it was not.
+func (f *File) endWrite(c Change, rg page.Range, plan lrc.WritePlan, k keeping, changed bool) {
 	w := &f.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f.keepLocked(k)
-	if begun {
+	if changed {
+		f.keepLocked(k)
 		f.spoilLocked(rg)
-		f.lrc.CPUChanged(rg, c.held())
+		plan.Commit(c.held())
+	} else {
+		k.free(f)
+		plan.Abort()
 	}
 	i, last := slices.Index(w.under, rg), len(w.under)-1
 	w.under[i] = w.under[last]

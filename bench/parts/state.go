@@ -19,7 +19,7 @@ type Memory struct {
 func Agreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		for d := range devices {
-			f.Updated([]page.Range{{End: n}}, versions.GPU(d), true)
+			acquire(f, page.Range{End: n}, versions.GPU(d))
 		}
 	})
 }
@@ -30,7 +30,7 @@ func Disagreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		rnd := rand.New(rand.NewPCG(5, 6))
 		for d := range devices {
-			f.Updated([]page.Range{{End: n}}, versions.GPU(d), true)
+			acquire(f, page.Range{End: n}, versions.GPU(d))
 		}
 		for p := range n {
 			scramble(f, page.Range{Start: p, End: p + 1}, devices, rnd)
@@ -38,18 +38,34 @@ func Disagreeing(n page.Index, devices int) Memory {
 	})
 }
 
+// acquire brings all of rg to a device, where programs store into it.
+func acquire(f *lrc.File, rg page.Range, o versions.Owner) {
+	plan := f.BeginAcquire(rg, o)
+	for _, u := range plan.Updates() {
+		plan.Updated([]page.Range{u.Range}, true)
+	}
+	plan.End()
+}
+
 // scramble has the devices and the CPU change the page in a random order and number, by the rules of lrc: only states that a
 // file can be in come out.
 func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	release := func(o versions.Owner) {
-		_, id := f.Release([]page.Range{rg}, o)
-		f.Drained(id)
+		if drain := f.BeginRelease([]page.Range{rg}, rg, o).Commit(); len(drain.Pages) > 0 {
+			drain.GiveUp()
+		}
+	}
+	collectNext := func(pending []lrc.Pending, agrees bool) {
+		plan := f.BeginCollect(pending[:1])
+		if agrees {
+			plan.Commit([]page.Range{rg}, nil)
+		} else {
+			plan.Commit(nil, []page.Range{rg})
+		}
 	}
 	collect := func() {
 		for pending := f.Pending(rg, false); len(pending) > 0; pending = f.Pending(rg, false) {
-			agrees := pending[0].Base == lrc.BaseHome
-			f.KeepBases([]page.Range{rg}, pending[0].Owner)
-			f.Collected([]page.Range{rg}, pending[0].Owner, agrees)
+			collectNext(pending, pending[0].Base == lrc.BaseHome)
 		}
 	}
 	for range 2 * devices {
@@ -57,15 +73,14 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 		switch rnd.IntN(4) {
 		case 0: // what was released comes home before a write
 			collect()
-			f.KeepBases([]page.Range{rg}, versions.CPU)
-			f.CPUWrote(rg)
+			f.BeginWrite(rg).Commit(rg)
 		case 1:
 			release(o)
 		case 2:
 			collect()
 		case 3:
 			if len(f.Pending(rg, false)) == 0 {
-				f.Updated([]page.Range{rg}, o, true)
+				acquire(f, rg, o)
 			}
 		}
 	}
@@ -75,8 +90,7 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	}
 	for range rnd.IntN(devices) {
 		if pending := f.Pending(rg, false); len(pending) > 0 {
-			f.KeepBases([]page.Range{rg}, pending[0].Owner)
-			f.Collected([]page.Range{rg}, pending[0].Owner, false)
+			collectNext(pending, false)
 		}
 	}
 }

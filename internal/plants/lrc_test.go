@@ -4,7 +4,7 @@ package plants
 var lrcPlants = []plant{
 	{
 		name: "a release does not advance the version",
-		file: "lrc/drain.go",
+		file: "lrc/release.go",
 		old:  "\t\tr.v = r.v.Next(o)\n",
 		new:  "",
 		nets: []net{
@@ -14,7 +14,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "a release leaves the kernel's pages alone",
-		file: "lrc/drain.go",
+		file: "lrc/release.go",
 		old:  "r.tracked && (s.cpu || f.HeldUnasked) {",
 		new:  "r.tracked && f.HeldUnasked {",
 		nets: []net{
@@ -24,7 +24,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "pages that come back to the kernel while they drain stay there",
-		file: "lrc/drain.go",
+		file: "lrc/release.go",
 		old:  "if !s.cpu || s.firstPending() == nil {",
 		new:  "if s.cpu || s.firstPending() == nil {",
 		nets: []net{
@@ -34,7 +34,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "draining pages are collected",
-		file: "lrc/file.go",
+		file: "lrc/pending.go",
 		old:  "if entering || len(f.drain) == 0 {",
 		new:  "if entering || len(f.drain) >= 0 {",
 		nets: []net{
@@ -44,7 +44,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "no base is kept before home changes",
-		file: "lrc/file.go",
+		file: "lrc/write.go",
 		old:  "\tranges = f.within(ranges)\n\tf.runs.scanAll(ranges, needs,",
 		new:  "\tranges = nil\n\tf.runs.scanAll(ranges, needs,",
 		nets: []net{
@@ -54,21 +54,21 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "a base stays in use after its bytes were collected",
-		file: "lrc/file.go",
+		file: "lrc/collect.go",
 		old:  "r.base, r.v = BaseHome, r.v.Join(s.home)",
 		new:  "r.v = r.v.Join(s.home)",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
 		name: "what was pending past the new end of file stays pending",
-		file: "lrc/file.go",
+		file: "lrc/truncate.go",
 		old:  "\t\ts.home = s.released\n\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
 		new:  "\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
 		name: "a write by a CPU program makes nobody stale",
-		file: "lrc/file.go",
+		file: "lrc/write.go",
 		old:  "\t\ts.released = s.released.Next(versions.CPU)\n\t\ts.home = s.home.With(versions.CPU, s.released.Get(versions.CPU))\n",
 		new:  "\t\ts.released = s.released.With(versions.CPU, s.released.Get(versions.CPU))\n",
 		nets: []net{
@@ -78,7 +78,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "an acquire copies over what programs stored",
-		file: "lrc/file.go",
+		file: "lrc/acquire.go",
 		old:  "case !r.tracked:\n",
 		new:  "case r.base == BaseHome || r.base != BaseHome:\n",
 		nets: []net{
@@ -98,7 +98,7 @@ var lrcPlants = []plant{
 	},
 	{
 		name: "pages with releases that are not home lose their base",
-		file: "lrc/file.go",
+		file: "lrc/expose.go",
 		old:  "return r != nil && r.tracked && !r.pending(s.home) }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
 		new:  "return r != nil && r.tracked }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},

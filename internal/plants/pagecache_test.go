@@ -39,8 +39,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a concurrent write keeps no base",
 		file: "pagecache/write.go",
-		old:  "return f.keepingLocked([]page.Range{rg}, versions.CPU), true",
-		new:  "f.keepingLocked([]page.Range{rg}, versions.CPU)\n\treturn keeping{}, true",
+		old:  "k, changed := newKeeping(plan.Keep), false",
+		new:  "k, changed := newKeeping(plan.Keep[:0]), false",
 		nets: []net{
 			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes|TestReleaseAndWriteOfOnePage"},
 			{pkg: "internal/mounttest", run: "TestLinearizable"},
@@ -49,9 +49,9 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a write does not wait for what is pending of its pages",
-		file: "pagecache/write.go",
-		old:  " || len(f.lrc.Pending(rg, false)) > 0 {",
-		new:  " {",
+		file: "lrc/write.go",
+		old:  "collect := f.Pending(rg, false); len(collect) > 0 {",
+		new:  "collect := f.Pending(rg, false); len(collect) < 0 {",
 		nets: []net{
 			{pkg: "pagecache", run: "TestReleaseAndWriteOfOnePage|TestRandomDevices|TestWritersOfOnePageMergeByBytes"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
@@ -135,8 +135,8 @@ var pagecachePlants = []plant{
 	{
 		name: "pages that are mapped for writing are not tracked",
 		file: "pagecache/acquire.go",
-		old:  "\t\t\tf.lrc.Track(run, h.owner)\n",
-		new:  "\t\t\t_ = run\n",
+		old:  "\tplan.Commit(runs)\n",
+		new:  "\tplan.Abort()\n",
 		nets: []net{
 			{pkg: "pagecache", run: "TestReleaseMakesBytesVisibleToTheCPU"},
 			{pkg: "fs", run: "TestDeviceAndProgramsShareAFile"},
@@ -159,8 +159,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a release is not preceded by the collect of an earlier one where the kernel caches writes",
 		file: "pagecache/release.go",
-		old:  "if f.lrc.HeldUnasked {",
-		new:  "if f.lrc.HeldUnasked && len(modified) < 0 {",
+		old:  "range plan.Collect {",
+		new:  "range plan.Collect[:0] {",
 		nets: []net{
 			{pkg: "pagecache", run: "TestReleaseWithUnreadDirtyPages|TestReleaseThatIsCutShort"},
 		},
@@ -192,8 +192,8 @@ var pagecachePlants = []plant{
 	{
 		name: "what devices released is not collected before home changes",
 		file: "pagecache/change.go",
-		old:  "\t\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif c.Kind != ChangeAllocate {",
-		new:  "\t\tif c.Kind != ChangeAllocate {",
+		old:  "\t\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif pages, _",
+		new:  "\t\tif pages, _",
 		nets: []net{
 			{pkg: "pagecache", run: "TestPunchHole"},
 			{pkg: "fs", run: "TestZeroedRangesReachDevices|TestCopiesOverWhatDevicesReleased"},
@@ -226,8 +226,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a change in SOURCE costs bases",
 		file: "pagecache/beside.go",
-		old:  "\t\tfor _, run := range f.lrc.TrackedBy(part, o, onHome) {\n\t\t\tmoved = page.Subtract(moved, run)\n\t\t}\n",
-		new:  "\t\t_ = o\n",
+		old:  "\tplan := f.lrc.BeginCompare(part)\n",
+		new:  "\tplan := f.lrc.BeginCompare(part)\n\tplan.Compare = nil\n",
 		nets: []net{{pkg: "pagecache", run: "TestBasesSurviveADirectChange|TestLostBase|TestRandomDirectChanges"}},
 	},
 	{

@@ -1,0 +1,69 @@
+package lrc
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// EvictPlan takes pages from an owner. The executor
+//
+//  1. aborts, and tries again later, where pages are Draining: what the kernel writes of them may have to be merged
+//     yet;
+//  2. collects what is pending of the pages;
+//  3. commits, and then gives the memory back.
+//
+// It holds nothing until it is committed.
+type EvictPlan struct {
+	f      *File
+	ticket ticket
+	rg     page.Range
+	owner  versions.Owner
+	// Draining says that a release of some of the pages has not returned.
+	Draining bool
+	// Lossy is set by the executor where nobody can, or need, bring home what is pending: the device is lost, or the
+	// file's last name is gone. Then there is nothing to wait for, and nothing to collect.
+	Lossy bool
+}
+
+// BeginEvict plans that o holds nothing of rg any more.
+func (f *File) BeginEvict(rg page.Range, o versions.Owner) EvictPlan {
+	ticket := f.plans.begin(evicting, o, []page.Range{rg})
+	return EvictPlan{f: f, ticket: ticket, rg: rg, owner: o, Draining: len(f.Draining(rg)) > 0}
+}
+
+// Commit says that the owner holds nothing of the pages any more. drop are bases that nobody has any more. A plan that is
+// Lossy may be committed at any time, in the midst of others: those of other owners stand, and whoever carries out one of
+// the same owner must abort it.
+func (p EvictPlan) Commit() (drop []PageBase) {
+	if p.Lossy {
+		p.f.plans.lose(p.rg, p.owner)
+	} else {
+		p.f.plans.advance(p.ticket, []page.Range{p.rg})
+		p.f.mustNotPendOf("an eviction", p.rg, p.owner)
+	}
+	p.f.plans.end(p.ticket)
+	return p.f.evicted(p.rg, p.owner)
+}
+
+// Abort leaves everything as it was.
+func (p EvictPlan) Abort() { p.f.plans.end(p.ticket) }
+
+// evicted says that o holds nothing of rg any more. What was pending is lost.
+func (f *File) evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
+	drop = f.droppedBases([]page.Range{rg}, o)
+	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
+	if f.runs.trim(); f.End() == 0 {
+		f.kept, f.wrote = nil, nil
+	}
+	f.checkInvariants(rg)
+	return drop
+}
+
+// droppedBases returns the bases in ranges that only o has.
+func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
+	sole := func(s *state) bool { return s.ownBase(o) != BaseHome }
+	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) {
+		drop = append(drop, PageBase{run, s.ownBase(o)})
+	})
+	return drop
+}

@@ -1,0 +1,65 @@
+package lrc
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// Pending is a run of pages that a device released and home does not have.
+type Pending struct {
+	Range page.Range
+	Owner versions.Owner
+	// Base is where the bytes are that the owner's are compared with.
+	Base Base
+}
+
+// Pending returns, for each page of rg that has uncollected releases, the one of the lowest owner, so that collecting
+// what is returned until nothing is merges the versions in ascending order of owner and the highest wins. Draining
+// pages are left out, unless entering says that the kernel asks for the pages in order to hold them.
+func (f *File) Pending(rg page.Range, entering bool) []Pending {
+	var out []Pending
+	pending := func(s *state) bool { return s.firstPending() != nil }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
+		r := s.firstPending()
+		add := func(run page.Range) {
+			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base && out[n-1].Range.End == run.Start {
+				out[n-1].Range.End = run.End
+				return
+			}
+			out = append(out, Pending{run, r.owner, r.base})
+		}
+		if entering || len(f.drain) == 0 {
+			add(run)
+			return
+		}
+		for _, part := range f.subtractDraining(run) {
+			add(part)
+		}
+	})
+	return out
+}
+
+// AllPending returns every uncollected release of page p, in ascending order of owner, by the same rule as Pending.
+func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
+	rg := page.Range{Start: p, End: p + 1}
+	if !entering && len(f.subtractDraining(rg)) == 0 {
+		return nil
+	}
+	f.runs.scan(rg, func(_ page.Range, s *state) {
+		for i := range s.replicas {
+			if r := &s.replicas[i]; r.pending(s.home) {
+				out = append(out, Pending{rg, r.owner, r.base})
+			}
+		}
+	})
+	return out
+}
+
+// PendingOf returns the runs of rg that owner o released and home does not have, draining ones included.
+func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
+	pending := func(s *state) bool { r := s.find(o); return r != nil && r.pending(s.home) }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
+		out = append(out, Pending{run, o, s.find(o).base})
+	})
+	return out
+}

@@ -1,0 +1,188 @@
+package lrc
+
+import (
+	"sort"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// ReleasePlan publishes what programs stored on one owner. The executor
+//
+//  1. collects the runs of Collect: the kernel may hold a page there that a program wrote whole after it saw an earlier
+//     release, and what was released then has to come home before that page does. Where home does not take it, the
+//     release goes on;
+//  2. commits, or aborts, and nothing is published;
+//  3. has the kernel drop the pages of the drain that Commit returned, and of each that follows it.
+//
+// It holds nothing until it is committed, and releases drain beside everything else.
+type ReleasePlan struct {
+	f      *File
+	ticket ticket
+	ranges []page.Range
+	rg     page.Range
+	owner  versions.Owner
+	// Collect is empty but where the File has HeldUnasked.
+	Collect []page.Range
+}
+
+// BeginRelease plans to publish the pages that o modified of rg: ascending ranges, which the plan keeps. Pages that o
+// does not hold tracked are left alone.
+func (f *File) BeginRelease(modified []page.Range, rg page.Range, o versions.Owner) ReleasePlan {
+	p := ReleasePlan{f: f, ranges: modified, rg: rg, owner: o, ticket: f.plans.begin(releasing, o, []page.Range{rg})}
+	if f.HeldUnasked {
+		p.Collect = modified
+	}
+	return p
+}
+
+// Commit publishes the pages: every other replica, and home, is behind from now on.
+func (p ReleasePlan) Commit() Drain {
+	p.f.plans.advance(p.ticket, p.ranges)
+	p.f.plans.end(p.ticket)
+	drops, id := p.f.release(p.ranges, p.owner)
+	return p.f.newDrain(drops, id, p.rg)
+}
+
+// Abort leaves everything as it was.
+func (p ReleasePlan) Abort() { p.f.plans.end(p.ticket) }
+
+// Drain is pages that the kernel has to forget before a release of theirs returns. There is nothing to do if it has no
+// Pages. Otherwise the executor
+//
+//  1. has the kernel write its dirty pages among them home and forget all of them;
+//  2. reports that by Dropped, and goes on with the drain that it returns; or gives up.
+type Drain struct {
+	f      *File
+	ticket ticket
+	rg     page.Range
+	// Pages are runs that the kernel may hold.
+	Pages []page.Range
+	ID    DrainID
+}
+
+func (f *File) newDrain(drops []page.Range, id DrainID, rg page.Range) Drain {
+	if len(drops) == 0 {
+		return Drain{}
+	}
+	return Drain{f: f, rg: rg, Pages: drops, ID: id, ticket: f.plans.begin(draining, versions.CPU, drops)}
+}
+
+// Dropped says that the kernel dropped the pages, and that every write of theirs arrived. A page of the release may be
+// in the kernel again, without the released bytes, since a program wrote it whole: then there is something left to do.
+func (d Drain) Dropped() Drain {
+	d.GiveUp()
+	return d.f.Redrop(d.rg)
+}
+
+// GiveUp is Dropped that looks for nothing more. It is for a kernel that does not keep up with programs that write.
+func (d Drain) GiveUp() {
+	d.f.plans.end(d.ticket)
+	d.f.drained(d.ID)
+}
+
+// Redrop returns what the kernel may hold of rg without what a device released of it, and without a release that still
+// drains. Who gave the kernel such pages has it drop them again.
+func (f *File) Redrop(rg page.Range) Drain {
+	drops, id := f.redrop(rg)
+	return f.newDrain(drops, id, rg)
+}
+
+// DrainID names the pages that one release published and the kernel may still hold.
+type DrainID uint64
+
+type drain struct {
+	id     DrainID
+	ranges []page.Range
+}
+
+// release publishes the pages that owner o modified, ascending ranges that do not overlap. drops are the runs that the
+// kernel may hold. Pages that o does not hold tracked are left alone.
+func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
+	f.checkDropped(ranges)
+	ranges = f.within(ranges)
+	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
+			drops = page.AppendRange(drops, run)
+		}
+	})
+	f.changeAll(ranges, func(s *state) {
+		r := s.find(o)
+		if r == nil || !r.tracked {
+			return
+		}
+		r.v = r.v.Next(o)
+		s.released = s.released.With(o, r.v.Get(o))
+		s.cpu = false
+	})
+	f.last++
+	if len(drops) > 0 {
+		f.drain = append(f.drain, drain{f.last, drops})
+	}
+	f.checkInvariants(page.Range{End: f.runs.end()})
+	return drops, f.last
+}
+
+// drained ends a drain.
+func (f *File) drained(id DrainID) {
+	for i := range f.drain {
+		if f.drain[i].id == id {
+			f.drain = append(f.drain[:i], f.drain[i+1:]...)
+			return
+		}
+	}
+}
+
+// redrop makes a drain of the runs of rg that the kernel may hold without what a device released of them: while they
+// drained, a program wrote them whole.
+func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	f.runs.scan(rg, func(run page.Range, s *state) {
+		if !s.cpu || s.firstPending() == nil {
+			return
+		}
+		for _, part := range f.subtractDraining(run) {
+			drops = page.AppendRange(drops, part)
+		}
+	})
+	if len(drops) == 0 {
+		return nil, 0
+	}
+	f.runs.updateAll(drops, nil, nil, func(s *state) { s.cpu = false })
+	f.last++
+	f.drain = append(f.drain, drain{f.last, drops})
+	f.checkInvariants(rg)
+	return drops, f.last
+}
+
+// Draining returns the ids of the releases that still drain a page of rg.
+func (f *File) Draining(rg page.Range) (ids []DrainID) {
+	for _, d := range f.drain {
+		if len(d.overlapping(rg)) > 0 {
+			ids = append(ids, d.id)
+		}
+	}
+	return ids
+}
+
+// overlapping returns the drain's ranges that share a page with rg. A release of scattered pages has thousands of
+// others.
+func (d *drain) overlapping(rg page.Range) []page.Range {
+	first := sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].End > rg.Start })
+	n := first
+	for n < len(d.ranges) && d.ranges[n].Start < rg.End {
+		n++
+	}
+	return d.ranges[first:n]
+}
+
+// subtractDraining returns the parts of run that are not draining.
+func (f *File) subtractDraining(run page.Range) []page.Range {
+	parts := []page.Range{run}
+	for _, d := range f.drain {
+		for _, dr := range d.overlapping(run) {
+			parts = page.Subtract(parts, dr)
+		}
+	}
+	return parts
+}

@@ -1,0 +1,59 @@
+package lrc
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// TrackedBy returns the runs of rg that o tracks with a base that wanted reports true of.
+func (f *File) TrackedBy(rg page.Range, o versions.Owner, wanted func(b Base) bool) (out []page.Range) {
+	has := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && wanted(r.base) }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), has, func(run page.Range, _ *state) {
+		out = page.AppendRange(out, run)
+	})
+	return out
+}
+
+// Current is a run of pages that a device holds as home has them, but for what programs there stored since the last
+// agreement and nobody released.
+type Current struct {
+	Range page.Range
+	// Tracked says that programs may have stored into the pages. Into others none did.
+	Tracked bool
+}
+
+// Current returns the runs of rg that o holds with every release that home has, no other, and home as their base: what
+// another device may be given instead of home.
+func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		r := s.find(o)
+		if r == nil || r.base != BaseHome || r.stale(s.home) || r.pending(s.home) {
+			return
+		}
+		if n := len(out); n > 0 && out[n-1].Tracked == r.tracked && out[n-1].Range.End == run.Start {
+			out[n-1].Range.End = run.End
+			return
+		}
+		out = append(out, Current{run, r.tracked})
+	})
+	return out
+}
+
+// Bases returns the bases of the pages of rg that o holds and tracks, but for hollow ones.
+func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
+	tracked := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && r.base != BaseZero }
+	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), tracked, func(run page.Range, s *state) {
+		out = append(out, PageBase{run, s.find(o).base})
+	})
+	return out
+}
+
+// Tracked returns the runs of rg that o holds and tracks.
+func (f *File) Tracked(rg page.Range, o versions.Owner) (out []page.Range) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		if r := s.find(o); r != nil && r.tracked {
+			out = page.AppendRange(out, run)
+		}
+	})
+	return out
+}

@@ -1,0 +1,129 @@
+package lrc
+
+import (
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// WritePlan is a change of home by the CPU: a write by a program, or of the kernel's dirty pages, a hole. The executor
+//
+//  1. collects Collect and begins again, unless it is empty: the writer may have seen what was released;
+//  2. reads the pages of Keep from home and keeps them as these bases;
+//  3. changes home;
+//  4. commits, also where the change failed half way; or aborts if home has not changed.
+//
+// It has its pages for itself: until it ends, no other plan may hold one of them.
+type WritePlan struct {
+	f       *File
+	ticket  ticket
+	rg      page.Range
+	Collect []Pending
+	Keep    []PageBase
+}
+
+// BeginWrite plans a change of home in rg. If the plan has something to collect it has not begun, and is not ended
+// either.
+func (f *File) BeginWrite(rg page.Range) (p WritePlan) {
+	if collect := f.Pending(rg, false); len(collect) > 0 {
+		return WritePlan{Collect: collect}
+	}
+	ranges := []page.Range{rg}
+	p = WritePlan{f: f, rg: rg, ticket: f.plans.begin(writing, versions.CPU, ranges)}
+	p.Keep = f.keepBases(ranges, versions.CPU)
+	return p
+}
+
+// Commit says that home changed. Every replica is behind from now on. Of the plan's pages, the kernel may hold those of
+// held, and those that it held before: a write of a part of a page leaves the kernel with the copy it had, or none; so
+// does the write-back of a page that it read before, and a hole.
+func (p WritePlan) Commit(held page.Range) {
+	p.f.plans.advance(p.ticket, nil)
+	p.f.cpuChanged(p.rg, held)
+	p.f.plans.end(p.ticket)
+}
+
+// Abort says that home has not changed. It is the base again of all pages of Keep; nobody has their copies any more.
+func (p WritePlan) Abort() {
+	p.f.plans.end(p.ticket)
+	p.f.notKept(p.Keep)
+}
+
+// Keeps returns the runs of ranges whose pages a plan to change home would have kept: those for Keep.
+func (f *File) Keeps(ranges []page.Range, except versions.Owner) (out []page.Range) {
+	keeps := func(s *state) bool { return s.keeps(except) }
+	f.runs.scanAll(f.within(ranges), keeps, func(run page.Range, _ *state) { out = page.AppendRange(out, run) })
+	return out
+}
+
+// keeps reports whether home is the only base of a tracked replica of an owner other than except.
+func (s *state) keeps(except versions.Owner) bool {
+	for i := range s.replicas {
+		if r := &s.replicas[i]; r.tracked && r.base == BaseHome && r.owner != except {
+			return true
+		}
+	}
+	return false
+}
+
+// keepBases is called before home changes. It returns the runs of ranges whose bytes in home have to be kept, and under
+// which Base: a tracked replica has no other. except is the device whose own bytes are being collected, whose base
+// collected changes; CPU for none.
+func (f *File) keepBases(ranges []page.Range, except versions.Owner) []PageBase {
+	var out []PageBase
+	needs := func(s *state) bool { return s.keeps(except) }
+	ranges = f.within(ranges)
+	f.runs.scanAll(ranges, needs, func(run page.Range, s *state) { out = append(out, PageBase{run, s.freeBase()}) })
+	if len(out) == 0 {
+		return nil
+	}
+	var known *transitions
+	if except == versions.CPU {
+		known = &f.kept
+	}
+	f.changeKnown(ranges, known, func(s *state) {
+		if !needs(s) {
+			return
+		}
+		b := s.freeBase()
+		for i := range s.replicas {
+			r := &s.replicas[i]
+			if r.tracked && r.base == BaseHome && r.owner != except {
+				r.base = b
+			}
+		}
+	})
+	f.checkAll(ranges)
+	return out
+}
+
+// notKept takes back what keepBases did. Home has not changed.
+func (f *File) notKept(bases []PageBase) {
+	for _, k := range bases {
+		ranges := []page.Range{k.Range}
+		f.changeAll(ranges, func(s *state) {
+			for i := range s.replicas {
+				if r := &s.replicas[i]; r.tracked && r.base == k.Base {
+					r.base = BaseHome
+				}
+			}
+		})
+		f.checkAll(ranges)
+	}
+}
+
+// cpuChanged says that home has bytes of rg that no replica has.
+func (f *File) cpuChanged(rg, held page.Range) {
+	f.kernelHolds(rg.Intersect(held))
+	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	if rg.Empty() {
+		return
+	}
+	f.changeKnown([]page.Range{rg}, &f.wrote, func(s *state) {
+		if len(s.replicas) == 0 {
+			return
+		}
+		s.released = s.released.Next(versions.CPU)
+		s.home = s.home.With(versions.CPU, s.released.Get(versions.CPU))
+	})
+	f.checkInvariants(rg)
+}
