@@ -21,6 +21,7 @@ func (x *executor) Do(s model.Step) (out []byte, err error) {
 		x.log.WriteString(x.layout.Format(s) + "\n")
 	}
 	x.read = x.do(s)
+	x.f.CheckEnded()
 	return x.read, x.err
 }
 
@@ -198,6 +199,7 @@ func (x *executor) truncate(size int64) {
 		return
 	}
 	limit := int64(x.layout.Pages) * page.Size
+	x.rehearse("a truncation", func() { x.f.BeginTruncate(x.first + page.Count(size)).Abort() })
 	plan := x.f.BeginTruncate(x.first + page.Count(size))
 	x.each(size, limit-size, func(p page.Index, from, to, _ int64) {
 		clear(x.home[p][from:to])
@@ -279,10 +281,16 @@ func (x *executor) acquire(s model.Step) {
 func (x *executor) refresh(rg page.Range, d int) {
 	o := versions.GPU(d)
 	x.collect(rg, false)
+	x.rehearse("an acquire", func() { x.f.BeginAcquire(rg, o).End() })
 	plan := x.f.BeginAcquire(rg, o)
 	for _, u := range plan.Updates() {
 		x.logf("%v %v of %v, base %v", u.Mode, u.Range, o, u.Base)
 		for p := u.Range.Start; p < u.Range.End; p++ {
+			if x.aborts != nil && x.aborts.IntN(8) == 0 { // what is left is brought by another plan
+				plan.End()
+				plan = x.f.BeginAcquire(rg, o)
+				x.aborted++
+			}
 			x.update(plan, p, d, u)
 		}
 	}
@@ -292,6 +300,7 @@ func (x *executor) refresh(rg page.Range, d int) {
 
 // track tracks the pages that a device has and that programs may store into.
 func (x *executor) track(rg page.Range, d int) {
+	x.rehearse("an exposure", func() { x.f.BeginExpose(rg, versions.GPU(d)).Abort() })
 	plan := x.f.BeginExpose(rg, versions.GPU(d))
 	var storing []page.Range
 	for _, run := range plan.Untracked {
@@ -335,6 +344,7 @@ func (x *executor) publish(c model.Client, rg page.Range) {
 	if x.fault == skippedVersion && len(modified) > 1 {
 		modified = modified[:1]
 	}
+	x.rehearse("a release", func() { x.f.BeginRelease(modified, rg, o).Abort() })
 	plan := x.f.BeginRelease(modified, rg, o)
 	for _, rg := range plan.Collect {
 		x.collect(rg, false)
@@ -406,6 +416,7 @@ func (x *executor) evict(s model.Step) {
 		if mapped || x.devices[d][p] == nil {
 			continue
 		}
+		x.rehearse("an eviction", func() { x.f.BeginEvict(one, versions.GPU(d)).Abort() })
 		plan := x.f.BeginEvict(one, versions.GPU(d))
 		if plan.Draining {
 			plan.Abort()

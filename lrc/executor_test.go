@@ -3,6 +3,7 @@ package lrc
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 
 	"github.com/gaiafs/gaiafs/internal/model"
@@ -83,7 +84,10 @@ type executor struct {
 	releases map[model.Client]*executorRelease
 	overlaps int64
 	fault    fault
-	between  betweenReadAndAgreement
+	// aborts, if not nil, says which plans are begun and aborted before they are carried out; aborted counts them.
+	aborts  *rand.Rand
+	aborted int
+	between betweenReadAndAgreement
 	// log, if not nil, is told of every decision of the File.
 	log *strings.Builder
 	err error
@@ -242,6 +246,7 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 	}
 	one := page.Range{Start: p, End: p + 1}
 	c.Range = one
+	x.abortCollect([]Pending{c})
 	plan := x.f.BeginCollect([]Pending{c})
 	x.keep(plan.Keep)
 	merged := bytes.Clone(mine)
@@ -308,6 +313,7 @@ func mergeWordwise(dst, base, mine, theirs []byte) {
 func (x *executor) changeHome(off int64, data []byte, held page.Range) {
 	rg := x.covering(off, int64(len(data)))
 	x.collect(rg, false)
+	x.abortWrite(rg)
 	plan := x.f.BeginWrite(rg)
 	x.keep(plan.Keep)
 	if end := off + int64(len(data)); end > x.size {

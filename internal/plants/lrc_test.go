@@ -103,4 +103,54 @@ var lrcPlants = []plant{
 		new:  "return r != nil && r.tracked }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
+	{
+		name: "a commit forgets the bytes that were collected beside others",
+		file: "lrc/collect.go",
+		old:  "return keep, append(drop, more...)",
+		new:  "return keep[:0], append(drop, more...)",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts|TestPlanTranscripts"},
+			{pkg: "pagecache", run: "TestRandomDevices|TestAcquireKeepsUnreleasedBytes|TestWritersOfOnePageMergeByBytes"},
+		},
+	},
+	{
+		name: "an aborted write leaves a base that nobody kept",
+		file: "lrc/write.go",
+		old:  "\tp.f.plans.end(p.ticket)\n\tp.f.notKept(p.Keep)\n",
+		new:  "\tp.f.plans.end(p.ticket)\n",
+		nets: []net{
+			{pkg: "lrc", run: "TestAbortedPlans|TestPlanTranscripts"},
+			{pkg: "pagecache", run: "TestAbortedPlansKeepNothing|TestBaseThatCannotBeReadBesideAWrite"},
+		},
+	},
+	{
+		name: "an aborted collect leaves a base that nobody kept",
+		file: "lrc/collect.go",
+		old:  "\tp.f.plans.end(p.ticket)\n\tp.f.notKept(p.Keep)\n",
+		new:  "\tp.f.plans.end(p.ticket)\n",
+		nets: []net{
+			{pkg: "lrc", run: "TestAbortedPlans|TestPlanTranscripts"},
+			{pkg: "pagecache", run: "TestAbortedPlansKeepNothing"},
+		},
+	},
+	{
+		name: "a write forgets that the kernel holds the pages that a program wrote whole",
+		file: "lrc/write.go",
+		old:  "p.f.cpuChanged(p.rg, held)",
+		new:  "p.f.cpuChanged(p.rg, held.Intersect(page.Range{}))",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts|TestPlanTranscripts"},
+			{pkg: "pagecache", run: "TestPagesWrittenWholeWhileDrainingAreDroppedAgain"},
+		},
+	},
+	{
+		name: "a plan to write covers less than what changes",
+		file: "lrc/write.go",
+		old:  "\tranges := []page.Range{rg}\n\tp = WritePlan",
+		new:  "\trg.End = min(rg.End, rg.Start+1)\n\tranges := []page.Range{rg}\n\tp = WritePlan",
+		nets: []net{
+			{pkg: "lrc", run: "TestRandomPrograms|TestPlanTranscripts"},
+			{pkg: "pagecache", run: "TestRandomDevices|TestWritersOfOnePageMergeByBytes|TestPunchHole|TestAbortedPlansKeepNothing"},
+		},
+	},
 }
