@@ -44,7 +44,6 @@ var residencyPlants = []plant{
 		new:  "if x.mapped < 0 && !lost {",
 		nets: []net{
 			{pkg: "pagecache/residency", run: "TestStates"},
-			{pkg: "pagecache", run: "TestForget|TestOrphan|TestRemoved|TestUnlink|TestMemoryIsKept|TestManyUsersMap|Orphan|Forg"},
 		},
 	},
 	{
