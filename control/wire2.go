@@ -28,8 +28,7 @@ const (
 	featureService features = 1 << 0
 	// featureLarge: requests may have their body in a sealed memfd.
 	featureLarge features = 1 << 1
-	// featureMove: the memory of mappings may move. No daemon offers it yet.
-	featureMove features = 1 << 2
+	// Bit 2 is kept for memory that may move. No daemon offers it yet.
 
 	offeredFeatures  = featureService | featureLarge
 	requiredFeatures = features(0)

@@ -30,7 +30,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(n)
-	if in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() == 0 {
+	if fs.setsTime(in) && n.touching.Load() == 0 {
 		fs.finishReleases(n)
 	}
 
@@ -122,6 +122,15 @@ func (fs *fileSystem) setAttr(
 		return toErrno(set())
 	}
 	return 0
+}
+
+// setsTime reports whether a program sets mtime. Where the kernel caches writes it also sends its own idea of mtime, with a size or
+// alone. A program that sets mtime alone cannot be told from it.
+func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
+	if fs.writeBack && in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_SIZE) != fuse.FATTR_ATIME {
+		return false
+	}
+	return in.Valid&fuse.FATTR_MTIME != 0
 }
 
 // finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that follows

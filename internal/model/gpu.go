@@ -49,6 +49,9 @@ func (m *Model) mapRange(s Step) {
 func (m *Model) expose(c Client) {
 	o := m.owner(c)
 	for p, pg := range m.pages {
+		if pg.replicas[o] != nil && pg.pendingBut(o) {
+			m.collect(p, false) // what others released shows which bytes are stale
+		}
 		if r := pg.replicas[o]; r != nil && r.stale(pg.homeV) && !r.hollow {
 			if r.tracked || m.mapped(o, p, false, c) {
 				m.refresh(o, p)

@@ -150,6 +150,16 @@ func (pg *pageState) owners() (list []owner) {
 
 func (pg *pageState) pending(o owner) bool { return pg.replicas[o].v[o] > pg.homeV[o] }
 
+// pendingBut reports whether something is pending that another owner released.
+func (pg *pageState) pendingBut(o owner) bool {
+	for x := range pg.replicas {
+		if x != o && pg.pending(x) {
+			return true
+		}
+	}
+	return false
+}
+
 func (pg *pageState) anyPending() bool {
 	for _, o := range pg.owners() {
 		if pg.pending(o) {
