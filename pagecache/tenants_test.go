@@ -11,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 // descriptors returns how many this process has.
@@ -24,6 +25,7 @@ func descriptors(t *testing.T) int {
 // TestManyUsersMap: several users map more files than there is memory for, at once, on two devices, one of which is
 // lost. Nobody gets more than there is, every byte is right, and neither memory nor descriptors are left.
 func TestManyUsersMap(t *testing.T) {
+	testdevice.Emulated(t, "programs look at memory by its descriptor")
 	const files, room, users = 6, 4, 4
 	seed := rand.Uint64()
 	t.Logf("go test -run TestManyUsersMap; seed %d", seed)
