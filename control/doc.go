@@ -6,7 +6,7 @@
 // grant, which is the path of the socket and a token of 16 random bytes. The token works once, for a short time, and
 // only while the descriptor is open. On the socket the client says HELLO and then sends requests; MAP redeems a token
 // and makes a Mapping of the page cache, and the extents of device memory behind it travel back as descriptors. The
-// bytes of every frame are in docs/protocol.md, and testdata/frames.txt has an example of each that the daemon and
+// bytes of every frame are in docs/dev/protocol.md, and testdata/frames.txt has an example of each that the daemon and
 // the clients are tested against.
 //
 // A session is one connection. When it ends, by UNMAP of everything, a closed socket, a killed client or a protocol

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// EndRequest is a client's wish that the mount ends. docs/protocol.md describes the exchange.
+// EndRequest is a client's wish that the mount ends. docs/dev/protocol.md describes the exchange.
 type EndRequest struct {
 	// Force gives up what cannot be brought home.
 	Force bool

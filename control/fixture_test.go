@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Types of frames, as docs/protocol.md has them.
+// Types of frames, as docs/dev/protocol.md has them.
 const (
 	hello   = 1
 	mapFile = 2

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The wire format, versions 1 and 2. docs/protocol.md describes it; the clients have their own copies of these numbers, and
+// The wire format, versions 1 and 2. docs/dev/protocol.md describes it; the clients have their own copies of these numbers, and
 // testdata/frames.txt and testdata/frames2.txt keep the copies equal.
 const (
 	// helloMagic opens the first frame of a connection: the bytes "GAIA".

@@ -144,7 +144,7 @@ func (r *Report) WriteTable(out io.Writer) error {
 	return nil
 }
 
-// WriteMarkdown writes the machine and the rows as they go into docs/performance.md.
+// WriteMarkdown writes the machine and the rows as they go into docs/dev/measurements.md.
 func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())

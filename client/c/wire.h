@@ -1,5 +1,5 @@
 /*
- * The wire format of docs/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of these numbers; the
+ * The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of these numbers; the
  * frames in control/testdata are what both are tested against.
  */
 #ifndef GAIAFS_WIRE_H

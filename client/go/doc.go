@@ -45,5 +45,5 @@
 //
 // # What it does not do
 //
-// It moves no data and knows nothing of the daemon but docs/protocol.md.
+// It moves no data and knows nothing of the daemon but docs/dev/protocol.md.
 package gaiafs

@@ -7,7 +7,7 @@ import (
 )
 
 // End asks the daemon of a mountpoint to bring home what devices released. It calls answer with what the daemon says then, a
-// JSON document of docs/protocol.md. Where answer unmounts and returns true, End waits for the daemon's last word, the second
+// JSON document of docs/dev/protocol.md. Where answer unmounts and returns true, End waits for the daemon's last word, the second
 // document, and returns it. Where answer returns false, or an error, the mount goes on, and End returns the error. With force
 // the daemon gives up what cannot be brought home.
 //

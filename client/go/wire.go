@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The wire format of docs/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's too; the
+// The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's too; the
 // frames in control/testdata are what both are tested against.
 const (
 	helloMagic = 0x41494147 // "GAIA"

@@ -395,7 +395,7 @@ func (s *service) force(cause string) error {
 	return err
 }
 
-// endDocument is what an END is answered with, see docs/protocol.md.
+// endDocument is what an END is answered with, see docs/dev/protocol.md.
 type endDocument struct {
 	State   string              `json:"state"`
 	Waiting []pagecache.Waiting `json:"waiting,omitempty"`

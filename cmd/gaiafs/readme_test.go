@@ -75,10 +75,14 @@ func TestReadmeExamples(t *testing.T) {
 
 // What README.md and docs/ point at exists.
 func TestDocumentsPointAtFiles(t *testing.T) {
-	documents, err := filepath.Glob("../../docs/*.md")
-	require.NoError(t, err)
+	documents := []string{"../../README.md", "../../CHANGELOG.md"}
+	for _, folder := range []string{"docs", "docs/dev", "docs/dev/adr"} {
+		more, err := filepath.Glob("../../" + folder + "/*.md")
+		require.NoError(t, err)
+		documents = append(documents, more...)
+	}
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
-	for _, name := range append(documents, "../../README.md", "../../CHANGELOG.md") {
+	for _, name := range documents {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {

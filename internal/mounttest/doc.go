@@ -18,7 +18,7 @@
 // TestWidePrograms adds everything else that can happen to a file: other ways to write, to make holes and to copy, changes
 // of size and metadata, and changes in SOURCE directly. SOURCE is on ext4, XFS, tmpfs and overlay, and the mounts differ in
 // devices, memory, write mode and where reads come from. Only the Oracle judges there. Each operation is a kind; -kinds
-// selects some, so that what one of them breaks can be told from what another breaks. docs/suites.md has the flags.
+// selects some, so that what one of them breaks can be told from what another breaks. docs/dev/suites.md has the flags.
 //
 // # What it does not do
 //

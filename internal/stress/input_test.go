@@ -23,7 +23,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// What tests need of the wire format (docs/protocol.md) to do what the library does not let them do.
+// What tests need of the wire format (docs/dev/protocol.md) to do what the library does not let them do.
 const (
 	wireHello   = 1
 	wireMap     = 2

@@ -1,4 +1,4 @@
-"""The wire format of docs/protocol.md, version 1, from the client's side.
+"""The wire format of docs/dev/protocol.md, version 1, from the client's side.
 
 The frames in control/testdata/frames.txt are what this module and the daemon are tested against. Nothing here does I/O.
 """

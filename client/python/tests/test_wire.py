@@ -1,4 +1,4 @@
-"""Frames are those of docs/protocol.md, by the examples that the daemon and the other clients are tested against."""
+"""Frames are those of docs/dev/protocol.md, by the examples that the daemon and the other clients are tested against."""
 
 import os
 import pathlib
