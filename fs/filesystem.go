@@ -36,6 +36,7 @@ type fileSystem struct {
 	attrTimeout  time.Duration
 	entryTimeout time.Duration
 	writeBack    bool // what is in force
+	made         time.Time
 	readOnly     bool
 	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows
 	// may be old.
@@ -94,6 +95,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		attrTimeout:   o.AttrTimeout,
 		entryTimeout:  o.EntryTimeout,
 		writeBack:     o.WriteBack,
+		made:          time.Now(),
 		readOnly:      o.ReadOnly,
 		withoutCure:   o.withoutCure,
 	}

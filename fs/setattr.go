@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -124,13 +125,14 @@ func (fs *fileSystem) setAttr(
 	return 0
 }
 
-// setsTime reports whether a program sets mtime. Where the kernel caches writes it also sends its own idea of mtime, with a size or
-// alone. A program that sets mtime alone cannot be told from it.
+// setsTime reports whether a program sets mtime. Where the kernel caches writes it also sends its own idea of mtime: with a size, or
+// the time of a write. So there a program cannot be told from the kernel if it sets a time since the mount was made.
 func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
-	if fs.writeBack && in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_SIZE) != fuse.FATTR_ATIME {
-		return false
+	if in.Valid&fuse.FATTR_MTIME == 0 || !fs.writeBack {
+		return in.Valid&fuse.FATTR_MTIME != 0
 	}
-	return in.Valid&fuse.FATTR_MTIME != 0
+	at := time.Unix(int64(in.Mtime), int64(in.Mtimensec))
+	return in.Valid&fuse.FATTR_SIZE == 0 && (at.Before(fs.made) || at.After(time.Now()))
 }
 
 // finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that follows

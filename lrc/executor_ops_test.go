@@ -228,6 +228,7 @@ func (x *executor) writers(d int, p page.Index) bool {
 // store into.
 func (x *executor) expose(s model.Step) {
 	o, d := x.owner(s.Client), x.layout.Device(s.Client)
+	x.collectOthers(d)
 	for _, u := range x.f.Stale(x.all(), o) {
 		for p := u.Range.Start; p < u.Range.End; p++ {
 			one := page.Range{Start: p, End: p + 1}
@@ -245,6 +246,19 @@ func (x *executor) expose(s model.Step) {
 	if m := x.mappings[s.Client]; m.writable {
 		x.track(m.pages, d)
 		x.hollow(m.pages, d)
+	}
+}
+
+// collectOthers brings home what other devices released of pages that a device has: only then these are known to be stale.
+func (x *executor) collectOthers(d int) {
+	for p := x.first; p < x.all().End; p++ {
+		one := page.Range{Start: p, End: p + 1}
+		for other := range x.devices {
+			if other != d && x.devices[d][p] != nil && len(x.f.PendingOf(one, versions.GPU(other))) > 0 {
+				x.collect(one, false)
+				break
+			}
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -425,6 +426,10 @@ func TestCommandStatusElsewhere(t *testing.T) {
 }
 
 func TestCommandEndsOnSignals(t *testing.T) {
+	// Signals that this process ignores, as under nohup, its children would ignore too.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		s := mountForeground(t, "--gpus=none")
 		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("content"), 0o600))

@@ -261,8 +261,8 @@ var pagecachePlants = []plant{
 	{
 		name: "setting mtime leaves what was released where it is",
 		file: "fs/setattr.go",
-		old:  "in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() == 0",
-		new:  "in.Valid&fuse.FATTR_MTIME != 0 && n.touching.Load() > 1000",
+		old:  "fs.setsTime(in) && n.touching.Load() == 0",
+		new:  "fs.setsTime(in) && n.touching.Load() > 1000",
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
 }

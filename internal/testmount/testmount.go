@@ -22,6 +22,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -218,6 +219,7 @@ func serve(j job) error {
 	if err != nil {
 		return err
 	}
+	var inService atomic.Pointer[fs.Server]
 	server, err := control.Listen(control.Options{
 		Socket:     j.Socket,
 		AllowOther: j.AllowOther,
@@ -225,7 +227,13 @@ func serve(j job) error {
 		Status: func(control.Viewer) any {
 			runtime.GC() // twice, for heap_live_bytes to be of now and without pooled buffers
 			runtime.GC()
-			return cache.Status()
+			status := cache.Status()
+			if mount := inService.Load(); mount != nil {
+				for i := range status.Files {
+					status.Files[i].Inode = mount.Inode(status.Files[i].ID)
+				}
+			}
+			return status
 		},
 		Log: log,
 	})
@@ -249,6 +257,7 @@ func serve(j job) error {
 	if err != nil {
 		return err
 	}
+	inService.Store(mount)
 	if j.Limit > 0 {
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: j.Limit, Max: j.Limit}); err != nil {
 			return err

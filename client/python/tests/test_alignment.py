@@ -245,7 +245,7 @@ def test_align(directory, tmp_path, capsys):
     assert main(["align", str(crooked), str(tmp_path / "again")]) == 0
     assert "1 tensors are not aligned" in capsys.readouterr().out
     assert (tmp_path / "again").read_bytes() == aligned.read_bytes()
-    assert main(["align", str(crooked), str(aligned)]) == 1 and "File exists" in capsys.readouterr().err
+    assert main(["align", str(crooked), str(aligned)]) == 1 and "exists: remove it" in capsys.readouterr().err
 
 
 def test_align_of_large_tensors(tmp_path, monkeypatch):
