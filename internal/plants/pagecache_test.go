@@ -195,7 +195,7 @@ var pagecachePlants = []plant{
 		old:  "\t\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif pages, _",
 		new:  "\t\tif pages, _",
 		nets: []net{
-			{pkg: "pagecache", run: "TestPunchHole"},
+			{pkg: "pagecache", run: "TestRandomDevices$"},
 			{pkg: "fs", run: "TestZeroedRangesReachDevices|TestCopiesOverWhatDevicesReleased"},
 		},
 	},
