@@ -52,7 +52,11 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 		p.fd = n.fd
 	}
 	p.node = n
-	p.touch = beginTouchWith(n, &st)
+	if p.fd >= 0 {
+		p.touch = beginTouch(n, p.fd) // a write may have ended since it was looked at
+	} else {
+		p.touch = beginTouchWith(n, &st)
+	}
 	return p, 0
 }
 

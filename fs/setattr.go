@@ -43,14 +43,14 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	}
 	var st unix.Statx_t
 	errno = fs.setAttr(ctx, n, fd, of, touch.size, in)
-	if err := statx(fd, "", &st); err != nil {
-		touch.end(nil)
+	err := statx(fd, "", &st)
+	touch.endWith(fd) // not with st: a write that began meanwhile may have ended since
+	if err != nil {
 		if errno == 0 {
 			errno = toErrno(err)
 		}
 		return fuse.Status(errno)
 	}
-	touch.end(&st)
 	if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 		n.rightsTouched()
 	}

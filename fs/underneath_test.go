@@ -237,3 +237,34 @@ func TestSynchronousWritesReachTheDisk(t *testing.T) {
 	assert.Equal(t, 1, r.take()["FSYNC"], "RWF_DSYNC")
 	assert.NoError(t, syscall.Fdatasync(int(f.Fd())))
 }
+
+// TestOwnChangesAtOnceAreNotTakenForForeign: writes and changes of metadata overlap, and each records what it left.
+func TestOwnChangesAtOnceAreNotTakenForForeign(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		path := filepath.Join(s.mnt, "f")
+		require.NoError(t, os.WriteFile(path, make([]byte, 64<<10), 0644))
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				for n := range 300 {
+					switch i {
+					case 0, 1:
+						assert.NoError(t, f.Chmod(os.FileMode(0600+n%2)))
+					case 2:
+						assert.NoError(t, unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE))
+					default:
+						_, err := f.WriteAt([]byte{byte(n)}, int64(n%16*4096))
+						assert.NoError(t, err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		_, err = os.ReadFile(path)
+		require.NoError(t, err)
+		assert.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
+	})
+}
