@@ -2,12 +2,8 @@ package lrc
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/versions"
@@ -22,31 +18,20 @@ import (
 //	dump                             the state of the File
 //	# …                              for the reader
 func TestPlanTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/plans/*.txt")
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
-			require.NoError(t, err)
-			script := planScript{plans: make(map[string]any)}
-			for line := range strings.Lines(string(text)) {
-				if strings.HasPrefix(line, " ") {
-					continue
-				}
-				script.out.WriteString(line)
-				if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
-					script.run(line)
-				}
+	compareTranscripts(t, "testdata/plans/*.txt", func(_ *testing.T, text string) string {
+		script := planScript{plans: make(map[string]any)}
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, " ") {
+				continue
 			}
-			script.f.CheckEnded()
-			if *update {
-				require.NoError(t, os.WriteFile(name, []byte(script.out.String()), 0o644))
-				return
+			script.out.WriteString(line)
+			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+				script.run(line)
 			}
-			require.Equal(t, string(text), script.out.String(), "go test ./lrc -run TestPlanTranscripts -update rewrites it")
-		})
-	}
+		}
+		script.f.CheckEnded()
+		return script.out.String()
+	})
 }
 
 // planScript runs the lines of a transcript. It panics on what it does not understand.

@@ -25,20 +25,30 @@ var update = flag.Bool("update", false, "rewrite the transcripts of testdata wit
 //
 // Every step is compared with the reference model too.
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
+	compareTranscripts(t, "testdata/*.txt", func(t *testing.T, text string) string {
+		got, err := transcribe(text)
+		require.NoError(t, err)
+		return got
+	})
+}
+
+// compareTranscripts compares each file of pattern with what run makes of it, or rewrites it.
+func compareTranscripts(t *testing.T, pattern string, run func(t *testing.T, text string) string) {
+	t.Helper()
+	again := "go test ./lrc -run " + t.Name() + " -update rewrites it"
+	files, err := filepath.Glob(pattern)
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, name := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
 			text, err := os.ReadFile(name)
 			require.NoError(t, err)
-			got, err := transcribe(string(text))
-			require.NoError(t, err)
+			got := run(t, string(text))
 			if *update {
 				require.NoError(t, os.WriteFile(name, []byte(got), 0o644))
 				return
 			}
-			require.Equal(t, string(text), got, "go test ./lrc -run TestTranscripts -update rewrites it")
+			require.Equal(t, string(text), got, again)
 		})
 	}
 }

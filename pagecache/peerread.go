@@ -98,7 +98,7 @@ func (f *File) changed(rg page.Range) {
 	states := f.lrc.Tables()
 	f.c.memory.charge(memoryStates, states-f.states)
 	f.states = states
-	first, last := rg.Start>>regionShift, (rg.End-1)>>regionShift
+	first, last := regionsOf(rg)
 	for r := first; r <= min(last, first+epochRegions-1); r++ {
 		f.epochs[r%epochRegions].Add(1)
 	}
@@ -109,7 +109,7 @@ func (f *File) epoch(rg page.Range) (sum uint64) {
 	if rg.Empty() {
 		return 0
 	}
-	first, last := rg.Start>>regionShift, (rg.End-1)>>regionShift
+	first, last := regionsOf(rg)
 	for r := first; r <= min(last, first+epochRegions-1); r++ {
 		sum += f.epochs[r%epochRegions].Load()
 	}
@@ -219,7 +219,7 @@ func (f *File) verify(p *peerCopyPlan) (doubtful page.Range) {
 // pages are left alone until something changes.
 
 func (f *File) isTorn(rg page.Range) bool {
-	for r := rg.Start >> regionShift; r <= (rg.End-1)>>regionShift; r++ {
+	for r, last := regionsOf(rg); r <= last; r++ {
 		if i := r % epochRegions; f.torn[i].Load() == f.epochs[i].Load()+1 {
 			return true
 		}
@@ -229,7 +229,7 @@ func (f *File) isTorn(rg page.Range) bool {
 
 // setTorn remembers it; unless nothing changed meanwhile, it says nothing about what is now.
 func (f *File) setTorn(rg page.Range, now bool) {
-	for r := rg.Start >> regionShift; now && r <= (rg.End-1)>>regionShift; r++ {
+	for r, last := regionsOf(rg); now && r <= last; r++ {
 		i := r % epochRegions
 		f.torn[i].Store(f.epochs[i].Load() + 1)
 	}
