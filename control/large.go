@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes beside the frame, and the
-// frame says how many bytes count.
+// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes beside the frame, and
+// the frame says how many bytes count.
 
 // maxLarge bounds the body of such a request.
 const maxLarge = 32 << 20
@@ -25,8 +25,8 @@ type rights struct {
 	files []int
 }
 
-// roomForRights returns the room for descriptors that read gives the kernel. Without room the kernel closes them, which costs
-// nothing: so there is none where the client did not ask for it.
+// roomForRights returns the room for descriptors that read gives the kernel. Without room the kernel closes them, which
+// costs nothing: so there is none where the client did not ask for it.
 func (s *session) roomForRights() []byte {
 	if s.chosen&featureLarge == 0 || s.main != nil {
 		return nil
@@ -56,8 +56,8 @@ func (s *session) received(oob []byte) rights {
 // seals returns the seals of a descriptor; an error where it is no memfd.
 func seals(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) }
 
-// close closes the descriptors. That of a file of another FUSE may not return before that one's daemon wants, so whatever is no
-// memfd is closed elsewhere, and counted.
+// close closes the descriptors. That of a file of another FUSE may not return before that one's daemon wants, so
+// whatever is no memfd is closed elsewhere, and counted.
 func (r rights) close() {
 	server, u := r.s.server, r.s.user
 	for _, fd := range r.files {
@@ -77,7 +77,8 @@ func (r rights) close() {
 	}
 }
 
-// openLarge returns the frame as if its body had come within. A refusal is to be answered; other errors end the connection.
+// openLarge returns the frame as if its body had come within. A refusal is to be answered; other errors end the
+// connection.
 //
 // The user's other sessions wait with their large requests until doneLarge: that bounds the memory.
 func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, error) {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on its
-// first one does not read there. A service connection counts in no limit of its user, since a session has one at most.
-// Nothing here waits for a client: what it is to be told waits in a short queue, and where that is full the client is
-// inattentive until it reads again. It is never cut off for it.
+// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on
+// its first one does not read there. A service connection counts in no limit of its user, since a session has one at
+// most. Nothing here waits for a client: what it is to be told waits in a short queue, and where that is full the
+// client is inattentive until it reads again. It is never cut off for it.
 
 // mostNotices bounds the notices that wait to be read by a client.
 const mostNotices = 64
@@ -41,7 +41,8 @@ type service struct {
 	queue  []notice                    // guarded by mu
 	asked  map[requestID]chan<- answer // those who wait; each has room for its answer. Guarded by mu
 	lastID requestID                   // guarded by mu
-	// attentive says that the client has answered, and reads what it is told; checking that a CHECK finds out. Guarded by mu.
+	// attentive says that the client has answered, and reads what it is told; checking that a CHECK finds out.
+	// Guarded by mu.
 	attentive, checking bool
 }
 

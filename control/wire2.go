@@ -10,7 +10,8 @@ const (
 	typeAnswer   frameType = 15
 )
 
-// noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections only.
+// noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections
+// only.
 const noticeBit frameType = 0x4000
 
 const (
@@ -74,8 +75,8 @@ func (v version) decodeAnswer(body []byte) (answer, error) {
 	return answer{errno: binary.LittleEndian.Uint32(body), generation: binary.LittleEndian.Uint64(body[8:])}, nil
 }
 
-// move asks a client to have an extent of a mapping at the same addresses, from other memory. The descriptor of that travels
-// beside the frame, but for tierNone.
+// move asks a client to have an extent of a mapping at the same addresses, from other memory. The descriptor of that
+// travels beside the frame, but for tierNone.
 type move struct {
 	mapping  mappingID
 	extent   extentPlace // with the new kind, tier and generation
@@ -92,7 +93,8 @@ func (m move) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(m.extent.tier))
 }
 
-// invalidated tells a client that an acquire of the range would bring something new. off counts from the start of the mapping.
+// invalidated tells a client that an acquire of the range would bring something new. off counts from the start of the
+// mapping.
 type invalidated struct {
 	mapping  mappingID
 	off, len int64

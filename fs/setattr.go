@@ -66,8 +66,8 @@ func (fs *fileSystem) setAttr(
 	ctx context.Context, n *node, fd int, of *openFile, before int64, in *fuse.SetAttrIn,
 ) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
-		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep set-id bits, and
-		// leaves it to the daemon to clear them.
+		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep
+		// set-id bits, and leaves it to the daemon to clear them.
 		return fs.killSetID(n, fd, &in.Caller)
 	}
 	if size, ok := in.GetSize(); ok {
@@ -125,18 +125,21 @@ func (fs *fileSystem) setAttr(
 	return 0
 }
 
-// setsTime reports whether a program sets mtime. Where the kernel caches writes it also sends its own idea of mtime: with a size, or
-// the time of a write. So there a program cannot be told from the kernel if it sets a time since the mount was made.
+// setsTime reports whether a program sets mtime. With --write-back the kernel also sends mtimes of its own: with a new
+// size, or the time of a write. A program that sets a time after the mount was made looks the same, and does not count.
 func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
-	if in.Valid&fuse.FATTR_MTIME == 0 || !fs.writeBack {
-		return in.Valid&fuse.FATTR_MTIME != 0
+	switch {
+	case in.Valid&fuse.FATTR_MTIME == 0:
+		return false
+	case !fs.writeBack:
+		return true
 	}
 	at := time.Unix(int64(in.Mtime), int64(in.Mtimensec))
 	return in.Valid&fuse.FATTR_SIZE == 0 && (at.Before(fs.made) || at.After(time.Now()))
 }
 
-// finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that follows
-// (of a client that ends, say) would move the time that a program is about to set.
+// finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that
+// follows (of a client that ends, say) would move the time that a program is about to set.
 func (fs *fileSystem) finishReleases(n *node) {
 	c := n.data.Load()
 	if c == nil {
@@ -193,8 +196,8 @@ func (fs *fileSystem) setSize(
 	return errno
 }
 
-// chown sets owner and group of n, whose descriptor is fd, where not -1. The backing clears set-id bits, but not the one of a group
-// that may not execute: it sees the daemon ask, not who.
+// chown sets owner and group of n, whose descriptor is fd, where not -1. The backing clears set-id bits, but not the
+// one of a group that may not execute: it sees the daemon ask, not who.
 func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int) syscall.Errno {
 	var st unix.Stat_t
 	foreign := false
@@ -221,8 +224,8 @@ func (fs *fileSystem) chmod(n *node, fd int, mode uint32) syscall.Errno {
 	return toErrno(unix.Fchmodat(fs.procDir, strconv.Itoa(fd), mode&07777, 0))
 }
 
-// setTimes sets times to the nanosecond. A descriptor opened with O_PATH takes AT_EMPTY_PATH since Linux 5.8; before that
-// only what is not a symbolic link can be reached, through /proc.
+// setTimes sets times to the nanosecond. A descriptor opened with O_PATH takes AT_EMPTY_PATH since Linux 5.8; before
+// that only what is not a symbolic link can be reached, through /proc.
 func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) syscall.Errno {
 	times := []unix.Timespec{atime, mtime}
 	err := unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
@@ -235,8 +238,8 @@ func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) sysc
 	return toErrno(err)
 }
 
-// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute or who is not in the group, as
-// the kernel does on a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
+// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute or who is not in the
+// group, as the kernel does on a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
 func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -254,14 +257,14 @@ func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno
 	if errno := fs.chmod(n, fd, mode); errno != 0 {
 		return errno
 	}
-	// The kernel asked for this and still keeps the old mode. Without an offset, the notification drops attributes only
-	// and waits for no page, so it may be sent from here.
+	// The kernel asked for this and still keeps the old mode. Without an offset, the notification drops attributes
+	// only and waits for no page, so it may be sent from here.
 	fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	return 0
 }
 
-// inGroup reports whether who is in a group. Requests carry only the first of a process's groups. One that cannot be asked,
-// because it lives in a namespace of processes that is not ours, counts as being in it.
+// inGroup reports whether who is in a group. Requests carry only the first of a process's groups. One that cannot be
+// asked, because it lives in a namespace of processes that is not ours, counts as being in it.
 func inGroup(who *fuse.Caller, group uint32) bool {
 	if who.Gid == group {
 		return true

@@ -85,8 +85,8 @@
 //	TruncatePlan        cut home
 //	ComparePlan         make up for changes of home that nobody announced
 //
-// Whoever needs something to be home first asks for what is Pending and collects it by a plan for each run of one owner,
-// until nothing is: before an acquire and an eviction, for a CPURead (7), and where a WritePlan has something to
+// Whoever needs something to be home first asks for what is Pending and collects it by a plan for each run of one
+// owner, until nothing is: before an acquire and an eviction, for a CPURead (7), and where a WritePlan has something to
 // Collect or a ReleasePlan has. Three events need no plan, since nobody has to do anything for them: CPURead, Untrack
 // and Hollow.
 //
@@ -100,9 +100,10 @@
 //	all others               all as it was: they change nothing before they are committed
 //	Drain                    cannot be aborted, only given up
 //
-// Plans to write, collect, acquire, expose, truncate and compare have their pages for themselves: no two of them that are
-// open share a page, and no event or commit of another plan changes one, but for a Lossy EvictPlan. Plans to release and to evict,
-// and drains, hold nothing: other plans come and go on their pages, and must be over when they are committed.
+// Plans to write, collect, acquire, expose, truncate and compare have their pages for themselves: no two of them that
+// are open share a page, and no event or commit of another plan changes one, but for a Lossy EvictPlan. Plans to
+// release and to evict, and drains, hold nothing: other plans come and go on their pages, and must be over when they
+// are committed.
 //
 // Under the build tag invariants misuse panics:
 //

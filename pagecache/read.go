@@ -16,8 +16,8 @@ const peerReadPages = 256
 // mostPeerReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
 const mostPeerReadPages = collectChunk
 
-// peerRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes twice as
-// much. Unlike read-ahead it is asked only when something has to come anyway.
+// peerRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes
+// twice as much. Unlike read-ahead it is asked only when something has to come anyway.
 type peerRuns struct {
 	runs [8]peerRun
 	next int // the one to be forgotten
@@ -45,10 +45,10 @@ func (r *peerRuns) from(rg page.Range) page.Range {
 	return page.Range{Start: rg.Start, End: run.end}
 }
 
-// Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page
-// cache. When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes
-// are in p. home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on
-// home and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
+// Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page cache.
+// When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes are in p.
+// home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on home
+// and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
 func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
 	size, ok := int64(0), false
 	if len(p) > 0 {
@@ -64,8 +64,8 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 	return n, false, err
 }
 
-// readPending sees to it that home has what devices released of a read. If nothing had to be done, and peers says that devices may
-// serve it, and they may, size is that of the file; otherwise it is 0.
+// readPending sees to it that home has what devices released of a read. If nothing had to be done, and peers says that
+// devices may serve it, and they may, size is that of the file; otherwise it is 0.
 func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, peers bool) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	f.mu.Lock()
@@ -75,7 +75,8 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 	}
 	var pending []lrc.Pending
 	if direct {
-		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
+		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned
+		// yet.
 		pending = f.lrc.Pending(rg, false)
 	} else {
 		pending = f.lrc.CPURead(rg)
@@ -95,8 +96,8 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 		if ctx.Err() != nil {
 			return 0, 0, false, err
 		}
-		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not keep a page
-		// of which something is pending.
+		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not
+		// keep a page of which something is pending.
 		if !direct {
 			f.redropSoon(rg)
 		}
@@ -117,8 +118,8 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 	return 0, 0, true, nil
 }
 
-// redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read that
-// it waits for is answered.
+// redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read
+// that it waits for is answered.
 func (f *File) redropSoon(rg page.Range) {
 	f.c.background.Add(1)
 	go func() {

@@ -6,13 +6,13 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// A CPU read has to know that nothing of its pages is pending, and the lrc machine has to know that the kernel may hold them
-// from now on. Both take mu. But a program reads most regions of a file many times between two changes. So the second read
-// of a region that finds it unchanged publishes what it learned, and later reads take no lock at all.
+// A CPU read has to know that nothing of its pages is pending, and the lrc machine has to know that the kernel may hold
+// them from now on. Both take mu. But a program reads most regions of a file many times between two changes. So the
+// second read of a region that finds it unchanged publishes what it learned, and later reads take no lock at all.
 //
-// A snapshot is valid for as long as the epoch of its region is the same. Whoever publishes a release advances the epoch
-// before the kernel drops its pages. So a read that found the snapshot valid is one that the kernel waits for: it holds the
-// pages locked, and drops them afterwards. A read that comes later finds another epoch.
+// A snapshot is valid for as long as the epoch of its region is the same. Whoever publishes a release advances the
+// epoch before the kernel drops its pages. So a read that found the snapshot valid is one that the kernel waits for: it
+// holds the pages locked, and drops them afterwards. A read that comes later finds another epoch.
 
 // readSnapshot says that nothing of a region was pending at an epoch. It is immutable.
 type readSnapshot struct {
@@ -26,8 +26,8 @@ type readSnapshot struct {
 	changes uint64
 }
 
-// readSnapshots has the latest one of each region, and the epoch at which a read last took mu for it. Regions that have the same
-// epoch counter have the same place here.
+// readSnapshots has the latest one of each region, and the epoch at which a read last took mu for it. Regions that have
+// the same epoch counter have the same place here.
 type readSnapshots [epochRegions]struct {
 	at    atomic.Pointer[readSnapshot]
 	asked uint64 // epoch + 1; protected by File.mu
@@ -38,7 +38,8 @@ func regionsOf(rg page.Range) (first, last page.Index) {
 	return rg.Start >> regionShift, (rg.End - 1) >> regionShift
 }
 
-// readUnlocked answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any time.
+// readUnlocked answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any
+// time.
 func (f *File) readUnlocked(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
 	var s *readSnapshot
 	for r, last := regionsOf(rg); r <= last; r++ {
@@ -64,8 +65,8 @@ func (f *File) readUnlocked(rg page.Range, direct bool, home HomeReader) (size i
 	return s.size, true
 }
 
-// publishLocked publishes snapshots of the regions of rg, of which nothing is pending. Only a region that did not change
-// since the last read of it is worth one. Called with mu held.
+// publishLocked publishes snapshots of the regions of rg, of which nothing is pending. Only a region that did not
+// change since the last read of it is worth one. Called with mu held.
 func (f *File) publishLocked(rg page.Range, direct, serves bool) {
 	for r, last := regionsOf(rg); r <= last; r++ {
 		at := &f.snapshots[r%epochRegions]

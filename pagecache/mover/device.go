@@ -38,8 +38,8 @@ type waiter struct {
 	turn chan struct{}
 }
 
-// NewDevice returns a Device that moves the bytes of dev in the order that a discipline says. Whoever uses dev otherwise does not use
-// it for moving bytes. failed is called, without any lock, when a call for Reads failed.
+// NewDevice returns a Device that moves the bytes of dev in the order that a discipline says. Whoever uses dev
+// otherwise does not use it for moving bytes. failed is called, without any lock, when a call for Reads failed.
 func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err error)) *Device {
 	d := &Device{
 		dev: dev, order: order, failed: failed, waits: make(map[schedule.ID]*waiter),
@@ -49,7 +49,8 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err
 	return d
 }
 
-// In copies from the host to the device. Class says what for, also in the methods that follow; ctx may end the wait and the call.
+// In copies from the host to the device. Class says what for, also in the methods that follow; ctx may end the wait and
+// the call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
 	return d.inTurn(ctx, class, sizeOf(pieces), func() error { return d.dev.CopyIn(ctx, pieces) })
 }

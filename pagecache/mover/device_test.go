@@ -96,8 +96,8 @@ func (b *bench) has(r *Read, pages ...int) {
 	r.Finish()
 }
 
-// TestReadsOfOneCall: while four calls are under way, what comes goes together, what somebody waits for first, also if that was known
-// before it came.
+// TestReadsOfOneCall: while four calls are under way, what comes goes together, what somebody waits for first, also if
+// that was known before it came.
 func TestReadsOfOneCall(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	gate := b.dev.Hold(faulty.CopyOut)
@@ -133,8 +133,8 @@ func TestReadsOfOneCall(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 10, 11, 12}, b.freedSorted())
 }
 
-// TestGivenUp: nobody waits for longer than he likes. The memory of a Read that has not begun is free at once, that of one under way
-// when its call has ended.
+// TestGivenUp: nobody waits for longer than he likes. The memory of a Read that has not begun is free at once, that of
+// one under way when its call has ended.
 func TestGivenUp(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	gate := b.dev.Hold(faulty.CopyOut)
@@ -241,8 +241,8 @@ func (o *oneAtATime) Next() []schedule.Request {
 
 func (o *oneAtATime) End([]schedule.Request) { o.busy = false }
 
-// TestTurns: a transfer waits for its turn. When its context ends before, no byte has moved and the device was not called; later, the
-// call of the device says what became of it.
+// TestTurns: a transfer waits for its turn. When its context ends before, no byte has moved and the device was not
+// called; later, the call of the device says what became of it.
 func TestTurns(t *testing.T) {
 	b := newBench(t, new(oneAtATime))
 	gate := b.dev.Hold(faulty.Zero)

@@ -1,14 +1,14 @@
 // Package mover carries out the transfers between home, the host and the devices.
 //
-// It is told what bytes go from where to where and for what (Class), and knows neither files nor the rules of coherence. Each
-// Device has a schedule.Discipline, which decides when a transfer begins; a Device alone makes the calls of its
-// gpubackend.Device that move bytes.
+// It is told what bytes go from where to where and for what (Class), and knows neither files nor the rules of
+// coherence. Each Device has a schedule.Discipline, which decides when a transfer begins; a Device alone makes the
+// calls of its gpubackend.Device that move bytes.
 //
 // # Transfers
 //
-// There are two ways to ask. In, Out, Peer, Patch and Zero are made by the caller, who waits: the request is Own for the
-// schedule, and the call of the device begins when its turn has come. A Read is a copy for the host that goes into a queue: the
-// Device makes the call, together with others, and whoever waits for it may stop waiting.
+// There are two ways to ask. In, Out, Peer, Patch and Zero are made by the caller, who waits: the request is Own for
+// the schedule, and the call of the device begins when its turn has come. A Read is a copy for the host that goes into
+// a queue: the Device makes the call, together with others, and whoever waits for it may stop waiting.
 //
 // The states of an own transfer:
 //
@@ -16,9 +16,9 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
-// From its turn on, it ends when the call of the device does. The context reaches that call, which may stop between pieces: after
-// its error any of the bytes may have moved, or none. The buffers and the memory are the caller's before and after, and the
-// call's in between.
+// From its turn on, it ends when the call of the device does. The context reaches that call, which may stop between
+// pieces: after its error any of the bytes may have moved, or none. The buffers and the memory are the caller's before
+// and after, and the call's in between.
 //
 // The states of a Read:
 //
@@ -28,19 +28,21 @@
 //	  │               └─Wait gives up──▶ never begins
 //	  └─Start, after Close──▶ never begins
 //
-// A Read holds on to its memory (Free) from Start until its call has ended or it is sure that none begins. Its buffer belongs to the
-// Device until Done is closed, then to whoever waited, up to Finish. After it was given up nobody may look at it any more.
-// Start reports false, and Wait does, where the bytes will not come; both have cleaned up then, or will.
+// A Read holds on to its memory (Free) from Start until its call has ended or it is sure that none begins. Its buffer
+// belongs to the Device until Done is closed, then to whoever waited, up to Finish. After it was given up nobody may
+// look at it any more. Start reports false, and Wait does, where the bytes will not come; both have cleaned up then, or
+// will.
 //
 // # Locks
 //
 //	Device.mu     what waits and what is under way
 //	  Place.mu    what is known of the speed of a device, or of the disk
 //
-// No lock is held while a device is called, or a function of the caller. The mover takes no lock of its callers; they may hold theirs.
+// No lock is held while a device is called, or a function of the caller. The mover takes no lock of its callers; they
+// may hold theirs.
 //
 // # What it does not do
 //
-// It does not say which bytes are right: whoever asks for a copy of memory that others store into gets what was there. It
-// retries nothing.
+// It does not say which bytes are right: whoever asks for a copy of memory that others store into gets what was there.
+// It retries nothing.
 package mover

@@ -63,8 +63,8 @@ func (r *readResult) done() {
 	}
 }
 
-// NewRead returns a Read of parts, one after the other. free is called once, without any lock, when no call of the device uses the
-// memory any more, or will.
+// NewRead returns a Read of parts, one after the other. free is called once, without any lock, when no call of the
+// device uses the memory any more, or will.
 func (d *Device) NewRead(parts []Part, free func()) *Read {
 	r := &Read{dev: d, parts: parts, free: free, done: make(chan struct{})}
 	for _, p := range parts {
@@ -73,7 +73,8 @@ func (d *Device) NewRead(parts []Part, free func()) *Read {
 	return r
 }
 
-// Urgent says, before Start, that the caller will Wait. own says that he makes the call himself: r has ended then when Start returns.
+// Urgent says, before Start, that the caller will Wait. own says that he makes the call himself: r has ended then when
+// Start returns.
 func (r *Read) Urgent(own bool) { r.urgent, r.own = true, own }
 
 // Start hands r to its device. It reports false, and r is over, where the Device is closed.
@@ -172,8 +173,9 @@ func (r *Read) Err() error { return r.err }
 // Finish gives the buffer back, after Done or a Wait that returned true.
 func (r *Read) Finish() { r.result.done() }
 
-// Wait waits for r, which is urgent, but not for longer than patience. If it returns false, r is given up. Otherwise the caller calls
-// Finish. What a caller who slept took to be woken is part of what the copy took; what he did before he waited is not.
+// Wait waits for r, which is urgent, but not for longer than patience. If it returns false, r is given up. Otherwise
+// the caller calls Finish. What a caller who slept took to be woken is part of what the copy took; what he did before
+// he waited is not.
 func (r *Read) Wait(patience time.Duration) (done bool) {
 	cost := r.dev.Cost
 	select {
@@ -222,7 +224,8 @@ func (r *Read) giveUp() (ended bool) {
 	return was == readEnded
 }
 
-// Hurry has r, for which somebody waits now, carried out before those for which nobody does. It may not have been started yet.
+// Hurry has r, for which somebody waits now, carried out before those for which nobody does. It may not have been
+// started yet.
 func (r *Read) Hurry() {
 	d := r.dev
 	d.mu.Lock()

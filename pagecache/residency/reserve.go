@@ -19,9 +19,9 @@ type Key interface {
 	Extents(rg page.Range) []*Extent
 	// Adopt makes x one of the Key's. It reports false where the Key has one that overlaps x.
 	Adopt(x *Extent) bool
-	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps it,
-	// the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied says that x
-	// may leave although somebody copies from it, who frees it at the end.
+	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps
+	// it, the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied
+	// says that x may leave although somebody copies from it, who frees it at the end.
 	Clean(ctx context.Context, x *Extent, copied bool) bool
 }
 

@@ -3,15 +3,16 @@ package schedule
 import "slices"
 
 const (
-	// MostCalls is the number of calls that FCFS has under way at once, those of requests that are Own aside. A small one takes
-	// as long to make and to end as to carry out.
+	// MostCalls is the number of calls that FCFS has under way at once, those of requests that are Own aside. A
+	// small one takes as long to make and to end as to carry out.
 	MostCalls = 4
-	// CallBytes is the bytes of one call, a request more or less. What comes while calls are under way goes together.
+	// CallBytes is the bytes of one call, a request more or less. What comes while calls are under way goes
+	// together.
 	CallBytes = 2 << 20
 )
 
-// FCFS is the Discipline that serves first who came first, and those who wait before those who do not. Requests that are Own begin
-// at once: whoever makes the call himself is kept from it by nobody. The zero value has no requests.
+// FCFS is the Discipline that serves first who came first, and those who wait before those who do not. Requests that
+// are Own begin at once: whoever makes the call himself is kept from it by nobody. The zero value has no requests.
 type FCFS struct {
 	own            []Request // they begin at once
 	urgent, others []Request

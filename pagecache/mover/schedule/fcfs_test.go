@@ -32,8 +32,8 @@ func newSimulator() *simulator {
 	return &simulator{Discipline: new(FCFS), calls: make(map[ID][]Request)}
 }
 
-// event carries out one line: "arrive CLASS SIZE [own]", "promote ID", "withdraw ID" or "end ID", where the first request of a call
-// names the call. It returns what the event came to.
+// event carries out one line: "arrive CLASS SIZE [own]", "promote ID", "withdraw ID" or "end ID", where the first
+// request of a call names the call. It returns what the event came to.
 func (s *simulator) event(line string) string {
 	words := strings.Fields(line)
 	number := func(i int) int64 {

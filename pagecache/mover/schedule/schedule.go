@@ -36,7 +36,8 @@ type Request struct {
 	Size int64
 	// Tenant is the user on whose behalf that is, 0 for nobody in particular.
 	Tenant uint32
-	// Own says that whoever asks makes the call of the device himself, so that it goes together with no other request.
+	// Own says that whoever asks makes the call of the device himself, so that it goes together with no other
+	// request.
 	Own bool
 }
 
@@ -44,12 +45,13 @@ type Request struct {
 type Discipline interface {
 	// Arrive adds a request, which waits then.
 	Arrive(r Request)
-	// Promote says that somebody waits for a request for which nobody did. Of one that has begun, or is unknown, it does nothing.
+	// Promote says that somebody waits for a request for which nobody did. Of one that has begun, or is unknown, it
+	// does nothing.
 	Promote(id ID)
 	// Withdraw takes back a request that waits. It returns false where it has begun, or is unknown.
 	Withdraw(id ID) bool
-	// Next returns the requests that begin now as one call of the device; none where nothing may begin until one of the other
-	// methods was called. It is to be called after each of them, until it returns none.
+	// Next returns the requests that begin now as one call of the device; none where nothing may begin until one of
+	// the other methods was called. It is to be called after each of them, until it returns none.
 	Next() (call []Request)
 	// End says that a call that Next returned has ended.
 	End(call []Request)
