@@ -69,16 +69,24 @@ static int open_socket(struct gaiafs_conn *c)
 	return fd;
 }
 
+/* What the thread gets. It allocates nothing itself: a program does not know of it, and may fork at any moment, in which some
+ * allocators lock up the child. */
+struct start {
+	struct gaiafs_conn *conn;
+	uint8_t record[GAIAFS_MAX_FRAME];
+};
+
 static void *serve(void *argument)
 {
-	struct gaiafs_conn *c = argument;
-	uint8_t *record = malloc(GAIAFS_MAX_FRAME), body[GAIAFS_MAX_BODY];
+	struct start *given = argument;
+	struct gaiafs_conn *c = given->conn;
+	uint8_t *record = given->record, body[GAIAFS_MAX_BODY];
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_welcome w;
 	bool attached = false;
 	int fd = -1;
 
-	if (record != NULL && gaiafs_simple(c, GAIAFS_FEATURES, body, gaiafs_put_features(body, GAIAFS_FEATURE_SERVICE), &f) == 0)
+	if (gaiafs_simple(c, GAIAFS_FEATURES, body, gaiafs_put_features(body, GAIAFS_FEATURE_SERVICE), &f) == 0)
 		fd = open_socket(c);
 	if (fd >= 0 && gaiafs_greet(fd, c->socket, record, &w, &f) == 0 &&
 	    gaiafs_say(fd, GAIAFS_ATTACH, 1, c->welcome.key, GAIAFS_KEY) == 0)
@@ -89,7 +97,7 @@ static void *serve(void *argument)
 	if (fd >= 0)
 		close(fd);
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	free(record);
+	free(given);
 	gaiafs_conn_unref(c);
 	return NULL;
 }
@@ -97,6 +105,7 @@ static void *serve(void *argument)
 void gaiafs_conn_serve(struct gaiafs_conn *c)
 {
 	struct gaiafs_fail f;
+	struct start *given;
 	bool first;
 
 	if ((c->welcome.offered & GAIAFS_FEATURE_SERVICE) == 0)
@@ -106,6 +115,13 @@ void gaiafs_conn_serve(struct gaiafs_conn *c)
 	c->served = true;
 	c->refs += first; /* the thread's */
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	if (first && gaiafs_start_thread(serve, c, &f) != 0)
+	if (!first)
+		return;
+	given = malloc(sizeof *given);
+	if (given != NULL)
+		given->conn = c;
+	if (given == NULL || gaiafs_start_thread(serve, given, &f) != 0) {
+		free(given);
 		gaiafs_conn_unref(c);
+	}
 }
