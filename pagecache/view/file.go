@@ -1,0 +1,217 @@
+package view
+
+import (
+	"iter"
+	"math/bits"
+	"slices"
+	"sort"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Run is bytes that follow each other in a file and in the view.
+type Run struct {
+	// Off is the offset in the file, View the one in the view.
+	Off, View, Len int64
+}
+
+// File is what a view has of one file. It is immutable.
+type File struct {
+	l *Layout
+	// order has the file's segments by their offsets.
+	order []int32
+	// ends is a heap over order, whose leaves begin at len(ends)/2: each element is where the last of the segments below
+	// it ends. So those that overlap a range are found among many that begin before it.
+	ends []int64
+}
+
+// index fills in what searches need.
+func (f *File) index(l *Layout) {
+	f.l = l
+	slices.SortStableFunc(f.order, func(a, b int32) int {
+		switch x, y := l.segments[a].Offset, l.segments[b].Offset; {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return 0
+	})
+	if len(f.order) == 0 {
+		return
+	}
+	leaves := 1 << bits.Len(uint(len(f.order)-1))
+	f.ends = make([]int64, 2*leaves)
+	for i, s := range f.order {
+		f.ends[leaves+i] = l.segments[s].span().End
+	}
+	for i := leaves - 1; i > 0; i-- {
+		f.ends[i] = max(f.ends[2*i], f.ends[2*i+1])
+	}
+}
+
+// Span returns the bytes of the file from the first to the last one that the view has. It is empty where it has none.
+func (f *File) Span() page.Bytes {
+	if len(f.order) == 0 {
+		return page.Bytes{}
+	}
+	return page.Bytes{Off: f.l.segments[f.order[0]].Offset, End: f.ends[1]}
+}
+
+// overlapping yields the segments whose spans overlap b, by their offsets.
+func (f *File) overlapping(b page.Bytes) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		if b.Empty() {
+			return
+		}
+		end := sort.Search(len(f.order), func(i int) bool { return f.l.segments[f.order[i]].Offset >= b.End })
+		leaves := len(f.ends) / 2
+		var below func(node, first, n int) bool
+		below = func(node, first, n int) bool {
+			if first >= end || f.ends[node] <= b.Off {
+				return true
+			}
+			if n == 1 {
+				return yield(f.order[first])
+			}
+			return below(2*node, first, n/2) && below(2*node+1, first+n/2, n/2)
+		}
+		if leaves > 0 {
+			below(1, 0, leaves)
+		}
+	}
+}
+
+// Runs yields what the view has of bytes of the file, segment by segment. The runs of one segment are ascending, in the
+// file and in the view; those of different segments may overlap in the file.
+func (f *File) Runs(b page.Bytes) iter.Seq[Run] {
+	return func(yield func(Run) bool) {
+		for i := range f.overlapping(b) {
+			s, start := &f.l.segments[i], f.l.starts[i]
+			first, end := s.rows(b)
+			for k := first; k < end; k++ {
+				off := s.Offset + k*s.stride()
+				part := page.Bytes{Off: off, End: off + s.Length}.Intersect(b)
+				if !yield(Run{part.Off, start + k*s.Length + part.Off - off, part.Len()}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Has reports whether the view has any of the file's bytes in b.
+func (f *File) Has(b page.Bytes) bool {
+	for i := range f.overlapping(b) {
+		if first, end := f.l.segments[i].rows(b); first < end {
+			return true
+		}
+	}
+	return false
+}
+
+// A chunk is 128 MiB of a file: the unit in which Stale looks at it.
+const (
+	chunkShift = 15
+	chunkPages = 1 << chunkShift
+)
+
+// chunk returns the pages of chunk i.
+func chunk(i int64) page.Range {
+	return page.Range{Start: page.Index(i) << chunkShift, End: page.Index(i+1) << chunkShift}
+}
+
+// chunks returns the numbers of the chunks that the view has bytes of, ascending.
+func (f *File) chunks() (list []int64) {
+	add := func(b page.Bytes) {
+		pages := b.Pages()
+		for i := int64(pages.Start >> chunkShift); i <= int64((pages.End-1)>>chunkShift); i++ {
+			if n := len(list); n == 0 || list[n-1] != i {
+				list = append(list, i)
+			}
+		}
+	}
+	for _, i := range f.order {
+		s := &f.l.segments[i]
+		if s.stride()-s.Length < chunkPages<<page.Shift {
+			add(s.span()) // no gap is as large as a chunk
+			continue
+		}
+		for k := range s.Count {
+			add(page.Span(s.Offset+k*s.stride(), s.Length))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// pageSet is pages of one chunk.
+type pageSet [chunkPages / 64]uint64
+
+// add puts the pages of rg, which is in the chunk that begins at first, into the set.
+func (s *pageSet) add(rg page.Range, first page.Index) {
+	for p, end := rg.Start-first, rg.End-first; p < end; {
+		bit := p & 63
+		n := min(64-bit, end-p)
+		s[p>>6] |= (^uint64(0) >> (64 - n)) << bit
+		p += n
+	}
+}
+
+// and leaves in the set what is in o, too.
+func (s *pageSet) and(o *pageSet) {
+	for i := range s {
+		s[i] &= o[i]
+	}
+}
+
+// minus takes what is in o out of the set, and reports whether something is left.
+func (s *pageSet) minus(o *pageSet) (left bool) {
+	for i := range s {
+		s[i] &^= o[i]
+		left = left || s[i] != 0
+	}
+	return left
+}
+
+// len returns the number of pages in the set.
+func (s *pageSet) len() (n int64) {
+	for _, word := range s {
+		n += int64(bits.OnesCount64(word))
+	}
+	return n
+}
+
+// appendRanges appends the pages of the set, of the chunk that begins at first.
+func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range {
+	for i, word := range s {
+		at := first + page.Index(i)<<6
+		for word != 0 {
+			from := bits.TrailingZeros64(word)
+			n := bits.TrailingZeros64(^(word >> from))
+			list = page.AppendRange(list, page.Range{Start: at + page.Index(from), End: at + page.Index(from+n)})
+			if from+n == 64 {
+				break
+			}
+			word &^= (1<<n - 1) << from
+		}
+	}
+	return list
+}
+
+// has returns the pages of rg, which is in the chunk that begins at first, that the view has bytes of.
+func (f *File) has(rg page.Range, first page.Index) (set pageSet) {
+	b := rg.Span()
+	for i := range f.overlapping(b) {
+		s := &f.l.segments[i]
+		if s.stride()-s.Length < page.Size { // no page is in a gap
+			set.add(s.span().Intersect(b).Pages(), first)
+			continue
+		}
+		from, end := s.rows(b)
+		for k := from; k < end; k++ {
+			set.add(page.Span(s.Offset+k*s.stride(), s.Length).Intersect(b).Pages(), first)
+		}
+	}
+	return set
+}
