@@ -237,7 +237,7 @@ func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
 }
 
 // checkAt compares the bytes [from, to) of a page. A program on the CPU that sees that SOURCE made the file longer sees what
-// is there, too.
+// was added, too. What SOURCE made of these bytes since, it need not have noticed.
 func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error {
 	pg, start := o.pages[p], int64(p)*PageSize
 	list := pg.within(from, to)
@@ -249,11 +249,11 @@ func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error
 		if i+1 < len(list) {
 			end = list[i+1].from
 		}
-		known, all := current(seg.stores, c), current(seg.stores, noticed)
+		known, added := current(seg.stores, c), current(seg.stores, whenAdded(seg.stores, c, noticed))
 		for at := seg.from; at < end; at++ {
 			off, b, may := start+int64(at), got[at-from], known
 			if onCPU && off >= least {
-				may = all
+				may = added
 			}
 			if !allowed(may, off, b) {
 				return fmt.Errorf("byte %d of page %d reads 0x%02x, which no order of events allows; it may be %s",
@@ -262,6 +262,19 @@ func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error
 		}
 	}
 	return nil
+}
+
+// whenAdded is clock c for somebody who knows that SOURCE added the bytes of stores to the file: noticed, where it is not
+// known when it did.
+func whenAdded(stores []*oracleStore, c, noticed clock) clock {
+	for i := len(stores) - 1; i >= 0; i-- {
+		if stores[i].firm {
+			c = slices.Clone(c)
+			c.join(stores[i].at)
+			return c
+		}
+	}
+	return noticed
 }
 
 func list2text(stores []*oracleStore, off int64) string {

@@ -66,6 +66,22 @@ func TestOracleOfWiderSteps(t *testing.T) {
 		{"an append in SOURCE that is noticed", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0, 5, 6}, true},
 		{"an append in SOURCE that shows as zeros", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0, 0, 0}, false},
 		{
+			"an append in SOURCE that is seen, and a write there that is not yet",
+			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 read 4p999+3", []byte{0, 5, 6}, true,
+		},
+		{
+			"an append in SOURCE that is seen, and a write there too",
+			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 read 4p999+3", []byte{0, 9, 6}, true,
+		},
+		{
+			"an append in SOURCE with a write there that shows as zeros",
+			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 read 4p999+3", []byte{0, 0, 6}, false,
+		},
+		{
+			"an append in SOURCE and a write there, after an open",
+			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 reopen\ncpu0 read 4p999+3", []byte{0, 5, 6}, false,
+		},
+		{
 			"an append in SOURCE over which zeros are written",
 			"cpu0 sourceappend 0+2 0x05\ncpu0 mapstore 4p+1 0x09\ncpu0 fsync\ncpu0 reopen\ncpu0 read 4p1000+2", []byte{0, 0}, false,
 		},
