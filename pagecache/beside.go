@@ -1,15 +1,11 @@
 package pagecache
 
 import (
-	"cmp"
 	"context"
-	"maps"
 	"slices"
 
-	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to which
@@ -23,6 +19,9 @@ import (
 //   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have the
 //     agreed digest, or home's without what lies behind its former end, or a mixture of both, since a device that stored into
 //     the page has the base elsewhere. Then home has moved on.
+//   - Replicas that were filled before and after the change, but before it was noticed, do not agree. Then home has moved on.
+//     Those that have what home has now are up to date. Of the others, the first keeps its base; the rest, each with
+//     another base, are brought up to date at once. A replica without digests is filled again.
 //   - A page whose base is a copy needs nothing else: the copy stays, and home has moved on.
 //   - So has home for pages without tracked replicas. They are filled again.
 //   - If every replica was stored into and home was changed too, in so many places that the base cannot be put together, it is
@@ -197,228 +196,4 @@ func (f *File) settleWithLocked(ctx context.Context, rg page.Range, then func(pa
 		}
 	}
 	return nil
-}
-
-// settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
-func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
-	plan := f.lrc.BeginCompare(part)
-	var differ []*comparedPage
-	for _, run := range plan.Compare {
-		pages, err := f.compareHomeLocked(ctx, run)
-		if err != nil {
-			plan.Abort()
-			return err
-		}
-		differ = append(differ, pages...)
-	}
-	f.keepFoundLocked(plan, differ)
-	return nil
-}
-
-// comparedPage is a page that home has changed, while it was the base of a tracked replica.
-type comparedPage struct {
-	page page.Index
-	h    *holding // one that has it as its base
-	home []byte
-	base []byte // nil until it is found
-}
-
-// compareHomeLocked returns which pages home has changed, of some of which every one has a tracked replica whose base is home. It
-// looks for what they were before.
-func (f *File) compareHomeLocked(ctx context.Context, rg page.Range) (differ []*comparedPage, err error) {
-	owners := slices.Sorted(maps.Keys(f.holdings))
-	home := make([]byte, rg.Bytes())
-	parts := slices.Collect(cut(rg, bufferPages))
-	if err := inParallel(len(parts), maxReaders, func(i int) error {
-		at := (parts[i].Start - rg.Start).Offset()
-		return f.readHomeLocked(parts[i], home[at:at+parts[i].Bytes()])
-	}); err != nil {
-		return nil, err
-	}
-	// One replica of a page says for all: they have the same base.
-	rest := []page.Range{rg}
-	for _, o := range owners {
-		h := f.holdings[o]
-		for _, run := range intersect(f.lrc.TrackedBy(rg, o, onHome), rest) {
-			differ = append(differ, f.differLocked(h, run, home[(run.Start - rg.Start).Offset():][:run.Bytes()])...)
-			rest = page.Subtract(rest, run)
-		}
-	}
-	slices.SortFunc(differ, func(a, b *comparedPage) int { return cmp.Compare(a.page, b.page) })
-	for _, p := range differ {
-		f.findInHomeLocked(p)
-	}
-	for _, o := range owners {
-		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
-			return nil, err
-		}
-	}
-	return differ, nil
-}
-
-// differLocked returns the pages of run of which home's bytes do not have the digest that was agreed on.
-func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
-	sums := f.sums(h, home)
-	h.each(run, func(x *extent, part page.Range) {
-		for i, agreed := range x.agreedAt(part) {
-			p := part.Start + page.Index(i)
-			if at := int(p - run.Start); sums[at] != agreed {
-				differ = append(differ, &comparedPage{page: p, h: h, home: home[at<<page.Shift:][:page.Size]})
-			}
-		}
-	})
-	return differ
-}
-
-// isBase reports whether bytes are those that the replicas of p agreed on.
-func (f *File) isBase(p *comparedPage, bytes []byte) bool {
-	x, _ := p.h.at(p.page)
-	return x != nil && f.sums(p.h, bytes)[0] == x.agreedAt(page.Range{Start: p.page, End: p.page + 1})[0]
-}
-
-// findInHomeLocked looks for the base of p in what home has up to its former end, and in a hole.
-func (f *File) findInHomeLocked(p *comparedPage) {
-	for _, bytes := range [][]byte{f.withoutTail(p.page, p.home), zeroPage[:]} {
-		if p.base == nil && f.isBase(p, bytes) {
-			p.base = bytes
-		}
-	}
-}
-
-// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made longer by,
-// and devices have what programs stored for nobody.
-func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
-	end := max(f.size-at.Offset(), 0)
-	if end >= page.Size {
-		return bytes
-	}
-	bytes = slices.Clone(bytes)
-	clear(bytes[end:])
-	return bytes
-}
-
-// findOnDeviceLocked looks for bases in what a device has.
-func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage) error {
-	var from []*comparedPage
-	var ranges []page.Range
-	for _, p := range pages {
-		one := page.Range{Start: p.page, End: p.page + 1}
-		if p.base == nil && len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) > 0 {
-			from, ranges = append(from, p), page.AppendRange(ranges, one)
-		}
-	}
-	if len(from) == 0 || h.dev.lost.Load() {
-		return nil
-	}
-	buf := make([]byte, len(from)<<page.Shift)
-	rest, of := buf, walk{h: h}
-	var pieces []gpubackend.Copy
-	for _, rg := range ranges {
-		pieces = of.appendCopies(pieces, rg, rest[:rg.Bytes()])
-		rest = rest[rg.Bytes():]
-	}
-	if err := h.dev.moves.Out(ctx, mover.WriteBack, pieces); err != nil {
-		return err
-	}
-	for i, p := range from {
-		mine := buf[i<<page.Shift:][:page.Size]
-		for _, bytes := range [][]byte{mine, f.withoutTail(p.page, mine)} {
-			if p.base == nil && f.isBase(p, bytes) {
-				p.base = bytes
-			}
-		}
-		if p.base == nil {
-			p.base = f.mixed(p, f.withoutTail(p.page, mine), f.withoutTail(p.page, p.home))
-		}
-	}
-	return nil
-}
-
-const (
-	// mostPieces is the most places in which a page differs that mixed tries in all ways: that takes a tenth of a millisecond.
-	mostPieces = 8
-	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
-	nearBytes = 16
-)
-
-// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ, it has
-// mostly what the one or the other has. The digest tells. It returns nil if it is not found.
-func (f *File) mixed(p *comparedPage, mine, home []byte) []byte {
-	for _, near := range []int{nearBytes, 1} {
-		pieces := differences(mine, home, near)
-		if len(pieces) > mostPieces {
-			continue
-		}
-		base := slices.Clone(mine)
-		for mix := range 1 << len(pieces) {
-			for i, d := range pieces {
-				from := mine
-				if mix>>i&1 == 1 {
-					from = home
-				}
-				copy(base[d.Off:d.End], from[d.Off:d.End])
-			}
-			if f.isBase(p, base) {
-				return base
-			}
-		}
-	}
-	return nil
-}
-
-// differences returns where a and b differ. Places that are fewer than near bytes apart are one.
-func differences(a, b []byte, near int) (out []page.Bytes) {
-	for i := range a {
-		if a[i] == b[i] {
-			continue
-		}
-		at := int64(i)
-		if n := len(out); n > 0 && at < out[n-1].End+int64(near) {
-			out[n-1].End = at + 1
-		} else {
-			out = append(out, page.Bytes{Off: at, End: at + 1})
-		}
-	}
-	return out
-}
-
-// keepFoundLocked says that of a plan's pages these changed, and keeps their bases. Where none was found, what home has counts as it.
-func (f *File) keepFoundLocked(plan lrc.ComparePlan, pages []*comparedPage) {
-	var ranges, lost []page.Range
-	for _, p := range pages {
-		one := page.Range{Start: p.page, End: p.page + 1}
-		ranges = page.AppendRange(ranges, one)
-		if p.base != nil {
-			continue
-		}
-		p.base = f.withoutTail(p.page, p.home)
-		lost = page.AppendRange(lost, one)
-		for o, h := range f.holdings {
-			if len(f.lrc.TrackedBy(one, o, onHome)) > 0 {
-				f.rebaseLocked(h, one, p.base)
-			}
-		}
-	}
-	for _, k := range plan.Commit(ranges) {
-		for ; !k.Range.Empty(); k.Range.Start++ {
-			i, _ := slices.BinarySearchFunc(pages, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
-			f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, f.c.pages.copies(pages[i].base))
-		}
-	}
-	if len(lost) > 0 {
-		n := int64(0)
-		for _, rg := range lost {
-			n += rg.Len()
-		}
-		f.count(func(c *Counters) { c.BaselessPages.Add(n) })
-		f.c.log.Warn("pages were changed directly in the backing file and stored into by a device; the device's bytes are kept",
-			"file", f.Name(), "pages", n, "first", lost[0].String())
-	}
-}
-
-// sums returns the digests of the pages in bytes, as the device of h takes them.
-func (f *File) sums(h *holding, bytes []byte) []gpubackend.Digest {
-	sums := make([]gpubackend.Digest, len(bytes)>>page.Shift)
-	h.dev.Key().SumPages(bytes, sums)
-	return sums
 }

@@ -42,6 +42,8 @@ type memoryHome struct {
 	rights  Rights
 	// hung, if it is not nil, has writes wait until it is closed.
 	hung chan struct{}
+	// beforeRead, if it is not nil, is called by reads, with mu held.
+	beforeRead func()
 }
 
 // lookLocked counts what others changed.
@@ -86,6 +88,9 @@ func newHome(size int) *memoryHome { return &memoryHome{data: make([]byte, size)
 func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.beforeRead != nil {
+		h.beforeRead()
+	}
 	switch {
 	case h.rerr != nil:
 		return 0, h.rerr

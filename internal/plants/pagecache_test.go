@@ -225,10 +225,24 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a change in SOURCE costs bases",
-		file: "pagecache/beside.go",
+		file: "pagecache/compare.go",
 		old:  "\tplan := f.lrc.BeginCompare(part)\n",
 		new:  "\tplan := f.lrc.BeginCompare(part)\n\tplan.Compare = nil\n",
 		nets: []net{{pkg: "pagecache", run: "TestBasesSurviveADirectChange|TestLostBase|TestRandomDirectChanges"}},
+	},
+	{
+		name: "one replica of a page says for all what home was",
+		file: "pagecache/compare.go",
+		old:  "if same := intersect(c.same[o], c.moved); len(same) > 0 {",
+		new:  "if same := intersect(c.same[o], c.moved); len(same) < 0 {",
+		nets: []net{{pkg: "pagecache", run: "TestReplicasOfTwoMoments"}},
+	},
+	{
+		name: "replicas with a third base keep it",
+		file: "pagecache/compare.go",
+		old:  "if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {",
+		new:  "if err := error(nil); err != nil {",
+		nets: []net{{pkg: "pagecache", run: "TestReplicasOfThreeMoments"}},
 	},
 	{
 		name: "a collect moves the time of modification",
@@ -247,8 +261,8 @@ var pagecachePlants = []plant{
 	{
 		name: "stores past the end are released",
 		file: "pagecache/release.go",
-		old:  "if f.isBase(&comparedPage{page: last.Start, h: h}, bytes) {",
-		new:  "if f.isBase(&comparedPage{page: last.Start, h: h}, bytes) && h == nil {",
+		old:  "x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] {",
+		new:  "x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] && h == nil {",
 		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoModification"}},
 	},
 	{

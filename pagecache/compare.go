@@ -1,0 +1,295 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
+func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
+	plan := f.lrc.BeginCompare(part)
+	c := findings{same: make(map[versions.Owner][]page.Range)}
+	for _, run := range plan.Compare {
+		if err := f.compareHomeLocked(ctx, run, &c); err != nil {
+			plan.Abort()
+			return err
+		}
+	}
+	f.keepFoundLocked(plan, &c)
+	return nil
+}
+
+// findings are what became of pages each of which has a tracked replica whose base is home.
+type findings struct {
+	// differ has, of each page that some replica has otherwise than home, the first such replica. The pages are in order.
+	differ []*comparedPage
+	// moved are the pages of differ, and those with a replica of which nobody knows what it has.
+	moved []page.Range
+	// same has the pages that a replica has as home has them now.
+	same map[versions.Owner][]page.Range
+}
+
+// comparedPage is a tracked replica whose base was home, which has changed.
+type comparedPage struct {
+	page   page.Index
+	h      *holding
+	agreed gpubackend.Digest // of the base
+	home   []byte
+	base   []byte // nil until it is found
+}
+
+func (p *comparedPage) pages() page.Range { return page.Range{Start: p.page, End: p.page + 1} }
+
+// compareHomeLocked compares home with the replicas of pages each of which has a tracked one whose base is home. It looks
+// for what those that differ had before, and leaves no two with different bases.
+func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings) error {
+	owners := slices.Sorted(maps.Keys(f.holdings))
+	home := make([]byte, rg.Bytes())
+	parts := slices.Collect(cut(rg, bufferPages))
+	if err := inParallel(len(parts), maxReaders, func(i int) error {
+		at := (parts[i].Start - rg.Start).Offset()
+		return f.readHomeLocked(parts[i], home[at:at+parts[i].Bytes()])
+	}); err != nil {
+		return err
+	}
+	var differ []*comparedPage
+	var moved []page.Range
+	for _, o := range owners {
+		same := f.lrc.TrackedBy(rg, o, onHome)
+		var others []page.Range
+		for _, run := range same {
+			for _, p := range f.differLocked(f.holdings[o], run, home[(run.Start - rg.Start).Offset():][:run.Bytes()]) {
+				differ, others = append(differ, p), page.AppendRange(others, p.pages())
+			}
+		}
+		c.same[o] = append(c.same[o], subtract(same, others)...)
+		for _, r := range f.lrc.Current(rg, o) {
+			if !r.Tracked {
+				others = union(others, []page.Range{r.Range})
+			}
+		}
+		moved = union(moved, others)
+	}
+	slices.SortStableFunc(differ, func(a, b *comparedPage) int { return cmp.Compare(a.page, b.page) })
+	for _, p := range differ {
+		f.findInHomeLocked(p)
+	}
+	for _, o := range owners {
+		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
+			return err
+		}
+	}
+	c.moved = append(c.moved, moved...)
+	for i, p := range differ {
+		switch {
+		case i == 0 || differ[i-1].page != p.page:
+			c.differ = append(c.differ, p)
+		case p.agreesWith(c.differ[len(c.differ)-1]):
+		default:
+			if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {
+				return err
+			}
+			c.same[p.h.owner] = union(c.same[p.h.owner], []page.Range{p.pages()})
+		}
+	}
+	return nil
+}
+
+// agreesWith reports whether two replicas of a page have the same base.
+func (p *comparedPage) agreesWith(q *comparedPage) bool {
+	return p.agreed == q.agreed && p.h.dev.Key() == q.h.dev.Key()
+}
+
+// joinHomeLocked brings a replica up to date, which another one's base is of no use for.
+func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
+	x, off := p.h.at(p.page)
+	if p.base != nil {
+		patch := gpubackend.Patch{Mem: x.Memory(), Off: off, Base: p.base, Next: p.home}
+		if err := p.h.dev.moves.Patch(context.WithoutCancel(ctx), mover.WriteBack, []gpubackend.Patch{patch}); err != nil {
+			return err
+		}
+	}
+	f.rebaseLocked(p.h, p.pages(), p.home)
+	return nil
+}
+
+// differLocked returns the pages of run of which home's bytes do not have the digest that was agreed on.
+func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
+	sums := f.sums(h, home)
+	h.each(run, func(x *extent, part page.Range) {
+		for i, agreed := range x.agreedAt(part) {
+			p := part.Start + page.Index(i)
+			if at := int(p - run.Start); sums[at] != agreed {
+				differ = append(differ, &comparedPage{page: p, h: h, agreed: agreed, home: home[at<<page.Shift:][:page.Size]})
+			}
+		}
+	})
+	return differ
+}
+
+// isBase reports whether bytes are those that the replicas of p agreed on.
+func (f *File) isBase(p *comparedPage, bytes []byte) bool {
+	return f.sums(p.h, bytes)[0] == p.agreed
+}
+
+// findInHomeLocked looks for the base of p in what home has up to its former end, and in a hole.
+func (f *File) findInHomeLocked(p *comparedPage) {
+	for _, bytes := range [][]byte{f.withoutTail(p.page, p.home), zeroPage[:]} {
+		if p.base == nil && f.isBase(p, bytes) {
+			p.base = bytes
+		}
+	}
+}
+
+// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made longer by,
+// and devices have what programs stored for nobody.
+func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
+	end := max(f.size-at.Offset(), 0)
+	if end >= page.Size {
+		return bytes
+	}
+	bytes = slices.Clone(bytes)
+	clear(bytes[end:])
+	return bytes
+}
+
+// findOnDeviceLocked looks for bases in what a device has.
+func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage) error {
+	var from []*comparedPage
+	var ranges []page.Range
+	for _, p := range pages {
+		one := p.pages()
+		if p.base == nil && len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) > 0 {
+			from, ranges = append(from, p), page.AppendRange(ranges, one)
+		}
+	}
+	if len(from) == 0 || h.dev.lost.Load() {
+		return nil
+	}
+	buf := make([]byte, len(from)<<page.Shift)
+	rest, of := buf, walk{h: h}
+	var pieces []gpubackend.Copy
+	for _, rg := range ranges {
+		pieces = of.appendCopies(pieces, rg, rest[:rg.Bytes()])
+		rest = rest[rg.Bytes():]
+	}
+	if err := h.dev.moves.Out(ctx, mover.WriteBack, pieces); err != nil {
+		return err
+	}
+	for i, p := range from {
+		mine := buf[i<<page.Shift:][:page.Size]
+		for _, bytes := range [][]byte{mine, f.withoutTail(p.page, mine)} {
+			if p.base == nil && f.isBase(p, bytes) {
+				p.base = bytes
+			}
+		}
+		if p.base == nil {
+			p.base = f.mixed(p, f.withoutTail(p.page, mine), f.withoutTail(p.page, p.home))
+		}
+	}
+	return nil
+}
+
+const (
+	// mostPieces is the most places in which a page differs that mixed tries in all ways: that takes a tenth of a millisecond.
+	mostPieces = 8
+	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
+	nearBytes = 16
+)
+
+// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ, it has
+// mostly what the one or the other has. The digest tells. It returns nil if it is not found.
+func (f *File) mixed(p *comparedPage, mine, home []byte) []byte {
+	for _, near := range []int{nearBytes, 1} {
+		pieces := differences(mine, home, near)
+		if len(pieces) > mostPieces {
+			continue
+		}
+		base := slices.Clone(mine)
+		for mix := range 1 << len(pieces) {
+			for i, d := range pieces {
+				from := mine
+				if mix>>i&1 == 1 {
+					from = home
+				}
+				copy(base[d.Off:d.End], from[d.Off:d.End])
+			}
+			if f.isBase(p, base) {
+				return base
+			}
+		}
+	}
+	return nil
+}
+
+// differences returns where a and b differ. Places that are fewer than near bytes apart are one.
+func differences(a, b []byte, near int) (out []page.Bytes) {
+	for i := range a {
+		if a[i] == b[i] {
+			continue
+		}
+		at := int64(i)
+		if n := len(out); n > 0 && at < out[n-1].End+int64(near) {
+			out[n-1].End = at + 1
+		} else {
+			out = append(out, page.Bytes{Off: at, End: at + 1})
+		}
+	}
+	return out
+}
+
+// keepFoundLocked carries out what was found, and keeps the bases. Where none was found, what home has counts as it.
+func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
+	var lost []page.Range
+	for _, p := range c.differ {
+		if p.base != nil {
+			continue
+		}
+		p.base = f.withoutTail(p.page, p.home)
+		lost = page.AppendRange(lost, p.pages())
+		for o, h := range f.holdings {
+			for _, rg := range subtract(f.lrc.TrackedBy(p.pages(), o, onHome), c.same[o]) {
+				f.rebaseLocked(h, rg, p.base)
+			}
+		}
+	}
+	for _, k := range plan.Commit(c.moved) {
+		for ; !k.Range.Empty(); k.Range.Start++ {
+			i, found := slices.BinarySearchFunc(c.differ, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
+			if found {
+				f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, f.c.pages.copies(c.differ[i].base))
+			}
+		}
+	}
+	for o := range f.holdings {
+		if same := intersect(c.same[o], c.moved); len(same) > 0 {
+			plan := f.lrc.BeginRelieve(page.Range{Start: same[0].Start, End: same[len(same)-1].End}, o)
+			f.dropBasesLocked(plan.Updated(same, true))
+			plan.End()
+		}
+	}
+	if len(lost) > 0 {
+		n := int64(0)
+		for _, rg := range lost {
+			n += rg.Len()
+		}
+		f.count(func(c *Counters) { c.BaselessPages.Add(n) })
+		f.c.log.Warn("pages were changed directly in the backing file and stored into by a device; the device's bytes are kept",
+			"file", f.Name(), "pages", n, "first", lost[0].String())
+	}
+}
+
+// sums returns the digests of the pages in bytes, as the device of h takes them.
+func (f *File) sums(h *holding, bytes []byte) []gpubackend.Digest {
+	sums := make([]gpubackend.Digest, len(bytes)>>page.Shift)
+	h.dev.Key().SumPages(bytes, sums)
+	return sums
+}

@@ -1,0 +1,111 @@
+package pagecache
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// unnoticed has the next read of home find bytes that somebody stored in SOURCE after the mount last looked.
+func (h *memoryHome) unnoticed(off int, p []byte) {
+	h.beforeRead = func() {
+		h.beforeRead = nil
+		h.clock++
+		copy(h.data[off:], p)
+	}
+}
+
+// noticed looks at home as package fs does before a write.
+func (h *memoryHome) noticed(t *testing.T) {
+	_, err := h.Look()
+	require.NoError(t, err)
+}
+
+// TestReplicasOfTwoMoments fills one device before a change in SOURCE and another one after it, before anybody noticed. Each
+// knows what it has: nobody takes one's bytes for stores of the other, or keeps the former ones.
+func TestReplicasOfTwoMoments(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		for _, writable := range [][2]bool{{true, true}, {false, true}, {true, false}, {false, false}} {
+			for _, stores := range []bool{false, true} {
+				t.Run(fmt.Sprintf("device %d first, %v, stores %v", first, writable, stores), func(t *testing.T) {
+					m := newMachine(t, 2)
+					src := m.noisyFile(page.Size)
+					want := src.home.bytes(0, page.Size)
+					old := m.run(src, first, 0, page.Size, writable[0])
+					if stores && writable[0] {
+						old.add(0)
+						want[0]++
+					}
+					src.home.unnoticed(20, []byte{want[20] + 1})
+					fresh := m.run(src, 1-first, 0, page.Size, writable[1])
+					want[20]++
+					if stores && writable[1] {
+						fresh.add(8)
+						want[8]++
+					}
+					src.home.noticed(t)
+					src.write(t, 30, []byte{want[30] + 1})
+					want[30]++
+					src.write(t, 20, []byte{want[20] + 1})
+					want[20]++
+					old.acquire()
+					fresh.acquire()
+					for _, p := range []*program{old, fresh} {
+						if p.writable {
+							p.release()
+						}
+					}
+					old.acquire()
+					fresh.acquire()
+					requireSame(t, want, old.all())
+					requireSame(t, want, fresh.all())
+					require.NoError(t, src.attached.Sync(context.Background(), nil))
+					requireSame(t, want, src.home.bytes(0, page.Size))
+					require.Zero(t, m.baseless())
+				})
+			}
+		}
+	}
+}
+
+// TestReplicasOfThreeMoments is TestReplicasOfTwoMoments with two changes that nobody noticed.
+func TestReplicasOfThreeMoments(t *testing.T) {
+	for _, stores := range []bool{false, true} {
+		m := newMachine(t, 3)
+		src := m.noisyFile(page.Size)
+		want := src.home.bytes(0, page.Size)
+		programs := []*program{m.run(src, 0, 0, page.Size, true)}
+		for i := range 2 {
+			src.home.unnoticed(20+i, []byte{want[20+i] + 1})
+			want[20+i]++
+			programs = append(programs, m.run(src, i+1, 0, page.Size, true))
+		}
+		src.home.editAt(40, []byte{want[40] + 1})
+		want[40]++
+		for i, p := range programs {
+			if stores {
+				p.add(i)
+				want[i]++
+			}
+		}
+		src.home.noticed(t)
+		src.write(t, 20, []byte{want[20] + 1})
+		want[20]++
+		for range 2 {
+			for _, p := range programs {
+				p.acquire()
+				p.release()
+			}
+		}
+		for _, p := range programs {
+			requireSame(t, want, p.all())
+		}
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
+		requireSame(t, want, src.home.bytes(0, page.Size))
+		require.Zero(t, m.baseless())
+	}
+}
