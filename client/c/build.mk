@@ -2,11 +2,11 @@
 # else. It leaves libgaiafs.so and libgaiafs.a in $(GAIAFS_BUILD). CUDA is not needed.
 GAIAFS_C ?= client/c
 GAIAFS_BUILD ?= build
-GAIAFS_VERSION ?= 0.1.0
+GAIAFS_VERSION ?= 0.1.1
 PREFIX ?= /usr/local
 CC ?= cc
 
-GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c stream.c work.c conn.c service.c call.c table.c memory.c cuda.c cuda_stream.c grant.c wire.c error.c)
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c start.c copy.c status.c stream.c work.c conn.c service.c call.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
 GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h cuda_errors.h wire.h)
 LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
@@ -49,7 +49,8 @@ libgaiafs-install: libgaiafs
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
-			gaia_madvise gaia_munmap gaia_error; do \
+			gaia_madvise gaia_munmap gaia_drop gaia_start gaia_wait gaia_cancel gaia_read gaia_write gaia_copies \
+			gaia_status gaia_context gaia_lend_context gaia_error; do \
 		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
 	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig

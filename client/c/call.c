@@ -8,6 +8,9 @@
  * A thread waits in the kernel in a way that signals end: in recv, or in a futex. A call that is interrupted leaves its place to
  * an abandoned one, which nobody waits for: its reply is dropped when it comes, and a mapping in it is ended. A thread of the
  * library's own sees to that if no other call does.
+ *
+ * A call that is begun by gaiafs_call_begin may be waited for in pieces. Between these no thread need read: replies wait in the
+ * socket.
  */
 #define _GNU_SOURCE
 #include "conn.h"
@@ -18,6 +21,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { UNSENT, SENT, DONE };
@@ -35,9 +39,14 @@ static struct gaiafs_parcel *parcels; /* all; guarded by gaiafs_fd_lock */
 
 /* Futexes. Their words change under a connection's lock, and whoever waits looks again under it. */
 
-static bool futex_interrupted(uint32_t *word, uint32_t seen)
+/* futex_wait waits at most timeout milliseconds; a negative timeout is none. It returns 0, EINTR or ETIMEDOUT. */
+static int futex_wait(uint32_t *word, uint32_t seen, int timeout)
 {
-	return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0) != 0 && errno == EINTR;
+	const struct timespec left = { .tv_sec = timeout / 1000, .tv_nsec = timeout % 1000 * 1000000L };
+
+	if (syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, timeout < 0 ? NULL : &left, NULL, 0) == 0)
+		return 0;
+	return errno == EINTR || errno == ETIMEDOUT ? errno : 0;
 }
 
 static void futex_wake_locked(uint32_t *word)
@@ -216,17 +225,17 @@ static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, cons
 	}
 }
 
-/* read_one reads a frame and gives it to its call, as the thread that reads. False: it was interrupted. */
-static bool read_one(struct gaiafs_conn *c)
+/* read_one reads a frame and gives it to its call, as the thread that reads. It returns 0, EINTR or ETIMEDOUT. */
+static int read_one(struct gaiafs_conn *c, int timeout)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
 	struct gaiafs_fail fail = { 0 };
 	struct gaiafs_request *r;
-	int err = gaiafs_hear(c->fd, c->record, -1, &frame, fds, &fail);
+	int err = gaiafs_hear(c->fd, c->record, timeout, &frame, fds, &fail);
 
-	if (err == EINTR)
-		return false;
+	if (err == EINTR || err == ETIMEDOUT)
+		return err;
 	if (err == 0 && frame.header.type == GAIAFS_ERROR) {
 		if (gaiafs_read_fail(&frame, &fail) == 0)
 			(void)gaiafs_failed(&fail, EPROTO, "the daemon sent an error without one");
@@ -251,7 +260,7 @@ static bool read_one(struct gaiafs_conn *c)
 		pthread_mutex_unlock(&gaiafs_fd_lock);
 	}
 	if (fail.errnum == 0)
-		return true;
+		return 0;
 	gaiafs_lose(c, &fail); /* before calls end, so that one that begins anew makes a new connection */
 	pthread_mutex_lock(&c->lock);
 	while (c->calls != NULL) {
@@ -259,7 +268,7 @@ static bool read_one(struct gaiafs_conn *c)
 		complete_locked(c, c->calls);
 	}
 	pthread_mutex_unlock(&c->lock);
-	return true;
+	return 0;
 }
 
 /* Abandoned calls */
@@ -281,9 +290,9 @@ static void sweep(struct gaiafs_job *job)
 		c->reading = true;
 		pthread_mutex_unlock(&c->lock);
 		if (mine)
-			(void)read_one(c);
+			(void)read_one(c, -1);
 		else
-			(void)futex_interrupted(&c->sweep, seen);
+			(void)futex_wait(&c->sweep, seen, -1);
 		pthread_mutex_lock(&c->lock);
 		if (mine)
 			c->reading = false;
@@ -349,21 +358,22 @@ static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 
 /* Calling */
 
-/* wait_locked lets r wait for something to happen. False: it was interrupted. */
-static bool wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
+/* wait_locked lets r wait for something to happen. It returns 0, EINTR or ETIMEDOUT. */
+static int wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout)
 {
 	uint32_t seen = __atomic_load_n(&r->wake, __ATOMIC_RELAXED);
-	bool mine = !c->reading, went;
+	bool mine = !c->reading;
+	int err;
 
 	c->reading = true;
 	r->waiting = !mine;
 	pthread_mutex_unlock(&c->lock);
-	went = mine ? read_one(c) : !futex_interrupted(&r->wake, seen);
+	err = mine ? read_one(c, timeout) : futex_wait(&r->wake, seen, timeout);
 	pthread_mutex_lock(&c->lock);
 	r->waiting = false;
 	if (mine)
 		c->reading = false;
-	return went;
+	return err;
 }
 
 /* take_parcel_locked has the request take its next parcel, if there is one, under no lock. */
@@ -387,11 +397,9 @@ static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	return true;
 }
 
-int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
+/* begin_locked makes r a call of c, or returns why c is lost. */
+static int begin_locked(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
 {
-	struct gaiafs_parcel *left = NULL;
-	struct sweeper *s = NULL;
-
 	r->fail = (struct gaiafs_fail){ 0 };
 	r->type = type;
 	r->state = UNSENT;
@@ -400,18 +408,95 @@ int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_
 	r->abandoned = r->mapped = r->waiting = false;
 	memcpy(r->body, body, n);
 	r->body_len = n;
-
-	pthread_mutex_lock(&c->lock);
 	if (c->lost.errnum != 0) {
 		r->fail = c->lost;
-		pthread_mutex_unlock(&c->lock);
 		return r->fail.errnum;
 	}
 	r->id = ++c->last_id;
 	append_locked(c, r);
 	pump_locked(c);
+	return 0;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* finish_locked waits until r's reply is complete. It returns 0, EINTR or ETIMEDOUT. */
+static int finish_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout)
+{
+	int64_t until = timeout < 0 ? 0 : now_ms() + timeout;
+	int err;
+
 	while (take_parcel_locked(c, r) || r->state != DONE) {
-		if (r->parcels != NULL || r->state == DONE || wait_locked(c, r) || r->state == DONE || !abandon_locked(c, r))
+		int64_t left = timeout < 0 ? -1 : until - now_ms();
+
+		if (r->parcels != NULL || r->state == DONE)
+			continue;
+		err = wait_locked(c, r, timeout >= 0 && left < 0 ? 0 : (int)left);
+		if (err != 0 && r->state != DONE)
+			return err;
+	}
+	return 0;
+}
+
+int gaiafs_call_begin(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
+{
+	int err;
+
+	pthread_mutex_lock(&c->lock);
+	err = begin_locked(c, type, body, n, r);
+	pthread_mutex_unlock(&c->lock);
+	return err;
+}
+
+int gaiafs_call_wait(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout)
+{
+	int err;
+
+	pthread_mutex_lock(&c->lock);
+	err = finish_locked(c, r, timeout);
+	pass_on_locked(c);
+	pthread_mutex_unlock(&c->lock);
+	return err;
+}
+
+void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct sweeper *s = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	if (r->state == SENT || (r->state == UNSENT && r->type == GAIAFS_UNMAP)) {
+		r->abandoned = true;
+		c->abandoned++;
+		if (r->state == UNSENT) /* a reply makes room for it, so somebody has to read */
+			s = have_swept_locked(c);
+	} else {
+		if (r->state == UNSENT)
+			remove_locked(c, r);
+		free(r);
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (s != NULL)
+		post_sweeper(s);
+}
+
+int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
+{
+	struct gaiafs_parcel *left = NULL;
+	struct sweeper *s = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	if (begin_locked(c, type, body, n, r) != 0) {
+		pthread_mutex_unlock(&c->lock);
+		return r->fail.errnum;
+	}
+	while (finish_locked(c, r, -1) != 0) {
+		if (!abandon_locked(c, r))
 			continue;
 		left = r->parcels;
 		r->abandoned = true;
@@ -453,4 +538,17 @@ int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, siz
 	if (err != 0)
 		*f = r.fail;
 	return err;
+}
+
+void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n)
+{
+	struct gaiafs_request *r = calloc(1, sizeof *r);
+
+	if (r == NULL)
+		return;
+	r->take = take_simple;
+	if (gaiafs_call_begin(c, type, body, n, r) == 0)
+		gaiafs_call_abandon(c, r);
+	else
+		free(r);
 }

@@ -126,7 +126,7 @@ static void choose_look_for(void)
 }
 
 /* wait_for_bytes waits until there is something to receive, or the connection has ended. It returns an errno: ETIMEDOUT, or
- * EINTR. poll would be interrupted by every signal, recv only by those whose handlers do not restart calls. */
+ * EINTR. Every signal interrupts poll; recv is interrupted only by those whose handlers do not restart calls. */
 static int wait_for_bytes(int fd, int timeout)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -135,7 +135,7 @@ static int wait_for_bytes(int fd, int timeout)
 	int ready;
 
 	pthread_once(&look_once, choose_look_for);
-	if (look_for > 0) {
+	if (look_for > 0 && timeout != 0) {
 		(void)clock_gettime(CLOCK_MONOTONIC, &begin);
 		do {
 			if (poll(&p, 1, 0) != 0)
@@ -145,8 +145,7 @@ static int wait_for_bytes(int fd, int timeout)
 	}
 	if (timeout < 0)
 		return recv(fd, &byte, 1, MSG_PEEK) < 0 ? errno : 0;
-	while ((ready = poll(&p, 1, timeout)) < 0 && errno == EINTR)
-		continue;
+	ready = poll(&p, 1, timeout);
 	return ready == 0 ? ETIMEDOUT : ready < 0 ? errno : 0;
 }
 
@@ -258,9 +257,10 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 	err = gaiafs_say(fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */
 		return gone(f, strerror(err));
-	if (gaiafs_hear(fd, record, PATIENCE * 1000, &frame, fds, f) != 0)
-		return f->errnum;
-	err = 0;
+	while ((err = gaiafs_hear(fd, record, PATIENCE * 1000, &frame, fds, f)) == EINTR)
+		continue;
+	if (err != 0)
+		return err;
 	if (frame.header.type == GAIAFS_ERROR) {
 		err = gaiafs_read_fail(&frame, f);
 		if (err == 0)
@@ -297,6 +297,7 @@ static void destroy(struct gaiafs_conn *c)
 		close(c->fd);
 	gaiafs_calls_free(c);
 	pthread_mutex_destroy(&c->lock);
+	pthread_mutex_destroy(&c->looking);
 	free(c->record);
 	free(c);
 }
@@ -370,6 +371,7 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	}
 	(void)snprintf(c->socket, sizeof c->socket, "%s", socket_path);
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_mutex_init(&c->looking, NULL);
 	c->state = CONNECTING;
 	c->service = -1;
 	c->refs = 2; /* the list's and the caller's */

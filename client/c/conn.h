@@ -12,6 +12,8 @@ struct gaiafs_conn {
 	char socket[GAIAFS_SOCKET_PATH]; /* immutable */
 	pthread_mutex_t lock;
 
+	pthread_mutex_t looking; /* held for a STATUS, of which a connection may run one; no other is taken under it but lock */
+
 	/* Guarded by gaiafs_table_lock. */
 	int state;
 	bool listed;
@@ -34,9 +36,9 @@ struct gaiafs_conn {
 	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
 };
 
-/* gaiafs_hear waits for one frame of a socket, whose bytes go to record, at most timeout milliseconds, and returns 0 with gaiafs_fd_lock held and the descriptors in
- * fds, or an errno without. With a negative timeout it waits until there is one; EINTR: a signal's handler ran that does not
- * restart calls. */
+/* gaiafs_hear waits for one frame of a socket, at most timeout milliseconds; a negative timeout is none. It puts the frame's
+ * bytes into record and its descriptors into fds, and returns 0 with gaiafs_fd_lock held, or an errno without. ETIMEDOUT, or
+ * EINTR, after a signal's handler (without a timeout, only one that does not restart calls): the frame is still to come. */
 int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f);
 /* gaiafs_greet connects a socket with a daemon and shakes hands. It returns an errno. */

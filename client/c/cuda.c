@@ -40,6 +40,15 @@ static const struct {
 	{ &gaiafs_cu.map, "cuMemMap", NULL, false },
 	{ &gaiafs_cu.unmap, "cuMemUnmap", NULL, false },
 	{ &gaiafs_cu.set_access, "cuMemSetAccess", NULL, false },
+	{ &gaiafs_cu.ctx_sync, "cuCtxSynchronize", NULL, false },
+	{ &gaiafs_cu.stream_sync, "cuStreamSynchronize", NULL, false },
+	{ &gaiafs_cu.stream_create, "cuStreamCreate", NULL, false },
+	{ &gaiafs_cu.stream_destroy, "cuStreamDestroy_v2", "cuStreamDestroy", false },
+	{ &gaiafs_cu.alloc, "cuMemAlloc_v2", NULL, false },
+	{ &gaiafs_cu.dealloc, "cuMemFree_v2", NULL, false },
+	{ &gaiafs_cu.to_host, "cuMemcpyDtoH_v2", NULL, false },
+	{ &gaiafs_cu.to_device, "cuMemcpyHtoD_v2", NULL, false },
+	{ &gaiafs_cu.within, "cuMemcpyDtoDAsync_v2", NULL, false },
 	{ &gaiafs_cu.stream_ctx, "cuStreamGetCtx", NULL, false },
 	{ &gaiafs_cu.stream_query, "cuStreamQuery", NULL, false },
 	{ &gaiafs_cu.launch, "cuLaunchHostFunc", NULL, false },
@@ -57,7 +66,7 @@ static const struct {
 
 /* What loading came to; set once. */
 static struct gaiafs_fail unusable;
-static pid_t loader;
+static pid_t loader; /* atomic: the process in which all functions are there; 0: none */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 #include "cuda_errors.h"
@@ -78,9 +87,9 @@ int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f)
 static void load(void)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 	struct gaiafs_fail f;
 
-	loader = getpid();
 	if (library == NULL) {
 		const char *why = dlerror();
 
@@ -103,8 +112,10 @@ static void load(void)
 	}
 	if (gaiafs_cu_check(gaiafs_cu.init(0), "cuInit", &f) != 0)
 		(void)gaiafs_failed(&unusable, ENODEV,
-				    "CUDA cannot be used in this process: %s; see to the driver, to CUDA_VISIBLE_DEVICES, and "
-				    "that the process is not the child of one that used CUDA", f.text);
+				    "CUDA cannot be used in this process: %s. CUDA_VISIBLE_DEVICES is %s%s%s; a child of a process "
+				    "that used CUDA cannot use it", f.text, visible != NULL ? "'" : "not set",
+				    visible != NULL ? visible : "", visible != NULL ? "'" : "");
+	__atomic_store_n(&loader, getpid(), __ATOMIC_RELEASE);
 }
 
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -138,27 +149,62 @@ void gaiafs_cu_leave(struct visit *v)
 		(void)gaiafs_cu.capture_mode(&v->mode);
 }
 
+/* A context of another thread's that this one uses where it has none of the device. */
+static _Thread_local context lent;
+
+static bool current_is(device d)
+{
+	device of;
+
+	return gaiafs_cu.ctx_device(&of) == 0 && of == d;
+}
+
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f)
 {
-	context now = NULL;
-	device of;
-	int err = 0;
+	context now = NULL, ignored;
+	int err;
 
 	*v = (struct visit){ 0 };
 	gaiafs_cu_relax(v);
-	if (gaiafs_cu.ctx_current(&now) == 0 && now != NULL && gaiafs_cu.ctx_device(&of) == 0 && of == c->device)
+	err = gaiafs_cu_check(gaiafs_cu.ctx_current(&now), "cuCtxGetCurrent", f);
+	if (err == 0 && now != NULL && current_is(c->device))
 		return 0;
-	pthread_mutex_lock(&primary_lock);
-	if (c->primary == NULL && (err = gaiafs_cu_check(gaiafs_cu.primary_retain(&now, c->device), "cuDevicePrimaryCtxRetain", f)) == 0)
-		c->primary = now;
-	now = c->primary;
-	pthread_mutex_unlock(&primary_lock);
+	if (err == 0 && lent != NULL && gaiafs_cu.ctx_push(lent) == 0) {
+		v->pushed = true;
+		if (current_is(c->device))
+			return 0;
+		(void)gaiafs_cu.ctx_pop(&ignored);
+		v->pushed = false;
+	}
+	if (err == 0) {
+		pthread_mutex_lock(&primary_lock);
+		if (c->primary == NULL)
+			err = gaiafs_cu_check(gaiafs_cu.primary_retain(&now, c->device), "cuDevicePrimaryCtxRetain", f);
+		if (err == 0 && c->primary == NULL)
+			c->primary = now;
+		now = c->primary;
+		pthread_mutex_unlock(&primary_lock);
+	}
 	if (err == 0)
 		err = gaiafs_cu_check(gaiafs_cu.ctx_push(now), "cuCtxPushCurrent", f);
 	v->pushed = err == 0;
 	if (err != 0)
 		gaiafs_cu_leave(v);
 	return err;
+}
+
+void *gaia_context(void)
+{
+	context now = NULL;
+
+	if (__atomic_load_n(&loader, __ATOMIC_ACQUIRE) != getpid() || gaiafs_cu.ctx_current(&now) != 0)
+		return NULL;
+	return now != NULL ? now : lent;
+}
+
+void gaia_lend_context(void *c)
+{
+	lent = c;
 }
 
 int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *f)
@@ -175,7 +221,7 @@ int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *
 	}
 	if (loader != getpid())
 		return gaiafs_failed(f, ENODEV, "the process that this one was forked from uses CUDA, which a child then cannot: "
-				     "fork before the first mapping, or execute a program in the child");
+				     "fork before the first mapping, or start a program of its own (multiprocessing's spawn in Python)");
 	if (gaiafs_cu_check(gaiafs_cu.device_count(&n), "cuDeviceGetCount", f) != 0)
 		return f->errnum;
 	if (ordinal < 0 || ordinal >= n)
@@ -271,7 +317,11 @@ static int give_access(struct gaiafs_cuda *c, bool writable, bool peers, struct 
 /* lay reserves the range and maps the parts into it. What it leaves behind where it fails, drop takes away. */
 static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, struct gaiafs_fail *f)
 {
-	int err = gaiafs_cu_check(gaiafs_cu.reserve(&c->range, c->total, 0, hint, 0), "cuMemAddressReserve", f);
+	int err;
+
+	if (gaiafs_cu.alloc(&c->block, 1) != 0) /* for drop; a device that is full has none */
+		c->block = 0;
+	err = gaiafs_cu_check(gaiafs_cu.reserve(&c->range, c->total, 0, hint, 0), "cuMemAddressReserve", f);
 
 	if (err != 0) {
 		c->range = 0;
@@ -307,13 +357,7 @@ static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 	if (err != 0)
 		return err;
 	m->base = (uint8_t *)(uintptr_t)(c->range + in);
-	/* The addresses are ours alone before the table has them, and are given back after it has not. */
-	pthread_mutex_lock(&gaiafs_table_lock);
-	err = gaiafs_table_room_locked();
-	if (err == 0)
-		gaiafs_table_add_locked(m);
-	pthread_mutex_unlock(&gaiafs_table_lock);
-	return err == 0 ? 0 : gaiafs_failed(f, err, "out of memory");
+	return gaiafs_table_add(m, f); /* the addresses are ours alone before the table has them, and until it has not */
 }
 
 static void leave(struct gaiafs_mapping *m)
@@ -321,18 +365,41 @@ static void leave(struct gaiafs_mapping *m)
 	(void)m;
 }
 
-/* drop goes on after a failure, and reports the first. */
-static int drop(struct gaiafs_mapping *m, struct gaiafs_fail *f)
+/*
+ * settle_unseen waits for the context and disturbs no capture, which cuCtxSynchronize would end, whichever thread calls it:
+ * cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is nothing to free.
+ */
+static bool settle_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {
-	struct gaiafs_fail fails[4] = { 0 };
+	if (c->block == 0 && gaiafs_cu.alloc(&c->block, 1) != 0)
+		c->block = 0;
+	if (c->block == 0)
+		return false;
+	if (gaiafs_cu_check(gaiafs_cu.dealloc(c->block), "cuMemFree", f) == 0)
+		c->block = 0;
+	return true;
+}
+
+/* drop goes on after a failure, and reports the first. */
+static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
+{
+	struct gaiafs_fail fails[5] = { 0 };
 	struct gaiafs_cuda *c = m->cuda;
 	struct visit v = { 0 };
+	bool keep = false;
 
-	if (c->range != 0 || c->count > 0)
+	if (c->range != 0 || c->count > 0 || c->block != 0)
 		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
-	if (c->mapped > 0)
+	if ((c->mapped > 0 || c->block != 0) && !settle_unseen(c, &fails[4])) { /* cuMemUnmap waits for nobody */
+		keep = gently;
+		if (!gently)
+			(void)gaiafs_cu_check(gaiafs_cu.ctx_sync(), "cuCtxSynchronize", &fails[4]);
+	}
+	if (keep)
+		(void)gaiafs_failed(&fails[4], ENOMEM, "the device has no memory left, and the mapping stays");
+	if (c->mapped > 0 && !keep)
 		(void)gaiafs_cu_check(gaiafs_cu.unmap(c->range, c->mapped), "cuMemUnmap", &fails[1]);
-	if (c->range != 0 && fails[1].errnum == 0)
+	if (c->range != 0 && fails[1].errnum == 0 && !keep)
 		(void)gaiafs_cu_check(gaiafs_cu.free(c->range, c->total), "cuMemAddressFree", &fails[2]);
 	for (size_t i = 0; i < c->count; i++)
 		if (c->parts[i].handle != 0)
@@ -344,7 +411,7 @@ static int drop(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 	c->primary = NULL;
 	c->parts = NULL;
 	c->count = c->room = c->total = c->mapped = 0;
-	c->range = 0;
+	c->range = c->block = 0;
 	for (size_t i = 0; i < sizeof fails / sizeof fails[0]; i++)
 		if (fails[i].errnum != 0) {
 			*f = fails[i];
@@ -360,4 +427,8 @@ const struct gaiafs_kind gaiafs_cuda_kind = {
 	.finish = finish,
 	.leave = leave,
 	.drop = drop,
+	.settle = gaiafs_cu_settle,
+	.read = gaiafs_cu_read,
+	.write = gaiafs_cu_write,
+	.copies = gaiafs_cu_copies,
 };

@@ -1,4 +1,4 @@
-/* What cuda.c and cuda_stream.c share: the driver, as far as it is called. */
+/* What the parts of the library that use GPUs share: the driver, as far as it is called. */
 #ifndef GAIAFS_CUDA_H
 #define GAIAFS_CUDA_H
 
@@ -27,6 +27,7 @@ enum { CAPTURE_MODE_RELAXED = 2 };           /* CUstreamCaptureMode */
 enum { UNTIL_AT_LEAST = 0 };                 /* CUstreamWaitValue_flags: cyclically */
 enum { PORTABLE = 1, MAPPED = 2 };           /* of registered memory */
 enum { WITHOUT_SYNC = 1, MOVE = 1 };         /* of user objects: CUuserObject_flags, CUuserObjectRetain_flags */
+enum { NON_BLOCKING = 1 };                   /* CUstream_flags */
 enum { MOST_DEVICES = 64 };                  /* CUDA shows a process no more */
 enum { GRANULARITY = 2 << 20 };              /* to which hints are rounded */
 #define PER_THREAD_STREAM ((stream)(uintptr_t)2) /* the numbers up to this one are default streams */
@@ -58,6 +59,15 @@ struct gaiafs_cu {
 	result (*map)(address a, size_t n, size_t offset, handle h, unsigned long long flags);
 	result (*unmap)(address a, size_t n);
 	result (*set_access)(address a, size_t n, const struct access *who, size_t count);
+	result (*ctx_sync)(void);
+	result (*stream_sync)(stream s);
+	result (*stream_create)(stream *s, unsigned flags);
+	result (*stream_destroy)(stream s);
+	result (*alloc)(address *a, size_t n);
+	result (*dealloc)(address a);
+	result (*to_host)(void *to, address from, size_t n);
+	result (*to_device)(address to, const void *from, size_t n);
+	result (*within)(address to, address from, size_t n, stream s);
 	result (*stream_ctx)(stream s, context *c);
 	result (*stream_query)(stream s);
 	result (*launch)(stream s, void (*call)(void *), void *argument);
@@ -94,6 +104,7 @@ struct gaiafs_cuda {
 	int64_t first;             /* file offset of the first extent */
 	address range;             /* total bytes; 0: none */
 	size_t mapped;             /* bytes of it that are mapped */
+	address block;             /* an allocation; 0: none. Freeing it waits for the context: see drop */
 };
 
 /* How a thread's CUDA state was found, for gaiafs_cu_leave. */
@@ -108,5 +119,11 @@ void gaiafs_cu_relax(struct visit *v);
  * until the mapping ends. */
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
 void gaiafs_cu_leave(struct visit *v);
+/* The functions of gaiafs_cuda_kind that are in cuda_copy.c. */
+int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
+int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
+int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
+int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
+		     struct gaiafs_fail *f);
 
 #endif

@@ -42,32 +42,56 @@ struct gaiafs_mapping *gaiafs_find(const void *addr, size_t len, struct gaiafs_f
 	return NULL;
 }
 
-/* request sends a message about a range of m and waits for its result. */
-static int request(struct gaiafs_mapping *m, uint16_t type, const void *addr, size_t len, uint32_t arg,
+int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t len, int argument, gaia_stream_t stream,
+		   struct gaiafs_ready *ready, struct gaiafs_fail *f)
+{
+	static const uint16_t types[] = { [GAIA_DO_ACQUIRE] = GAIAFS_ACQUIRE, [GAIA_DO_RELEASE] = GAIAFS_RELEASE,
+					  [GAIA_DO_SYNC] = GAIAFS_SYNC, [GAIA_DO_ADVISE] = GAIAFS_ADVISE };
+	uint64_t at = (uintptr_t)addr - (uintptr_t)m->base;
+	bool launder = false;
+
+	ready->type = 0;
+	if (what < GAIA_DO_ACQUIRE || what > GAIA_DO_ADVISE)
+		return gaiafs_failed(f, EINVAL, "there is no request %d", what);
+	if (m->conn == NULL)
+		return gaiafs_failed(f, EINVAL, "the memory is this process's alone: there is nobody to ask about it");
+	if (what == GAIA_DO_RELEASE && !m->writable)
+		return 0;
+	if (stream != GAIA_NO_STREAM && what != GAIA_DO_ADVISE && (what == GAIA_DO_ACQUIRE || m->writable) &&
+	    m->kind->settle(m, stream, f) != 0)
+		return f->errnum;
+	if (what == GAIA_DO_ACQUIRE) {
+		if (gaiafs_flush_kernel(m->fd, m->off + at, len, &launder, f) != 0)
+			return f->errnum;
+		argument = launder ? GAIAFS_ACQUIRE_LAUNDER : 0;
+	} else if (what == GAIA_DO_RELEASE) {
+		gaiafs_start_flush(m->fd, m->off + at, len);
+		argument = 0;
+	}
+	ready->type = types[what];
+	ready->n = gaiafs_put_range(ready->body, m->id, at, len, (uint32_t)argument);
+	return 0;
+}
+
+/* request asks the daemon about a range of m, and waits for what comes of it. */
+static int request(struct gaiafs_mapping *m, int what, const void *addr, size_t len, int argument, gaia_stream_t stream,
 		   struct gaiafs_fail *f)
 {
-	uint8_t body[GAIAFS_MAX_BODY];
-	size_t n = gaiafs_put_range(body, m->id, (uintptr_t)addr - (uintptr_t)m->base, len, arg);
+	struct gaiafs_ready r;
 
-	return gaiafs_simple(m->conn, type, body, n, f);
+	if (gaiafs_prepare(m, what, addr, len, argument, stream, &r, f) != 0)
+		return f->errnum;
+	return r.type == 0 ? 0 : gaiafs_simple(m->conn, r.type, r.body, r.n, f);
 }
 
 int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
 {
-	bool launder = false;
-	int err = gaiafs_flush_kernel(m->fd, m->off + ((uintptr_t)addr - (uintptr_t)m->base), len, &launder, f);
-
-	if (err != 0)
-		return err;
-	return request(m, GAIAFS_ACQUIRE, addr, len, launder ? GAIAFS_ACQUIRE_LAUNDER : 0, f);
+	return request(m, GAIA_DO_ACQUIRE, addr, len, 0, GAIA_NO_STREAM, f);
 }
 
 int gaiafs_release(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f)
 {
-	if (!m->writable)
-		return 0;
-	gaiafs_start_flush(m->fd, m->off + ((uintptr_t)addr - (uintptr_t)m->base), len);
-	return request(m, GAIAFS_RELEASE, addr, len, 0, f);
+	return request(m, GAIA_DO_RELEASE, addr, len, 0, GAIA_NO_STREAM, f);
 }
 
 int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_fail *f)
@@ -103,7 +127,7 @@ int gaia_mrelease(void *addr, size_t len, int dev)
 	m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
 		if (gaiafs_check_device(m, dev, &f) == 0)
-			(void)gaiafs_release(m, addr, len, &f);
+			(void)request(m, GAIA_DO_RELEASE, addr, len, 0, GAIA_ALL_STREAMS, &f);
 		gaiafs_mapping_unref(m);
 	}
 	return gaiafs_leave(state, f.errnum, &f);
@@ -124,7 +148,7 @@ int gaia_msync(void *addr, size_t len, int flags)
 		m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
 		if (flags != MS_INVALIDATE)
-			err = request(m, GAIAFS_SYNC, addr, len, flags & MS_SYNC ? GAIAFS_SYNC_DURABLE : 0, &f);
+			err = request(m, GAIA_DO_SYNC, addr, len, (flags & MS_SYNC) != 0, GAIA_ALL_STREAMS, &f);
 		if (err == 0 && (flags & MS_INVALIDATE))
 			err = gaiafs_acquire(m, addr, len, &f);
 		if (err == 0 && flags != MS_INVALIDATE)
@@ -148,7 +172,7 @@ int gaia_madvise(void *addr, size_t len, int advice)
 	else if (len > 0)
 		m = gaiafs_find(addr, len, &f);
 	if (m != NULL) {
-		(void)request(m, GAIAFS_ADVISE, addr, len, (uint32_t)advice, &f);
+		(void)request(m, GAIA_DO_ADVISE, addr, len, advice, GAIA_NO_STREAM, &f);
 		gaiafs_mapping_unref(m);
 	}
 	return gaiafs_leave(state, f.errnum, &f);
@@ -161,7 +185,9 @@ static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 	struct gaiafs_fail second = { 0 };
 
 	(void)gaiafs_later_fail(m, f);
-	(void)m->kind->drop(m, f->errnum == 0 ? f : &second);
+	(void)m->kind->drop(m, false, f->errnum == 0 ? f : &second);
+	if (m->conn == NULL)
+		return;
 	if (gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second) == EINTR)
 		(void)gaiafs_failed(&second, EINPROGRESS, "a signal interrupted the wait for the daemon, which has yet to release the "
 				    "mapping");
@@ -198,6 +224,27 @@ int gaia_munmap(void *addr, size_t len)
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
+void gaia_drop(void *addr, size_t len)
+{
+	struct gaiafs_mapping *m = NULL;
+	struct gaiafs_fail f = { 0 };
+	bool mine = false, busy = false;
+	uint8_t body[GAIAFS_MAX_BODY];
+	int state;
+
+	gaiafs_enter(&state);
+	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE)
+		m = gaiafs_table_take(addr, gaiafs_whole_pages(len), &mine, &busy);
+	if (m != NULL && mine) {
+		(void)m->kind->drop(m, true, &f);
+		if (m->conn != NULL)
+			gaiafs_tell(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id));
+	}
+	if (m != NULL)
+		gaiafs_mapping_unref(m);
+	(void)gaiafs_leave(state, 0, &f);
+}
+
 int gaia_info(const void *addr, struct gaia_info *info, size_t size)
 {
 	struct gaiafs_fail f = { 0 };
@@ -213,7 +260,7 @@ int gaia_info(const void *addr, struct gaia_info *info, size_t size)
 	if (m != NULL) {
 		now = (struct gaia_info){ .address = m->base, .length = m->len, .offset = m->off, .flags = m->flags,
 					  .serial = m->serial, .prot = m->writable ? PROT_READ | PROT_WRITE : PROT_READ,
-					  .device = m->dev, .kind = (int)m->kind->number };
+					  .device = m->dev, .kind = (int)m->kind->number, .size = m->home };
 		gaiafs_mapping_unref(m);
 		memset(info, 0, size);
 		memcpy(info, &now, size < sizeof now ? size : sizeof now);

@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 /* The version of this header: 10000 * major + 100 * minor + patch. */
-#define GAIA_VERSION 100
+#define GAIA_VERSION 101
 
 /* gaia_version returns the GAIA_VERSION of the library that the program runs with, which may be another one. */
 GAIA_API int gaia_version(void);
@@ -50,6 +50,9 @@ GAIA_API int gaia_version(void);
  */
 #define GAIA_MAP_LAZY (UINT64_C(1) << 32)  /* fetch nothing now: gaia_macquire does, or GAIA_MADV_WILLNEED */
 #define GAIA_MAP_PEERS (UINT64_C(1) << 33) /* let the other GPUs of this process use the pointer, too */
+#define GAIA_MAP_HOLD (UINT64_C(1) << 34)  /* have the device hold the memory, and do not map it: the address is for calls only */
+/* Start no thread for a mapping on an emulated device, for programs that fork. Its memory then never moves. */
+#define GAIA_MAP_NO_THREAD (UINT64_C(1) << 35)
 
 /* GAIA_MAP_LAZY for gaia_mmap. It lies among the bits by which Linux chooses sizes of huge pages. */
 #define GAIA_LAZY 0x20000000
@@ -63,6 +66,10 @@ GAIA_API int gaia_version(void);
 
 /* A stream of CUDA: a cudaStream_t or a CUstream is passed as it is. NULL is the default stream of the mapping's device. */
 typedef struct CUstream_st *gaia_stream_t;
+
+/* In place of a stream: the work of all streams of the context, and none. */
+#define GAIA_ALL_STREAMS ((gaia_stream_t)-1)
+#define GAIA_NO_STREAM ((gaia_stream_t)-2)
 
 /*
  * What gaia_map maps, and how. Set what is not needed to 0. Later versions may have more fields at the end, where 0 means what
@@ -90,12 +97,13 @@ struct gaia_info {
 	void *address;   /* of its first byte */
 	uint64_t length; /* as asked for */
 	uint64_t offset; /* in the file */
-	uint64_t flags;  /* GAIA_MAP_LAZY and GAIA_MAP_PEERS, as asked for */
+	uint64_t flags;  /* the GAIA_MAP_ flags, as asked for */
 	uint64_t serial; /* no other mapping of this process ever has the same */
 	int prot;        /* PROT_READ or PROT_READ|PROT_WRITE */
 	int device;      /* as asked for */
-	int kind;        /* GAIA_KIND_EMULATED or GAIA_KIND_CUDA */
+	int kind;        /* GAIA_KIND_EMULATED or GAIA_KIND_CUDA; 0 with GAIA_MAP_HOLD */
 	int reserved;    /* 0 */
+	int64_t size;    /* of the file when it was mapped; -1: not known, or no file's memory */
 };
 
 /* gaia_info describes the mapping that has the address. size is sizeof *info; fields that the library lacks are set to 0. */
@@ -115,7 +123,11 @@ GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, of
  */
 GAIA_API int gaia_macquire(void *addr, size_t len, int dev);
 
-/* gaia_mrelease makes the stores into the len bytes at addr visible to everyone. */
+/*
+ * gaia_mrelease makes the stores into the len bytes at addr visible to everyone. On a GPU it first waits for all work that was
+ * begun in the calling thread's context. While a stream is captured, which such a wait would end, use gaia_mrelease_async, or
+ * gaia_start with a stream.
+ */
 GAIA_API int gaia_mrelease(void *addr, size_t len, int dev);
 
 /*
@@ -144,10 +156,80 @@ GAIA_API int gaia_madvise(void *addr, size_t len, int advice);
 
 /*
  * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. It waits for
- * stream-ordered calls on the mapping, but not for kernels that use the pointer. The mapping is gone after every failure
+ * stream-ordered calls on the mapping, and for all work that was begun in the context. It ends no capture of a stream. The mapping is gone after every failure
  * but EINVAL and EINTR; the failure says that the release, or an earlier one in stream order, could not be confirmed.
  */
 GAIA_API int gaia_munmap(void *addr, size_t len);
+
+/*
+ * gaia_drop is gaia_munmap for finalizers: it fails in silence, does not wait for the daemon, and does nothing to a mapping that
+ * stream-ordered calls keep. It waits for work that was begun, and never ends a capture of a stream.
+ */
+GAIA_API void gaia_drop(void *addr, size_t len);
+
+/*
+ * Requests that are waited for in pieces, for programs that have something else to do now and then, such as handling a signal.
+ */
+
+/* A request. Set it to zeros before gaia_start. */
+struct gaia_call {
+	void *running;  /* the library's; NULL: there is nothing to wait for */
+	uint64_t pages; /* once it is over: how many an acquire brought up to date, or a release found stores in */
+};
+
+#define GAIA_DO_ACQUIRE 1
+#define GAIA_DO_RELEASE 2
+#define GAIA_DO_SYNC 3   /* release and bring home; argument: 1 for stable storage, or 0 */
+#define GAIA_DO_ADVISE 4 /* argument: the GAIA_MADV_ number */
+
+/*
+ * gaia_start asks for one of these for the len bytes at addr, and returns before the answer comes. It first waits for the work
+ * that was begun in the stream, or in the context with GAIA_ALL_STREAMS. With GAIA_NO_STREAM it waits for none, and so does
+ * GAIA_DO_ADVISE. On emulated devices there is nothing to wait for.
+ */
+GAIA_API int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int argument, gaia_stream_t stream);
+
+/*
+ * gaia_wait waits at most timeout milliseconds, or with a negative timeout as long as it takes, until the request is over, and
+ * returns what came of it. While call->running is not NULL it is not over, and -1 says ETIMEDOUT, or EINTR after any
+ * signal's handler (without a timeout, one that does not restart calls): call it again, or gaia_cancel. A call is one thread's.
+ */
+GAIA_API int gaia_wait(struct gaia_call *call, int timeout);
+
+/* gaia_cancel gives up waiting, at once. The request may be carried out all the same. It does nothing where nothing runs. */
+GAIA_API void gaia_cancel(struct gaia_call *call);
+
+/* gaia_read copies len bytes at addr out of a mapping's memory, and gaia_write into it; they are there when it returns. */
+GAIA_API int gaia_read(const void *addr, void *to, size_t len);
+GAIA_API int gaia_write(void *addr, const void *from, size_t len);
+
+/* A copy within a device: length bytes at from, in a mapping, go to offset to of the new memory. */
+struct gaia_copy {
+	uint64_t to;
+	const void *from;
+	uint64_t length;
+};
+
+/*
+ * gaia_copies makes memory of this process alone, of size bytes, on the device of the mapping that has addr, and copies count
+ * ranges of that mapping there. gaia_read, gaia_write, gaia_info, gaia_munmap and gaia_drop take it as they take a mapping. It is
+ * no file's. MAP_FAILED on failure.
+ */
+GAIA_API void *gaia_copies(const void *addr, size_t size, const struct gaia_copy *copies, size_t count);
+
+/*
+ * gaia_status returns what the daemon of a mount says of itself, a JSON document that the caller frees; NULL on failure. fd is
+ * an open descriptor of the mountpoint.
+ */
+GAIA_API char *gaia_status(int fd);
+
+/*
+ * A thread that works for another one uses that one's context of CUDA. gaia_context returns the calling thread's; NULL: it has
+ * none, or this library has not loaded CUDA. gaia_lend_context has the calls of this thread use one where the thread has no
+ * context of the mapping's device itself; NULL ends that.
+ */
+GAIA_API void *gaia_context(void);
+GAIA_API void gaia_lend_context(void *context);
 
 /*
  * gaia_error returns what the last failure of a function of this library in this thread was, in words; the daemon's own

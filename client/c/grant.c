@@ -15,8 +15,8 @@ static int ioctl_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 	uint8_t answer[GAIAFS_GRANT_SIZE] = { 0 };
 
 	if (ioctl(fd, IOC_GRANT, answer) != 0) {
-		if (errno == ENOTTY || errno == EINVAL || errno == ENOSYS)
-			return gaiafs_failed(f, errno, "the descriptor is not of a gaiafs mount");
+		if (errno == ENOTTY || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)
+			return gaiafs_failed(f, errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)");
 		return gaiafs_failed(f, errno, "the mount gave no access: %s", strerror(errno));
 	}
 	if (!gaiafs_get_grant(answer, sizeof answer, g))
@@ -56,8 +56,9 @@ int gaiafs_flush_kernel(int fd, uint64_t off, uint64_t n, bool *launder, struct 
 	const unsigned all = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
 
 	pthread_once(&kernel_once, look_at_kernel);
-	if (sync_file_range(fd, (off64_t)off, (off64_t)n, all) != 0)
-		return gaiafs_failed(f, errno, "the kernel's dirty pages could not be written: %s", strerror(errno));
+	while (sync_file_range(fd, (off64_t)off, (off64_t)n, all) != 0)
+		if (errno != EINTR)
+			return gaiafs_failed(f, errno, "the kernel's dirty pages could not be written: %s", strerror(errno));
 	*launder = !kernel_waits;
 	return 0;
 }

@@ -94,6 +94,17 @@ void gaiafs_conn_serve(struct gaiafs_conn *c);
  * restart calls. Then what was asked for may happen all the same, but for a MAP, which is undone; an UNMAP certainly happens.
  */
 int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
+/*
+ * gaiafs_call_begin sends a request, or has it sent when there is room. It returns an errno; 0: r is to be waited for by
+ * gaiafs_call_wait, which returns 0 once the reply is complete, with what came of it in r->fail. Until then it returns ETIMEDOUT
+ * after timeout milliseconds (negative: never) and EINTR after a signal's handler: call it again. gaiafs_call_abandon has nobody
+ * wait for it any more, and waits for nothing; r is from malloc, and freed when its reply has come.
+ */
+int gaiafs_call_begin(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
+int gaiafs_call_wait(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout);
+void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r);
+/* gaiafs_tell sends a request that nobody waits for. */
+void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f);
 /* gaiafs_take_result takes a RESULT. */
@@ -136,13 +147,27 @@ struct gaiafs_kind {
 	int (*finish)(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f);
 	/* leave: m leaves the table, under gaiafs_table_lock. */
 	void (*leave)(struct gaiafs_mapping *m);
-	/* drop gives back what m still has, in the process that made it only. */
-	int (*drop)(struct gaiafs_mapping *m, struct gaiafs_fail *f);
+	/*
+	 * drop gives back what m still has, once nothing that was begun uses it, in the process that made it only. With gently it
+	 * disturbs no capture of a stream, and where it cannot wait so, it leaves the memory to the process's end.
+	 */
+	int (*drop)(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f);
+	/* settle waits for the work of a stream that was begun, or with GAIA_ALL_STREAMS of the whole context. */
+	int (*settle)(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f);
+	/* read and write copy bytes between m's memory and that of the process, and return when they are there. */
+	int (*read)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
+	int (*write)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
+	/* copies gives m, which has its size only, memory on the device of another mapping, with copies of that one's bytes, and
+	 * adds it to the table. */
+	int (*copies)(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
+		      struct gaiafs_fail *f);
 };
 
 /* gaiafs_kind_of returns NULL for a kind that this library cannot map. */
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number);
 extern const struct gaiafs_kind gaiafs_cuda_kind;
+/* Memory that the daemon holds and this process does not map: addresses alone, for the calls. It is of no kind's number. */
+extern const struct gaiafs_kind gaiafs_held_kind;
 
 /* A GPU as a mapping uses it. */
 struct gaiafs_cuda;
@@ -208,13 +233,14 @@ struct gaiafs_mapping {
 	uint64_t off;    /* in the file; immutable */
 	bool writable;   /* immutable */
 	int dev;         /* immutable */
-	uint64_t flags;  /* GAIA_MAP_LAZY and GAIA_MAP_PEERS, as asked for; immutable */
-	int fd;          /* a duplicate of the caller's descriptor; immutable */
+	uint64_t flags;  /* this library's flags, as asked for; immutable */
+	int64_t home;    /* size of the file when it was mapped; negative: not known; immutable once in the table */
+	int fd;          /* a duplicate of the caller's descriptor; -1: none; immutable */
 	uint64_t id;     /* the daemon's number; immutable once ready */
 	uint64_t serial; /* of no other mapping of this process; immutable once in the table */
 	unsigned generation;            /* of the process that made it; immutable once in the table */
 	const struct gaiafs_kind *kind; /* NULL: not known yet; immutable once in the table */
-	struct gaiafs_conn *conn;       /* immutable once ready */
+	struct gaiafs_conn *conn;       /* immutable once ready; NULL: memory of gaia_copies, which no daemon knows */
 	struct gaiafs_cuda *cuda;       /* where dev is a GPU */
 
 	/* Guarded by gaiafs_table_lock. */
@@ -230,7 +256,7 @@ static inline uint64_t gaiafs_whole_pages(uint64_t n)
 	return (n + GAIAFS_PAGE - 1) & ~(uint64_t)(GAIAFS_PAGE - 1);
 }
 
-/* gaiafs_acquire and gaiafs_release ask the daemon, for a range within m. */
+/* gaiafs_acquire and gaiafs_release ask the daemon, for a range within m. They do not wait for the device. */
 int gaiafs_acquire(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f);
 int gaiafs_release(struct gaiafs_mapping *m, const void *addr, size_t len, struct gaiafs_fail *f);
 /* gaiafs_find returns the mapping that has addr with a reference, or NULL with *f filled in. len fits into it. */
@@ -248,13 +274,25 @@ bool gaiafs_later_settle(const void *addr, unsigned round);
 /* gaiafs_later_fail takes m's late failure, if it has one; an errno, or 0. */
 int gaiafs_later_fail(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 
-/* gaiafs_mapping_new makes a mapping with a duplicate of the descriptor, and a reference for the caller, which is the
- * table's from gaiafs_table_ready on. NULL: *f says why. */
+/* A request about a range of a mapping, ready to be sent. */
+struct gaiafs_ready {
+	uint16_t type; /* 0: there is nothing to ask */
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t n;
+};
+/* gaiafs_prepare does what comes before one of the GAIA_DO_ requests, as gaia_start says, for a range within m. */
+int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t len, int argument, gaia_stream_t stream,
+		   struct gaiafs_ready *ready, struct gaiafs_fail *f);
+
+/* gaiafs_mapping_new makes a mapping with a duplicate of the descriptor (-1: without one), and a reference for the caller, which
+ * is the table's from gaiafs_table_ready on. NULL: *f says why. */
 struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f);
 /* gaiafs_table_room_locked makes room for one mapping, 0 or ENOMEM; gaiafs_table_add_locked puts it in, not ready, with its
  * base and kind set; gaiafs_table_overlaps_locked finds out whether a range is another's. */
 int gaiafs_table_room_locked(void);
 void gaiafs_table_add_locked(struct gaiafs_mapping *m);
+/* gaiafs_table_add is the first two, under the lock. */
+int gaiafs_table_add(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n);
 /* gaiafs_table_at_locked returns the ready mapping that has addr, or NULL. */
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
@@ -270,6 +308,8 @@ struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine);
 struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine, bool *busy);
 /* gaiafs_table_cancel removes m, which is not ready, if it is in the table. */
 void gaiafs_table_cancel(struct gaiafs_mapping *m);
+/* gaiafs_mapping_mine: this process made it, and not one that it was forked from. */
+bool gaiafs_mapping_mine(const struct gaiafs_mapping *m);
 /* gaiafs_mapping_unref gives a reference back; the last one closes the descriptor and leaves the connection. */
 void gaiafs_mapping_unref(struct gaiafs_mapping *m);
 

@@ -39,7 +39,10 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	    (r->m->kind != kind || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
 		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
 	r->m->kind = kind;
-	return kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
+	r->m->home = reply.size;
+	if (r->args->flags & GAIA_MAP_HOLD)
+		r->m->kind = &gaiafs_held_kind;
+	return r->m->kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
 }
 
 /* place takes an extent, which begins where the one before it ended. */
@@ -50,7 +53,7 @@ static int place(struct map_request *r, const struct gaiafs_place *p, int fd, bo
 	if (p->off < 0 || p->size <= 0 || p->off % GAIAFS_PAGE != 0 || p->size % GAIAFS_PAGE != 0 ||
 	    p->size > INT64_MAX - p->off || (first ? p->off > begin : p->off != r->next))
 		return gaiafs_failed(f, EPROTO, "an extent does not fit the mapping");
-	if (p->kind != 0 && p->kind != r->m->kind->number)
+	if (p->kind != 0 && r->m->kind != &gaiafs_held_kind && p->kind != r->m->kind->number)
 		return gaiafs_failed(f, ENOTSUP, "an extent has memory of kind %u, which this library cannot map beside kind %u", p->kind,
 				     r->m->kind->number);
 	r->next = p->off + p->size;
@@ -146,12 +149,14 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 		return f->errnum;
 	err = ask_for(m, &grant, map_flags, &r, f);
 	if (err == 0) {
-		gaiafs_conn_serve(m->conn);
+		/* A process that uses CUDA has threads anyhow. */
+		if ((args->flags & GAIA_MAP_NO_THREAD) == 0 || m->cuda != NULL)
+			gaiafs_conn_serve(m->conn);
 		return 0;
 	}
 	gaiafs_table_cancel(m);
 	if (m->kind != NULL)
-		(void)m->kind->drop(m, &second);
+		(void)m->kind->drop(m, true, &second);
 	gaiafs_cuda_free(m->cuda);
 	m->cuda = NULL;
 	m->kind = NULL;
@@ -162,9 +167,12 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	return err;
 }
 
+/* The flags that are this library's. */
+#define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD)
+
 static int check_arguments(const struct gaia_map_args *a, struct gaiafs_fail *f)
 {
-	const uint64_t fixed = MAP_FIXED | MAP_FIXED_NOREPLACE, known = MAP_SHARED | fixed | GAIA_MAP_LAZY | GAIA_MAP_PEERS;
+	const uint64_t fixed = MAP_FIXED | MAP_FIXED_NOREPLACE, known = MAP_SHARED | fixed | OURS;
 
 	if (a->length == 0)
 		return gaiafs_failed(f, EINVAL, "the length is 0");
@@ -226,7 +234,7 @@ static int make_mapping(void **base, const struct gaia_map_args *a, struct gaiaf
 	m->off = a->offset;
 	m->dev = a->device;
 	m->writable = (a->prot & PROT_WRITE) != 0;
-	m->flags = a->flags & (GAIA_MAP_LAZY | GAIA_MAP_PEERS);
+	m->flags = a->flags & OURS;
 	err = open_mapping(m, a, f);
 	if (err == ENOTCONN) /* a kept connection turned out dead, the daemon was restarted: once more, with a new one */
 		err = open_mapping(m, a, f);

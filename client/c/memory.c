@@ -78,10 +78,41 @@ static void host_leave(struct gaiafs_mapping *m)
 	(void)munmap(m->base, (size_t)m->size);
 }
 
-static int host_drop(struct gaiafs_mapping *m, struct gaiafs_fail *f)
+static int host_drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
+{
+	(void)m, (void)gently, (void)f;
+	return 0;
+}
+
+/* No store outlasts its instruction. */
+static int host_settle(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f)
+{
+	(void)m, (void)stream, (void)f;
+	return 0;
+}
+
+static int host_copy(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
 {
 	(void)m, (void)f;
+	memcpy(to, from, n);
 	return 0;
+}
+
+static int host_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
+		       struct gaiafs_fail *f)
+{
+	void *p = mmap(NULL, (size_t)m->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)of;
+	if (p == MAP_FAILED)
+		return gaiafs_failed(f, errno, "no memory for copies of %llu bytes: %s", (unsigned long long)m->size, strerror(errno));
+	m->base = p;
+	for (size_t i = 0; i < count; i++)
+		memcpy(m->base + list[i].to, list[i].from, list[i].length);
+	if (gaiafs_table_add(m, f) == 0)
+		return 0;
+	(void)munmap(p, (size_t)m->size);
+	return f->errnum;
 }
 
 static const struct gaiafs_kind host_kind = {
@@ -91,6 +122,48 @@ static const struct gaiafs_kind host_kind = {
 	.finish = host_finish,
 	.leave = host_leave,
 	.drop = host_drop,
+	.settle = host_settle,
+	.read = host_copy,
+	.write = host_copy,
+	.copies = host_copies,
+};
+
+/* Memory that is held only: addresses that nobody may touch, and of a GPU the context that its UUID was asked in. */
+
+static int held_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
+{
+	(void)m, (void)extent, (void)fd, (void)f;
+	return 0;
+}
+
+static int held_drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
+{
+	return m->cuda != NULL ? gaiafs_cuda_kind.drop(m, gently, f) : 0;
+}
+
+static int held_copy(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
+{
+	(void)m, (void)to, (void)from, (void)n;
+	return gaiafs_failed(f, EINVAL, "the mapping has no memory in this process");
+}
+
+static int held_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
+		       struct gaiafs_fail *f)
+{
+	(void)of, (void)list;
+	return held_copy(m, NULL, NULL, count, f);
+}
+
+const struct gaiafs_kind gaiafs_held_kind = {
+	.begin = host_begin,
+	.add = held_add,
+	.finish = host_finish,
+	.leave = host_leave,
+	.drop = held_drop,
+	.settle = host_settle,
+	.read = held_copy,
+	.write = held_copy,
+	.copies = held_copies,
 };
 
 static const struct gaiafs_kind *const kinds[] = { &host_kind, &gaiafs_cuda_kind };

@@ -242,13 +242,16 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t stream)
 {
 	struct gaiafs_fail f = { 0 };
+	struct gaiafs_ready none;
 	struct gaiafs_mapping *m;
 	int state;
 
 	gaiafs_enter(&state);
 	m = gaiafs_find(addr, len, &f);
 	if (m != NULL && gaiafs_check_device(m, dev, &f) == 0) {
-		if (m->kind == &gaiafs_cuda_kind)
+		if (m->conn == NULL)
+			(void)gaiafs_prepare(m, GAIA_DO_RELEASE, addr, len, 0, stream, &none, &f); /* says why not */
+		else if (m->kind == &gaiafs_cuda_kind)
 			enqueue(m, addr, len, release, stream, &f);
 		else if (stream != NULL)
 			(void)gaiafs_failed(&f, EINVAL, "the mapping is on an emulated device, which has no stream but NULL");

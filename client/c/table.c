@@ -67,8 +67,9 @@ struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
 		return NULL;
 	}
 	m->refs = 1;
-	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (m->fd >= 0)
+	m->home = -1;
+	m->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (m->fd >= 0 || fd < 0)
 		return m;
 	gaiafs_failed(f, errno, "descriptor %d could not be duplicated: %s", fd, strerror(errno));
 	free(m);
@@ -87,6 +88,18 @@ void gaiafs_table_add_locked(struct gaiafs_mapping *m)
 	memmove(table + i + 1, table + i, (used - i) * sizeof *table);
 	table[i] = m;
 	used++;
+}
+
+int gaiafs_table_add(struct gaiafs_mapping *m, struct gaiafs_fail *f)
+{
+	int err;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	err = gaiafs_table_room_locked();
+	if (err == 0)
+		gaiafs_table_add_locked(m);
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return err == 0 ? 0 : gaiafs_failed(f, err, "out of memory");
 }
 
 void gaiafs_table_ready(struct gaiafs_mapping *m)
@@ -128,6 +141,16 @@ struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine)
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	return m;
+}
+
+bool gaiafs_mapping_mine(const struct gaiafs_mapping *m)
+{
+	bool mine;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	mine = m->generation == gaiafs_generation;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return mine;
 }
 
 /* leave_locked takes the mapping at i out. Memory that MAP_FIXED may replace goes at once: nobody else may get the addresses
@@ -187,7 +210,8 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 		return;
 	if (conn != NULL)
 		gaiafs_conn_unref(conn);
-	close(m->fd);
+	if (m->fd >= 0)
+		close(m->fd);
 	gaiafs_cuda_free(m->cuda);
 	free(m);
 }

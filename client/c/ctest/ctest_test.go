@@ -461,7 +461,7 @@ func TestWrapperAndCMake(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(project, "CMakeLists.txt"), []byte(text), 0o600))
 		out := run(t, "cmake", "-S", project, "-B", filepath.Join(project, "b"+c.version), "-DCMAKE_PREFIX_PATH="+prefix)
 		require.Contains(t, out, "gaiafsConfig.cmake> version")
-		require.Equal(t, c.fits, strings.Contains(out, "version <0.1.0>"), "%s: %s", c.version, out)
+		require.Equal(t, c.fits, strings.Contains(out, "version <0.1.1>"), "%s: %s", c.version, out)
 	}
 }
 

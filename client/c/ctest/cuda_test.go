@@ -37,7 +37,7 @@ func TestCUDA(t *testing.T) {
 		t.Run(build, func(t *testing.T) {
 			client := compile(t, "cuda", build)
 			for _, scenario := range []string{"basic", "bad", "stream-order", "default-stream", "null-stream", "wrong-stream",
-				"munmap-waits", "forks", "forks-before", "threads"} {
+				"munmap-waits", "forks", "forks-before", "threads", "release-waits", "drop", "copies", "lent-context"} {
 				t.Run(scenario, func(t *testing.T) {
 					d := startGPUs(t, libcuda)
 					d.run(client, scenario, d.file())
@@ -86,7 +86,8 @@ func TestCUDA(t *testing.T) {
 				require.NoError(t, cmd.Wait())
 			})
 			t.Run("lost-context", func(t *testing.T) {
-				d := startGPUs(t, libcuda, "FAKECUDA_FAIL=cuStreamQuery:700")
+				d := startGPUs(t, libcuda)
+				d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_FAIL=cuStreamQuery:700,cuMemFree:700", "ASAN_OPTIONS=detect_leaks=0"}
 				d.run(client, "lost-context", d.file())
 				d.waitMapped(0)
 			})
@@ -163,6 +164,14 @@ func TestCUDAFailures(t *testing.T) {
 			d.waitMapped(0)
 		})
 	}
+}
+
+// TestFullDevice has a mapping end while a stream is captured and the device has no byte left to wait by: it stays.
+func TestFullDevice(t *testing.T) {
+	d := startGPUs(t, fakecuda.Dir(t))
+	d.env = []string{d.env[0], "FAKECUDA_FAIL=cuMemAlloc:2"}
+	d.run(compile(t, "cuda", "plain"), "full-device", d.file())
+	d.waitMapped(0)
 }
 
 func TestCUDARefusals(t *testing.T) {

@@ -87,6 +87,51 @@ func TestInterruptedMapping(t *testing.T) {
 	}
 }
 
+// TestPieces has a client wait for a daemon in pieces.
+func TestPieces(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			open := make(chan struct{})
+			d := startDaemon(t, &controltest.Cache{Gate: func(context.Context) error {
+				<-open
+				return nil
+			}})
+			cmd, expect, answer := d.talk(compile(t, "client", build), "pieces", d.file())
+			defer time.AfterFunc(patience, func() { cmd.Process.Kill() }).Stop()
+			expect("waiting")
+			close(open)
+			_, err := answer.Write([]byte{1})
+			require.NoError(t, err)
+			expect("dropped")
+			d.waitMapped(0)
+			_, err = answer.Write([]byte{1})
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait())
+		})
+	}
+}
+
+// TestNoThread has a client that forks ask for no thread of the library's.
+func TestNoThread(t *testing.T) {
+	d := startDaemon(t, &controltest.Cache{})
+	d.run(compile(t, "client", "plain"), "no-thread", d.file())
+	d.waitMapped(0)
+}
+
+// TestStatus asks a mount.
+func TestStatus(t *testing.T) {
+	m := testmount.Start(t, testmount.Options{})
+	d := &daemon{t: t, dir: m.Dir}
+	want, err := gaiafs.Status(m.Dir)
+	require.NoError(t, err)
+	got := d.run(compile(t, "client", "address"), "status", m.Dir)
+	require.Contains(t, got, `"devices"`)
+	require.InDelta(t, len(want), len(got), 100, "%s\n%s", want, got) // their counters differ
+	out, err := d.command(compile(t, "client", "plain"), "status", t.TempDir()).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "not on a gaiafs mount")
+}
+
 func TestInterruptedThreads(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {

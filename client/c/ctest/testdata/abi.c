@@ -11,15 +11,16 @@ _Static_assert(sizeof(struct gaia_map_args) == 48 && offsetof(struct gaia_map_ar
 		       offsetof(struct gaia_map_args, prot) == 36 && offsetof(struct gaia_map_args, device) == 40 &&
 		       offsetof(struct gaia_map_args, kind) == 44,
 	       "struct gaia_map_args");
-_Static_assert(sizeof(struct gaia_info) == 56 && offsetof(struct gaia_info, address) == 0 &&
+_Static_assert(sizeof(struct gaia_info) == 64 && offsetof(struct gaia_info, address) == 0 &&
 		       offsetof(struct gaia_info, length) == 8 && offsetof(struct gaia_info, offset) == 16 &&
 		       offsetof(struct gaia_info, flags) == 24 && offsetof(struct gaia_info, serial) == 32 &&
 		       offsetof(struct gaia_info, prot) == 40 && offsetof(struct gaia_info, device) == 44 &&
-		       offsetof(struct gaia_info, kind) == 48,
+		       offsetof(struct gaia_info, kind) == 48 && offsetof(struct gaia_info, size) == 56,
 	       "struct gaia_info");
 
 /* Linux has all bits of an int for mmap, so ours are above. */
-_Static_assert(GAIA_MAP_LAZY > UINT32_MAX && GAIA_MAP_PEERS > UINT32_MAX, "the flags of gaia_map");
+_Static_assert(GAIA_MAP_LAZY > UINT32_MAX && GAIA_MAP_PEERS > UINT32_MAX && GAIA_MAP_HOLD > UINT32_MAX &&
+		       GAIA_MAP_NO_THREAD > UINT32_MAX, "the flags of gaia_map");
 
 /* A structure of tomorrow. */
 struct longer {
@@ -69,7 +70,7 @@ static void args(const char *path)
 	/* Flags: each of ours alone, and no others. */
 	a.prot = PROT_READ;
 	for (unsigned bit = 0; bit < 64; bit++) {
-		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS;
+		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD;
 
 		a.flags = UINT64_C(1) << bit;
 		if (a.flags == MAP_FIXED || a.flags == 0x100000 /* MAP_FIXED_NOREPLACE */)

@@ -141,7 +141,7 @@ static void foreign(const char *path)
 	int fd = open_file(path, O_RDWR);
 
 	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), ENOTTY);
-	CHECK(strstr(gaia_error(), "not of a gaiafs mount") != NULL);
+	CHECK(strstr(gaia_error(), "not on a gaiafs mount") != NULL);
 }
 
 static void addresses(const char *path)
@@ -411,6 +411,121 @@ static void interrupted_threads(const char *path)
 	say_and_wait("done");
 }
 
+/* A daemon that takes its time is waited for in pieces, and requests that nobody waits for any more hinder nobody. */
+static void pieces(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, 3 * PAGE, PROT_WRITE, GAIA_LAZY, fd, 0, 0), *held;
+	struct gaia_map_args a = { .length = 3 * PAGE, .flags = GAIA_MAP_HOLD | GAIA_MAP_LAZY, .fd = fd, .prot = PROT_READ };
+	struct gaia_call call = { 0 }, other = { 0 };
+	struct gaia_info info;
+	char got[6];
+
+	CHECK(p != MAP_FAILED);
+	CHECK(gaia_start(&call, GAIA_DO_ACQUIRE, p + 5, 2 * PAGE, 0, GAIA_ALL_STREAMS) == 0);
+	FAILS(gaia_start(&call, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM), EBUSY);
+	FAILS(gaia_wait(&call, 0), ETIMEDOUT);
+	FAILS(gaia_wait(&call, 20), ETIMEDOUT);
+	interrupts(true, SA_RESTART);
+	FAILS(gaia_wait(&call, 60000), EINTR);
+	interrupts(true, 0);
+	FAILS(gaia_wait(&call, -1), EINTR);
+	interrupts(false, 0);
+	for (int i = 0; i < 200; i++) { /* more than a daemon takes at once */
+		CHECK(gaia_start(&other, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM) == 0);
+		gaia_cancel(&other);
+		CHECK(other.running == NULL);
+	}
+	say_and_wait("waiting"); /* it answers */
+	CHECK(gaia_wait(&call, -1) == 0 && call.running == NULL && call.pages == 3);
+	CHECK(gaia_wait(&call, -1) == 0); /* nothing runs */
+	gaia_cancel(&call);
+	memcpy(p + PAGE, "pieces", 6);
+	CHECK(gaia_start(&call, GAIA_DO_RELEASE, p, 3 * PAGE, 0, GAIA_ALL_STREAMS) == 0);
+	CHECK(gaia_wait(&call, 60000) == 0 && call.pages == 1);
+	CHECK(pread(fd, got, 6, PAGE) == 6 && memcmp(got, "pieces", 6) == 0);
+	CHECK(gaia_start(&call, GAIA_DO_SYNC, p + 1, PAGE, 1, GAIA_ALL_STREAMS) == 0 && gaia_wait(&call, -1) == 0);
+	CHECK(gaia_start(&call, GAIA_DO_ADVISE, p + 1, 1, GAIA_MADV_RANDOM, GAIA_NO_STREAM) == 0 && gaia_wait(&call, -1) == 0);
+	FAILS(gaia_start(&call, 5, p, PAGE, 0, GAIA_NO_STREAM), EINVAL);
+	FAILS(gaia_start(&call, GAIA_DO_SYNC, p, 4 * PAGE, 0, GAIA_NO_STREAM), EINVAL);
+	CHECK(call.running == NULL);
+
+	/* Another process has the mapping's calls, and not what became of them. */
+	CHECK(gaia_start(&call, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM) == 0);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(gaia_wait(&call, -1) == 0);
+		gaia_cancel(&call);
+		FAILS(gaia_start(&call, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM), ECHILD);
+		gaia_drop(p, 3 * PAGE);
+		FAILS(gaia_macquire(p, 1, 0), ENOMEM);
+		_exit(0);
+	}
+	wait_for(child);
+	CHECK(gaia_wait(&call, -1) == 0);
+
+	/* What is held is not mapped: the daemon has it all the same. */
+	held = gaia_map(&a, sizeof a);
+	CHECK(held != MAP_FAILED && held != p);
+	CHECK(gaia_info(held, &info, sizeof info) == 0 && info.kind == 0 && info.flags == a.flags && info.size == 5 << 20);
+	CHECK(gaia_macquire(held, 3 * PAGE, 0) == 0);
+	FAILS(gaia_read(held, got, 1), EINVAL);
+	MMAP_FAILS(gaia_copies(held, PAGE, NULL, 0), EINVAL);
+	CHECK(gaia_munmap(held, 3 * PAGE) == 0);
+
+	/* Copies are this process's. */
+	const struct gaia_copy list[] = { { 0, p + PAGE, 6 }, { 512, p, 2 } };
+	uint8_t *c = gaia_copies(p, 514, list, 2);
+	CHECK(c != MAP_FAILED && memcmp(c, "pieces", 6) == 0 && memcmp(c + 512, p, 2) == 0);
+	CHECK(gaia_info(c, &info, sizeof info) == 0 && info.length == 514 && info.size == -1);
+	CHECK(gaia_write(c, "copied", 6) == 0 && gaia_read(c, got, 6) == 0 && memcmp(got, "copied", 6) == 0 && p[PAGE] == 'p');
+	FAILS(gaia_mrelease(c, 1, 0), EINVAL);
+	FAILS(gaia_macquire(c, 1, 0), EINVAL);
+	MMAP_FAILS(gaia_copies(p, 513, list, 2), EINVAL);
+	MMAP_FAILS(gaia_copies(p + 1, 514, (struct gaia_copy[]){ { 0, p + 3 * PAGE, 1 } }, 1), EINVAL);
+	gaia_drop(c, 514);
+	FAILS(gaia_read(c, got, 1), ENOMEM);
+	CHECK(gaia_read(c, got, 0) == 0);
+
+	memcpy(p + PAGE, "no end", 6);
+	gaia_drop(p, PAGE); /* not the whole */
+	gaia_drop(p, 3 * PAGE);
+	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
+	say_and_wait("dropped");
+	CHECK(pread(fd, got, 6, PAGE) == 6 && memcmp(got, "no end", 6) == 0);
+}
+
+static int threads_now(void)
+{
+	FILE *f = fopen("/proc/self/stat", "r");
+	int n = 0;
+
+	CHECK(f != NULL && fscanf(f, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &n) == 1);
+	fclose(f);
+	return n;
+}
+
+/* A process that wants no threads has none. */
+static void no_thread(const char *path)
+{
+	struct gaia_map_args a = { .length = PAGE, .flags = GAIA_MAP_NO_THREAD, .fd = open_file(path, O_RDWR), .prot = PROT_WRITE };
+	struct gaia_call call = { 0 };
+
+	for (int i = 0; i < 10; i++) {
+		uint8_t *p = gaia_map(&a, sizeof a);
+
+		CHECK(p != MAP_FAILED);
+		CHECK(gaia_start(&call, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM) == 0);
+		gaia_cancel(&call);
+		if (i % 2 == 0)
+			gaia_drop(p, PAGE);
+		else
+			CHECK(gaia_munmap(p, PAGE) == 0);
+		CHECK(threads_now() == 1);
+	}
+}
+
 /* The daemon breaks the protocol. The mapping stays, and the connection does not. */
 static void breach(const char *path)
 {
@@ -440,6 +555,17 @@ static void old_daemon(const char *path)
 	CHECK(gaia_msync(p, len, MS_SYNC) == 0);
 	CHECK(gaia_madvise(p, len, GAIA_MADV_RANDOM) == 0);
 	CHECK(gaia_munmap(p, len) == 0);
+}
+
+/* Prints what the daemon of a mountpoint says of itself. */
+static void status(const char *mountpoint)
+{
+	char *text = gaia_status(open_file(mountpoint, O_RDONLY | O_DIRECTORY));
+
+	CHECK(text != NULL);
+	puts(text);
+	free(text);
+	CHECK(gaia_status(-1) == NULL && errno == EBADF);
 }
 
 /* Prints why a mapping is refused. */
@@ -482,6 +608,12 @@ int main(int argc, char **argv)
 		interrupted_mmap(path);
 	else if (strcmp(what, "interrupted-threads") == 0)
 		interrupted_threads(path);
+	else if (strcmp(what, "pieces") == 0)
+		pieces(path);
+	else if (strcmp(what, "no-thread") == 0)
+		no_thread(path);
+	else if (strcmp(what, "status") == 0)
+		status(path);
 	else if (strcmp(what, "breach") == 0)
 		breach(path);
 	else if (strcmp(what, "refused") == 0)

@@ -513,7 +513,7 @@ static void callbacks_do_not_wait(const char *path)
 	interrupts(true, 0);
 	FAILS(gaia_munmap(p, PAGE), EINTR); /* and the mapping stays */
 	interrupts(false, 0);
-	CHECK(gaia_mrelease(p, PAGE, 0) == 0);
+	CHECK(gaia_madvise(p, PAGE, GAIA_MADV_NORMAL) == 0);
 	say_and_wait("ran"); /* it answers */
 	CHECK(cu.stream_wait(s1) == 0 && after == 1);
 	CHECK(gaia_async_error(p) == 0);
@@ -585,6 +585,154 @@ static void lost_context(const char *path)
 	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
 	open_gate(&gate); /* and if they run after all, they do nothing */
 	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* What a stream does while the mapping is let go of. */
+static void store_late(void *unused)
+{
+	(void)unused;
+	for (int i = 0; i < 5000; i++) /* runs for a while */
+		sched_yield();
+	memcpy(device_memory, "late", 4);
+}
+
+static uint8_t *map_writable(int fd)
+{
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	device_memory = p;
+	return p;
+}
+
+/* release, msync and munmap wait for the work that was begun, in any stream, or in the one that is named. */
+static void release_waits(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = map_writable(fd);
+	struct gaia_call call = { 0 };
+	char got[4];
+	stream s;
+
+	use(0);
+	CHECK(cu.stream_create(&s, 1) == 0);
+	for (int how = 0; how < 5; how++) {
+		CHECK(pwrite(fd, "----", 4, 0) == 4 && gaia_macquire(p, PAGE, 0) == 0);
+		CHECK(cu.host_func(s, store_late, NULL) == 0);
+		if (how == 0)
+			CHECK(gaia_mrelease(p, PAGE, 0) == 0);
+		else if (how == 1)
+			CHECK(gaia_msync(p, PAGE, MS_SYNC) == 0);
+		else if (how == 4)
+			CHECK(gaia_munmap(p, PAGE) == 0); /* and the store does not hit what is gone */
+		else
+			CHECK(gaia_start(&call, GAIA_DO_RELEASE, p, PAGE, 0, how == 2 ? s : GAIA_ALL_STREAMS) == 0 &&
+			      gaia_wait(&call, -1) == 0 && call.pages == 1);
+		CHECK(pread(fd, got, 4, 0) == 4 && memcmp(got, "late", 4) == 0);
+	}
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* gaia_drop waits for kernels as well, and neither it nor munmap ends a capture. */
+static void drop(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = map_writable(fd), *q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0);
+	const struct gaia_copy one = { 0, p, 10 };
+	stream s;
+	graph g;
+	uint8_t b = 0;
+
+	CHECK(q != MAP_FAILED);
+	use(0);
+	uint8_t *c = gaia_copies(p, 10, &one, 1);
+	CHECK(c != MAP_FAILED);
+	CHECK(cu.stream_create(&s, 1) == 0);
+	CHECK(cu.host_func(s, store_late, NULL) == 0);
+	gaia_drop(p, PAGE);
+	while (b != 'l') /* the daemon may not have heard yet */
+		CHECK(pread(fd, &b, 1, 0) == 1);
+	CHECK(cu.begin_capture(s, 0) == 0);
+	p = map_writable(fd);
+	CHECK(gaia_write(p, "captured", 8) == 0);
+	gaia_drop(p, PAGE);
+	gaia_drop(c, 10);
+	CHECK(gaia_munmap(q, PAGE) == 0);
+	CHECK(cu.end_capture(s, &g) == 0 && cu.destroy_graph(g) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* The device is full: what would end a capture is not done, and the program keeps the memory. */
+static void full_device(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = map_writable(fd), *q = map_writable(fd);
+	stream s;
+	graph g;
+
+	use(0);
+	CHECK(cu.stream_create(&s, 1) == 0 && cu.begin_capture(s, 0) == 0);
+	gaia_drop(p, PAGE);
+	p[0]++;
+	CHECK(cu.end_capture(s, &g) == 0 && cu.destroy_graph(g) == 0);
+	CHECK(cu.host_func(s, store_late, NULL) == 0);
+	CHECK(gaia_munmap(q, PAGE) == 0); /* which may wait otherwise */
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
+/* Bytes that a program copies are there, and copies within the device are the program's own. */
+static void copies(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = map_writable(fd);
+	const struct gaia_copy list[] = { { 0, p + 7, 3 }, { 256, p + 100, 4 } };
+	struct gaia_info info;
+	char got[5];
+
+	CHECK(gaia_write(p + 7, "bytes", 5) == 0 && memcmp(p + 7, "bytes", 5) == 0);
+	CHECK(gaia_read(p + 7, got, 5) == 0 && memcmp(got, "bytes", 5) == 0);
+	uint8_t *c = gaia_copies(p, 5000, list, 2);
+	CHECK(c != MAP_FAILED && current() == NULL);
+	CHECK(gaia_info(c, &info, sizeof info) == 0 && info.kind == GAIA_KIND_CUDA && info.length == 5000);
+	CHECK(gaia_read(c, got, 3) == 0 && memcmp(got, "byt", 3) == 0);
+	CHECK(gaia_read(c + 256, got, 4) == 0 && memcmp(got, p + 100, 4) == 0);
+	FAILS(gaia_munmap(c, PAGE), EINVAL);
+	CHECK(gaia_munmap(p, PAGE) == 0); /* they do not need it */
+	CHECK(gaia_read(c, got, 3) == 0 && memcmp(got, "byt", 3) == 0);
+	FAILS(gaia_macquire_async(c, 1, 0, NULL), EINVAL);
+	CHECK(gaia_munmap(c, 5000) == 0);
+	CHECK(!retained(0));
+}
+
+static void *lent_main(void *lent)
+{
+	int fd = work_fd;
+
+	CHECK(gaia_context() == NULL && !retained(1));
+	gaia_lend_context(lent);
+	CHECK(gaia_context() == lent);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
+	CHECK(p != MAP_FAILED && current() == NULL);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1); /* it is of another device */
+	CHECK(p != MAP_FAILED && retained(1) && current() == NULL);
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	gaia_lend_context(NULL);
+	CHECK(gaia_context() == NULL);
+	return NULL;
+}
+
+static void lent_context(const char *path)
+{
+	pthread_t thread;
+
+	work_fd = open_file(path, O_RDWR);
+	CHECK(gaia_context() == NULL);
+	CHECK(gaia_munmap(map_writable(work_fd), PAGE) == 0);
+	context c = use(0);
+	CHECK(gaia_context() == c);
+	CHECK(pthread_create(&thread, NULL, lent_main, c) == 0 && pthread_join(thread, NULL) == 0);
 }
 
 /* The daemon goes between the call and its turn. */
@@ -764,6 +912,11 @@ int main(int argc, char **argv)
 		{ "late-failure", late_failure },
 		{ "late-failure-at-msync", late_failure_at_msync },
 		{ "forks", forks },
+		{ "release-waits", release_waits },
+		{ "drop", drop },
+		{ "full-device", full_device },
+		{ "copies", copies },
+		{ "lent-context", lent_context },
 		{ "forks-before", forks_before },
 		{ "threads", threads },
 	};

@@ -1,0 +1,107 @@
+/* gaia_start and what follows it: requests that are waited for in pieces. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* A request that runs. Its memory is a struct gaiafs_request's once it is abandoned. */
+struct started {
+	struct gaiafs_request request; /* its first member */
+	struct gaiafs_mapping *m;      /* with a reference */
+	uint64_t pages;
+};
+
+static int take(struct gaiafs_request *request, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
+{
+	struct started *s = (struct started *)request;
+	struct gaiafs_result r;
+
+	if (gaiafs_take_result(frame, f) == 0 && gaiafs_get_result(frame->body, frame->body_len, &r) && r.pages > 0)
+		s->pages = (uint64_t)r.pages;
+	return f->errnum;
+}
+
+static int start(struct gaia_call *call, struct gaiafs_mapping *m, const struct gaiafs_ready *r, struct gaiafs_fail *f)
+{
+	struct started *s = calloc(1, sizeof *s);
+
+	if (s == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	s->request.take = take;
+	if (gaiafs_call_begin(m->conn, r->type, r->body, r->n, &s->request) != 0) {
+		*f = s->request.fail;
+		free(s);
+		return f->errnum;
+	}
+	s->m = m;
+	call->running = s;
+	return 0;
+}
+
+int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int argument, gaia_stream_t stream)
+{
+	struct gaiafs_fail f = { 0 };
+	struct gaiafs_mapping *m = NULL;
+	struct gaiafs_ready r;
+	int state;
+
+	gaiafs_enter(&state);
+	call->pages = 0;
+	if (call->running != NULL)
+		(void)gaiafs_failed(&f, EBUSY, "the call runs already");
+	else
+		m = gaiafs_find(addr, len, &f);
+	if (m != NULL && (gaiafs_prepare(m, what, addr, len, argument, stream, &r, &f) != 0 || r.type == 0 ||
+			  start(call, m, &r, &f) != 0))
+		gaiafs_mapping_unref(m);
+	return gaiafs_leave(state, f.errnum, &f);
+}
+
+/* running returns what runs, if this process began it: a child leaves what its parent did. */
+static struct started *running(struct gaia_call *call)
+{
+	struct started *s = call->running;
+
+	if (s != NULL && !gaiafs_mapping_mine(s->m))
+		s = call->running = NULL;
+	return s;
+}
+
+int gaia_wait(struct gaia_call *call, int timeout)
+{
+	struct gaiafs_fail f = { 0 };
+	struct started *s;
+	int state, err;
+
+	gaiafs_enter(&state);
+	s = running(call);
+	err = s != NULL ? gaiafs_call_wait(s->m->conn, &s->request, timeout) : 0;
+	if (err != 0) {
+		(void)gaiafs_failed(&f, err, err == EINTR ? "a signal interrupted the wait for the daemon" : "gaiafs has not answered yet");
+	} else if (s != NULL) {
+		f = s->request.fail;
+		call->pages = s->pages;
+		call->running = NULL;
+		gaiafs_mapping_unref(s->m);
+		free(s);
+	}
+	return gaiafs_leave(state, f.errnum, &f);
+}
+
+void gaia_cancel(struct gaia_call *call)
+{
+	struct gaiafs_mapping *m;
+	struct started *s;
+	int state;
+
+	gaiafs_enter(&state);
+	s = running(call);
+	call->running = NULL;
+	if (s != NULL) {
+		m = s->m;
+		gaiafs_call_abandon(m->conn, &s->request); /* s may be gone */
+		gaiafs_mapping_unref(m);
+	}
+	(void)gaiafs_leave(state, 0, NULL);
+}
