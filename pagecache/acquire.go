@@ -8,12 +8,13 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 const (
 	// holdTime is how long an acquire begins new transfers under one hold of File.mu. Those under way then are waited for:
 	// a request of the CPU waits for two holds at worst, each of which is this and as long as home takes for the
-	// pieces that the readers are at (pieceBytes for each of at most maxReaders).
+	// pieces that the readers are at (mover.PieceBytes for each of at most mover.MaxReaders).
 	holdTime = 20 * time.Millisecond
 	// holdPages is the most pages that one hold looks at: 4 GiB.
 	holdPages = 1 << 20
@@ -39,7 +40,7 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)
 			pages += n
 		}
-		pause := h.reads.pauseLocked()
+		pause := h.reads.Pause()
 		f.mu.Unlock()
 		pause(ctx)
 	}
@@ -75,7 +76,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	defer updateLists.Put(list)
 	plan := f.lrc.BeginAcquire(part, h.owner)
 	stale, readers := staleOf(plan, (*list)[:0], part)
-	defer readers.dismiss()
+	defer readers.Dismiss()
 	*list = stale
 	if len(stale) > 0 {
 		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
@@ -105,7 +106,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 
 // staleOf appends to list what a plan has to bring of part. Where that is more than one reader should bring, it calls
 // readers, who are being woken while the caller finds out the rest.
-func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []lrc.Update, called *crew) {
+func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []lrc.Update, called *mover.Crew) {
 	seen, bytes := 0, int64(0)
 	for rg := range cut(part, stalePages) {
 		list = plan.AppendUpdates(list, rg)
@@ -115,8 +116,8 @@ func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []
 		for ; seen < len(list); seen++ {
 			bytes += list[seen].Range.Bytes()
 		}
-		if len(list) > 2*pieceRuns || bytes > 2*leastPiece {
-			called = callCrew()
+		if len(list) > 2*mover.PieceRuns || bytes > 2*mover.LeastPiece {
+			called = mover.CallCrew()
 		}
 	}
 	return list, called

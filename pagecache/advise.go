@@ -80,7 +80,7 @@ func (m *Mapping) acquireAhead(rg page.Range) {
 			n, rest.Start, err = f.acquireLocked(m.life, m.h, rest, aheadHold)
 			pages += n
 		}
-		pause := m.h.reads.pauseLocked()
+		pause := m.h.reads.Pause()
 		f.mu.Unlock()
 		pause(m.life)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // keeping is what home has in the runs that a plan wants kept before home changes there.
@@ -46,7 +47,7 @@ func (k *keeping) read(f *File) error {
 		k.pages[0], k.seen = pages, off+int64(n)
 		return nil
 	}
-	return inParallel(len(k.parts), maxReaders, func(i int) error {
+	return mover.InParallel(len(k.parts), mover.MaxReaders, func(i int) error {
 		buf := takeBuffer()
 		defer giveBuffer(buf)
 		b := buf[:k.parts[i].Range.Bytes()]

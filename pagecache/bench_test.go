@@ -305,7 +305,7 @@ func BenchmarkFill(b *testing.B) {
 		r.timed(n, nil, func() {
 			var next atomic.Int64
 			var group sync.WaitGroup
-			for range readers() {
+			for range mover.Readers() {
 				group.Go(func() {
 					buf, release, err := dev.HostBuffer(part)
 					if err != nil {

@@ -85,7 +85,7 @@ func (c *chunk) fetch(ctx context.Context) {
 		return
 	}
 	c.merged, c.differ = make([][]byte, len(c.ranges)), make([][]page.Range, len(c.ranges))
-	c.err = inParallel(len(c.ranges), maxReaders, func(i int) error {
+	c.err = mover.InParallel(len(c.ranges), mover.MaxReaders, func(i int) error {
 		c.h.dev.Key().SumPages(c.mine[i], c.sums[i])
 		return c.merge(i)
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -199,7 +200,7 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 			rest.Start = part.End
 		}
 	}
-	_ = inParallel(len(all), maxReaders, func(i int) error {
+	_ = mover.InParallel(len(all), mover.MaxReaders, func(i int) error {
 		all[i].pages = f.c.pages.copies(all[i].from)
 		return nil
 	})

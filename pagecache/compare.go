@@ -54,7 +54,7 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 	owners := slices.Sorted(maps.Keys(f.holdings))
 	home := make([]byte, rg.Bytes())
 	parts := slices.Collect(cut(rg, bufferPages))
-	if err := inParallel(len(parts), maxReaders, func(i int) error {
+	if err := mover.InParallel(len(parts), mover.MaxReaders, func(i int) error {
 		at := (parts[i].Start - rg.Start).Offset()
 		return f.readHomeLocked(parts[i], home[at:at+parts[i].Bytes()])
 	}); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was written
@@ -168,7 +169,7 @@ func TestColdFill(t *testing.T) {
 		"a byte":              1,
 		"a page":              page.Size,
 		"a few pages":         10*page.Size + 77,
-		"more than in flight": 2*directReads*pieceBytes + 12345,
+		"more than in flight": 2*mover.DirectReads*mover.PieceBytes + 12345,
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 1, memory(128<<20))
@@ -200,7 +201,7 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 	c := &m.cache.counters
 	require.EqualValues(t, pages, c.CachedPages.Load()+c.DirectPages.Load()+c.BufferedPages.Load())
-	require.Less(t, int64(src.disk.filled), 6*int64(mixedRun>>page.Shift), "few pages around those that are there")
+	require.Less(t, int64(src.disk.filled), 6*int64(mover.MixedRun>>page.Shift), "few pages around those that are there")
 	require.Greater(t, c.CachedPages.Load(), kept*9/10)
 	for _, rg := range src.disk.direct {
 		for i := rg.Start; i < rg.End; i++ {
@@ -211,14 +212,14 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 
 // TestHomeChangesUnderReads: a CPU program writes, and another one truncates, between the reading of bytes and their use.
 func TestHomeChangesUnderReads(t *testing.T) {
-	const size = directReads * pieceBytes
+	const size = mover.DirectReads * mover.PieceBytes
 	for name, change := range map[string]func(src *source){
-		"write":    func(src *source) { src.write(t, 3*pieceBytes+5, []byte{src.home.data[3*pieceBytes+5] + 1}) },
+		"write":    func(src *source) { src.write(t, 3*mover.PieceBytes+5, []byte{src.home.data[3*mover.PieceBytes+5] + 1}) },
 		"truncate": func(src *source) { src.truncate(t, size-100); src.truncate(t, size) },
 		"punch": func(src *source) {
-			c := Change{Kind: ChangeZero, Off: pieceBytes, Len: pieceBytes}
+			c := Change{Kind: ChangeZero, Off: mover.PieceBytes, Len: mover.PieceBytes}
 			require.NoError(t, src.attached.ChangeHome(context.Background(), c, func(off, _ int64) error {
-				_, err := src.disk.WriteAt(make([]byte, pieceBytes), off)
+				_, err := src.disk.WriteAt(make([]byte, mover.PieceBytes), off)
 				return err
 			}))
 		},
@@ -237,26 +238,26 @@ func TestHomeChangesUnderReads(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, mp.pages.Start, next, "nobody waits for the disk under the lock")
 			var gates []chan struct{}
-			for range directReads {
+			for range mover.DirectReads {
 				gates = append(gates, <-src.disk.gate)
 			}
 			for _, g := range gates {
 				close(g)
 			}
 			src.disk.gate = nil
-			require.Len(t, mp.h.reads.under, directReads)
+			require.Equal(t, mover.DirectReads, mp.h.reads.Under())
 			change(src)
 			p.acquire()
 			leave()
 			require.True(t, bytes.Equal(src.home.data, p.all()))
-			require.Empty(t, mp.h.reads.under)
+			require.Zero(t, mp.h.reads.Under())
 		})
 	}
 }
 
 // TestDirectReadsAreRefused: for good, which is said once, or now.
 func TestDirectReadsAreRefused(t *testing.T) {
-	const size = 5 * pieceBytes
+	const size = 5 * mover.PieceBytes
 	var log bytes.Buffer
 	m := newMachine(t, 1, memory(64<<20), func(o *Options, _ *int64) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	for round := range 3 {
@@ -281,7 +282,7 @@ func TestDirectReadsAreRefused(t *testing.T) {
 
 // TestBufferedReads: nothing is read past the page cache where that is not wanted.
 func TestBufferedReads(t *testing.T) {
-	const size = 3 * pieceBytes
+	const size = 3 * mover.PieceBytes
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.BufferedReads = true })
 	src := m.coldFile(size)
 	p := m.run(src, 0, 0, size, false)

@@ -36,15 +36,15 @@
 // # How long File.mu is held
 //
 // An acquire, a flush and an eviction let go of File.mu now and then, and no page is half done when they do. An acquire
-// begins transfers for holdTime, 20 ms, and then waits for those that are under way: up to maxReaders reads of pieceBytes,
+// begins transfers for holdTime, 20 ms, and then waits for those that are under way: up to MaxReaders reads of PieceBytes (package mover),
 // which are 5 ms of a disk that gives 5 GB/s and 0.25 s of one that gives 100 MB/s. Before them it collects at most
 // holdCollect pages (64 MiB) and copies at most holdPeer (1 GiB) from other devices. A request that finds File.mu held
 // waits for one such hold, and for a second one if another goroutine was quicker: Go's mutex then hands over.
 //
-// Nobody waits for the disk under File.mu where home can be read past the host's page cache (direct.go): such reads go on
+// Nobody waits for the disk under File.mu where home can be read past the host's page cache (homefile.go): such reads go on
 // without it, and are taken under it.
 //
-// The goroutines of a transfer (transfer.go, parallel.go) work for the holder, who waits for them: they may read what
+// The goroutines of a transfer (fill.go, and package mover) work for the holder, who waits for them: they may read what
 // File.mu protects, and change nothing of it.
 //
 // # Files that hang

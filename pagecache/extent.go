@@ -7,6 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -53,7 +54,7 @@ type holding struct {
 	// extents are in the order of their pages. Their sizes differ where the file grew.
 	extents []*extent
 	// reads are those of home that go on without File.mu.
-	reads homeReads
+	reads mover.Reads
 }
 
 func (h *holding) empty() bool { return len(h.extents) == 0 }

@@ -3,6 +3,8 @@ package pagecache
 import (
 	"fmt"
 	"time"
+
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // FileID names a file of the backing filesystem for as long as a Home of it is open.
@@ -41,33 +43,20 @@ type Home interface {
 	Close() error
 }
 
-// HostCached is a Home that says what the host's page cache has of it. Its methods may be called from any goroutine.
+// HostCached is a Home that says what the host's page cache has of it.
 type HostCached interface {
 	Home
-	// ReadCached is ReadAt of what can be read without waiting for a disk. It returns fewer bytes where that is not all.
-	ReadCached(p []byte, off int64) (int, error)
-	// WillNeed has the host begin to read n bytes at off. It is a hint, and does not wait for them.
-	WillNeed(off, n int64)
+	mover.HostCached
 }
 
-// DirectReader is a HostCached that can be read past the host's page cache. Its methods, ReadAt and ReadCached may be called
-// while others of Home change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
+// DirectReader is a HostCached that can be read past the host's page cache.
 type DirectReader interface {
-	HostCached
-	// Cached returns how many of the n bytes at off the host's page cache has, or is about to have: whole pages.
-	Cached(off, n int64) (int64, error)
-	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be in p
-	// behind what was read.
-	ReadDirect(p []byte, off int64) (int, error)
+	Home
+	mover.DirectReader
 }
 
 // NoDirect is the error of a DirectReader that will never do what was asked for.
-type NoDirect struct {
-	// Reason is for people, and the same for all files with one and the same obstacle.
-	Reason string
-}
-
-func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
+type NoDirect = mover.NoDirect
 
 // Rights are who may do what with a file.
 type Rights struct {

@@ -76,16 +76,12 @@ func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, pla
 	if len(stale) == 0 {
 		return nil
 	}
-	p := &pipeline{f: f, h: h, plan: plan, ctx: ctx, class: mover.WriteBack}
 	h.agreeOn(stale)
-	p.pieces = piecesOf(stale, f.storingLocked(h, part), pieceFor(stale), nil)
-	if len(p.pieces) == 1 {
-		p.alone()
-	} else {
-		p.run(nil)
-	}
-	p.settling.endLocked(f, 0)
-	return p.err
+	fill := f.newFillLocked(h, stale, f.storingLocked(h, part), nil, plan)
+	fill.Class = mover.WriteBack
+	err := fill.Run(ctx, nil)
+	fill.Into.(*filling).endLocked(0)
+	return err
 }
 
 // keepsLocked returns how many pages of rg need copies before home changes, but no more than most, and where the last of these

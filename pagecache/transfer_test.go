@@ -16,6 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // noisyFile is a file whose pages all differ, and whose last page is not full.
@@ -51,16 +52,16 @@ func (s *cachedSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
 // TestFillOfManyPieces fills more than the pipeline has buffers for, of a file that is partly in the host's page cache.
 func TestFillOfManyPieces(t *testing.T) {
-	const size = 40*pieceBytes - 100
+	const size = 40*mover.PieceBytes - 100
 	m := newMachine(t, 1, memory(128<<20))
 	src := &cachedSource{source: m.noisyFile(size)}
-	src.home = &cachedHome{memoryHome: src.source.home, cached: 10*pieceBytes + 12345, asked: make(chan page.Range, 1000)}
+	src.home = &cachedHome{memoryHome: src.source.home, cached: 10*mover.PieceBytes + 12345, asked: make(chan page.Range, 1000)}
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Writable: true})
 	require.NoError(t, err)
 	p := m.attach(mp, 0, size, true)
 	require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
 	require.Equal(t, make([]byte, 100), p.load(size, size+100), "past end of file")
-	require.EqualValues(t, 40*pieceBytes/page.Size, m.cache.counters.FilledPages.Load())
+	require.EqualValues(t, 40*mover.PieceBytes/page.Size, m.cache.counters.FilledPages.Load())
 	require.Zero(t, p.release(), "what was agreed on is what was filled")
 	close(src.home.asked)
 	asked := 0
@@ -119,14 +120,14 @@ func scatteredAcquires(t *testing.T) {
 
 // TestAcquireInHolds: an acquire that has no time comes forward by a piece at a time, and all the way.
 func TestAcquireInHolds(t *testing.T) {
-	const size = 8 * pieceBytes
+	const size = 8 * mover.PieceBytes
 	m := newMachine(t, 1)
 	src := m.noisyFile(size)
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
 	require.NoError(t, err)
 	f, holds := src.attached, 0
 	all := []lrc.Update{{Range: mp.pages}}
-	pieces := len(piecesOf(all, []tracking{{pages: mp.pages}}, pieceFor(all), nil))
+	pieces := len(piecesOf(all, []tracking{{pages: mp.pages}}, nil))
 	require.Greater(t, pieces, 1)
 	for rest := mp.pages; !rest.Empty(); holds++ {
 		f.mu.Lock()
@@ -146,7 +147,7 @@ func TestAcquireInHolds(t *testing.T) {
 // TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. What was brought stays, and the rest
 // comes with the next acquire.
 func TestFailedFill(t *testing.T) {
-	const size = 24 * pieceBytes
+	const size = 24 * mover.PieceBytes
 	m := newMachine(t, 1)
 	src := m.noisyFile(size)
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Lazy: true})
@@ -355,26 +356,26 @@ func TestPieces(t *testing.T) {
 	} {
 		whole := page.Range{End: 1 << 20}
 		half := tracking{page.Range{End: 1 << 11}, true}
-		pieces := piecesOf(stale, []tracking{half, {page.Range{Start: half.pages.End, End: whole.End}, false}}, pieceFor(stale), nil)
+		pieces := piecesOf(stale, []tracking{half, {page.Range{Start: half.pages.End, End: whole.End}, false}}, nil)
 		var got, want []page.Range
 		total, largest := int64(0), int64(0)
 		for _, x := range pieces {
 			bytes := int64(0)
-			for _, s := range x.steps {
-				require.Equal(t, s.storing, s.pages.End <= half.pages.End, name)
-				got = page.AppendRange(got, s.pages)
-				bytes += s.pages.Bytes()
+			for _, s := range x.Steps {
+				require.Equal(t, s.Storing, s.Pages.End <= half.pages.End, name)
+				got = page.AppendRange(got, s.Pages)
+				bytes += s.Pages.Bytes()
 			}
-			require.Equal(t, bytes, x.bytes, name)
-			require.LessOrEqual(t, bytes, int64(pieceBytes), name)
-			require.LessOrEqual(t, len(x.steps), pieceRuns, name)
+			require.Equal(t, bytes, x.Bytes(), name)
+			require.LessOrEqual(t, bytes, int64(mover.PieceBytes), name)
+			require.LessOrEqual(t, len(x.Steps), mover.PieceRuns, name)
 			total, largest = total+bytes, max(largest, bytes)
 		}
 		for _, u := range stale {
 			want = page.AppendRange(want, u.Range)
 		}
 		require.Equal(t, want, got, name)
-		require.LessOrEqual(t, largest, max(total/int64(2*readers()), leastPiece), name)
+		require.LessOrEqual(t, largest, max(total/int64(2*mover.Readers()), mover.LeastPiece), name)
 	}
 }
 

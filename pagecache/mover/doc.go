@@ -6,7 +6,7 @@
 //
 // # Transfers
 //
-// There are two ways to ask. In, Out, Peer, Patch and Zero are made by the caller, who waits: the request is Own for
+// There are three ways to ask. In, Out, Peer, Patch and Zero are made by the caller, who waits: the request is Own for
 // the schedule, and the call of the device begins when its turn has come. A Read is a copy for the host that goes into
 // a queue: the Device makes the call, together with others, and whoever waits for it may stop waiting.
 //
@@ -33,8 +33,29 @@
 // look at it any more. Start reports false, and Wait does, where the bytes will not come; both have cleaned up then, or
 // will.
 //
+// A Fill brings updates from home to a device: workers read pieces into buffers, and whoever finds enough of them read gives them
+// to the device (In, Patch) himself. The caller of Run is one of the workers. The states of a Piece:
+//
+//	waits ──taken by a worker──▶ read ──▶ ready ──▶ sent ──▶ settled (Done)
+//	  │                           │                  │
+//	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
+//	     not begun                   not begun          anything may be in its pages
+//
+// Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When Run returns
+// no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
+//
+// Where home can be read past the host's page cache, and the Fill has an end (Until), nobody waits for the disk in Run. The pieces
+// that lack are read beside it (Reads), and a later Fill takes them. The states of such a read:
+//
+//	goes on ──▶ arrived ──▶ taken by a Fill, with its buffer
+//	   │  ▲        │
+//	   │  │        └─Leave, Forget, Spans──▶ its buffer is given back
+//	   │  └── Spoil: home changed. Spans gives it up, and says where
+//	   └─Leave, Forget, Spans──▶ dropped ──▶ ends, and gives its buffer back
+//
 // # Locks
 //
+//	Fill.mu       which pieces are taken, read and sent; held while home is asked what the host's page cache has of a piece
 //	Device.mu     what waits and what is under way
 //	  Place.mu    what is known of the speed of a device, or of the disk
 //

@@ -1,4 +1,4 @@
-package pagecache
+package mover
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ func TestInParallel(t *testing.T) {
 	for _, goroutines := range []int{1, 2, 16} {
 		for _, n := range []int{0, 1, 2, 1000} {
 			called := make([]atomic.Int32, n)
-			require.NoError(t, inParallel(n, goroutines, func(i int) error {
+			require.NoError(t, InParallel(n, goroutines, func(i int) error {
 				called[i].Add(1)
 				return nil
 			}))
@@ -23,7 +23,7 @@ func TestInParallel(t *testing.T) {
 		}
 		failure := errors.New("no")
 		var running, begun atomic.Int32
-		err := inParallel(1000, goroutines, func(i int) error {
+		err := InParallel(1000, goroutines, func(i int) error {
 			running.Add(1)
 			defer running.Add(-1)
 			if begun.Add(1); i >= 20 {
@@ -32,7 +32,7 @@ func TestInParallel(t *testing.T) {
 			return nil
 		})
 		require.ErrorIs(t, err, failure)
-		require.Zero(t, running.Load(), "a call outlived inParallel")
+		require.Zero(t, running.Load(), "a call outlived InParallel")
 		require.LessOrEqual(t, begun.Load(), int32(20+goroutines))
 		require.GreaterOrEqual(t, begun.Load(), int32(21))
 	}

@@ -1,0 +1,111 @@
+package pagecache
+
+import (
+	"slices"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// Reads of home for a device may go on without File.mu (mover.Reads), which lets the disk work while CPU requests have their
+// turn. holding.reads has them, protected by File.mu.
+
+// enterReadsLocked lets reads for the device of h outlast holds of File.mu, until leave is called, with File.mu held.
+func (f *File) enterReadsLocked(h *holding) (leave func()) {
+	h.reads.Enter()
+	return h.reads.Leave
+}
+
+// enterReads is enterReadsLocked for those who do not hold File.mu.
+func (f *File) enterReads(h *holding) (leave func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	leaveLocked := f.enterReadsLocked(h)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		leaveLocked()
+	}
+}
+
+// spoilLocked says that home changed in rg.
+func (f *File) spoilLocked(rg page.Range) {
+	for _, h := range f.holdings {
+		h.reads.Spoil(rg)
+	}
+}
+
+// closeHomeLocked closes home when no read of it goes on.
+func (f *File) closeHomeLocked(home Home) error {
+	f.readingMu.Lock()
+	defer f.readingMu.Unlock()
+	if f.reading > 0 {
+		f.closing = append(f.closing, home)
+		return nil
+	}
+	return home.Close()
+}
+
+// beginRead counts one more reader of home, or anybody else who uses it without File.mu, which is held. endRead takes it back.
+func (f *File) beginRead() {
+	f.readingMu.Lock()
+	defer f.readingMu.Unlock()
+	f.reading++
+}
+
+func (f *File) endRead() {
+	f.readingMu.Lock()
+	defer f.readingMu.Unlock()
+	if f.reading--; f.reading > 0 {
+		return
+	}
+	for _, home := range f.closing {
+		if err := home.Close(); err != nil {
+			f.c.log.Warn("closing the backing file", "error", err)
+		}
+	}
+	f.closing = nil
+}
+
+// sourceLocked returns home as devices are filled from it.
+func (f *File) sourceLocked() *mover.Source {
+	s := &mover.Source{Home: f.home}
+	direct, ok := f.home.(DirectReader)
+	if !ok || f.c.bufferedReads || f.noDirect.Load() {
+		return s
+	}
+	s.Direct, s.Size = direct, f.size
+	s.Hold = func() (release func()) {
+		f.beginRead()
+		f.c.reads.Add(1)
+		return func() {
+			f.endRead()
+			f.c.reads.Done()
+		}
+	}
+	s.Refused = func(reason string) {
+		if !f.noDirect.Swap(true) {
+			f.c.noDirect(reason)
+		}
+	}
+	return s
+}
+
+// noDirect says once why some file is read through the host's page cache.
+func (c *Cache) noDirect(reason string) {
+	c.mu.Lock()
+	known := slices.Contains(c.noDirectReasons, reason)
+	if !known {
+		c.noDirectReasons = append(c.noDirectReasons, reason)
+	}
+	c.mu.Unlock()
+	if !known {
+		c.log.Info("devices read files through the host's page cache", "reason", reason)
+	}
+}
+
+func (c *Cache) snapshotNoDirect() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string{}, c.noDirectReasons...)
+}

@@ -1,0 +1,471 @@
+package mover
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Bytes go from home to a device through a pipeline. Workers read pieces from home into buffers that the device copies
+// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Whoever
+// finds enough of it read gives it to the device himself: to wake somebody for that may take longer than the copy. Two do
+// so at a time, so that the bus always has something to carry.
+const (
+
+	// PieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a few
+	// buffers to stay in the processor's cache between the read and the copy. Where there is little to bring, pieces are
+	// smaller, so that every reader has some, but not smaller than LeastPiece.
+	PieceBytes = 2 << 20
+	LeastPiece = 256 << 10
+	// PieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
+	PieceRuns = 32
+	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds however
+	// little it is about, so nobody begins one for less than mostLeastCall while there is more to read; where there is little in
+	// all, for less than leastCall, since the last call is waited for when all else is done.
+	callBytes     = 16 << 20
+	mostLeastCall = 4 << 20
+	leastCall     = 1 << 20
+	// fewCalls is about the most calls that are smaller than mostLeastCall.
+	fewCalls   = 6
+	senders    = 2
+	MaxReaders = 12
+	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
+	aheadPieces = 16
+)
+
+// Readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
+func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
+
+// Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this package
+// held, while Run has not returned.
+type Target interface {
+	// Placer returns what one goroutine uses for one piece.
+	Placer() Placer
+	// Settle reports pieces that the device has, ascending, while others are being read. Each piece is reported once.
+	Settle(pieces []*Piece)
+}
+
+// Placer knows where pages are in device memory.
+type Placer interface {
+	// AppendCopies appends what brings buf to pages.
+	AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy
+	// AppendPatches appends what brings a step, of which home has these bytes with the digests sums, up to date.
+	AppendPatches(list []gpubackend.Patch, s *Step, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error)
+}
+
+// Fill brings pieces of one file from home to one device, on behalf of a caller who waits. The caller sees to it that nobody
+// changes home, the places of the pages or Reads until Run has returned. Set the exported fields before Run.
+type Fill struct {
+	Device *Device
+	Class  Class
+	From   *Source
+	Into   Target
+	Pieces []Piece
+	// Until, if it is not zero, is when no more pieces are begun, but for the first. Then nobody waits for the disk, either, where
+	// home can be read past the host's page cache: pieces are read ahead, and Lacks says so.
+	Until time.Time
+	// Reads are those that outlast Run; nil where From is not Direct.
+	Reads *Reads
+	// Cold says that home is not to be looked for in the host's page cache first.
+	Cold bool
+
+	ctx context.Context
+	// warmth has what isWarm found of each piece; nil where nobody asks.
+	warmth []atomic.Int32
+	// hold keeps home open for reads that outlast Run.
+	hold *hold
+	// workers read, and nobody begins a call for less than leastCall bytes while there is more to read. Immutable once run began.
+	workers   int
+	leastCall int64
+
+	slots chan struct{} // one for each buffer in use
+	cold  atomic.Bool
+
+	mu      sync.Mutex
+	next    int           // protected by mu; pieces that workers took
+	advised int           // protected by mu; pieces that were asked for ahead
+	err     error         // protected by mu; the first
+	ready   []*Piece      // protected by mu; read, and nobody is sending them
+	waiting int64         // protected by mu; bytes of ready
+	sending int           // protected by mu; workers that are sending
+	busy    int           // protected by mu; workers that have a piece, or are sending
+	ended   bool          // protected by mu; nobody begins anything any more
+	idle    chan struct{} // closed when ended is true and busy is 0
+	// lacks waits for the piece for which the pipeline has ended, nil if it has not for one. Protected by mu.
+	lacks func(ctx context.Context)
+}
+
+// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may take part, nil
+// if none were called. Done of each piece says whether the device has it; after an error there may be such behind one that it lacks.
+func (p *Fill) Run(ctx context.Context, called *Crew) error {
+	p.ctx = ctx
+	p.cold.Store(p.Cold)
+	if p.From.Direct != nil {
+		p.warmth = make([]atomic.Int32, len(p.Pieces))
+		p.hold = newHold(p.From)
+		defer p.hold.drop()
+		defer p.From.report()
+	}
+	p.mu.Lock()
+	over := p.overLocked()
+	p.mu.Unlock()
+	switch {
+	case over:
+	case len(p.Pieces) == 1:
+		p.alone()
+	default:
+		p.run(called)
+	}
+	if p.Reads != nil {
+		p.Reads.wait = p.lacks
+	}
+	return p.err
+}
+
+// alone brings the only piece, without anybody's help.
+func (p *Fill) alone() {
+	p.next = 1
+	x := &p.Pieces[0]
+	err := p.read(0, x)
+	if err == nil {
+		err = p.send([]*Piece{x})
+	}
+	if err != nil {
+		p.fail(err)
+		return
+	}
+	p.settle([]*Piece{x})
+}
+
+// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
+// caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
+// waited for.
+func (p *Fill) run(called *Crew) {
+	n := min(Readers(), len(p.Pieces))
+	largest, total := int64(0), int64(0)
+	for i := range p.Pieces {
+		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
+	}
+	p.workers, p.leastCall = n, min(max(total/fewCalls, leastCall), mostLeastCall)
+	buffers := min(int64(n*PieceBytes+senders*callBytes)/largest, int64(len(p.Pieces)))
+	p.slots = make(chan struct{}, buffers)
+	p.idle = make(chan struct{})
+	if called == nil {
+		called = CallCrew()
+	}
+	called.begin(p, n-1)
+	p.work()
+	p.mu.Lock()
+	p.ended = true
+	if p.busy == 0 {
+		close(p.idle)
+	}
+	p.mu.Unlock()
+	spinOn(p.idle)
+}
+
+// work reads pieces while there are some to be read, and sends.
+func (p *Fill) work() {
+	for {
+		p.slots <- struct{}{}
+		i, ok := p.take()
+		if !ok {
+			<-p.slots
+			return
+		}
+		if ahead := i + p.workers; p.From.Direct != nil && ahead < len(p.Pieces) && !p.cold.Load() {
+			p.isWarm(ahead) // not when it is its turn, which is with mu held
+		}
+		x := &p.Pieces[i]
+		if err := p.read(i, x); err != nil {
+			p.fail(err)
+			<-p.slots
+			x = nil
+		}
+		p.pass(x)
+	}
+}
+
+// take gives a worker its next piece. Pieces are taken in order, so those that were are a prefix. Where there is none, the worker
+// sends what others left.
+func (p *Fill) take() (i int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return 0, false
+	}
+	p.busy++
+	if p.overLocked() {
+		p.sendLocked()
+		p.restLocked()
+		return 0, false
+	}
+	p.next++
+	return p.next - 1, true
+}
+
+// overLocked reports whether no more pieces are to be taken. Once it is so it stays so.
+func (p *Fill) overLocked() bool {
+	if p.err == nil {
+		p.err = p.ctx.Err()
+	}
+	return p.err != nil || p.next == len(p.Pieces) || p.next > 0 && !p.Until.IsZero() && time.Now().After(p.Until) ||
+		p.lacks != nil || p.From.Direct != nil && !p.thereLocked(p.next)
+}
+
+// pass is called by a worker with the piece that it has read, or nil, and sends if it is time.
+func (p *Fill) pass(x *Piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x != nil {
+		p.ready, p.waiting = append(p.ready, x), p.waiting+x.bytes
+	}
+	// Without a free buffer nobody reads on until somebody sends.
+	if p.waiting >= p.leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
+		p.sendLocked()
+	}
+	p.restLocked()
+}
+
+// restLocked has a worker be busy no more.
+func (p *Fill) restLocked() {
+	if p.busy--; p.busy == 0 && p.ended {
+		close(p.idle)
+	}
+}
+
+// sendLocked sends what was read until nothing is left, unless enough others do so. It lets go of mu meanwhile.
+func (p *Fill) sendLocked() {
+	if p.sending == senders {
+		return
+	}
+	p.sending++
+	var sent []*Piece
+	for len(p.ready) > 0 {
+		n, size := 0, int64(0)
+		for ; n < len(p.ready) && size < callBytes; n++ {
+			size += p.ready[n].bytes
+		}
+		call := p.ready[:n:n]
+		p.ready, p.waiting = p.ready[n:], p.waiting-size
+		p.mu.Unlock()
+		err := p.send(call)
+		if err != nil {
+			p.fail(err)
+		} else {
+			sent = append(sent, call...)
+		}
+		for range call {
+			<-p.slots
+		}
+		p.mu.Lock()
+	}
+	p.sending--
+	if len(sent) > 0 {
+		p.mu.Unlock() // others may send meanwhile
+		p.settle(sent)
+		p.mu.Lock()
+	}
+}
+
+func (p *Fill) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil {
+		p.err = err
+	}
+}
+
+// read reads a piece from home and makes its digests and patches. After an error it has no buffer.
+func (p *Fill) read(i int, x *Piece) (err error) {
+	if p.From.Direct == nil {
+		err = p.readBuffered(i, x)
+	} else if r := p.takeRead(x); r != nil {
+		err = p.taken(x, r)
+	} else {
+		err = p.readDirect(x)
+	}
+	if err != nil {
+		return err
+	}
+	return p.prepare(x)
+}
+
+// prepare makes what is given to the device of a piece that was read, and its digests. After an error it has no buffer.
+func (p *Fill) prepare(x *Piece) error {
+	var hashed, patched int64
+	for k := range x.Steps {
+		switch s := &x.Steps[k]; {
+		case s.Patch:
+			patched += s.Pages.Len()
+			hashed += s.Pages.Len()
+		case s.Storing:
+			hashed += s.Pages.Len()
+		}
+	}
+	if hashed > 0 {
+		x.Sums = make([]gpubackend.Digest, hashed)
+	}
+	if patched > 0 {
+		x.patches = make([]gpubackend.Patch, 0, patched)
+	}
+	if patched < x.bytes>>page.Shift {
+		x.copies = make([]gpubackend.Copy, 0, len(x.Steps))
+	}
+	at, sums, of := int64(0), x.Sums, p.Into.Placer()
+	for k := range x.Steps {
+		s := &x.Steps[k]
+		buf := x.buf[at : at+s.Pages.Bytes()]
+		at += s.Pages.Bytes()
+		var own []gpubackend.Digest
+		if s.Hashed() {
+			own, sums = sums[:s.Pages.Len()], sums[s.Pages.Len():]
+			p.Device.dev.Key().SumPages(buf, own)
+		}
+		if !s.Patch {
+			x.copies = of.AppendCopies(x.copies, s.Pages, buf)
+			continue
+		}
+		var err error
+		if x.patches, err = of.AppendPatches(x.patches, s, buf, own); err != nil {
+			x.release()
+			return err
+		}
+	}
+	return nil
+}
+
+// readBuffered reads a piece through the host's page cache.
+func (p *Fill) readBuffered(i int, x *Piece) (err error) {
+	if x.buf, x.release, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
+		return err
+	}
+	at := int64(0)
+	for k := range x.Steps {
+		s := &x.Steps[k]
+		if err := p.readStep(i, s, x.buf[at:at+s.Pages.Bytes()], &x.Ways); err != nil {
+			x.release()
+			return err
+		}
+		at += s.Pages.Bytes()
+	}
+	return nil
+}
+
+// readStep reads one run, and sees to it that what follows is on its way where home has to be waited for.
+func (p *Fill) readStep(i int, s *Step, buf []byte, w *Ways) error {
+	home, ok := p.From.Home.(HostCached)
+	if !ok {
+		w.Buffered += s.Pages.Len()
+		return readWhole(p.From.Home, buf, s.Pages.Offset())
+	}
+	n := 0
+	if !p.cold.Load() || s.Pages.Len() == 1 {
+		var err error
+		if n, err = home.ReadCached(buf, s.Pages.Offset()); err != nil {
+			return err
+		}
+		w.Cached += int64(n) >> page.Shift
+		if n == len(buf) {
+			return nil
+		}
+	}
+	w.Buffered += (int64(len(buf)-n) + page.Size - 1) >> page.Shift
+	p.cold.Store(true)
+	p.askAhead(i, home)
+	m, err := home.ReadAt(buf[n:], s.Pages.Offset()+int64(n))
+	if err != nil {
+		return err
+	}
+	clear(buf[n+m:])
+	return nil
+}
+
+// askAhead asks for the piece that is being read and for a few that follow. The distance grows with every piece, up to
+// aheadPieces, and outlasts the hold: what was asked for arrives while CPU requests have their turn.
+func (p *Fill) askAhead(i int, home HostCached) {
+	p.mu.Lock()
+	from := max(p.advised, i)
+	to := min(max(from+2, i+1), i+aheadPieces, len(p.Pieces))
+	p.advised = max(p.advised, to)
+	p.mu.Unlock()
+	for k := from; k < to; k++ {
+		for _, s := range p.Pieces[k].Steps {
+			home.WillNeed(s.Pages.Offset(), s.Pages.Bytes())
+		}
+	}
+}
+
+// callList is what one call gives to the device. Of scattered pages it is long, and its memory goes round.
+type callList struct {
+	copies  []gpubackend.Copy
+	patches []gpubackend.Patch
+}
+
+var callLists = sync.Pool{New: func() any { return new(callList) }}
+
+// done gives the list back, empty.
+func (l *callList) done() {
+	clear(l.copies)
+	clear(l.patches)
+	l.copies, l.patches = l.copies[:0], l.patches[:0]
+	callLists.Put(l)
+}
+
+// send gives pieces that were read to the device, and their buffers back.
+func (p *Fill) send(pieces []*Piece) error {
+	defer func() {
+		for _, x := range pieces {
+			x.release()
+			x.buf, x.copies, x.patches = nil, nil, nil
+		}
+	}()
+	copies, patches := pieces[0].copies, pieces[0].patches
+	if len(pieces) > 1 {
+		all := callLists.Get().(*callList)
+		defer all.done()
+		for _, x := range pieces {
+			all.copies, all.patches = append(all.copies, x.copies...), append(all.patches, x.patches...)
+		}
+		copies, patches = all.copies, all.patches
+	}
+	if len(copies) > 0 {
+		if err := p.Device.In(p.ctx, p.Class, copies); err != nil {
+			return err
+		}
+	}
+	if len(patches) > 0 {
+		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken for
+		// the device's: a patch that is begun is carried through.
+		if err := p.Device.Patch(context.WithoutCancel(p.ctx), p.Class, patches); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle reports pieces that the device has.
+func (p *Fill) settle(pieces []*Piece) {
+	slices.SortFunc(pieces, func(a, b *Piece) int { return cmp.Compare(a.first(), b.first()) })
+	for _, x := range pieces {
+		x.Done = true
+	}
+	p.Into.Settle(pieces)
+}
+
+// readWhole fills p from off on. What lies past end of file reads as zero.
+func readWhole(home Home, p []byte, off int64) error {
+	n, err := home.ReadAt(p, off)
+	if err != nil {
+		return err
+	}
+	clear(p[n:])
+	return nil
+}

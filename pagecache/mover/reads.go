@@ -1,0 +1,322 @@
+package mover
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Reads are the reads of home that go on for one device beside its Fills, so that nobody waits for the disk while he holds what
+// keeps home from being changed. They begin in a Fill; a change of home spoils those that it overlaps (Spoil), and bytes
+// are taken by a Fill from reads that are not spoiled. So what was read is what home has.
+//
+// Whoever uses Reads sees to it that neither two methods of it run at once, nor one beside a Fill.
+type Reads struct {
+	users int // calls that will take what was read
+	// under has them by their first pages. Workers of one Fill take Fill.mu besides.
+	under map[page.Index]*homeRead
+	// wait waits for what the last Fill lacked; nil if that was nothing.
+	wait func(ctx context.Context)
+}
+
+// Pause returns what waits until a Fill can go on. It is to be called without what keeps home from being changed.
+func (r *Reads) Pause() (wait func(ctx context.Context)) {
+	if wait = r.wait; wait == nil {
+		wait = func(context.Context) {}
+	}
+	r.wait = nil
+	return wait
+}
+
+// Under returns how many reads go on or wait to be taken.
+func (r *Reads) Under() int { return len(r.under) }
+
+// homeRead is the read of a piece.
+type homeRead struct {
+	steps []page.Range
+	// buf and release are as those of the piece, err says that there are none. Both are set when done is closed.
+	buf     []byte
+	release func()
+	ways    Ways
+	err     error
+	done    chan struct{}
+	// fate is readGoesOn until the read ended or nobody wants it any more.
+	fate atomic.Int32
+	// spoiled says that home changed since. Protected as Reads.
+	spoiled bool
+}
+
+const (
+	readGoesOn = iota
+	readArrived
+	readDropped
+)
+
+// Enter lets reads outlast Fills until Leave is called.
+func (r *Reads) Enter() { r.users++ }
+
+// Leave ends what Enter began.
+func (r *Reads) Leave() {
+	if r.users--; r.users > 0 {
+		return
+	}
+	for first := range r.under {
+		r.drop(first)
+	}
+}
+
+// drop gives up a read that nobody will take.
+func (r *Reads) drop(first page.Index) {
+	x := r.under[first]
+	delete(r.under, first)
+	if !x.fate.CompareAndSwap(readGoesOn, readDropped) {
+		x.free()
+	}
+}
+
+func (x *homeRead) free() {
+	if x.err == nil {
+		x.release()
+	}
+}
+
+// Spoil says that home changed in rg.
+func (r *Reads) Spoil(rg page.Range) {
+	for _, x := range r.under {
+		x.spoiled = x.spoiled || slices.ContainsFunc(x.steps, rg.Overlaps)
+	}
+}
+
+// What is known of a piece in Fill.warmth.
+const (
+	warmUnknown = iota
+	warmYes
+	warmNo
+)
+
+// isWarm is Source.warm of piece i, which is asked once. It needs no lock.
+func (p *Fill) isWarm(i int) bool {
+	if known := p.warmth[i].Load(); known != warmUnknown {
+		return known == warmYes
+	}
+	warm := p.From.warm(&p.Pieces[i])
+	if warm {
+		p.warmth[i].Store(warmYes)
+	} else {
+		p.warmth[i].Store(warmNo)
+	}
+	return warm
+}
+
+// thereLocked reports whether piece i can be brought without waiting for the disk, where nobody should in Run. What
+// cannot is read from now on, and what follows it.
+func (p *Fill) thereLocked(i int) bool {
+	x := &p.Pieces[i]
+	r := p.Reads.under[x.first()]
+	switch {
+	case x.held:
+		return true
+	case r != nil:
+	case !p.cold.Load() && p.isWarm(i):
+		return true
+	}
+	p.cold.Store(true)
+	if r == nil && len(p.Pieces) == 1 && !p.Until.IsZero() {
+		// A little for the only caller (who is counted twice, here and in acquire) takes less time than to come back for it.
+		if x.bytes <= MixedRun && p.Reads.users <= 2 {
+			x.held = true
+			return true
+		}
+		// Who waits may as well read.
+		run := p.newReadLocked(x)
+		p.lacks = func(context.Context) { run() }
+		return false
+	}
+	p.readAheadLocked(i)
+	r = p.Reads.under[x.first()]
+	if p.Until.IsZero() || r.fate.Load() == readArrived {
+		return true
+	}
+	p.lacks = r.wait
+	return false
+}
+
+// readDirect reads a piece by what the host's page cache has of it.
+func (p *Fill) readDirect(x *Piece) (err error) {
+	if x.buf, x.release, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
+		return err
+	}
+	if x.held {
+		x.Ways, err = p.From.readSteps(x.ranges(), x.buf, DirectReads)
+	} else {
+		x.Ways, err = p.From.readWarm(x)
+	}
+	if err != nil {
+		x.release()
+	}
+	return err
+}
+
+// readWarm reads a piece that the host's page cache seems to have.
+func (d *Source) readWarm(x *Piece) (w Ways, err error) {
+	at := int64(0)
+	for _, s := range x.Steps {
+		buf := x.buf[at : at+s.Pages.Bytes()]
+		at += s.Pages.Bytes()
+		n, err := d.Direct.ReadCached(buf, s.Pages.Offset())
+		if err != nil {
+			return w, err
+		}
+		whole := int64(n) &^ (page.Size - 1)
+		w.Cached += whole >> page.Shift
+		if whole < s.Pages.Bytes() {
+			rest, err := d.read(buf[whole:], s.Pages.Offset()+whole)
+			if w.Add(rest); err != nil {
+				return w, err
+			}
+		}
+	}
+	return w, nil
+}
+
+func (x *Piece) ranges() []page.Range {
+	ranges := make([]page.Range, len(x.Steps))
+	for i, s := range x.Steps {
+		ranges[i] = s.Pages
+	}
+	return ranges
+}
+
+// takeRead returns the read of a piece that goes on already.
+func (p *Fill) takeRead(x *Piece) *homeRead {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := x.first()
+	r := p.Reads.under[first]
+	delete(p.Reads.under, first)
+	return r
+}
+
+// taken waits for a read and makes its buffer that of the piece.
+func (p *Fill) taken(x *Piece, r *homeRead) error {
+	<-r.done
+	if r.err != nil {
+		return r.err
+	}
+	x.buf, x.release, x.Ways = r.buf, r.release, r.ways
+	// What the host's page cache has is copied by the readers themselves.
+	p.cold.Store(x.Ways.Direct+x.Ways.Buffered > 0)
+	return nil
+}
+
+// Spans returns where reads go on that part needs, and part with all of these: bytes of a read are taken together. Reads that cannot
+// be taken are given up, as are those outside of part that are not usable; spoiled is where home changed under some.
+func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (spans, spoiled []page.Range, wide page.Range) {
+	wide = part
+	for first, x := range r.under {
+		span := page.Range{Start: first, End: x.steps[len(x.steps)-1].End}
+		if !span.Overlaps(part) {
+			continue
+		}
+		inside := span.Intersect(part) == span
+		if x.spoiled {
+			spoiled = append(spoiled, span)
+		}
+		if x.spoiled || !inside && !usable(span) {
+			r.drop(first)
+			continue
+		}
+		spans = append(spans, span)
+	}
+	slices.SortFunc(spans, func(a, b page.Range) int { return int(a.Start - b.Start) })
+	kept := spans[:0]
+	for _, s := range spans {
+		if n := len(kept); n > 0 && s.Start < kept[n-1].End {
+			r.drop(s.Start)
+			continue
+		}
+		kept = append(kept, s)
+		wide.Start, wide.End = min(wide.Start, s.Start), max(wide.End, s.End)
+	}
+	return kept, spoiled, wide
+}
+
+// readAheadLocked begins to read piece i and those that follow.
+func (p *Fill) readAheadLocked(i int) {
+	reads := p.Reads
+	to := min(i+DirectReads, len(p.Pieces))
+	for k := max(p.advised, i); k < to; k++ {
+		x := &p.Pieces[k]
+		first := x.first()
+		if reads.under[first] != nil || x.held {
+			continue
+		}
+		go p.newReadLocked(x)()
+	}
+	p.advised = max(p.advised, to)
+}
+
+// newReadLocked returns what reads a piece; it is to be called, and needs no lock.
+func (p *Fill) newReadLocked(x *Piece) (run func()) {
+	r := &homeRead{steps: x.ranges(), done: make(chan struct{})}
+	reads := p.Reads
+	if reads.under == nil {
+		reads.under = make(map[page.Index]*homeRead)
+	}
+	reads.under[x.first()] = r
+	p.hold.users.Add(1)
+	dev, home, bytes, atOnce := p.Device, p.hold, x.bytes, max(1, DirectReads/len(p.Pieces))
+	return func() { r.run(dev, home, bytes, atOnce) }
+}
+
+// wait waits for the end of the read.
+func (r *homeRead) wait(ctx context.Context) {
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+	}
+}
+
+// run carries out the read.
+func (r *homeRead) run(dev *Device, home *hold, bytes int64, atOnce int) {
+	defer home.drop()
+	defer home.from.report()
+	r.read(dev, home.from, bytes, atOnce)
+	if !r.fate.CompareAndSwap(readGoesOn, readArrived) {
+		r.free()
+	}
+	close(r.done)
+}
+
+func (r *homeRead) read(dev *Device, home *Source, bytes int64, atOnce int) {
+	if r.buf, r.release, r.err = dev.dev.HostBuffer(int(bytes)); r.err != nil {
+		return
+	}
+	if r.ways, r.err = home.readSteps(r.steps, r.buf, atOnce); r.err != nil {
+		r.release()
+	}
+}
+
+// Forget gives up reads of part that no piece will take, before Run. Pieces of what changed under a read are read by Run itself, lest
+// somebody who writes all the time keeps them from being brought.
+func (p *Fill) Forget(part page.Range, spoiled []page.Range) {
+	for i := range p.Pieces {
+		x := &p.Pieces[i]
+		all := page.Range{Start: x.first(), End: x.Steps[len(x.Steps)-1].Pages.End}
+		x.held = slices.ContainsFunc(spoiled, all.Overlaps)
+	}
+	reads := p.Reads
+	for first, r := range reads.under {
+		if first < part.Start || first >= part.End {
+			continue
+		}
+		i, found := slices.BinarySearchFunc(p.Pieces, first, func(x Piece, first page.Index) int {
+			return int(x.first() - first)
+		})
+		if !found || !slices.Equal(r.steps, p.Pieces[i].ranges()) {
+			reads.drop(first)
+		}
+	}
+}
