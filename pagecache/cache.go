@@ -195,15 +195,7 @@ func New(o Options) (*Cache, error) {
 			return nil, fmt.Errorf("two devices have the number %d", info.Ordinal)
 		}
 		seen[info.Ordinal] = true
-		own := &device{
-			deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
-			zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
-		}
-		own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
-		own.room = residency.New(zeroed{d, own.moves}, residency.Options{
-			Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
-		})
-		c.devices = append(c.devices, own)
+		c.devices = append(c.devices, c.newDevice(d, info, o))
 	}
 	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
 		return nil, err
@@ -214,6 +206,19 @@ func New(o Options) (*Cache, error) {
 	c.background.Add(1)
 	go c.run(ctx)
 	return c, nil
+}
+
+// newDevice returns what the Cache knows of a device.
+func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) *device {
+	own := &device{
+		deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
+		zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
+	}
+	own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
+	own.room = residency.New(zeroed{d, own.moves}, residency.Options{
+		Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
+	})
+	return own
 }
 
 // HostMemory returns the bytes of Options.HostMemory.

@@ -401,17 +401,13 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 			}
 		}
 	}
-	var thought time.Duration
-	if best.h != nil {
-		s := best.h.dev.moves.Cost.Now()
-		thought = s.Time(pages.Bytes())
-	}
 	f.probeLocked(rg, idle, best.h)
 	if best.h == nil {
 		return nil
 	}
+	s := best.h.dev.moves.Cost.Now()
 	plan = f.copyLocked(best, pages)
-	plan.beUrgent(thought)
+	plan.beUrgent(s.Time(pages.Bytes()))
 	return plan
 }
 
