@@ -12,9 +12,12 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which page
-// it came. storing covers part. called are readers that may take part, nil if there are none yet.
-func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time, called *mover.Crew, plan *lrc.AcquirePlan) (
+// fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which
+// page it came. storing covers part. called are readers that may take part, nil if there are none yet.
+func (f *File) fromHomeLocked(
+	ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time,
+	called *mover.Crew, plan *lrc.AcquirePlan,
+) (
 	pages int64, next page.Index, err error,
 ) {
 	if len(stale) == 0 {
@@ -66,7 +69,9 @@ func (f *File) fromHomeLocked(ctx context.Context, h *holding, part page.Range, 
 }
 
 // newFillLocked returns a transfer of updates from home through the host's page cache.
-func (f *File) newFillLocked(h *holding, stale []lrc.Update, storing []tracking, spans []page.Range, plan lrc.AcquirePlan) *mover.Fill {
+func (f *File) newFillLocked(
+	h *holding, stale []lrc.Update, storing []tracking, spans []page.Range, plan lrc.AcquirePlan,
+) *mover.Fill {
 	return &mover.Fill{
 		Device: h.dev.moves,
 		From:   &mover.Source{Home: f.home},
@@ -86,8 +91,8 @@ func piecesOf(stale []lrc.Update, storing []tracking, spans []page.Range) []move
 	}, runs, spans)
 }
 
-// filling is what is known of a transfer of updates to one device, and what became of the pieces that it has. Whoever holds File.mu
-// waits for the transfer.
+// filling is what is known of a transfer of updates to one device, and what became of the pieces that it has. Whoever
+// holds File.mu waits for the transfer.
 type filling struct {
 	f     *File
 	h     *holding
@@ -116,11 +121,14 @@ func (p *placer) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []by
 }
 
 // AppendPatches implements mover.Placer.
-func (p *placer) AppendPatches(list []gpubackend.Patch, s *mover.Step, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
+func (p *placer) AppendPatches(
+	list []gpubackend.Patch, s *mover.Step, home []byte, sums []gpubackend.Digest,
+) ([]gpubackend.Patch, error) {
 	return p.of.f.appendPatchesLocked(list, &p.walk, s.Pages, p.of.stale[s.Update].Base, home, sums)
 }
 
-// Settle implements mover.Target. Other pieces are being read, which need what is known of them: their bases and digests.
+// Settle implements mover.Target. Other pieces are being read, which need what is known of them: their bases and
+// digests.
 func (t *filling) Settle(pieces []*mover.Piece) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

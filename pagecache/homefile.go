@@ -7,8 +7,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// Reads of home for a device may go on without File.mu (mover.Reads), which lets the disk work while CPU requests have their
-// turn. holding.reads has them, protected by File.mu.
+// Reads of home for a device may go on without File.mu (mover.Reads), which lets the disk work while CPU requests have
+// their turn. holding.reads has them, protected by File.mu.
 
 // enterReadsLocked lets reads for the device of h outlast holds of File.mu, until leave is called, with File.mu held.
 func (f *File) enterReadsLocked(h *holding) (leave func()) {
@@ -46,7 +46,8 @@ func (f *File) closeHomeLocked(home Home) error {
 	return home.Close()
 }
 
-// beginRead counts one more reader of home, or anybody else who uses it without File.mu, which is held. endRead takes it back.
+// beginRead counts one more reader of home, or anybody else who uses it without File.mu, which is held. endRead takes
+// it back.
 func (f *File) beginRead() {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()

@@ -1,7 +1,7 @@
 package mover
 
-// Crew is readers that were called before there was something to read. To be woken takes them longer than to read a piece, so
-// they are while it is being found out what to read. BenchmarkHeuristics shows what that gains.
+// Crew is readers that were called before there was something to read. To be woken takes them longer than to read a
+// piece, so they are while it is being found out what to read. BenchmarkHeuristics shows what that gains.
 type Crew struct {
 	begun  chan struct{} // closed by begin and Dismiss
 	p      *Fill         // set before begun is closed, nil if nothing is to be read

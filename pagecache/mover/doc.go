@@ -33,19 +33,22 @@
 // look at it any more. Start reports false, and Wait does, where the bytes will not come; both have cleaned up then, or
 // will.
 //
-// A Fill brings updates from home to a device: workers read pieces into buffers, and whoever finds enough of them read gives them
-// to the device (In, Patch) himself. The caller of Run is one of the workers. The states of a Piece:
+// A Fill brings updates from home to a device: workers read pieces into buffers, and whoever finds enough of them read
+// gives them to the device (In, Patch) himself. The caller of Run is one of the workers. The states of a Piece:
 //
 //	waits ──taken by a worker──▶ read ──▶ ready ──▶ sent ──▶ settled (Done)
 //	  │                           │                  │
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages
 //
-// Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When Run returns
-// no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
+// A Target says where the bytes of a piece go. Scatter is one for bytes that go to places of their own: from any byte
+// of the file to any byte of memory.
 //
-// Where home can be read past the host's page cache, and the Fill has an end (Until), nobody waits for the disk in Run. The pieces
-// that lack are read beside it (Reads), and a later Fill takes them. The states of such a read:
+// Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
+// Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
+//
+// Where home can be read past the host's page cache, and the Fill has an end (Until), nobody waits for the disk in Run.
+// The pieces that lack are read beside it (Reads), and a later Fill takes them. The states of such a read:
 //
 //	goes on ──▶ arrived ──▶ taken by a Fill, with its buffer
 //	   │  ▲        │
@@ -55,7 +58,7 @@
 //
 // # Locks
 //
-//	Fill.mu       which pieces are taken, read and sent; held while home is asked what the host's page cache has of a piece
+//	Fill.mu       which pieces are taken, read and sent; home is asked under it what the host's page cache has
 //	Device.mu     what waits and what is under way
 //	  Place.mu    what is known of the speed of a device, or of the disk
 //

@@ -14,21 +14,21 @@ import (
 )
 
 // Bytes go from home to a device through a pipeline. Workers read pieces from home into buffers that the device copies
-// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes. Whoever
-// finds enough of it read gives it to the device himself: to wake somebody for that may take longer than the copy. Two do
-// so at a time, so that the bus always has something to carry.
+// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes.
+// Whoever finds enough of it read gives it to the device himself: to wake somebody for that may take longer than the
+// copy. Two do so at a time, so that the bus always has something to carry.
 const (
 
-	// PieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a few
-	// buffers to stay in the processor's cache between the read and the copy. Where there is little to bring, pieces are
-	// smaller, so that every reader has some, but not smaller than LeastPiece.
+	// PieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a
+	// few buffers to stay in the processor's cache between the read and the copy. Where there is little to bring,
+	// pieces are smaller, so that every reader has some, but not smaller than LeastPiece.
 	PieceBytes = 2 << 20
 	LeastPiece = 256 << 10
 	// PieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
 	PieceRuns = 32
-	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds however
-	// little it is about, so nobody begins one for less than mostLeastCall while there is more to read; where there is little in
-	// all, for less than leastCall, since the last call is waited for when all else is done.
+	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds
+	// however little it is about, so nobody begins one for less than mostLeastCall while there is more to read; where
+	// there is little in all, for less than leastCall, since the last call is waited for when all else is done.
 	callBytes     = 16 << 20
 	mostLeastCall = 4 << 20
 	leastCall     = 1 << 20
@@ -43,8 +43,8 @@ const (
 // Readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
 func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
 
-// Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this package
-// held, while Run has not returned.
+// Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this
+// package held, while Run has not returned.
 type Target interface {
 	// Placer returns what one goroutine uses for one piece.
 	Placer() Placer
@@ -60,16 +60,16 @@ type Placer interface {
 	AppendPatches(list []gpubackend.Patch, s *Step, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error)
 }
 
-// Fill brings pieces of one file from home to one device, on behalf of a caller who waits. The caller sees to it that nobody
-// changes home, the places of the pages or Reads until Run has returned. Set the exported fields before Run.
+// Fill brings pieces of one file from home to one device, on behalf of a caller who waits. The caller sees to it that
+// nobody changes home, the places of the pages or Reads until Run has returned. Set the exported fields before Run.
 type Fill struct {
 	Device *Device
 	Class  Class
 	From   *Source
 	Into   Target
 	Pieces []Piece
-	// Until, if it is not zero, is when no more pieces are begun, but for the first. Then nobody waits for the disk, either, where
-	// home can be read past the host's page cache: pieces are read ahead, and Lacks says so.
+	// Until, if it is not zero, is when no more pieces are begun, but for the first. Then nobody waits for the disk,
+	// either, where home can be read past the host's page cache: pieces are read ahead, and Lacks says so.
 	Until time.Time
 	// Reads are those that outlast Run; nil where From is not Direct.
 	Reads *Reads
@@ -81,7 +81,8 @@ type Fill struct {
 	warmth []atomic.Int32
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
-	// workers read, and nobody begins a call for less than leastCall bytes while there is more to read. Immutable once run began.
+	// workers read, and nobody begins a call for less than leastCall bytes while there is more to read. Immutable once
+	// run began.
 	workers   int
 	leastCall int64
 
@@ -102,8 +103,9 @@ type Fill struct {
 	lacks func(ctx context.Context)
 }
 
-// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may take part, nil
-// if none were called. Done of each piece says whether the device has it; after an error there may be such behind one that it lacks.
+// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may
+// take part, nil if none were called. Done of each piece says whether the device has it; after an error there may be
+// such behind one that it lacks.
 func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.ctx = ctx
 	p.cold.Store(p.Cold)
@@ -144,8 +146,8 @@ func (p *Fill) alone() {
 	p.settle([]*Piece{x})
 }
 
-// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way. The
-// caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
+// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
+// The caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
 func (p *Fill) run(called *Crew) {
 	n := min(Readers(), len(p.Pieces))
@@ -193,8 +195,8 @@ func (p *Fill) work() {
 	}
 }
 
-// take gives a worker its next piece. Pieces are taken in order, so those that were are a prefix. Where there is none, the worker
-// sends what others left.
+// take gives a worker its next piece. Pieces are taken in order, so those that were are a prefix. Where there is none,
+// the worker sends what others left.
 func (p *Fill) take() (i int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -442,8 +444,8 @@ func (p *Fill) send(pieces []*Piece) error {
 		}
 	}
 	if len(patches) > 0 {
-		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken for
-		// the device's: a patch that is begun is carried through.
+		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken
+		// for the device's: a patch that is begun is carried through.
 		if err := p.Device.Patch(context.WithoutCancel(p.ctx), p.Class, patches); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package mover
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -139,8 +140,45 @@ func TestFillFails(t *testing.T) {
 	gate.Open()
 }
 
-// BenchmarkHeuristics fills from home with and without each heuristic, in turns, and gives the time with it as a part of that
-// without: below 1 it gains.
+// TestScatter fills memory with segments of a file that begin and end anywhere, overlap, or lie past its end.
+func TestScatter(t *testing.T) {
+	for seed := range uint64(20) {
+		const size = 4 << 20
+		f := newFiller(t, size)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		want := make([]byte, size)
+		var segments []Segment
+		for at := int64(0); ; {
+			p := Segment{Off: rnd.Int64N(size + 8*page.Size), Mem: f.into.mem, At: at + rnd.Int64N(300)}
+			p.Len = rnd.Int64N(1 << (1 + rnd.IntN(19)))
+			if at = p.At + p.Len; at > size {
+				break
+			}
+			copy(want[p.At:at], f.home.data[min(p.Off, size):])
+			segments = append(segments, p)
+		}
+		slices.SortFunc(segments, func(a, b Segment) int { return cmp.Compare(a.Off, b.Off) })
+		into := NewScatter(segments)
+		x := &Fill{Device: f.moves, Class: Acquire, From: &Source{Home: f.home}, Into: into, Pieces: into.Pieces(nil)}
+		require.NoError(t, x.Run(t.Context(), nil))
+		read := map[page.Index]bool{}
+		for i := range x.Pieces {
+			require.True(t, x.Pieces[i].Done)
+			for _, s := range x.Pieces[i].Steps {
+				for at := s.Pages.Start; at < s.Pages.End; at++ {
+					require.False(t, read[at], "page %d is read twice", at)
+					read[at] = true
+				}
+			}
+		}
+		got := make([]byte, size)
+		require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
+		require.True(t, bytes.Equal(want, got), "seed %d", seed)
+	}
+}
+
+// BenchmarkHeuristics fills from home with and without each heuristic, in turns, and gives the time with it as a part
+// of that without: below 1 it gains.
 func BenchmarkHeuristics(b *testing.B) {
 	for _, size := range []int64{1 << 20, 8 << 20, 64 << 20} {
 		f := newFiller(b, size)

@@ -8,9 +8,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// What the host's page cache lacks comes from the disk past it, for GPUs read more than it holds, and what programs on the CPU
-// use would have to go. What it has is copied from there, also where a few of its pages lie between others: they, and not
-// the disk, are what everybody else sees.
+// What the host's page cache lacks comes from the disk past it, for GPUs read more than it holds, and what programs on
+// the CPU use would have to go. What it has is copied from there, also where a few of its pages lie between others:
+// they, and not the disk, are what everybody else sees.
 const (
 	// DirectReads is how many pieces are read from the disk at once.
 	DirectReads = 16
@@ -18,7 +18,8 @@ const (
 	MixedRun = 64 << 10
 )
 
-// Home is a backing file as buffered I/O sees it. Its methods, and those of the interfaces below, may be called from any goroutine.
+// Home is a backing file as buffered I/O sees it. Its methods, and those of the interfaces below, may be called from
+// any goroutine.
 type Home interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
@@ -27,20 +28,21 @@ type Home interface {
 // HostCached is a Home that says what the host's page cache has of it.
 type HostCached interface {
 	Home
-	// ReadCached is ReadAt of what can be read without waiting for a disk. It returns fewer bytes where that is not all.
+	// ReadCached is ReadAt of what can be read without waiting for a disk. It returns fewer bytes where that is not
+	// all.
 	ReadCached(p []byte, off int64) (int, error)
 	// WillNeed has the host begin to read n bytes at off. It is a hint, and does not wait for them.
 	WillNeed(off, n int64)
 }
 
-// DirectReader is a HostCached that can be read past the host's page cache. Its methods, ReadAt and ReadCached may be called
-// while others change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
+// DirectReader is a HostCached that can be read past the host's page cache. Its methods, ReadAt and ReadCached may be
+// called while others change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
 type DirectReader interface {
 	HostCached
 	// Cached returns how many of the n bytes at off the host's page cache has, or is about to have: whole pages.
 	Cached(off, n int64) (int64, error)
-	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be in p
-	// behind what was read.
+	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be
+	// in p behind what was read.
 	ReadDirect(p []byte, off int64) (int, error)
 }
 
@@ -52,8 +54,8 @@ type NoDirect struct {
 
 func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
 
-// Ways counts the pages of home by the way that they came: from the host's page cache, from the disk past it, and from the
-// disk through it.
+// Ways counts the pages of home by the way that they came: from the host's page cache, from the disk past it, and from
+// the disk through it.
 type Ways struct{ Cached, Direct, Buffered int64 }
 
 // Add adds o.
@@ -172,8 +174,8 @@ func (d *Source) readBuffered(p []byte, off int64, w *Ways) error {
 	return nil
 }
 
-// warm reports whether the host's page cache seems to have all of a piece, of which it looks at three pages: looking at all of
-// them takes some percent of the time that copying them does.
+// warm reports whether the host's page cache seems to have all of a piece, of which it looks at three pages: looking at
+// all of them takes some percent of the time that copying them does.
 func (d *Source) warm(x *Piece) bool {
 	n := len(x.Steps)
 	first, last := x.Steps[0].Pages, x.Steps[n-1].Pages

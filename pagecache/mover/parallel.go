@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// InParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls have
-// ended. After the first error no further one begins, and it is returned. Goroutines that come too late for a call are not
-// waited for: to be woken may take them longer than all calls take.
+// InParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls
+// have ended. After the first error no further one begins, and it is returned. Goroutines that come too late for a call
+// are not waited for: to be woken may take them longer than all calls take.
 func InParallel(n, goroutines int, do func(i int) error) error {
 	if goroutines = min(n, goroutines, runtime.GOMAXPROCS(0)); goroutines < 2 {
 		for i := range n {
@@ -58,8 +58,8 @@ func (c *calls) work() {
 	}
 }
 
-// waitSpin is how long spinOn looks again and again, which the last of a few short calls does not outlast. BenchmarkHeuristics
-// shows what it gains.
+// waitSpin is how long spinOn looks again and again, which the last of a few short calls does not outlast.
+// BenchmarkHeuristics shows what it gains.
 var waitSpin = 100 * time.Microsecond // changed by a benchmark only
 
 // spinLooks is how often spinOn looks before it lets others have the processor: for less than a microsecond.

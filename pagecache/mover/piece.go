@@ -28,8 +28,8 @@ type Step struct {
 	Storing bool
 }
 
-// Hashed reports whether the host takes the digests, from the very bytes that are copied. Where no program can be storing
-// the device takes them later, from its copy.
+// Hashed reports whether the host takes the digests, from the very bytes that are copied. Where no program can be
+// storing the device takes them later, from its copy.
 func (s *Step) Hashed() bool { return s.Storing || s.Patch }
 
 // Piece is what is read into one buffer.
@@ -45,8 +45,8 @@ type Piece struct {
 	// buf holds the steps' bytes one after the other, between read and send. release gives it back.
 	buf     []byte
 	release func()
-	// copies brings the steps that are not patched up to date, patches the others. They are made along with the read, by those
-	// who read at once, and the digests while the bytes are in the processor's cache.
+	// copies brings the steps that are not patched up to date, patches the others. They are made along with the read,
+	// by those who read at once, and the digests while the bytes are in the processor's cache.
 	copies  []gpubackend.Copy
 	patches []gpubackend.Patch
 	// held says that home is read by Run itself, for it changed when it was read ahead.
@@ -56,9 +56,8 @@ type Piece struct {
 // Bytes returns how many bytes the piece has.
 func (x *Piece) Bytes() int64 { return x.bytes }
 
-// first and end are the first page and that behind the last.
+// first is the first page.
 func (x *Piece) first() page.Index { return x.Steps[0].Pages.Start }
-func (x *Piece) end() page.Index   { return x.Steps[len(x.Steps)-1].Pages.End }
 
 // pieceFor returns the most bytes of a piece of updates.
 func pieceFor(n int, at func(i int) Update) int64 {
@@ -69,8 +68,8 @@ func pieceFor(n int, at func(i int) Update) int64 {
 	return min(max(total/int64(2*Readers()), LeastPiece), PieceBytes) &^ (page.Size - 1)
 }
 
-// Pieces cuts n updates into pieces, by what programs may be storing into. What lies in one of spans is a piece of its own. All are
-// ascending.
+// Pieces cuts n updates into pieces, by what programs may be storing into. What lies in one of spans is a piece of its
+// own. All are ascending.
 func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pieces []Piece) {
 	c := cutter{most: pieceFor(n, at), storing: storing, spans: spans}
 	// The pieces share one array of steps, of which each has its part in the end.

@@ -8,9 +8,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Reads are the reads of home that go on for one device beside its Fills, so that nobody waits for the disk while he holds what
-// keeps home from being changed. They begin in a Fill; a change of home spoils those that it overlaps (Spoil), and bytes
-// are taken by a Fill from reads that are not spoiled. So what was read is what home has.
+// Reads are the reads of home that go on for one device beside its Fills, so that nobody waits for the disk while he
+// holds what keeps home from being changed. They begin in a Fill; a change of home spoils those that it overlaps
+// (Spoil), and bytes are taken by a Fill from reads that are not spoiled. So what was read is what home has.
 //
 // Whoever uses Reads sees to it that neither two methods of it run at once, nor one beside a Fill.
 type Reads struct {
@@ -124,7 +124,8 @@ func (p *Fill) thereLocked(i int) bool {
 	}
 	p.cold.Store(true)
 	if r == nil && len(p.Pieces) == 1 && !p.Until.IsZero() {
-		// A little for the only caller (who is counted twice, here and in acquire) takes less time than to come back for it.
+		// A little for the only caller (who is counted twice, here and in acquire) takes less time than to come back
+		// for it.
 		if x.bytes <= MixedRun && p.Reads.users <= 2 {
 			x.held = true
 			return true
@@ -211,9 +212,12 @@ func (p *Fill) taken(x *Piece, r *homeRead) error {
 	return nil
 }
 
-// Spans returns where reads go on that part needs, and part with all of these: bytes of a read are taken together. Reads that cannot
-// be taken are given up, as are those outside of part that are not usable; spoiled is where home changed under some.
-func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (spans, spoiled []page.Range, wide page.Range) {
+// Spans returns where reads go on that part needs, and part with all of these: bytes of a read are taken together.
+// Reads that cannot be taken are given up, as are those outside of part that are not usable; spoiled is where home
+// changed under some.
+func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (
+	spans, spoiled []page.Range, wide page.Range,
+) {
 	wide = part
 	for first, x := range r.under {
 		span := page.Range{Start: first, End: x.steps[len(x.steps)-1].End}
@@ -299,8 +303,8 @@ func (r *homeRead) read(dev *Device, home *Source, bytes int64, atOnce int) {
 	}
 }
 
-// Forget gives up reads of part that no piece will take, before Run. Pieces of what changed under a read are read by Run itself, lest
-// somebody who writes all the time keeps them from being brought.
+// Forget gives up reads of part that no piece will take, before Run. Pieces of what changed under a read are read by
+// Run itself, lest somebody who writes all the time keeps them from being brought.
 func (p *Fill) Forget(part page.Range, spoiled []page.Range) {
 	for i := range p.Pieces {
 		x := &p.Pieces[i]
