@@ -13,7 +13,7 @@ func CallCrew() *Crew {
 	c := &Crew{begun: make(chan struct{})}
 	for i := range Readers() - 1 {
 		go func() {
-			spinOn(c.begun)
+			<-c.begun
 			if c.p != nil && i < c.wanted {
 				c.p.work()
 			}

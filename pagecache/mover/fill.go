@@ -170,7 +170,7 @@ func (p *Fill) run(called *Crew) {
 		close(p.idle)
 	}
 	p.mu.Unlock()
-	spinOn(p.idle)
+	<-p.idle
 }
 
 // work reads pieces while there are some to be read, and sends.

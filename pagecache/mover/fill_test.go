@@ -72,12 +72,12 @@ type filler struct {
 }
 
 func newFiller(t testing.TB, size int64) *filler {
-	inner, err := emulated.New(emulated.Options{Memory: size})
+	inner, err := emulated.New(emulated.Options{Memory: max(size, 2<<20)})
 	require.NoError(t, err)
 	f := &filler{home: &bytesHome{data: make([]byte, size)}, dev: faulty.Wrap(inner)}
 	rnd := rand.NewChaCha8([32]byte{1})
 	_, _ = rnd.Read(f.home.data)
-	mem, err := f.dev.Alloc(size)
+	mem, err := f.dev.Alloc(max(size, 2<<20))
 	require.NoError(t, err)
 	f.into = &flat{mem: mem}
 	f.moves = NewDevice(f.dev, new(schedule.FCFS), func(error) {})
@@ -210,11 +210,5 @@ func BenchmarkHeuristics(b *testing.B) {
 			})
 		}
 		compare("crew", func() time.Duration { return fill(true) }, func() time.Duration { return fill(false) })
-		spin := waitSpin
-		compare("spin", func() time.Duration { return fill(false) }, func() time.Duration {
-			waitSpin = 0
-			defer func() { waitSpin = spin }()
-			return fill(false)
-		})
 	}
 }
