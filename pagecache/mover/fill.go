@@ -103,10 +103,9 @@ type Fill struct {
 	lacks func(ctx context.Context)
 }
 
-// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may
-// take part, nil if none were called. Done of each piece says whether the device has it; after an error there may be
-// such behind one that it lacks.
-func (p *Fill) Run(ctx context.Context, called *Crew) error {
+// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Done of each piece says
+// whether the device has it; after an error there may be such behind one that it lacks.
+func (p *Fill) Run(ctx context.Context) error {
 	p.ctx = ctx
 	p.cold.Store(p.Cold)
 	if p.From.Direct != nil {
@@ -123,7 +122,7 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	case len(p.Pieces) == 1:
 		p.alone()
 	default:
-		p.run(called)
+		p.run()
 	}
 	if p.Reads != nil {
 		p.Reads.wait = p.lacks
@@ -149,7 +148,7 @@ func (p *Fill) alone() {
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
 // The caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
-func (p *Fill) run(called *Crew) {
+func (p *Fill) run() {
 	n := min(Readers(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
@@ -159,10 +158,9 @@ func (p *Fill) run(called *Crew) {
 	buffers := min(int64(n*PieceBytes+senders*callBytes)/largest, int64(len(p.Pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
-	if called == nil {
-		called = CallCrew()
+	for range n - 1 {
+		go p.work()
 	}
-	called.begin(p, n-1)
 	p.work()
 	p.mu.Lock()
 	p.ended = true

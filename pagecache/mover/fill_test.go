@@ -7,10 +7,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -100,7 +98,7 @@ func (f *filler) fill() *Fill {
 func TestFill(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	x := f.fill()
-	require.NoError(t, x.Run(t.Context(), nil))
+	require.NoError(t, x.Run(t.Context()))
 	for i := range x.Pieces {
 		require.True(t, x.Pieces[i].Done)
 	}
@@ -121,19 +119,19 @@ func TestFillFails(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	f.home.wrong = 32 << 20
 	x := f.fill()
-	require.ErrorIs(t, x.Run(t.Context(), nil), errHome)
+	require.ErrorIs(t, x.Run(t.Context()), errHome)
 	require.False(t, x.Pieces[len(x.Pieces)-1].Done)
 	require.Empty(t, x.ready)
 	require.Zero(t, x.busy)
 
 	f.home.wrong = 0
 	f.dev.Fail(faulty.CopyIn, 2, gpubackend.ErrDeviceLost)
-	require.ErrorIs(t, f.fill().Run(t.Context(), nil), gpubackend.ErrDeviceLost)
+	require.ErrorIs(t, f.fill().Run(t.Context()), gpubackend.ErrDeviceLost)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	gate := f.dev.Hold(faulty.CopyIn)
 	ended := make(chan error)
-	go func() { ended <- f.fill().Run(ctx, nil) }()
+	go func() { ended <- f.fill().Run(ctx) }()
 	<-gate.Arrived()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled, "the wait for the device ends with the context")
@@ -160,7 +158,7 @@ func TestScatter(t *testing.T) {
 		slices.SortFunc(segments, func(a, b Segment) int { return cmp.Compare(a.Off, b.Off) })
 		into := NewScatter(segments)
 		x := &Fill{Device: f.moves, Class: Acquire, From: &Source{Home: f.home}, Into: into, Pieces: into.Pieces(nil)}
-		require.NoError(t, x.Run(t.Context(), nil))
+		require.NoError(t, x.Run(t.Context()))
 		read := map[page.Index]bool{}
 		for i := range x.Pieces {
 			require.True(t, x.Pieces[i].Done)
@@ -174,41 +172,5 @@ func TestScatter(t *testing.T) {
 		got := make([]byte, size)
 		require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
 		require.True(t, bytes.Equal(want, got), "seed %d", seed)
-	}
-}
-
-// BenchmarkHeuristics fills from home with and without each heuristic, in turns, and gives the time with it as a part
-// of that without: below 1 it gains.
-func BenchmarkHeuristics(b *testing.B) {
-	for _, size := range []int64{1 << 20, 8 << 20, 64 << 20} {
-		f := newFiller(b, size)
-		look := func() { // what to read is being found out
-			for begin := time.Now(); time.Since(begin) < 50*time.Microsecond; {
-			}
-		}
-		fill := func(early bool) time.Duration {
-			begin := time.Now()
-			var crew *Crew
-			if early {
-				crew = CallCrew()
-			}
-			look()
-			require.NoError(b, f.fill().Run(context.Background(), crew))
-			took := time.Since(begin)
-			f.into.settled = f.into.settled[:0]
-			return took
-		}
-		compare := func(name string, with, without func() time.Duration) {
-			b.Run(name+"/"+strconv.Itoa(int(size>>20))+" MiB", func(b *testing.B) {
-				var a, c []time.Duration
-				for b.Loop() {
-					a, c = append(a, with()), append(c, without())
-				}
-				slices.Sort(a)
-				slices.Sort(c)
-				b.ReportMetric(float64(a[len(a)/2])/float64(c[len(c)/2]), "with/without")
-			})
-		}
-		compare("crew", func() time.Duration { return fill(true) }, func() time.Duration { return fill(false) })
 	}
 }
