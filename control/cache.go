@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -21,6 +20,8 @@ type Cache interface {
 	// Map lets a client map a range of a file on a device. Its errors wrap a syscall.Errno, and their text is
 	// shown to the client's user.
 	Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (Mapping, error)
+	// MapView lets a client map a view of files on a device, in the same way.
+	MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error)
 	// Kinds has a bit, 1 << (kind-1), for each kind of memory among the devices. It does not change.
 	Kinds() uint32
 }
@@ -37,6 +38,13 @@ type Mapping interface {
 	Unmap(ctx context.Context) error
 }
 
+// ViewMapping is a client's window on a view, in which offsets count.
+type ViewMapping interface {
+	Mapping
+	// Size returns the bytes of the view.
+	Size() int64
+}
+
 // ForCache returns the Cache that serves clients from c. It keeps c.
 func ForCache(c *pagecache.Cache) Cache { return pageCache{c} }
 
@@ -50,6 +58,14 @@ func (p pageCache) Map(ctx context.Context, src pagecache.Source, req pagecache.
 	return pageMapping{m}, nil
 }
 
+func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error) {
+	m, err := p.cache.MapView(ctx, sources, req)
+	if err != nil {
+		return nil, err
+	}
+	return viewMapping{m}, nil
+}
+
 func (p pageCache) Kinds() (kinds uint32) {
 	for _, d := range p.cache.Devices() {
 		kinds |= 1 << (d.Kind - 1)
@@ -61,5 +77,12 @@ type pageMapping struct{ *pagecache.Mapping }
 
 func (p pageMapping) Device() Device {
 	info := p.Mapping.Device()
+	return Device{Ordinal: info.Ordinal, Kind: uint8(info.Kind), UUID: info.UUID}
+}
+
+type viewMapping struct{ *pagecache.ViewMapping }
+
+func (v viewMapping) Device() Device {
+	info := v.ViewMapping.Device()
 	return Device{Ordinal: info.Ordinal, Kind: uint8(info.Kind), UUID: info.UUID}
 }

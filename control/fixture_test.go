@@ -39,6 +39,7 @@ const (
 	choose  = 13
 	attach  = 14
 	answer  = 15
+	mapView = 16
 
 	check = 0x4001
 

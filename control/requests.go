@@ -74,6 +74,14 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeMap:
 		r, err := s.version.decodeMap(body)
 		return func(id requestID) { s.serveMap(id, r) }, err
+	case typeMapView:
+		if s.chosen&featureView == 0 {
+			return func(id requestID) {
+				s.finish(id, 0, failure(syscall.EOPNOTSUPP, "views were not chosen among the features"))
+			}, nil
+		}
+		r, err := s.version.decodeMapView(body)
+		return func(id requestID) { s.serveMapView(id, r) }, err
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
 		r, err := s.version.decodeRange(body)
 		return func(id requestID) {
@@ -158,6 +166,11 @@ func (s *session) reply(id requestID, pages int64, err error) error {
 // serveMap makes a mapping and sends it with its descriptors.
 func (s *session) serveMap(id requestID, r mapRequest) {
 	m, reply, err := s.openMapping(r)
+	s.sendMapping(id, m, reply, err)
+}
+
+// sendMapping answers with a mapping and its descriptors, or with why there is none.
+func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error) {
 	if err != nil {
 		s.finish(id, 0, err)
 		return
@@ -195,21 +208,52 @@ func (s *session) serveMap(id requestID, r mapRequest) {
 	}
 }
 
+// redeem returns what a token was granted for. It is used up, whatever else is wrong with the request.
+func (s *session) redeem(token [tokenSize]byte) (pagecache.Source, error) {
+	src, ok := s.server.tokens.redeem(token)
+	if !ok || src == nil {
+		return nil, failure(syscall.EACCES, "the token is not valid, or no longer")
+	}
+	return src, nil
+}
+
 // openMapping redeems the token and adds a mapping to the session, held for the caller.
 func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
-	// The token goes first, whatever else is wrong: a refused request has used it up.
-	src, ok := s.server.tokens.redeem(r.token)
-	if !ok || src == nil {
-		return nil, mapped{}, failure(syscall.EACCES, "the token is not valid, or no longer")
+	src, err := s.redeem(r.token)
+	if err != nil {
+		return nil, mapped{}, err
 	}
+	writable := r.prot&protWrite != 0
+	m, reply, err := s.addMapping(&openMap{files: []pagecache.FileID{src.ID()}, length: r.len, writable: writable}, func() (Mapping, error) {
+		if err := checkMap(r, src); err != nil {
+			return nil, err
+		}
+		return s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
+			Device:   int(r.device),
+			UUID:     r.uuid,
+			Kind:     uint8(r.kind),
+			Off:      r.off,
+			Len:      r.len,
+			Writable: writable,
+			Lazy:     r.flags&mapLazy != 0,
+			Launder:  r.flags&mapLaunder != 0,
+			Process:  uint32(s.peer.Pid),
+			User:     s.peer.Uid,
+			Limited:  s.ordinary,
+		})
+	})
+	if err == nil {
+		reply.size = homeSize(src)
+	}
+	return m, reply, err
+}
+
+// addMapping adds m to the session, held for the caller, with the Mapping that open returns. It refuses one too many.
+func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap, mapped, error) {
 	if s.statusOnly {
 		return nil, mapped{}, failure(syscall.EUSERS,
 			"too many clients are connected: this connection is good for the status only")
 	}
-	if err := checkMap(r, src); err != nil {
-		return nil, mapped{}, err
-	}
-	writable := r.prot&protWrite != 0
 	s.mu.Lock()
 	full, draining := len(s.mappings)+s.reserved >= s.server.opts.MaxMappings, s.server.draining.Load()
 	if !full && !draining {
@@ -228,19 +272,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		s.mu.Unlock()
 		return nil, mapped{}, err
 	}
-	cm, err := s.server.opts.Cache.Map(s.ctx, src, pagecache.MapRequest{
-		Device:   int(r.device),
-		UUID:     r.uuid,
-		Kind:     uint8(r.kind),
-		Off:      r.off,
-		Len:      r.len,
-		Writable: writable,
-		Lazy:     r.flags&mapLazy != 0,
-		Launder:  r.flags&mapLaunder != 0,
-		Process:  uint32(s.peer.Pid),
-		User:     s.peer.Uid,
-		Limited:  s.ordinary,
-	})
+	cm, err := open()
 	s.mu.Lock()
 	s.reserved--
 	if err != nil {
@@ -248,15 +280,14 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		s.dropMapping()
 		return nil, mapped{}, err
 	}
-	m := &openMap{Mapping: cm, file: src.ID(), length: r.len, writable: writable}
+	m.Mapping = cm
 	m.users.Add(1)
 	s.lastMapping++
 	id := s.lastMapping
 	s.mappings[id] = m
 	s.mu.Unlock()
 	d := cm.Device()
-	reply := mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), size: homeSize(src), uuid: d.UUID}
-	return m, reply, nil
+	return m, mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), uuid: d.UUID}, nil
 }
 
 // checkMap refuses what the page cache must not be asked, and what the descriptor gives no right to.

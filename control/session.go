@@ -67,9 +67,9 @@ type session struct {
 // openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
 type openMap struct {
 	Mapping
-	file     pagecache.FileID // immutable
-	length   int64            // immutable
-	writable bool             // immutable
+	files    []pagecache.FileID // immutable
+	length   int64              // immutable
+	writable bool               // immutable
 	// users is added to under session.mu while the mapping is in the table, so that nobody joins once it is out.
 	users sync.WaitGroup
 }

@@ -137,6 +137,8 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.mappings {
-		files[m.file] = true
+		for _, id := range m.files {
+			files[id] = true
+		}
 	}
 }

@@ -8,6 +8,7 @@ const (
 	typeFeatures frameType = 13
 	typeAttach   frameType = 14
 	typeAnswer   frameType = 15
+	typeMapView  frameType = 16
 )
 
 // noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections
@@ -31,7 +32,10 @@ const (
 	featureLarge features = 1 << 1
 	// Bit 2 is kept for memory that may move. No daemon offers it yet.
 
-	offeredFeatures  = featureService | featureLarge
+	// featureView: the client may ask for views.
+	featureView features = 1 << 3
+
+	offeredFeatures  = featureService | featureLarge | featureView
 	requiredFeatures = features(0)
 )
 

@@ -23,10 +23,12 @@ const (
 	memoryStates
 	// memoryDigests is the digests of tracked pages.
 	memoryDigests
+	// memoryViews is the lists of segments of views, and what is stale of them.
+	memoryViews
 	classes
 )
 
-func (c class) String() string { return [...]string{"bases", "clean", "states", "digests"}[c] }
+func (c class) String() string { return [...]string{"bases", "clean", "states", "digests", "views"}[c] }
 
 // charge adds n bytes, which may be negative.
 func (a *account) charge(c class, n int64) {
@@ -38,6 +40,9 @@ func (a *account) charge(c class, n int64) {
 
 // fits reports whether there is room for n more bytes.
 func (a *account) fits(n int64) bool { return a.total.Load()+n <= a.limit }
+
+// left returns how many more bytes there is room for.
+func (a *account) left() int64 { return max(a.limit-a.total.Load(), 0) }
 
 // MemoryStatus is the host memory that grows with what programs do.
 type MemoryStatus struct {

@@ -8,6 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 const (
@@ -21,6 +22,8 @@ const (
 	// it copies from other devices, 1 GiB.
 	holdCollect = 1 << 14
 	holdPeer    = 1 << 18
+	// stalePages is the number of pages that are looked at before readers are called for what was found, 128 MiB.
+	stalePages = 1 << 15
 	// digestGap is the number of pages between two runs whose digests are taken along with theirs, to save a call.
 	digestGap = 256
 )
@@ -72,7 +75,8 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	list := updateLists.Get().(*[]lrc.Update)
 	defer updateLists.Put(list)
 	plan := f.lrc.BeginAcquire(part, h.owner)
-	stale := plan.AppendUpdates((*list)[:0], part)
+	stale, readers := staleOf(plan, (*list)[:0], part)
+	defer readers.Dismiss()
 	*list = stale
 	if len(stale) > 0 {
 		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
@@ -87,7 +91,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 			if hold != 0 {
 				until = time.Now().Add(hold)
 			}
-			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until, &plan)
+			n, part.End, err = f.fromHomeLocked(ctx, h, part, stale, storing, until, readers, &plan)
 			pages += n
 		}
 		if err != nil {
@@ -98,6 +102,25 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hol
 	}
 	plan.End()
 	return pages, part.End, f.trackLocked(ctx, h, part)
+}
+
+// staleOf appends to list what a plan has to bring of part. Where that is more than one reader should bring, it calls
+// readers, who are being woken while the caller finds out the rest.
+func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []lrc.Update, called *mover.Crew) {
+	seen, bytes := 0, int64(0)
+	for rg := range cut(part, stalePages) {
+		list = plan.AppendUpdates(list, rg)
+		if called != nil {
+			continue
+		}
+		for ; seen < len(list); seen++ {
+			bytes += list[seen].Range.Bytes()
+		}
+		if len(list) > 2*mover.PieceRuns || bytes > 2*mover.LeastPiece {
+			called = mover.CallCrew()
+		}
+	}
+	return list, called
 }
 
 // updateLists has memory for what is stale: of scattered pages it is a long list.

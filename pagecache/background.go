@@ -89,7 +89,7 @@ func (f *File) collectDue(ctx context.Context) {
 	f.mu.Lock()
 	due := f.dueLocked()
 	if due {
-		f.seen.Store(f.viewLocked()) // what the status shows should home hang
+		f.seen.Store(f.glanceLocked()) // what the status shows should home hang
 	}
 	f.mu.Unlock()
 	if due {

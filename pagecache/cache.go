@@ -70,10 +70,12 @@ type Cache struct {
 
 	devices []*device // immutable
 
-	mu     sync.Mutex
-	files  map[FileID]*File // protected by mu
-	closed bool             // protected by mu
-	losses []*Loss          // protected by mu; what was lost with devices so far
+	mu    sync.Mutex
+	files map[FileID]*File // protected by mu
+	// viewsByKey has the views that there are. Protected by mu.
+	viewsByKey map[viewKey]*View
+	closed     bool    // protected by mu
+	losses     []*Loss // protected by mu; what was lost with devices so far
 	// noDirectReasons are why files are read through the host's page cache although they need not be. Protected by mu.
 	noDirectReasons []string
 
@@ -179,7 +181,10 @@ func New(o Options) (*Cache, error) {
 		bufferedReads: o.BufferedReads,
 		trustUsers:    o.TrustUsers,
 
-		files:    make(map[FileID]*File),
+		files: make(map[FileID]*File),
+
+		viewsByKey: make(map[viewKey]*View),
+
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),
 		idle:     make(chan struct{}, 1),
@@ -424,6 +429,11 @@ func (f *File) close(ctx context.Context) error {
 	for _, m := range f.snapshotMappings() {
 		if err := m.Unmap(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
+		}
+	}
+	for _, v := range f.snapshotViews() {
+		for _, m := range v.snapshotMappings() {
+			_ = m.Unmap(ctx) // has nothing to release
 		}
 	}
 	err := f.collectWhatCan(ctx)

@@ -8,10 +8,12 @@ import (
 
 // Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size bytes.
 type Counters struct {
-	Maps, Acquires, Releases, ReleasedPages               atomic.Int64
-	Fills, FilledPages, RefreshedPages, PatchedPages      atomic.Int64
-	CachedPages, DirectPages, BufferedPages               atomic.Int64
-	PrefetchedPages                                       atomic.Int64
+	Maps, Acquires, Releases, ReleasedPages          atomic.Int64
+	Fills, FilledPages, RefreshedPages, PatchedPages atomic.Int64
+	CachedPages, DirectPages, BufferedPages          atomic.Int64
+	PrefetchedPages                                  atomic.Int64
+	// ViewPages are pages of files that were copied to views.
+	ViewPages                                             atomic.Int64
 	PeerReads, PeerReadPages                              atomic.Int64
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64

@@ -353,5 +353,5 @@ func TestSparseMappingTakesNoMemory(t *testing.T) {
 	require.LessOrEqual(t, blocks*512, int64(1<<20))
 	src.attached.mu.Lock()
 	defer src.attached.mu.Unlock()
-	require.Zero(t, src.attached.viewLocked().digests)
+	require.Zero(t, src.attached.glanceLocked().digests)
 }

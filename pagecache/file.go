@@ -89,11 +89,16 @@ type File struct {
 	serial       uint64 // immutable; tells the File's chunks from those of others
 	clean        cleanPages
 
+	// views have bytes of the file; viewed is how many there are, for who asks without viewsMu.
+	viewsMu sync.Mutex
+	views   []*viewPart // protected by viewsMu
+	viewed  atomic.Int32
+
 	counters Counters
 
 	stuckNoted atomic.Bool // the log says that the file is stuck
 	// seen is what the status saw of the file last. looking is closed when somebody who waits for mu has looked again.
-	seen    atomic.Pointer[view]
+	seen    atomic.Pointer[glance]
 	lookMu  sync.Mutex
 	looking chan struct{} // protected by lookMu; nil where nobody waits
 }
@@ -250,8 +255,9 @@ func (f *File) dropIdleLocked() {
 				f.loseExtentLocked(x)
 			}
 		}
+		f.dropViews()
 	}
-	if len(f.mappings) > 0 || len(f.unreported) > 0 && !f.orphan {
+	if len(f.mappings) > 0 || f.viewed.Load() > 0 || len(f.unreported) > 0 && !f.orphan {
 		return
 	}
 	for _, h := range f.holdings {

@@ -13,10 +13,10 @@ import (
 )
 
 // fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which
-// page it came. storing covers part.
+// page it came. storing covers part. called are readers that may take part, nil if there are none yet.
 func (f *File) fromHomeLocked(
 	ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time,
-	plan *lrc.AcquirePlan,
+	called *mover.Crew, plan *lrc.AcquirePlan,
 ) (
 	pages int64, next page.Index, err error,
 ) {
@@ -42,7 +42,7 @@ func (f *File) fromHomeLocked(
 	fill.Class, fill.Until, fill.Cold = mover.Acquire, until, len(spans) > 0
 	fill.From, fill.Reads = f.sourceLocked(), &h.reads
 	fill.Forget(wide, spoiled)
-	if err = fill.Run(ctx); err != nil {
+	if err = fill.Run(ctx, called); err != nil {
 		h.litter([]page.Range{wide})
 	}
 	// After an error pieces may be there that come after one that is not.

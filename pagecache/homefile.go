@@ -33,6 +33,7 @@ func (f *File) spoilLocked(rg page.Range) {
 	for _, h := range f.holdings {
 		h.reads.Spoil(rg)
 	}
+	f.spoilViews(rg)
 }
 
 // closeHomeLocked closes home when no read of it goes on.

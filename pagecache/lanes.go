@@ -24,6 +24,7 @@ const (
 	choreFree
 	choreFlush
 	choreClose
+	choreViews // dropEmptyViews
 )
 
 // differs reports whether each task of the kind has something of its own to do, or somebody who waits for its end.

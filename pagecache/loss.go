@@ -129,6 +129,11 @@ func (f *File) letGoLocked(d *device) {
 			f.letGoOfLocked(h)
 		}
 	}
+	for _, v := range f.snapshotViews() {
+		if v.dev == d {
+			v.letGo()
+		}
+	}
 }
 
 func (f *File) letGoOfLocked(h *holding) {

@@ -165,7 +165,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	f.mappings[m] = struct{}{}
 	kernel := f.kernel
 	f.mu.Unlock()
-	c.mapped.Add(1)
+	c.beginMapping()
 	if c.writeBack && m.writable && f.ReachesPast(f.Size()) {
 		// From now on the kernel asks before it writes.
 		if err = kernel.Invalidate(-1, -1); err == nil {
@@ -185,6 +185,18 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 		m.unpin()
 	}
 	return err
+}
+
+// beginMapping counts a mapping, or one of a view, which endMapping takes back.
+func (c *Cache) beginMapping() { c.mapped.Add(1) }
+
+func (c *Cache) endMapping() {
+	if c.mapped.Add(-1) == 0 {
+		select {
+		case c.idle <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // checkHome refreshes replicas and the kernel's pages if home was changed directly.
@@ -370,12 +382,7 @@ func (m *Mapping) unpin() {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	delete(m.f.mappings, m)
-	if m.f.c.mapped.Add(-1) == 0 {
-		select {
-		case m.f.c.idle <- struct{}{}:
-		default:
-		}
-	}
+	m.f.c.endMapping()
 	m.pin.Release()
 	if m.dev.lost.Load() {
 		m.f.letGoLocked(m.dev) // also what it was given after the others had let go

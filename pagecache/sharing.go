@@ -80,7 +80,9 @@ func (f *File) RightsTouched() {
 			f.c.log.Warn("reading the backing file's permissions", "file", f.Name(), "error", err)
 		}
 		if taken {
+			f.dropViews() // those that are mapped are nobody else's, and are not shared any more
 			had = f.hadByOthersLocked()
+			f.dropIdleLocked()
 		}
 	}
 	f.mu.Unlock()

@@ -105,6 +105,8 @@ type FileStatus struct {
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
 	Holders []HoldingStatus `json:"holders"`
+	// Views has the views with bytes of the file. One that has bytes of several files is named with each.
+	Views []ViewStatus `json:"views,omitempty"`
 	// PendingSeconds is the age of the oldest released bytes that are not home, 0 if all are.
 	PendingSeconds float64 `json:"pending_s"`
 	// WaitingBytes are released and not home.
@@ -125,6 +127,20 @@ type HoldingStatus struct {
 	Dirty int64 `json:"dirty_pages"`
 }
 
+// ViewStatus describes a view.
+type ViewStatus struct {
+	Device int    `json:"device"`
+	User   uint32 `json:"user"` // whose programs share it
+	// Bytes is the size of the view, DeviceBytes what its extents take of the device's memory, HostBytes what its list of
+	// segments takes of --host-memory.
+	Bytes       int64 `json:"bytes"`
+	DeviceBytes int64 `json:"device_bytes"`
+	HostBytes   int64 `json:"host_bytes"`
+	Segments    int   `json:"segments"`
+	Files       int   `json:"files"`
+	Mappings    int   `json:"mappings"`
+}
+
 func (c *Counters) snapshot() map[string]int64 {
 	return map[string]int64{
 		"maps":              c.Maps.Load(),
@@ -139,6 +155,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"direct_pages":      c.DirectPages.Load(),
 		"buffered_pages":    c.BufferedPages.Load(),
 		"prefetched_pages":  c.PrefetchedPages.Load(),
+		"view_pages":        c.ViewPages.Load(),
 		"peer_reads":        c.PeerReads.Load(),
 		"peer_read_pages":   c.PeerReadPages.Load(),
 		"peer_copies":       c.PeerCopies.Load(),
@@ -178,7 +195,7 @@ func heapLive() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for viewPatience at most: no file
+// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for lookPatience at most: no file
 // that hangs holds it up.
 func (c *Cache) Status() Status {
 	s := Status{
@@ -209,7 +226,7 @@ func (c *Cache) Status() Status {
 	if c.bufferedReads {
 		s.DirectReads = "off"
 	}
-	for _, v := range c.views() {
+	for _, v := range c.glances() {
 		s.Files = append(s.Files, v.FileStatus)
 		s.DigestBytes += v.digests
 		s.StateBytes += v.state

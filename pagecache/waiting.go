@@ -40,7 +40,7 @@ func (w Waiting) String() string {
 // Waiting lists the files of which released bytes are not home, by name. It waits for no file that hangs.
 func (c *Cache) Waiting() []Waiting {
 	var all []Waiting
-	for _, v := range c.views() {
+	for _, v := range c.glances() {
 		if v.WaitingBytes > 0 {
 			all = append(all, Waiting{File: v.Name, Bytes: v.WaitingBytes, Error: v.Error})
 		}

@@ -160,9 +160,7 @@ func (c *Cache) Close() error {
 	defer c.mu.Unlock()
 	for _, r := range c.copies {
 		for _, e := range r.extents {
-			unix.Munmap(e.mem)
-			e.memfd.Close()
-			e.readOnly.Close()
+			e.free()
 		}
 		r.home.Close()
 	}
@@ -230,6 +228,12 @@ func newExtent(size int64) (*extent, error) {
 	}
 	e.mem, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	return e, err
+}
+
+func (e *extent) free() {
+	unix.Munmap(e.mem)
+	e.memfd.Close()
+	e.readOnly.Close()
 }
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }

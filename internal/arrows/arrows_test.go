@@ -64,9 +64,9 @@ var rules = []rule{
 	{"pagecache/residency/policy", []string{"internal/page"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
-	{"control", []string{"pagecache", "internal/page", sys, sync}, false},
+	{"control", []string{"pagecache", "pagecache/view", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
-	{"control/controltest", []string{"control", "pagecache", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
+	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
 	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},

@@ -63,7 +63,7 @@ var usersPlants = []plant{
 	},
 	{
 		name: "a stuck file hides that its bytes wait",
-		file: "pagecache/view.go",
+		file: "pagecache/glance.go",
 		old:  "v.WaitingBytes = f.Coming().Offset() // at most; what was seen may be older than the last release",
 		new:  "v.WaitingBytes = 0",
 		nets: []net{{pkg: "pagecache", run: "TestAHungFileHoldsUpNoOther"}},

@@ -41,8 +41,8 @@
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages
 //
-// A Target says where the bytes of a piece go. Scatter is one for bytes that go to places of their own: from any byte
-// of the file to any byte of memory.
+// A Target says where the bytes of a piece go: anywhere in the device's memory. Bytes that come together there are moved
+// together on the host, since a copy costs the device the same however little it has.
 //
 // Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
 // Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.

@@ -103,9 +103,10 @@ type Fill struct {
 	lacks func(ctx context.Context)
 }
 
-// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Done of each piece says
-// whether the device has it; after an error there may be such behind one that it lacks.
-func (p *Fill) Run(ctx context.Context) error {
+// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may
+// take part, nil if none were called. Done of each piece says whether the device has it; after an error there may be
+// such behind one that it lacks.
+func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.ctx = ctx
 	p.cold.Store(p.Cold)
 	if p.From.Direct != nil {
@@ -122,7 +123,7 @@ func (p *Fill) Run(ctx context.Context) error {
 	case len(p.Pieces) == 1:
 		p.alone()
 	default:
-		p.run()
+		p.run(called)
 	}
 	if p.Reads != nil {
 		p.Reads.wait = p.lacks
@@ -148,7 +149,7 @@ func (p *Fill) alone() {
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
 // The caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
-func (p *Fill) run() {
+func (p *Fill) run(called *Crew) {
 	n := min(Readers(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
@@ -158,9 +159,10 @@ func (p *Fill) run() {
 	buffers := min(int64(n*PieceBytes+senders*callBytes)/largest, int64(len(p.Pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
-	for range n - 1 {
-		go p.work()
+	if called == nil {
+		called = CallCrew()
 	}
+	called.begin(p, n-1)
 	p.work()
 	p.mu.Lock()
 	p.ended = true
@@ -168,7 +170,7 @@ func (p *Fill) run() {
 		close(p.idle)
 	}
 	p.mu.Unlock()
-	<-p.idle
+	spinOn(p.idle)
 }
 
 // work reads pieces while there are some to be read, and sends.
@@ -338,6 +340,9 @@ func (p *Fill) prepare(x *Piece) error {
 			x.release()
 			return err
 		}
+	}
+	if patched == 0 {
+		x.copies = join(x.copies, x.buf)
 	}
 	return nil
 }

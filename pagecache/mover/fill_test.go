@@ -2,13 +2,14 @@ package mover
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -70,12 +71,12 @@ type filler struct {
 }
 
 func newFiller(t testing.TB, size int64) *filler {
-	inner, err := emulated.New(emulated.Options{Memory: max(size, 2<<20)})
+	inner, err := emulated.New(emulated.Options{Memory: size})
 	require.NoError(t, err)
 	f := &filler{home: &bytesHome{data: make([]byte, size)}, dev: faulty.Wrap(inner)}
 	rnd := rand.NewChaCha8([32]byte{1})
 	_, _ = rnd.Read(f.home.data)
-	mem, err := f.dev.Alloc(max(size, 2<<20))
+	mem, err := f.dev.Alloc(size)
 	require.NoError(t, err)
 	f.into = &flat{mem: mem}
 	f.moves = NewDevice(f.dev, new(schedule.FCFS), func(error) {})
@@ -98,7 +99,7 @@ func (f *filler) fill() *Fill {
 func TestFill(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	x := f.fill()
-	require.NoError(t, x.Run(t.Context()))
+	require.NoError(t, x.Run(t.Context(), nil))
 	for i := range x.Pieces {
 		require.True(t, x.Pieces[i].Done)
 	}
@@ -119,58 +120,103 @@ func TestFillFails(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	f.home.wrong = 32 << 20
 	x := f.fill()
-	require.ErrorIs(t, x.Run(t.Context()), errHome)
+	require.ErrorIs(t, x.Run(t.Context(), nil), errHome)
 	require.False(t, x.Pieces[len(x.Pieces)-1].Done)
 	require.Empty(t, x.ready)
 	require.Zero(t, x.busy)
 
 	f.home.wrong = 0
 	f.dev.Fail(faulty.CopyIn, 2, gpubackend.ErrDeviceLost)
-	require.ErrorIs(t, f.fill().Run(t.Context()), gpubackend.ErrDeviceLost)
+	require.ErrorIs(t, f.fill().Run(t.Context(), nil), gpubackend.ErrDeviceLost)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	gate := f.dev.Hold(faulty.CopyIn)
 	ended := make(chan error)
-	go func() { ended <- f.fill().Run(ctx) }()
+	go func() { ended <- f.fill().Run(ctx, nil) }()
 	<-gate.Arrived()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled, "the wait for the device ends with the context")
 	gate.Open()
 }
 
-// TestScatter fills memory with segments of a file that begin and end anywhere, overlap, or lie past its end.
-func TestScatter(t *testing.T) {
-	for seed := range uint64(20) {
-		const size = 4 << 20
-		f := newFiller(t, size)
+// TestJoin: copies that follow each other in device memory become one, whatever lies between their bytes on the host, and
+// every byte still goes where it went.
+func TestJoin(t *testing.T) {
+	f := newFiller(t, 2<<20)
+	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		want := make([]byte, size)
-		var segments []Segment
-		for at := int64(0); ; {
-			p := Segment{Off: rnd.Int64N(size + 8*page.Size), Mem: f.into.mem, At: at + rnd.Int64N(300)}
-			p.Len = rnd.Int64N(1 << (1 + rnd.IntN(19)))
-			if at = p.At + p.Len; at > size {
-				break
-			}
-			copy(want[p.At:at], f.home.data[min(p.Off, size):])
-			segments = append(segments, p)
+		buf := make([]byte, 10000)
+		for i := range buf {
+			buf[i] = byte(rnd.Uint32())
 		}
-		slices.SortFunc(segments, func(a, b Segment) int { return cmp.Compare(a.Off, b.Off) })
-		into := NewScatter(segments)
-		x := &Fill{Device: f.moves, Class: Acquire, From: &Source{Home: f.home}, Into: into, Pieces: into.Pieces(nil)}
-		require.NoError(t, x.Run(t.Context()))
-		read := map[page.Index]bool{}
-		for i := range x.Pieces {
-			require.True(t, x.Pieces[i].Done)
-			for _, s := range x.Pieces[i].Steps {
-				for at := s.Pages.Start; at < s.Pages.End; at++ {
-					require.False(t, read[at], "page %d is read twice", at)
-					read[at] = true
+		var copies []gpubackend.Copy
+		off := int64(0)
+		for range 1 + rnd.IntN(60) { // some in order, some not, some of bytes that others have too
+			from := rnd.IntN(len(buf))
+			if n := len(copies); n > 0 && rnd.IntN(4) > 0 {
+				from = min(cap(buf)-cap(copies[n-1].Host)+len(copies[n-1].Host)+rnd.IntN(100), len(buf)-1)
+			}
+			c := gpubackend.Copy{Mem: f.into.mem, Off: off, Host: buf[from:][:1+rnd.IntN(min(200, len(buf)-from))]}
+			copies, off = append(copies, c), off+int64(len(c.Host)+rnd.IntN(3)*rnd.IntN(2))
+		}
+		want := make([]byte, off)
+		for _, c := range copies {
+			copy(want[c.Off:], c.Host)
+		}
+		before := len(copies)
+		got := make([]byte, off)
+		joined := join(copies, buf)
+		for _, c := range joined {
+			copy(got[c.Off:], c.Host)
+		}
+		require.True(t, bytes.Equal(want, got), "seed %d: %d copies became %d", seed, before, len(joined))
+	}
+	buf := make([]byte, 1000)
+	var rows []gpubackend.Copy
+	for i := range 10 {
+		rows = append(rows, gpubackend.Copy{Mem: f.into.mem, Off: int64(i) * 10, Host: buf[i*100:][:10]})
+	}
+	require.Len(t, join(rows, buf), 1)
+}
+
+// BenchmarkHeuristics fills from home with and without each heuristic, in turns, and gives the time with it as a part
+// of that without: below 1 it gains.
+func BenchmarkHeuristics(b *testing.B) {
+	for _, size := range []int64{1 << 20, 8 << 20, 64 << 20} {
+		f := newFiller(b, size)
+		look := func() { // what to read is being found out
+			for begin := time.Now(); time.Since(begin) < 50*time.Microsecond; {
+			}
+		}
+		fill := func(early bool) time.Duration {
+			begin := time.Now()
+			var crew *Crew
+			if early {
+				crew = CallCrew()
+			}
+			look()
+			require.NoError(b, f.fill().Run(context.Background(), crew))
+			took := time.Since(begin)
+			f.into.settled = f.into.settled[:0]
+			return took
+		}
+		compare := func(name string, with, without func() time.Duration) {
+			b.Run(name+"/"+strconv.Itoa(int(size>>20))+" MiB", func(b *testing.B) {
+				var a, c []time.Duration
+				for b.Loop() {
+					a, c = append(a, with()), append(c, without())
 				}
-			}
+				slices.Sort(a)
+				slices.Sort(c)
+				b.ReportMetric(float64(a[len(a)/2])/float64(c[len(c)/2]), "with/without")
+			})
 		}
-		got := make([]byte, size)
-		require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
-		require.True(t, bytes.Equal(want, got), "seed %d", seed)
+		compare("crew", func() time.Duration { return fill(true) }, func() time.Duration { return fill(false) })
+		spin := waitSpin
+		compare("spin", func() time.Duration { return fill(false) }, func() time.Duration {
+			waitSpin = 0
+			defer func() { waitSpin = spin }()
+			return fill(false)
+		})
 	}
 }

@@ -3,6 +3,7 @@ package mover
 import (
 	"runtime"
 	"sync"
+	"time"
 )
 
 // InParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls
@@ -22,7 +23,7 @@ func InParallel(n, goroutines int, do func(i int) error) error {
 		go c.work()
 	}
 	c.work()
-	<-c.ended
+	spinOn(c.ended)
 	return c.err
 }
 
@@ -55,4 +56,25 @@ func (c *calls) work() {
 			close(c.ended)
 		}
 	}
+}
+
+// waitSpin is how long spinOn looks again and again, which the last of a few short calls does not outlast.
+// BenchmarkHeuristics shows what it gains.
+var waitSpin = 100 * time.Microsecond // changed by a benchmark only
+
+// spinLooks is how often spinOn looks before it lets others have the processor: for less than a microsecond.
+const spinLooks = 100
+
+// spinOn returns when c is closed. At first it does without being woken.
+func spinOn(c <-chan struct{}) {
+	for start := time.Now(); time.Since(start) < waitSpin; runtime.Gosched() {
+		for range spinLooks {
+			select {
+			case <-c:
+				return
+			default:
+			}
+		}
+	}
+	<-c
 }

@@ -17,7 +17,8 @@ type Run struct {
 
 // File is what a view has of one file. It is immutable.
 type File struct {
-	l *Layout
+	l      *Layout
+	number int
 	// order has the file's segments by their offsets.
 	order []int32
 	// ends is a heap over order, whose leaves begin at len(ends)/2: each element is where the last of the segments below
@@ -26,8 +27,8 @@ type File struct {
 }
 
 // index fills in what searches need.
-func (f *File) index(l *Layout) {
-	f.l = l
+func (f *File) index(l *Layout, number int) {
+	f.l, f.number = l, number
 	slices.SortStableFunc(f.order, func(a, b int32) int {
 		switch x, y := l.segments[a].Offset, l.segments[b].Offset; {
 		case x < y:
@@ -49,6 +50,9 @@ func (f *File) index(l *Layout) {
 		f.ends[i] = max(f.ends[2*i], f.ends[2*i+1])
 	}
 }
+
+// Number returns the file's.
+func (f *File) Number() int { return f.number }
 
 // Span returns the bytes of the file from the first to the last one that the view has. It is empty where it has none.
 func (f *File) Span() page.Bytes {

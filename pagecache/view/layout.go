@@ -1,10 +1,12 @@
 package view
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"sort"
+	"unsafe"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -17,6 +19,9 @@ const (
 	MaxAlignment = 2 << 20
 	MaxSize      = 1 << 62
 )
+
+// ErrTooFar says that a segment ends past the largest file.
+var ErrTooFar = errors.New("it ends past the largest file")
 
 // Segment is Count rows of Length bytes of a file. The first one begins at Offset, and each Stride bytes behind the one
 // before it. Stride counts only where there are several rows.
@@ -53,27 +58,27 @@ func (s *Segment) rows(b page.Bytes) (first, end int64) {
 	return first, min((b.End-1-s.Offset)/s.stride()+1, s.Count)
 }
 
-// wrong says what makes a segment invalid, or returns "".
-func (s *Segment) wrong(files int) string {
+// check returns what makes a segment invalid.
+func (s *Segment) check(files int) error {
 	switch {
 	case s.File < 0 || s.File >= files:
-		return fmt.Sprintf("there is no file %d", s.File)
+		return fmt.Errorf("there is no file %d", s.File)
 	case s.Offset < 0:
-		return fmt.Sprintf("the offset %d is past the largest file", uint64(s.Offset))
+		return fmt.Errorf("its offset is %d: %w", uint64(s.Offset), ErrTooFar)
 	case s.Length <= 0:
-		return fmt.Sprintf("the length %d is not positive", s.Length)
+		return fmt.Errorf("the length %d is not positive", s.Length)
 	case s.Count <= 0:
-		return fmt.Sprintf("the count %d is not positive", s.Count)
+		return fmt.Errorf("the count %d is not positive", s.Count)
 	case s.Count > MaxRows:
-		return fmt.Sprintf("it has %d rows; %d are the most", s.Count, MaxRows)
+		return fmt.Errorf("it has %d rows; %d are the most", s.Count, MaxRows)
 	case s.Count > 1 && s.Stride < s.Length:
-		return fmt.Sprintf("the stride %d is less than the length %d of a row", s.Stride, s.Length)
+		return fmt.Errorf("the stride %d is less than the length %d of a row", s.Stride, s.Length)
 	case s.Count > 1 && s.Stride > (math.MaxInt64-s.Length)/(s.Count-1):
-		return "it ends past the largest file"
+		return ErrTooFar
 	case s.Offset > math.MaxInt64-(s.stride()*(s.Count-1)+s.Length):
-		return "it ends past the largest file"
+		return ErrTooFar
 	}
-	return ""
+	return nil
 }
 
 // Layout is where segments are in their files and in the view. It is immutable.
@@ -84,8 +89,8 @@ type Layout struct {
 	files    []File
 }
 
-// New returns the layout of segments of so many files at an alignment. It keeps the slice. The error is a sentence for
-// whoever asked, without an errno: the request is invalid.
+// New returns the layout of segments of so many files at an alignment. It keeps the slice. An error says that the request
+// is invalid: ErrTooFar, wrapped, or another one.
 func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 	switch {
 	case files < 1 || files > MaxFiles:
@@ -99,8 +104,8 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 	rows := int64(0)
 	for i := range segments {
 		s := &segments[i]
-		if wrong := s.wrong(files); wrong != "" {
-			return nil, fmt.Errorf("segment %d: %s", i, wrong)
+		if err := s.check(files); err != nil {
+			return nil, fmt.Errorf("segment %d: %w", i, err)
 		}
 		if rows += s.Count; rows > MaxRows {
 			return nil, fmt.Errorf("segment %d: the view has more than %d rows by then", i, MaxRows)
@@ -113,13 +118,22 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 		l.files[s.File].order = append(l.files[s.File].order, int32(i))
 	}
 	for i := range l.files {
-		l.files[i].index(l)
+		l.files[i].index(l, i)
 	}
 	return l, nil
 }
 
 // Size returns the bytes of the view.
 func (l *Layout) Size() int64 { return l.size }
+
+// Memory returns about how many bytes of host memory the Layout takes.
+func (l *Layout) Memory() int64 {
+	n := int64(len(l.segments)) * int64(unsafe.Sizeof(Segment{})+8)
+	for i := range l.files {
+		n += int64(len(l.files[i].order))*4 + int64(len(l.files[i].ends))*8
+	}
+	return n
+}
 
 // Segments returns the segments, for reading.
 func (l *Layout) Segments() []Segment { return l.segments }

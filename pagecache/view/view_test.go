@@ -27,7 +27,7 @@ func TestLayoutRefuses(t *testing.T) {
 		"alignment 3":     {1, 3, []Segment{one}, "the alignment 3"},
 		"alignment 4 MiB": {1, 4 << 20, []Segment{one}, "the alignment 4194304"},
 		"no such file":    {1, 1, []Segment{{File: 1, Length: 1, Count: 1}}, "segment 0: there is no file 1"},
-		"negative offset": {1, 1, []Segment{one, {Offset: -1, Length: 1, Count: 1}}, "segment 1: the offset"},
+		"negative offset": {1, 1, []Segment{one, {Offset: -1, Length: 1, Count: 1}}, "segment 1: its offset is 18446744073709551615"},
 		"no length":       {1, 1, []Segment{{Count: 1}}, "the length 0"},
 		"no count":        {1, 1, []Segment{{Length: 1}}, "the count 0"},
 		"rows overlap":    {1, 1, []Segment{{Length: 2, Stride: 1, Count: 2}}, "the stride 1 is less"},

@@ -6,21 +6,21 @@ import (
 	"time"
 )
 
-// viewPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it shows as
+// lookPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it shows as
 // they were seen last.
-const viewPatience = 500 * time.Millisecond
+const lookPatience = 500 * time.Millisecond
 
-// view is what the status shows of a File, as of one moment.
-type view struct {
+// glance is what the status shows of a File, as of one moment.
+type glance struct {
 	FileStatus
 	detached       bool
 	pendingSince   time.Time
 	digests, state int64
 }
 
-// viewLocked looks at the file.
-func (f *File) viewLocked() *view {
-	v := &view{
+// glanceLocked looks at the file.
+func (f *File) glanceLocked() *glance {
+	v := &glance{
 		FileStatus: FileStatus{
 			SizeBytes:    f.size,
 			Mappings:     len(f.mappings),
@@ -31,6 +31,9 @@ func (f *File) viewLocked() *view {
 		detached:     f.detached.Load(),
 		pendingSince: f.pendingSince,
 		state:        f.lrc.Memory(),
+	}
+	for _, other := range f.snapshotViews() {
+		v.Views = append(v.Views, other.status())
 	}
 	if f.collectErr != nil {
 		v.Error = f.collectErr.Error()
@@ -71,7 +74,7 @@ func (f *File) look() <-chan struct{} {
 	}
 	done := make(chan struct{})
 	if f.mu.TryLock() {
-		f.seen.Store(f.viewLocked())
+		f.seen.Store(f.glanceLocked())
 		f.mu.Unlock()
 		close(done)
 		return done
@@ -83,25 +86,25 @@ func (f *File) look() <-chan struct{} {
 		f.lookMu.Lock() // who asks from now on has to be shown what comes
 		f.looking = nil
 		f.lookMu.Unlock()
-		f.seen.Store(f.viewLocked())
+		f.seen.Store(f.glanceLocked())
 		close(done)
 	})
 	return done
 }
 
-// views looks at all files. Of those that do not answer it returns what was seen last.
-func (c *Cache) views() []view {
+// glances looks at all files. Of those that do not answer it returns what was seen last.
+func (c *Cache) glances() []glance {
 	files := c.snapshotFiles()
 	looks := make([]<-chan struct{}, len(files))
 	for i, f := range files {
 		looks[i] = f.look()
 	}
-	timer := time.NewTimer(viewPatience)
+	timer := time.NewTimer(lookPatience)
 	defer timer.Stop()
 	late := false
-	var all []view
+	var all []glance
 	for i, f := range files {
-		v := view{FileStatus: FileStatus{Holders: []HoldingStatus{}}}
+		v := glance{FileStatus: FileStatus{Holders: []HoldingStatus{}}}
 		fresh := f.waitLook(looks[i], timer.C, &late)
 		if seen := f.seen.Load(); seen != nil {
 			v = *seen

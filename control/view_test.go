@@ -1,0 +1,136 @@
+package control_test
+
+import (
+	"encoding/binary"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/control/controltest"
+)
+
+// viewRequest is a MAPVIEW of files at an alignment, and what is to be wrong with it.
+type viewRequest struct {
+	device, kind, flags uint32
+	alignment           uint64
+	tokens              [][16]byte
+	count, size         uint32 // of the segments; those that there are, of 40 bytes, where it is 0
+	segments            [][5]uint64
+}
+
+func (r viewRequest) body() []byte {
+	if r.count == 0 {
+		r.count = uint32(len(r.segments))
+	}
+	if r.size == 0 {
+		r.size = 40
+	}
+	b := frame(mapView, 0, r.device, r.kind, [16]byte{}, r.flags, uint32(len(r.tokens)), r.alignment, r.count, r.size)[16:]
+	for _, token := range r.tokens {
+		b = append(b, token[:]...)
+	}
+	for _, s := range r.segments {
+		for _, n := range s[:4] {
+			b = binary.LittleEndian.AppendUint64(b, n)
+		}
+		b = binary.LittleEndian.AppendUint32(b, uint32(s[4]))
+		b = append(b, make([]byte, r.size-36)...)
+	}
+	return b
+}
+
+func (r viewRequest) frame(id uint64) []byte { return frame(mapView, id, r.body()) }
+
+// connectViews is connectAll of a client that chose views.
+func (s *server) connectViews() *client {
+	s.t.Helper()
+	c, _ := s.connect2()
+	require.Zero(s.t, c.call(frame(choose, 1, uint64(8|2), uint64(0))).errno())
+	return c
+}
+
+func TestMapView(t *testing.T) {
+	s := start(t, &controltest.Cache{Devices: 1})
+	c := s.connectViews()
+	r := viewRequest{alignment: 256, tokens: [][16]byte{s.token(), s.token()}, size: 48, segments: [][5]uint64{
+		{5, 100, 0, 1, 0}, {7, 3, 10, 4, 1},
+	}}
+	c.send(r.frame(2))
+	m := c.read()
+	require.Equal(t, uint16(mapped), m.typ)
+	require.EqualValues(t, 256+12, binary.LittleEndian.Uint64(m.body[16:]), "the size of the view")
+	e := c.read()
+	require.Equal(t, uint16(extents), e.typ)
+	require.Equal(t, 1, e.fds)
+	require.Zero(t, binary.LittleEndian.Uint64(e.body[16:]), "the offset in the view")
+	for _, typ := range []uint16{acquire, release, syncTo} {
+		require.Zero(t, c.call(rangeFrame(typ, 3, m.mapping(), 200, 68, 0)).errno())
+		require.Equal(t, syscall.EINVAL, c.call(rangeFrame(typ, 3, m.mapping(), 200, 4096, 0)).errno(), "outside")
+	}
+	require.Zero(t, c.call(frame(unmap, 4, m.mapping())).errno())
+	s.waitMapped(0)
+
+	// A large body.
+	r = viewRequest{alignment: 1, tokens: [][16]byte{s.token()}}
+	for i := range uint64(1000) {
+		r.segments = append(r.segments, [5]uint64{i, 1, 0, 1, 0})
+	}
+	body := r.body()
+	f := memfd(t, 0, 0)
+	_, err := f.WriteAt(body, 0)
+	require.NoError(t, err)
+	_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, sealed)
+	require.NoError(t, err)
+	c.sendLarge(mapView, 5, uint64(len(body)), f)
+	m = c.read()
+	require.Equal(t, uint16(mapped), m.typ)
+	require.EqualValues(t, 1000, binary.LittleEndian.Uint64(m.body[16:]))
+	c.read()
+	c.close()
+	s.waitMapped(0)
+}
+
+func TestMapViewIsRefused(t *testing.T) {
+	s := start(t, &controltest.Cache{Devices: 1})
+	c := s.connectViews()
+	one := [][5]uint64{{0, 1, 0, 1, 0}}
+	for name, k := range map[string]struct {
+		r    viewRequest
+		want syscall.Errno
+	}{
+		"segments":    {viewRequest{alignment: 1, count: 1<<19 + 1, segments: one}, syscall.EINVAL},
+		"flags":       {viewRequest{alignment: 1, flags: 4, segments: one}, syscall.EINVAL},
+		"kind":        {viewRequest{alignment: 1, kind: 256, segments: one}, syscall.ENODEV},
+		"device":      {viewRequest{alignment: 1, device: 1 << 17, segments: one}, syscall.ENODEV},
+		"no device":   {viewRequest{alignment: 1, device: 1, segments: one}, syscall.ENODEV},
+		"no segments": {viewRequest{alignment: 1}, syscall.EINVAL},
+		"offset":      {viewRequest{alignment: 1, segments: [][5]uint64{{1 << 63, 1, 0, 1, 0}}}, syscall.EINVAL},
+		"file":        {viewRequest{alignment: 1, segments: [][5]uint64{{0, 1, 0, 1, 1}}}, syscall.EINVAL},
+		"alignment":   {viewRequest{alignment: 1 << 63, segments: one}, syscall.EINVAL},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k.r.tokens = [][16]byte{s.token()}
+			r := c.call(k.r.frame(2))
+			require.Equal(t, k.want, r.errno(), r.text())
+			require.NotEmpty(t, r.text())
+		})
+	}
+	// All tokens are used up, whatever is wrong.
+	tokens := [][16]byte{s.token(), {1}, s.token()}
+	require.Equal(t, syscall.EACCES, c.call(viewRequest{alignment: 1, tokens: tokens, segments: one}.frame(2)).errno())
+	for _, token := range tokens {
+		require.Equal(t, syscall.EACCES, c.call(mapFrame(3, token, 1, 0, 1)).errno())
+	}
+	// A body that is shorter than it says ends the connection.
+	b := viewRequest{alignment: 1, tokens: tokens[:1], count: 2, segments: one}.frame(2)
+	c.send(b)
+	last := c.ended()
+	require.Equal(t, uint16(failure), last.typ)
+	require.Contains(t, last.text(), "body has")
+
+	// Who did not choose views cannot ask for them, and is told.
+	plain, _ := s.connectAll()
+	require.Equal(t, syscall.EOPNOTSUPP, plain.call(viewRequest{alignment: 1, tokens: tokens[:1], segments: one}.frame(2)).errno())
+}

@@ -1,0 +1,237 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+// ViewRequest is what a client asks for. Device, UUID, Kind, Lazy, Launder, User and Limited are as in MapRequest.
+type ViewRequest struct {
+	Device    int
+	UUID      gpubackend.UUID
+	Kind      uint8
+	Segments  []view.Segment // the files are numbered as the sources are. MapView keeps the slice
+	Alignment int64          // of each segment in the view
+	Lazy      bool
+	Launder   bool
+	User      uint32
+	Limited   bool
+}
+
+// ViewMapping is a client's window on a View. Its methods may be called from any goroutine.
+type ViewMapping struct {
+	v       *View
+	pin     *residency.Pin
+	extents []Extent // immutable once MapView returned
+
+	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
+	life    context.Context
+	end     context.CancelFunc
+	callsMu sync.Mutex // guards calls.Add against calls.Wait
+	calls   sync.WaitGroup
+	gone    atomic.Bool
+	ended   sync.Once
+}
+
+// MapView lets a client map a view of files on a device. Unless the request is lazy, it is up to date when MapView
+// returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the
+// largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or the host memory that the list
+// of segments takes), ESHUTDOWN, and errors of homes.
+func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
+	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := view.New(len(sources), req.Segments, req.Alignment)
+	switch {
+	case errors.Is(err, view.ErrTooFar):
+		return nil, fail(syscall.EOVERFLOW, "%v", err)
+	case err != nil:
+		return nil, fail(syscall.EINVAL, "%v", err)
+	case layout.Size() > dev.info.Memory: // before anything is made that takes host memory
+		return nil, fail(syscall.ENOMEM, "the view needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
+			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+	}
+	for _, src := range sources {
+		if !src.Readable() {
+			return nil, fail(syscall.EACCES, "the descriptor of %s is not open for reading", src.Name())
+		}
+	}
+	files := make([]*File, len(sources))
+	for i, src := range sources {
+		f, done, err := c.open(src, false)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		files[i] = f
+	}
+	key, err := newViewKey(c, dev, req, files)
+	if err != nil {
+		return nil, err
+	}
+	v, err := c.joinView(dev, key, req.User, files, layout)
+	if err != nil {
+		return nil, err
+	}
+	m := &ViewMapping{v: v}
+	m.life, m.end = context.WithCancel(context.Background())
+	if err := m.begin(ctx, req); err != nil {
+		m.leave()
+		return nil, err
+	}
+	for _, p := range v.parts {
+		p.f.counters.Maps.Add(1)
+	}
+	c.counters.Maps.Add(1)
+	return m, nil
+}
+
+// begin gets memory for the view, brings it up to date, and exports it.
+func (m *ViewMapping) begin(ctx context.Context, req ViewRequest) (err error) {
+	v := m.v
+	v.c.beginMapping()
+	v.mu.Lock()
+	v.mappings[m] = struct{}{}
+	v.mu.Unlock()
+	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
+		Pages: page.Range{End: page.Count(v.layout.Size())},
+		Size:  residency.Size(v.dev.info, v.layout.Size()),
+		By:    residency.Tenant{User: req.User, Limited: req.Limited},
+	})
+	if err == nil && !req.Lazy {
+		_, err = v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder)
+	}
+	if err == nil {
+		m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
+			e := Extent{Offset: x.Pages().Offset(), Size: x.Size()}
+			if err == nil {
+				e.Descriptor, err = at.Memory.Export(false)
+			}
+			m.extents = append(m.extents, e)
+		})
+	}
+	if err != nil {
+		v.c.lose(v.dev, err)
+		return v.dev.fault(err)
+	}
+	return nil
+}
+
+// leave ends the mapping.
+func (m *ViewMapping) leave() {
+	m.end()
+	m.gone.Store(true)
+	if m.pin != nil {
+		m.pin.Release()
+	}
+	m.v.mu.Lock()
+	delete(m.v.mappings, m)
+	m.v.mu.Unlock()
+	m.v.c.endMapping()
+	m.v.leave()
+}
+
+// Device returns the device's description.
+func (m *ViewMapping) Device() gpubackend.Info { return m.v.dev.info }
+
+// Extents returns the extents that cover the view, in order; their offsets are those in the view. The descriptors are for
+// reading, as far as the kind of device can enforce that.
+func (m *ViewMapping) Extents() []Extent { return m.extents }
+
+// Size returns the bytes of the view.
+func (m *ViewMapping) Size() int64 { return m.v.layout.Size() }
+
+// at returns the n bytes at off of the view.
+func (m *ViewMapping) at(off, n int64) (page.Bytes, error) {
+	size := m.v.layout.Size()
+	if off < 0 || n <= 0 || off > size || n > page.Count(size).Offset()-off {
+		return page.Bytes{}, fail(syscall.EINVAL, "%d bytes at %d are not inside the view of %d bytes", n, off, size)
+	}
+	return page.Span(off, n).Intersect(page.Span(0, size)), nil
+}
+
+// enter counts a call that uses the extents, which calls.Done ends.
+func (m *ViewMapping) enter() error {
+	m.callsMu.Lock()
+	defer m.callsMu.Unlock()
+	if m.gone.Load() {
+		return fail(syscall.EINVAL, "the mapping has ended")
+	}
+	if err := m.v.dev.gone(); err != nil {
+		return err
+	}
+	m.calls.Add(1)
+	return nil
+}
+
+// Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were copied.
+// With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
+func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
+	b, err := m.at(off, n)
+	if err != nil {
+		return 0, err
+	}
+	if err := m.enter(); err != nil {
+		return 0, err
+	}
+	defer m.calls.Done()
+	for _, p := range m.v.parts {
+		p.f.counters.Acquires.Add(1)
+	}
+	m.v.c.counters.Acquires.Add(1)
+	return m.v.acquire(ctx, b, launder)
+}
+
+// Release does nothing: nobody may store into a view.
+func (m *ViewMapping) Release(context.Context, int64, int64) (pages int64, err error) { return 0, nil }
+
+// Sync does nothing, for the same reason.
+func (m *ViewMapping) Sync(context.Context, int64, int64, bool) error { return nil }
+
+// Advise gives a hint. AdviceWillNeed begins to bring the range up to date; the others mean nothing for a view. EINVAL
+// outside the view or for an unknown advice.
+func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
+	b, err := m.at(off, n)
+	switch {
+	case err != nil:
+		return err
+	case a > AdviceDontNeed:
+		return fail(syscall.EINVAL, "there is no advice %d", a)
+	case a != AdviceWillNeed:
+		return nil
+	}
+	if err := m.enter(); err != nil {
+		return err
+	}
+	go func() {
+		defer m.calls.Done()
+		if _, err := m.v.acquire(m.life, b, false); err != nil && m.life.Err() == nil {
+			m.v.c.log.Warn("fetching ahead", "view of", m.v.name(), "device", m.v.dev.info.Ordinal, "error", err)
+		}
+	}()
+	return nil
+}
+
+// Unmap ends the mapping. It waits for calls in progress, and is idempotent.
+func (m *ViewMapping) Unmap(context.Context) error {
+	m.ended.Do(func() {
+		m.end()
+		m.callsMu.Lock()
+		m.gone.Store(true)
+		m.callsMu.Unlock()
+		m.calls.Wait()
+		m.leave()
+	})
+	return nil
+}

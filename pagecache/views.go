@@ -1,0 +1,348 @@
+package pagecache
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+// A view is a copy of what home has, in a layout of its own. No program may store into it, so lrc does not know of it:
+// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired has what devices
+// released brought home first, and then copies what changed.
+//
+// A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what changes
+// later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes being there.
+
+// View is device memory with chosen bytes of files, which clients map through ViewMappings. It outlives them until the
+// memory is needed, or a file is gone.
+type View struct {
+	c      *Cache       // immutable
+	dev    *device      // immutable
+	key    viewKey      // immutable
+	layout *view.Layout // immutable
+	parts  []*viewPart  // of the files that it has bytes of; immutable
+	host   int64        // bytes of host memory that it is charged for; immutable
+	user   uint32       // immutable
+
+	users int // ViewMappings, and calls of MapView. Protected by Cache.mu
+
+	// filling has an element while somebody brings the view up to date.
+	filling chan struct{}
+
+	mu       sync.Mutex
+	extents  []*residency.Extent       // in the order of their pages; protected by mu
+	mappings map[*ViewMapping]struct{} // protected by mu
+}
+
+// viewPart is what a view has of one file.
+type viewPart struct {
+	v     *View
+	f     *File
+	of    *view.File
+	stale *view.Stale
+}
+
+// viewKey says which view it is. Programs of different users do not share a view, since a program that was given memory
+// may store there on some devices, and keeps what it was given. Nor do those from before rights to a file were taken
+// away share one with those from after.
+type viewKey struct {
+	device int
+	user   uint32
+	what   [sha256.Size]byte
+}
+
+// newViewKey returns the key of a view of files, which the caller keeps attached. It asks for their rights.
+func newViewKey(c *Cache, dev *device, req ViewRequest, files []*File) (viewKey, error) {
+	k := viewKey{device: dev.info.Ordinal, user: req.User}
+	if c.trustUsers {
+		k.user = 0
+	}
+	h := sha256.New()
+	var b []byte
+	add := func(numbers ...uint64) {
+		b = b[:0]
+		for _, n := range numbers {
+			b = binary.LittleEndian.AppendUint64(b, n)
+		}
+		h.Write(b)
+	}
+	add(uint64(req.Alignment), uint64(len(files)))
+	for _, f := range files {
+		f.mu.Lock()
+		_, err := f.noteRightsLocked()
+		taken := f.taken
+		f.mu.Unlock()
+		if err != nil {
+			return k, err
+		}
+		add(f.serial, taken)
+	}
+	for _, s := range req.Segments {
+		add(uint64(s.File), uint64(s.Offset), uint64(s.Length), uint64(s.Stride), uint64(s.Count))
+	}
+	h.Sum(k.what[:0])
+	return k, nil
+}
+
+// joinView returns the view of that key with one more user, which leaveView takes back. It makes the view where there is
+// none. The caller keeps the files attached.
+func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, layout *view.Layout) (*View, error) {
+	c.mu.Lock()
+	if v := c.viewsByKey[key]; v != nil {
+		v.users++
+		c.mu.Unlock()
+		return v, nil
+	}
+	c.mu.Unlock()
+	v := &View{
+		c: c, dev: dev, key: key, layout: layout, users: 1, user: user, host: layout.Memory(),
+		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
+	}
+	for i, f := range files {
+		if of := layout.File(i); !of.Span().Empty() {
+			p := &viewPart{v: v, f: f, of: of, stale: view.NewStale(of)}
+			v.parts, v.host = append(v.parts, p), v.host+p.stale.Memory()
+		}
+	}
+	if !c.memory.fits(v.host) {
+		return nil, fail(syscall.ENOMEM, "the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
+			"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)), humanize.IBytes(uint64(c.memory.left())))
+	}
+	for _, p := range v.parts {
+		p.f.addView(p)
+	}
+	c.mu.Lock()
+	other := c.viewsByKey[key]
+	if other == nil {
+		c.viewsByKey[key] = v
+	} else {
+		other.users++
+	}
+	c.mu.Unlock()
+	if other != nil {
+		for _, p := range v.parts {
+			p.f.removeView(p)
+		}
+		return other, nil
+	}
+	c.memory.charge(memoryViews, v.host)
+	return v, nil
+}
+
+// addView has changes of home told to p from now on.
+func (f *File) addView(p *viewPart) {
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	f.views = append(f.views, p)
+	f.viewed.Store(int32(len(f.views)))
+}
+
+func (f *File) removeView(p *viewPart) {
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	if i := slices.Index(f.views, p); i >= 0 {
+		f.views = slices.Delete(f.views, i, i+1)
+	}
+	f.viewed.Store(int32(len(f.views)))
+}
+
+// spoilViews says that home changed in rg. The caller holds File.mu, for reading at least.
+func (f *File) spoilViews(rg page.Range) {
+	if f.viewed.Load() == 0 {
+		return
+	}
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	for _, p := range f.views {
+		p.stale.Mark(rg)
+	}
+}
+
+// snapshotViews returns the views that have bytes of the file.
+func (f *File) snapshotViews() []*View {
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	list := make([]*View, len(f.views))
+	for i, p := range f.views {
+		list[i] = p.v
+	}
+	return list
+}
+
+// leave takes a user of the view back, and forgets the view where it has nothing worth keeping. The files may have
+// nothing to be attached for any more. It blocks on them.
+func (v *View) leave() {
+	v.c.mu.Lock()
+	v.users--
+	v.c.mu.Unlock()
+	v.mu.Lock()
+	empty := len(v.extents) == 0
+	v.mu.Unlock()
+	if empty || v.dev.lost.Load() {
+		v.drop()
+	}
+	for _, p := range v.parts {
+		p.f.mu.Lock()
+		p.f.dropIdleLocked()
+		p.f.mu.Unlock()
+	}
+}
+
+// drop forgets the view, unless somebody uses it, and gives its memory back. It reports whether nobody does.
+func (v *View) drop() bool {
+	c := v.c
+	c.mu.Lock()
+	if v.users > 0 {
+		c.mu.Unlock()
+		return false
+	}
+	first := c.viewsByKey[v.key] == v
+	if first {
+		delete(c.viewsByKey, v.key)
+	}
+	c.mu.Unlock()
+	if !first {
+		return true // somebody else did
+	}
+	v.mu.Lock()
+	for _, x := range v.extents {
+		x.Leave(v.dev.lost.Load())
+	}
+	v.extents = nil
+	v.mu.Unlock()
+	for _, p := range v.parts {
+		p.f.removeView(p)
+	}
+	c.memory.charge(memoryViews, -v.host)
+	if len(v.parts) > 1 { // the others' files may have nothing to be attached for any more
+		for _, p := range v.parts {
+			c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
+		}
+	}
+	return true
+}
+
+// dropViews forgets the views of the file that nobody uses, and reports whether it has none.
+func (f *File) dropViews() bool {
+	all := true
+	for _, v := range f.snapshotViews() {
+		all = v.drop() && all
+	}
+	return all
+}
+
+// letGo gives up what a lost device had of the view.
+func (v *View) letGo() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, x := range v.extents {
+		x.Leave(true)
+	}
+	v.extents = nil
+}
+
+// Extents implements residency.Key. Pages are those of the view.
+func (v *View) Extents(rg page.Range) (list []*residency.Extent) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, x := range v.extents {
+		if x.Pages().Overlaps(rg) {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// Adopt implements residency.Key.
+func (v *View) Adopt(x *residency.Extent) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(v.extents, x, func(a, b *residency.Extent) int { return int(a.Pages().End - b.Pages().End) })
+	for _, other := range v.extents[max(i-1, 0):min(i+2, len(v.extents))] {
+		if other.Pages().Overlaps(x.Pages()) {
+			return false
+		}
+	}
+	v.extents = slices.Insert(v.extents, i, x)
+	return true
+}
+
+// Clean implements residency.Key. Home has what the view has, so there is nothing to bring anywhere, and nobody to wait
+// for. Whoever maps the view next fills the extent again.
+func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	i := slices.Index(v.extents, x)
+	if i < 0 || !copied && x.Copied() {
+		return false
+	}
+	v.staleIn(x) // who maps it from now on finds it so
+	if !x.Leave(false) {
+		return false
+	}
+	v.extents = slices.Delete(v.extents, i, i+1)
+	v.c.counters.Evictions.Add(1)
+	if len(v.extents) == 0 {
+		for _, p := range v.parts {
+			v.c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
+		}
+	}
+	return true
+}
+
+// staleIn makes the pages stale whose bytes x has.
+func (v *View) staleIn(x *residency.Extent) {
+	stale := make(map[int]*view.Stale, len(v.parts))
+	for _, p := range v.parts {
+		stale[p.of.Number()] = p.stale
+	}
+	for i, b := range v.layout.Sources(page.Span(x.Pages().Offset(), x.Size())) {
+		stale[i].Mark(b.Pages())
+	}
+}
+
+// dropEmptyViews forgets views whose memory is gone and that nobody uses.
+func (f *File) dropEmptyViews() {
+	for _, v := range f.snapshotViews() {
+		v.mu.Lock()
+		empty := len(v.extents) == 0
+		v.mu.Unlock()
+		if empty {
+			v.drop()
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dropIdleLocked()
+}
+
+// snapshotMappings returns the mappings of the view.
+func (v *View) snapshotMappings() []*ViewMapping {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Collect(maps.Keys(v.mappings))
+}
+
+// status returns what `gaiafs status` shows of the view.
+func (v *View) status() ViewStatus {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s := ViewStatus{
+		Device: v.dev.info.Ordinal, User: v.user, Bytes: v.layout.Size(), HostBytes: v.host,
+		Segments: len(v.layout.Segments()), Files: len(v.parts), Mappings: len(v.mappings),
+	}
+	for _, x := range v.extents {
+		s.DeviceBytes += x.Size()
+	}
+	return s
+}

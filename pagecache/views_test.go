@@ -1,0 +1,474 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+// viewer is a client that maps a view.
+type viewer struct {
+	*ViewMapping
+	m       *machine
+	sources []*source
+}
+
+// bytesOf is a segment of one row.
+func bytesOf(off, n int64) view.Segment { return view.Segment{Offset: off, Length: n, Count: 1} }
+
+func (m *machine) tryView(req ViewRequest, sources ...*source) (*viewer, error) {
+	list := make([]Source, len(sources))
+	for i, s := range sources {
+		list[i] = s
+	}
+	if req.Alignment == 0 {
+		req.Alignment = 256
+	}
+	vm, err := m.cache.MapView(context.Background(), list, req)
+	if err != nil {
+		return nil, err
+	}
+	return &viewer{vm, m, sources}, nil
+}
+
+func (m *machine) view(req ViewRequest, sources ...*source) *viewer {
+	m.t.Helper()
+	v, err := m.tryView(req, sources...)
+	require.NoError(m.t, err)
+	return v
+}
+
+// all returns the view's bytes as the device has them.
+func (v *viewer) all() []byte {
+	v.m.t.Helper()
+	b := make([]byte, v.Size())
+	var copies []gpubackend.Copy
+	for _, x := range v.pin.Extents() {
+		off := x.Pages().Offset()
+		n := min(x.Size(), v.Size()-off)
+		if n <= 0 {
+			continue
+		}
+		_, mem := v.m.devices[v.Device().Ordinal].Inner(x.Memory())
+		copies = append(copies, gpubackend.Copy{Mem: mem, Host: b[off : off+n]})
+	}
+	gpu, _ := v.m.devices[v.Device().Ordinal].Inner(v.pin.Extents()[0].Memory())
+	require.NoError(v.m.t, gpu.CopyOut(context.Background(), copies))
+	return b
+}
+
+// want returns what the view should have, from what homes have.
+func (v *viewer) want() []byte {
+	b, at := make([]byte, v.Size()), int64(0)
+	for _, s := range v.v.layout.Segments() {
+		at = (at + 255) &^ 255
+		h := v.sources[s.File].home
+		for k := range s.Count {
+			_, err := h.ReadAt(b[at:at+s.Length], s.Offset+k*s.Stride)
+			require.NoError(v.m.t, err)
+			at += s.Length
+		}
+	}
+	return b
+}
+
+func (v *viewer) acquire() int64 {
+	v.m.t.Helper()
+	n, err := v.Acquire(context.Background(), 0, v.Size(), false)
+	require.NoError(v.m.t, err)
+	return n
+}
+
+// check compares the view with homes.
+func (v *viewer) check() {
+	v.m.t.Helper()
+	want, got := v.want(), v.all()
+	for i := range want {
+		if want[i] != got[i] {
+			require.Fail(v.m.t, "the view is wrong", "byte %d is %d, not %d", i, got[i], want[i])
+		}
+	}
+}
+
+func (v *viewer) unmap() {
+	v.m.t.Helper()
+	require.NoError(v.m.t, v.Unmap(context.Background()))
+}
+
+func TestViewPacksSegments(t *testing.T) {
+	m := newMachine(t, 1)
+	a, b := m.noisyFile(5<<20+3), m.noisyFile(9000)
+	m.view(ViewRequest{Segments: []view.Segment{
+		bytesOf(4000, 3<<20),
+		{File: 1, Offset: 5, Length: 100, Stride: 333, Count: 20},
+		bytesOf(4000, 200), // again
+		{Offset: 1 << 20, Length: 5000, Stride: 20000, Count: 100},
+		bytesOf(5<<20, 9000), // past end of file
+		{File: 1, Offset: 8999, Length: 1, Count: 1},
+		bytesOf(0, 1),
+	}}, a, b).check()
+}
+
+func TestViewIsCoherent(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(1 << 20)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(100, 300_000), bytesOf(500_001, 300_000)}}, src)
+	v.check()
+	require.Zero(t, v.acquire(), "nothing changed")
+
+	src.write(t, 200_000, []byte("written"))
+	require.EqualValues(t, 1, v.acquire())
+	v.check()
+	src.write(t, 450_000, []byte("not in the view"))
+	require.Zero(t, v.acquire())
+
+	for dev := range 2 { // released by the view's own device, and by another one
+		p := m.run(src, dev, 0, 1<<20, true)
+		p.store(600_000, byte('a'+dev))
+		p.release()
+		require.EqualValues(t, 1, v.acquire(), "device %d", dev)
+		v.check()
+		require.Equal(t, byte('a'+dev), v.all()[(300_000+255)&^255+600_000-500_001])
+		p.unmap()
+	}
+	src.home.editAt(120_000, []byte("in SOURCE"))
+	v.acquire()
+	v.check()
+	src.truncate(t, 700_000)
+	v.acquire()
+	v.check()
+	src.truncate(t, 900_000)
+	src.write(t, 850_000, []byte("behind the former end"))
+	v.acquire()
+	v.check()
+	src.home.resize(1000)
+	v.acquire()
+	v.check()
+}
+
+// TestPartOfAView: an acquire brings what it was asked for.
+func TestPartOfAView(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	v := m.view(ViewRequest{Lazy: true, Segments: []view.Segment{bytesOf(0, 400_000), bytesOf(600_000, 300_000)}}, src)
+	require.Equal(t, make([]byte, v.Size()), v.all(), "memory that was not filled is zero")
+	n, err := v.Acquire(context.Background(), 5000, 10_000, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, n)
+	require.Equal(t, src.home.bytes(5000, 10_000), v.all()[5000:15_000])
+	require.Equal(t, make([]byte, 1000), v.all()[400_384:401_384])
+	n, err = v.Acquire(context.Background(), 400_384, 300_000, false)
+	require.NoError(t, err)
+	require.EqualValues(t, page.Covering(600_000, 300_000).Len(), n)
+	v.acquire()
+	v.check()
+	for _, r := range [][2]int64{{-1, 1}, {0, 0}, {0, v.Size() + page.Size}, {v.Size() + page.Size, 1}, {1, -1}} {
+		_, err = v.Acquire(context.Background(), r[0], r[1], false)
+		require.ErrorIs(t, err, syscall.EINVAL)
+	}
+	require.NoError(t, v.Advise(context.Background(), 0, 1, AdviceWillNeed))
+	require.NoError(t, v.Advise(context.Background(), 0, 1, AdviceDontNeed))
+	require.ErrorIs(t, v.Advise(context.Background(), 0, 1, 77), syscall.EINVAL)
+	v.unmap()
+	_, err = v.Acquire(context.Background(), 0, 1, false)
+	require.ErrorIs(t, err, syscall.EINVAL)
+}
+
+// TestViewIsShared: programs of one user share a view of the same segments, also one that nobody maps any more. Others have
+// their own.
+func TestViewIsShared(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(1, 1<<19)}, User: alice}
+	v := m.view(req, src)
+	filled := func() int64 { return m.cache.counters.ViewPages.Load() }
+	used, before := m.used(), filled()
+	require.Positive(t, before)
+	same := m.view(req, src)
+	require.Equal(t, used, m.used())
+	v.unmap()
+	same.unmap()
+	again := m.view(req, src)
+	again.check()
+	require.Equal(t, used, m.used())
+	require.Equal(t, before, filled(), "the bytes were there")
+
+	req.User = bob
+	m.view(req, src).check()
+	require.Equal(t, 2*used, m.used())
+	req.Segments = []view.Segment{bytesOf(2, 1<<19)}
+	m.view(req, src).check()
+	require.Equal(t, 3*used, m.used())
+	require.Len(t, m.cache.Status().Files[0].Views, 3)
+}
+
+// TestViewAfterRightsWereTaken: memory that was given away gets no more bytes once rights were taken away and nobody maps it.
+func TestViewAfterRightsWereTaken(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	src.home.rights = Rights{UID: alice, GID: alice, Mode: 0o644}
+	req := ViewRequest{Segments: []view.Segment{bytesOf(0, 1<<19)}, User: bob}
+	v := m.view(req, src)
+	kept := v.pin.Extents()[0]
+	src.chmod(func(r *Rights) { r.Mode = 0o600 })
+	src.write(t, 0, []byte("secret"))
+	later := m.view(req, src)
+	require.NotSame(t, kept, later.pin.Extents()[0])
+	v.unmap()
+	later.unmap()
+	src.chmod(func(r *Rights) { r.Mode = 0o400 })
+	require.Empty(t, m.cache.Status().Files, "what nobody maps goes when rights are taken away")
+}
+
+// TestViewMakesRoom: a view that nobody maps gives its memory to others, and is filled again.
+func TestViewMakesRoom(t *testing.T) {
+	m := newMachine(t, 1, memory(8<<20))
+	src := m.noisyFile(6 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(10, 5<<20)}}
+	m.view(req, src).unmap()
+	p := m.run(src, 0, 0, 4<<20, false)
+	require.Positive(t, m.cache.counters.Evictions.Load())
+	_, err := m.tryView(req, src)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	p.unmap()
+	v := m.view(req, src)
+	v.check()
+	v.unmap()
+	m.run(src, 0, 0, 8<<20, false)
+	require.Eventually(t, func() bool { return m.cache.memory.classes[memoryViews].Load() == 0 }, time.Minute, time.Millisecond)
+}
+
+func TestViewRefuses(t *testing.T) {
+	m := newMachine(t, 1, memory(8<<20))
+	src := m.noisyFile(100)
+	for name, c := range map[string]struct {
+		req  ViewRequest
+		want syscall.Errno
+		text string
+	}{
+		"no segments":        {ViewRequest{}, syscall.EINVAL, "0 segments"},
+		"no file":            {ViewRequest{Segments: []view.Segment{{File: 1, Length: 1, Count: 1}}}, syscall.EINVAL, "no file 1"},
+		"past what files":    {ViewRequest{Segments: []view.Segment{bytesOf(1<<63-1, 1)}}, syscall.EOVERFLOW, "largest file"},
+		"more than is there": {ViewRequest{Segments: []view.Segment{bytesOf(0, 9<<20)}}, syscall.ENOMEM, "--gpu-memory"},
+		"no device":          {ViewRequest{Device: 5, Segments: []view.Segment{bytesOf(0, 1)}}, syscall.ENODEV, "device 5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := m.tryView(c.req, src)
+			require.ErrorIs(t, err, c.want)
+			require.ErrorContains(t, err, c.text)
+		})
+	}
+	require.Empty(t, m.cache.Status().Files)
+	require.Empty(t, m.cache.viewsByKey)
+}
+
+// TestViewsTakeNoMoreHostMemoryThanThereIs: the lists of segments count, and who asks for too many is told.
+func TestViewsTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
+	m := newMachine(t, 1, hostMemory(4<<20))
+	src := m.noisyFile(100)
+	segments := make([]view.Segment, 1<<17)
+	for i := range segments {
+		segments[i] = bytesOf(int64(i), 1)
+	}
+	_, err := m.tryView(ViewRequest{Alignment: 1, Segments: segments}, src)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "--host-memory")
+	require.Empty(t, m.cache.viewsByKey)
+}
+
+// TestViewAfterAFault: what could not be read, or copied, is brought by the next acquire.
+func TestViewAfterAFault(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19)}}
+	src.home.failReads(syscall.EIO)
+	_, err := m.tryView(req, src)
+	require.ErrorIs(t, err, syscall.EIO)
+	src.home.failReads(nil)
+	v := m.view(req, src)
+	v.check()
+	src.write(t, 20, []byte("new"))
+	m.devices[0].Fail(faulty.CopyIn, 1, errors.New("the bus is broken"))
+	_, err = v.Acquire(context.Background(), 0, v.Size(), false)
+	require.Error(t, err)
+	v.acquire()
+	v.check()
+}
+
+// TestViewOfALostDevice: the client is told, and everything can be closed.
+func TestViewOfALostDevice(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19)}}
+	v := m.view(req, src)
+	idle := ViewRequest{Segments: []view.Segment{bytesOf(11, 1<<19)}}
+	m.view(idle, src).unmap()
+	src.write(t, 20, []byte("new"))
+	m.devices[0].Lose()
+	_, err := v.Acquire(context.Background(), 0, v.Size(), false)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	_, err = m.tryView(idle, src)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	v.unmap()
+	req.Device = 1
+	m.view(req, src).check()
+}
+
+// TestViewOfARemovedFile: mappings stay, and what nobody maps goes.
+func TestViewOfARemovedFile(t *testing.T) {
+	m := newMachine(t, 1)
+	a, b := m.noisyFile(1<<20), m.noisyFile(1<<20)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19), {File: 1, Offset: 3, Length: 9, Count: 1}}}, a, b)
+	m.view(ViewRequest{Segments: []view.Segment{bytesOf(11, 1<<19)}}, a).unmap()
+	m.cache.Forget(a.id)
+	b.write(t, 5, []byte("new"))
+	v.acquire()
+	v.check()
+	require.Eventually(t, func() bool { return len(m.cache.Status().Files[0].Views) == 1 }, time.Minute, time.Millisecond)
+	v.unmap()
+	require.Eventually(t, func() bool { return m.used() == 0 && len(m.cache.Status().Files) == 0 }, time.Minute, time.Millisecond)
+}
+
+// TestRandomViews has programs write, release, truncate, map and unmap beside views of random segments. Each acquire must
+// bring what was released or written before.
+func TestRandomViews(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomViews(t, seed) })
+	}
+}
+
+func randomViews(t *testing.T, seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 5))
+	m := newMachine(t, 2, memory(32<<20))
+	const size = 40 * page.Size
+	sources := []*source{m.noisyFile(size), m.noisyFile(size / 2)}
+	if seed%2 == 0 {
+		for _, s := range sources {
+			s.disk = newDisk(s.home)
+		}
+	}
+	var views []*viewer
+	var programs []*program
+	for range 300 {
+		src := sources[rnd.IntN(2)]
+		switch op := rnd.IntN(12); {
+		case op < 2 && len(views) < 6 || len(views) == 0:
+			var segments []view.Segment
+			for range 1 + rnd.IntN(6) {
+				s := view.Segment{File: rnd.IntN(2), Offset: rnd.Int64N(size), Length: 1 + rnd.Int64N(9000), Count: 1}
+				if rnd.IntN(2) == 0 {
+					s.Stride, s.Count = s.Length+rnd.Int64N(9000), 1+rnd.Int64N(5)
+				}
+				segments = append(segments, s)
+			}
+			v := m.view(ViewRequest{Device: rnd.IntN(2), Segments: segments}, sources...)
+			v.check()
+			views = append(views, v)
+		case op == 2:
+			i := rnd.IntN(len(views))
+			views[i].unmap()
+			views = append(views[:i], views[i+1:]...)
+		case op == 3:
+			programs = append(programs, m.run(src, rnd.IntN(2), 0, size, true))
+		case op < 6 && len(programs) > 0:
+			i := rnd.IntN(len(programs))
+			p := programs[i]
+			p.store(rnd.IntN(int(p.f.Size())+1), byte(rnd.Uint32()))
+			p.release()
+			if rnd.IntN(3) == 0 {
+				p.unmap()
+				programs = append(programs[:i], programs[i+1:]...)
+			}
+		case op == 6 && src.attached != nil && !src.attached.Detached():
+			src.truncate(t, size/4+rnd.Int64N(size/2))
+		case op == 7:
+			if src.disk != nil {
+				_, err := src.disk.ReadAt(make([]byte, 1), 0) // what is changed is in the host's page cache
+				require.NoError(t, err)
+			}
+			src.home.editAt(rnd.IntN(100), []byte{byte(rnd.Uint32())})
+		case op < 10 && src.attached != nil:
+			b := make([]byte, 1+rnd.IntN(6000))
+			for i := range b {
+				b[i] = byte(rnd.Uint32())
+			}
+			src.write(t, rnd.IntN(size/4), b)
+		default:
+			v := views[rnd.IntN(len(views))]
+			v.acquire()
+			v.check()
+		}
+	}
+	for _, p := range programs {
+		p.unmap()
+	}
+	for _, v := range views {
+		v.acquire()
+		v.check()
+		v.unmap()
+	}
+}
+
+// TestViewsAndWritersAtOnce: an acquire brings what was written before it began, while others write and acquire.
+func TestViewsAndWritersAtOnce(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(64 * page.Size)
+	req := ViewRequest{Segments: []view.Segment{{Offset: 1, Length: 100, Stride: 4096, Count: 64}}}
+	var readers [3]*viewer
+	for k := range readers {
+		req.Alignment = 64 << k // each a view of its own: who reads one while it is brought up to date sees both
+		readers[k] = m.view(req, src)
+	}
+	var last [4]atomic.Int64
+	var group sync.WaitGroup
+	for w := range last {
+		group.Go(func() {
+			for n := int64(1); n < 200; n++ {
+				at := (w*16 + int(n)%16) * page.Size
+				src.write(t, at+1, bytes.Repeat([]byte{byte(n)}, 100))
+				last[w].Store(n)
+			}
+		})
+	}
+	for _, v := range readers {
+		group.Go(func() {
+			for range 100 {
+				var before [4]int64
+				for w := range last {
+					before[w] = last[w].Load()
+				}
+				_, err := v.Acquire(context.Background(), 0, v.Size(), false)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				all := v.all()
+				for w, n := range before {
+					if n == 0 {
+						continue
+					}
+					at := (w*16 + int(n)%16) * 100
+					if all[at] != byte(n) && all[at] != byte(n+16) && all[at] < byte(n) {
+						t.Errorf("writer %d wrote %d, and the view has %d", w, n, all[at])
+						return
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+}
