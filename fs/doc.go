@@ -38,6 +38,8 @@
 //	node.mu            descriptor and locator
 //	nodeTable shards   lookup counts and the two indexes
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
+//	events.reading     held while events are read
+//	events.mu          what is watched; no system call is made under it
 //	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu: leaves
 //
 // Nobody holds the names of a directory, or node.mu, while asking the server of a filesystem that is mounted in that

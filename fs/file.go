@@ -27,6 +27,8 @@ type openFile struct {
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
+	// mark is the file's while events report its changes, or nil. Set once with mu read-locked, used with mu locked.
+	mark *mark
 	// number is what the kernel calls the backing file, where it maps that itself and, unless direct is set, reads and
 	// writes it too; else 0. Set before the open is answered, then immutable.
 	number int32
@@ -254,6 +256,9 @@ func (fs *fileSystem) newOpenFile(
 		}
 	}
 	of.content.opened.Store(of)
+	if of.number == 0 {
+		fs.events.opened(of)
+	}
 	return of, 0
 }
 
@@ -322,6 +327,7 @@ func (of *openFile) close() {
 		if of.writesHome && of.content.writers.Add(-1) == 0 {
 			of.content.ordinary.Store(0) // nobody stores into the kernel's pages any more, and they are home
 		}
+		of.fs.events.unwatch(of.mark, of.fd)
 		unix.Close(of.fd)
 		if of.content.opens.Add(-1) == 0 {
 			of.fs.lastOpenGone(of.node)

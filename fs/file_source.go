@@ -63,7 +63,9 @@ func (of *openFile) OpenHome(writable bool) (pagecache.Home, error) {
 		return nil, err
 	}
 	of.fs.witnesses.hold(of.node.key, of.content.witness)
-	return &home{fs: of.fs, key: of.node.key, witness: of.content.witness, fd: fd, writable: writable}, nil
+	h := &home{fs: of.fs, key: of.node.key, witness: of.content.witness, fd: fd, writable: writable}
+	h.mark = of.fs.events.watch(fd, h.key, h.witness)
+	return h, nil
 }
 
 // home implements pagecache.Home with a descriptor of its own, which stays good after the node and every open are gone.
@@ -71,6 +73,7 @@ type home struct {
 	fs       *fileSystem
 	key      inodeKey
 	witness  *witness
+	mark     *mark // nil without events
 	fd       int
 	writable bool
 	direct   direct
@@ -217,5 +220,6 @@ func (h *home) Sync() error { return syncDescriptor(h.fd, 0) }
 func (h *home) Close() error {
 	h.direct.close()
 	h.fs.witnesses.unhold(h.key, h.witness)
+	h.fs.events.unwatch(h.mark, h.fd)
 	return unix.Close(h.fd)
 }

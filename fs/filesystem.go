@@ -64,6 +64,9 @@ type fileSystem struct {
 	touching sync.RWMutex
 	mounted  mountedAt // protected by touching
 
+	// events report changes in SOURCE. Immutable.
+	events *events
+
 	// unlinked counts files that have no name and are still open. freed has room for one element; it is sent to when
 	// such a file is closed.
 	unlinked atomic.Int64
@@ -127,11 +130,13 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root.users = 1 // never closed
 	fs.remote = mayBeRemote(fd)
 	fs.passes.Store(o.Passthrough)
+	fs.events = newEvents(o.Events, fs.root.key, fd, o.Log, fs.noticed)
 	return fs, nil
 }
 
 // close gives up every descriptor. No request may be under way.
 func (fs *fileSystem) close() {
+	fs.events.close()
 	fs.background.Wait()
 	for _, of := range fs.files.all() {
 		of.close()

@@ -87,6 +87,8 @@ type content struct {
 	// dropped is the number of changes beside the mount (witness.changes) after which the kernel's pages were dropped.
 	dropped atomic.Uint64
 	hazard  hazard
+	// noticing says that somebody finds out what others made of the file.
+	noticing atomic.Bool
 	// telling is held by whoever tells the kernel of a size that it did not know.
 	telling sync.Mutex
 	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.

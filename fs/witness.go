@@ -14,14 +14,19 @@ import (
 // A change is noticed by the size and the times of the file. They are compared when the file is opened, when a device
 // acquires, before its released bytes are collected, and right before each change through the mount. What that change
 // leaves is recorded right after it. While a change through the mount is under way, times say nothing about others, and
-// the size only afterwards, where it is not one that the mount can have given the file. So what else others do
-// meanwhile goes unnoticed.
+// the size only afterwards, where it is not one that the mount can have given the file. What else others do meanwhile
+// is noticed where fanotify reports it (events.go), and goes unnoticed elsewhere.
 //
 // Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts
 // as a change all the same: it makes nobody lose bytes, only look at them.
 type witness struct {
 	// changes is what was noticed so far. It changes with mu held.
 	changes atomic.Uint64
+	// events are those that set told when others changed the file; nil where it is not watched.
+	events atomic.Pointer[events]
+	told   atomic.Bool
+	// blurred says that the mount changed the file since events were last read: attributes alone do not tell who did.
+	blurred atomic.Bool
 
 	mu       sync.Mutex
 	known    bool       // protected by mu
@@ -48,6 +53,9 @@ func attributesOf(st *unix.Statx_t) attributes {
 // look asks fd for the attributes, unless a change through the mount is under way, and returns how many changes of
 // others were noticed so far.
 func (w *witness) look(fd int) (changes uint64, err error) {
+	if e := w.events.Load(); e != nil && w.blurred.Swap(false) {
+		e.drain()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err = w.lookLocked(fd)
@@ -56,6 +64,10 @@ func (w *witness) look(fd int) (changes uint64, err error) {
 
 func (w *witness) lookLocked(fd int) error {
 	if w.inFlight > 0 {
+		w.blurred.Store(true)
+		if w.told.Swap(false) {
+			w.changes.Add(1)
+		}
 		return nil
 	}
 	now, err := attributesOn(fd)
@@ -69,7 +81,7 @@ func (w *witness) lookLocked(fd int) error {
 
 // compareLocked counts a change if the attributes are others than those that are known, and records them.
 func (w *witness) compareLocked(now attributes) {
-	if w.known && now != w.last {
+	if told := w.told.Swap(false); told || w.known && now != w.last {
 		w.changes.Add(1)
 	}
 	w.known, w.last = true, now
@@ -91,7 +103,7 @@ func (w *witness) begin(fd int) (size int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_ = w.lookLocked(fd) // what cannot be asked for is not known
-	w.inFlight++
+	w.beganLocked()
 	if w.known {
 		size = w.last.size
 	}
@@ -105,7 +117,12 @@ func (w *witness) beginWith(st *unix.Statx_t) {
 	if w.inFlight == 0 {
 		w.compareLocked(attributesOf(st))
 	}
+	w.beganLocked()
+}
+
+func (w *witness) beganLocked() {
 	w.inFlight++
+	w.blurred.Store(true)
 }
 
 // end is called right after the change. The change made the file at most reached bytes long if it was not that long
@@ -123,6 +140,7 @@ func (w *witness) endAs(reached int64, ask func() (attributes, error)) {
 	} else {
 		w.reached = max(w.reached, reached)
 	}
+	w.blurred.Store(true)
 	if w.inFlight--; w.inFlight > 0 {
 		return
 	}

@@ -83,7 +83,8 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	defer unbound()
 	go pagecache.BoundHeap(bounded, s.cache.HostMemory())
 	log.Info("mounted", "source", m.source, "mountpoint", s.mount.Mountpoint(), "socket", s.control.Socket(),
-		"passthrough", s.mount.Passthrough(), "write_back", s.mount.WriteBack(), "version", version)
+		"passthrough", s.mount.Passthrough(), "write_back", s.mount.WriteBack(),
+		"source_events", s.mount.Events(), "version", version)
 	if reported {
 		if err := os.Chdir("/"); err != nil { // keep no directory of the caller busy
 			log.Warn("the working directory stays", "error", err)
@@ -143,6 +144,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		AttrTimeout:  kernelTimeout(m.attrTimeout),
 		EntryTimeout: kernelTimeout(m.entryTimeout),
 		Detached:     s.noticeDetached,
+		Events:       m.sourceEvents.word,
 		Log:          log,
 		Debug:        m.debugFuse,
 	}

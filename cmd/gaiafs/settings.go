@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -27,6 +28,7 @@ type settings struct {
 	peerReads         choice
 	writeBackInterval span
 	directReads       choice
+	sourceEvents      choice
 	attrTimeout       span
 	entryTimeout      span
 	logLevel          choice
@@ -43,6 +45,7 @@ func newSettings() *settings {
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
+		sourceEvents:      choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}},
 		peerReads:         choice{"auto", pagecache.PeerReadsWords()},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},
@@ -74,6 +77,8 @@ func (s *settings) flags() *pflag.FlagSet {
 		"age at which released bytes are in the backing file at the latest")
 	f.Var(&s.directReads, "direct-reads",
 		"how devices are filled from the disk: auto is past the host's page cache where that is possible")
+	f.Var(&s.sourceEvents, "source-events",
+		"which events of the kernel report changes made in SOURCE directly")
 	f.Var(&s.peerReads, "peer-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")

@@ -17,6 +17,7 @@ import (
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -40,9 +41,12 @@ type mountStatus struct {
 	WriteBack bool `json:"write_back"`
 	// Passthrough says that the kernel reads and writes files of SOURCE itself, PassthroughRefused how often it would
 	// not.
-	Passthrough        bool   `json:"passthrough"`
-	PassthroughRefused int64  `json:"passthrough_refused"`
-	PeerReads          string `json:"peer_reads"`
+	Passthrough        bool  `json:"passthrough"`
+	PassthroughRefused int64 `json:"passthrough_refused"`
+	// Events says which events report changes in SOURCE, EventsLost how often the kernel dropped some.
+	Events     string `json:"source_events"`
+	EventsLost int64  `json:"source_events_lost"`
+	PeerReads  string `json:"peer_reads"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -65,6 +69,7 @@ func (s *service) status() statusDocument {
 			Socket:     s.control.Socket(),
 			Devices:    s.plan.gpus.String(),
 			ReadOnly:   s.plan.readOnly,
+			Events:     fs.EventsOff,
 			PeerReads:  s.plan.peerReads.word,
 			Clients:    c.Sessions,
 			Mappings:   c.Mappings,
@@ -78,6 +83,7 @@ func (s *service) status() statusDocument {
 		for i := range document.Files {
 			document.Files[i].Inode = mount.Inode(document.Files[i].ID)
 		}
+		document.Mount.Events, document.Mount.EventsLost = mount.Events(), mount.EventsLost()
 	}
 	return document
 }

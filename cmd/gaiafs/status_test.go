@@ -1,11 +1,14 @@
 package main
 
 import (
+	"encoding/json"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -30,4 +33,27 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	require.EqualValues(t, 3, shown.Losses[0].Pages)
 	require.Equal(t, []pagecache.UserPins{{User: 8, Bytes: 2}}, shown.Devices[0].Users)
 	require.Equal(t, "private/diary", loss.File, "the cache's own is left as it is")
+}
+
+// TestCommandSourceEvents asks for each kind of events, and for none.
+func TestCommandSourceEvents(t *testing.T) {
+	for _, word := range []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff} {
+		t.Run(word, func(t *testing.T) {
+			s := mountForeground(t, "--gpus=none", "--source-events="+word)
+			r := gaiafsCommand(t, "status", "--json", s.mountpoint)
+			require.Equal(t, exitOK, r.code)
+			var document statusDocument
+			require.NoError(t, json.Unmarshal([]byte(r.out), &document))
+			s.signal(t, syscall.SIGTERM)
+			require.Equal(t, exitOK, s.end(t))
+			want := []string{word}
+			if word != fs.EventsOff { // the kernel may have less
+				want = []string{fs.EventsOff, word}
+			}
+			if word == fs.EventsAuto {
+				want = []string{fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}
+			}
+			require.Contains(t, want, document.Mount.Events)
+		})
+	}
 }

@@ -137,12 +137,19 @@ var fsPlants = []plant{
 	{
 		name: "changes in SOURCE are not noticed",
 		file: "fs/witness.go",
-		old:  "\tif w.known && now != w.last {\n",
-		new:  "\tif false && w.known && now != w.last {\n",
+		old:  "if told := w.told.Swap(false); told || w.known && now != w.last {",
+		new:  "if told := w.told.Swap(false); told && !w.known {",
 		nets: []net{
 			{pkg: "fs", run: "TestSourceChangedUnderneathIsSeenAtOpen"},
 			{pkg: "internal/stress", run: "TestSourceChanged"},
 		},
+	},
+	{
+		name: "the mount's own changes are taken for those of others",
+		file: "fs/events.go",
+		old:  "case !ev.own:",
+		new:  "case ev.id != \"\":",
+		nets: []net{{pkg: "fs", run: "TestEventsTellWhoChanged"}, {pkg: "fs", run: "TestForeignChangeDuringOwnChange"}},
 	},
 	{
 		name: "set-id bits work although SOURCE's filesystem forbids them",

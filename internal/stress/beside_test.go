@@ -13,8 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
+
+// everyWitness runs a test in each write mode, with each kind of events of SOURCE.
+func everyWitness(t *testing.T, test func(t *testing.T, o testmount.Options)) {
+	t.Helper()
+	for _, events := range []string{fs.EventsFanotify, fs.EventsInotify, fs.EventsOff} {
+		t.Run(events, func(t *testing.T) {
+			bothModes(t, func(t *testing.T, o testmount.Options) {
+				o.Events = events
+				test(t, o)
+			})
+		})
+	}
+}
 
 // beside is a file in SOURCE, with what is done to it there.
 type beside struct {
@@ -60,7 +74,8 @@ func (b beside) put(f *os.File, off int64, p string) {
 	require.NoError(b.t, f.Sync())
 }
 
-// sees fails unless the bytes at off are p for a new reader on the mount, in SOURCE and, after an acquire, on the device.
+// sees fails unless the bytes at off are p for a new reader on the mount, in SOURCE and, after an acquire, on the
+// device.
 func (b beside) sees(g *gaiafs.Mapping, off int64, p string) {
 	b.t.Helper()
 	got := make([]byte, len(p))
@@ -78,9 +93,10 @@ func (b beside) sees(g *gaiafs.Mapping, off int64, p string) {
 	require.Equal(b.t, p, string(load(b.t, g)[off:][:len(p)]), "on the device")
 }
 
-// TestMetadataIsNotData changes attributes in SOURCE while a device has stored into a page that a CPU program wrote and synced.
+// TestMetadataIsNotData changes attributes in SOURCE while a device has stored into a page that a CPU program wrote and
+// synced.
 func TestMetadataIsNotData(t *testing.T) {
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		m := testmount.Start(t, o)
 		for name, change := range map[string]func(b beside) error{
 			"chmod":  func(b beside) error { return os.Chmod(b.source(), 0o640) },
@@ -126,7 +142,7 @@ func TestMetadataIsNotData(t *testing.T) {
 // TestOwnChangesHideNothing changes a page in SOURCE, and then something else through the mount before anybody looks.
 func TestOwnChangesHideNothing(t *testing.T) {
 	const size = 4 * 4096
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		m := testmount.Start(t, o)
 		for name, change := range map[string]func(b beside, f *os.File, g *gaiafs.Mapping){
 			"write": func(b beside, f *os.File, _ *gaiafs.Mapping) { b.put(f, 0, "other page") },
@@ -166,11 +182,11 @@ func TestOwnChangesHideNothing(t *testing.T) {
 	})
 }
 
-// TestChangesInSource makes every kind of change to the bytes of a file in SOURCE, hides it where that is possible, and has the
-// mount change another page before anybody looks.
+// TestChangesInSource makes every kind of change to the bytes of a file in SOURCE, hides it where that is possible, and
+// has the mount change another page before anybody looks.
 func TestChangesInSource(t *testing.T) {
 	const size, at = 6 * 4096, 3*4096 + 100
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		m := testmount.Start(t, o)
 		for name, change := range map[string]func(b beside, path string){
 			"write":       func(b beside, _ string) { b.write(at, "beside") },
@@ -240,11 +256,11 @@ func TestChangesInSource(t *testing.T) {
 	})
 }
 
-// TestLazyStoresSurviveAChangeInSource: a program stores into a lazy mapping, somebody changes another page in SOURCE, and a third
-// one opens the file.
+// TestLazyStoresSurviveAChangeInSource: a program stores into a lazy mapping, somebody changes another page in SOURCE,
+// and a third one opens the file.
 func TestLazyStoresSurviveAChangeInSource(t *testing.T) {
 	const size = 4 * 4096
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		m := testmount.Start(t, o)
 		for _, kept := range []bool{false, true} { // without and with a base that is a copy
 			b := newBeside(t, m, fmt.Sprint("lazy", kept), pattern(size, 7))
@@ -280,7 +296,7 @@ func TestLazyStoresSurviveAChangeInSource(t *testing.T) {
 
 // TestAppendedInSource appends in SOURCE while the kernel has the page of the end, and looks at it in every way.
 func TestAppendedInSource(t *testing.T) {
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		if o.WriteBack {
 			t.Skip("the kernel keeps its own size, see docs/consistency.md")
 		}
@@ -345,7 +361,7 @@ func TestAppendedInSource(t *testing.T) {
 
 // TestFollowedInSource follows a file as `tail -f` does, while it is appended to in SOURCE.
 func TestFollowedInSource(t *testing.T) {
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		if o.WriteBack {
 			t.Skip("the kernel keeps its own size, see docs/consistency.md")
 		}

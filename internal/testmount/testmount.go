@@ -66,6 +66,8 @@ type Options struct {
 	Mountpoint string
 	// WithoutCure leaves out the cure for stale readers of package fs, for a test that shows what it is for.
 	WithoutCure bool
+	// Events is that of fs.Options.
+	Events string
 	// Limit is the daemon's limit of descriptors; 0 leaves it.
 	Limit uint64
 	// Env is added to the daemon's environment.
@@ -248,6 +250,7 @@ func serve(j job) error {
 		AllowOther: j.AllowOther,
 		ReadOnly:   j.ReadOnly,
 		WriteBack:  j.WriteBack,
+		Events:     j.Events,
 		Log:        log,
 	}
 	if j.WithoutCure {
