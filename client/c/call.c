@@ -127,24 +127,6 @@ static void remove_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	*p = r->next;
 }
 
-/* pump_locked sends what may go out. A request is small, and as many as a daemon takes at once fit into a socket's buffer: where
- * one does not, it goes out after the next reply. */
-static void pump_locked(struct gaiafs_conn *c)
-{
-	for (struct gaiafs_request *r = c->calls; r != NULL && c->running < c->welcome.max_requests; r = r->next) {
-		if (r->state != UNSENT)
-			continue;
-		int err = gaiafs_say(c->fd, r->type, r->id, r->body, r->body_len);
-		if (err == EAGAIN && c->running > 0)
-			return;
-		/* Whatever else fails here, the thread that reads finds out, with the daemon's last words if there are any. */
-		if (err != 0)
-			(void)shutdown(c->fd, SHUT_WR);
-		r->state = SENT;
-		c->running++;
-	}
-}
-
 /* complete_locked ends a call whose reply is complete. One that nobody waits for, and that got a mapping, ends that. */
 static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
@@ -154,7 +136,7 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	if (!r->abandoned) {
 		r->state = DONE;
 		futex_wake_locked(&r->wake);
-	} else if (r->type == GAIAFS_MAP && r->mapped && c->lost.errnum == 0) {
+	} else if ((r->type == GAIAFS_MAP || r->type == GAIAFS_MAPVIEW) && r->mapped && c->lost.errnum == 0) {
 		r->type = GAIAFS_UNMAP;
 		r->state = UNSENT;
 		r->id = ++c->last_id;
@@ -163,6 +145,30 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	} else {
 		c->abandoned--;
 		free(r);
+	}
+}
+
+/* pump_locked sends what may go out. Requests are small, and mostly as many as a daemon takes at once fit into a socket's
+ * buffer. One that does not fit goes out after the next reply. */
+static void pump_locked(struct gaiafs_conn *c)
+{
+	for (struct gaiafs_request *r = c->calls, *next; r != NULL && c->running < c->welcome.max_requests; r = next) {
+		next = r->next;
+		if (r->state != UNSENT)
+			continue;
+		int err = gaiafs_say_rest(c->fd, r->type, r->id, r->body, r->body_len, r->rest);
+		if (err == EAGAIN && c->running > 0)
+			return;
+		if (err == ETOOMANYREFS) {
+			(void)gaiafs_failed(&r->fail, err, "this user has too many descriptors on their way in sockets");
+			complete_locked(c, r);
+			continue;
+		}
+		/* Whatever else fails here, the thread that reads finds out, with the daemon's last words if there are any. */
+		if (err != 0)
+			(void)shutdown(c->fd, SHUT_WR);
+		r->state = SENT;
+		c->running++;
 	}
 }
 
@@ -348,6 +354,7 @@ static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	*ghost = *r;
 	ghost->abandoned = true;
 	ghost->parcels = NULL;
+	ghost->rest = NULL;
 	ghost->waiting = false;
 	remove_locked(c, r);
 	ghost->next = c->calls;

@@ -80,11 +80,34 @@ int gaiafs_prepare_fork(void)
 
 int gaiafs_say(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n)
 {
-	uint8_t frame[GAIAFS_HEADER + GAIAFS_MAX_BODY];
+	return gaiafs_say_rest(fd, type, id, body, n, NULL);
+}
 
-	gaiafs_put_header(frame, type, id, n);
+int gaiafs_say_rest(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n, const struct gaiafs_rest *rest)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	uint8_t frame[GAIAFS_HEADER + GAIAFS_MAX_BODY];
+	struct iovec parts[2] = { { .iov_base = frame, .iov_len = GAIAFS_HEADER + n } };
+	struct msghdr msg = { .msg_iov = parts, .msg_iovlen = 1 };
+	bool large = rest != NULL && rest->memfd >= 0;
+
+	if (large) {
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = sizeof control.bytes;
+		struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &rest->memfd, sizeof(int));
+	} else if (rest != NULL) {
+		parts[msg.msg_iovlen++] = (struct iovec){ .iov_base = rest->bytes, .iov_len = rest->n };
+	}
+	gaiafs_put_header(frame, type, large ? GAIAFS_LARGE : 0, id, n + parts[1].iov_len);
 	memcpy(frame + GAIAFS_HEADER, body, n);
-	return send(fd, frame, GAIAFS_HEADER + n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? errno : 0;
+	return sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? errno : 0;
 }
 
 static int gone(struct gaiafs_fail *f, const char *why)
@@ -330,6 +353,11 @@ unsigned gaiafs_conn_version(const struct gaiafs_conn *c)
 	return c->welcome.version;
 }
 
+uint64_t gaiafs_conn_features(const struct gaiafs_conn *c)
+{
+	return c->welcome.offered & GAIAFS_USED_FEATURES;
+}
+
 /* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who fork. */
 void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 {
@@ -381,6 +409,30 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	return c;
 }
 
+/* choose tells the daemon which of its features this library uses, before anybody else uses c. It returns an errno. */
+static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
+{
+	uint8_t body[GAIAFS_MAX_BODY];
+	int fds[GAIAFS_MAX_EXTENTS];
+	struct gaiafs_frame frame;
+	int err;
+
+	if (gaiafs_conn_features(c) == 0)
+		return 0;
+	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, gaiafs_put_features(body, gaiafs_conn_features(c)));
+	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those its last words can still be read */
+		return gone(f, strerror(err));
+	while ((err = gaiafs_hear(c->fd, c->record, PATIENCE * 1000, &frame, fds, f)) == EINTR)
+		continue;
+	if (err != 0)
+		return err;
+	err = frame.header.type == GAIAFS_ERROR ? gaiafs_read_fail(&frame, f) : gaiafs_take_result(&frame, f);
+	for (size_t i = 0; i < frame.nfds; i++)
+		close(frame.fds[i]);
+	pthread_mutex_unlock(&gaiafs_fd_lock);
+	return err;
+}
+
 struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail *f)
 {
 	struct gaiafs_conn *c;
@@ -408,7 +460,7 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 
-	if (gaiafs_greet(c->fd, c->socket, c->record, &c->welcome, f) != 0) {
+	if (gaiafs_greet(c->fd, c->socket, c->record, &c->welcome, f) != 0 || choose(c, f) != 0) {
 		gaiafs_lose(c, f);
 		gaiafs_conn_unref(c);
 		return NULL;

@@ -61,7 +61,7 @@ int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t 
 	    m->kind->settle(m, stream, f) != 0)
 		return f->errnum;
 	if (what == GAIA_DO_ACQUIRE) {
-		if (gaiafs_flush_kernel(m->fd, m->off + at, len, &launder, f) != 0)
+		if (gaiafs_flush(m, at, len, &launder, f) != 0)
 			return f->errnum;
 		argument = launder ? GAIAFS_ACQUIRE_LAUNDER : 0;
 	} else if (what == GAIA_DO_RELEASE) {

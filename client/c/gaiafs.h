@@ -12,7 +12,7 @@
  *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
  * until the daemon has answered, but for those whose names end with _async, or until a signal whose handler does not restart
- * calls interrupts them: EINTR. On failure they return -1 (gaia_map and gaia_mmap: MAP_FAILED) and set errno, and gaia_error
+ * calls interrupts them: EINTR. On failure they return -1 (those that map: MAP_FAILED) and set errno, and gaia_error
  * says more. The manual is gaia_mmap(3).
  */
 #ifndef GAIAFS_H
@@ -116,6 +116,53 @@ GAIA_API int gaia_info(const void *addr, struct gaia_info *info, size_t size);
  * MAP_FIXED_NOREPLACE (both not for GPUs) and GAIA_LAZY as options. fd may be closed afterwards.
  */
 GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev);
+
+/*
+ * A view is device memory that is only read, with chosen bytes of one file, or of several, in a layout of its own:
+ * kernels get each piece at an aligned address. All processes that ask for the same segments of the same files on the
+ * same device share it. It stays coherent: after gaia_macquire it shows what was released or written before, and only
+ * what changed is copied again. The manual is gaia_mview(3).
+ */
+
+/* A segment is count rows of length bytes of a file, the first at offset, each stride bytes after the one before. */
+struct gaia_segment {
+	uint64_t offset; /* in the file */
+	uint64_t length; /* of a row, at least 1 */
+	uint64_t stride; /* at least length; not looked at where there is one row */
+	uint64_t count;  /* of rows; 0 means 1 */
+};
+
+/*
+ * gaia_view_layout finds out where a view has its segments: segment i begins offsets[i] bytes from its start, a
+ * multiple of align, and its rows are packed. *size is that of the view. offsets and size may be NULL. align is a power
+ * of two up to 2 MiB, 0 means 256. EINVAL, or EOVERFLOW past the largest file: gaia_error names the segment.
+ */
+GAIA_API int gaia_view_layout(const struct gaia_segment *segments, size_t n, size_t align, uint64_t *offsets, uint64_t *size);
+
+/*
+ * gaia_mview makes a view of n segments of an open file on device dev, and returns its address, a multiple of align.
+ * The calls that follow take it as they take a mapping that is only read; their offsets, and the length for
+ * gaia_munmap, are the view's. Padding, and what lies past the end of the file, is zeros.
+ */
+GAIA_API void *gaia_mview(int fd, const struct gaia_segment *segments, size_t n, size_t align, int dev);
+
+/* What gaia_map_view makes a view of, and how. Later versions may have more fields at the end, where 0 means what there
+ * was before. */
+struct gaia_view_args {
+	const struct gaia_segment *segments;
+	uint64_t count;        /* of segments */
+	const int *fds;        /* open files of one gaiafs mount; they may be closed afterwards */
+	uint64_t fd_count;     /* at most 1024 */
+	const uint32_t *files; /* of each segment, which of fds it is of; NULL: all of the first */
+	uint64_t align;        /* as in gaia_view_layout */
+	void *address;         /* as in gaia_map_args, as are the next three */
+	uint64_t flags;
+	int device;
+	int kind;
+};
+
+/* gaia_map_view makes a view of several files. size is sizeof *args, as in gaia_map. */
+GAIA_API void *gaia_map_view(const struct gaia_view_args *args, size_t size);
 
 /*
  * gaia_macquire brings the len bytes at addr up to date: it sees every release, and every write of a CPU program, that

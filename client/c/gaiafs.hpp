@@ -8,6 +8,8 @@
  *	cudaDeviceSynchronize();
  *	out.release();                                         // now everyone sees it
  *
+ * A gaiafs::view has chosen bytes of files, each piece at an aligned address.
+ *
  * Positions and counts are elements of T. A range is from an element on, so many elements; without a count, to the end.
  */
 #ifndef GAIAFS_HPP
@@ -23,6 +25,7 @@
 #include <system_error>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -187,14 +190,23 @@ public:
 		return guard<T>(*this, stream, from, count);
 	}
 
-private:
-	friend class guard<T>;
+protected:
+	/* Takes memory that is mapped. The mapping is empty. */
+	void adopt(void *p, std::size_t count, int device) noexcept
+	{
+		data_ = static_cast<T *>(p);
+		size_ = count;
+		device_ = device;
+	}
 
 	static void check(int result)
 	{
 		if (result != 0)
 			throw failure();
 	}
+
+private:
+	friend class guard<T>;
 
 	void map(int fd, int device, const window &w)
 	{
@@ -228,9 +240,7 @@ private:
 		p = gaia_map(&a, sizeof a);
 		if (p == MAP_FAILED)
 			throw failure();
-		data_ = static_cast<T *>(p);
-		size_ = count;
-		device_ = device;
+		adopt(p, count, device);
 	}
 
 	void *bytes(std::size_t from) const noexcept { return const_cast<value_type *>(data_ + from); }
@@ -354,6 +364,125 @@ private:
 	std::size_t size_ = 0;
 	int device_;
 	std::optional<gaia_stream_t> stream_; /* none: at once */
+};
+
+/* Rows of a file's bytes, the first at offset, each stride bytes after the one before. file counts from 0. */
+struct segment {
+	std::uint64_t offset = 0, length = 0; /* length is that of a row */
+	std::uint64_t stride = 0, count = 1;  /* there need not be a stride where there is one row */
+	std::uint32_t file = 0;
+};
+
+/* How a view is laid out, and mapped. */
+struct layout {
+	std::size_t align = 256; /* a power of two up to 2 MiB */
+	bool lazy = false;       /* as in window, as are the next three */
+	void *hint = nullptr;
+	bool peers = false;
+	int kind = GAIA_KIND_ANY;
+};
+
+/*
+ * Chosen bytes of one file, or of several, in memory that is only read. Each segment begins at an aligned address, with
+ * its rows packed. It is a mapping of bytes: data and size, acquire, hold, close and the others work for the view as a
+ * whole, with positions in it; there is nothing that a release could release.
+ *
+ *	gaiafs::view weights("/mnt/data/model", {{ 140, 4096 }, { 8192 + 7, 512, 1024, 16 }});
+ *	kernel<<<blocks, threads>>>(weights.at<float>(0), weights.at<float>(1));
+ */
+class view : public mapping<const std::byte> {
+public:
+	view() noexcept = default;
+
+	/* Of a file by its path, which is opened only meanwhile, or of open descriptors, which may be closed
+	 * afterwards. */
+	view(const std::string &path, const std::vector<segment> &segments, int device = 0, const layout &l = {})
+	{
+		int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+
+		if (fd < 0)
+			throw std::system_error(errno, std::generic_category(), path);
+		try {
+			map(&fd, 1, segments, device, l);
+		} catch (...) {
+			::close(fd);
+			throw;
+		}
+		::close(fd);
+	}
+
+	view(const char *path, const std::vector<segment> &segments, int device = 0, const layout &l = {})
+	    : view(std::string(path), segments, device, l)
+	{
+	}
+
+	view(int fd, const std::vector<segment> &segments, int device = 0, const layout &l = {})
+	{
+		map(&fd, 1, segments, device, l);
+	}
+
+	view(const std::vector<int> &fds, const std::vector<segment> &segments, int device = 0, const layout &l = {})
+	{
+		map(fds.data(), fds.size(), segments, device, l);
+	}
+
+	/* Where segment i begins in the view, and how many bytes it has there. */
+	std::uint64_t offset(std::size_t i) const { return places_.at(i).offset; }
+	std::uint64_t length(std::size_t i) const { return places_.at(i).length; }
+
+	/* at returns segment i as elements of T, as data does the whole; null once the view is closed. */
+	template <typename T> const T *at(std::size_t i) const
+	{
+		static_assert(std::is_trivially_copyable_v<T>, "a file has bytes, so an element is what can be copied as bytes");
+		std::uint64_t from = offset(i);
+
+		return data() == nullptr ? nullptr : reinterpret_cast<const T *>(data() + from);
+	}
+
+	/* acquire_segment is acquire for segment i alone. */
+	void acquire_segment(std::size_t i) const { acquire(offset(i), length(i)); }
+
+private:
+	struct place {
+		std::uint64_t offset, length;
+	};
+
+	void map(const int *fds, std::size_t n, const std::vector<segment> &segments, int device, const layout &l)
+	{
+		std::vector<gaia_segment> plain;
+		std::vector<std::uint32_t> files;
+		std::vector<std::uint64_t> offsets(segments.size());
+		std::uint64_t size = 0;
+
+		plain.reserve(segments.size());
+		files.reserve(segments.size());
+		places_.reserve(segments.size());
+		for (const segment &s : segments) {
+			plain.push_back({ s.offset, s.length, s.stride, s.count });
+			files.push_back(s.file);
+		}
+		check(gaia_view_layout(plain.data(), plain.size(), l.align, offsets.data(), &size));
+		for (std::size_t i = 0; i < plain.size(); i++)
+			places_.push_back({ offsets[i], plain[i].length * (plain[i].count == 0 ? 1 : plain[i].count) });
+
+		gaia_view_args a{};
+		a.segments = plain.data();
+		a.count = plain.size();
+		a.fds = fds;
+		a.fd_count = n;
+		a.files = files.data();
+		a.align = l.align;
+		a.address = l.hint;
+		a.flags = MAP_SHARED | (l.lazy ? GAIA_MAP_LAZY : 0) | (l.peers ? GAIA_MAP_PEERS : 0);
+		a.device = device;
+		a.kind = l.kind;
+		void *p = gaia_map_view(&a, sizeof a);
+		if (p == MAP_FAILED)
+			throw failure();
+		adopt(p, static_cast<std::size_t>(size), device);
+	}
+
+	std::vector<place> places_;
 };
 
 } // namespace gaiafs

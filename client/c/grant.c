@@ -26,6 +26,13 @@ static int ioctl_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 
 int (*gaiafs_request_grant)(int, struct gaiafs_grant *, struct gaiafs_fail *) = ioctl_grant;
 
+int gaiafs_grant_file(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
+{
+	int err = gaiafs_request_grant(fd, g, f);
+
+	return err == 0 && g->status ? gaiafs_failed(f, EINVAL, "the descriptor is of a directory") : err;
+}
+
 bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor)
 {
 	unsigned got[2] = { 0, 0 };

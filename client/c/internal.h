@@ -48,6 +48,14 @@ struct gaiafs_frame {
 	bool truncated; /* there were more descriptors than this process may have */
 };
 
+/* The rest of a body that is longer than GAIAFS_MAX_BODY: bytes behind it, or the whole in a memfd, whose size the body
+ * says. */
+struct gaiafs_rest {
+	uint8_t *bytes;
+	size_t n;
+	int memfd; /* -1: none */
+};
+
 struct gaiafs_parcel;
 
 /* A call in progress. */
@@ -58,6 +66,7 @@ struct gaiafs_request {
 	/* take is called by the thread that made the request, under no lock, and may take its time. Otherwise the thread that
 	 * happens to read calls it, under the connection's lock. */
 	bool own;
+	const struct gaiafs_rest *rest; /* of the body; the caller's while the call runs. NULL: none */
 	struct gaiafs_fail fail; /* errnum 0: all well */
 
 	/* call.c's, guarded by the connection's lock while the call runs. */
@@ -87,6 +96,8 @@ void gaiafs_conn_unref(struct gaiafs_conn *c);
 uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c);
 /* gaiafs_conn_version returns the version of the protocol that it speaks. */
 unsigned gaiafs_conn_version(const struct gaiafs_conn *c);
+/* gaiafs_conn_features returns the features that were chosen. */
+uint64_t gaiafs_conn_features(const struct gaiafs_conn *c);
 /* gaiafs_conn_serve makes the connection's service connection, in the background, once. The process can do without. */
 void gaiafs_conn_serve(struct gaiafs_conn *c);
 /*
@@ -225,12 +236,25 @@ void gaiafs_start_flush(int fd, uint64_t off, uint64_t n);
 /* gaiafs_release_at_least compares a kernel release such as "6.1.0-13-amd64" with a version. */
 bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor);
 
-/* A mapping. */
+/* What only the mapping of a view has. */
+struct gaiafs_view {
+	const struct gaia_view_args *args; /* as asked for, while it is being mapped */
+	uint32_t files;
+	struct gaiafs_view_file {
+		int fd;                      /* a duplicate of the caller's descriptor */
+		uint64_t from, to;           /* what the segments have of the file lies in between; equal: nothing */
+		uint8_t token[GAIAFS_TOKEN]; /* of the last grant */
+	} file[];
+};
+
+/* A mapping: a window on a file, or a view. */
 struct gaiafs_mapping {
 	uint8_t *base;   /* immutable once in the table */
 	uint64_t len;    /* as asked for; immutable */
 	uint64_t size;   /* len in whole pages; immutable */
-	uint64_t off;    /* in the file; immutable */
+	uint64_t off;    /* in the file; of a view 0; immutable */
+	uint64_t align;  /* of its address, a power of two; less than a page means a page; immutable */
+	struct gaiafs_view *view; /* NULL: a window; immutable */
 	bool writable;   /* immutable */
 	int dev;         /* immutable */
 	uint64_t flags;  /* this library's flags, as asked for; immutable */
@@ -312,5 +336,24 @@ void gaiafs_table_cancel(struct gaiafs_mapping *m);
 bool gaiafs_mapping_mine(const struct gaiafs_mapping *m);
 /* gaiafs_mapping_unref gives a reference back; the last one closes the descriptor and leaves the connection. */
 void gaiafs_mapping_unref(struct gaiafs_mapping *m);
+
+/* gaiafs_read_args takes a structure of a program that was built with an older or a newer header: to has room bytes,
+ * and had first when it was made. */
+int gaiafs_read_args(void *to, size_t room, const void *given, size_t size, size_t first, struct gaiafs_fail *f);
+/* gaiafs_check_args and gaiafs_check_file look at what can be known to be wrong before the daemon is asked. */
+int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f);
+int gaiafs_check_file(int fd, int prot, struct gaiafs_fail *f);
+/* gaiafs_map_it asks the daemon for m, a new mapping, and maps it. Whatever comes of it, m is the caller's no more. */
+int gaiafs_map_it(struct gaiafs_mapping *m, const struct gaia_map_args *a, void **base, struct gaiafs_fail *f);
+/* gaiafs_grant_file gets the grant of an open file. */
+int gaiafs_grant_file(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
+
+/* gaiafs_flush is gaiafs_flush_kernel for the bytes from at on of the mapping. */
+int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *launder, struct gaiafs_fail *f);
+/* gaiafs_view_grants gets the grants of a view's files. *g is that of the first. */
+int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gaiafs_fail *f);
+/* gaiafs_view_call asks for a view on a device. */
+int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], uint32_t flags, struct gaiafs_request *r);
+void gaiafs_view_free(struct gaiafs_view *v);
 
 #endif

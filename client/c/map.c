@@ -23,7 +23,8 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	const struct gaiafs_kind *kind;
 	struct gaiafs_mapped reply;
 
-	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &reply))
+	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &reply) ||
+	    (r->m->view != NULL && reply.size != (int64_t)r->m->len))
 		return gaiafs_failed(f, EPROTO, "the daemon's answer to MAP is malformed");
 	r->known = true;
 	r->m->id = reply.mapping;
@@ -96,12 +97,13 @@ static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *f
 }
 
 /* ask_for sends MAP for m and has its extents mapped. */
-static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, uint32_t map_flags, struct map_request *r,
+static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], uint32_t map_flags, struct map_request *r,
 		   struct gaiafs_fail *f)
 {
 	static const uint8_t none[GAIAFS_UUID];
 	uint32_t prot = m->writable ? GAIAFS_READ | GAIAFS_WRITE : GAIAFS_READ;
 	uint8_t body[GAIAFS_MAX_BODY];
+	const uint8_t *uuid;
 	size_t n;
 
 	if (r->args->kind != GAIA_KIND_ANY && (gaiafs_conn_kinds(m->conn) & (1u << (r->args->kind - 1))) == 0)
@@ -112,9 +114,15 @@ static int ask_for(struct gaiafs_mapping *m, const struct gaiafs_grant *grant, u
 			return f->errnum;
 		m->kind = &gaiafs_cuda_kind;
 	}
-	n = gaiafs_put_map(body, grant->token, (uint32_t)m->dev, m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none, prot,
-			   map_flags, gaiafs_conn_version(m->conn) >= 2 ? (uint32_t)r->args->kind : 0, m->off, m->len);
-	if (gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request) != 0) {
+	uuid = m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none;
+	if (m->view == NULL) {
+		n = gaiafs_put_map(body, token, (uint32_t)m->dev, uuid, prot, map_flags,
+				   gaiafs_conn_version(m->conn) >= 2 ? (uint32_t)r->args->kind : 0, m->off, m->len);
+		(void)gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request);
+	} else {
+		(void)gaiafs_view_call(m, uuid, map_flags, &r->request);
+	}
+	if (r->request.fail.errnum != 0) {
 		*f = r->request.fail;
 		return f->errnum;
 	}
@@ -135,19 +143,17 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	bool launder = false;
 	int err;
 
-	if (!lazy && gaiafs_flush_kernel(m->fd, m->off, m->len, &launder, f) != 0)
+	if (!lazy && gaiafs_flush(m, 0, m->len, &launder, f) != 0)
 		return f->errnum;
 	if (launder)
 		map_flags |= GAIAFS_MAP_LAUNDER;
-	err = gaiafs_request_grant(m->fd, &grant, f);
+	err = m->view == NULL ? gaiafs_grant_file(m->fd, &grant, f) : gaiafs_view_grants(m->view, &grant, f);
 	if (err != 0)
 		return err;
-	if (grant.status)
-		return gaiafs_failed(f, EINVAL, "the descriptor is of a directory");
 	m->conn = gaiafs_conn_open(grant.socket, f);
 	if (m->conn == NULL)
 		return f->errnum;
-	err = ask_for(m, &grant, map_flags, &r, f);
+	err = ask_for(m, grant.token, map_flags, &r, f);
 	if (err == 0) {
 		/* A process that uses CUDA has threads anyhow. */
 		if ((args->flags & GAIA_MAP_NO_THREAD) == 0 || m->cuda != NULL)
@@ -170,7 +176,7 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 /* The flags that are this library's. */
 #define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD)
 
-static int check_arguments(const struct gaia_map_args *a, struct gaiafs_fail *f)
+int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 {
 	const uint64_t fixed = MAP_FIXED | MAP_FIXED_NOREPLACE, known = MAP_SHARED | fixed | OURS;
 
@@ -196,7 +202,7 @@ static int check_arguments(const struct gaia_map_args *a, struct gaiafs_fail *f)
 	return 0;
 }
 
-static int check_file(int fd, int prot, struct gaiafs_fail *f)
+int gaiafs_check_file(int fd, int prot, struct gaiafs_fail *f)
 {
 	struct stat st;
 	int mode = fcntl(fd, F_GETFL);
@@ -217,18 +223,23 @@ static int check_file(int fd, int prot, struct gaiafs_fail *f)
 static int make_mapping(void **base, const struct gaia_map_args *a, struct gaiafs_fail *f)
 {
 	struct gaiafs_mapping *m;
-	int err = check_arguments(a, f);
+	int err = gaiafs_check_args(a, f);
 
 	if (err == 0)
-		err = check_file(a->fd, a->prot, f);
+		err = gaiafs_check_file(a->fd, a->prot, f);
 	if (err != 0)
 		return err;
 	err = gaiafs_prepare_fork();
 	if (err != 0)
 		return gaiafs_failed(f, err, "pthread_atfork: %s", strerror(err));
 	m = gaiafs_mapping_new(a->fd, f);
-	if (m == NULL)
-		return f->errnum;
+	return m == NULL ? f->errnum : gaiafs_map_it(m, a, base, f);
+}
+
+int gaiafs_map_it(struct gaiafs_mapping *m, const struct gaia_map_args *a, void **base, struct gaiafs_fail *f)
+{
+	int err;
+
 	m->len = a->length;
 	m->size = gaiafs_whole_pages(a->length);
 	m->off = a->offset;
@@ -248,21 +259,17 @@ static int make_mapping(void **base, const struct gaia_map_args *a, struct gaiaf
 	return 0;
 }
 
-/* The size of struct gaia_map_args when it was made. */
-enum { FIRST_SIZE = offsetof(struct gaia_map_args, kind) + sizeof(int) };
-
-/* read_args takes the arguments of a program that was built with an older or a newer header. */
-static int read_args(struct gaia_map_args *a, const struct gaia_map_args *given, size_t size, struct gaiafs_fail *f)
+int gaiafs_read_args(void *to, size_t room, const void *given, size_t size, size_t first, struct gaiafs_fail *f)
 {
-	if (given == NULL || size < FIRST_SIZE)
-		return gaiafs_failed(f, EINVAL, "the arguments have %zu bytes, and at least %d are needed", given == NULL ? 0 : size,
-				     (int)FIRST_SIZE);
-	for (size_t i = sizeof *a; i < size; i++)
+	if (given == NULL || size < first)
+		return gaiafs_failed(f, EINVAL, "the arguments have %zu bytes, and at least %zu are needed", given == NULL ? 0 : size,
+				     first);
+	for (size_t i = room; i < size; i++)
 		if (((const uint8_t *)given)[i] != 0)
 			return gaiafs_failed(f, E2BIG, "the arguments say something at byte %zu that this library, version %d, does not "
 					     "know", i, GAIA_VERSION);
-	memset(a, 0, sizeof *a);
-	memcpy(a, given, size < sizeof *a ? size : sizeof *a);
+	memset(to, 0, room);
+	memcpy(to, given, size < room ? size : room);
 	return 0;
 }
 
@@ -274,7 +281,7 @@ void *gaia_map(const struct gaia_map_args *args, size_t size)
 	int state, err;
 
 	gaiafs_enter(&state);
-	err = read_args(&a, args, size, &f);
+	err = gaiafs_read_args(&a, sizeof a, args, size, offsetof(struct gaia_map_args, kind) + sizeof(int), &f);
 	if (err == 0)
 		err = make_mapping(&base, &a, &f);
 	(void)gaiafs_leave(state, err, &f);

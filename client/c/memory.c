@@ -11,13 +11,37 @@
 
 /* Emulated devices: an extent is a memfd, or a read-only descriptor of one. */
 
-static int host_reserve(void *addr, size_t n, int flags, void **base)
+static void *take_addresses(void *addr, size_t n, int fixed)
 {
-	int fixed = flags & (MAP_FIXED | MAP_FIXED_NOREPLACE);
-	void *p = mmap(addr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
+	return mmap(addr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
+}
+
+/* reserve_aligned takes more than n bytes of address space, and gives back what is not needed. */
+static int reserve_aligned(size_t n, size_t align, void **base)
+{
+	uint8_t *p = take_addresses(NULL, n + align, 0), *begin;
 
 	if (p == MAP_FAILED)
 		return errno;
+	begin = p + (align - (uintptr_t)p % align) % align;
+	if (begin > p)
+		munmap(p, (size_t)(begin - p));
+	munmap(begin + n, align - (size_t)(begin - p));
+	*base = begin;
+	return 0;
+}
+
+static int host_reserve(void *addr, size_t n, size_t align, int flags, void **base)
+{
+	int fixed = flags & (MAP_FIXED | MAP_FIXED_NOREPLACE);
+	void *p = take_addresses(addr, n, fixed);
+
+	if (p == MAP_FAILED)
+		return errno;
+	if (align > GAIAFS_PAGE && (uintptr_t)p % align != 0) { /* no fixed one, which was checked */
+		munmap(p, n);
+		return reserve_aligned(n, align, base);
+	}
 	if ((flags & MAP_FIXED_NOREPLACE) && p != addr) { /* kernels before 4.17 take it for a hint */
 		munmap(p, n);
 		return EEXIST;
@@ -38,7 +62,7 @@ static int host_begin(struct gaiafs_mapping *m, void *addr, int flags, struct ga
 	if (err == 0 && (flags & MAP_FIXED) && gaiafs_table_overlaps_locked(addr, m->size))
 		err = EEXIST;
 	if (err == 0)
-		err = host_reserve(addr, (size_t)m->size, flags, &base);
+		err = host_reserve(addr, (size_t)m->size, (size_t)m->align, flags, &base);
 	if (err == 0) {
 		m->base = base;
 		gaiafs_table_add_locked(m);

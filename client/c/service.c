@@ -80,14 +80,12 @@ static void *serve(void *argument)
 {
 	struct start *given = argument;
 	struct gaiafs_conn *c = given->conn;
-	uint8_t *record = given->record, body[GAIAFS_MAX_BODY];
+	uint8_t *record = given->record;
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_welcome w;
 	bool attached = false;
-	int fd = -1;
+	int fd = open_socket(c);
 
-	if (gaiafs_simple(c, GAIAFS_FEATURES, body, gaiafs_put_features(body, GAIAFS_FEATURE_SERVICE), &f) == 0)
-		fd = open_socket(c);
 	if (fd >= 0 && gaiafs_greet(fd, c->socket, record, &w, &f) == 0 &&
 	    gaiafs_say(fd, GAIAFS_ATTACH, 1, c->welcome.key, GAIAFS_KEY) == 0)
 		while (hear(c, fd, record, &attached))

@@ -212,6 +212,7 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 		gaiafs_conn_unref(conn);
 	if (m->fd >= 0)
 		close(m->fd);
+	gaiafs_view_free(m->view);
 	gaiafs_cuda_free(m->cuda);
 	free(m);
 }

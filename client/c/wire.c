@@ -36,11 +36,11 @@ static uint64_t get64(const uint8_t *b)
 	return get32(b) | (uint64_t)get32(b + 4) << 32;
 }
 
-void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body)
+void gaiafs_put_header(uint8_t *b, uint16_t type, uint16_t flags, uint64_t id, size_t body)
 {
 	put32(b, (uint32_t)(GAIAFS_HEADER + body));
 	put16(b + 4, type);
-	put16(b + 6, 0);
+	put16(b + 6, flags);
 	put64(b + 8, id);
 }
 
@@ -80,6 +80,37 @@ size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping)
 {
 	put64(b, mapping);
 	return 8;
+}
+
+size_t gaiafs_put_large(uint8_t *b, uint64_t size)
+{
+	put64(b, size);
+	return 8;
+}
+
+size_t gaiafs_put_view(uint8_t *b, uint32_t device, uint32_t kind, const uint8_t uuid[GAIAFS_UUID], uint32_t flags,
+		       uint32_t files, uint64_t align, uint32_t segments)
+{
+	put32(b, device);
+	put32(b + 4, kind);
+	memcpy(b + 8, uuid, GAIAFS_UUID);
+	put32(b + 24, flags);
+	put32(b + 28, files);
+	put64(b + 32, align);
+	put32(b + 40, segments);
+	put32(b + 44, GAIAFS_VIEW_SEGMENT);
+	return GAIAFS_VIEW_HEAD;
+}
+
+size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t stride, uint64_t count, uint32_t file)
+{
+	put64(b, off);
+	put64(b + 8, len);
+	put64(b + 16, stride);
+	put64(b + 24, count);
+	put32(b + 32, file);
+	put32(b + 36, 0);
+	return GAIAFS_VIEW_SEGMENT;
 }
 
 size_t gaiafs_put_features(uint8_t *b, uint64_t chosen)

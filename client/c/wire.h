@@ -15,7 +15,8 @@ enum {
 	GAIAFS_MAX_EXTENTS = 128, /* in one EXTENTS frame */
 	GAIAFS_TOKEN = 16,
 	GAIAFS_UUID = 16,
-	GAIAFS_MAX_BODY = 64, /* of a request */
+	GAIAFS_MAX_BODY = 64, /* of a request, but for MAPVIEW */
+	GAIAFS_MAX_REQUEST = 4096, /* the largest frame that a daemon takes */
 	GAIAFS_MAX_TEXT = 1024,
 	GAIAFS_KEY = 16,
 	GAIAFS_MIN_VERSION = 1,
@@ -38,6 +39,7 @@ enum gaiafs_type {
 	GAIAFS_FEATURES = 13,
 	GAIAFS_ATTACH = 14,
 	GAIAFS_ANSWER = 15,
+	GAIAFS_MAPVIEW = 16,
 	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
 	GAIAFS_MOVE = 0x4002,
 	GAIAFS_INVALIDATED = 0x4003,
@@ -50,9 +52,9 @@ enum gaiafs_type {
 	GAIAFS_ERROR = 0x8006,
 };
 
-enum { GAIAFS_MORE = 1 };                             /* in the flags of a header */
+enum { GAIAFS_MORE = 1, GAIAFS_LARGE = 2 };           /* in the flags of a header */
 enum { GAIAFS_READ = 1, GAIAFS_WRITE = 2 };           /* the prot of a MAP */
-enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP */
+enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP and of a MAPVIEW */
 enum { GAIAFS_KIND_EMULATED = 1, GAIAFS_KIND_CUDA = 2 };
 enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
@@ -60,7 +62,9 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 
 /* Bits of what a daemon offers and requires, and those that this library has a use for. */
 #define GAIAFS_FEATURE_SERVICE UINT64_C(1)
-#define GAIAFS_USED_FEATURES GAIAFS_FEATURE_SERVICE
+#define GAIAFS_FEATURE_LARGE UINT64_C(2)
+#define GAIAFS_FEATURE_VIEW UINT64_C(8)
+#define GAIAFS_USED_FEATURES (GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_VIEW)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -122,7 +126,7 @@ struct gaiafs_grant {
 };
 
 /* Encoders of bodies return the number of bytes stored, at most GAIAFS_MAX_BODY. */
-void gaiafs_put_header(uint8_t *b, uint16_t type, uint64_t id, size_t body);
+void gaiafs_put_header(uint8_t *b, uint16_t type, uint16_t flags, uint64_t id, size_t body);
 size_t gaiafs_put_hello(uint8_t *b);
 size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
 		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len);
@@ -130,6 +134,13 @@ size_t gaiafs_put_features(uint8_t *b, uint64_t chosen);
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
+size_t gaiafs_put_large(uint8_t *b, uint64_t size);
+
+/* A MAPVIEW has a head, a token of each file, and its segments. */
+enum { GAIAFS_VIEW_HEAD = 48, GAIAFS_VIEW_SEGMENT = 40 };
+size_t gaiafs_put_view(uint8_t *b, uint32_t device, uint32_t kind, const uint8_t uuid[GAIAFS_UUID], uint32_t flags,
+		       uint32_t files, uint64_t align, uint32_t segments);
+size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t stride, uint64_t count, uint32_t file);
 
 /* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody reads. */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);

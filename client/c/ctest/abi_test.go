@@ -24,6 +24,7 @@ var abi = []string{
 	"gaia_cancel@@GAIAFS_0.1.1", "gaia_context@@GAIAFS_0.1.1", "gaia_copies@@GAIAFS_0.1.1", "gaia_drop@@GAIAFS_0.1.1",
 	"gaia_lend_context@@GAIAFS_0.1.1", "gaia_read@@GAIAFS_0.1.1", "gaia_start@@GAIAFS_0.1.1", "gaia_status@@GAIAFS_0.1.1",
 	"gaia_wait@@GAIAFS_0.1.1", "gaia_write@@GAIAFS_0.1.1",
+	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1",
 }
 
 // requireABI checks a libgaiafs.so: it defines those symbols and no others, and stays where it was loaded.
@@ -51,10 +52,14 @@ func TestHeaderAndBuildAgree(t *testing.T) {
 	require.Regexp(t, `(?m)^GAIAFS_VERSION \?= 0\.1\.1$`, string(build))
 	require.Regexp(t, `(?m)^#define GAIA_VERSION 101$`, string(header))
 	// Whoever adds a function to the header adds its page.
-	page, err := os.ReadFile("../gaia_mmap.3")
-	require.NoError(t, err)
+	var pages []byte
+	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3"} {
+		page, err := os.ReadFile(name)
+		require.NoError(t, err)
+		pages = append(pages, page...)
+	}
 	for _, f := range regexp.MustCompile(`(?m)^GAIA_API [^(]*?(gaia_[a-z_]+)\(`).FindAllStringSubmatch(string(header), -1) {
-		require.Contains(t, string(page), f[1])
+		require.Contains(t, string(pages), f[1])
 		require.Contains(t, strings.Join(abi, " "), f[1]+"@@")
 	}
 }

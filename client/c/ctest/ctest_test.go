@@ -284,7 +284,7 @@ func TestLaterDaemon(t *testing.T) {
 		says    string
 	}{
 		"requires": {map[uint16][]string{1: {"welcome2-longer"}}, "requires features 0x4000000000000000"},
-		"kinds": {map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"}},
+		"kinds": {map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"}, 13: {"result"}},
 			"beside kind 1"},
 	} {
 		socket := filepath.Join(d.dir, name)
@@ -386,7 +386,8 @@ func TestLibraryAsShipped(t *testing.T) {
 
 	requireABI(t, filepath.Join(build, "libgaiafs.so"))
 	for _, name := range []string{"include/gaiafs.h", "include/gaiafs.hpp", "lib/libgaiafs.a", "lib/libgaiafs.so.0",
-		"lib/cmake/gaiafs/gaiafsConfig.cmake", "share/man/man3/gaia_munmap.3", "share/man/man3/gaia_map.3", "share/man/man3/gaia_macquire_async.3"} {
+		"lib/cmake/gaiafs/gaiafsConfig.cmake", "share/man/man3/gaia_munmap.3", "share/man/man3/gaia_map.3", "share/man/man3/gaia_macquire_async.3",
+		"share/man/man3/gaia_mview.3", "share/man/man3/gaia_view_layout.3"} {
 		_, err := os.Stat(filepath.Join(prefix, name))
 		require.NoError(t, err)
 	}
@@ -465,12 +466,12 @@ func TestWrapperAndCMake(t *testing.T) {
 	}
 }
 
-// TestManualPage checks the manual page with the formatters that are installed.
-func TestManualPage(t *testing.T) {
+// TestManualPages checks the manual pages with the formatters that are installed.
+func TestManualPages(t *testing.T) {
 	checked := false
 	for _, c := range [][]string{
-		{"mandoc", "-T", "lint", "-W", "warning", "../gaia_mmap.3"},
-		{"groff", "-man", "-ww", "-z", "-T", "utf8", "../gaia_mmap.3"},
+		{"mandoc", "-T", "lint", "-W", "warning", "../gaia_mmap.3", "../gaia_mview.3"},
+		{"groff", "-man", "-ww", "-z", "-T", "utf8", "../gaia_mmap.3", "../gaia_mview.3"},
 	} {
 		if _, err := exec.LookPath(c[0]); err != nil {
 			continue

@@ -18,6 +18,18 @@ _Static_assert(sizeof(struct gaia_info) == 64 && offsetof(struct gaia_info, addr
 		       offsetof(struct gaia_info, kind) == 48 && offsetof(struct gaia_info, size) == 56,
 	       "struct gaia_info");
 
+_Static_assert(sizeof(struct gaia_segment) == 32 && offsetof(struct gaia_segment, offset) == 0 &&
+		       offsetof(struct gaia_segment, length) == 8 && offsetof(struct gaia_segment, stride) == 16 &&
+		       offsetof(struct gaia_segment, count) == 24,
+	       "struct gaia_segment, which never grows: programs have arrays of it");
+_Static_assert(sizeof(struct gaia_view_args) == 72 && offsetof(struct gaia_view_args, segments) == 0 &&
+		       offsetof(struct gaia_view_args, count) == 8 && offsetof(struct gaia_view_args, fds) == 16 &&
+		       offsetof(struct gaia_view_args, fd_count) == 24 && offsetof(struct gaia_view_args, files) == 32 &&
+		       offsetof(struct gaia_view_args, align) == 40 && offsetof(struct gaia_view_args, address) == 48 &&
+		       offsetof(struct gaia_view_args, flags) == 56 && offsetof(struct gaia_view_args, device) == 64 &&
+		       offsetof(struct gaia_view_args, kind) == 68,
+	       "struct gaia_view_args");
+
 /* Linux has all bits of an int for mmap, so ours are above. */
 _Static_assert(GAIA_MAP_LAZY > UINT32_MAX && GAIA_MAP_PEERS > UINT32_MAX && GAIA_MAP_HOLD > UINT32_MAX &&
 		       GAIA_MAP_NO_THREAD > UINT32_MAX, "the flags of gaia_map");

@@ -27,7 +27,7 @@ static void same(const char *path, const char *name, uint16_t type, uint64_t id,
 	uint8_t want[4096], got[4096];
 	size_t wanted = frame_named(path, name, want);
 
-	gaiafs_put_header(got, type, id, n);
+	gaiafs_put_header(got, type, 0, id, n);
 	memcpy(got + GAIAFS_HEADER, body, n);
 	if (wanted != GAIAFS_HEADER + n || memcmp(want, got, wanted) != 0) {
 		fprintf(stderr, "frame %s is encoded differently\n", name);
@@ -145,6 +145,26 @@ static void wire2(const char *path)
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
+	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES));
+
+	/* MAPVIEW: a head, tokens, segments. */
+	uint8_t uuid[GAIAFS_UUID], view[1024], *end = view;
+	for (unsigned i = 0; i < sizeof uuid; i++)
+		uuid[i] = (uint8_t)(0x10 + i);
+	end += gaiafs_put_view(end, 3, GAIAFS_KIND_EMULATED, no_uuid, GAIAFS_MAP_LAZY, 1, 256, 1);
+	end = (uint8_t *)memcpy(end, token, sizeof token) + sizeof token;
+	end += gaiafs_put_segment(end, 0x5678, 0x1234, 0, 1, 0);
+	same(path, "mapview", GAIAFS_MAPVIEW, 7, view, (size_t)(end - view));
+	end = view + gaiafs_put_view(view, 0, 0, uuid, GAIAFS_MAP_LAUNDER, 2, 4096, 3);
+	end = (uint8_t *)memcpy(end, token, sizeof token) + sizeof token;
+	end = (uint8_t *)memcpy(end, key, sizeof key) + sizeof key;
+	end += gaiafs_put_segment(end, UINT64_C(0x123456789a), 0x1001, 0x2000, 3, 1);
+	end += gaiafs_put_segment(end, 0, 1, 0, 1, 0);
+	end += gaiafs_put_segment(end, 0, 1, 0, 1, 0);
+	same(path, "mapview-files", GAIAFS_MAPVIEW, 8, view, (size_t)(end - view));
+	uint8_t large[64], want[64];
+	gaiafs_put_header(large, GAIAFS_MAPVIEW, GAIAFS_LARGE, 9, gaiafs_put_large(large + GAIAFS_HEADER, 0x1400030));
+	CHECK(frame_named(path, "mapview-large", want) == 24 && memcmp(large, want, 24) == 0);
 
 	body = body_of(path, "welcome2", GAIAFS_WELCOME, 0, 0, &n);
 	CHECK(gaiafs_get_welcome(body, n, &w) && w.version == 2 && w.max_requests == 128 && w.kinds == 3);

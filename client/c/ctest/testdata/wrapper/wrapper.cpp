@@ -39,6 +39,8 @@ static_assert(!std::is_copy_constructible_v<mapping<float>> && !std::is_copy_con
 static_assert(std::is_nothrow_move_constructible_v<guard_of_float> && std::is_nothrow_move_assignable_v<guard_of_float>);
 static_assert(std::is_nothrow_destructible_v<guard_of_float>);
 static_assert(std::is_same_v<decltype(mapping<const int>().data()), const int *>);
+static_assert(std::is_nothrow_move_constructible_v<gaiafs::view> && std::is_nothrow_move_assignable_v<gaiafs::view>);
+static_assert(!std::is_copy_constructible_v<gaiafs::view> && std::is_same_v<decltype(gaiafs::view().at<int>(0)), const int *>);
 
 static std::uint32_t home(int fd, std::size_t i)
 {
