@@ -107,8 +107,11 @@ func (c *conn) connect() error {
 	c.uc = uc
 	r := newReceiver(uc)
 	w, err := greet(uc, r, deadline)
-	if err == nil && w.required != 0 && w.required&^usedFeatures != 0 {
+	if err == nil && w.required&^usedFeatures != 0 {
 		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have", w.required&^usedFeatures)
+	}
+	if err == nil && w.chosen() != 0 {
+		err = choose(uc, r, w.chosen())
 	}
 	if err != nil {
 		return err
@@ -160,6 +163,26 @@ func greet(uc *net.UnixConn, r *receiver, deadline time.Time) (welcome, error) {
 		return welcome{}, failed(syscall.EPROTO, "%v", err)
 	}
 	return w, nil
+}
+
+// choose tells the daemon which of its features this package uses. It is the first request of a connection.
+func choose(uc *net.UnixConn, r *receiver, features uint64) error {
+	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features))); err != nil && !errors.Is(err, syscall.EPIPE) {
+		return gone(err)
+	}
+	h, body, fds, _, err := r.next()
+	if err != nil {
+		return gone(err)
+	}
+	closeAll(fds)
+	switch h.typ {
+	case typeError:
+		return errorOf(body)
+	case typeResult:
+		_, err := resultOf(body)
+		return err
+	}
+	return failed(syscall.EPROTO, "the daemon answered FEATURES with type %#x", uint16(h.typ))
 }
 
 // gone is the error of a connection that ended.
@@ -231,15 +254,80 @@ func (c *conn) doAs(typ frameType, body []byte, take func(header, []byte, []int)
 		begun(id)
 	}
 
-	c.writeMu.Lock()
-	_, err := c.uc.Write(frame(typ, id, body))
-	c.writeMu.Unlock()
-	if err != nil && !errors.Is(err, syscall.EPIPE) {
+	message, memory, err := c.message(typ, id, body)
+	if err == nil {
+		err = c.write(message, memory)
+	}
+	if memory >= 0 {
+		unix.Close(memory)
+	}
+	var local *Error
+	switch {
+	case errors.As(err, &local): // nothing was sent
+		c.mu.Lock()
+		delete(c.calls, id)
+		c.mu.Unlock()
+		return local
+	case err != nil && !errors.Is(err, syscall.EPIPE):
 		c.shut(gone(err))
 	}
 	// After EPIPE the reader ends every call, with the daemon's last word if it left one.
 	<-k.done
 	return k.err
+}
+
+// message returns a request's frame, and a descriptor to send beside it or -1: a body that is too long for a frame is
+// there.
+func (c *conn) message(typ frameType, id requestID, body []byte) (message []byte, memory int, err error) {
+	if headerSize+len(body) <= maxRequest {
+		return frame(typ, id, body), -1, nil
+	}
+	if c.welcome.chosen()&featureLarge == 0 {
+		return nil, -1, failed(syscall.E2BIG, "the daemon of the mount takes no request of %d bytes", len(body))
+	}
+	memory, err = sealed(body)
+	return largeFrame(typ, id, len(body)), memory, err
+}
+
+// sealed returns a memfd that has the body and never changes, or -1 and an Error.
+func sealed(body []byte) (int, error) {
+	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	fd, err := unix.MemfdCreate("gaiafs request", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, asError(err, "no memory for %d bytes of a request", len(body))
+	}
+	for done := 0; done < len(body) && err == nil; {
+		var n int
+		n, err = unix.Write(fd, body[done:])
+		if errors.Is(err, syscall.EINTR) {
+			err = nil
+		}
+		done += max(n, 0)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, asError(err, "no memory for %d bytes of a request", len(body))
+	}
+	return fd, nil
+}
+
+// write sends a frame, and a descriptor unless that is -1. An Error says that the frame was not sent and that the
+// connection goes on.
+func (c *conn) write(message []byte, memory int) error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if memory < 0 {
+		_, err := c.uc.Write(message)
+		return err
+	}
+	_, _, err := c.uc.WriteMsgUnix(message, unix.UnixRights(memory), nil)
+	if errors.Is(err, syscall.ETOOMANYREFS) {
+		return asError(err, "this user has too many descriptors on their way in sockets")
+	}
+	return err
 }
 
 // simple is do for requests that one RESULT answers.

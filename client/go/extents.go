@@ -32,11 +32,24 @@ type hostMemory struct {
 	start     unsafe.Pointer // of size bytes
 }
 
-// reserveHost makes an address range in which nothing can be touched yet.
-func reserveHost(off, size int64, prot Prot) (*hostMemory, error) {
-	start, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+// reserveHost makes an address range in which nothing can be touched yet. It begins at a multiple of align, a power of
+// two.
+func reserveHost(off, size, align int64, prot Prot) (*hostMemory, error) {
+	spare := max(align-pageSize, 0) // for what has to be left out before the range
+	start, err := unix.MmapPtr(-1, 0, nil, uintptr(size+spare), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, asError(err, "no %d bytes of address space", size)
+	}
+	if before := -int64(uintptr(start)) & (align - 1); spare > 0 {
+		// Nobody else knows of these bytes; they are the kernel's again.
+		if before > 0 {
+			_ = unix.MunmapPtr(start, uintptr(before))
+		}
+		start = unsafe.Add(start, before)
+		if after := spare - before; after > 0 {
+			_ = unix.MunmapPtr(unsafe.Add(start, size), uintptr(after))
+		}
 	}
 	return &hostMemory{off, size, prot, start}, nil
 }
@@ -80,6 +93,7 @@ func (h *hostMemory) write(p []byte, off int64) error {
 // assembly is a mapping while its reply arrives. It is used by one goroutine at a time.
 type assembly struct {
 	off, size int64 // of the mapping in the file; whole pages
+	align     int64 // of its address; less than a page means a page
 	prot      Prot
 	version   uint16 // of the connection
 	gpu       *gpu   // that the memory is asked for of; nil: an emulated device
@@ -125,7 +139,7 @@ func (a *assembly) begin(body []byte) error {
 	a.reply, a.known = m, true
 	switch Kind(m.kind) {
 	case KindEmulated:
-		host, err := reserveHost(a.off, a.size, a.prot)
+		host, err := reserveHost(a.off, a.size, a.align, a.prot)
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,8 @@ type Option func(*options)
 
 type options struct {
 	flags uint32
-	kind  Kind // 0: any
+	kind  Kind  // 0: any
+	align int64 // of a view; 0: not chosen
 }
 
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
@@ -78,7 +79,8 @@ type Mapping struct {
 
 	mu       sync.RWMutex // held for reading while a call runs
 	conn     *conn        // nil after Close; guarded by mu
-	file     *os.File     // a duplicate of the caller's descriptor; guarded by mu
+	file     *os.File     // a duplicate of the caller's descriptor; nil for a view. Guarded by mu
+	view     *viewSource  // nil for a window; guarded by mu
 	assembly assembly     // with the memory; guarded by mu
 }
 
@@ -117,6 +119,8 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 		return nil, failed(syscall.EINVAL, "protection %#x is neither read nor write", uint32(prot))
 	case device < 0 || device > math.MaxInt32:
 		return nil, failed(syscall.ENODEV, "there is no device %d", device)
+	case o.align != 0:
+		return nil, failed(syscall.EINVAL, "only a view has an alignment")
 	}
 	file, err := duplicate(f)
 	if err != nil {
@@ -127,16 +131,21 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 		return nil, err
 	}
 	m := &Mapping{off: off, length: length, prot: prot, device: device, file: file}
-	// A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
-	for attempt := 0; ; attempt++ {
-		if err = m.open(o); err == nil {
-			return m, nil
-		}
-		if attempt > 0 || !errors.Is(err, syscall.ENOTCONN) {
-			file.Close()
-			return nil, err
-		}
+	if err := m.openTwice(o); err != nil {
+		file.Close()
+		return nil, err
 	}
+	return m, nil
+}
+
+// openTwice is open. A kept connection may turn out dead, when the daemon was restarted: then once more, with a new
+// one.
+func (m *Mapping) openTwice(o options) error {
+	err := m.open(o)
+	if errors.Is(err, syscall.ENOTCONN) {
+		err = m.open(o)
+	}
+	return err
 }
 
 // duplicate returns a descriptor of the same open file that is the mapping's own.
@@ -193,18 +202,15 @@ func (m *Mapping) open(o options) error {
 			flags |= mapLaunder
 		}
 	}
-	g, err := requestGrant(int(m.file.Fd()))
+	g, tokens, err := m.grants()
 	if err != nil {
 		return err
-	}
-	if g.status {
-		return failed(syscall.EINVAL, "the descriptor is of a directory")
 	}
 	c, err := openConn(g.socket)
 	if err != nil {
 		return err
 	}
-	a := assembly{off: m.off, size: wholePages(m.length), prot: m.prot, version: c.welcome.version}
+	a := assembly{off: m.off, size: wholePages(m.length), align: o.align, prot: m.prot, version: c.welcome.version}
 	if o.kind != 0 && !c.welcome.has(o.kind) {
 		c.release()
 		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
@@ -221,7 +227,11 @@ func (m *Mapping) open(o options) error {
 	if c.welcome.version < 2 {
 		kind = 0
 	}
-	err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, kind, m.off, m.length, uuid), a.take)
+	if m.view == nil {
+		err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, kind, m.off, m.length, uuid), a.take)
+	} else {
+		err = m.askForView(c, uuid, flags, o, tokens, &a)
+	}
 	if err == nil && o.kind != 0 && Kind(a.reply.kind) != o.kind {
 		err = failed(syscall.ENODEV, "device %d has memory of kind %s, not %s", m.device, Kind(a.reply.kind), o.kind)
 	}
@@ -241,14 +251,39 @@ func (m *Mapping) open(o options) error {
 	return nil
 }
 
+// grants returns the grant of the file; for a view that of the first one, and the tokens of all.
+func (m *Mapping) grants() (grant, [][16]byte, error) {
+	if m.view != nil {
+		return m.view.grants()
+	}
+	g, err := grantFile(m.file)
+	return g, nil, err
+}
+
+// grantFile returns the grant of an open file.
+func grantFile(f *os.File) (grant, error) {
+	g, err := requestGrant(int(f.Fd()))
+	if err == nil && g.status {
+		err = failed(syscall.EINVAL, "the descriptor is of a directory")
+	}
+	return g, err
+}
+
 func wholePages(n int64) int64 { return (n + pageSize - 1) &^ (pageSize - 1) }
 
 // flushKernel brings the stores of CPU programs that mapped the file home. launder says that the kernel cannot be
 // made to wait for that, and that the daemon has to see to it.
 func (m *Mapping) flushKernel(off, n int64) (launder bool, err error) {
+	if m.view != nil {
+		return m.view.flushKernel()
+	}
+	return flushKernel(m.file, m.off+off, n)
+}
+
+func flushKernel(f *os.File, off, n int64) (launder bool, err error) {
 	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 	for {
-		err := unix.SyncFileRange(int(m.file.Fd()), m.off+off, n, all)
+		err := unix.SyncFileRange(int(f.Fd()), off, n, all)
 		if err == nil {
 			return !kernelWaits(), nil
 		}
@@ -407,11 +442,18 @@ func (m *Mapping) Close() error {
 	dropErr := m.assembly.drop()
 	_, err := c.simple(typeUnmap, unmapBody(m.assembly.reply.mapping))
 	c.release()
-	if closeErr := m.file.Close(); err == nil {
+	if closeErr := m.closeFiles(); err == nil {
 		err = closeErr
 	}
 	if err == nil {
 		err = dropErr
 	}
 	return during("close", err)
+}
+
+func (m *Mapping) closeFiles() error {
+	if m.view != nil {
+		return m.view.close()
+	}
+	return m.file.Close()
 }

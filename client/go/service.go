@@ -18,9 +18,6 @@ func (c *conn) serve() {
 
 // attend makes the connection and answers until it ends.
 func (c *conn) attend() {
-	if _, err := c.simple(typeFeatures, featuresBody(c.welcome.offered&usedFeatures)); err != nil {
-		return
-	}
 	deadline := time.Now().Add(connectPatience)
 	uc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
 	if err != nil {

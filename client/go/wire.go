@@ -14,9 +14,11 @@ const (
 
 	headerSize = 16
 	maxFrame   = 64 << 10
+	maxRequest = 4 << 10 // the largest frame that a daemon takes
 	maxExtents = 128
 
-	flagMore uint16 = 1
+	flagMore  uint16 = 1
+	flagLarge uint16 = 2
 )
 
 type frameType uint16
@@ -38,6 +40,7 @@ const (
 	typeFeatures frameType = 13
 	typeAttach   frameType = 14
 	typeAnswer   frameType = 15
+	typeMapView  frameType = 16
 
 	// What the daemon says first, on a service connection.
 	typeCheck       frameType = 0x4001
@@ -64,8 +67,10 @@ const (
 // Bits of what a daemon offers and requires.
 const (
 	featureService uint64 = 1 << 0
+	featureLarge   uint64 = 1 << 1
+	featureView    uint64 = 1 << 3
 	// usedFeatures are those that this package has a use for.
-	usedFeatures = featureService
+	usedFeatures = featureService | featureLarge | featureView
 )
 
 type (
@@ -80,11 +85,18 @@ type header struct {
 }
 
 // frame builds a request.
-func frame(typ frameType, id requestID, body []byte) []byte {
+func frame(typ frameType, id requestID, body []byte) []byte { return flaggedFrame(typ, 0, id, body) }
+
+// largeFrame builds a request whose body, of so many bytes, is in a descriptor beside it.
+func largeFrame(typ frameType, id requestID, size int) []byte {
+	return flaggedFrame(typ, flagLarge, id, binary.LittleEndian.AppendUint64(nil, uint64(size)))
+}
+
+func flaggedFrame(typ frameType, flags uint16, id requestID, body []byte) []byte {
 	b := make([]byte, 0, headerSize+len(body))
 	b = binary.LittleEndian.AppendUint32(b, uint32(headerSize+len(body)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(typ))
-	b = binary.LittleEndian.AppendUint16(b, 0)
+	b = binary.LittleEndian.AppendUint16(b, flags)
 	b = binary.LittleEndian.AppendUint64(b, uint64(id))
 	return append(b, body...)
 }
@@ -106,6 +118,32 @@ func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, 
 	b = binary.LittleEndian.AppendUint64(b, uint64(off))
 	b = binary.LittleEndian.AppendUint64(b, uint64(length))
 	return append(b, uuid[:]...)
+}
+
+// viewBody asks for a view. The segments are as layout leaves them.
+func viewBody(device uint32, kind Kind, uuid [16]byte, flags uint32, align int64, tokens [][16]byte, segments []Segment) []byte {
+	const segmentSize = 40
+	b := make([]byte, 0, 48+16*len(tokens)+segmentSize*len(segments))
+	b = binary.LittleEndian.AppendUint32(b, device)
+	b = binary.LittleEndian.AppendUint32(b, uint32(kind))
+	b = append(b, uuid[:]...)
+	b = binary.LittleEndian.AppendUint32(b, flags)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(tokens)))
+	b = binary.LittleEndian.AppendUint64(b, uint64(align))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(segments)))
+	b = binary.LittleEndian.AppendUint32(b, segmentSize)
+	for _, t := range tokens {
+		b = append(b, t[:]...)
+	}
+	for _, s := range segments {
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.Offset))
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.Length))
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.stride()))
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.rows()))
+		b = binary.LittleEndian.AppendUint32(b, uint32(s.File))
+		b = binary.LittleEndian.AppendUint32(b, 0)
+	}
+	return b
 }
 
 func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
@@ -173,6 +211,9 @@ type welcome struct {
 
 // has reports whether some device of the mount has memory of the kind.
 func (w welcome) has(kind Kind) bool { return w.kinds&(1<<(kind-1)) != 0 }
+
+// chosen returns the features that are in use: those that the daemon offers and this package has a use for.
+func (w welcome) chosen() uint64 { return w.offered & usedFeatures }
 
 func decodeWelcome(body []byte) (welcome, error) {
 	if len(body) < 24 {

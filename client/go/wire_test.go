@@ -57,12 +57,19 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	token, uuid, key := countingToken(), countingUUID(), countingKey()
 	for name, got := range map[string][]byte{
-		"hello":             frame(typeHello, 0, helloBody(1, 1)),
-		"map":               frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
-		"map-read":          frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
-		"hello2":            frame(typeHello, 0, helloBody(1, 2)),
-		"map2":              frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
-		"features":          frame(typeFeatures, 2, featuresBody(3)),
+		"hello":         frame(typeHello, 0, helloBody(1, 1)),
+		"map":           frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
+		"map-read":      frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
+		"hello2":        frame(typeHello, 0, helloBody(1, 2)),
+		"map2":          frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
+		"features":      frame(typeFeatures, 2, featuresBody(3)),
+		"features-view": frame(typeFeatures, 2, featuresBody(usedFeatures)),
+		"large":         largeFrame(typePing, 6, 0x12345),
+		"mapview": frame(typeMapView, 7, viewBody(3, KindEmulated, [16]byte{}, mapLazy, 256, [][16]byte{token},
+			[]Segment{{Offset: 0x5678, Length: 0x1234, Stride: 99}})),
+		"mapview-files": frame(typeMapView, 8, viewBody(0, 0, uuid, mapLaunder, 4096, [][16]byte{token, key}, []Segment{
+			{1, 0x123456789a, 0x1001, 0x2000, 3}, {Length: 1}, {Length: 1, Count: 1}})),
+		"mapview-large":     largeFrame(typeMapView, 9, 0x1400030),
 		"attach":            frame(typeAttach, 3, key[:]),
 		"answer":            frame(typeAnswer, 4, answerBody(0, 6)),
 		"answer-eperm":      frame(typeAnswer, 5, answerBody(uint32(syscall.EPERM), 5)),
