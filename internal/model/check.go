@@ -43,7 +43,8 @@ type Run struct {
 	Program []Step
 	// Loose leaves the System free to collect and refresh when it likes: only the Oracle judges what is read.
 	Loose bool
-	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home.
+	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home, and what a
+	// client is shown of an extent that it maps another part of.
 	EarlyFlush bool
 }
 

@@ -42,6 +42,12 @@ func expand(run *model.Run, s model.Step) []model.Step {
 	case model.Truncate, model.Punch, model.Unmap, model.Kill:
 		// So do ftruncate and fallocate, and every close of a descriptor.
 		return []model.Step{flush, s}
+	case model.Map:
+		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home that it
+		// keeps dirty in the model.
+		if l.WriteBack && !run.Loose {
+			return []model.Step{flush, s}
+		}
 	case model.Store:
 		if !run.Loose && s.Off+s.Len > run.Model.Size() {
 			// A page of which only bytes past end of file changed is released, which does no harm but that a collect may
