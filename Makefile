@@ -57,6 +57,10 @@ $(BUILD)/gaiafs:
 	@mkdir -p $(BUILD)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/gaiafs
 
+.PHONY: wheel
+wheel: ## Leave a wheel of the Python package, with the C library, in build/wheel
+	python3 -m pip wheel -q --no-deps -w $(BUILD)/wheel ./client/python
+
 .PHONY: install
 install: build libgaiafs-install ## Install gaiafs and the C library below PREFIX (/usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin

@@ -100,7 +100,8 @@ if [ $tests = 1 ] && [ $emulated = 0 ]; then
 	done
 	step stress 300 src/internal/stress env $(on $((all < 2 ? all : 2))) ./gpu.test "${test_flags[@]}" ${stress[@]+"${stress[@]}"}
 	step c 400 src/client/c env GAIAFS="$here/gaiafs" LIMIT=60 gputest/run.sh
-	step python 300 src/client/python env GAIAFS="$here/gaiafs" PATH="$here:$PATH" PYTHONPATH=. python3 tests/gpu/run_gpu.py
+	step python 300 src/client/python env GAIAFS="$here/gaiafs" PATH="$here:$PATH" PYTHONPATH=. \
+		GAIAFS_LIBRARY="$here/libgaiafs.so.0" python3 tests/gpu/run_gpu.py
 fi
 if [ $bench = 1 ]; then
 	file=10GiB large=100GiB runs=5

@@ -397,7 +397,7 @@ static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	pthread_mutex_unlock(&c->lock);
 	(void)r->take(r, &p->frame, &f);
 	if (f.errnum == 0 && p->frame.truncated)
-		(void)gaiafs_failed(&f, EMFILE, "this process has no descriptors left for the extents");
+		(void)gaiafs_failed(&f, EMFILE, "this process has no descriptors left for the extents: see ulimit -n");
 	parcels_free(p);
 	pthread_mutex_lock(&c->lock);
 	keep_first(&r->fail, &f);

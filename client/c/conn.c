@@ -275,7 +275,7 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 	if (err == ENOENT)
 		err = ECONNREFUSED;
 	if (err != 0)
-		return gaiafs_failed(f, err, "gaiafs does not listen on %s: %s", path, strerror(err));
+		return gaiafs_failed(f, err, "gaiafs does not listen on %s (%s): is it still running?", path, strerror(err));
 	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
 	err = gaiafs_say(fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */

@@ -265,8 +265,8 @@ private:
 };
 
 /*
- * A range that is acquired, until close or the end of the scope releases it. The kernels that store into the range are done by
- * then, unless the guard is of a stream. It can be moved, as its mapping can; the memory must stay mapped until the guard ends.
+ * A range that is acquired, until close or the end of the scope releases it. The release waits for the work that was begun in the
+ * context; that of a guard of a stream comes after the stream's earlier work. It can be moved, as its mapping can; the memory must stay mapped until the guard ends.
  *
  * A destructor cannot report a failure: call close to know. What a failed release left is not lost, for the mapping's own close
  * releases it again. What fails in a stream, check_async of the mapping reports.

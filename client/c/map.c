@@ -72,7 +72,7 @@ static int take_extents(struct map_request *r, const struct gaiafs_frame *frame,
 		return r->request.fail.errnum;
 	for (uint32_t i = 0; i < e.count; i++) {
 		if (i >= frame->nfds)
-			return gaiafs_failed(f, EMFILE, "this process has no descriptors left for the extents");
+			return gaiafs_failed(f, EMFILE, "this process has no descriptors left for the extents: see ulimit -n");
 		int err = place(r, &e.place[i], frame->fds[i], e.first == 0 && i == 0, f);
 		if (err != 0)
 			return err;

@@ -4,11 +4,13 @@ package python
 
 import (
 	"bytes"
+	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +22,31 @@ import (
 
 func TestMain(m *testing.M) {
 	testmount.Main()
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("", "python")
+	if err != nil {
+		panic(err)
+	}
+	library.dir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+var library struct {
+	dir   string
+	build sync.Once
+	out   []byte
+	err   error
+}
+
+// libgaiafs returns the C library as its source is now.
+func libgaiafs(t *testing.T) string {
+	t.Helper()
+	library.build.Do(func() {
+		library.out, library.err = exec.Command("make", "-C", "../c", "GAIAFS_BUILD="+library.dir).CombinedOutput()
+	})
+	require.NoError(t, library.err, "%s", library.out)
+	return filepath.Join(library.dir, "libgaiafs.so.0")
 }
 
 // interpreter returns the Python of the virtual environment that .ci/setup makes.
@@ -45,7 +71,7 @@ func pytest(t *testing.T, python string, env []string, files ...string) {
 	t.Helper()
 	cmd := exec.Command(python, append([]string{"-m", "pytest", "-q", "-p", "no:cacheprovider"}, files...)...)
 	cmd.Env = append(append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1",
-		"FAKECUDA_LEAKS=1", "OPENBLAS_NUM_THREADS=1"), env...)
+		"GAIAFS_LIBRARY="+libgaiafs(t), "FAKECUDA_LEAKS=1", "OPENBLAS_NUM_THREADS=1"), env...)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	t.Logf("%s", out)
@@ -89,21 +115,52 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// The package can be installed from its folder, without the network, and then works without the folder.
-func TestInstall(t *testing.T) {
+// A wheel can be made from the folder, without the network. It has the C library, which asks for no glibc newer than 2.34, and
+// works without the folder.
+func TestWheel(t *testing.T) {
 	python := interpreter(t)
 	dir := t.TempDir()
-	require.NoError(t, os.CopyFS(filepath.Join(dir, "source"), os.DirFS("."))) // building leaves files behind
-	cmd := exec.Command(python, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps",
-		"--disable-pip-version-check", "--root-user-action=ignore", "--target", filepath.Join(dir, "site"), filepath.Join(dir, "source"))
+	for _, part := range []string{"c", "python"} { // building leaves files behind
+		require.NoError(t, os.CopyFS(filepath.Join(dir, "client", part), os.DirFS(filepath.Join("..", part))))
+	}
+	pip := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(python, append([]string{"-m", "pip", "-q", "--disable-pip-version-check"}, args...)...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	pip("wheel", "--no-index", "--no-build-isolation", "--no-deps", "-w", dir, filepath.Join(dir, "client", "python"))
+	wheels, err := filepath.Glob(filepath.Join(dir, "*.whl"))
+	require.NoError(t, err)
+	require.Len(t, wheels, 1)
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, "client")))
+	site := filepath.Join(dir, "site")
+	pip("install", "--no-index", "--no-deps", "--root-user-action=ignore", "--target", site, wheels[0])
+
+	f, err := elf.Open(filepath.Join(site, "gaiafs", "libgaiafs.so.0"))
+	require.NoError(t, err)
+	defer f.Close()
+	symbols, err := f.ImportedSymbols()
+	require.NoError(t, err)
+	newest := 0
+	for _, s := range symbols {
+		var minor int
+		if n, _ := fmt.Sscanf(s.Version, "GLIBC_2.%d", &minor); n == 1 {
+			newest = max(newest, minor)
+		}
+	}
+	require.LessOrEqual(t, newest, 34)
+	require.Regexp(t, fmt.Sprintf(`gaiafs-[0-9.]+-py3-none-manylinux_2_%d_`, newest), wheels[0])
+
+	cmd := exec.Command(python, "-c", "import gaiafs._core as c; print(c._library._name)")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+site)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	cmd = exec.Command(python, "-m", "gaiafs", "--version")
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(dir, "site"))
-	out, err = cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.FileExists(t, filepath.Join(dir, "site", "gaiafs", "py.typed"))
+	require.Equal(t, filepath.Join(site, "gaiafs", "libgaiafs.so.0")+"\n", string(out))
+	require.FileExists(t, filepath.Join(site, "gaiafs", "py.typed"))
 }
 
 // program returns the first Python program of a page.
@@ -125,7 +182,7 @@ func TestReadme(t *testing.T) {
 	run := func(program string, arguments ...string) {
 		t.Helper()
 		cmd := exec.Command(python, append([]string{"-W", "error", "-c", program}, arguments...)...)
-		cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1")
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1", "GAIAFS_LIBRARY="+libgaiafs(t))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
@@ -141,6 +198,16 @@ func TestReadme(t *testing.T) {
 	got, err = os.ReadFile(m.Path("out.bin"))
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, 1<<20), got) // 1.0
+}
+
+// The daemon is stopped under a program that uses its mount, which Ctrl-C ends nevertheless.
+func TestDaemonStopped(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{Devices: 1})
+	pytest(t, python, []string{
+		"GAIAFS_TEST_KIND=emulated", "GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source,
+		fmt.Sprint("GAIAFS_TEST_DAEMON=", m.Process.Pid),
+	}, "tests/test_core.py")
 }
 
 // The daemon dies under a program that uses its mount.

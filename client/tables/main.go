@@ -14,9 +14,8 @@ type row struct{ code, name, errno string }
 
 // generated is the files, below client, with what makes each of the rows.
 var generated = map[string]func([]row) string{
-	"c/cuda_errors.h":               inC,
-	"go/cuda_errors.go":             inGo,
-	"python/gaiafs/_cuda_errors.py": inPython,
+	"c/cuda_errors.h":   inC,
+	"go/cuda_errors.go": inGo,
 }
 
 func main() {
@@ -80,14 +79,4 @@ func inGo(rows []row) string {
 		panic(err) // a row that is no Go
 	}
 	return string(text)
-}
-
-func inPython(rows []row) string {
-	var b strings.Builder
-	b.WriteString(header("#", "") + "\nimport errno\n\nERRNO = {\n")
-	for _, r := range rows {
-		fmt.Fprintf(&b, "    %s: errno.%s,  # %s\n", r.code, r.errno, r.name)
-	}
-	b.WriteString("}\n")
-	return b.String()
 }

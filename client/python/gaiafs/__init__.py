@@ -11,8 +11,8 @@
             m.tensor("float32").add_(1)
                                                  # released: from now on every read sees it
 
-The package is pure Python. It speaks docs/dev/protocol.md with the daemon, and loads libcuda.so.1 where a mount has GPUs. NumPy,
-PyTorch and every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
+The package loads libgaiafs, which speaks with the daemon and loads libcuda.so.1 where a mount has GPUs. NumPy, PyTorch and
+every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
 
 A process has one connection for each mount, shared by its threads and mappings. A forked child makes its own: it cannot use
 its parent's mappings and, where they are of a GPU, no CUDA at all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import functools
@@ -17,10 +18,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, SupportsIndex, TypeVar, Union
 
-from . import connection, cuda, dlpack, host, shelter, wire
+from . import _core, dlpack
 from .array import ALIGNMENT, Array, buffer, is_misaligned
 from .dtypes import dtype_of
-from .errors import Error, ReadOnlyWarning, raise_first
+from .errors import Error, ReadOnlyWarning
 
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
 
@@ -54,10 +55,10 @@ def ordinal_of(device: Any) -> int:
     return n
 
 
-def stream_of(stream: Any) -> int | None:
-    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__."""
+def stream_of(stream: Any) -> int:
+    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__. None: of all."""
     if stream is None:
-        return None
+        return _core.ALL_STREAMS
     if isinstance(stream, SupportsIndex):
         n = operator.index(stream)
     elif hasattr(stream, "__cuda_stream__"):
@@ -83,112 +84,7 @@ def sizes_of(shape: Any) -> tuple[int, ...]:
 
 
 def whole_pages(n: int) -> int:
-    return -(-n // wire.PAGE) * wire.PAGE
-
-
-class _Memory(Protocol):
-    def add(self, place: wire.Extent, fd: int) -> None: ...
-    def finish(self) -> int: ...
-    def settle(self, stream: int | None) -> None: ...
-    def drop(self) -> None: ...
-    def disown(self) -> None: ...
-    def read(self, at: int, n: int) -> bytes: ...
-    def write(self, at: int, data: bytes) -> None: ...
-
-
-class _Nowhere:
-    """Memory that is not wanted: the daemon holds it, and this process does not map it."""
-
-    def add(self, place: wire.Extent, fd: int) -> None: ...
-    def finish(self) -> int:
-        return 0
-
-    def settle(self, stream: int | None) -> None: ...
-    def drop(self) -> None: ...
-    def disown(self) -> None: ...
-    def read(self, at: int, n: int) -> bytes:
-        raise ValueError("the mapping has no memory in this process")
-
-    def write(self, at: int, data: bytes) -> None:
-        raise ValueError("the mapping has no memory in this process")
-
-
-class _Assembly:
-    """A mapping while its reply arrives."""
-
-    def __init__(self, offset: int, size: int, writable: bool, hold_only: bool) -> None:
-        self._offset, self._size, self._writable, self._hold_only = offset, size, writable, hold_only
-        self.reply: wire.Mapped | None = None  # the daemon has a mapping
-        self.memory: _Memory | None = None
-        self._next: int | None = None  # offset in the file at which the next extent begins
-        self._got = 0
-        self._failed = False
-
-    def take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
-        try:
-            self._take(h, body, fds)
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _take(self, h: wire.Header, body: bytes, fds: list[int]) -> None:
-        if h.type == wire.RESULT:
-            connection.result(body)
-            raise wire.Malformed("MAP was answered with no mapping")
-        if h.type == wire.MAPPED:
-            if self.reply is not None:
-                raise wire.Malformed("MAP was answered twice")
-            self.reply = wire.decode_mapped(body)
-            self.memory = self._begin(self.reply)
-        elif h.type == wire.EXTENTS:
-            e = wire.decode_extents(body)
-            if self.reply is None or e.first != self._got:
-                raise wire.Malformed(f"extents from {e.first} on came after {self._got}")
-            self._got += len(e.places)
-            if not self._failed:
-                for i, place in enumerate(e.places):
-                    self._add(place, fds[i] if i < len(fds) else -1)
-        else:
-            raise wire.Malformed(f"MAP was answered with type {h.type:#x}")
-
-    def _begin(self, m: wire.Mapped) -> _Memory:
-        if self._hold_only:
-            return _Nowhere()
-        if m.kind == wire.EMULATED:
-            return host.HostMemory(self._offset, self._size, self._writable)
-        if m.kind == wire.CUDA:
-            return cuda.DeviceMemory(m.uuid, self._offset, self._writable)
-        raise Error(errno.ENOTSUP, f"device {m.device} has memory of kind {m.kind}, which this package cannot map")
-
-    def _add(self, place: wire.Extent, fd: int) -> None:
-        first = self._next is None
-        bad = place.offset < 0 or place.size <= 0 or place.offset % wire.PAGE or place.size % wire.PAGE
-        if bad or (place.offset > self._offset if first else place.offset != self._next):
-            raise wire.Malformed(f"an extent of {place.size} bytes at {place.offset} does not fit the mapping")
-        if fd < 0:
-            raise Error(errno.EMFILE, "this process has no descriptors left for the extents: see ulimit -n")
-        self._next = place.offset + place.size
-        assert self.memory is not None
-        self.memory.add(place, fd)
-
-    def finish(self) -> int:
-        """Returns the address of the mapping, once the reply is whole."""
-        if self.reply is None or self.memory is None or self._got != self.reply.extents:
-            raise Error(errno.EPROTO, "the daemon's answer to MAP has not all its extents")
-        if self._next is None or self._next < self._offset + self._size:
-            raise Error(errno.EPROTO, "the extents do not cover the mapping")
-        return self.memory.finish()
-
-    def undo(self, c: connection.Connection) -> None:
-        """Gives everything back, once the reply is whole or the connection lost."""
-        memory, self.memory = self.memory, None
-        if memory is not None:
-            try:
-                memory.drop()
-            except Error:
-                pass  # the first failure is the one to report
-        if self.reply is not None:
-            c.forget(self.reply.mapping)
+    return -(-n // _core.PAGE) * _core.PAGE
 
 
 class Lease:
@@ -217,51 +113,23 @@ class Window:
     def __init__(
         self, fd: int, name: str | None, offset: int, length: int, writable: bool, device: int, lazy: bool, hold_only: bool
     ) -> None:
-        """Maps. Interrupts must not reach it: see shelter.py. It owns fd, also where it fails."""
-        self._fd = fd
+        """Maps. Interrupts must not reach it: see shelter.py. With hold_only the memory is the daemon's, and not mapped here."""
         self._pid = os.getpid()
         self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
         self._running: set[object] = set()  # the calls that use the memory
         self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
         self._leases: set[weakref.ref[Lease]] = set()
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
-        try:
-            # A kept connection may turn out dead, when the daemon was restarted: then once more, with a new one.
-            for attempt in range(2):
-                try:
-                    self._map(device, lazy, hold_only)
-                    break
-                except Error as e:
-                    if attempt or e.errno != errno.ENOTCONN:
-                        raise
-        except BaseException:
-            os.close(fd)
-            raise
+        flags = (_core.LAZY if lazy else 0) | (_core.HOLD if hold_only else 0)
+        self.ptr = _core.map_file(fd, offset, length, writable, device, flags)
+        self._mapped = [(self.ptr, length)]  # whoever takes it gives it back
         # Not __del__, which would also run after close, with interrupts that nobody hears of.
-        self._end = weakref.finalize(self, _collected, fd, self._pid, self._memory, self._connection, self.reply.mapping)
+        self._end = weakref.finalize(self, collected, self._mapped)
         self._end.atexit = False
-
-    def _map(self, device: int, lazy: bool, hold_only: bool) -> None:
-        flags = wire.MAP_LAZY if lazy else 0
-        if not lazy and host.flush_kernel(self._fd, self.offset, self.length):
-            flags |= wire.MAP_LAUNDER
-        grant = request_grant(self._fd)
-        if grant.status:
-            raise Error(errno.EISDIR, "a directory cannot be mapped")
-        c = connection.open_connection(grant.socket)
-        uuid = cuda.driver().uuid(device) if c.welcome.has(wire.CUDA) else wire.NO_UUID
-        a = _Assembly(self.offset, whole_pages(self.length), self.writable, hold_only)
-        prot = wire.READ | (wire.WRITE if self.writable else 0)
-        body = wire.map(grant.token, device, prot, flags, self.offset, self.length, uuid)
-        try:
-            c.call(wire.MAP, body, a.take, descriptors=True)
-            self.ptr = a.finish()
-        except BaseException:
-            a.undo(c)
-            raise
-        assert a.reply is not None and a.memory is not None
-        self._connection, self._memory, self.reply = c, a.memory, a.reply
-        self.ordinal = a.memory.ordinal if isinstance(a.memory, cuda.DeviceMemory) else None
+        made = _core.info(self.ptr)
+        self.device: int = made.device
+        self.file_size: int = made.size
+        self.ordinal = self.device if made.kind == _core.CUDA else None
 
     def check(self) -> None:
         """Raises where the window cannot be used."""
@@ -295,31 +163,24 @@ class Window:
                 for closer in self._closers:
                     closer.put(None)
 
-    def request(self, type: int, offset: int, length: int, argument: int = 0) -> int:
-        """Sends a request about a range, and returns the pages in the answer."""
+    def request(self, what: int, offset: int, length: int, argument: int = 0, stream: int = _core.NO_STREAM) -> int:
+        """Asks for something about a range, after the work of the stream, and returns the pages in the answer."""
 
         def work() -> int:
-            flags = argument
             try:
-                if type == wire.ACQUIRE and host.flush_kernel(self._fd, self.offset + offset, length):
-                    flags |= wire.ACQUIRE_LAUNDER
-                elif type == wire.RELEASE:
-                    host.start_flush(self._fd, self.offset + offset, length)
-                body = wire.range_of(self.reply.mapping, offset, length, flags)
-                return self._connection.simple(type, body)
+                return _core.request(what, self.ptr + offset, length, argument, stream)
             except Error as e:
                 raise named(e, self.name) from None
 
         return self.using(work)
 
-    def settle(self, stream: int | None) -> None:
-        self.using(lambda: self._memory.settle(stream))
-
     def read(self, at: int, n: int) -> bytes:
-        return self.using(lambda: self._memory.read(at, n) if n else b"")
+        if self.ordinal is None:
+            return self.using(lambda: ctypes.string_at(at, n))
+        return self.using(lambda: _core.read(at, n) if n else b"")
 
     def write(self, at: int, data: bytes) -> None:
-        self.using(lambda: self._memory.write(at, data) if data else None)
+        self.using(lambda: _core.write(at, data) if data else None)
 
     def close(self) -> None:
         """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window open."""
@@ -340,27 +201,18 @@ class Window:
         finally:
             self._open.extend(taken)
         if self._pid == os.getpid():
-            self._apart(self._give_back)
-        elif self._end.detach():
-            self._memory.disown()
-            os.close(self._fd)
-
-    def _apart(self, work: Callable[[], None]) -> None:
-        shelter.run(cuda.within(cuda.current(), work))
+            _core.apart(self._give_back)
+        else:
+            _core.drop(self._mapped)
 
     def _give_back(self) -> None:
-        if self._end.detach() is None:
-            return
-        failures: list[Error] = []
-        mapping = wire.unmap(self.reply.mapping)
-        for step in (self._memory.drop, lambda: self._connection.simple(wire.UNMAP, mapping)):
+        # It does not say who gives the mapping back: garbage collection forgets it before it runs the finalizers of a cycle.
+        self._end.detach()
+        for _ in self._mapped[:]:
             try:
-                step()
+                _core.unmap(*self._mapped.pop())
             except Error as e:
-                failures.append(named(e, self.name))
-        os.close(self._fd)
-        del self._connection
-        raise_first(failures)
+                raise named(e, self.name) from None
 
     def _check_unused(self) -> None:
         if n := len(self._leases):
@@ -370,19 +222,10 @@ class Window:
             )
 
 
-def _collected(fd: int, pid: int, memory: _Memory, c: connection.Connection, mapping: int) -> None:
+def collected(mapped: list[tuple[int, int]]) -> None:
     """Gives back what a window had that nobody closed."""
-    if sys.is_finalizing():
-        return  # a process that ends loses everything by itself, and CUDA may be gone already
-    try:
-        if pid != os.getpid():
-            memory.disown()
-        else:
-            memory.drop()
-            c.forget(mapping)
-    except Exception:
-        pass  # nobody is there to be told
-    os.close(fd)
+    if not sys.is_finalizing():  # a process that ends loses everything by itself, and CUDA may be gone already
+        _core.drop(mapped)
 
 
 def named(e: Error, name: str | None) -> Error:
@@ -390,21 +233,6 @@ def named(e: Error, name: str | None) -> Error:
     if e.filename is not None or name is None:
         return e
     return Error(e.errno or errno.EIO, e.strerror or "", name)
-
-
-def request_grant(fd: int) -> wire.Grant:
-    """Asks the mount for the right to map an open file."""
-    answer = bytearray(wire.GRANT_SIZE)
-    try:
-        fcntl.ioctl(fd, wire.GRANT_REQUEST, answer, True)
-    except OSError as e:
-        if e.errno in (errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise Error(e.errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)") from None
-        raise Error(e.errno or errno.EIO, f"the mount gave no access: {e.strerror}") from None
-    try:
-        return wire.decode_grant(bytes(answer))
-    except wire.Malformed as e:
-        raise Error(errno.EPROTO, str(e)) from None
 
 
 def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
@@ -469,8 +297,8 @@ def open_window(
             size = check_file(fds[0], writable)
             if offset < 0:
                 raise ValueError(f"offset {offset} is negative")
-            if offset % wire.PAGE:
-                raise ValueError(f"offset {offset} is not a multiple of {wire.PAGE}")
+            if offset % _core.PAGE:
+                raise ValueError(f"offset {offset} is not a multiple of {_core.PAGE}")
             if length is None:
                 length = size - offset
                 if length <= 0:
@@ -478,11 +306,11 @@ def open_window(
             length = operator.index(length)
             if length <= 0:
                 raise ValueError(f"length {length} is not positive")
-            if offset + length > (1 << 63) - 1 - wire.PAGE:
+            if offset + length > (1 << 63) - 1 - _core.PAGE:
                 raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
             dlpack.sweep()
             make = functools.partial(_window, fds, name, offset, length, writable, ordinal, lazy, hold_only)
-            return shelter.run(cuda.within(cuda.current(), make), Window.close)
+            return _core.apart(make, Window.close)
         except Error as e:
             raise named(e, name) from None
         except OSError as e:
@@ -495,7 +323,11 @@ def open_window(
 
 
 def _window(fds: list[int], *arguments: Any) -> Window:
-    return Window(fds.pop(), *arguments)
+    fd = fds.pop()
+    try:
+        return Window(fd, *arguments)
+    finally:
+        os.close(fd)  # the library has a duplicate
 
 
 def mmap(
@@ -606,8 +438,7 @@ class Mapping:
     def device(self) -> int:
         """The device's number: of CUDA as this process counts, or of the mount's emulated devices."""
         self._window.check()
-        ordinal = self._window.ordinal
-        return self._window.reply.device if ordinal is None else ordinal
+        return self._window.device
 
     @property
     def ptr(self) -> int:
@@ -653,8 +484,8 @@ class Mapping:
         with the same stream.
         """
         offset, n = self._range(offset, length)
-        self._window.settle(stream_of(stream))
-        return Acquired(self, offset, n, stream, self._window.request(wire.ACQUIRE, offset, n))
+        pages = self._window.request(_core.ACQUIRE, offset, n, stream=stream_of(stream))
+        return Acquired(self, offset, n, stream, pages)
 
     def release(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> int:
         """Makes what was stored into a range visible to everyone, and returns how many pages that were.
@@ -664,17 +495,12 @@ class Mapping:
         """
         offset, n = self._range(offset, length)
         handle = stream_of(stream)
-        if not self._window.writable:
-            return 0
-        self._window.settle(handle)
-        return self._window.request(wire.RELEASE, offset, n)
+        return self._window.request(_core.RELEASE, offset, n, stream=handle)
 
     def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:
         """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage."""
         offset, n = self._range(offset, length)
-        if self._window.writable:
-            self._window.settle(None)
-        self._window.request(wire.SYNC, offset, n, wire.SYNC_DURABLE if durable else 0)
+        self._window.request(_core.SYNC, offset, n, int(bool(durable)), _core.ALL_STREAMS)
 
     def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
         """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""
@@ -682,7 +508,7 @@ class Mapping:
         if number not in ADVICE.values():
             raise ValueError(f"{advice!r} is no advice; there are {', '.join(ADVICE)}")
         offset, n = self._range(offset, length)
-        self._window.request(wire.ADVISE, offset, n, number)
+        self._window.request(_core.ADVISE, offset, n, number)
 
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out of the memory, also from a GPU."""

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import connection, safetensors, shelter, wire
+from . import _core, safetensors
 from .errors import Error, FormatError
-from .mapping import PathLike, check_file, named, open_file, open_window, request_grant
+from .mapping import PathLike, check_file, named, open_file, open_window
 
 STEP = 256 << 20  # bytes between two words on the progress
 
@@ -49,7 +49,7 @@ def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, i
     try:
         for at in range(0, size, STEP):
             n = min(STEP, size - at)
-            window.request(wire.ACQUIRE, at, n)
+            window.request(_core.ACQUIRE, at, n)
             if progress is not None:
                 progress(file, at + n, size)
     finally:
@@ -58,7 +58,7 @@ def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, i
 
 def status(mountpoint: PathLike) -> dict[str, Any]:
     """Returns what the daemon of a mountpoint says about itself: the document of docs/status.md."""
-    return shelter.run(functools.partial(_status, os.fsdecode(mountpoint)))
+    return _core.apart(functools.partial(_status, os.fsdecode(mountpoint)))
 
 
 def _status(name: str) -> dict[str, Any]:
@@ -67,22 +67,7 @@ def _status(name: str) -> dict[str, Any]:
     except OSError as e:
         raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
     try:
-        grant = request_grant(fd)
-        if not grant.status:
-            raise Error(errno.EINVAL, "it is not a mountpoint of gaiafs")
-        parts: list[bytes] = []
-
-        def take(h: wire.Header, body: bytes, fds: list[int]) -> None:
-            if h.type == wire.RESULT:
-                connection.result(body)
-            if h.type != wire.DOCUMENT:
-                raise wire.Malformed(f"STATUS was answered with type {h.type:#x}")
-            parts.append(body)
-
-        c = connection.open_connection(grant.socket)
-        with c.looking:
-            c.call(wire.STATUS, grant.token, take)
-        document: dict[str, Any] = json.loads(b"".join(parts))
+        document: dict[str, Any] = json.loads(_core.status(fd))
         return document
     except Error as e:
         raise named(e, name) from None

@@ -369,15 +369,21 @@ def _load(
     finally:
         for fd in fds:
             os.close(fd)
-    if window.reply.size >= 0 and window.reply.size < header.size:
-        raise FormatError(f"{file}: the file shrank from {header.size} to {window.reply.size} bytes while it was loaded")
+    if 0 <= window.file_size < header.size:
+        raise FormatError(f"{file}: the file shrank from {header.size} to {window.file_size} bytes while it was loaded")
     if framework == "numpy" and window.ordinal is not None:
         raise ValueError("NumPy cannot use memory of a GPU: install PyTorch, or use framework='array' and its __dlpack__")
+    copies: dict[str, Array] = {}
+    if crooked:
+        try:
+            copies = _copies(file, window, crooked, copied)
+        except Error:
+            window.close()  # not left to a finalizer, which may not wait for a full device
+            raise
     lease = window.lease()
     found = {name: Array(lease, window.ptr + t.begin, t.dtype, t.shape, readonly=True)
              for name, t in header.tensors.items()}  # fmt: skip
-    if crooked:
-        found.update(_copies(file, window, crooked, copied))
+    found.update(copies)
     return {name: _as(found[name], framework) for name in wanted}
 
 

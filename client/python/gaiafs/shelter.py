@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from .errors import raise_first
 
 _T = TypeVar("_T")
 
+# A thread that waits in the C library would be interrupted by these, and it is not the one that handles them.
+_SIGNALS = signal.valid_signals() - {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 _LONGEST_END = 0.05  # seconds that are waited for a thread that has nothing left to do
 
 
@@ -31,8 +34,13 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     no thread can be made, the work runs in the main thread and an interrupt may end it anywhere: while the interpreter finalizes,
     and where the process may have no more threads (ulimit -u).
     """
-    # While the interpreter finalizes, a thread ends as soon as it wants to run Python, and nobody would answer.
-    if sys.is_finalizing() or _thread.get_ident() != threading.main_thread().ident:
+    if _thread.get_ident() != threading.main_thread().ident:
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            return work()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    if sys.is_finalizing():  # a thread would end as soon as it wants to run Python, and nobody would answer
         return work()
     job = _Job(work, undo)
     begun: list[int] = []
@@ -64,6 +72,7 @@ class _Job(Generic[_T]):
 
     def run(self) -> None:
         self._thread = _thread.get_native_id()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             self.results.append(self._work())
         except BaseException as e:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import gaiafs
-from gaiafs import connection, cuda, dlpack, shelter
-from gaiafs import host as host_memory
+from gaiafs import dlpack, shelter
 
 from conftest import KIND
 
@@ -393,8 +392,7 @@ def test_child_of_a_process_whose_threads_hold_locks(path):
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with connection._pool_lock:
-            m._window.using(lambda: held.set() or done.wait())
+        m._window.using(lambda: held.set() or done.wait())
 
     t = threading.Thread(target=hold)
     t.start()
@@ -438,28 +436,23 @@ def test_close_that_is_interrupted(path, interrupting):
     assert m.closed
 
 
-def test_mapping_that_is_interrupted(path, mount, monkeypatch):
+def test_mapping_that_is_interrupted(path, mount, interrupting):
     """Ctrl-C while a file is mapped leaves the process's other mappings as they are, and nothing behind."""
     m = gaiafs.mmap(path, mode="r+")
-
-    class Memory(cuda.DeviceMemory if KIND == "cuda" else host_memory.HostMemory):
-        extents = 0
-
-        def add(self, place, fd):
-            Memory.extents += 1
-            if Memory.extents == 2:
-                raise KeyboardInterrupt
-            super().add(place, fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda if KIND == "cuda" else host_memory, Memory.__base__.__name__, Memory)
-        with pytest.raises(KeyboardInterrupt):
-            gaiafs.mmap(path)
+    for delay in (0.0005, 0.001, 0.002, 0.005):
+        with pytest.raises(KeyboardInterrupt), interrupting(delay):
+            while True:
+                gaiafs.mmap(path)
     m.write(b"still")
     m.release()
     assert path.read_bytes()[:5] == b"still"
-    f = next(f for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
-    assert f["mappings"] == 1
+
+    def mappings():
+        gc.collect()  # what goes on after an interrupt ends in another thread
+        return next(f["mappings"] for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
+
+    while mappings() > 1:
+        os.sched_yield()
     m.close()
 
 
@@ -795,13 +788,16 @@ else:
 def test_driver_that_fails(path, python, call):
     script = """
 import errno, os, sys, gaiafs
+def fails():
+    try:
+        gaiafs.mmap(sys.argv[1])
+    except gaiafs.Error as e:
+        print(e)
+    else:
+        sys.exit(1)
+fails()  # the connection stays
 before = len(os.listdir("/proc/self/fd"))
-try:
-    gaiafs.mmap(sys.argv[1])
-except gaiafs.Error as e:
-    print(e)
-else:
-    sys.exit(1)
+fails()
 assert len(os.listdir("/proc/self/fd")) == before or "cuMemRelease" in os.environ["FAKECUDA_FAIL"]
 """
     fail = call if ":" in call else call + ":2"

@@ -1,0 +1,230 @@
+"""libgaiafs, the C library that speaks with the daemon and maps memory, by ctypes.
+
+What the package knows of the library is here: its functions, as gaiafs.h has them, and failures as ``Error``. What it adds is
+Python's own: no interrupt loses what a call has made, and handlers of signals run while a call waits.
+
+ctypes releases the interpreter's lock during a call. Handlers of signals run between two steps of Python, in the main thread; so
+a call there must not be long, or must not matter if its result is lost:
+
+- requests about ranges are waited for in pieces (``request``);
+- what maps and unmaps runs where no handlers run (``apart``), and finalizers call ``drop``, which waits for no daemon.
+
+To add another call that maps something: declare it in ``_FUNCTIONS``; write a function beside ``map_file`` that calls it with
+``_again`` and returns the address; have ``mapping.Window`` call that in place of ``map_file``. The rest of a window, requests and
+``read`` included, works by the address alone, as long as gaia_info, gaia_munmap and gaia_drop take it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from . import shelter
+from .errors import Error
+
+PAGE = 4096
+EMULATED, CUDA = 1, 2
+ACQUIRE, RELEASE, SYNC, ADVISE = 1, 2, 3, 4
+LAZY, HOLD, NO_THREAD = 1 << 32, 1 << 34, 1 << 35
+ALL_STREAMS, NO_STREAM = 2**64 - 1, 2**64 - 2
+
+_NAME = "libgaiafs.so.0"
+_VERSION = 101  # the GAIA_VERSION that is needed at least
+# Milliseconds that a wait lasts. A signal ends it at once, unless it comes between the begin of the call and that of the wait.
+_PIECE = 100
+_T = TypeVar("_T")
+
+_int, _size, _pointer, _u64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
+
+
+class _Call(ctypes.Structure):
+    """struct gaia_call."""
+
+    _fields_ = [("running", _pointer), ("pages", _u64)]
+
+
+class _MapArgs(ctypes.Structure):
+    """struct gaia_map_args."""
+
+    _fields_ = [
+        *(("length", _u64), ("offset", _u64), ("address", _pointer), ("flags", _u64)),
+        *(("fd", _int), ("prot", _int), ("device", _int), ("kind", _int)),
+    ]
+
+
+class Info(ctypes.Structure):
+    """struct gaia_info."""
+
+    _fields_ = [
+        *(("address", _pointer), ("length", _u64), ("offset", _u64), ("flags", _u64), ("serial", _u64)),
+        *(("prot", _int), ("device", _int), ("kind", _int), ("reserved", _int), ("size", ctypes.c_int64)),
+    ]
+
+
+class _Copy(ctypes.Structure):
+    """struct gaia_copy."""
+
+    _fields_ = [("to", _u64), ("source", _pointer), ("length", _u64)]
+
+
+_to = ctypes.POINTER
+_FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arguments
+    "gaia_map": (_pointer, _to(_MapArgs), _size),
+    "gaia_info": (_int, _pointer, _to(Info), _size),
+    "gaia_munmap": (_int, _pointer, _size),
+    "gaia_drop": (None, _pointer, _size),
+    "gaia_start": (_int, _to(_Call), _int, _pointer, _size, _int, _pointer),
+    "gaia_wait": (_int, _to(_Call), _int),
+    "gaia_cancel": (None, _to(_Call)),
+    "gaia_read": (_int, _pointer, _pointer, _size),
+    "gaia_write": (_int, _pointer, ctypes.c_char_p, _size),
+    "gaia_copies": (_pointer, _pointer, _size, _to(_Copy), _size),
+    "gaia_status": (_pointer, _int),
+    "gaia_context": (_pointer,),
+    "gaia_lend_context": (None, _pointer),
+    "gaia_error": (ctypes.c_char_p,),
+}
+_FAILED = _pointer(-1).value  # MAP_FAILED
+
+
+def _places() -> list[str]:
+    """Where the library may be, the first first."""
+    if named := os.environ.get("GAIAFS_LIBRARY"):
+        return [named]
+    here = pathlib.Path(__file__).resolve().parent
+    wheel, top = here / _NAME, here.parents[2] if len(here.parents) > 2 else here
+    checkout = [top / "build" / _NAME] if (top / "client" / "c" / "gaiafs.h").exists() else []
+    return [str(path) for path in (wheel, *checkout) if path.exists()] or [_NAME]
+
+
+def _load() -> ctypes.CDLL:
+    why = ""
+    for place in _places():
+        try:
+            library = ctypes.CDLL(place, use_errno=True)
+            if library.gaia_version() < _VERSION:
+                raise AttributeError(f"{place} has version {library.gaia_version()}, and {_VERSION} is needed")
+            for name, (result, *arguments) in _FUNCTIONS.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+            return library
+        except (OSError, AttributeError) as e:
+            why = str(e)
+    raise ImportError(
+        f"gaiafs needs its C library, {_NAME}, and cannot load it ({why}). Install a wheel of the package, which has it; or "
+        "build it with make build in a checkout, or install it with make install; or say in GAIAFS_LIBRARY where it is"
+    )
+
+
+_library = _load()
+_start, _wait, _cancel = _library.gaia_start, _library.gaia_wait, _library.gaia_cancel
+_libc_free = ctypes.CDLL(None).free
+_libc_free.argtypes = (_pointer,)
+
+
+def _failure() -> Error:
+    """Returns the failure of the call that this thread made last."""
+    return Error(ctypes.get_errno() or errno.EIO, (_library.gaia_error() or b"").decode("utf-8", "replace"))
+
+
+def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
+    """Makes a call, once more where a signal ended it whose handler raised nothing."""
+    while (result := call(*arguments)) == failed:
+        if ctypes.get_errno() != errno.EINTR:
+            raise _failure()
+    return result
+
+
+def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+    """Does work where no interrupt reaches it (see shelter.py), in the caller's context of CUDA."""
+    context = _library.gaia_context()
+    if not context:
+        return shelter.run(work, undo)
+
+    def there() -> _T:
+        _library.gaia_lend_context(context)
+        try:
+            return work()
+        finally:
+            _library.gaia_lend_context(None)
+
+    return shelter.run(there, undo)
+
+
+def map_file(fd: int, offset: int, length: int, writable: bool, device: int, flags: int) -> int:
+    """Maps a part of a file, and returns the address. For apart."""
+    arguments = _MapArgs(length, offset, None, flags | NO_THREAD, fd, 3 if writable else 1, device, 0)
+    address: int = _again(_library.gaia_map, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    return address
+
+
+def info(address: int) -> Info:
+    found = Info()
+    if _library.gaia_info(address, ctypes.byref(found), ctypes.sizeof(found)):
+        raise _failure()
+    return found
+
+
+def unmap(address: int, length: int) -> None:
+    """Gives a mapping back, after the kernels that may use it, and waits for the daemon. For apart."""
+    _again(_library.gaia_munmap, -1, address, length)
+
+
+def drop(mapped: list[tuple[int, int]]) -> None:
+    """Gives the mapping in a list back, if nobody took it out, and does not wait for the daemon: finalizers call it."""
+    try:
+        any(itertools.starmap(_library.gaia_drop, map(list.pop, (mapped,))))  # in one step, which no interrupt tears apart
+    except IndexError:
+        pass
+
+
+def request(what: int, address: int, length: int, argument: int, stream: int) -> int:
+    """Asks for something about a range, after the work of the stream, and returns the pages in the answer.
+
+    An interrupt ends it at once, and leaves nothing behind.
+    """
+    call = _Call()
+    here = ctypes.byref(call)
+    try:
+        if _start(here, what, address, length, argument, stream):
+            raise _failure()
+        while _wait(here, _PIECE):
+            if not call.running:
+                raise _failure()
+        return int(call.pages)
+    finally:
+        _cancel(here)
+
+
+def read(address: int, n: int) -> bytes:
+    into = ctypes.create_string_buffer(n)
+    if _library.gaia_read(address, into, n):
+        raise _failure()
+    return into.raw
+
+
+def write(address: int, data: bytes) -> None:
+    if _library.gaia_write(address, data, len(data)):
+        raise _failure()
+
+
+def copies(address: int, size: int, ranges: Sequence[tuple[int, int, int]]) -> int:
+    """Returns the address of new memory beside a mapping, with copies: offsets, each with the address and the size of what goes
+    there. For apart; unmap and drop take it back."""
+    array = (_Copy * len(ranges))(*(_Copy(*r) for r in ranges))
+    made: int = _again(_library.gaia_copies, _FAILED, address, size, array, len(ranges))
+    return made
+
+
+def status(fd: int) -> bytes:
+    """Returns what the daemon of an open mountpoint says of itself. For apart."""
+    text = _again(_library.gaia_status, None, fd)
+    try:
+        return ctypes.string_at(text)
+    finally:
+        _libc_free(text)
