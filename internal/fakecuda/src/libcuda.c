@@ -70,6 +70,7 @@ struct work {
 
 struct stream {
 	struct stream *next; /* of all streams; guarded by mu */
+	int pins;            /* who drains all is at it; guarded by mu */
 	struct context *context;
 	pthread_t thread;
 	pthread_mutex_t mu;
@@ -120,6 +121,7 @@ static int devices;
 static pid_t owner;
 static struct context contexts[MOST_DEVICES];
 static struct stream *defaults[MOST_DEVICES], *streams;
+static pthread_cond_t unpinned = PTHREAD_COND_INITIALIZER;
 static struct stream *captured; /* one at a time */
 static struct graph *capturing;
 static bool invalidated;
@@ -772,7 +774,7 @@ static result drain(struct stream *s)
 	return SUCCESS;
 }
 
-/* drain_all waits for all streams of the current context. Nobody destroys one meanwhile. */
+/* drain_all waits for all streams of the current context. A stream that somebody destroys stays until it is past it. */
 static result drain_all(void)
 {
 	struct context *of = current();
@@ -781,11 +783,18 @@ static result drain_all(void)
 	if (!of)
 		return INVALID_CONTEXT;
 	pthread_mutex_lock(&mu);
-	s = streams;
-	pthread_mutex_unlock(&mu);
-	for (; s; s = s->next)
+	for (s = streams; s;) {
+		s->pins++;
+		pthread_mutex_unlock(&mu);
 		if (s->context == of)
 			drain(s);
+		pthread_mutex_lock(&mu);
+		struct stream *next = s->next;
+		if (--s->pins == 0)
+			pthread_cond_broadcast(&unpinned);
+		s = next;
+	}
+	pthread_mutex_unlock(&mu);
 	return SUCCESS;
 }
 
@@ -813,6 +822,8 @@ result cuStreamDestroy_v2(struct stream *s)
 	pthread_mutex_unlock(&s->mu);
 	pthread_join(s->thread, NULL);
 	pthread_mutex_lock(&mu);
+	while (s->pins)
+		pthread_cond_wait(&unpinned, &mu);
 	for (struct stream **p = &streams; *p; p = &(*p)->next)
 		if (*p == s) {
 			*p = s->next;
