@@ -89,9 +89,9 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 
 // insideFileLocked returns those of the pages in modified that were modified before the end of the file.
 func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
-	modified = intersect(modified, []page.Range{f.fileRangeLocked()})
+	modified = before(modified, page.Count(f.size))
 	last := page.Range{Start: page.Index(f.size >> page.Shift), End: page.Count(f.size)}
-	if last.Empty() || len(intersect(modified, []page.Range{last})) == 0 || !h.covers(last) {
+	if n := len(modified); last.Empty() || n == 0 || modified[n-1].End < last.End || !h.covers(last) {
 		return modified, nil
 	}
 	bytes := make([]byte, page.Size)
@@ -101,9 +101,22 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 	}
 	clear(bytes[f.size-last.Offset():])
 	if x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] {
-		modified = page.Subtract(modified, last)
+		modified = before(modified, last.Start)
 	}
 	return modified, nil
+}
+
+// before returns the pages of ascending ranges before end, in the memory of the ranges: a release of scattered pages has
+// very many of them.
+func before(ranges []page.Range, end page.Index) []page.Range {
+	for n := len(ranges); n > 0; n-- {
+		last := &ranges[n-1]
+		if last.End = min(last.End, end); !last.Empty() {
+			break
+		}
+		ranges = ranges[:n-1]
+	}
+	return ranges
 }
 
 // drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. It lets go of mu
@@ -171,11 +184,15 @@ func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.
 		f.lostLocked(h.dev, err)
 		return nil, h.dev.fault(err)
 	}
-	var modified []page.Range
+	runs := 0
+	for _, list := range found {
+		runs += len(list)
+	}
+	modified := make([]page.Range, 0, runs)
 	for i, s := range scans {
-		runs := make([]page.Range, len(found[i]))
-		for k, run := range found[i] {
-			runs[k] = page.Range{Start: s.pages.Start + run.Start, End: s.pages.Start + run.End}
+		runs := found[i]
+		for k := range runs {
+			runs[k].Start, runs[k].End = s.pages.Start+runs[k].Start, s.pages.Start+runs[k].End
 		}
 		if len(moved[i]) > 0 {
 			runs = subtract(runs, moved[i])

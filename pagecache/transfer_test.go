@@ -288,6 +288,17 @@ func TestRangeArithmetic(t *testing.T) {
 	}
 }
 
+// TestBefore cuts ranges at each page, and takes no memory for it.
+func TestBefore(t *testing.T) {
+	ranges := []page.Range{{Start: 1, End: 3}, {Start: 5, End: 6}, {Start: 8, End: 12}}
+	for end := range page.Index(14) {
+		want := page.Subtract(ranges, page.Range{Start: end, End: 100})
+		own := slices.Clone(ranges)
+		require.ElementsMatch(t, want, before(own, end), "page %d", end)
+		require.Zero(t, testing.AllocsPerRun(1, func() { before(own, end) }))
+	}
+}
+
 // writingHome is a home that says what it was told to begin to write.
 type writingHome struct {
 	*memoryHome
