@@ -88,7 +88,7 @@ type Copy struct {
 	Host []byte
 }
 
-// PeerCopy moves N bytes from From, memory of another device, to Mem.
+// PeerCopy moves N bytes from From, memory of this or of another device, to Mem.
 type PeerCopy struct {
 	Mem  Memory
 	Off  int64

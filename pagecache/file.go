@@ -93,6 +93,8 @@ type File struct {
 	viewsMu sync.Mutex
 	views   []*viewPart // protected by viewsMu
 	viewed  atomic.Int32
+	// viewTurn counts how often pages were taken for a view. Protected by mu.
+	viewTurn uint64
 
 	counters Counters
 

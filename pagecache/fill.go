@@ -127,6 +127,9 @@ func (p *placer) AppendPatches(
 	return p.of.f.appendPatchesLocked(list, &p.walk, s.Pages, p.of.stale[s.Update].Base, home, sums)
 }
 
+// Sent implements mover.Target.
+func (t *filling) Sent([]*mover.Piece) {}
+
 // Settle implements mover.Target. Other pieces are being read, which need what is known of them: their bases and
 // digests.
 func (t *filling) Settle(pieces []*mover.Piece) {

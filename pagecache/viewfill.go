@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"sync"
 	"syscall"
@@ -92,69 +93,90 @@ func (p *viewPart) acquire(ctx context.Context, list []page.Range, launder bool,
 
 // fill brings the stale pages of rg, up to next.
 func (p *viewPart) fill(ctx context.Context, rg page.Range) (pages int64, next page.Index, err error) {
-	stale, next, fill, err := p.begin(ctx, rg)
-	if err != nil || fill == nil {
+	t, next, err := p.begin(ctx, rg)
+	if err != nil || t == nil {
 		return 0, next, err
 	}
 	defer p.f.endRead()
-	if err = fill.Run(ctx, nil); err != nil {
-		for _, rg := range stale {
-			p.stale.Mark(rg)
-		}
+	if err := t.run(ctx); err != nil {
+		p.state.GaveUp()
 		return 0, next, err
 	}
-	for _, rg := range stale {
-		pages += rg.Len()
-	}
-	from := fill.Into.(*viewFill).from
-	p.f.count(func(c *Counters) {
-		c.ViewPages.Add(pages)
-		c.CachedPages.Add(from.Cached)
-		c.DirectPages.Add(from.Direct)
-		c.BufferedPages.Add(from.Buffered)
-	})
-	return pages, next, nil
+	return t.taken, next, nil
 }
 
-// begin, which comes before a read of home that endRead ends where there is a fill, takes the stale pages of rg up to next, after what devices released of them was brought home. Where there are some,
-// fill brings them.
-func (p *viewPart) begin(ctx context.Context, rg page.Range) (stale []page.Range, next page.Index, fill *mover.Fill, err error) {
+// viewFill is one transfer to a view, and the mover.Target of what comes from home.
+type viewFill struct {
+	p       *viewPart
+	extents []*residency.Extent // all that the view has
+	home    *mover.Source
+	turn    uint64       // in which the pages were taken
+	taken   int64        // pages
+	rest    []page.Range // those that did not come from where mappings have them
+
+	mu   sync.Mutex
+	from mover.Ways // protected by mu
+}
+
+// begin takes the stale pages of rg up to next, after what devices released of them was brought home, and copies what
+// devices have of them for mappings. It returns nil where nothing is stale; otherwise endRead is to be called.
+func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next page.Index, err error) {
 	f := p.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return nil, rg.Start, nil, err
+		return nil, rg.Start, err
 	}
 	if next, err = f.collectSomeLocked(ctx, rg); err != nil {
-		return nil, rg.Start, nil, err
+		return nil, rg.Start, err
 	}
-	stale, next = p.stale.Take(page.Range{Start: rg.Start, End: next}, viewPages)
-	if len(stale) == 0 {
-		return nil, next, nil, nil
+	most := int64(viewPages)
+	if len(f.holdings) > 0 {
+		most = holdPeer // which may be copied under this hold
+	}
+	f.viewTurn++
+	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, f.viewTurn)
+	if len(taken) == 0 {
+		return nil, next, nil
+	}
+	t = &viewFill{p: p, home: f.sourceLocked(), turn: f.viewTurn, taken: pagesOf(taken)}
+	p.v.mu.Lock()
+	t.extents = slices.Clone(p.v.extents)
+	p.v.mu.Unlock()
+	if t.rest, err = p.fromExtentsLocked(ctx, taken, t); err != nil {
+		p.state.GaveUp()
+		return nil, rg.Start, err
 	}
 	f.beginRead()
-	into := &viewFill{p: p}
-	p.v.mu.Lock()
-	into.extents = slices.Clone(p.v.extents)
-	p.v.mu.Unlock()
-	return stale, next, &mover.Fill{
-		Device: p.v.dev.moves,
-		Class:  mover.Acquire,
-		From:   f.sourceLocked(),
-		Into:   into,
-		Pieces: mover.Pieces(len(stale), func(i int) mover.Update { return mover.Update{Pages: stale[i]} },
-			[]mover.Run{{Pages: page.From(0).Pages()}}, nil),
-		Reads: new(mover.Reads),
-	}, nil
+	return t, next, nil
 }
 
-// viewFill is the mover.Target of a fill.
-type viewFill struct {
-	p       *viewPart
-	extents []*residency.Extent // all that the view has
-
-	mu   sync.Mutex
-	from mover.Ways // protected by mu
+// run brings the rest: from views of other devices, and what these do not have from home.
+func (t *viewFill) run(ctx context.Context) error {
+	p := t.p
+	rest, err := p.fromViews(ctx, t.rest, t)
+	if err != nil || len(rest) == 0 {
+		return err
+	}
+	all := page.Range{Start: rest[0].Start, End: rest[len(rest)-1].End}
+	fill := &mover.Fill{
+		Device: p.v.dev.moves,
+		Class:  mover.Acquire,
+		From:   t.home,
+		Into:   t,
+		Pieces: mover.Pieces(len(rest), func(i int) mover.Update { return mover.Update{Pages: rest[i]} }, []mover.Run{{Pages: all}}, nil),
+		Reads:  new(mover.Reads),
+	}
+	if err := fill.Run(ctx, nil); err != nil {
+		return err
+	}
+	p.f.count(func(c *Counters) {
+		c.ViewPages.Add(pagesOf(rest))
+		c.CachedPages.Add(t.from.Cached)
+		c.DirectPages.Add(t.from.Direct)
+		c.BufferedPages.Add(t.from.Buffered)
+	})
+	return nil
 }
 
 // Placer implements mover.Target.
@@ -164,18 +186,8 @@ func (t *viewFill) Placer() mover.Placer { return t }
 func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy {
 	for r := range t.p.of.Runs(pages.Span()) {
 		from := buf[r.Off-pages.Offset():][:r.Len]
-		i, _ := slices.BinarySearchFunc(t.extents, r.View, func(x *residency.Extent, at int64) int {
-			if x.Pages().End.Offset() <= at {
-				return -1
-			}
-			return 1
-		})
-		for at := r.View; len(from) > 0; i++ {
-			x := t.extents[i]
-			off := at - x.Pages().Offset()
-			n := min(int64(len(from)), x.Size()-off)
-			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: off, Host: from[:n]})
-			from, at = from[n:], at+n
+		for x, part := range pieces(t.extents, page.Span(r.View, r.Len)) {
+			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(), Host: from[part.Off-r.View:][:part.Len()]})
 		}
 	}
 	return list
@@ -186,11 +198,46 @@ func (t *viewFill) AppendPatches([]gpubackend.Patch, *mover.Step, []byte, []gpub
 	panic("pagecache: a patch of a view")
 }
 
-// Settle implements mover.Target.
-func (t *viewFill) Settle(pieces []*mover.Piece) {
+// Sent implements mover.Target: others may be waiting for the pieces, to copy them.
+func (t *viewFill) Sent(pieces []*mover.Piece) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, x := range pieces {
 		t.from.Add(x.Ways)
+		for _, s := range x.Steps {
+			t.p.state.Arrived(s.Pages)
+		}
+	}
+}
+
+// Settle implements mover.Target.
+func (t *viewFill) Settle([]*mover.Piece) {}
+
+// appendPeer appends the copies of view bytes to into from memory, where they begin at off.
+func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64, into page.Bytes) []gpubackend.PeerCopy {
+	for x, part := range pieces(t.extents, into) {
+		list = append(list, gpubackend.PeerCopy{
+			Mem: x.Memory(), Off: part.Off - x.Pages().Offset(),
+			From: from, FromOff: off + part.Off - into.Off, N: part.Len(),
+		})
+	}
+	return list
+}
+
+// pieces yields the extents that bytes of a view are in, and those bytes of it that each has.
+func pieces(extents []*residency.Extent, b page.Bytes) iter.Seq2[*residency.Extent, page.Bytes] {
+	return func(yield func(*residency.Extent, page.Bytes) bool) {
+		i, _ := slices.BinarySearchFunc(extents, b.Off, func(x *residency.Extent, at int64) int {
+			if x.Pages().End.Offset() <= at {
+				return -1
+			}
+			return 1
+		})
+		for ; i < len(extents); i++ {
+			part := b.Intersect(page.Span(extents[i].Pages().Offset(), extents[i].Size()))
+			if part.Empty() || !yield(extents[i], part) {
+				return
+			}
+		}
 	}
 }

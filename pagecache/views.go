@@ -49,7 +49,7 @@ type viewPart struct {
 	v     *View
 	f     *File
 	of    *view.File
-	stale *view.Stale
+	state *view.State
 }
 
 // viewKey says which view it is. Programs of different users do not share a view, since a program that was given memory
@@ -110,8 +110,8 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	}
 	for i, f := range files {
 		if of := layout.File(i); !of.Span().Empty() {
-			p := &viewPart{v: v, f: f, of: of, stale: view.NewStale(of)}
-			v.parts, v.host = append(v.parts, p), v.host+p.stale.Memory()
+			p := &viewPart{v: v, f: f, of: of, state: view.NewState(of)}
+			v.parts, v.host = append(v.parts, p), v.host+p.state.Memory()
 		}
 	}
 	if !c.memory.fits(v.host) {
@@ -164,7 +164,7 @@ func (f *File) spoilViews(rg page.Range) {
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
 	for _, p := range f.views {
-		p.stale.Mark(rg)
+		p.state.Mark(rg)
 	}
 }
 
@@ -302,9 +302,9 @@ func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
 
 // staleIn makes the pages stale whose bytes x has.
 func (v *View) staleIn(x *residency.Extent) {
-	stale := make(map[int]*view.Stale, len(v.parts))
+	stale := make(map[int]*view.State, len(v.parts))
 	for _, p := range v.parts {
-		stale[p.of.Number()] = p.stale
+		stale[p.of.Number()] = p.state
 	}
 	for i, b := range v.layout.Sources(page.Span(x.Pages().Offset(), x.Size())) {
 		stale[i].Mark(b.Pages())

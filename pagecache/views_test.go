@@ -343,6 +343,94 @@ func TestViewOfARemovedFile(t *testing.T) {
 	require.Eventually(t, func() bool { return m.used() == 0 && len(m.cache.Status().Files) == 0 }, time.Minute, time.Millisecond)
 }
 
+// fromHome returns the pages that came from homes.
+func (m *machine) fromHome() int64 {
+	c := &m.cache.counters
+	return c.CachedPages.Load() + c.DirectPages.Load() + c.BufferedPages.Load()
+}
+
+// TestViewsCopyFromEachOther: what one device has does not come from home again, also not where a mapping has it.
+func TestViewsCopyFromEachOther(t *testing.T) {
+	m := newMachine(t, 3)
+	src := m.noisyFile(4 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 3<<20), {Offset: 50, Length: 3000, Stride: 7000, Count: 500}}}
+	m.view(req, src).check()
+	before := m.fromHome()
+	req.Device = 1
+	v := m.view(req, src)
+	v.check()
+	require.Equal(t, before, m.fromHome())
+	src.write(t, 1<<20, make([]byte, 1<<20))
+	v.acquire() // from home, where the first one is stale
+	v.check()
+	require.Equal(t, before+256, m.fromHome())
+
+	// Another user's view has other memory, and bytes of it are not trusted.
+	req.User, req.Device = alice, 2
+	m.view(req, src).check()
+	require.Equal(t, 2*before+256, m.fromHome())
+
+	m.run(src, 2, 0, 4<<20, false)
+	before = m.fromHome()
+	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(77, 2<<20)}}, src).check()
+	m.view(ViewRequest{Device: 0, Segments: []view.Segment{bytesOf(78, 2<<20)}}, src).check()
+	require.Equal(t, before, m.fromHome(), "from where a mapping has it")
+	w := m.run(src, 2, 0, 4<<20, true)
+	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(79, 2<<20)}}, src).check()
+	require.Greater(t, m.fromHome(), before, "programs may have stored there what they did not release")
+	w.store(200, 'u')
+	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(80, 2<<20)}}, src).check()
+}
+
+// TestViewsThatAreFilledAtOnce: one device is filled from home, and others follow it, page by page.
+func TestViewsThatAreFilledAtOnce(t *testing.T) {
+	for name, fails := range map[string]bool{"and all goes well": false, "and the first one fails": true} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 3)
+			m.cache.leastPeer = 1
+			src := m.noisyFile(8 << 20)
+			req := ViewRequest{Segments: []view.Segment{bytesOf(100, 7<<20)}}
+			var gate *faulty.Gate
+			if gate = m.devices[0].Hold(faulty.CopyIn); fails {
+				m.devices[0].Fail(faulty.CopyIn, 2, errors.New("the bus is broken"))
+			}
+			var group sync.WaitGroup
+			views := make([]*viewer, 3)
+			errs := make([]error, 3)
+			begin := func(i int) {
+				req := req
+				req.Device = i
+				group.Go(func() { views[i], errs[i] = m.tryView(req, src) })
+			}
+			begin(0)
+			<-gate.Arrived() // the pages of the first one are coming
+			begin(1)
+			begin(2)
+			require.Eventually(t, func() bool { // both wait for it
+				f := m.cache.Lookup(src.id)
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.viewTurn == 3
+			}, time.Minute, time.Millisecond)
+			gate.Open()
+			group.Wait()
+			if fails {
+				require.ErrorContains(t, errs[0], "the bus is broken")
+				require.NoError(t, errs[1])
+				require.NoError(t, errs[2])
+				views[1].check()
+				views[2].check()
+				return
+			}
+			require.NoError(t, errors.Join(errs...))
+			for _, v := range views {
+				v.check()
+			}
+			require.Equal(t, page.Covering(100, 7<<20).Len(), m.fromHome(), "home was read once")
+		})
+	}
+}
+
 // TestRandomViews has programs write, release, truncate, map and unmap beside views of random segments. Each acquire must
 // bring what was released or written before.
 func TestRandomViews(t *testing.T) {
@@ -354,6 +442,7 @@ func TestRandomViews(t *testing.T) {
 func randomViews(t *testing.T, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 5))
 	m := newMachine(t, 2, memory(32<<20))
+	m.cache.leastPeer = 1
 	const size = 40 * page.Size
 	sources := []*source{m.noisyFile(size), m.noisyFile(size / 2)}
 	if seed%2 == 0 {

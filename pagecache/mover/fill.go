@@ -48,6 +48,8 @@ func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
 type Target interface {
 	// Placer returns what one goroutine uses for one piece.
 	Placer() Placer
+	// Sent reports pieces as soon as the device has them. Whoever sends waits for it, so it should be quick.
+	Sent(pieces []*Piece)
 	// Settle reports pieces that the device has, ascending, while others are being read. Each piece is reported once.
 	Settle(pieces []*Piece)
 }
@@ -143,6 +145,7 @@ func (p *Fill) alone() {
 		p.fail(err)
 		return
 	}
+	p.Into.Sent([]*Piece{x})
 	p.settle([]*Piece{x})
 }
 
@@ -262,6 +265,7 @@ func (p *Fill) sendLocked() {
 		if err != nil {
 			p.fail(err)
 		} else {
+			p.Into.Sent(call)
 			sent = append(sent, call...)
 		}
 		for range call {

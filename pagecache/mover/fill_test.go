@@ -52,6 +52,8 @@ func (f *flat) AppendPatches([]gpubackend.Patch, *Step, []byte, []gpubackend.Dig
 	panic("nothing is patched")
 }
 
+func (*flat) Sent([]*Piece) {}
+
 func (f *flat) Settle(pieces []*Piece) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,7 +16,8 @@
 // which pages of the files do bytes of the view come from (Layout.Sources)? Both take time in proportion to the
 // logarithm of the number of segments and to the length of the answer.
 //
-// # What is stale
+// # State
 //
-// Stale has the pages of a file that changed since they were copied. It may name more pages than that, never fewer.
+// State says which pages of a file changed since they were copied, and which are being copied. It may take more pages for
+// changed than there are, never fewer.
 package view

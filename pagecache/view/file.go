@@ -114,7 +114,7 @@ func (f *File) Has(b page.Bytes) bool {
 	return false
 }
 
-// A chunk is 128 MiB of a file: the unit in which Stale looks at it.
+// A chunk is 128 MiB of a file: the unit in which State looks at it.
 const (
 	chunkShift = 15
 	chunkPages = 1 << chunkShift
@@ -176,6 +176,13 @@ func (s *pageSet) minus(o *pageSet) (left bool) {
 		left = left || s[i] != 0
 	}
 	return left
+}
+
+// or adds what is in o.
+func (s *pageSet) or(o *pageSet) {
+	for i := range s {
+		s[i] |= o[i]
+	}
 }
 
 // len returns the number of pages in the set.

@@ -105,7 +105,7 @@ func TestRandomLayouts(t *testing.T) {
 			checkRuns(t, rng, l, file, at, size)
 			checkSources(t, rng, l, file, at)
 		}
-		checkStale(t, rng, l, file, at)
+		checkState(t, rng, l, file, at)
 	}
 }
 
@@ -153,8 +153,8 @@ func checkSources(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int6
 	}
 }
 
-// checkStale compares a Stale with a set of pages.
-func checkStale(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64) {
+// checkState compares a State with a set of pages.
+func checkState(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64) {
 	i := rng.IntN(len(l.files))
 	has := make(map[page.Index]bool)
 	for v := range file {
@@ -162,7 +162,7 @@ func checkStale(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 			has[page.Index(at[v]>>page.Shift)] = true
 		}
 	}
-	s, want := NewStale(l.File(i)), make(map[page.Index]bool)
+	s, want := NewState(l.File(i)), make(map[page.Index]bool)
 	for p := range has {
 		want[p] = true
 	}
@@ -178,7 +178,8 @@ func checkStale(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 			continue
 		}
 		got := make(map[page.Index]bool)
-		stale, next := s.Take(rg, math.MaxInt64)
+		stale, next := s.Take(rg, math.MaxInt64, 1)
+		s.Arrived(rg)
 		require.Equal(t, rg.End, next)
 		for k, r := range stale {
 			require.False(t, k > 0 && r.Start <= stale[k-1].End)
@@ -195,31 +196,64 @@ func checkStale(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 		}
 		require.Empty(t, got)
 	}
-	_, _ = s.Take(page.From(0).Pages(), math.MaxInt64)
+	_, _ = s.Take(page.From(0).Pages(), math.MaxInt64, 1)
+	s.Arrived(page.From(0).Pages())
 	require.True(t, s.Fresh())
 }
 
-// TestStaleOfLargeFiles: chunks are taken a part at a time, and only those that the view has bytes of.
-func TestStaleOfLargeFiles(t *testing.T) {
+// TestSplit: pages are stale, coming or there, and who took them later is not waited for.
+func TestSplit(t *testing.T) {
+	l, err := New(1, []Segment{{Length: 100 * page.Size, Count: 1}}, 256)
+	require.NoError(t, err)
+	s := NewState(l.File(0))
+	rg := func(start, end page.Index) []page.Range { return []page.Range{{Start: start, End: end}} }
+	all := rg(0, 100)
+	s.Take(page.Range{End: 60}, math.MaxInt64, 5)
+	s.Arrived(page.Range{End: 20})
+	s.Mark(page.Range{Start: 10, End: 12})
+	s.Mark(page.Range{Start: 30, End: 32})
+
+	there, coming, lack, moved := s.Split(rg(0, 200), 6)
+	assert.Equal(t, []page.Range{{Start: 0, End: 10}, {Start: 12, End: 20}}, there)
+	assert.Equal(t, []page.Range{{Start: 20, End: 30}, {Start: 32, End: 60}}, coming)
+	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 60, End: 100}}, page.Subtract(lack, page.Range{Start: 100, End: 200}))
+	_, coming, lack, _ = s.Split(all, 5)
+	assert.Empty(t, coming)
+	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 20, End: 100}}, lack)
+
+	s.Arrived(page.Range{Start: 20, End: 40})
+	<-moved
+	there, _, _, moved = s.Split(all, 6)
+	assert.Equal(t, []page.Range{{Start: 0, End: 10}, {Start: 12, End: 30}, {Start: 32, End: 40}}, there)
+	s.GaveUp()
+	<-moved
+	_, coming, lack, _ = s.Split(all, 6)
+	assert.Empty(t, coming)
+	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 40, End: 100}}, lack)
+}
+
+// TestStateOfLargeFiles: chunks are taken a part at a time, and only those that the view has bytes of.
+func TestStateOfLargeFiles(t *testing.T) {
 	const tera = 1 << 40
 	l, err := New(1, []Segment{
 		{Offset: 5, Length: 10, Stride: tera, Count: 1000},
 		{Offset: 1 << 30, Length: 1 << 30, Count: 1},
 	}, 256)
 	require.NoError(t, err)
-	s := NewStale(l.File(0))
+	s := NewState(l.File(0))
 	assert.Len(t, s.chunks, 1000+8)
 	var all []page.Range
 	for next := page.Index(0); ; {
-		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, chunkPages)
+		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, chunkPages, 1)
 		if all = append(all, stale...); len(stale) == 0 {
 			break
 		}
 		next = to
+		s.Arrived(page.From(0).Pages())
 	}
 	assert.Len(t, all, 1000+8)
 	assert.True(t, s.Fresh())
 	s.Mark(page.Range{Start: 1 << 28, End: 1<<28 + 1})
-	stale, _ := s.Take(page.From(0).Pages(), 1)
+	stale, _ := s.Take(page.From(0).Pages(), 1, 1)
 	assert.Equal(t, []page.Range{{Start: 1 << 28, End: 1<<28 + 1}}, stale)
 }

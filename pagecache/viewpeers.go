@@ -1,0 +1,200 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+)
+
+// What one device of a machine has of a file need not come from home again for another one: the link between them is
+// faster, and the one to the host is for what no device has. So a view takes pages
+//
+//   - from what a device has of the file for mappings, its own one first, where that is what home has and no program can
+//     have stored into it, as fromPeersLocked does; and
+//   - from views of the same segments on other devices, page by page as they arrive there. When processes on all devices
+//     ask for the same weights at once, one device is filled from home, and the others follow it.
+//
+// A view waits only for pages that were taken before its own (State.Split), so no two wait for each other. Views of
+// different users do not copy from each other: a program may be able to store into a view of its user's.
+
+const (
+	// peerBatch is the most pages of one copy from another view, 256 MiB: who follows this one learns of them afterwards.
+	peerBatch = 1 << 16
+	// leastFollow is the least of a copy while more is on its way, 32 MiB.
+	leastFollow = 1 << 13
+)
+
+// fromExtentsLocked copies what devices have of pages for mappings, and returns the rest.
+func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
+	f, dev := p.f, p.v.dev
+	var sources []*holding
+	for h := range f.holdersLocked() {
+		if h.empty() || !p.v.c.reaches(dev, h.dev) {
+			continue
+		}
+		if sources = append(sources, h); h.dev == dev {
+			sources = slices.Insert(sources[:len(sources)-1], 0, h)
+		}
+	}
+	for _, h := range sources {
+		span := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
+		unwritten, _ := f.sourcesLocked(h, h, span)
+		take := atLeast(intersect(pages, unwritten), f.c.leastPeer)
+		if len(take) == 0 {
+			continue
+		}
+		var copies []gpubackend.PeerCopy
+		for _, rg := range take {
+			h.each(rg, func(x *extent, part page.Range) {
+				for r := range p.of.Runs(part.Span()) {
+					copies = into.appendPeer(copies, x.Memory(), x.offset(r.Off), page.Span(r.View, r.Len))
+				}
+			})
+		}
+		if err := p.copyPeer(ctx, h.dev, copies, take); err != nil {
+			if errors.Is(err, gpubackend.ErrNoPeer) {
+				continue
+			}
+			return nil, err
+		}
+		if pages = subtract(pages, take); len(pages) == 0 {
+			break
+		}
+	}
+	return pages, nil
+}
+
+// reaches reports whether a device can copy from another one, as far as that is known.
+func (c *Cache) reaches(to, from *device) bool {
+	if from.info.Kind != to.info.Kind || from.lost.Load() {
+		return false
+	}
+	_, no := c.noPeer.Load(devicePair{to.owner, from.owner})
+	return !no
+}
+
+// copyPeer copies pages, which have arrived then.
+func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubackend.PeerCopy, pages []page.Range) error {
+	dev := p.v.dev
+	err := dev.moves.Peer(ctx, mover.Acquire, copies)
+	if errors.Is(err, gpubackend.ErrNoPeer) {
+		p.v.c.log.Info("one device cannot copy from another; bytes go through the host",
+			"to", dev.info.Ordinal, "from", from.info.Ordinal, "error", err)
+		p.v.c.noPeer.Store(devicePair{dev.owner, from.owner}, true)
+	}
+	if err != nil {
+		return err
+	}
+	for _, rg := range pages {
+		p.state.Arrived(rg)
+	}
+	n := pagesOf(pages)
+	p.f.count(func(c *Counters) {
+		c.PeerCopies.Add(1)
+		c.PeerCopyPages.Add(n)
+		c.ViewPages.Add(n)
+	})
+	return nil
+}
+
+// siblings returns what views of the same segments and the same user, on devices that can be copied from, have of the
+// file.
+func (p *viewPart) siblings() (list []*viewPart) {
+	p.f.viewsMu.Lock()
+	defer p.f.viewsMu.Unlock()
+	for _, o := range p.f.views {
+		same := o.v.key.what == p.v.key.what && o.v.key.user == p.v.key.user && o.of.Number() == p.of.Number()
+		if same && o.v.dev != p.v.dev && p.v.c.reaches(p.v.dev, o.v.dev) {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+// fromViews copies what views on other devices have of pages, or are about to have, and returns the rest.
+func (p *viewPart) fromViews(ctx context.Context, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
+	for _, o := range p.siblings() {
+		pages, err = p.follow(ctx, o, pages, into)
+		if err != nil && !errors.Is(err, gpubackend.ErrNoPeer) || len(pages) == 0 {
+			return nil, err
+		}
+	}
+	return pages, nil
+}
+
+// follow copies pages from another view as they arrive there, and returns those that it does not have, also with an error.
+func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
+	var arrived []page.Range
+	for left := pages; err == nil && len(left) > 0; {
+		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale first.
+		extents := from.v.hold()
+		there, coming, _, moved := from.state.Split(left, into.turn)
+		there = atLeast(there, p.v.c.leastPeer)
+		for copied := false; len(there) > 0 && err == nil; copied = true {
+			if !copied && len(coming) > 0 && pagesOf(there) < leastFollow {
+				break // so little is not worth a copy if there is soon more
+			}
+			batch, _ := limit(there, peerBatch)
+			if err = p.copyFrom(ctx, from.v.dev, extents, batch, into); err == nil {
+				arrived, there = union(arrived, batch), subtract(there, batch)
+			}
+		}
+		for _, x := range extents {
+			x.LetGo()
+		}
+		if left = union(there, coming); len(coming) == 0 {
+			break
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	return subtract(pages, arrived), err
+}
+
+// hold returns the extents of a view, which the caller may copy from until he lets go of each.
+func (v *View) hold() []*residency.Extent {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, x := range v.extents {
+		x.Hold()
+	}
+	return slices.Clone(v.extents)
+}
+
+// copyFrom copies pages from the extents of the same view on another device.
+func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residency.Extent, pages []page.Range, into *viewFill) error {
+	var copies []gpubackend.PeerCopy
+	var run page.Bytes // of the view; what comes before it is in copies
+	flush := func() {
+		for x, part := range pieces(extents, run) {
+			copies = into.appendPeer(copies, x.Memory(), part.Off-x.Pages().Offset(), part)
+		}
+	}
+	for _, rg := range pages {
+		for r := range p.of.Runs(rg.Span()) {
+			if r.View != run.End || run.Empty() {
+				flush()
+				run.Off = r.View
+			}
+			run.End = r.View + r.Len
+		}
+	}
+	flush()
+	return p.copyPeer(ctx, dev, copies, pages)
+}
+
+// pagesOf returns the number of pages of ranges.
+func pagesOf(ranges []page.Range) (n int64) {
+	for _, rg := range ranges {
+		n += rg.Len()
+	}
+	return n
+}
