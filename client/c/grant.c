@@ -2,19 +2,162 @@
 #define _GNU_SOURCE
 #include "internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
+#include <time.h>
 
 #define IOC_GRANT _IOR('G', 0x01, uint8_t[GAIAFS_GRANT_SIZE])
+
+int gaiafs_grant_patience = 30;
+
+/* The ioctl waits for the daemon, and only the end of the process ends it. So a thread makes it, and stays behind where the
+ * caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
+struct asked {
+	int fd, err, owners; /* owners is atomic: the caller, the thread */
+	sem_t done;
+	uint8_t answer[GAIAFS_GRANT_SIZE];
+};
+
+static void disown(struct asked *a)
+{
+	if (__atomic_sub_fetch(&a->owners, 1, __ATOMIC_ACQ_REL) == 0) {
+		sem_destroy(&a->done);
+		free(a);
+	}
+}
+
+static void *ask(void *argument)
+{
+	struct asked *a = argument;
+
+	a->err = ioctl(a->fd, IOC_GRANT, a->answer) != 0 ? errno : 0;
+	sem_post(&a->done);
+	disown(a);
+	return NULL;
+}
+
+/* state_of returns the letter that /proc has for what a process does, 0 where there is none. */
+static char state_of(const char *pid)
+{
+	char name[64], text[512];
+	FILE *in;
+	size_t n;
+	const char *end;
+
+	(void)snprintf(name, sizeof name, "/proc/%.20s/stat", pid);
+	in = fopen(name, "re");
+	if (in == NULL)
+		return 0;
+	n = fread(text, 1, sizeof text - 1, in);
+	text[n] = '\0';
+	fclose(in);
+	end = strrchr(text, ')');
+	return end != NULL && end[1] == ' ' ? end[2] : 0;
+}
+
+/* serves reports whether a process serves the mount with this device number. Linux 6.18 tells, where the caller may look. */
+static bool serves(const char *pid, unsigned device)
+{
+	char name[64], line[128];
+	unsigned number;
+	struct dirent *e;
+	bool found = false;
+	DIR *all;
+
+	(void)snprintf(name, sizeof name, "/proc/%.20s/fdinfo", pid);
+	all = opendir(name);
+	while (all != NULL && !found && (e = readdir(all)) != NULL) {
+		char path[128];
+		FILE *in;
+
+		(void)snprintf(path, sizeof path, "%.40s/%.20s", name, e->d_name);
+		in = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+		while (in != NULL && !found && fgets(line, sizeof line, in) != NULL)
+			found = sscanf(line, "fuse_connection: %u", &number) == 1 && number == device;
+		if (in != NULL)
+			fclose(in);
+	}
+	if (all != NULL)
+		closedir(all);
+	return found;
+}
+
+/* silent says that the daemon has not answered, which process it is and what helps. */
+static int silent(int fd, struct gaiafs_fail *f)
+{
+	char pid[21] = "", state = 0;
+	struct statx st;
+	struct dirent *e;
+	DIR *all = NULL;
+
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &st) == 0)
+		all = opendir("/proc");
+	while (all != NULL && state != 'T' && (e = readdir(all)) != NULL)
+		if (e->d_name[0] >= '1' && e->d_name[0] <= '9' && serves(e->d_name, st.stx_dev_minor)) {
+			(void)snprintf(pid, sizeof pid, "%.20s", e->d_name);
+			state = state_of(pid);
+		}
+	if (all != NULL)
+		closedir(all);
+	if (state == 'T' || state == 't')
+		return gaiafs_failed(f, ETIMEDOUT,
+				     "the daemon has not answered for %d s: process %s is stopped, and 'kill -CONT %s' has it go on",
+				     gaiafs_grant_patience, pid, pid);
+	if (state != 0)
+		return gaiafs_failed(f, ETIMEDOUT, "the daemon has not answered for %d s: process %s is busy or waits for something",
+				     gaiafs_grant_patience, pid);
+	return gaiafs_failed(f, ETIMEDOUT, "the daemon has not answered for %d s: 'gaiafs status' of the mountpoint says why",
+			     gaiafs_grant_patience);
+}
+
+/* ask_patiently makes the ioctl, and returns 0 or its errno; or -1 where a signal or the clock ended the wait, with *f set. */
+static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
+{
+	struct asked *a = calloc(1, sizeof *a);
+	struct gaiafs_fail unused;
+	struct timespec until;
+	int err;
+
+	if (a == NULL)
+		return ENOMEM;
+	a->fd = fd;
+	a->owners = 2;
+	sem_init(&a->done, 0, 0);
+	(void)clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += gaiafs_grant_patience;
+	if (gaiafs_start_thread(ask, a, &unused) != 0)
+		(void)ask(a); /* there is no thread to be had */
+	if (sem_timedwait(&a->done, &until) == 0) {
+		err = a->err;
+		memcpy(answer, a->answer, sizeof a->answer);
+	} else if (errno == EINTR) {
+		(void)gaiafs_failed(f, EINTR, "a signal interrupted the wait for the mount to give access");
+		err = -1;
+	} else {
+		(void)silent(fd, f);
+		err = -1;
+	}
+	disown(a);
+	return err;
+}
 
 static int ioctl_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 {
 	uint8_t answer[GAIAFS_GRANT_SIZE] = { 0 };
+	int err = ask_patiently(fd, answer, f);
 
-	if (ioctl(fd, IOC_GRANT, answer) != 0) {
+	if (err < 0)
+		return f->errnum;
+	if (err != 0) {
+		errno = err;
 		if (errno == ENOTTY || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)
 			return gaiafs_failed(f, errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)");
 		return gaiafs_failed(f, errno, "the mount gave no access: %s", strerror(errno));

@@ -225,6 +225,7 @@ bool gaiafs_cuda_lost(void *context, struct gaiafs_fail *f);
 
 /* The grant of an open file: the ioctl. Tests without a mount put something else here, before the first call. */
 extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
+extern int gaiafs_grant_patience; /* how many seconds it waits for the daemon; tests have less */
 
 /* gaiafs_flush_kernel brings the stores of CPU programs that mapped the file home. *launder: the daemon has to see to it,
  * since this kernel does not wait. */

@@ -204,12 +204,13 @@ int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 
 int gaiafs_check_file(int fd, int prot, struct gaiafs_fail *f)
 {
-	struct stat st;
+	struct statx st;
 	int mode = fcntl(fd, F_GETFL);
 
-	if (mode < 0 || fstat(fd, &st) != 0)
+	/* What the kernel knows: the daemon may be stopped. */
+	if (mode < 0 || statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) != 0)
 		return gaiafs_failed(f, errno, "descriptor %d: %s", fd, strerror(errno));
-	if (!S_ISREG(st.st_mode))
+	if (!S_ISREG(st.stx_mode))
 		return gaiafs_failed(f, EINVAL, "descriptor %d is not of a regular file", fd);
 	if (mode & O_PATH)
 		return gaiafs_failed(f, EBADF, "descriptor %d was opened with O_PATH", fd);

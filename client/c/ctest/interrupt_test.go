@@ -33,6 +33,19 @@ func stopped(t *testing.T, pid int) {
 	}, patience, time.Millisecond)
 }
 
+// whyStopped is what the library says of a daemon that is stopped. Linux before 6.18 does not tell whose the mount is.
+func whyStopped(t *testing.T, pid int) string {
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	require.NoError(t, err)
+	who := "'gaiafs status' of the mountpoint says why"
+	for _, fd := range fds {
+		if text, _ := os.ReadFile(fd); strings.Contains(string(text), "fuse_connection:") {
+			who = fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", pid, pid)
+		}
+	}
+	return "the daemon has not answered for 1 s: " + who
+}
+
 // TestInterrupted stops a daemon under a client.
 func TestInterrupted(t *testing.T) {
 	for build := range builds {
@@ -51,6 +64,7 @@ func TestInterrupted(t *testing.T) {
 			defer m.Process.Signal(syscall.SIGCONT)
 			stopped(t, m.Process.Pid)
 			say()
+			expect(whyStopped(t, m.Process.Pid))
 			expect("interrupted")
 			require.NoError(t, m.Process.Signal(syscall.SIGCONT))
 			say()

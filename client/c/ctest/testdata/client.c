@@ -333,7 +333,12 @@ static void interrupted(const char *path)
 
 	CHECK(p != MAP_FAILED && q != MAP_FAILED);
 	say_and_wait("mapped"); /* stopped */
+	gaiafs_grant_patience = 1;
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), ETIMEDOUT);
+	puts(gaia_error());
+	gaiafs_grant_patience = 1000;
 	interrupts(true, 0);
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), EINTR);
 	for (int i = 0; i < 70; i++) { /* more than a daemon takes at once, in all */
 		FAILS(gaia_macquire(p, PAGE, 0), EINTR);
 		FAILS(gaia_madvise(p, PAGE, GAIA_MADV_NORMAL), EINTR);
@@ -345,6 +350,7 @@ static void interrupted(const char *path)
 	FAILS(gaia_munmap(p, PAGE), EINVAL);
 	interrupts(false, 0);
 	say_and_wait("interrupted"); /* goes on */
+	gaiafs_grant_patience = 30;
 	interrupts(true, SA_RESTART);
 	for (int i = 0; i < 100; i++) {
 		CHECK(gaia_macquire(q, 2 * PAGE, 0) == 0);
