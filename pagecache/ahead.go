@@ -13,7 +13,7 @@ const aheadChunks = 4
 // fetchesMoreFrom reports whether CPU reads bring more from d than what they are for, around it and ahead of it. Without engines
 // that would take a processor that programs may need.
 func (c *Cache) fetchesMoreFrom(d *device) bool {
-	return c.peerReads == PeerReadsAlways || d.info.CopyEngines
+	return c.deviceReads == DeviceReadsAlways || d.info.CopyEngines
 }
 
 // expect tells the predictor of a read and returns what is expected to be read next.
@@ -61,7 +61,7 @@ func (f *File) newCleanChunks(rg page.Range, i int64, home HomeReader) (chunks [
 		if f.clean.chunks[i] != nil || pages.Empty() {
 			break
 		}
-		if f.c.peerReads != PeerReadsAlways && home.Cached(pages.Offset(), pages.Bytes()) {
+		if f.c.deviceReads != DeviceReadsAlways && home.Cached(pages.Offset(), pages.Bytes()) {
 			break
 		}
 		chunks = append(chunks, f.addChunkLocked(i, pages))
@@ -97,7 +97,7 @@ func (f *File) fetchChunks(chunks []*cleanChunk) {
 
 // arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes, or gives them up where it is not known
 // to be what home has.
-func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, isHome bool, asked int64) {
+func (f *File) arrived(plan *deviceCopyPlan, chunks []*cleanChunk, isHome bool, asked int64) {
 	defer plan.Finish()
 	if !isHome {
 		fillChunks(chunks, nil)
@@ -108,10 +108,10 @@ func (f *File) arrived(plan *peerCopyPlan, chunks []*cleanChunk, isHome bool, as
 }
 
 // isHome reports whether a copy that has ended is known to be what home has.
-func (f *File) isHome(plan *peerCopyPlan) bool { return plan.Err() == nil && f.verify(plan).Empty() }
+func (f *File) isHome(plan *deviceCopyPlan) bool { return plan.Err() == nil && f.verify(plan).Empty() }
 
 // fillChunks fills chunks from what plan copied; nil: gives them up.
-func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
+func fillChunks(chunks []*cleanChunk, plan *deviceCopyPlan) {
 	for _, k := range chunks {
 		if plan == nil {
 			k.fill(nil)
@@ -123,7 +123,7 @@ func fillChunks(chunks []*cleanChunk, plan *peerCopyPlan) {
 }
 
 // planAheadLocked decides from which device the pages of rg are read ahead; nil: from none.
-func (f *File) planAheadLocked(rg page.Range) *peerCopyPlan {
+func (f *File) planAheadLocked(rg page.Range) *deviceCopyPlan {
 	best, haves, _ := f.fastestLocked(rg, rg.Bytes())
 	if best == nil {
 		f.probeLocked(rg, haves, nil)
@@ -143,7 +143,7 @@ func (f *File) fastestLocked(rg page.Range, n int64) (best *have, haves []have, 
 	haves = f.havesLocked(rg)
 	disk := f.c.disk.Now()
 	took = disk.Time(n)
-	always := f.c.peerReads == PeerReadsAlways
+	always := f.c.deviceReads == DeviceReadsAlways
 	for i := range haves {
 		x := &haves[i]
 		s := x.h.dev.moves.Cost.Now()

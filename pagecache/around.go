@@ -66,7 +66,7 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 		k.fill(nil)
 		return 0, false
 	}
-	if !c.wait(plan.peerCopy) {
+	if !c.wait(plan.deviceCopy) {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		k.fill(nil)
 		return 0, true
@@ -89,10 +89,10 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 }
 
 // planAroundLocked plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it.
-func (f *File) planAroundLocked(k *cleanChunk, n int64) *peerCopyPlan {
+func (f *File) planAroundLocked(k *cleanChunk, n int64) *deviceCopyPlan {
 	best, haves, took := f.fastestLocked(k.pages, n)
 	if best == nil {
-		return nil // readPeersOrHome decides
+		return nil // readDeviceOrHome decides
 	}
 	f.probeLocked(k.pages, haves, best.h)
 	plan := f.copyLocked(*best, k.pages)

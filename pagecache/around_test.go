@@ -31,7 +31,7 @@ func (s *source) readDirect(t *testing.T, off, n int) []byte {
 
 // TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see every write.
 func TestSmallReadsBringWhatIsAround(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -60,7 +60,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 // TestNothingIsReadAgain: where chunks are not read again before they go, no more are fetched, but for a few.
 func TestNothingIsReadAgain(t *testing.T) {
 	const chunks = 3 * aroundDebt / 2
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), hostMemory(4<<20))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
 	src, _ := m.sharedFile(chunks * chunkSize)
 	m.run(src, 0, 0, chunks*chunkSize, false)
 	m.cache.cleanAge = 0
@@ -81,7 +81,7 @@ func TestNothingIsReadAgain(t *testing.T) {
 
 // TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched again.
 func TestAFailedReadBringsNothing(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
@@ -125,7 +125,7 @@ func TestChunkMemory(t *testing.T) {
 // TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again, leaves
 // chunks usable.
 func TestWhatIsIdleChangesNothing(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	src.readDirect(t, 0, 10)
@@ -142,7 +142,7 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 func TestGivenUpTwice(t *testing.T) {
 	for name, before := range map[string]int{"while it runs": 0, "while it waits": schedule.MostCalls} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t, 1, peerReads(PeerReadsAlways))
+			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 			src, _ := m.sharedFile(sharedSize)
 			m.run(src, 0, 0, sharedSize, false)
 			m.cache.leastPatience = 4 * chunkPatience
@@ -173,7 +173,7 @@ func TestGivenUpTwice(t *testing.T) {
 // TestReadersBehindHungCopies: where all that a device does is what nobody waits for, and hangs, the first reader behind it is the
 // last one that asks the device.
 func TestReadersBehindHungCopies(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	gate := m.devices[0].Hold(faulty.CopyOut)

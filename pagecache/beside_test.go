@@ -172,7 +172,7 @@ func TestChangedSizeInSource(t *testing.T) {
 
 // TestDoubtfulPagesAreNotServed: nobody on the CPU gets what a device had before the change, settled or not.
 func TestDoubtfulPagesAreNotServed(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(8 * page.Size)
 	m.run(src, 0, 0, 8*page.Size, true)
 	src.read(t, 0, page.Size)

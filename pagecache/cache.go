@@ -37,9 +37,9 @@ type Options struct {
 	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
-	// PeerReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes half of
+	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes half of
 	// HostMemory at most, and 4 GiB.
-	PeerReads PeerReads
+	DeviceReads DeviceReads
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
 	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
@@ -83,8 +83,8 @@ type Cache struct {
 	// noPeer has the devicePairs that turned out to have no direct way.
 	noPeer sync.Map
 
-	// What CPU reads from devices need: peerread.go, peercopy.go, clean.go.
-	peerReads PeerReads
+	// What CPU reads from devices need: deviceread.go, devicecopy.go, clean.go.
+	deviceReads DeviceReads
 	// fetchesMore says that there are devices from which fetchesMoreFrom.
 	fetchesMore bool
 	// leastPatience is immutable, and of the constant's value but in tests.
@@ -92,7 +92,7 @@ type Cache struct {
 	stuckAfter    time.Duration  // immutable
 	cleanAge      time.Duration  // the same
 	disk          *mover.Place   // that homes are read from
-	peerCalls     sync.WaitGroup // what waits for copies in the background
+	deviceCalls   sync.WaitGroup // what waits for copies in the background
 	clean         *cleanStore    // nil without devices
 	cleanLimit    int64
 	cleanBytes    atomic.Int64
@@ -202,7 +202,7 @@ func New(o Options) (*Cache, error) {
 		seen[info.Ordinal] = true
 		c.devices = append(c.devices, c.newDevice(d, info, o))
 	}
-	if err := c.preparePeerReads(o.PeerReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
+	if err := c.prepareDeviceReads(o.DeviceReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
 		return nil, err
 	}
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })

@@ -23,7 +23,7 @@ func (m *machine) order() []*cleanChunk {
 // pile up. They keep no memory, and no File after it was detached.
 func TestChunksThatAreGoneAreForgotten(t *testing.T) {
 	const size, step = 48 << 20, chunkSize
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), hostMemory(8<<20))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(8<<20))
 	src, _ := m.sharedFile(size)
 	p := m.run(src, 0, 0, size, false)
 	m.cache.cleanAge = time.Hour
@@ -53,7 +53,7 @@ func TestChunksThatAreGoneAreForgotten(t *testing.T) {
 
 // TestChunkThatGoesBeforeItIsKept: one that is dropped just before the store is asked to keep it takes no room there.
 func TestChunkThatGoesBeforeItIsKept(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	f, s := src.attached, m.cache.clean

@@ -14,7 +14,7 @@ type Counters struct {
 	PrefetchedPages                                  atomic.Int64
 	// ViewPages are pages of files that were copied to views.
 	ViewPages                                             atomic.Int64
-	PeerReads, PeerReadPages                              atomic.Int64
+	CollectingReads, CollectingReadPages                  atomic.Int64
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
@@ -30,7 +30,7 @@ type Counters struct {
 	Bases atomic.Int64
 
 	// Latencies, kept for the mount only.
-	FillTime, CollectTime, ReleaseTime, PeerReadTime, InvalidateTime Histogram
+	FillTime, CollectTime, ReleaseTime, CollectingReadTime, InvalidateTime Histogram
 }
 
 // count applies fn to the counters of the file and of the mount.

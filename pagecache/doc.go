@@ -58,7 +58,7 @@
 // # Reads on the CPU
 //
 // A read of pages that home has is served from the host's page cache, from what was read ahead, from a device or from
-// the disk (peerread.go, peercopy.go, clean.go; packages mover and internal/cost know what takes how long). A read of
+// the disk (deviceread.go, devicecopy.go, clean.go; packages mover and internal/cost know what takes how long). A read of
 // what did not change since others read it takes no File.mu to learn that (readsnapshot.go); other reads take it twice,
 // for microseconds. No read holds it while bytes are copied. Facts read under File.mu stay valid until the region's
 // epoch changes: the lrc machine reports every change of a page, and whoever changes bytes without it calls

@@ -67,8 +67,8 @@ type File struct {
 	settled uint64
 	// shown is changed with mu held.
 	shown atomic.Pointer[shownTimes]
-	// peerRuns are where CPU reads had runs brought from devices. Protected by mu.
-	peerRuns peerRuns
+	// collectingRuns are where CPU reads had runs brought from devices. Protected by mu.
+	collectingRuns collectingRuns
 	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by mu.
 	collectErr error
 	failing    atomic.Bool // collectErr is set
@@ -83,7 +83,7 @@ type File struct {
 	reading   int    // protected by readingMu
 	closing   []Home // protected by readingMu
 
-	// epochs and torn are of regions of the file (peerread.go). epochs are changed with mu held.
+	// epochs and torn are of regions of the file (deviceread.go). epochs are changed with mu held.
 	epochs, torn [epochRegions]atomic.Uint64
 	snapshots    readSnapshots
 	serial       uint64 // immutable; tells the File's chunks from those of others

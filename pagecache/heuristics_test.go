@@ -21,7 +21,7 @@ func BenchmarkHeuristics(b *testing.B) {
 	newSource := func(b *testing.B) (*Cache, *source, *openHome) {
 		d, err := emulated.New(emulated.Options{Memory: size, CopyEngines: true})
 		require.NoError(b, err)
-		c, err := New(Options{Devices: []gpubackend.Device{d}, HostMemory: 8 << 20, PeerReads: PeerReadsAlways})
+		c, err := New(Options{Devices: []gpubackend.Device{d}, HostMemory: 8 << 20, DeviceReads: DeviceReadsAlways})
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, c.Close(context.Background())) })
 		src := &source{id: FileID{1, 1}, home: newHome(size), kernel: &kernel{}}

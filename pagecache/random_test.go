@@ -28,7 +28,7 @@ func TestRandomDevicesAndDisk(t *testing.T) {
 
 // TestRandomDevicesServeReads is the same with reads that devices serve wherever they can, and read ahead.
 func TestRandomDevicesServeReads(t *testing.T) {
-	reads := randomSeeds(t, 40, func(seed uint64) bool { return seed%2 == 0 }, peerReads(PeerReadsAlways))
+	reads := randomSeeds(t, 40, func(seed uint64) bool { return seed%2 == 0 }, readsFrom(DeviceReadsAlways))
 	require.Positive(t, reads)
 }
 

@@ -9,39 +9,39 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// peerReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
+// collectingReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
 // to bring: 1 MiB, more than the kernel's read-ahead asks for.
-const peerReadPages = 256
+const collectingReadPages = 256
 
-// mostPeerReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
-const mostPeerReadPages = collectChunk
+// mostCollectingReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
+const mostCollectingReadPages = collectChunk
 
-// peerRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes
+// collectingRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes
 // twice as much. Unlike read-ahead it is asked only when something has to come anyway.
-type peerRuns struct {
-	runs [8]peerRun
+type collectingRuns struct {
+	runs [8]collectingRun
 	next int // the one to be forgotten
 }
 
-type peerRun struct {
+type collectingRun struct {
 	end   page.Index
 	pages page.Index
 }
 
 // from returns the pages to bring home for a read of rg: these, and those after them.
-func (r *peerRuns) from(rg page.Range) page.Range {
+func (r *collectingRuns) from(rg page.Range) page.Range {
 	run := &r.runs[r.next]
-	pages := page.Index(peerReadPages)
+	pages := page.Index(collectingReadPages)
 	for i := range r.runs {
 		if x := &r.runs[i]; x.pages > 0 && rg.Start <= x.end && x.end <= rg.End {
-			run, pages = x, min(2*x.pages, mostPeerReadPages)
+			run, pages = x, min(2*x.pages, mostCollectingReadPages)
 			break
 		}
 	}
 	if run == &r.runs[r.next] {
 		r.next = (r.next + 1) % len(r.runs)
 	}
-	*run = peerRun{end: max(rg.End, rg.Start+pages), pages: pages}
+	*run = collectingRun{end: max(rg.End, rg.Start+pages), pages: pages}
 	return page.Range{Start: rg.Start, End: run.end}
 }
 
@@ -60,13 +60,13 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 	if size <= off {
 		return n, fromHome || ok, err
 	}
-	n, err = f.readPeers(p[:min(int64(len(p)), size-off)], off, size, home, !direct)
+	n, err = f.readDevices(p[:min(int64(len(p)), size-off)], off, size, home, !direct)
 	return n, false, err
 }
 
-// readPending sees to it that home has what devices released of a read. If nothing had to be done, and peers says that
+// readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says that
 // devices may serve it, and they may, size is that of the file; otherwise it is 0.
-func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, peers bool) (size int64, n int, fromHome bool, err error) {
+func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fromDevices bool) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,11 +82,11 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 		pending = f.lrc.CPURead(rg)
 	}
 	if len(pending) == 0 {
-		serves := peers && f.servesLocked()
+		serves := fromDevices && f.servesLocked()
 		if serves {
 			size = f.size
 		}
-		if peers {
+		if fromDevices {
 			f.publishLocked(rg, direct, serves)
 		}
 		return size, 0, true, nil
@@ -105,7 +105,7 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 		return 0, n, fromHome, err
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
-	ahead := f.peerRuns.from(rg).Intersect(f.fileRangeLocked())
+	ahead := f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
 	if ahead.End > rg.End {
 		_ = f.collectLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false)
 	}
@@ -113,8 +113,8 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, pee
 	for _, q := range pending {
 		pages += q.Range.Len()
 	}
-	f.count(func(c *Counters) { c.PeerReads.Add(1); c.PeerReadPages.Add(pages) })
-	f.c.counters.PeerReadTime.observe(time.Since(start))
+	f.count(func(c *Counters) { c.CollectingReads.Add(1); c.CollectingReadPages.Add(pages) })
+	f.c.counters.CollectingReadTime.observe(time.Since(start))
 	return 0, 0, true, nil
 }
 

@@ -111,7 +111,7 @@ func TestReadsWithoutLockKnowTheSize(t *testing.T) {
 
 // What somebody changed in SOURCE is noticed without the lock too.
 func TestReadsWithoutLockLookAtSource(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	readTwice(t, src, 0, 4096)

@@ -438,13 +438,13 @@ func TestReadsOfReleasedPages(t *testing.T) {
 			runs = append(runs, n)
 		}
 	}
-	require.EqualValues(t, peerReadPages, runs[0])
+	require.EqualValues(t, collectingReadPages, runs[0])
 	require.GreaterOrEqual(t, slices.Max(runs), int64(collectChunk/2))
-	require.Less(t, len(runs), pages/peerReadPages, "%d", runs)
+	require.Less(t, len(runs), pages/collectingReadPages, "%d", runs)
 
 	write()
 	rnd := rand.New(rand.NewPCG(5, 6))
 	for range 50 { // two of them may look like a stream
-		require.LessOrEqual(t, read(rnd.IntN(pages/request)*request), int64(2*peerReadPages))
+		require.LessOrEqual(t, read(rnd.IntN(pages/request)*request), int64(2*collectingReadPages))
 	}
 }

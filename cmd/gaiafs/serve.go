@@ -155,7 +155,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",
 		TrustUsers:        m.trustUsers,
-		PeerReads:         pagecache.PeerReadsNamed(m.peerReads.word),
+		DeviceReads:       pagecache.DeviceReadsNamed(m.deviceReads.word),
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,
 		Log:               log,

@@ -25,7 +25,7 @@ type settings struct {
 	readOnly          bool
 	passthrough       choice
 	writeBack         bool
-	peerReads         choice
+	deviceReads       choice
 	writeBackInterval span
 	directReads       choice
 	sourceEvents      choice
@@ -46,7 +46,7 @@ func newSettings() *settings {
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
 		sourceEvents:      choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}},
-		peerReads:         choice{"auto", pagecache.PeerReadsWords()},
+		deviceReads:       choice{"auto", pagecache.DeviceReadsWords()},
 		attrTimeout:       span{Duration: time.Second},
 		entryTimeout:      span{Duration: time.Second},
 		logLevel:          choice{"info", []string{"debug", "info", "warn", "error"}},
@@ -79,7 +79,7 @@ func (s *settings) flags() *pflag.FlagSet {
 		"how devices are filled from the disk: auto is past the host's page cache where that is possible")
 	f.Var(&s.sourceEvents, "source-events",
 		"which events of the kernel report changes made in SOURCE directly")
-	f.Var(&s.peerReads, "peer-reads", "when reads on the CPU come from devices that have what the disk has")
+	f.Var(&s.deviceReads, "device-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")

@@ -44,9 +44,9 @@ type mountStatus struct {
 	Passthrough        bool  `json:"passthrough"`
 	PassthroughRefused int64 `json:"passthrough_refused"`
 	// Events says which events report changes in SOURCE, EventsLost how often the kernel dropped some.
-	Events     string `json:"source_events"`
-	EventsLost int64  `json:"source_events_lost"`
-	PeerReads  string `json:"peer_reads"`
+	Events      string `json:"source_events"`
+	EventsLost  int64  `json:"source_events_lost"`
+	DeviceReads string `json:"device_reads"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -61,18 +61,18 @@ func (s *service) status() statusDocument {
 	c := s.control.Stats()
 	document := statusDocument{
 		Mount: mountStatus{
-			Source:     s.plan.source,
-			Mountpoint: s.plan.mountpoint,
-			Gaiafs:     version,
-			PID:        os.Getpid(),
-			Started:    s.started.UTC().Truncate(time.Millisecond),
-			Socket:     s.control.Socket(),
-			Devices:    s.plan.gpus.String(),
-			ReadOnly:   s.plan.readOnly,
-			Events:     fs.EventsOff,
-			PeerReads:  s.plan.peerReads.word,
-			Clients:    c.Sessions,
-			Mappings:   c.Mappings,
+			Source:      s.plan.source,
+			Mountpoint:  s.plan.mountpoint,
+			Gaiafs:      version,
+			PID:         os.Getpid(),
+			Started:     s.started.UTC().Truncate(time.Millisecond),
+			Socket:      s.control.Socket(),
+			Devices:     s.plan.gpus.String(),
+			ReadOnly:    s.plan.readOnly,
+			Events:      fs.EventsOff,
+			DeviceReads: s.plan.deviceReads.word,
+			Clients:     c.Sessions,
+			Mappings:    c.Mappings,
 		},
 		Status: s.cache.Status(),
 	}

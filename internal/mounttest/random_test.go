@@ -190,12 +190,12 @@ func layoutOf(writeBack bool) model.Layout {
 // libcuda.
 func TestRandomPrograms(t *testing.T) {
 	modes := []struct {
-		name      string
-		writeBack bool
-		interval  time.Duration
-		loose     bool
-		disguised bool
-		peerReads string
+		name        string
+		writeBack   bool
+		interval    time.Duration
+		loose       bool
+		disguised   bool
+		deviceReads string
 	}{
 		{"write-through", false, time.Hour, false, false, ""},
 		{"write-back", true, time.Hour, false, false, ""},
@@ -213,7 +213,7 @@ func TestRandomPrograms(t *testing.T) {
 				testdevice.Emulated(t, "there is a libcuda that is not fake")
 			}
 			x := newSystem(t, layoutOf(mode.writeBack), testmount.Options{
-				WriteBackInterval: mode.interval, Disguised: mode.disguised, PeerReads: mode.peerReads,
+				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads,
 			})
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1)+1) + *firstFlag; done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
@@ -237,7 +237,7 @@ func TestRandomPrograms(t *testing.T) {
 					break
 				}
 			}
-			if mode.peerReads != "" {
+			if mode.deviceReads != "" {
 				s, err := x.status()
 				require.NoError(t, err)
 				require.Positive(t, s.Counters["device_reads"])

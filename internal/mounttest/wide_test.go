@@ -32,12 +32,12 @@ var (
 
 // machine is what a mount of wider programs has. Programs run on many.
 type machine struct {
-	gpus       []int // the device of each program
-	memory     int64 // of a device; the smallest that holds the file is two extents
-	hostMemory int64 // 0: plenty
-	interval   time.Duration
-	peerReads  string
-	edge       bool // the file is on both sides of an extent's edge
+	gpus        []int // the device of each program
+	memory      int64 // of a device; the smallest that holds the file is two extents
+	hostMemory  int64 // 0: plenty
+	interval    time.Duration
+	deviceReads string
+	edge        bool // the file is on both sides of an extent's edge
 }
 
 const (
@@ -49,10 +49,10 @@ const (
 var machines = []machine{
 	{gpus: []int{0, 0, 1, 2}, memory: deviceMemory, hostMemory: eightPages, interval: busy, edge: true},
 	{gpus: []int{0, 0}, memory: plenty, interval: time.Hour},
-	{gpus: []int{0, 0, 1}, memory: deviceMemory, interval: busy, peerReads: "always", edge: true},
+	{gpus: []int{0, 0, 1}, memory: deviceMemory, interval: busy, deviceReads: "always", edge: true},
 	{interval: busy},
 	{gpus: []int{0, 0, 1, 2}, memory: plenty, interval: busy},
-	{gpus: []int{0, 0, 1}, memory: plenty, hostMemory: eightPages, interval: time.Hour, peerReads: "always"},
+	{gpus: []int{0, 0, 1}, memory: plenty, hostMemory: eightPages, interval: time.Hour, deviceReads: "always"},
 	{gpus: []int{0}, memory: deviceMemory, hostMemory: eightPages, interval: time.Hour, edge: true},
 }
 
@@ -119,7 +119,7 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		l.Devices = max(l.Devices, testdevice.Number(d)+1)
 	}
 	x := newSystem(t, l, testmount.Options{
-		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval, PeerReads: m.peerReads,
+		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval, DeviceReads: m.deviceReads,
 	})
 	x.wide, x.kinds = true, kinds
 	if m.edge {

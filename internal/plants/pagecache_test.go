@@ -167,14 +167,14 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a read from a device takes stores that nobody released",
-		file: "pagecache/peerread.go",
+		file: "pagecache/deviceread.go",
 		old:  "if sums[i] == c.agreed[i] {",
 		new:  "if sums[i] == c.agreed[i] || len(sums) > 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestUnreleasedStoresAreNotRead"}},
 	},
 	{
 		name: "a read from a device takes what changed while it was copied",
-		file: "pagecache/peerread.go",
+		file: "pagecache/deviceread.go",
 		old:  "if compared < p.pages.Len() && f.epoch(p.pages) != p.epoch {",
 		new:  "if compared < 0 && f.epoch(p.pages) != p.epoch {",
 		nets: []net{{pkg: "pagecache", run: "TestChangesDuringTheCopy|TestRandomDevicesServeReads"}},

@@ -249,7 +249,7 @@ func TestNoStaleReadsFromDevices(t *testing.T) {
 	seed := uint64(time.Now().UnixNano()) >> 2
 	t.Logf("again: go test ./internal/stress -run TestNoStaleReadsFromDevices -stress.ops %d (seed %d)", *operations, seed)
 	bothModes(t, func(t *testing.T, o testmount.Options) {
-		o.Devices, o.PeerReads = 2, "always"
+		o.Devices, o.DeviceReads = 2, "always"
 		m := testmount.Start(t, o)
 		assert.Zero(t, staleReads(t, m, *operations/4, seed), "reads that got old bytes")
 		require.Positive(t, status(t, m).Counters["device_reads"])

@@ -58,10 +58,10 @@ type Options struct {
 	HostMemory        int64
 	WriteBackInterval time.Duration
 	WriteBack         bool
-	// PeerReads is one of pagecache.PeerReadsWords. "" stands for the word in GAIAFS_TEST_PEER_READS, or else auto.
-	PeerReads  string
-	AllowOther bool
-	ReadOnly   bool
+	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else auto.
+	DeviceReads string
+	AllowOther  bool
+	ReadOnly    bool
 	// Mountpoint is the directory to mount at; "" stands for a fresh one.
 	Mountpoint string
 	// WithoutCure leaves out the cure for stale readers of package fs, for a test that shows what it is for.
@@ -215,7 +215,7 @@ func serve(j job) error {
 		HostMemory:        j.HostMemory,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
-		PeerReads:         pagecache.PeerReadsNamed(cmp.Or(j.PeerReads, os.Getenv("GAIAFS_TEST_PEER_READS"), "auto")),
+		DeviceReads:       pagecache.DeviceReadsNamed(cmp.Or(j.DeviceReads, os.Getenv("GAIAFS_TEST_DEVICE_READS"), "auto")),
 		Log:               log,
 	})
 	if err != nil {

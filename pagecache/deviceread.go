@@ -25,33 +25,33 @@ import (
 // Nobody waits for a device for longer than a bound (patience), and then reads home. The copy that was given up keeps its
 // buffer and its extents until it ends; meanwhile no read goes to that device.
 
-// PeerReads says when CPU reads of pages that home has are served from devices.
-type PeerReads uint8
+// DeviceReads says when CPU reads of pages that home has are served from devices.
+type DeviceReads uint8
 
 const (
-	// PeerReadsAuto serves them from devices where that is faster.
-	PeerReadsAuto PeerReads = iota
-	// PeerReadsAlways serves them from devices wherever that is possible, even what the host's page cache has. It is for tests and
+	// DeviceReadsAuto serves them from devices where that is faster.
+	DeviceReadsAuto DeviceReads = iota
+	// DeviceReadsAlways serves them from devices wherever that is possible, even what the host's page cache has. It is for tests and
 	// measurements.
-	PeerReadsAlways
-	// PeerReadsOff serves them from home.
-	PeerReadsOff
+	DeviceReadsAlways
+	// DeviceReadsOff serves them from home.
+	DeviceReadsOff
 )
 
-// peerReadWords are the words for them.
-var peerReadWords = [...]string{PeerReadsAuto: "auto", PeerReadsAlways: "always", PeerReadsOff: "off"}
+// deviceReadWords are the words for them.
+var deviceReadWords = [...]string{DeviceReadsAuto: "auto", DeviceReadsAlways: "always", DeviceReadsOff: "off"}
 
-// PeerReadsWords returns the words that PeerReadsNamed knows.
-func PeerReadsWords() []string { return peerReadWords[:] }
+// DeviceReadsWords returns the words that DeviceReadsNamed knows.
+func DeviceReadsWords() []string { return deviceReadWords[:] }
 
-// PeerReadsNamed returns what the word stands for. It panics if that is none of PeerReadsWords.
-func PeerReadsNamed(word string) PeerReads {
-	for i, w := range peerReadWords {
+// DeviceReadsNamed returns what the word stands for. It panics if that is none of DeviceReadsWords.
+func DeviceReadsNamed(word string) DeviceReads {
+	for i, w := range deviceReadWords {
 		if w == word {
-			return PeerReads(i)
+			return DeviceReads(i)
 		}
 	}
-	panic("no kind of peer reads: " + word)
+	panic("no kind of device reads: " + word)
 }
 
 // HomeReader is home as a request reads it: through the descriptor of its own open, so that the host reads ahead for each
@@ -118,7 +118,7 @@ func (f *File) epoch(rg page.Range) (sum uint64) {
 
 // servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home directly.
 func (f *File) servesLocked() bool {
-	if f.c.peerReads == PeerReadsOff {
+	if f.c.deviceReads == DeviceReadsOff {
 		return false
 	}
 	held := false
@@ -134,9 +134,9 @@ func (f *File) servesLocked() bool {
 	return err == nil && changes == f.changes
 }
 
-// peerCopyPlan is what one device is to give of a read.
-type peerCopyPlan struct {
-	*peerCopy
+// deviceCopyPlan is what one device is to give of a read.
+type deviceCopyPlan struct {
+	*deviceCopy
 	// epoch is that of pages when it was known that they are home's.
 	epoch uint64
 	// compare are those of pages that programs may have stored into, with the digests of home's.
@@ -176,8 +176,8 @@ func (f *File) havesLocked(rg page.Range) (all []have) {
 }
 
 // copyLocked makes a plan of copying pages that x has.
-func (f *File) copyLocked(x have, pages page.Range) *peerCopyPlan {
-	p := &peerCopyPlan{peerCopy: x.h.newCopyLocked(pages), epoch: f.epoch(pages)}
+func (f *File) copyLocked(x have, pages page.Range) *deviceCopyPlan {
+	p := &deviceCopyPlan{deviceCopy: x.h.newCopyLocked(pages), epoch: f.epoch(pages)}
 	for _, rg := range intersect(x.compare, []page.Range{pages}) {
 		c := comparison{pages: rg, agreed: make([]gpubackend.Digest, 0, rg.Len())}
 		x.h.each(rg, func(y *extent, part page.Range) { c.agreed = append(c.agreed, y.agreedAt(part)...) })
@@ -187,7 +187,7 @@ func (f *File) copyLocked(x have, pages page.Range) *peerCopyPlan {
 }
 
 // verify returns the pages of p, copied, that are not known to be what home has.
-func (f *File) verify(p *peerCopyPlan) (doubtful page.Range) {
+func (f *File) verify(p *deviceCopyPlan) (doubtful page.Range) {
 	sums := make([]gpubackend.Digest, 0, 32)
 	compared := int64(0)
 	for _, c := range p.compare {
@@ -247,9 +247,9 @@ func union(a, b []page.Range) (out []page.Range) {
 	return out
 }
 
-// readPeers serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says that others
+// readDevices serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says that others
 // like it are expected to come.
-func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
+func (f *File) readDevices(p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
 	c := f.c
 	if follow && c.fetchesMore {
 		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches their pages.
@@ -260,7 +260,7 @@ func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool
 		return n, nil
 	}
 	rest, at := p[n:], off+int64(n)
-	if c.peerReads != PeerReadsAlways && !late {
+	if c.deviceReads != DeviceReadsAlways && !late {
 		if m, err := home.ReadCached(rest, at); err == nil && m == len(rest) {
 			f.count(func(c *Counters) { c.HostReads.Add(1); c.HostReadBytes.Add(int64(m)) })
 			return n + m, nil
@@ -275,13 +275,13 @@ func (f *File) readPeers(p []byte, off, size int64, home HomeReader, follow bool
 	case failed:
 		m, err = f.fromHome(home, rest, at)
 	default:
-		m, err = f.readPeersOrHome(rest, at, home)
+		m, err = f.readDeviceOrHome(rest, at, home)
 	}
 	return n + m, err
 }
 
-// readPeersOrHome reads from a device, from home, or from both at once.
-func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err error) {
+// readDeviceOrHome reads from a device, from home, or from both at once.
+func (f *File) readDeviceOrHome(p []byte, off int64, home HomeReader) (n int, err error) {
 	c, want := f.c, int64(len(p))
 	f.mu.Lock()
 	plan := f.planLocked(off, want)
@@ -298,7 +298,7 @@ func (f *File) readPeersOrHome(p []byte, off int64, home HomeReader) (n int, err
 	if err == nil && hi < want {
 		after, err = f.fromHome(home, p[hi:], off+hi)
 	}
-	if !c.wait(plan.peerCopy) {
+	if !c.wait(plan.deviceCopy) {
 		f.count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		if err != nil || int64(before) < lo {
 			return before, err
@@ -353,7 +353,7 @@ func (f *File) countHome(n int) {
 
 // planLocked decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece, so a
 // device is only asked for the beginning or the end.
-func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
+func (f *File) planLocked(off, n int64) (plan *deviceCopyPlan) {
 	if f.detached.Load() || off+n > f.size {
 		return nil
 	}
@@ -374,7 +374,7 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 		switch {
 		case first.Start == rg.Start:
 			most := min(first.End.Offset(), off+n) - off
-			if f.c.peerReads == PeerReadsAlways {
+			if f.c.deviceReads == DeviceReadsAlways {
 				if best.h == nil || first.End > pages.End {
 					best, pages = x, first
 				}
@@ -396,7 +396,7 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 			if d.info.CopyEngines {
 				t = max(s.Time(most), disk.Time(n-most))
 			}
-			if t < took || f.c.peerReads == PeerReadsAlways && best.h == nil {
+			if t < took || f.c.deviceReads == DeviceReadsAlways && best.h == nil {
 				best, took, pages = x, t, last
 			}
 		}
@@ -414,7 +414,7 @@ func (f *File) planLocked(off, n int64) (plan *peerCopyPlan) {
 // probeLocked measures what was not chosen, if that is due, without anybody waiting for it.
 func (f *File) probeLocked(rg page.Range, haves []have, chosen *holding) {
 	c := f.c
-	if c.peerReads != PeerReadsAuto {
+	if c.deviceReads != DeviceReadsAuto {
 		return
 	}
 	if chosen != nil && c.disk.Due() {
@@ -471,9 +471,9 @@ func (c *Cache) inBackground(do func()) bool {
 	if c.closed {
 		return false
 	}
-	c.peerCalls.Add(1)
+	c.deviceCalls.Add(1)
 	go func() {
-		defer c.peerCalls.Done()
+		defer c.deviceCalls.Done()
 		do()
 	}()
 	return true

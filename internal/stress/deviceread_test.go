@@ -83,7 +83,7 @@ func readAll(t *testing.T, m *testmount.Mount, content []byte, piece, readers in
 func TestReadsComeFromADevice(t *testing.T) {
 	for _, mode := range []string{"auto", "always"} {
 		t.Run(mode, func(t *testing.T) {
-			m := testmount.Start(t, testmount.Options{PeerReads: mode, Poison: true})
+			m := testmount.Start(t, testmount.Options{DeviceReads: mode, Poison: true})
 			content := deviceFile(t, m)
 			for _, piece := range []int{64 << 10, 1 << 20, 3 * page.Size} {
 				for _, readers := range []int{1, 4} {
@@ -106,7 +106,7 @@ func TestReadsComeFromADevice(t *testing.T) {
 // TestReadsOfAHungDevice: a device that no longer answers costs those who read a bounded time, and nobody anything else.
 func TestReadsOfAHungDevice(t *testing.T) {
 	testdevice.Emulated(t, "a GPU does not hang when told to")
-	m := testmount.Start(t, testmount.Options{PeerReads: "always", Faulty: true})
+	m := testmount.Start(t, testmount.Options{DeviceReads: "always", Faulty: true})
 	content := deviceFile(t, m)
 	m.Hang(0)
 	forget(t, m)

@@ -8,9 +8,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// peerCopy is a copy of pages from a device for the host. It pins the extents, so that nobody else gets their memory before it has
+// deviceCopy is a copy of pages from a device for the host. It pins the extents, so that nobody else gets their memory before it has
 // ended, however long that takes, and whatever has become of the File.
-type peerCopy struct {
+type deviceCopy struct {
 	*mover.Read
 	dev   *device
 	pages page.Range // of the file
@@ -18,8 +18,8 @@ type peerCopy struct {
 	thought time.Duration
 }
 
-// newCopyLocked makes a peerCopy of pages that h holds and pins them.
-func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
+// newCopyLocked makes a deviceCopy of pages that h holds and pins them.
+func (h *holding) newCopyLocked(pages page.Range) *deviceCopy {
 	var parts []mover.Part
 	var pinned []*extent
 	h.each(pages, func(x *extent, part page.Range) {
@@ -27,7 +27,7 @@ func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
 		pinned = append(pinned, x)
 		parts = append(parts, mover.Part{Mem: x.Memory(), Off: x.off(part.Start), N: part.Bytes()})
 	})
-	return &peerCopy{dev: h.dev, pages: pages, Read: h.dev.moves.NewRead(parts, func() {
+	return &deviceCopy{dev: h.dev, pages: pages, Read: h.dev.moves.NewRead(parts, func() {
 		for _, x := range pinned {
 			x.LetGo()
 		}
@@ -36,25 +36,25 @@ func (h *holding) newCopyLocked(pages page.Range) *peerCopy {
 
 // beUrgent says that whoever asks for j waits for it. Where the device has no engines he copies himself: his processor copies as well
 // as another one would.
-func (j *peerCopy) beUrgent(thought time.Duration) {
+func (j *deviceCopy) beUrgent(thought time.Duration) {
 	j.thought = thought
 	j.Urgent(!j.dev.info.CopyEngines)
 }
 
 // wait waits for j, an urgent copy, but not for long; if it returns false, somebody else cleans up after j. Otherwise the caller
 // calls Finish.
-func (c *Cache) wait(j *peerCopy) (done bool) { return j.Wait(c.patience(j.thought)) }
+func (c *Cache) wait(j *deviceCopy) (done bool) { return j.Wait(c.patience(j.thought)) }
 
-// preparePeerReads makes what CPU reads from devices need. Chunks take up to limit bytes.
-func (c *Cache) preparePeerReads(when PeerReads, limit int64) (err error) {
-	c.peerReads, c.leastPatience, c.cleanAge = when, leastPatience, cleanAge
+// prepareDeviceReads makes what CPU reads from devices need. Chunks take up to limit bytes.
+func (c *Cache) prepareDeviceReads(when DeviceReads, limit int64) (err error) {
+	c.deviceReads, c.leastPatience, c.cleanAge = when, leastPatience, cleanAge
 	if len(c.devices) == 0 {
-		c.peerReads = PeerReadsOff
+		c.deviceReads = DeviceReadsOff
 	}
 	c.fetchesMore = slices.ContainsFunc(c.devices, c.fetchesMoreFrom)
 	c.disk = mover.NewDisk()
 	c.cleanLimit = max(limit, chunkSize)
-	if c.peerReads != PeerReadsOff {
+	if c.deviceReads != DeviceReadsOff {
 		c.clean, err = newCleanStore(c.cleanLimit)
 	}
 	return err
@@ -89,7 +89,7 @@ func (c *Cache) waitCopies() {
 	for _, d := range c.devices {
 		d.moves.Wait()
 	}
-	c.peerCalls.Wait()
+	c.deviceCalls.Wait()
 }
 
 // homeRead is ReadAt of home, of pages that the host's page cache lacks, measured.

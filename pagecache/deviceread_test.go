@@ -21,8 +21,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-func peerReads(when PeerReads) machineOption {
-	return func(o *Options, _ *int64) { o.PeerReads = when }
+func readsFrom(when DeviceReads) machineOption {
+	return func(o *Options, _ *int64) { o.DeviceReads = when }
 }
 
 // openHome reads home for requests. Unless warm is set, the host's page cache has nothing.
@@ -77,7 +77,7 @@ const sharedSize = 4<<20 + 100
 func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
-			m := newMachine(t, 1, peerReads(PeerReadsAlways))
+			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 			src, home := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, how == "write")
 			if how == "unmapped" {
@@ -98,7 +98,7 @@ func TestReadFromDevice(t *testing.T) {
 
 // TestReadsOff: then devices are left alone.
 func TestReadsOff(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsOff))
+	m := newMachine(t, 1, readsFrom(DeviceReadsOff))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	before := m.devices[0].Calls(faulty.CopyOut)
@@ -124,7 +124,7 @@ func TestHostCacheFirst(t *testing.T) {
 // TestUnreleasedStoresAreNotRead: pages that a program stores into are home's until it releases, and are not copied in vain again
 // and again.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	p := m.run(src, 0, 0, sharedSize, true)
 	want := src.home.bytes(0, sharedSize)
@@ -147,7 +147,7 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 // TestStoresAfterTheEnd: what a program stores after its mapping was released, as one can that is being killed, is nobody's, and is
 // not read.
 func TestStoresAfterTheEnd(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
@@ -174,7 +174,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 		"past its end":       {Len: page.Size, Writable: true},
 		"without an acquire": {Len: sharedSize, Writable: true, Lazy: true},
 	} {
-		m := newMachine(t, 1, peerReads(PeerReadsAlways))
+		m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 		src, _ := m.sharedFile(sharedSize)
 		m.run(src, 0, 0, sharedSize, false)
 		mapping, err := m.cache.Map(t.Context(), src, request)
@@ -236,7 +236,7 @@ func TestChangesDuringTheCopy(t *testing.T) {
 	} {
 		for _, writable := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, writable), func(t *testing.T) {
-				m := newMachine(t, 2, peerReads(PeerReadsAlways))
+				m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
 				src, _ := m.sharedFile(sharedSize)
 				m.run(src, 0, 0, sharedSize, writable)
 				got := during(t, m, src, off, n, func() { do(t, m, src) })
@@ -257,7 +257,7 @@ func TestChangesDuringTheCopy(t *testing.T) {
 // all that it mapped.
 func TestStoresFarBesideTheMapping(t *testing.T) {
 	const size, off, n = 66 << 20, 3 << 20, 16 * page.Size
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(128<<20))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(128<<20))
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	got := during(t, m, src, off, n, func() {
@@ -271,7 +271,7 @@ func TestStoresFarBesideTheMapping(t *testing.T) {
 
 // TestMemoryIsKeptForACopy: extents are not given to others while a copy of them is under way, also where the file is gone.
 func TestMemoryIsKeptForACopy(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false).unmap()
 	var used int64
@@ -287,7 +287,7 @@ func TestMemoryIsKeptForACopy(t *testing.T) {
 
 // TestNoEvictionDuringACopy: what is being read is not evicted.
 func TestNoEvictionDuringACopy(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(8<<20))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(8<<20))
 	src, _ := m.sharedFile(2 << 20)
 	m.run(src, 0, 0, 2<<20, false).unmap()
 	other := m.noisyFile(6 << 20)
@@ -306,7 +306,7 @@ func TestMapWaitsForCopies(t *testing.T) {
 	const size = 4 << 20
 	for _, deleted := range []bool{false, true} {
 		t.Run(fmt.Sprint(deleted), func(t *testing.T) {
-			m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+			m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(size))
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false).unmap()
 			other := m.noisyFile(size)
@@ -334,7 +334,7 @@ func TestMapWaitsForCopies(t *testing.T) {
 // file than it would have needed, and is done once the device answers.
 func TestMapDuringAHungCopy(t *testing.T) {
 	const size = 4 << 20
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), memory(size))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(size))
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false).unmap()
 	gate := m.devices[0].Hold(faulty.CopyOut)
@@ -360,7 +360,7 @@ func TestMapDuringAHungCopy(t *testing.T) {
 // TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device again
 // until it answers.
 func TestHungDevice(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	gate := m.devices[0].Hold(faulty.CopyOut)
@@ -396,7 +396,7 @@ func TestHungDevice(t *testing.T) {
 // TestHungReadAhead: what is read ahead from a device that hangs keeps nobody waiting for long either.
 func TestHungReadAhead(t *testing.T) {
 	const step = 64 << 10
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(16 << 20)
 	m.run(src, 0, 0, 16<<20, false)
 	k := 0
@@ -418,7 +418,7 @@ func TestHungReadAhead(t *testing.T) {
 
 // TestFailingDevice: a copy that fails is read from home, and so is what a lost device had.
 func TestFailingDevice(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, context.DeadlineExceeded)
@@ -562,7 +562,7 @@ func (h *closingHome) Close() error {
 
 // TestReadInPart: what a device has of the beginning or the end of a read comes from there, the rest from home, in one piece.
 func TestReadInPart(t *testing.T) {
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, 1<<20, false)
 	for _, c := range []struct{ off, n, reads int }{
@@ -628,7 +628,7 @@ func (s *source) chunks() (n int) {
 // was read.
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
-	m := newMachine(t, 1, peerReads(PeerReadsAlways))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	for k := range 60 {
@@ -671,7 +671,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t, 2, peerReads(PeerReadsAlways))
+			m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false)
 			for k := range 8 {
@@ -700,7 +700,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 // read ahead.
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
-	m := newMachine(t, 1, peerReads(PeerReadsAlways), hostMemory(4<<20))
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)
@@ -726,7 +726,7 @@ func TestCleanPagesAreBounded(t *testing.T) {
 func TestReadersSeeWhatWasWritten(t *testing.T) {
 	const pages, words = 256, page.Size / 8
 	const size = pages * page.Size
-	m := newMachine(t, 2, peerReads(PeerReadsAlways))
+	m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(size)
 	clear(src.home.data)
 	m.run(src, 0, 0, size, false)
