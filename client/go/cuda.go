@@ -30,6 +30,7 @@ const (
 	cudaReadWrite   = 3
 	// cudaGranularity divides the address and the size of every extent.
 	cudaGranularity = 2 << 20
+	cudaRelaxed     = 2 // CU_STREAM_CAPTURE_MODE_RELAXED
 )
 
 // cudaAccess is a CUmemAccessDesc.
@@ -50,7 +51,11 @@ type cudaDriver struct {
 	contextRelease func(device cudaDevice) cudaResult
 	contextPush    func(ctx cudaContext) cudaResult
 	contextPop     func(ctx *cudaContext) cudaResult
+	contextSync    func() cudaResult
 	streamSync     func(stream uintptr) cudaResult
+	captureMode    func(mode *int32) cudaResult // nil in old drivers
+	alloc          func(a *cudaAddress, n uintptr) cudaResult
+	free           func(a cudaAddress) cudaResult
 	memImport      func(h *cudaHandle, fd uintptr, kind int32) cudaResult
 	memRelease     func(h cudaHandle) cudaResult
 	addressReserve func(a *cudaAddress, n, alignment uintptr, fixed cudaAddress, flags uint64) cudaResult
@@ -85,7 +90,11 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 		{"cuDevicePrimaryCtxRelease_v2", &d.contextRelease, false},
 		{"cuCtxPushCurrent_v2", &d.contextPush, false},
 		{"cuCtxPopCurrent_v2", &d.contextPop, false},
+		{"cuCtxSynchronize", &d.contextSync, false},
 		{"cuStreamSynchronize", &d.streamSync, false},
+		{"cuThreadExchangeStreamCaptureMode", &d.captureMode, true},
+		{"cuMemAlloc_v2", &d.alloc, false},
+		{"cuMemFree_v2", &d.free, false},
 		{"cuMemImportFromShareableHandle", &d.memImport, false},
 		{"cuMemRelease", &d.memRelease, false},
 		{"cuMemAddressReserve", &d.addressReserve, false},
@@ -176,10 +185,14 @@ func (g *gpu) release() {
 	time.AfterFunc(contextLinger, func() { g.drv.contextRelease(g.device) })
 }
 
-// use runs do while the GPU's primary context is the thread's current one.
+// use runs do while the GPU's primary context is the thread's current one. What do calls ends no capture of a stream by another
+// thread, but for cuCtxSynchronize.
 func (g *gpu) use(do func() *Error) error {
 	runtime.LockOSThread() // a context is current to a thread, not to a goroutine
 	defer runtime.UnlockOSThread()
+	if mode := int32(cudaRelaxed); g.drv.captureMode != nil && g.drv.captureMode(&mode) == 0 {
+		defer g.drv.captureMode(&mode) // which has the mode of before
+	}
 	err := g.drv.check("cuCtxPushCurrent", g.drv.contextPush(g.context))
 	if err == nil {
 		err = do()
@@ -207,6 +220,7 @@ type cudaMemory struct {
 	start   cudaAddress  // of the range; 0: nothing is reserved
 	size    uintptr      // of the range
 	mapped  uintptr      // bytes from start on that extents are mapped to
+	block   cudaAddress  // a small allocation, which drop frees to wait for the context; 0: the GPU had no room for it
 }
 
 func (c *cudaMemory) place(p extentPlace, fd int) error {
@@ -233,6 +247,9 @@ func (c *cudaMemory) place(p extentPlace, fd int) error {
 func (c *cudaMemory) finish() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
+		if drv.alloc(&c.block, 1) != 0 {
+			c.block = 0
+		}
 		if err := drv.check("cuMemAddressReserve", drv.addressReserve(&c.start, c.size, cudaGranularity, 0, 0)); err != nil {
 			c.start = 0
 			return err
@@ -265,11 +282,28 @@ func (c *cudaMemory) forget() (first *Error) {
 	return first
 }
 
-// drop undoes what was done. All is tried: on a GPU that failed every call fails, and the process has nothing left of it.
+// settle waits for all work that was begun in the GPU's primary context.
+func (c *cudaMemory) settle() error {
+	return c.gpu.use(func() *Error { return c.gpu.drv.check("cuCtxSynchronize", c.gpu.drv.contextSync()) })
+}
+
+// drop undoes what was done, after the work that was begun. All is tried: on a GPU that failed every call fails, and the process
+// has nothing left of it.
 func (c *cudaMemory) drop() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
 		err := c.forget()
+		// cuMemUnmap waits for nobody. cuMemFree waits for the context, and unlike cuCtxSynchronize ends no capture of a stream.
+		if c.block != 0 || drv.alloc(&c.block, 1) == 0 {
+			if e := drv.check("cuMemFree", drv.free(c.block)); err == nil {
+				err = e
+			}
+		} else if c.mapped > 0 {
+			if e := drv.check("cuCtxSynchronize", drv.contextSync()); err == nil {
+				err = e
+			}
+		}
+		c.block = 0
 		if c.mapped > 0 {
 			if e := drv.check("cuMemUnmap", drv.memUnmap(c.start, c.mapped)); err == nil {
 				err = e

@@ -18,8 +18,8 @@
 // # Kinds of memory
 //
 // The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an emulated
-// device has one address for everyone. ReadAt and WriteAt copy out of and into either. A program that launches kernels waits
-// for them before it releases what they store.
+// device has one address for everyone. ReadAt and WriteAt copy out of and into either. Release and Close wait for the kernels that
+// were launched in the GPU's primary context. A program that launches kernels elsewhere waits for them before it releases.
 //
 // libcuda.so.1 is loaded at run time, without cgo, by processes that map memory of a GPU and by no others. Calls need a
 // context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives and for 10 seconds after it,

@@ -17,6 +17,8 @@ type memory interface {
 	// place takes an extent. It keeps no fd.
 	place(p extentPlace, fd int) error
 	finish() error
+	// settle waits for the stores that were begun. drop does, too.
+	settle() error
 	drop() error
 	// base returns the address of the mapping's first byte.
 	base() uintptr
@@ -72,6 +74,8 @@ func (h *hostMemory) place(p extentPlace, fd int) error {
 }
 
 func (h *hostMemory) finish() error { return nil }
+
+func (h *hostMemory) settle() error { return nil } // no store outlasts its instruction
 
 func (h *hostMemory) drop() error { return unix.MunmapPtr(h.start, uintptr(h.size)) }
 

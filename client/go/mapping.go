@@ -381,11 +381,15 @@ func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
 }
 
 // Release makes the stores into the n bytes at off visible to everyone, and returns the number of pages that had any.
-// Bytes do not move. For a mapping without ProtWrite it does nothing. Errors are those of Acquire.
+// Bytes do not move. For a mapping without ProtWrite it does nothing. On a GPU it first waits for all work that was begun in the
+// primary context; while a stream is captured, that is an error of CUDA's that ends the capture. Errors are those of Acquire.
 func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 	pages, err = m.call(off, n, func(c *conn) (int64, error) {
 		if m.prot&ProtWrite == 0 {
 			return 0, nil
+		}
+		if err := m.assembly.memory.settle(); err != nil {
+			return 0, err
 		}
 		m.startFlush(off, n)
 		return c.simple(typeRelease, rangeBody(m.assembly.reply.mapping, off, n, 0))
@@ -402,6 +406,11 @@ func (m *Mapping) Flush(off, n int64) error { return during("flush", m.sync(off,
 
 func (m *Mapping) sync(off, n int64, flags uint32) error {
 	_, err := m.call(off, n, func(c *conn) (int64, error) {
+		if m.prot&ProtWrite != 0 {
+			if err := m.assembly.memory.settle(); err != nil {
+				return 0, err
+			}
+		}
 		return c.simple(typeSync, rangeBody(m.assembly.reply.mapping, off, n, flags))
 	})
 	return err
@@ -428,7 +437,7 @@ func (m *Mapping) call(off, n int64, request func(*conn) (int64, error)) (int64,
 	return request(m.conn)
 }
 
-// Close releases the whole mapping and takes it away; it waits for calls that run. Nobody may touch Bytes any more.
+// Close releases the whole mapping and takes it away; it waits for calls that run, and on a GPU for work that was begun. Nobody may touch Bytes any more.
 // The mapping is gone even where an error is returned: the daemon could not be told, or failed to release it. EBADF
 // where it was closed before.
 func (m *Mapping) Close() error {
