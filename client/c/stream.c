@@ -37,6 +37,16 @@ struct gaiafs_later {
 	bool orphan;   /* the graph that had it is gone */
 };
 
+/* Calls that streams have and that are not done: what the driver and the threads of work.c may come to have queued. */
+enum { MOST_WAITING = 16384 };
+static unsigned waiting; /* atomic */
+
+static void later_free(struct gaiafs_later *l)
+{
+	free(l);
+	__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
+}
+
 /* Held for a few instructions, by host functions too. */
 static pthread_mutex_t runs_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -92,6 +102,7 @@ static void perform(struct gaiafs_mapping *m, struct gaiafs_later *l)
 /* run_once does a call that no graph has. */
 static void run_once(struct gaiafs_later *l)
 {
+	struct gaiafs_word *word = l->work.word;
 	struct gaiafs_mapping *m = NULL;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
@@ -102,8 +113,8 @@ static void run_once(struct gaiafs_later *l)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (m != NULL)
 		perform(m, l);
-	gaiafs_word_done(l->work.word);
-	free(l);
+	later_free(l); /* before the stream goes on, so that it does not run into the limit */
+	gaiafs_word_done(word);
 }
 
 /* run_again does one that a graph has. */
@@ -199,16 +210,21 @@ static void leave(void *work)
 static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool release, void *stream, struct gaiafs_fail *f)
 {
 	struct gaiafs_later here = { .started = true }; /* keeps m until this is done, whatever becomes of l */
-	struct gaiafs_later *l = calloc(1, sizeof *l);
+	struct gaiafs_later *l;
 	bool captured = false, launched = false;
 	int err = 0;
 
-	if (l == NULL) {
-		(void)gaiafs_failed(f, ENOMEM, "out of memory");
+	if (gaiafs_prepare_work(f) != 0)
+		return;
+	if (__atomic_add_fetch(&waiting, 1, __ATOMIC_RELAXED) > MOST_WAITING) {
+		(void)gaiafs_failed(f, EAGAIN, "%d calls in stream order are not done yet", MOST_WAITING);
+		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
 		return;
 	}
-	if (gaiafs_prepare_work(f) != 0) {
-		free(l);
+	l = calloc(1, sizeof *l);
+	if (l == NULL) {
+		(void)gaiafs_failed(f, ENOMEM, "out of memory");
+		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
 		return;
 	}
 	*l = (struct gaiafs_later){ .work = { .run = run, .leave = leave, .free = graph_free }, .job = { .run = serve },
@@ -222,7 +238,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (err != 0) {
-		free(l);
+		later_free(l);
 		return;
 	}
 	(void)gaiafs_cuda_enqueue(m->cuda, stream, &l->work, &captured, &launched, f);
@@ -235,8 +251,10 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 	if (!launched && !captured) {
 		if (l->work.word != NULL)
 			gaiafs_word_done(l->work.word);
-		free(l);
+		later_free(l);
 	}
+	if (captured) /* it is a graph's, one for each of its nodes */
+		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
 }
 
 static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t stream)

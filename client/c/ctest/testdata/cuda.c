@@ -587,6 +587,33 @@ static void lost_context(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
+/* No more calls wait in streams than the library says. Those that do are done. */
+static void bounded(const char *path)
+{
+	int fd = open_file(path, O_RDWR), n = 0;
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0);
+	struct gate gate = { 0 };
+	stream s;
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	use(0);
+	CHECK(cu.stream_create(&s, 0) == 0);
+	for (int round = 0; round < 2; round++) {
+		gate.open = 0;
+		CHECK(cu.host_func(s, pass, &gate) == 0);
+		for (n = 0; gaia_mrelease_async(p, PAGE, 0, s) == 0; n++)
+			CHECK(n < 1 << 20);
+		CHECK(errno == EAGAIN && n == 16384);
+		open_gate(&gate);
+		CHECK(cu.stream_wait(s) == 0);
+		CHECK(gaia_async_error(p) == 0);
+		CHECK(gaia_mrelease(p, PAGE, 0) == 0);
+	}
+	CHECK(gaia_munmap(p, PAGE) == 0);
+	CHECK(cu.stream_destroy(s) == 0);
+}
+
 /* What a stream does while the mapping is let go of. */
 static void store_late(void *unused)
 {
@@ -912,6 +939,7 @@ int main(int argc, char **argv)
 		{ "late-failure", late_failure },
 		{ "late-failure-at-msync", late_failure_at_msync },
 		{ "forks", forks },
+		{ "bounded", bounded },
 		{ "release-waits", release_waits },
 		{ "drop", drop },
 		{ "full-device", full_device },
