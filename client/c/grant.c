@@ -21,14 +21,22 @@ int gaiafs_grant_patience = 30;
 /* The ioctl waits for the daemon, and only the end of the process ends it. So a thread makes it, and stays behind where the
  * caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
 struct asked {
-	int fd, err, owners; /* owners is atomic: the caller, the thread */
+	int fd, err;
+	int owners; /* the caller, the thread; guarded by asked_lock */
 	sem_t done;
 	uint8_t answer[GAIAFS_GRANT_SIZE];
 };
 
+static pthread_mutex_t asked_lock = PTHREAD_MUTEX_INITIALIZER; /* held for a few instructions; no other is taken under it */
+
 static void disown(struct asked *a)
 {
-	if (__atomic_sub_fetch(&a->owners, 1, __ATOMIC_ACQ_REL) == 0) {
+	bool last;
+
+	pthread_mutex_lock(&asked_lock);
+	last = --a->owners == 0;
+	pthread_mutex_unlock(&asked_lock);
+	if (last) {
 		sem_destroy(&a->done);
 		free(a);
 	}
@@ -133,8 +141,12 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	sem_init(&a->done, 0, 0);
 	(void)clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += gaiafs_grant_patience;
-	if (gaiafs_start_thread(ask, a, &unused) != 0)
-		(void)ask(a); /* there is no thread to be had */
+	if (gaiafs_start_thread(ask, a, &unused) != 0) { /* there is none to be had */
+		err = ioctl(fd, IOC_GRANT, answer) != 0 ? errno : 0;
+		sem_destroy(&a->done);
+		free(a);
+		return err;
+	}
 	if (sem_timedwait(&a->done, &until) == 0) {
 		err = a->err;
 		memcpy(answer, a->answer, sizeof a->answer);
