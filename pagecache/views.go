@@ -108,15 +108,15 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		c: c, dev: dev, key: key, layout: layout, users: 1, user: user, host: layout.Memory(),
 		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
 	}
-	for i, f := range files {
-		if of := layout.File(i); !of.Span().Empty() {
-			p := &viewPart{v: v, f: f, of: of, state: view.NewState(of)}
-			v.parts, v.host = append(v.parts, p), v.host+p.state.Memory()
-		}
-	}
 	if !c.memory.fits(v.host) {
 		return nil, fail(syscall.ENOMEM, "the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
 			"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)), humanize.IBytes(uint64(c.memory.left())))
+	}
+	for i, f := range files {
+		if of := layout.File(i); !of.Span().Empty() {
+			p := &viewPart{v: v, f: f, of: of, state: view.NewState(of)}
+			v.parts = append(v.parts, p)
+		}
 	}
 	for _, p := range v.parts {
 		p.f.addView(p)

@@ -36,6 +36,7 @@ type group struct {
 // groups are in the order in which they run: those that tell most come first.
 var groups = []group{
 	{"warm", warmRows},
+	{"views", viewRows},
 	{"release", releaseRows},
 	{"acquire", acquireRows},
 	{"sharing", sharingRows},

@@ -149,17 +149,37 @@ func (f *File) chunks() (list []int64) {
 	return slices.Compact(list)
 }
 
+// mostChunks returns how many chunks there are at most.
+func (f *File) mostChunks() (n int64) {
+	for _, i := range f.order {
+		s := &f.l.segments[i]
+		n += min(s.Count*(s.Length/(chunkPages<<page.Shift)+2), s.span().Len()/(chunkPages<<page.Shift)+2)
+	}
+	return min(n, f.Span().Len()/(chunkPages<<page.Shift)+2)
+}
+
 // pageSet is pages of one chunk.
 type pageSet [chunkPages / 64]uint64
 
-// add puts the pages of rg, which is in the chunk that begins at first, into the set.
-func (s *pageSet) add(rg page.Range, first page.Index) {
+// words calls do for each word of the set that has pages of rg, which is in the chunk that begins at first, with the bits
+// of these pages.
+func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) {
 	for p, end := rg.Start-first, rg.End-first; p < end; {
 		bit := p & 63
 		n := min(64-bit, end-p)
-		s[p>>6] |= (^uint64(0) >> (64 - n)) << bit
+		do(p>>6, (^uint64(0)>>(64-n))<<bit)
 		p += n
 	}
+}
+
+// add puts the pages of rg, which is in the chunk that begins at first, into the set.
+func (s *pageSet) add(rg page.Range, first page.Index) {
+	words(rg, first, func(i page.Index, bits uint64) { s[i] |= bits })
+}
+
+// remove takes them out.
+func (s *pageSet) remove(rg page.Range, first page.Index) {
+	words(rg, first, func(i page.Index, bits uint64) { s[i] &^= bits })
 }
 
 // and leaves in the set what is in o, too.
@@ -169,13 +189,11 @@ func (s *pageSet) and(o *pageSet) {
 	}
 }
 
-// minus takes what is in o out of the set, and reports whether something is left.
-func (s *pageSet) minus(o *pageSet) (left bool) {
+// minus takes what is in o out of the set.
+func (s *pageSet) minus(o *pageSet) {
 	for i := range s {
 		s[i] &^= o[i]
-		left = left || s[i] != 0
 	}
-	return left
 }
 
 // or adds what is in o.

@@ -15,7 +15,7 @@ import (
 const (
 	MaxSegments  = 1 << 19
 	MaxFiles     = 1 << 10
-	MaxRows      = 1 << 23
+	MaxRows      = 1 << 24
 	MaxAlignment = 2 << 20
 	MaxSize      = 1 << 62
 )
@@ -126,11 +126,12 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 // Size returns the bytes of the view.
 func (l *Layout) Size() int64 { return l.size }
 
-// Memory returns about how many bytes of host memory the Layout takes.
+// Memory returns about how many bytes of host memory the Layout and the States of its files take, without pages that are
+// stale one by one.
 func (l *Layout) Memory() int64 {
 	n := int64(len(l.segments)) * int64(unsafe.Sizeof(Segment{})+8)
 	for i := range l.files {
-		n += int64(len(l.files[i].order))*4 + int64(len(l.files[i].ends))*8
+		n += int64(len(l.files[i].order))*4 + int64(len(l.files[i].ends))*8 + l.files[i].mostChunks()*stateChunk
 	}
 	return n
 }

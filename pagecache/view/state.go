@@ -28,8 +28,8 @@ func NewState(f *File) *State {
 	return s
 }
 
-// Memory returns about how many bytes of host memory the state takes, without pages that are stale one by one.
-func (s *State) Memory() int64 { return int64(len(s.chunks)) * 24 }
+// stateChunk is the bytes that a chunk takes.
+const stateChunk = 24
 
 // parts calls do for the part of rg in each chunk, until it returns false.
 func (s *State) parts(rg page.Range, do func(i int, part, all page.Range) bool) {
@@ -102,7 +102,7 @@ func (s *State) GaveUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, set := range s.coming {
-		if set == nil {
+		if set == nil || set == whole {
 			continue
 		}
 		if s.stale[i] == nil {
@@ -157,12 +157,11 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 	return there, coming, lack, s.moved
 }
 
-// Fresh reports whether no page is stale or coming that the view has bytes of, as far as that is known without looking
-// closely.
+// Fresh reports whether no page is stale or coming. Pages count that the view has no bytes of, where they were marked.
 func (s *State) Fresh() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	some := func(set *pageSet) bool { return set != nil }
+	some := func(set *pageSet) bool { return set == whole || set != nil && set.len() > 0 }
 	return !slices.ContainsFunc(s.stale, some) && !slices.ContainsFunc(s.coming, some)
 }
 
@@ -196,11 +195,7 @@ func (c chunkSets) remove(i int, part, all page.Range) {
 		c[i] = new(pageSet)
 		c[i].add(all, all.Start)
 	}
-	var gone pageSet
-	gone.add(part, all.Start)
-	if !c[i].minus(&gone) {
-		c[i] = nil
-	}
+	c[i].remove(part, all.Start)
 }
 
 // and leaves in set what is in chunk i, too.

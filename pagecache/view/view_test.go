@@ -242,6 +242,8 @@ func TestStateOfLargeFiles(t *testing.T) {
 	require.NoError(t, err)
 	s := NewState(l.File(0))
 	assert.Len(t, s.chunks, 1000+8)
+	assert.GreaterOrEqual(t, l.Memory(), int64(1008*stateChunk))
+	assert.Less(t, l.Memory(), int64(3*1008*stateChunk))
 	var all []page.Range
 	for next := page.Index(0); ; {
 		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, chunkPages, 1)

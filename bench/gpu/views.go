@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+const (
+	// tensorSize is that of the tensors of a view, and tensorAt where they begin: as in files of safetensors, anywhere.
+	tensorSize = 40<<20 + 24
+	tensorAt   = 140
+	// rowSize is what one of four ranks has of each row of a matrix, 4 KiB.
+	rowSize   = 4 << 10
+	rankCount = 4
+)
+
+// tensors returns segments that have about n bytes of a file, from byte tensorAt+shift on.
+func tensors(n, shift int64) (list []gaiafs.Segment, size int64) {
+	for at := int64(tensorAt) + shift; at+tensorSize <= n; at += tensorSize {
+		list = append(list, gaiafs.Segment{Offset: at, Length: tensorSize})
+		size += tensorSize
+	}
+	return list, size
+}
+
+// rank returns the segment that rank r of rankCount has of a matrix that fills n bytes of a file.
+func rank(r int, n int64) gaiafs.Segment {
+	const stride = rankCount * rowSize
+	return gaiafs.Segment{Offset: tensorAt + int64(r)*rowSize, Length: rowSize, Stride: stride, Count: (n - tensorAt) / stride}
+}
+
+// viewer makes views of the data file that nobody made before, so that each is filled anew.
+type viewer struct {
+	s     *session
+	d     *dataFile
+	n     int64
+	round int64
+}
+
+// mapView makes a view and checks the first, the middle and the last segment.
+func (v *viewer) mapView(g gpu, segments []gaiafs.Segment, check bool) (m *gaiafs.View, took time.Duration, err error) {
+	f, err := v.s.mount.open(v.d.name)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	start := time.Now()
+	if m, err = gaiafs.MapView([]*os.File{f}, segments, g.device()); err != nil {
+		return nil, 0, err
+	}
+	took = time.Since(start)
+	if !check {
+		return m, took, nil
+	}
+	for _, i := range []int{0, len(segments) / 2, len(segments) - 1} {
+		x := segments[i]
+		for _, row := range []int64{0, max(x.Count, 1) / 2, max(x.Count, 1) - 1} {
+			at := addressOf(m.Mapping) + address(m.Offset(i)+row*x.Length)
+			err = errors.Join(err, v.s.check.same(g, at, f, x.Offset+row*x.Stride, x.Length))
+		}
+	}
+	return m, took, err
+}
+
+// whole is the side that has all tensors in a view on the first of gpus, or on all at once. The rate is that of all
+// bytes that arrived.
+func (v *viewer) whole(name string, gpus []gpu) rows.Side {
+	return rows.Side{
+		Name:    name,
+		Prepare: func(context.Context) error { return warmUp(v.s.mount.home(v.d.name), v.n) },
+		Measure: func(context.Context) (float64, error) {
+			v.round++
+			segments, size := tensors(v.n, 8*v.round)
+			took, err := v.atOnce(gpus, func(int) []gaiafs.Segment { return segments })
+			return gigabytes(size*int64(len(gpus)), took), err
+		},
+	}
+}
+
+// atOnce makes a view on each of gpus at once, and ends them.
+func (v *viewer) atOnce(gpus []gpu, segments func(i int) []gaiafs.Segment) (took time.Duration, err error) {
+	views := make([]*gaiafs.View, len(gpus))
+	errs := make([]error, len(gpus))
+	var group sync.WaitGroup
+	start := time.Now()
+	for i, g := range gpus {
+		group.Go(func() { views[i], _, errs[i] = v.mapView(g, segments(i), false) })
+	}
+	group.Wait()
+	took = time.Since(start)
+	if err := errors.Join(errs...); err != nil {
+		return 0, err
+	}
+	for i, g := range gpus { // what is shared already takes no time
+		again, _, err := v.mapView(g, segments(i), true)
+		errs = append(errs, err)
+		if again != nil {
+			errs = append(errs, again.Close())
+		}
+		errs = append(errs, views[i].Close())
+	}
+	return took, errors.Join(errs...)
+}
+
+// viewRows fill views of a file that the host's page cache has.
+func viewRows(_ context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	v := &viewer{s: s, d: d, n: min(d.size, s.size)}
+	g := s.gpus[0]
+	mapping := s.gaiafsLoad(d, v.n, func() error { return warmUp(s.mount.home(d.name), v.n) })
+	mapping.Name = "gaiafs, a mapping"
+	list := []rows.Row{{
+		Group: "views", Name: sizeText(v.n) + " in aligned tensors", Unit: rows.GBPerSecond,
+		Targets: []rows.Target{{Against: mapping.Name, Limit: 1}},
+		Sides:   []rows.Side{v.whole("gaiafs, a view", s.gpus[:1]), mapping},
+	}, {
+		Group: "views", Name: fmt.Sprintf("rows of %s of one rank of %d", sizeText(rowSize), rankCount), Unit: rows.GBPerSecond,
+		Sides: []rows.Side{{
+			Name:    "gaiafs, a view",
+			Prepare: func(context.Context) error { return warmUp(s.mount.home(d.name), v.n) },
+			Measure: func(context.Context) (float64, error) {
+				v.round++
+				x := rank(int(v.round)%rankCount, v.n-8*v.round)
+				x.Offset += 8 * v.round
+				took, err := v.atOnce(s.gpus[:1], func(int) []gaiafs.Segment { return []gaiafs.Segment{x} })
+				return gigabytes(x.Length*x.Count, took), err
+			},
+		}, mapping},
+	}, v.secondRow(g)}
+	if len(s.gpus) > 1 {
+		all := fmt.Sprintf("on %d GPUs at once, in sum", len(s.gpus))
+		list = append(list, rows.Row{
+			Group: "views", Name: "the same " + all, Unit: rows.GBPerSecond,
+			Sides: []rows.Side{v.whole("gaiafs, views", s.gpus), v.whole("gaiafs, a view on one", s.gpus[:1])},
+		}, rows.Row{
+			Group: "views", Name: fmt.Sprintf("a shard of the rows on each of %d GPUs", len(s.gpus)), Unit: rows.GBPerSecond,
+			Sides: []rows.Side{{
+				Name:    "gaiafs, views",
+				Prepare: func(context.Context) error { return warmUp(s.mount.home(d.name), v.n) },
+				Measure: func(context.Context) (float64, error) {
+					v.round++
+					n := int64(0)
+					took, err := v.atOnce(s.gpus, func(i int) []gaiafs.Segment {
+						x := rank(i, v.n-8*v.round)
+						x.Offset += 8 * v.round
+						return []gaiafs.Segment{x}
+					})
+					for i := range s.gpus {
+						x := rank(i, v.n-8*v.round)
+						n += x.Length * x.Count
+					}
+					return gigabytes(n, took), err
+				},
+			}, v.whole("gaiafs, a view on one", s.gpus[:1])},
+		})
+	}
+	return list, nil
+}
+
+// secondRow maps a view that the GPU has.
+func (v *viewer) secondRow(g gpu) rows.Row {
+	segments, _ := tensors(v.n, 0)
+	var held *gaiafs.View
+	v.s.later(func() {
+		if held != nil {
+			_ = held.Close()
+		}
+	})
+	return rows.Row{
+		Group: "views", Name: "the same again, which the GPU has", Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
+		Sides: []rows.Side{{
+			Name: "gaiafs, a view",
+			Prepare: func(context.Context) (err error) {
+				if held == nil {
+					held, _, err = v.mapView(g, segments, false)
+				}
+				return err
+			},
+			Measure: func(context.Context) (float64, error) {
+				m, took, err := v.mapView(g, segments, true)
+				if m != nil {
+					err = errors.Join(err, m.Close())
+				}
+				return ms(took), err
+			},
+		}},
+	}
+}
