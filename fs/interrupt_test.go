@@ -53,12 +53,14 @@ func init() {
 			err = unix.Fsync(fd)
 		case "seek":
 			_, err = unix.Seek(fd, 0, unix.SEEK_DATA)
+		case "times":
+			err = unix.UtimesNanoAt(unix.AT_FDCWD, args[1], make([]unix.Timespec, 2), 0)
 		}
 		return err
 	}
 }
 
-var interruptible = []string{"read", "direct read", "write", "direct write", "sync", "seek"}
+var interruptible = []string{"read", "direct read", "write", "direct write", "sync", "seek", "times"}
 
 // whileTheDeviceHangs starts a call of a program that needs what a device released, on a device that does not answer.
 func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func() error, hung *faulty.Gate, home func() string)) {

@@ -31,12 +31,12 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(n)
-	if fs.setsTime(in) && n.touching.Load() == 0 {
-		fs.finishReleases(n)
-	}
-
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
+	if fs.setsTime(in) && n.touching.Load() == 0 {
+		fs.finishReleases(ctx, n)
+	}
+
 	touch := beginTouch(n, fd)
 	if in.Valid&fuse.FATTR_SIZE != 0 {
 		touch.reached = anySize
@@ -140,7 +140,7 @@ func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
 
 // finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that
 // follows (of a client that ends, say) would move the time that a program is about to set.
-func (fs *fileSystem) finishReleases(n *node) {
+func (fs *fileSystem) finishReleases(ctx context.Context, n *node) {
 	c := n.data.Load()
 	if c == nil {
 		return
@@ -149,7 +149,7 @@ func (fs *fileSystem) finishReleases(n *node) {
 	if f == nil {
 		return
 	}
-	if err := f.BringHome(); err != nil {
+	if err := f.BringHome(ctx); err != nil {
 		fs.log.Debug("a later release may change the time that is set", "node", n.path(), "error", err)
 	}
 }

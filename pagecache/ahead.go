@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -25,7 +26,7 @@ func (f *File) expect(rg page.Range, size int64) []page.Range {
 }
 
 // readAhead brings what is expected to be read from devices, where they are faster than the disk. Nobody waits.
-func (f *File) readAhead(ahead []page.Range, home HomeReader) {
+func (f *File) readAhead(ctx context.Context, ahead []page.Range, home HomeReader) {
 	c := f.c
 	if len(ahead) > 0 {
 		c.ageChunks()
@@ -45,7 +46,7 @@ func (f *File) readAhead(ahead []page.Range, home HomeReader) {
 				continue
 			}
 			i = chunks[len(chunks)-1].index + 1
-			f.fetchChunks(chunks)
+			f.fetchChunks(ctx, chunks)
 		}
 	}
 }
@@ -70,10 +71,13 @@ func (f *File) newCleanChunks(rg page.Range, i int64, home HomeReader) (chunks [
 }
 
 // fetchChunks brings chunks that follow each other from a device, or gives them up.
-func (f *File) fetchChunks(chunks []*cleanChunk) {
+func (f *File) fetchChunks(ctx context.Context, chunks []*cleanChunk) {
 	c := f.c
 	rg := page.Range{Start: chunks[0].pages.Start, End: chunks[len(chunks)-1].pages.End}
-	f.mu.Lock()
+	if f.mu.LockIn(ctx) != nil {
+		fillChunks(chunks, nil)
+		return
+	}
 	plan := f.planAheadLocked(rg)
 	if plan != nil {
 		for _, k := range chunks {

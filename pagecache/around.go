@@ -1,6 +1,10 @@
 package pagecache
 
-import "github.com/gaiafs/gaiafs/internal/page"
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
 
 // A copy from a device takes about as long for 128 KiB as for 4: what it costs is to begin and to end it. So a small read that a
 // device serves brings the chunk around it, and the next ones there find it in host memory, if there are any before the
@@ -46,7 +50,7 @@ func (f *File) newChunkAround(rg page.Range, size int64) *cleanChunk {
 
 // readAround reads len(p) bytes at off of a file of size bytes, together with the chunk around them, from a device. It returns how
 // many it read, all or none; failed says that the device failed, or did not answer in time.
-func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
+func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int, failed bool) {
 	c := f.c
 	rg := page.Covering(off, int64(len(p)))
 	if !c.fetchesMore || rg.Len() > aroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
@@ -59,7 +63,10 @@ func (f *File) readAround(p []byte, off, size int64) (n int, failed bool) {
 	if k == nil {
 		return 0, false
 	}
-	f.mu.Lock()
+	if f.mu.LockIn(ctx) != nil {
+		k.fill(nil)
+		return 0, false
+	}
 	plan := f.planAroundLocked(k, int64(len(p)))
 	f.mu.Unlock()
 	if plan == nil || !plan.Start() {

@@ -181,7 +181,7 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	f.expect(page.Range{End: 1}, sharedSize)
 	for k := range schedule.MostCalls {
 		at := page.Index(k * chunkPages)
-		f.readAhead([]page.Range{{Start: at, End: at + chunkPages}}, home)
+		f.readAhead(t.Context(), []page.Range{{Start: at, End: at + chunkPages}}, home)
 		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute, time.Millisecond/10)
 	}
 	stuck := func() bool { return m.cache.devices[0].reads().Stuck }

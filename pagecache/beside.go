@@ -32,7 +32,9 @@ import (
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
 // changed yet, but nobody is served from them any more before they are settled.
 func (f *File) CheckHome(ctx context.Context) (changed bool, err error) {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return false, err
+	}
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return false, nil

@@ -56,11 +56,13 @@ func (c Change) held() page.Range {
 // the kernel. Where ctx ends before do was called, home is as it was; a change that has begun is carried through.
 func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) error) error {
 	if c.Kind == ChangeWrite && c.Len > 0 {
-		if done, err := f.writeBeside(c, do); done {
+		if done, err := f.writeBeside(ctx, c, do); done {
 			return err
 		}
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return ErrDetached

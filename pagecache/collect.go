@@ -245,8 +245,15 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 // collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if it is
 // not nil, is called without File.mu after each part.
 func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
+	held := true
+	defer func() {
+		if held {
+			f.mu.Unlock()
+		}
+	}()
 	whole := page.Range{End: f.lrc.End()}
 	started := time.Now()
 	for rest := whole; !rest.Empty(); {
@@ -261,7 +268,10 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 		if arrived != nil {
 			arrived(part)
 		}
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			held = false
+			return err
+		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -276,14 +286,16 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 }
 
 // BringHome brings home what was released, but for releases that are under way. It fails as Sync does.
-func (f *File) BringHome() error { return f.collectAll(context.Background(), nil) }
+func (f *File) BringHome(ctx context.Context) error { return f.collectAll(ctx, nil) }
 
 // Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that
 // kept bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do
 // is nil. The disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it
 // fails with EIO, once, after released bytes were lost with a device; everything else is done then.
 func (f *File) Sync(ctx context.Context, do func() error) error {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	whole := page.Range{End: f.lrc.End()}
 	home, begins := f.home.(WriteBacker)
 	begins = begins && !f.detached.Load()

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -249,11 +250,11 @@ func union(a, b []page.Range) (out []page.Range) {
 
 // readDevices serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says that others
 // like it are expected to come.
-func (f *File) readDevices(p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
+func (f *File) readDevices(ctx context.Context, p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
 	c := f.c
 	if follow && c.fetchesMore {
 		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches their pages.
-		f.readAhead(f.expect(page.Covering(off, int64(len(p))), size), home)
+		f.readAhead(ctx, f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
 	n, late := f.readClean(p, off)
 	if n == len(p) {
@@ -268,22 +269,24 @@ func (f *File) readDevices(p []byte, off, size int64, home HomeReader, follow bo
 	}
 	m, failed := 0, late
 	if !failed {
-		m, failed = f.readAround(rest, at, size)
+		m, failed = f.readAround(ctx, rest, at, size)
 	}
 	switch {
 	case m > 0:
 	case failed:
 		m, err = f.fromHome(home, rest, at)
 	default:
-		m, err = f.readDeviceOrHome(rest, at, home)
+		m, err = f.readDeviceOrHome(ctx, rest, at, home)
 	}
 	return n + m, err
 }
 
 // readDeviceOrHome reads from a device, from home, or from both at once.
-func (f *File) readDeviceOrHome(p []byte, off int64, home HomeReader) (n int, err error) {
+func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home HomeReader) (n int, err error) {
 	c, want := f.c, int64(len(p))
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return 0, err
+	}
 	plan := f.planLocked(off, want)
 	f.mu.Unlock()
 	if plan == nil || !plan.Start() {

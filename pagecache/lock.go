@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,6 +32,43 @@ func (l *fileLock) Lock() {
 	l.since.Store(l.now())
 }
 
+// LockIn is Lock, unless ctx ends before: then it returns the error of ctx, and the lock is not held.
+func (l *fileLock) LockIn(ctx context.Context) error {
+	return l.waitIn(ctx, l.TryLock, l.Lock, l.Unlock)
+}
+
+// RLockIn is LockIn for RLock.
+func (l *fileLock) RLockIn(ctx context.Context) error {
+	return l.waitIn(ctx, l.TryRLock, l.RLock, l.RUnlock)
+}
+
+// waitIn has a goroutine wait, who lets go of the lock again where nobody wants it any more.
+func (l *fileLock) waitIn(ctx context.Context, try func() bool, lock, unlock func()) error {
+	if try() {
+		return nil
+	}
+	ended := ctx.Done()
+	if ended == nil {
+		lock()
+		return nil
+	}
+	held := make(chan struct{})
+	go func() {
+		lock()
+		select {
+		case held <- struct{}{}:
+		case <-ended:
+			unlock()
+		}
+	}()
+	select {
+	case <-held:
+		return nil
+	case <-ended:
+		return ctx.Err()
+	}
+}
+
 func (l *fileLock) TryLock() bool {
 	if !l.rw.TryLock() {
 		return false
@@ -46,6 +84,18 @@ func (l *fileLock) Unlock() {
 
 func (l *fileLock) RLock() {
 	l.rw.RLock()
+	l.noteReader()
+}
+
+func (l *fileLock) TryRLock() bool {
+	if !l.rw.TryRLock() {
+		return false
+	}
+	l.noteReader()
+	return true
+}
+
+func (l *fileLock) noteReader() {
 	if l.readers.Add(1) == 1 {
 		l.since.Store(l.now())
 	}

@@ -60,7 +60,7 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 	if size <= off {
 		return n, fromHome || ok, err
 	}
-	n, err = f.readDevices(p[:min(int64(len(p)), size-off)], off, size, home, !direct)
+	n, err = f.readDevices(ctx, p[:min(int64(len(p)), size-off)], off, size, home, !direct)
 	return n, false, err
 }
 
@@ -68,7 +68,9 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 // devices may serve it, and they may, size is that of the file; otherwise it is 0.
 func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fromDevices bool) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return 0, 0, false, err
+	}
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return 0, 0, true, nil
@@ -134,7 +136,9 @@ func (f *File) redropSoon(rg page.Range) {
 
 // ReadRange brings home what devices released of some bytes, for requests that read home other than by Read.
 func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return nil

@@ -72,7 +72,9 @@ func (f *File) publishLocked(rg page.Range, direct, serves bool) {
 		at := &f.snapshots[r%epochRegions]
 		epoch := f.epochs[r%epochRegions].Load()
 		s := at.at.Load()
-		if s != nil && *s == (readSnapshot{r, epoch, s.held || !direct, f.size, serves, f.changes}) {
+		// What held says stays true for as long as the epoch is the same.
+		held := !direct || s != nil && s.region == r && s.epoch == epoch && s.held
+		if s != nil && *s == (readSnapshot{r, epoch, held, f.size, serves, f.changes}) {
 			continue
 		}
 		if at.asked != epoch+1 {
@@ -87,7 +89,7 @@ func (f *File) publishLocked(rg page.Range, direct, serves bool) {
 			f.lrc.CPURead(pages)
 		}
 		at.at.Store(&readSnapshot{
-			region: r, epoch: epoch, held: !direct, size: f.size, home: serves, changes: f.changes,
+			region: r, epoch: epoch, held: held, size: f.size, home: serves, changes: f.changes,
 		})
 	}
 }

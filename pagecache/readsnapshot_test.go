@@ -135,3 +135,21 @@ func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	_, ok := f.readUnlocked(page.Range{End: 1}, false, src.reader)
 	require.False(t, ok)
 }
+
+// A read past the kernel's page cache takes nothing from what a snapshot lets pass, also where it has to publish another.
+func TestDirectReadsKeepOthersPassing(t *testing.T) {
+	m := newMachine(t, 1)
+	src, home := m.sharedFile(sharedSize)
+	home.warm.Store(true)
+	m.run(src, 0, 0, sharedSize, true)
+	readTwice(t, src, 0, 4096)
+	require.True(t, unlocked(src, 0, false))
+	f := src.attached
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for range 2 { // another size calls for another snapshot
+		f.size--
+		f.publishLocked(page.Range{End: 1}, true, true)
+	}
+	require.True(t, unlocked(src, 0, false))
+}

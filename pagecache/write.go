@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"slices"
 	"sync"
 
@@ -28,8 +29,10 @@ type writes struct {
 }
 
 // writeBeside is ChangeHome of a write that can go on beside others; for another, it returns false and has done nothing.
-func (f *File) writeBeside(c Change, do func(off, n int64) error) (done bool, err error) {
-	f.mu.RLock()
+func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) error) (done bool, err error) {
+	if err := f.mu.RLockIn(ctx); err != nil {
+		return true, err
+	}
 	defer f.mu.RUnlock()
 	if f.detached.Load() {
 		return true, ErrDetached

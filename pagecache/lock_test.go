@@ -1,0 +1,83 @@
+package pagecache
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// waitedContext ends as soon as somebody waits for its end.
+type waitedContext struct {
+	context.Context
+	cancel context.CancelFunc
+	waited sync.Once
+}
+
+func newWaitedContext(t *testing.T) *waitedContext {
+	ctx, cancel := context.WithCancel(t.Context())
+	return &waitedContext{Context: ctx, cancel: cancel}
+}
+
+func (c *waitedContext) Done() <-chan struct{} {
+	c.waited.Do(c.cancel)
+	return c.Context.Done()
+}
+
+// TestNobodyWaitsForTheFileBeyondHisContext: the file's lock is held, by somebody who waits for a disk that hangs, say.
+// Requests whose programs are killed end, and take nothing along.
+func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, src *source) error{
+		"read": func(ctx context.Context, src *source) error {
+			_, _, err := src.attached.Read(ctx, make([]byte, page.Size), 0, false, src.reader)
+			return err
+		},
+		"read range": func(ctx context.Context, src *source) error {
+			return src.attached.ReadRange(ctx, page.Span(0, page.Size))
+		},
+		"write": func(ctx context.Context, src *source) error {
+			return src.attached.ChangeHome(ctx, Change{Kind: ChangeWrite, Len: 10}, func(int64, int64) error {
+				panic("it changes home")
+			})
+		},
+		"truncate": func(ctx context.Context, src *source) error {
+			return src.attached.ChangeHome(ctx, Change{Kind: ChangeTruncate}, func(int64, int64) error {
+				panic("it changes home")
+			})
+		},
+		"sync":       func(ctx context.Context, src *source) error { return src.attached.Sync(ctx, nil) },
+		"bring home": func(ctx context.Context, src *source) error { return src.attached.BringHome(ctx) },
+		"check": func(ctx context.Context, src *source) error {
+			_, err := src.attached.CheckHome(ctx)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1)
+			src, _ := m.sharedFile(sharedSize)
+			m.run(src, 0, 0, sharedSize, true)
+			f := src.attached
+			f.mu.Lock()
+			require.ErrorIs(t, call(newWaitedContext(t), src), context.Canceled)
+			f.mu.Unlock()
+			require.NoError(t, f.Sync(t.Context(), nil), "who gave up has let go of the lock, or will")
+		})
+	}
+}
+
+// TestReadsOfDevicesWaitNoLonger is the same of a read that chooses the device.
+func TestReadsOfDevicesWaitNoLonger(t *testing.T) {
+	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	src, _ := m.sharedFile(sharedSize)
+	m.run(src, 0, 0, sharedSize, false)
+	readTwice(t, src, 0, page.Size)
+	f := src.attached
+	f.dropChunks()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, _, err := f.Read(newWaitedContext(t), make([]byte, page.Size), 16*page.Size, true, src.reader)
+	require.ErrorIs(t, err, context.Canceled)
+}
