@@ -32,8 +32,8 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	}
 }
 
-// Settle implements pagecache.GrowingPages.
-func (k kernelPages) Settle(off int64) error {
+// SendFrom implements pagecache.GrowingPages.
+func (k kernelPages) SendFrom(off int64) error {
 	n := k.fs.table.byInode(k.key)
 	if n == nil || !k.fs.writeBack || n.content().writers.Load() == 0 {
 		return nil

@@ -129,7 +129,7 @@ func Mount(o Options) (*Server, error) {
 	if writeBackAsked && s.Passthrough() {
 		o.Log.Info("--write-back is without effect: files pass through, and the kernel does not do both")
 	}
-	if err := fs.settle(o.Mountpoint); err != nil && o.WriteBack {
+	if err := fs.noteMount(o.Mountpoint); err != nil && o.WriteBack {
 		o.Log.Warn("releases do not change the time of modification", "error", err)
 	}
 	s.tune()

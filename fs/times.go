@@ -124,8 +124,8 @@ func deviceOf(fd int) (uint64, error) {
 	return unix.Mkdev(st.Dev_major, st.Dev_minor), err
 }
 
-// settle notes where the mount is, for touch.
-func (fs *fileSystem) settle(mountpoint string) error {
+// noteMount notes where the mount is, for touch.
+func (fs *fileSystem) noteMount(mountpoint string) error {
 	fs.touching.Lock()
 	defer fs.touching.Unlock()
 	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -38,7 +38,7 @@ func (rs *runs) decode(enc []byte) *state {
 		clear(rs.recent)
 	}
 	s := decode(enc)
-	s.settled = s.firstPending() == nil
+	s.nonePending = s.firstPending() == nil
 	rs.recent[string(enc)] = s
 	return s
 }

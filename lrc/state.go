@@ -73,14 +73,14 @@ type state struct {
 	// cpu says that the kernel may hold the page.
 	cpu      bool
 	replicas []replica
-	// settled says that firstPending was found to return nil: reads ask for it again and again, of many devices.
-	settled bool
+	// nonePending says that firstPending was found to return nil: reads ask for it again and again, of many devices.
+	nonePending bool
 }
 
 // clone returns a copy to be changed.
 func (s *state) clone() *state {
 	c := *s
-	c.replicas, c.settled = slices.Clone(s.replicas), false
+	c.replicas, c.nonePending = slices.Clone(s.replicas), false
 	return &c
 }
 
@@ -168,7 +168,7 @@ func (s *state) freeBase() Base {
 
 // firstPending returns the pending replica with the lowest owner.
 func (s *state) firstPending() *replica {
-	if s.settled {
+	if s.nonePending {
 		return nil
 	}
 	for i := range s.replicas {

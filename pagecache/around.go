@@ -19,8 +19,8 @@ const (
 	aroundTry  = 64
 )
 
-// settle notes how often a chunk that goes was read.
-func (p *cleanPages) settle(reads int) {
+// noteReads notes how often a chunk that goes was read.
+func (p *cleanPages) noteReads(reads int) {
 	if reads < 2 { // the first is the one that brought it
 		p.debt = min(p.debt+1, aroundDebt)
 		return

@@ -100,9 +100,9 @@ func TestBaseThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestMergedChunks brings home more pages with two writers each than go in one chunk.
-func TestMergedChunks(t *testing.T) {
-	const n = 3 * collectChunk * page.Size
+// TestMergedPortions brings home more pages with two writers each than go in one portion.
+func TestMergedPortions(t *testing.T) {
+	const n = 3 * collectPortion * page.Size
 	m := newMachine(t, 1, memory(128<<20))
 	src := m.noisyFile(n)
 	p := m.run(src, 0, 0, n, true)

@@ -118,7 +118,7 @@ func (f *File) dropChunk(k *cleanChunk, stored bool) {
 	there := f.clean.chunks[k.index] == k
 	if there {
 		delete(f.clean.chunks, k.index)
-		f.settleLocked(k)
+		f.chunkLeavesLocked(k)
 	}
 	f.clean.mu.Unlock()
 	if !there {
@@ -130,13 +130,13 @@ func (f *File) dropChunk(k *cleanChunk, stored bool) {
 	k.done()
 }
 
-// settleLocked notes what a chunk was good for that goes.
-func (f *File) settleLocked(k *cleanChunk) {
+// chunkLeavesLocked notes what a chunk was good for that goes.
+func (f *File) chunkLeavesLocked(k *cleanChunk) {
 	unread := k.bitsOf(k.pages) &^ k.read
 	f.count(func(c *Counters) { c.AheadUnusedBytes.Add(page.Index(bits.OnesCount32(unread)).Offset()) })
 	switch {
 	case k.around:
-		f.clean.settle(k.reads)
+		f.clean.noteReads(k.reads)
 	case unread != 0:
 		first := k.pages.Start &^ (chunkPages - 1)
 		f.clean.streams.Unused(page.Range{

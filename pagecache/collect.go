@@ -45,9 +45,9 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 			}
 			continue // some may have gone with the end of home
 		}
-		room := f.c.memory.fits(2 * collectChunk * page.Size)
+		room := f.c.memory.fits(2 * collectPortion * page.Size)
 		if !room {
-			f.relieveLocked(ctx, 2*collectChunk)
+			f.relieveLocked(ctx, 2*collectPortion)
 			pending = f.lrc.Pending(rg, entering) // their bases may be others now
 		}
 		start := time.Now()
@@ -120,20 +120,20 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 	return next, f.collectLocked(ctx, page.Range{Start: rg.Start, End: next}, false)
 }
 
-// collectOwnerLocked brings home what one owner released, a chunk at a time. While a chunk is written, which filesystems do
+// collectOwnerLocked brings home what one owner released, a portion at a time. While a portion is written, which filesystems do
 // under one lock for a file, the next is on its way from the device. It reports false where it left the rest, since there is no room
 // for base copies of others.
 func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) (all bool, err error) {
 	h := f.holdings[o]
-	chunks := chunksOf(pending)
-	next := f.newChunkLocked(h, chunks[0])
+	portions := portionsOf(pending)
+	next := f.newPortionLocked(h, portions[0])
 	next.fetch(ctx)
-	for i := range chunks {
+	for i := range portions {
 		c := next
 		<-c.fetched
-		all = i+1 == len(chunks)
-		if next = nil; !all && c.err == nil && f.c.memory.fits(2*collectChunk*page.Size) {
-			next = f.newChunkLocked(h, chunks[i+1])
+		all = i+1 == len(portions)
+		if next = nil; !all && c.err == nil && f.c.memory.fits(2*collectPortion*page.Size) {
+			next = f.newPortionLocked(h, portions[i+1])
 			go next.fetch(ctx)
 		}
 		err := f.storeLocked(c)

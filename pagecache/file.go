@@ -61,10 +61,10 @@ type File struct {
 	pendingSince time.Time
 	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
-	// asked counts the times that the kernel may have begun to make the file longer, and settled is what it was when the kernel had
-	// last sent everything. settled is protected by mu.
+	// asked counts the times that the kernel may have begun to make the file longer, and sentAll is what it was when the kernel had
+	// last sent everything. sentAll is protected by mu.
 	asked   atomic.Uint64
-	settled uint64
+	sentAll uint64
 	// shown is changed with mu held.
 	shown atomic.Pointer[shownTimes]
 	// collectingRuns are where CPU reads had runs brought from devices. Protected by mu.

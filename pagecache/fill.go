@@ -99,7 +99,7 @@ type filling struct {
 	plan  lrc.AcquirePlan
 	stale []lrc.Update
 
-	mu sync.Mutex // of those who settle
+	mu sync.Mutex // of those who report pieces
 	// The rest is protected by mu, until the transfer has ended.
 	tracked, others            []page.Range // scratch
 	filled, refreshed, patched int64
@@ -130,9 +130,9 @@ func (p *placer) AppendPatches(
 // Sent implements mover.Target.
 func (t *filling) Sent([]*mover.Piece) {}
 
-// Settle implements mover.Target. Other pieces are being read, which need what is known of them: their bases and
+// Arrived implements mover.Target. Other pieces are being read, which need what is known of them: their bases and
 // digests.
-func (t *filling) Settle(pieces []*mover.Piece) {
+func (t *filling) Arrived(pieces []*mover.Piece) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tracked, t.others = t.tracked[:0], t.others[:0]
@@ -167,7 +167,7 @@ func (t *filling) Settle(pieces []*mover.Piece) {
 	t.f.bases.vacate(t.plan.Updated(t.others, false))
 }
 
-// endLocked counts what was settled, with so many runs of pages that the device had nothing of. The transfer has ended.
+// endLocked counts what arrived, with so many runs of pages that the device had nothing of. The transfer has ended.
 func (t *filling) endLocked(fills int64) {
 	f := t.f
 	f.bases.sweep()

@@ -24,8 +24,8 @@ import (
 // GrowingPages is a KernelPages of a kernel that may know a file to be longer than home is.
 type GrowingPages interface {
 	KernelPages
-	// Settle has the kernel send what it has of the file from off on. It blocks as Invalidate does.
-	Settle(off int64) error
+	// SendFrom has the kernel send what it has of the file from off on. It blocks as Invalidate does.
+	SendFrom(off int64) error
 }
 
 const (
@@ -35,8 +35,8 @@ const (
 	pastPages = 4 * batchPages
 )
 
-// settle makes home as long as the kernel knows the file to be.
-func (f *File) settle() error {
+// sendGrowth makes home as long as the kernel knows the file to be.
+func (f *File) sendGrowth() error {
 	f.mu.Lock()
 	kernel, grows := f.kernel.(GrowingPages)
 	size, asked := f.size, f.asked.Load()
@@ -44,31 +44,31 @@ func (f *File) settle() error {
 	if !grows {
 		return nil
 	}
-	if err := kernel.Settle(size); err != nil {
+	if err := kernel.SendFrom(size); err != nil {
 		return err
 	}
 	f.mu.Lock()
-	f.settled = asked
+	f.sentAll = asked
 	f.mu.Unlock()
 	return nil
 }
 
-// settleFor prepares for a release of rg, of which what lies past end of file goes nowhere, now or later.
-func (f *File) settleFor(ctx context.Context, rg page.Range) error {
+// prepareRelease prepares for a release of rg, of which what lies past end of file goes nowhere, now or later.
+func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
 	f.mu.Lock()
 	past := f.c.writeBack && rg.End.Offset() > f.size
 	f.mu.Unlock()
 	if !past {
 		return nil
 	}
-	if err := f.settle(); err != nil {
+	if err := f.sendGrowth(); err != nil {
 		return err
 	}
 	return f.forgetPastEnd(ctx, rg)
 }
 
 // longerLocked reports whether the kernel may know the file to be longer than home is.
-func (f *File) longerLocked() bool { return f.c.writeBack && f.settled != f.asked.Load() }
+func (f *File) longerLocked() bool { return f.c.writeBack && f.sentAll != f.asked.Load() }
 
 // ReachesPast reports whether a device maps the file for writing past size.
 func (f *File) ReachesPast(size int64) bool {
@@ -118,7 +118,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.
 		if err != nil || len(found) == 0 {
 			return next, err
 		}
-		if err := f.settle(); err != nil {
+		if err := f.sendGrowth(); err != nil {
 			return next, err
 		}
 		f.mu.Lock()

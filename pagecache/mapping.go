@@ -169,7 +169,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	if c.writeBack && m.writable && f.ReachesPast(f.Size()) {
 		// From now on the kernel asks before it writes.
 		if err = kernel.Invalidate(-1, -1); err == nil {
-			err = f.settle()
+			err = f.sendGrowth()
 		}
 	}
 	if err == nil && !m.lazy {

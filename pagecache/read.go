@@ -14,7 +14,7 @@ import (
 const collectingReadPages = 256
 
 // mostCollectingReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
-const mostCollectingReadPages = collectChunk
+const mostCollectingReadPages = collectPortion
 
 // collectingRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes
 // twice as much. Unlike read-ahead it is asked only when something has to come anyway.

@@ -25,7 +25,7 @@ const maxRedrops = 100
 // are published, none of them is.
 func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
-	if err := f.settleFor(ctx, rg); err != nil {
+	if err := f.prepareRelease(ctx, rg); err != nil {
 		return 0, err
 	}
 	modified, err := f.modified(ctx, h, rg)

@@ -20,11 +20,11 @@ import (
 // A device that hangs is waited for, as by a collect. Where it fails in another way, and is not lost, nobody is to lose bytes for
 // that: the copies stay, beyond the limit, and the log says so.
 
-// holdBases is the most pages of which copies are kept at once where there is no room, 8 MiB: those of a chunk.
-const holdBases = collectChunk
+// holdBases is the most pages of which copies are kept at once where there is no room, 8 MiB: those of a portion.
+const holdBases = collectPortion
 
 // relieveLocked makes room for copies of so many pages by bringing replicas of f up to date, and reports whether there is enough. No
-// chunk is on its way home, which refers to bases.
+// portion is on its way home, which refers to bases.
 func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	m := &f.c.memory
 	if m.fits(pages * page.Size) {

@@ -439,7 +439,7 @@ func TestReadsOfReleasedPages(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, collectingReadPages, runs[0])
-	require.GreaterOrEqual(t, slices.Max(runs), int64(collectChunk/2))
+	require.GreaterOrEqual(t, slices.Max(runs), int64(collectPortion/2))
 	require.Less(t, len(runs), pages/collectingReadPages, "%d", runs)
 
 	write()

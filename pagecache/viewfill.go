@@ -210,8 +210,8 @@ func (t *viewFill) Sent(pieces []*mover.Piece) {
 	}
 }
 
-// Settle implements mover.Target.
-func (t *viewFill) Settle([]*mover.Piece) {}
+// Arrived implements mover.Target.
+func (t *viewFill) Arrived([]*mover.Piece) {}
 
 // appendPeer appends the copies of view bytes to into from memory, where they begin at off.
 func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64, into page.Bytes) []gpubackend.PeerCopy {

@@ -155,7 +155,7 @@ func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
 }
 
 // mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest of the
-// chunk that each is in waits too.
+// portion that each is in waits too.
 const mostPassed = 64
 
 // collectWhatCan brings everything released home, passing over what home does not take. It returns the first error.
@@ -165,10 +165,10 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 		return nil
 	}
 	f.mu.Lock()
-	chunks := chunksOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false))
+	portions := portionsOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false))
 	f.mu.Unlock()
 	passed := 0
-	for _, c := range chunks {
+	for _, c := range portions {
 		part := page.Range{Start: c[0].Range.Start, End: c[len(c)-1].Range.End}
 		for !part.Empty() {
 			if ctx.Err() != nil {

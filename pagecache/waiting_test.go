@@ -70,17 +70,17 @@ func TestCollectIsTriedAgainWhenHomeCannotBeRead(t *testing.T) {
 // A part that home does not take keeps no other part from getting there.
 func TestFlushPassesOverWhatFails(t *testing.T) {
 	m := newMachine(t, 1)
-	const pages = 3 * collectChunk
+	const pages = 3 * collectPortion
 	src := m.file(pages * page.Size)
 	p := m.run(src, 0, 0, pages*page.Size, true)
 	p.store(0, 'x')
-	p.store(2*collectChunk*page.Size, 'y')
+	p.store(2*collectPortion*page.Size, 'y')
 	p.release()
 	src.home.mu.Lock()
 	src.home.werr, src.home.werrAt, src.home.werrEnd = syscall.EIO, 0, page.Size
 	src.home.mu.Unlock()
 	require.ErrorIs(t, m.cache.Flush(context.Background()), syscall.EIO)
-	require.Equal(t, byte('y'), src.home.bytes(2*collectChunk*page.Size, 1)[0])
+	require.Equal(t, byte('y'), src.home.bytes(2*collectPortion*page.Size, 1)[0])
 	require.Equal(t, int64(page.Size), m.cache.Waiting()[0].Bytes)
 	src.home.fail(nil)
 	require.NoError(t, m.cache.Flush(context.Background()))

@@ -36,7 +36,7 @@
 // A Fill brings updates from home to a device: workers read pieces into buffers, and whoever finds enough of them read
 // gives them to the device (In, Patch) himself. The caller of Run is one of the workers. The states of a Piece:
 //
-//	waits ──taken by a worker──▶ read ──▶ ready ──▶ sent ──▶ settled (Done)
+//	waits ──taken by a worker──▶ read ──▶ ready ──▶ sent ──▶ arrived (Done)
 //	  │                           │                  │
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages

@@ -50,8 +50,8 @@ type Target interface {
 	Placer() Placer
 	// Sent reports pieces as soon as the device has them. Whoever sends waits for it, so it should be quick.
 	Sent(pieces []*Piece)
-	// Settle reports pieces that the device has, ascending, while others are being read. Each piece is reported once.
-	Settle(pieces []*Piece)
+	// Arrived reports pieces that the device has, ascending, while others are being read. Each piece is reported once.
+	Arrived(pieces []*Piece)
 }
 
 // Placer knows where pages are in device memory.
@@ -146,7 +146,7 @@ func (p *Fill) alone() {
 		return
 	}
 	p.Into.Sent([]*Piece{x})
-	p.settle([]*Piece{x})
+	p.arrived([]*Piece{x})
 }
 
 // run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
@@ -276,7 +276,7 @@ func (p *Fill) sendLocked() {
 	p.sending--
 	if len(sent) > 0 {
 		p.mu.Unlock() // others may send meanwhile
-		p.settle(sent)
+		p.arrived(sent)
 		p.mu.Lock()
 	}
 }
@@ -460,13 +460,13 @@ func (p *Fill) send(pieces []*Piece) error {
 	return nil
 }
 
-// settle reports pieces that the device has.
-func (p *Fill) settle(pieces []*Piece) {
+// arrived reports pieces that the device has.
+func (p *Fill) arrived(pieces []*Piece) {
 	slices.SortFunc(pieces, func(a, b *Piece) int { return cmp.Compare(a.first(), b.first()) })
 	for _, x := range pieces {
 		x.Done = true
 	}
-	p.Into.Settle(pieces)
+	p.Into.Arrived(pieces)
 }
 
 // readWhole fills p from off on. What lies past end of file reads as zero.

@@ -39,7 +39,7 @@ func (h *bytesHome) ReadAt(p []byte, off int64) (int, error) {
 type flat struct {
 	mem     gpubackend.Memory
 	mu      sync.Mutex
-	settled []page.Range // protected by mu
+	arrived []page.Range // protected by mu
 }
 
 func (f *flat) Placer() Placer { return f }
@@ -54,12 +54,12 @@ func (f *flat) AppendPatches([]gpubackend.Patch, *Step, []byte, []gpubackend.Dig
 
 func (*flat) Sent([]*Piece) {}
 
-func (f *flat) Settle(pieces []*Piece) {
+func (f *flat) Arrived(pieces []*Piece) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, x := range pieces {
 		for _, s := range x.Steps {
-			f.settled = append(f.settled, s.Pages)
+			f.arrived = append(f.arrived, s.Pages)
 		}
 	}
 }
@@ -108,9 +108,9 @@ func TestFill(t *testing.T) {
 	got := make([]byte, len(f.home.data))
 	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
 	require.True(t, bytes.Equal(f.home.data, got))
-	slices.SortFunc(f.into.settled, func(a, b page.Range) int { return int(a.Start - b.Start) })
+	slices.SortFunc(f.into.arrived, func(a, b page.Range) int { return int(a.Start - b.Start) })
 	at := page.Index(0)
-	for _, rg := range f.into.settled {
+	for _, rg := range f.into.arrived {
 		require.Equal(t, at, rg.Start)
 		at = rg.End
 	}
@@ -199,7 +199,7 @@ func BenchmarkHeuristics(b *testing.B) {
 			look()
 			require.NoError(b, f.fill().Run(context.Background(), crew))
 			took := time.Since(begin)
-			f.into.settled = f.into.settled[:0]
+			f.into.arrived = f.into.arrived[:0]
 			return took
 		}
 		compare := func(name string, with, without func() time.Duration) {

@@ -11,14 +11,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// collectChunk is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
-const collectChunk = 2048
+// collectPortion is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
+const collectPortion = 2048
 
-// chunk is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is fetched while
-// whoever holds File.mu writes the chunk before it, so fetch uses nothing of the file that this changes. The device's bytes
+// portion is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is fetched while
+// whoever holds File.mu writes the portion before it, so fetch uses nothing of the file that this changes. The device's bytes
 // are read once; they, and not what the device has a moment later, are what home gets and what the device is compared with
 // from now on.
-type chunk struct {
+type portion struct {
 	f       *File
 	h       *holding
 	plan    lrc.CollectPlan
@@ -37,27 +37,27 @@ type chunk struct {
 	differ  [][]page.Range        // where merged differs from mine
 }
 
-// chunksOf cuts what one owner released into chunks.
-func chunksOf(pending []lrc.Pending) (chunks [][]lrc.Pending) {
+// portionsOf cuts what one owner released into portions.
+func portionsOf(pending []lrc.Pending) (portions [][]lrc.Pending) {
 	room := int64(0)
 	for _, p := range pending {
 		for !p.Range.Empty() {
 			if room == 0 {
-				chunks, room = append(chunks, nil), collectChunk
+				portions, room = append(portions, nil), collectPortion
 			}
 			part := p
 			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, bufferPages)))
 			p.Range.Start = part.Range.End
-			last := &chunks[len(chunks)-1]
+			last := &portions[len(portions)-1]
 			*last, room = append(*last, part), room-part.Range.Len()
 		}
 	}
-	return chunks
+	return portions
 }
 
-// newChunkLocked returns a chunk that is to be fetched. The bases that it refers to stay until it is stored.
-func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
-	c := &chunk{
+// newPortionLocked returns a portion that is to be fetched. The bases that it refers to stay until it is stored.
+func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
+	c := &portion{
 		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
 		size: f.size, fetched: make(chan struct{}), release: func() {},
 	}
@@ -75,8 +75,8 @@ func (f *File) newChunkLocked(h *holding, runs []lrc.Pending) *chunk {
 	return c
 }
 
-// fetch brings the chunk from the device and merges it. File.mu is held by somebody who waits for it in the end.
-func (c *chunk) fetch(ctx context.Context) {
+// fetch brings the portion from the device and merges it. File.mu is held by somebody who waits for it in the end.
+func (c *portion) fetch(ctx context.Context) {
 	defer close(c.fetched)
 	if c.err = c.keeping.read(c.f); c.err == nil {
 		c.err = c.copyOut(ctx)
@@ -92,7 +92,7 @@ func (c *chunk) fetch(ctx context.Context) {
 }
 
 // copyOut reads the device.
-func (c *chunk) copyOut(ctx context.Context) error {
+func (c *portion) copyOut(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (c *chunk) copyOut(ctx context.Context) error {
 }
 
 // merge makes what home is to have of run i.
-func (c *chunk) merge(i int) error {
+func (c *portion) merge(i int) error {
 	rg, mine, bases := c.ranges[i], c.mine[i], c.bases[i]
 	if bases == nil {
 		c.merged[i] = mine
@@ -161,8 +161,8 @@ func missingBase(p page.Index) error {
 	return fail(syscall.EIO, "page %d was changed at home and on a device, and what it was before is missing: nothing is overwritten", p)
 }
 
-// storeLocked brings a chunk home that was fetched. After an error of home, the runs before the one at fault are home.
-func (f *File) storeLocked(c *chunk) error {
+// storeLocked brings a portion home that was fetched. After an error of home, the runs before the one at fault are home.
+func (f *File) storeLocked(c *portion) error {
 	if c.err != nil {
 		c.abortLocked()
 		return c.err
@@ -178,13 +178,13 @@ func (f *File) storeLocked(c *chunk) error {
 }
 
 // abortLocked leaves home as it is.
-func (c *chunk) abortLocked() {
+func (c *portion) abortLocked() {
 	c.keeping.free(c.f)
 	c.plan.Abort()
 }
 
 // free gives the memory back.
-func (c *chunk) free() {
+func (c *portion) free() {
 	for i, m := range c.merged {
 		if m != nil && &m[0] != &c.mine[i][0] {
 			giveBuffer((*buffer)(m[:cap(m)]))
