@@ -26,17 +26,6 @@
 
 enum { UNSENT, SENT, DONE };
 
-/* A frame with descriptors that waits for its request's thread. */
-struct gaiafs_parcel {
-	struct gaiafs_parcel *next;       /* of the request; guarded by the connection's lock */
-	struct gaiafs_parcel *up, **back; /* in the list of all; guarded by gaiafs_fd_lock */
-	struct gaiafs_frame frame;
-	int fds[GAIAFS_MAX_EXTENTS];
-	uint8_t body[];
-};
-
-static struct gaiafs_parcel *parcels; /* all; guarded by gaiafs_fd_lock */
-
 /* Futexes. Their words change under a connection's lock, and whoever waits looks again under it. */
 
 /* futex_wait waits at most timeout milliseconds; a negative timeout is none. It returns 0, EINTR or ETIMEDOUT. */
@@ -53,57 +42,6 @@ static void futex_wake_locked(uint32_t *word)
 {
 	__atomic_add_fetch(word, 1, __ATOMIC_RELAXED);
 	(void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
-/* Parcels */
-
-/* parcel_of keeps a frame's body and descriptors, under gaiafs_fd_lock. NULL: there is no memory, and they are closed. */
-static struct gaiafs_parcel *parcel_of(const struct gaiafs_frame *frame)
-{
-	struct gaiafs_parcel *p = malloc(sizeof *p + frame->body_len);
-
-	if (p == NULL) {
-		for (size_t i = 0; i < frame->nfds; i++)
-			close(frame->fds[i]);
-		return NULL;
-	}
-	p->frame = *frame;
-	memcpy(p->body, frame->body, frame->body_len);
-	memcpy(p->fds, frame->fds, frame->nfds * sizeof *p->fds);
-	p->frame.body = p->body;
-	p->frame.fds = p->fds;
-	p->next = NULL;
-	p->up = parcels;
-	p->back = &parcels;
-	if (parcels != NULL)
-		parcels->back = &p->up;
-	parcels = p;
-	return p;
-}
-
-static void parcels_free(struct gaiafs_parcel *p)
-{
-	while (p != NULL) {
-		struct gaiafs_parcel *next = p->next;
-
-		pthread_mutex_lock(&gaiafs_fd_lock);
-		*p->back = p->up;
-		if (p->up != NULL)
-			p->up->back = p->back;
-		for (size_t i = 0; i < p->frame.nfds; i++)
-			close(p->fds[i]);
-		pthread_mutex_unlock(&gaiafs_fd_lock);
-		free(p);
-		p = next;
-	}
-}
-
-void gaiafs_parcels_after_fork(void)
-{
-	for (struct gaiafs_parcel *p = parcels; p != NULL; p = p->up)
-		for (size_t i = 0; i < p->frame.nfds; i++)
-			close(p->fds[i]);
-	parcels = NULL; /* their memory is left to threads that the child does not have */
 }
 
 /* The list of calls */
@@ -215,7 +153,7 @@ static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, cons
 			(void)r->take(r, frame, &f);
 		close_all(frame);
 	} else {
-		struct gaiafs_parcel *p = parcel_of(frame), **last = &r->parcels;
+		struct gaiafs_parcel *p = gaiafs_parcel_of(frame), **last = &r->parcels;
 
 		if (p == NULL)
 			(void)gaiafs_failed(&f, ENOMEM, "out of memory");
@@ -398,7 +336,7 @@ static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	(void)r->take(r, &p->frame, &f);
 	if (f.errnum == 0 && p->frame.truncated)
 		(void)gaiafs_failed(&f, EMFILE, "this process has no descriptors left for the extents: see ulimit -n");
-	parcels_free(p);
+	gaiafs_parcels_free(p);
 	pthread_mutex_lock(&c->lock);
 	keep_first(&r->fail, &f);
 	return true;
@@ -515,7 +453,7 @@ int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_
 	}
 	pass_on_locked(c);
 	pthread_mutex_unlock(&c->lock);
-	parcels_free(left);
+	gaiafs_parcels_free(left);
 	if (s != NULL)
 		post_sweeper(s);
 	return r->fail.errnum;

@@ -53,6 +53,19 @@ void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why);
 void gaiafs_conn_ref(struct gaiafs_conn *c);
 /* gaiafs_calls_free frees what nobody waits for any more. c has no other user. */
 void gaiafs_calls_free(struct gaiafs_conn *c);
+/* A frame with descriptors that waits for its request's thread. */
+struct gaiafs_parcel {
+	struct gaiafs_parcel *next;       /* of the request; guarded by the connection's lock */
+	struct gaiafs_parcel *up, **back; /* in the list of all; guarded by gaiafs_fd_lock */
+	struct gaiafs_frame frame;
+	int fds[GAIAFS_MAX_EXTENTS];
+	uint8_t body[];
+};
+
+/* gaiafs_parcel_of keeps a frame's body and descriptors, under gaiafs_fd_lock. NULL: there is no memory, and they are closed. */
+struct gaiafs_parcel *gaiafs_parcel_of(const struct gaiafs_frame *frame);
+/* gaiafs_parcels_free frees a list of them, and closes what they have. */
+void gaiafs_parcels_free(struct gaiafs_parcel *p);
 /* gaiafs_parcels_after_fork closes the child's copies of descriptors on their way, under gaiafs_fd_lock. */
 void gaiafs_parcels_after_fork(void);
 

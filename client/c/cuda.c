@@ -207,7 +207,7 @@ void gaia_lend_context(void *c)
 	lent = c;
 }
 
-int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *f)
+int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **out, struct gaiafs_fail *f)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 	struct gaiafs_cuda *c;
@@ -235,15 +235,18 @@ int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **out, struct gaiafs_fail *
 		free(c);
 		return f->errnum;
 	}
+	*out = c;
+	if (!used)
+		return 0;
 	/* A context takes its time to be made: now, under no lock. */
 	if (gaiafs_cu_enter(c, &v, f) != 0) {
 		if (c->primary != NULL)
 			(void)gaiafs_cu.primary_release(c->device);
 		free(c);
+		*out = NULL;
 		return f->errnum;
 	}
 	gaiafs_cu_leave(&v);
-	*out = c;
 	return 0;
 }
 

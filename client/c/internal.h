@@ -183,9 +183,9 @@ extern const struct gaiafs_kind gaiafs_held_kind;
 /* A GPU as a mapping uses it. */
 struct gaiafs_cuda;
 
-/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID, and sees to a context. The
- * drop of gaiafs_cuda_kind gives back what it took, and gaiafs_cuda_free only frees memory, also after fork. */
-int gaiafs_cuda_open(int ordinal, struct gaiafs_cuda **c, struct gaiafs_fail *f);
+/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID, and where it is to be used sees
+ * to a context. The drop of gaiafs_cuda_kind gives back what it took, and gaiafs_cuda_free only frees memory, also after fork. */
+int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **c, struct gaiafs_fail *f);
 const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
 void gaiafs_cuda_free(struct gaiafs_cuda *c);
 

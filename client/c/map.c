@@ -110,7 +110,7 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 		return gaiafs_failed(f, ENODEV, "the mount has no devices of kind %d", r->args->kind);
 	/* A process's CUDA numbers are its own, so a GPU is asked for by its UUID. */
 	if (r->args->kind != GAIA_KIND_EMULATED && (gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0) {
-		if (gaiafs_cuda_open(m->dev, &m->cuda, f) != 0)
+		if (gaiafs_cuda_open(m->dev, (m->flags & GAIA_MAP_HOLD) == 0, &m->cuda, f) != 0)
 			return f->errnum;
 		m->kind = &gaiafs_cuda_kind;
 	}

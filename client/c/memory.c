@@ -152,7 +152,7 @@ static const struct gaiafs_kind host_kind = {
 	.copies = host_copies,
 };
 
-/* Memory that is held only: addresses that nobody may touch, and of a GPU the context that its UUID was asked in. */
+/* Memory that is held only: addresses that nobody may touch. A GPU needs no context for it. */
 
 static int held_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {

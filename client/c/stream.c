@@ -39,12 +39,12 @@ struct gaiafs_later {
 
 /* Calls that streams have and that are not done: what the driver and the threads of work.c may come to have queued. */
 enum { MOST_WAITING = 16384 };
-static unsigned waiting; /* atomic */
+static unsigned unfinished; /* atomic */
 
 static void later_free(struct gaiafs_later *l)
 {
 	free(l);
-	__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 }
 
 /* Held for a few instructions, by host functions too. */
@@ -216,15 +216,15 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 
 	if (gaiafs_prepare_work(f) != 0)
 		return;
-	if (__atomic_add_fetch(&waiting, 1, __ATOMIC_RELAXED) > MOST_WAITING) {
+	if (__atomic_add_fetch(&unfinished, 1, __ATOMIC_RELAXED) > MOST_WAITING) {
 		(void)gaiafs_failed(f, EAGAIN, "%d calls in stream order are not done yet", MOST_WAITING);
-		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 		return;
 	}
 	l = calloc(1, sizeof *l);
 	if (l == NULL) {
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
-		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 		return;
 	}
 	*l = (struct gaiafs_later){ .work = { .run = run, .leave = leave, .free = graph_free }, .job = { .run = serve },
@@ -254,7 +254,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 		later_free(l);
 	}
 	if (captured) /* it is a graph's, one for each of its nodes */
-		__atomic_sub_fetch(&waiting, 1, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 }
 
 static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t stream)

@@ -37,7 +37,7 @@ func TestCUDA(t *testing.T) {
 		t.Run(build, func(t *testing.T) {
 			client := compile(t, "cuda", build)
 			for _, scenario := range []string{"basic", "bad", "stream-order", "default-stream", "null-stream", "wrong-stream",
-				"munmap-waits", "forks", "forks-before", "threads", "bounded", "release-waits", "drop", "copies", "lent-context"} {
+				"munmap-waits", "forks", "forks-before", "threads", "bounded", "release-waits", "drop", "copies", "held", "lent-context"} {
 				t.Run(scenario, func(t *testing.T) {
 					d := startGPUs(t, libcuda)
 					d.run(client, scenario, d.file())

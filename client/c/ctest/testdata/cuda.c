@@ -732,6 +732,21 @@ static void copies(const char *path)
 	CHECK(!retained(0));
 }
 
+/* What is held costs the process no context. */
+static void held(const char *path)
+{
+	struct gaia_map_args a = { .length = PAGE, .flags = GAIA_MAP_HOLD | GAIA_MAP_LAZY, .fd = open_file(path, O_RDWR),
+				   .prot = PROT_READ, .device = 1 };
+	uint8_t *p = gaia_map(&a, sizeof a);
+
+	CHECK(p != MAP_FAILED);
+	load_cuda();
+	CHECK(gaia_macquire(p, PAGE, 1) == 0 && !retained(1));
+	CHECK(gaia_munmap(p, PAGE) == 0 && !retained(1));
+	a.device = 2;
+	MMAP_FAILS(gaia_map(&a, sizeof a), ENODEV);
+}
+
 static void *lent_main(void *lent)
 {
 	int fd = work_fd;
@@ -944,6 +959,7 @@ int main(int argc, char **argv)
 		{ "drop", drop },
 		{ "full-device", full_device },
 		{ "copies", copies },
+		{ "held", held },
 		{ "lent-context", lent_context },
 		{ "forks-before", forks_before },
 		{ "threads", threads },
