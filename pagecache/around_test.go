@@ -61,6 +61,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 func TestNothingIsReadAgain(t *testing.T) {
 	const chunks = 3 * aroundDebt / 2
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(chunks * chunkSize)
 	m.run(src, 0, 0, chunks*chunkSize, false)
 	m.cache.cleanAge = 0
@@ -128,6 +129,7 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src.readDirect(t, 0, 10)
 	f := src.attached
 	f.mu.Lock()

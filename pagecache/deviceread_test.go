@@ -78,6 +78,7 @@ func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+			m.cache.leastPatience = time.Minute // this is not about a device that is slow
 			src, home := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, how == "write")
 			if how == "unmapped" {
