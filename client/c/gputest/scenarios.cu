@@ -332,7 +332,9 @@ static void while_running(const std::string &dir)
 	while (flags[0] == 0)
 		std::this_thread::yield();
 	CHECK(home(fd, 0) == 3);
-	CHECK(gaia_mrelease(p, page, 0) == 0);
+	struct gaia_call call = {}; /* gaia_mrelease would wait for the kernel */
+	CHECK(gaia_start(&call, GAIA_DO_RELEASE, p, page, 0, GAIA_NO_STREAM) == 0);
+	CHECK(gaia_wait(&call, -1) == 0);
 	CHECK(home(fd, 0) == 77);
 	CHECK(cudaStreamQuery(nullptr) == cudaErrorNotReady); /* it runs all the while */
 	(void)cudaGetLastError();                             /* which that is not */
