@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
 // loadFrames reads the frames that every implementation of the protocol is tested against.
@@ -121,6 +123,18 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	a, err = v.decodeAnswer(open("answer-eperm", typeAnswer, 5))
 	require.NoError(t, err)
 	require.Equal(t, answer{uint32(syscall.EPERM), 5}, a)
+	f, err = v.decodeFeatures(open("features-view", typeFeatures, 2))
+	require.NoError(t, err)
+	require.Equal(t, offeredFeatures, f)
+	w, err := v.decodeMapView(open("mapview", typeMapView, 7))
+	require.NoError(t, err)
+	require.Equal(t, mapViewRequest{3, 1, [uuidSize]byte{}, mapLazy, 256, [][tokenSize]byte{token}, 1,
+		[]view.Segment{{Offset: 0x5678, Length: 0x1234, Count: 1}}}, w)
+	w, err = v.decodeMapView(open("mapview-files", typeMapView, 8))
+	require.NoError(t, err)
+	require.Equal(t, mapViewRequest{0, 0, countingUUID(), mapLaunder, 4096, [][tokenSize]byte{token, [tokenSize]byte(countingKey())}, 3,
+		[]view.Segment{{File: 1, Offset: 0x123456789a, Length: 0x1001, Stride: 0x2000, Count: 3},
+			{Length: 1, Count: 1}, {Length: 1, Count: 1}}}, w)
 	h, body, err := decodeHeader(frames["large"])
 	require.NoError(t, err)
 	require.Equal(t, header{24, typePing, flagLarge, 6}, h)
@@ -262,6 +276,7 @@ func FuzzRequest(f *testing.F) {
 		_, _ = decodeHello(body)
 		for v := minVersion; v <= maxVersion; v++ {
 			_, _ = v.decodeMap(body)
+			_, _ = v.decodeMapView(body)
 			_, _ = v.decodeRange(body)
 			_, _ = v.decodeUnmap(body)
 			_, _ = v.decodeStatus(body)
