@@ -15,6 +15,9 @@
 //	_, err = m.Release(0, m.Len())
 //	err = m.Close()
 //
+// MapView gives a view: memory that is only read, with chosen bytes of one file or of several, each piece at an aligned
+// address, as kernels like it. It is shared, and as coherent, as a mapping is.
+//
 // # Kinds of memory
 //
 // The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an emulated
