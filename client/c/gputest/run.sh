@@ -103,7 +103,7 @@ echo "building"
 			# shellcheck disable=SC2086
 			"$NVCC" $NVCC_FLAGS -I"$here/.." -o "$work/bin/$program" "$here/$program.cu" "$work/build/libgaiafs.a" -ldl || exit
 		done &&
-		make -C "$here/../examples" GAIAFS_BUILD="$work/build" NVCC="$NVCC" NVCC_FLAGS="$NVCC_FLAGS" EXAMPLES="vecadd reduce stream"
+		make -C "$here/../examples" GAIAFS_BUILD="$work/build" NVCC="$NVCC" NVCC_FLAGS="$NVCC_FLAGS" EXAMPLES="vecadd reduce stream shard"
 } >"$work/log" 2>&1 || { cat "$work/log"; die "the tests do not build"; }
 sgemm=0
 make -C "$here/../examples" GAIAFS_BUILD="$work/build" NVCC="$NVCC" NVCC_FLAGS="$NVCC_FLAGS" EXAMPLES=sgemm >"$work/log" 2>&1 || sgemm=1
@@ -113,7 +113,7 @@ if [ $sgemm = 1 ] && ! grep -qE 'cublas_v2.h|lcublas' "$work/log"; then
 fi
 
 mount_at one cuda:0 || die "mounting with --gpus cuda:0 failed"
-for example in vecadd reduce stream; do check "$example" "$work/build/examples/$example" "$work/one"; done
+for example in vecadd reduce stream shard; do check "$example" "$work/build/examples/$example" "$work/one"; done
 if wanted sgemm; then
 	if [ $sgemm = 0 ]; then
 		check sgemm "$work/build/examples/sgemm" "$work/one"

@@ -249,6 +249,38 @@ static void read_only(const std::string &dir)
 	std::_Exit(0);
 }
 
+/* Numbers that lie anywhere in the file, aligned in a view. An acquire brings what the CPU wrote and the device released. */
+static void views(const std::string &dir)
+{
+	const std::size_t n = 10 * MiB / sizeof(unsigned), count = n - 5, size = sizeof(unsigned), stride = 1000;
+	const std::string path = dir + "/views";
+	int fd = make(path, n);
+	gaiafs::view v(path, { { 5 * size, count * size }, { 7 * size, size, stride * size, 100 }, { n * size, 64 } });
+	gaiafs::mapping<unsigned> m(path);
+	std::vector<unsigned> rows(100);
+
+	CHECK(reinterpret_cast<std::uintptr_t>(v.data()) % 256 == 0 && v.offset(1) % 256 == 0 && v.offset(2) % 256 == 0);
+	CHECK(wrong(v.at<unsigned>(0), count, 5) == 0);
+	CUDA(cudaMemcpy(rows.data(), v.at<unsigned>(1), v.length(1), cudaMemcpyDeviceToHost));
+	for (std::size_t i = 0; i < rows.size(); i++)
+		CHECK(rows[i] == 7 + i * stride);
+	CHECK(peek(v.at<unsigned>(2)) == 0 && peek(v.at<unsigned>(2) + 15) == 0);
+
+	set_home(fd, 7 + 3 * stride, 33);
+	v.acquire_segment(1);
+	CHECK(peek(v.at<unsigned>(1) + 3) == 33 && peek(v.at<unsigned>(1) + 4) == 7 + 4 * stride);
+	fill<<<256, 256>>>(m.data(), n, 1000);
+	m.release_async(nullptr);
+	v.acquire_async(nullptr);
+	CHECK(wrong(v.at<unsigned>(0), count, 1005) == 0);
+	CHECK(peek(v.at<unsigned>(1) + 99) == 1000 + 7 + 99 * stride);
+	v.check_async();
+	v.close();
+	m.close();
+	CHECK(home(fd, n - 1) == 1000 + n - 1);
+	close(fd);
+}
+
 /* A context of the device that is not the primary one, and of none. */
 static void own_context(const std::string &dir)
 {
@@ -633,6 +665,7 @@ int main(int argc, char **argv)
 		{ "pointer", pointer },
 		{ "many-extents", many_extents },
 		{ "read-only", read_only },
+		{ "views", views },
 		{ "own-context", own_context },
 		{ "forks", forks },
 		{ "shrinks", shrinks },

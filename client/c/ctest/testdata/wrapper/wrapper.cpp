@@ -193,6 +193,55 @@ int main(int argc, char **argv)
 	}
 	CHECK(home(fd, 12) == 120);
 
+	// A view has chosen bytes, each piece aligned.
+	{
+		gaiafs::view v(path, { { 44, 8 }, { 45, 3 }, { 40, 4, 12, 3 }, { 1 << 20, 4 } });
+		CHECK(v && v.size() == 768 + 4 && v.size_bytes() == v.size() && v.device() == 0);
+		CHECK(v.offset(0) == 0 && v.offset(1) == 256 && v.offset(2) == 512 && v.offset(3) == 768);
+		CHECK(v.length(0) == 8 && v.length(2) == 12 && v.at<std::byte>(3) == v.data() + 768);
+		CHECK(v.at<std::uint32_t>(0)[0] == home(fd, 11) && v.at<std::uint32_t>(0)[1] == home(fd, 12));
+		CHECK(v.at<std::uint32_t>(2)[0] == home(fd, 10) && v.at<std::uint32_t>(2)[1] == home(fd, 13));
+		CHECK(*v.at<std::uint32_t>(3) == 0); // past the end of the file
+		CHECK(std::memcmp(v.at<char>(1), v.at<char>(0) + 1, 3) == 0);
+		set_home(fd, 12, 1212);
+		v.acquire_segment(0);
+		CHECK(v.at<std::uint32_t>(0)[1] == 1212);
+		set_home(fd, 13, 1313);
+		{
+			auto g = v.hold(512, 12);
+			CHECK(g.size() == 12 && v.at<std::uint32_t>(2)[1] == 1313);
+			g.close();
+		}
+		v.acquire_async(nullptr);
+		v.check_async();
+		v.advise(GAIA_MADV_WILLNEED);
+		v.release();
+		v.sync();
+		gaiafs::view w(std::move(v));
+		CHECK(!v && v.size() == 0 && w.at<std::uint32_t>(2)[1] == 1313);
+		gaiafs::layout l;
+		l.align = 4096;
+		l.lazy = true;
+		l.peers = true;
+		l.kind = GAIA_KIND_EMULATED;
+		v = gaiafs::view(std::vector<int>{ fd, fd }, { { 0, 1, 0, 1, 1 }, { 48, 4, 0, 0, 0 } }, 0, l);
+		CHECK(v.size() == 4100 && reinterpret_cast<std::uintptr_t>(v.data()) % 4096 == 0);
+		v.acquire();
+		CHECK(*v.at<std::uint32_t>(1) == 1212);
+		w = std::move(v); // what it had ends
+		w.close();
+		CHECK(!w && w.at<char>(0) == nullptr);
+		THROWS(w.acquire(), EINVAL, "nothing is mapped");
+		THROWS(gaiafs::view(path, {}), EINVAL, "no segments");
+		THROWS(gaiafs::view(path, { { 0, 1 }, { 0, 0 } }), EINVAL, "segment 1");
+		THROWS(gaiafs::view(fd, { { 0, 1, 0, 1, 1 } }), EINVAL, "file 1");
+		THROWS(gaiafs::view(path, { { 0, 1 } }, 7), ENODEV, "7");
+		THROWS(gaiafs::view("/nowhere/at/all", { { 0, 1 } }), ENOENT, "/nowhere/at/all");
+		l.align = 3;
+		THROWS(gaiafs::view(path, { { 0, 1 } }, 0, l), EINVAL, "alignment 3");
+		set_home(fd, 12, 120);
+	}
+
 	// const is read-only: a descriptor that may only read will do.
 	int read_only = open(path, O_RDONLY | O_CLOEXEC);
 	THROWS(mapping<std::uint32_t> w(read_only), EACCES, "writing");
