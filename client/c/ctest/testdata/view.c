@@ -523,7 +523,7 @@ static void addresses(const char *folder)
 	CHECK(gaia_munmap(p, 3 * PAGE) == 0);
 }
 
-/* As many segments as a view may have, of 8 bytes each, from the last to the first. */
+/* As many segments as a view may have, of 8 bytes each, from the last to the first; and as many rows. */
 static void many(const char *folder)
 {
 	enum { N = 1 << 19 };
@@ -542,6 +542,14 @@ static void many(const char *folder)
 	CHECK(gaia_macquire(p, 16 * N - 8, 0) == 0);
 	CHECK(gaia_munmap(p, 16 * N - 8) == 0);
 	free(s);
+
+	/* As many rows, most of them past the end of the file. */
+	const struct gaia_segment rows = { .offset = 2, .length = 1, .stride = 3, .count = 1 << 24 };
+	p = gaia_mview(a, &rows, 1, 0, 0);
+	CHECK(p != MAP_FAILED);
+	for (uint64_t i = 0; i < 1 << 24; i++)
+		CHECK(p[i] == (2 + 3 * i < SIZE_A ? byte_a(2 + 3 * i) : 0));
+	CHECK(gaia_munmap(p, 1 << 24) == 0);
 }
 
 /* Makes as many views at once as are asked for, all of the same bytes, and waits. */
