@@ -158,13 +158,14 @@ func (t *viewFill) run(ctx context.Context) error {
 	if err != nil || len(rest) == 0 {
 		return err
 	}
+	read := bridged(rest)
 	all := page.Range{Start: rest[0].Start, End: rest[len(rest)-1].End}
 	fill := &mover.Fill{
 		Device: p.v.dev.moves,
 		Class:  mover.Acquire,
 		From:   t.home,
 		Into:   t,
-		Pieces: mover.Pieces(len(rest), func(i int) mover.Update { return mover.Update{Pages: rest[i]} }, []mover.Run{{Pages: all}}, nil),
+		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} }, []mover.Run{{Pages: all}}, nil),
 		Reads:  new(mover.Reads),
 	}
 	if err := fill.Run(ctx, nil); err != nil {
@@ -177,6 +178,21 @@ func (t *viewFill) run(ctx context.Context) error {
 		c.BufferedPages.Add(t.from.Buffered)
 	})
 	return nil
+}
+
+// bridgePages is the widest gap between runs of pages that is read with them: the bytes cost less than another call.
+const bridgePages = 4
+
+// bridged returns ascending ranges with small gaps between them filled.
+func bridged(ranges []page.Range) (out []page.Range) {
+	for _, rg := range ranges {
+		if n := len(out); n > 0 && rg.Start-out[n-1].End <= bridgePages {
+			out[n-1].End = rg.End
+			continue
+		}
+		out = append(out, rg)
+	}
+	return out
 }
 
 // Placer implements mover.Target.
