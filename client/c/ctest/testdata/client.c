@@ -445,7 +445,7 @@ static void pieces(const char *path)
 	say_and_wait("waiting"); /* it answers */
 	while (gaia_wait(&call, -1) != 0) /* the thread sanitizer delivers signals late */
 		CHECK(errno == EINTR && call.running != NULL);
-	CHECK(call.running == NULL && call.pages == 3);
+	CHECK(call.running == NULL && (call.pages == 3 || call.pages == 2)); /* another request may have had the first page */
 	CHECK(gaia_wait(&call, -1) == 0); /* nothing runs */
 	gaia_cancel(&call);
 	memcpy(p + PAGE, "pieces", 6);
