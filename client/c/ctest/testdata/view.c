@@ -513,13 +513,13 @@ static void addresses(const char *folder)
 	v.address = place + PAGE; /* a hint that cannot be taken as it is */
 	v.align = 1 << 20;
 	size_t before = address_space();
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < 1000; i++) {
 		q = gaia_map_view(&v, sizeof v);
 		CHECK(q != MAP_FAILED && (uintptr_t)q % v.align == 0 && q[1] == byte_a(78));
 		CHECK(gaia_munmap(q, 3 * PAGE) == 0);
 	}
-	/* What was taken for the alignment, 1 MiB each, was given back. */
-	CHECK(address_space() < before + (40 << 20));
+	/* What was taken for the alignment, 1 MiB each, was given back. Threads of the library take some, too. */
+	CHECK(address_space() < before + (400 << 20));
 	CHECK(gaia_munmap(p, 3 * PAGE) == 0);
 }
 
