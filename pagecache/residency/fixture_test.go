@@ -53,7 +53,8 @@ type key struct {
 	// home, if it is not nil, is what Clean waits for. arrived gets an element when it does.
 	home    chan struct{}
 	arrived chan struct{}
-	refuses atomic.Bool // Clean reports that the bytes cannot be brought home
+	adopts  chan struct{} // if it is not nil, Adopt sends an element, and then waits for one
+	refuses atomic.Bool   // Clean reports that the bytes cannot be brought home
 	lost    atomic.Bool
 }
 
@@ -75,6 +76,10 @@ func (k *key) Extents(rg page.Range) (list []*Extent) {
 }
 
 func (k *key) Adopt(x *Extent) bool {
+	if k.adopts != nil {
+		k.adopts <- struct{}{}
+		<-k.adopts // the test's
+	}
 	if len(k.Extents(x.Pages())) > 0 {
 		return false
 	}

@@ -97,11 +97,15 @@ func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	}
 	d.placeLocked(x, p)
 	d.mu.Unlock()
-	if key.Adopt(x) {
+	adopted := key.Adopt(x)
+	d.mu.Lock()
+	d.making-- // not before: who finds nothing being made, and no extent, gives up
+	if adopted {
+		d.mu.Unlock()
+		d.wake()
 		return true, nil
 	}
 	p.extents = p.extents[:len(p.extents)-1]
-	d.mu.Lock()
 	d.unpinLocked(x, p)
 	d.leaveLocked(x)
 	d.mu.Unlock()
@@ -136,14 +140,12 @@ func (d *Device) placeLocked(x *Extent, p *Pin) {
 	d.named++
 	x.id, x.state = d.named, held
 	d.extents[x.id] = x
-	d.making--
-	d.wake()
 	x.users.Add(1)
 	d.rule.Note(policy.Event{Kind: policy.Placed, ID: x.id, Bytes: x.size})
 	d.pinLocked(x, p)
 }
 
-// alloc asks the device for memory of an extent that is about to be made.
+// alloc asks the device for memory of an extent that is being made from now on, until its Key was asked to Adopt it.
 func (d *Device) alloc(size int64) (gpubackend.Memory, error) {
 	d.mu.Lock()
 	d.making++

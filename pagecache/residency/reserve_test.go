@@ -92,6 +92,25 @@ func TestSamePagesAtOnce(t *testing.T) {
 	b.Release()
 }
 
+// TestSamePagesWhileTheyAreAdopted: the one who waits does not give up in the moment when the memory is made, and the Key
+// does not have it yet.
+func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
+	d, f := newDevice(t, 1, 1)
+	k := newKey(t, d)
+	k.adopts = make(chan struct{})
+	first := k.taking(7, 0, 1)
+	<-k.adopts
+	second := k.taking(8, 0, 1)
+	d.waitTurns(t, 1)
+	require.Eventually(t, func() bool { return f.Calls(faulty.Alloc) >= 4 }, patient, time.Millisecond) // it asks again and again
+	still(t, second)
+	k.adopts <- struct{}{}
+	a, b := soon(t, first), soon(t, second)
+	require.Same(t, a.Extents()[0], b.Extents()[0])
+	a.Release()
+	b.Release()
+}
+
 // TestWhoGivesUpTakesNoTurn: a reservation that waits for its turn ends with its context.
 func TestWhoGivesUpTakesNoTurn(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
