@@ -28,8 +28,9 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages i
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
+	sources := v.sources(b)
 	for _, p := range v.parts {
-		if pages, err = p.acquire(ctx, p.sources(b), launder, pages); err != nil {
+		if pages, err = p.acquire(ctx, sources[p.of.Number()], launder, pages); err != nil {
 			v.c.lose(v.dev, err)
 			return pages, v.dev.fault(err)
 		}
@@ -37,17 +38,27 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages i
 	return pages, nil
 }
 
-// sources returns the pages of the file that bytes of the view come from, ascending. It may return others that lie between.
-func (p *viewPart) sources(b page.Bytes) (list []page.Range) {
-	v := p.v
+// sources returns the pages of each file, by its number, that bytes of the view come from, ascending. It may return others
+// that lie between.
+func (v *View) sources(b page.Bytes) map[int][]page.Range {
+	of := make(map[int][]page.Range, len(v.parts))
 	if b.Len() == v.layout.Size() {
-		return []page.Range{p.of.Span().Pages()}
+		for _, p := range v.parts {
+			of[p.of.Number()] = []page.Range{p.of.Span().Pages()}
+		}
+		return of
 	}
 	for i, from := range v.layout.Sources(b) {
-		if i == p.of.Number() {
-			list = append(list, from.Pages())
-		}
+		of[i] = append(of[i], from.Pages())
 	}
+	for i, list := range of {
+		of[i] = ascending(list)
+	}
+	return of
+}
+
+// ascending sorts ranges and joins those that touch.
+func ascending(list []page.Range) []page.Range {
 	slices.SortFunc(list, func(a, b page.Range) int { return int(a.Start - b.Start) })
 	n := 0
 	for _, rg := range list {
@@ -200,14 +211,37 @@ func (t *viewFill) Placer() mover.Placer { return t }
 
 // AppendCopies implements mover.Placer: each run of the view's segments goes to its place.
 func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy {
-	for r := range t.p.of.Runs(pages.Span()) {
-		from := buf[r.Off-pages.Offset():][:r.Len]
-		for x, part := range pieces(t.extents, page.Span(r.View, r.Len)) {
-			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(), Host: from[part.Off-r.View:][:part.Len()]})
+	var run page.Bytes // of the view; what comes before it is in list
+	var from []byte    // its bytes
+	gathered := false  // from is no part of buf
+	flush := func() {
+		for x, part := range pieces(t.extents, run) {
+			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(), Host: from[part.Off-run.Off:][:part.Len()]})
 		}
 	}
+	for r := range t.p.of.Runs(pages.Span()) {
+		row := buf[r.Off-pages.Offset():][:r.Len]
+		if r.View != run.End || r.Len >= leastRow || len(from) >= mostGathered || run.Len() >= leastRow && !gathered {
+			flush()
+			run, from, gathered = page.Span(r.View, r.Len), row, false
+			continue
+		}
+		if !gathered {
+			from, gathered = append(make([]byte, 0, leastRow), from...), true
+		}
+		run.End, from = run.End+r.Len, append(from, row...)
+	}
+	flush()
 	return list
 }
+
+const (
+	// leastRow is the least bytes of a row that is copied by itself. Shorter ones are gathered first: a copy of each would take
+	// more time and memory than its bytes.
+	leastRow = 256
+	// mostGathered is about how much is gathered into one copy.
+	mostGathered = 1 << 20
+)
 
 // AppendPatches implements mover.Placer. Nobody stores into a view, so nothing is patched.
 func (t *viewFill) AppendPatches([]gpubackend.Patch, *mover.Step, []byte, []gpubackend.Digest) ([]gpubackend.Patch, error) {

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -27,6 +28,9 @@ const (
 	peerBatch = 1 << 16
 	// leastFollow is the least of a copy while more is on its way, 32 MiB.
 	leastFollow = 1 << 13
+	// peerRuns is the most runs of bytes that are copied from mappings under one hold of File.mu. Each is a copy of its own, so
+	// a file with many short rows comes from home.
+	peerRuns = 1 << 16
 )
 
 // fromExtentsLocked copies what devices have of pages for mappings, and returns the rest.
@@ -44,17 +48,14 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, in
 	for _, h := range sources {
 		span := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
 		unwritten, _ := f.sourcesLocked(h, h, span)
-		take := atLeast(intersect(pages, unwritten), f.c.leastPeer)
+		// What is in doubt may not be what home has.
+		take := atLeast(intersect(pages, subtract(unwritten, f.doubt)), f.c.leastPeer)
 		if len(take) == 0 {
 			continue
 		}
-		var copies []gpubackend.PeerCopy
-		for _, rg := range take {
-			h.each(rg, func(x *extent, part page.Range) {
-				for r := range p.of.Runs(part.Span()) {
-					copies = into.appendPeer(copies, x.Memory(), x.offset(r.Off), page.Span(r.View, r.Len))
-				}
-			})
+		copies, few := p.fromExtents(h, take, into)
+		if !few {
+			continue
 		}
 		if err := p.copyPeer(ctx, h.dev, copies, take); err != nil {
 			if errors.Is(err, gpubackend.ErrNoPeer) {
@@ -67,6 +68,21 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, in
 		}
 	}
 	return pages, nil
+}
+
+// fromExtents returns the copies of pages from what a device has of them for mappings. few is false where there are too many.
+func (p *viewPart) fromExtents(h *holding, pages []page.Range, into *viewFill) (copies []gpubackend.PeerCopy, few bool) {
+	for _, rg := range pages {
+		h.each(rg, func(x *extent, part page.Range) {
+			for r := range p.of.Runs(part.Span()) {
+				if len(copies) > peerRuns {
+					return
+				}
+				copies = into.appendPeer(copies, x.Memory(), x.offset(r.Off), page.Span(r.View, r.Len))
+			}
+		})
+	}
+	return copies, len(copies) <= peerRuns
 }
 
 // reaches reports whether a device can copy from another one, as far as that is known.
@@ -86,6 +102,10 @@ func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubacke
 		p.v.c.log.Info("one device cannot copy from another; bytes go through the host",
 			"to", dev.info.Ordinal, "from", from.info.Ordinal, "error", err)
 		p.v.c.noPeer.Store(devicePair{dev.owner, from.owner}, true)
+	}
+	if from != dev && errors.Is(err, gpubackend.ErrDeviceLost) {
+		// Either device may be the lost one. If it is this one, the copy from home fails, too.
+		return fmt.Errorf("%w: %v", gpubackend.ErrNoPeer, err)
 	}
 	if err != nil {
 		return err
@@ -134,6 +154,10 @@ func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Rang
 		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale first.
 		extents := from.v.hold()
 		there, coming, _, moved := from.state.Split(left, into.turn)
+		if !from.v.has(extents) { // others may have come before it was asked
+			letGo(extents)
+			continue
+		}
 		there = atLeast(there, p.v.c.leastPeer)
 		for copied := false; len(there) > 0 && err == nil; copied = true {
 			if !copied && len(coming) > 0 && pagesOf(there) < leastFollow {
@@ -144,9 +168,7 @@ func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Rang
 				arrived, there = union(arrived, batch), subtract(there, batch)
 			}
 		}
-		for _, x := range extents {
-			x.LetGo()
-		}
+		letGo(extents)
 		if left = union(there, coming); len(coming) == 0 {
 			break
 		}
@@ -167,6 +189,20 @@ func (v *View) hold() []*residency.Extent {
 		x.Hold()
 	}
 	return slices.Clone(v.extents)
+}
+
+// letGo takes hold back.
+func letGo(extents []*residency.Extent) {
+	for _, x := range extents {
+		x.LetGo()
+	}
+}
+
+// has reports whether these are the extents that the view has.
+func (v *View) has(extents []*residency.Extent) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Equal(v.extents, extents)
 }
 
 // copyFrom copies pages from the extents of the same view on another device.

@@ -108,7 +108,9 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		c: c, dev: dev, key: key, layout: layout, users: 1, user: user, host: layout.Memory(),
 		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
 	}
-	if !c.memory.fits(v.host) {
+	c.memory.charge(memoryViews, v.host) // before the limit is looked at: requests at one time see each other
+	if !c.memory.fits(0) {
+		c.memory.charge(memoryViews, -v.host)
 		return nil, fail(syscall.ENOMEM, "the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
 			"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)), humanize.IBytes(uint64(c.memory.left())))
 	}
@@ -133,9 +135,9 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		for _, p := range v.parts {
 			p.f.removeView(p)
 		}
+		c.memory.charge(memoryViews, -v.host)
 		return other, nil
 	}
-	c.memory.charge(memoryViews, v.host)
 	return v, nil
 }
 
@@ -246,6 +248,7 @@ func (v *View) letGo() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, x := range v.extents {
+		v.staleIn(x) // for views that follow this one
 		x.Leave(true)
 	}
 	v.extents = nil

@@ -127,6 +127,11 @@ func chunk(i int64) page.Range {
 
 // chunks returns the numbers of the chunks that the view has bytes of, ascending.
 func (f *File) chunks() (list []int64) {
+	compact := func() {
+		slices.Sort(list)
+		list = slices.Compact(list)
+	}
+	known := 1 << 10
 	add := func(b page.Bytes) {
 		pages := b.Pages()
 		for i := int64(pages.Start >> chunkShift); i <= int64((pages.End-1)>>chunkShift); i++ {
@@ -136,6 +141,10 @@ func (f *File) chunks() (list []int64) {
 		}
 	}
 	for _, i := range f.order {
+		if len(list) > 2*known { // many segments of the same chunks
+			compact()
+			known = max(known, len(list))
+		}
 		s := &f.l.segments[i]
 		if s.stride()-s.Length < chunkPages<<page.Shift {
 			add(s.span()) // no gap is as large as a chunk
@@ -145,8 +154,8 @@ func (f *File) chunks() (list []int64) {
 			add(page.Span(s.Offset+k*s.stride(), s.Length))
 		}
 	}
-	slices.Sort(list)
-	return slices.Compact(list)
+	compact()
+	return list
 }
 
 // mostChunks returns how many chunks there are at most.

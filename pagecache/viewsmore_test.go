@@ -1,0 +1,310 @@
+package pagecache
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+// TestViewBesideAMappingAndAChangeInSource: a view does not copy from a mapping what somebody changed in SOURCE meanwhile.
+func TestViewBesideAMappingAndAChangeInSource(t *testing.T) {
+	m := newMachine(t, 2)
+	m.cache.leastPeer = 1
+	src := m.noisyFile(1 << 20)
+	for dev := range 2 {
+		m.run(src, dev, 0, 1<<20, false)
+	}
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}, src)
+	v.check()
+	src.home.editAt(5*page.Size, []byte("in SOURCE"))
+	v.acquire()
+	v.check()
+	src.home.editAt(6*page.Size, []byte("in SOURCE"))
+	m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(101, 1<<19)}}, src).check()
+}
+
+// TestViewFollowsNoLostDevice: a view whose memory is gone has nothing for others.
+func TestViewFollowsNoLostDevice(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}
+	first := m.view(req, src)
+	req.Device = 1
+	second := m.view(req, src)
+	first.v.letGo()
+	from, p := first.v.parts[0], second.v.parts[0]
+	pages := []page.Range{p.of.Span().Pages()}
+	rest, err := p.follow(context.Background(), from, pages, &viewFill{p: p, extents: second.v.extents, turn: 99})
+	require.NoError(t, err)
+	require.Equal(t, pages, rest)
+}
+
+// TestViewWhoseSourceDeviceIsLost: when a copy between devices says that one is lost, it is not known which.
+func TestViewWhoseSourceDeviceIsLost(t *testing.T) {
+	for name, mapped := range map[string]bool{"of a view": false, "of a mapping": true} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 2)
+			src := m.noisyFile(1 << 20)
+			req := ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}
+			if mapped {
+				m.run(src, 0, 0, 1<<20, false)
+			} else {
+				m.view(req, src)
+			}
+			m.devices[1].Fail(faulty.CopyPeer, 1, gpubackend.ErrDeviceLost)
+			req.Device = 1
+			v := m.view(req, src)
+			v.check()
+			src.write(t, 200, []byte("new"))
+			v.acquire()
+			v.check()
+		})
+	}
+}
+
+// TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs: none of them is let in because it did not see the others.
+func TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
+	const one = 1 << 20
+	m := newMachine(t, 1, hostMemory(3*one/2))
+	src := m.noisyFile(100)
+	request := func(k int) ViewRequest {
+		segments := make([]view.Segment, one/70)
+		for i := range segments {
+			segments[i] = bytesOf(int64(i+k), 1)
+		}
+		return ViewRequest{Alignment: 1, Segments: segments}
+	}
+	var group sync.WaitGroup
+	views := make([]*viewer, 8)
+	for k := range views {
+		req := request(k)
+		group.Go(func() { views[k], _ = m.tryView(req, src) })
+	}
+	group.Wait()
+	require.LessOrEqual(t, m.cache.memory.classes[memoryViews].Load(), int64(3*one/2))
+	for _, v := range views {
+		if v != nil {
+			v.unmap()
+		}
+	}
+}
+
+// TestViewOfShortRows: rows are gathered, so that a row of a byte does not cost a copy of its own.
+func TestViewOfShortRows(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(4<<20 + 7)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	segments := []view.Segment{{Offset: 1, Length: 1, Stride: 4, Count: 1 << 20}, {Offset: 3, Length: 5, Stride: 5, Count: 9000}}
+	for range 40 {
+		n := 1 + rnd.Int64N(2*leastRow)
+		segments = append(segments, view.Segment{Offset: rnd.Int64N(1 << 20), Length: n, Stride: n + rnd.Int64N(50), Count: 1 + rnd.Int64N(5000)})
+	}
+	v := m.view(ViewRequest{Segments: segments}, src)
+	v.check()
+	p := v.v.parts[0]
+	pages := page.Range{End: 256}
+	copies := (&viewFill{p: p, extents: v.v.extents}).AppendCopies(nil, pages, src.home.bytes(0, int(pages.Bytes())))
+	require.Less(t, len(copies), 50_000, "there are 262144 rows")
+	src.write(t, 1<<20, make([]byte, 1<<20))
+	v.acquire()
+	v.check()
+
+	m.run(src, 0, 0, 4<<20, false) // a copy of each row is made from it, or none
+	m.view(ViewRequest{Segments: segments[:1]}, src).check()
+}
+
+// TestViewWhoseClientEndsWhileOthersFollowIt: they bring the rest themselves.
+func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
+	m := newMachine(t, 3)
+	m.cache.leastPeer = 1
+	src := m.noisyFile(32 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 31<<20)}}
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	ctx, kill := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	var firstErr error
+	group.Go(func() { _, firstErr = m.cache.MapView(ctx, []Source{src}, withAlignment(req)) })
+	<-gate.Arrived()
+	views := make([]*viewer, 2)
+	errs := make([]error, 2)
+	for i := range views {
+		req := req
+		req.Device = i + 1
+		group.Go(func() { views[i], errs[i] = m.tryView(req, src) })
+	}
+	f := m.cache.Lookup(src.id)
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.viewTurn == 3
+	}, time.Minute, time.Millisecond)
+	kill()
+	gate.Open()
+	group.Wait()
+	require.ErrorIs(t, firstErr, context.Canceled)
+	for i, v := range views {
+		require.NoError(t, errs[i])
+		v.check()
+		v.unmap()
+	}
+	m.view(req, src).check() // the memory that the first one had
+}
+
+func withAlignment(req ViewRequest) ViewRequest {
+	req.Alignment = 256
+	return req
+}
+
+// TestAHungFileHoldsUpNoViewOfAnother: views of other files are filled, evicted and shown while a fill waits for its file.
+func TestAHungFileHoldsUpNoViewOfAnother(t *testing.T) {
+	m := newMachine(t, 1, memory(16<<20))
+	hung, src := m.noisyFile(2<<20), m.noisyFile(8<<20)
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	hung.home.beforeRead = func() {
+		once.Do(func() { close(reading) })
+		<-goOn
+	}
+	var group sync.WaitGroup
+	var v *viewer
+	group.Go(func() { v = m.view(ViewRequest{Segments: []view.Segment{bytesOf(1, 1<<20)}}, hung) })
+	<-reading
+	for i := range 4 {
+		o := m.view(ViewRequest{Segments: []view.Segment{bytesOf(int64(i), 7<<20)}}, src)
+		o.check()
+		o.unmap()
+	}
+	require.Positive(t, m.cache.counters.Evictions.Load())
+	require.Len(t, m.cache.Status().Files, 2)
+	close(goOn)
+	group.Wait()
+	v.check()
+}
+
+// TestViewOfAFileThatWasLetGo: a file that nobody held anything of comes back as another File, and with its bytes.
+func TestViewOfAFileThatWasLetGo(t *testing.T) {
+	m := newMachine(t, 1, memory(8<<20))
+	src, other := m.noisyFile(4<<20), m.noisyFile(8<<20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(10, 3<<20)}}
+	v := m.view(req, src)
+	before := v.v
+	v.unmap()
+	p := m.run(other, 0, 0, 8<<20, false)
+	require.Eventually(t, func() bool { return m.cache.Lookup(src.id) == nil }, time.Minute, time.Millisecond)
+	p.unmap()
+	src.home.editAt(100, []byte("while nobody looked"))
+	v = m.view(req, src)
+	require.NotSame(t, before, v.v)
+	v.check()
+}
+
+// TestViewsAndChangesAtOnce: whatever happened while views were acquired, evicted and mapped, the next acquire shows it.
+func TestViewsAndChangesAtOnce(t *testing.T) {
+	for seed := range uint64(2) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			m := newMachine(t, 2, memory(12<<20))
+			m.cache.leastPeer = 1
+			const size = 2 << 20
+			src, other := m.noisyFile(size), m.noisyFile(8<<20)
+			reader := []*program{m.run(src, 0, 0, size, false), m.run(src, 1, 0, size, false)}
+			ctx, stop := context.WithCancel(context.Background())
+			var changes, views sync.WaitGroup
+			for k := range 2 {
+				changes.Go(func() {
+					rnd := rand.New(rand.NewPCG(seed, uint64(k)))
+					for range 100 {
+						switch rnd.IntN(6) {
+						case 0:
+							src.truncate(t, size/2+rnd.Int64N(size/2))
+						case 1:
+							src.home.editAt(rnd.IntN(size/2-8), []byte{byte(rnd.Uint32())})
+						case 2:
+							_, err := reader[k].Acquire(context.Background(), 0, size, false)
+							require.NoError(t, err)
+						default:
+							src.write(t, rnd.IntN(size), []byte{byte(rnd.Uint32()), byte(rnd.Uint32())})
+						}
+					}
+				})
+			}
+			req := ViewRequest{Segments: []view.Segment{bytesOf(5, size-9), {Offset: 3, Length: 100, Stride: 5000, Count: 300}}}
+			for dev := range 2 {
+				req := req
+				req.Device = dev
+				again := &source{id: src.id, home: src.home, kernel: src.kernel}
+				other := &source{id: other.id, home: other.home, kernel: other.kernel}
+				views.Go(func() {
+					for ctx.Err() == nil {
+						v, err := m.tryView(req, again)
+						if err != nil {
+							continue // the other file has the memory
+						}
+						if _, err := v.Acquire(context.Background(), 0, v.Size(), false); err != nil {
+							t.Error(err)
+						}
+						v.unmap()
+					}
+				})
+				views.Go(func() {
+					for ctx.Err() == nil {
+						if p, err := m.cache.Map(ctx, other, MapRequest{Device: dev, Len: 6 << 20}); err == nil {
+							_ = p.Unmap(context.Background())
+						}
+					}
+				})
+			}
+			changes.Wait()
+			stop()
+			views.Wait()
+			for dev := range 2 {
+				req.Device = dev
+				v := m.view(req, src)
+				v.acquire()
+				v.check()
+			}
+		})
+	}
+}
+
+// TestViewChangesWhileItComes: what was on its way when it changed is stale when it has arrived.
+func TestViewChangesWhileItComes(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	var group sync.WaitGroup
+	var v *viewer
+	again := &source{id: src.id, home: src.home, kernel: src.kernel}
+	group.Go(func() { v = m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 1<<19)}}, again) })
+	<-gate.Arrived()
+	src.attached = m.cache.Lookup(src.id)
+	src.write(t, 100, []byte("new"))
+	src.truncate(t, 1<<18)
+	gate.Open()
+	group.Wait()
+	require.EqualValues(t, 65, v.acquire())
+	v.check()
+}
+
+// TestViewBesideMemoryThatWasGivenAway: a program that keeps memory it mapped for writing stores there whenever it likes.
+func TestViewBesideMemoryThatWasGivenAway(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	p := m.run(src, 0, 0, 1<<20, true)
+	p.unmapAndKeep()
+	f := src.attached
+	f.mu.Lock()
+	f.untrackIdleLocked()
+	f.mu.Unlock()
+	p.store(200, ^p.byteAt(200))
+	m.view(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}, src).check()
+}
