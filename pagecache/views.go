@@ -109,7 +109,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
 	}
 	c.memory.charge(memoryViews, v.host) // before the limit is looked at: requests at one time see each other
-	if !c.memory.fits(0) {
+	if v.host > leastList && !c.memory.fits(0) {
 		c.memory.charge(memoryViews, -v.host)
 		return nil, fail(syscall.ENOMEM, "the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
 			"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)), humanize.IBytes(uint64(c.memory.left())))
@@ -140,6 +140,10 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	}
 	return v, nil
 }
+
+// leastList is the size of a list of segments up to which a view is made although --host-memory is full, which may be with what
+// others do. A view takes an extent of device memory, so there are not many.
+const leastList = page.Size
 
 // addView has changes of home told to p from now on.
 func (f *File) addView(p *viewPart) {

@@ -308,3 +308,12 @@ func TestViewBesideMemoryThatWasGivenAway(t *testing.T) {
 	p.store(200, ^p.byteAt(200))
 	m.view(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}, src).check()
 }
+
+// TestSmallViewWhereHostMemoryIsFull: what others keep there is no reason to refuse a few segments.
+func TestSmallViewWhereHostMemoryIsFull(t *testing.T) {
+	m := newMachine(t, 1, hostMemory(1<<20))
+	src := m.noisyFile(1 << 20)
+	m.cache.memory.charge(memoryBases, 2<<20)
+	m.view(ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19)}}, src).check()
+	m.cache.memory.charge(memoryBases, -2<<20)
+}
