@@ -38,7 +38,7 @@ type net struct {
 
 func all() []plant {
 	var list []plant
-	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants} {
+	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants} {
 		list = append(list, of...)
 	}
 	return list

@@ -1,0 +1,138 @@
+package plants
+
+// viewsPlants are faults in views.
+var viewsPlants = []plant{
+	{
+		name: "view: home's bytes come from the old version",
+		file: "pagecache/views.go",
+		old:  "		p.state.Mark(rg)\n",
+		new:  "		_ = p\n",
+		nets: []net{
+			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=4000"}},
+		},
+	},
+	{
+		name: "view: a strided piece is one row off",
+		file: "pagecache/view/layout.go",
+		old:  "first++ // b begins in the gap behind that row",
+		new:  "first += 2",
+		nets: []net{
+			{pkg: "pagecache/view", run: "."},
+			{pkg: "pagecache", run: "TestViewPacksSegments|TestRandomViews"},
+		},
+	},
+	{
+		name: "view: an acquire of a part leaves out the last row",
+		file: "pagecache/view/layout.go",
+		old:  "first, last := part.Off/s.Length, (part.End-1)/s.Length",
+		new:  "first, last := part.Off/s.Length, max((part.End-1)/s.Length-1, part.Off/s.Length)",
+		nets: []net{{pkg: "pagecache/view", run: "."}},
+	},
+	{
+		name: "view: a truncation marks what is past both ends",
+		file: "pagecache/change.go",
+		old:  "f.spoilLocked(page.From(min(before, size)).Pages())",
+		new:  "f.spoilLocked(page.From(max(before, size)).Pages())",
+		nets: []net{
+			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
+		},
+	},
+	{
+		name: "view: a page that changed while it was coming is fresh",
+		file: "pagecache/view/state.go",
+		old:  "			s.coming.remove(i, part, all)\n",
+		new:  "			s.coming.remove(i, part, all)\n			s.stale.remove(i, part, all)\n",
+		nets: []net{
+			{pkg: "pagecache/view", run: "."},
+			{pkg: "pagecache", run: "TestViewChangesWhileItComes"},
+		},
+	},
+	{
+		name: "view: an eviction does not say what is gone",
+		file: "pagecache/views.go",
+		old:  "	v.staleIn(x) // who maps it from now on finds it so\n",
+		new:  "",
+		nets: []net{
+			{pkg: "pagecache", run: "TestViewMakesRoom|TestViewsAndChangesAtOnce|TestAPartOfAViewIsEvicted"},
+		},
+	},
+	{
+		name: "view: a follower copies before the pages arrived",
+		file: "pagecache/view/state.go",
+		old:  "			s.coming.and(i, &on)\n			if",
+		new:  "			on = pageSet{}\n			if",
+		nets: []net{
+			{pkg: "pagecache/view", run: "."},
+			{pkg: "pagecache", run: "TestViewsThatAreFilledAtOnce"},
+		},
+	},
+	{
+		name: "view: a follower takes what a lost device had",
+		file: "pagecache/views.go",
+		old:  "		v.staleIn(x) // for views that follow this one\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestViewFollowsNoLostDevice"}},
+	},
+	{
+		name: "view: a fill that failed leaves its pages coming",
+		file: "pagecache/viewfill.go",
+		old:  "	if err := t.run(ctx); err != nil {\n		p.state.GaveUp()\n",
+		new:  "	if err := t.run(ctx); err != nil {\n",
+		nets: []net{{pkg: "pagecache", run: "TestViewAfterAFault|TestViewsThatAreFilledAtOnce"}},
+	},
+	{
+		name: "view: rights are taken away and the key stays",
+		file: "pagecache/views.go",
+		old:  "add(f.serial, taken)",
+		new:  "add(f.serial, taken-taken)",
+		nets: []net{{pkg: "pagecache", run: "TestViewAfterRightsWereTaken"}},
+	},
+	{
+		name: "view: users share it",
+		file: "pagecache/views.go",
+		old:  "k := viewKey{device: dev.info.Ordinal, user: req.User}",
+		new:  "k := viewKey{device: dev.info.Ordinal}",
+		nets: []net{{pkg: "pagecache", run: "TestViewIsShared"}},
+	},
+	{
+		name: "view: what mappings have is taken for home although SOURCE changed",
+		file: "pagecache/viewpeers.go",
+		old:  "subtract(unwritten, f.doubt)",
+		new:  "unwritten",
+		nets: []net{
+			{pkg: "pagecache", run: "TestViewBesideAMappingAndAChangeInSource"},
+		},
+	},
+	{
+		name: "view: what programs may store into is taken for home",
+		file: "pagecache/peers.go",
+		old:  "			unwritten = page.Subtract(unwritten, rg)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestViewBesideMemoryThatWasGivenAway"}},
+	},
+	{
+		name: "view: what devices released does not come home first",
+		file: "pagecache/viewfill.go",
+		old:  "if next, err = f.collectSomeLocked(ctx, rg); err != nil {",
+		new:  "if next, err = rg.End, nil; err != nil {",
+		nets: []net{
+			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=4000"}},
+		},
+	},
+	{
+		name: "view: nobody looks whether SOURCE changed",
+		file: "pagecache/viewfill.go",
+		old:  "	if err := f.checkHome(ctx); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
+		nets: []net{{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"}},
+	},
+	{
+		name: "view: gathered rows go where the first of them goes",
+		file: "pagecache/viewfill.go",
+		old:  "if r.View != run.End || r.Len >= leastRow",
+		new:  "if run.Empty() || r.Len >= leastRow",
+		nets: []net{{pkg: "pagecache", run: "TestViewOfShortRows|TestRandomViews"}},
+	},
+}
