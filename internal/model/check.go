@@ -253,7 +253,7 @@ func Check(l Layout, sys System, program []Step) error {
 // the whole file through its page cache and past it. Some of it may not be Legal.
 func (l Layout) Closing() (steps []Step) {
 	for c := l.CPUs; c < l.Clients(); c++ {
-		steps = append(steps, Step{Op: Finish, Client: Client(c)}, Step{Op: Unmap, Client: Client(c)})
+		steps = append(steps, Step{Op: Finish, Client: Client(c)}, Step{Op: Unmap, Client: Client(c)}, Step{Op: Unview, Client: Client(c)})
 	}
 	whole := int64(l.Pages) * PageSize
 	return append(steps, Step{Op: Read, Len: whole}, Step{Op: Fsync}, Step{Op: Read, Len: whole}, Step{Op: DirectRead, Len: whole})
@@ -309,7 +309,13 @@ func (s Step) simpler() (list []Step) {
 	if s.During {
 		try(func(t *Step) { t.During = false })
 	}
-	if s.Op == Map {
+	if s.Op == View {
+		try(func(t *Step) { t.Val = 0 })
+	}
+	if s.Op == Look {
+		try(func(t *Step) { t.Off, t.Len, t.Val = 0, 1, 0 })
+	}
+	if s.Op == Map || s.Op == View {
 		try(func(t *Step) { t.Lazy = false })
 	}
 	return list

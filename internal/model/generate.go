@@ -11,6 +11,7 @@ var weights = [numOps]int{
 	SourceClone: 2, SourceSnapshot: 2, SourceChmod: 3, SourceLink: 3, SourceRename: 2,
 	Map: 12, Unmap: 2, Kill: 1, Store: 30, Load: 12, Acquire: 14, Release: 10, Publish: 8, Drop: 6, Finish: 6,
 	DontNeed: 1, Peek: 6, Evict: 3, Collect: 4, Untrack: 2,
+	View: 6, Look: 12, Unview: 2,
 }
 
 // Source is where random programs take their numbers from: IntN returns one in [0, n).
@@ -70,6 +71,8 @@ func (l Layout) Random(r Source, ops func(Op) bool) Step {
 		return s
 	case s.Op == Map && r.IntN(2) == 0:
 		s.Off, s.Len = 0, limit
+	case s.Op.OfViews():
+		s.Off, s.Len = p*PageSize+int64(r.IntN(PageSize)), int64(1+r.IntN(3*PageSize))
 	case s.Op.wholePages():
 		s.Off, s.Len = p*PageSize, int64(1+r.IntN(3))*PageSize
 	case r.IntN(8) == 0:

@@ -20,6 +20,12 @@ func (m *Model) Legal(s Step) bool {
 		return mp == nil && s.Off%PageSize == 0
 	case Evict:
 		return true
+	case View:
+		_, has := m.views[s.Client]
+		return !has
+	case Look, Unview:
+		_, has := m.views[s.Client]
+		return has
 	case Store, Load:
 		return mp != nil && (mp.writable || s.Op == Load) && m.reachable(s)
 	case Drop, Finish:

@@ -77,13 +77,14 @@ type Model struct {
 	pages    []*pageState
 	mappings map[Client]*mapping
 	releases map[Client]*release
+	views    map[Client]Step // the View of each
 	// Overlaps counts the bytes that two owners changed differently.
 	Overlaps int64
 }
 
 // New returns a file of zeros that no device holds anything of.
 func New(l Layout) *Model {
-	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release)}
+	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release), views: make(map[Client]Step)}
 	for range l.Pages {
 		m.pages = append(m.pages, &pageState{
 			home:     make([]byte, PageSize),
@@ -318,6 +319,9 @@ func (m *Model) Do(s Step) []byte {
 			m.finish(s.Client)
 		}
 		delete(m.mappings, s.Client)
+		if s.Op == Kill {
+			delete(m.views, s.Client)
+		}
 	case Store:
 		m.store(s)
 	case Load:
@@ -348,6 +352,12 @@ func (m *Model) Do(s Step) []byte {
 		m.collectAll()
 	case Untrack:
 		m.untrack()
+	case View:
+		m.view(s)
+	case Look:
+		return m.look(s)
+	case Unview:
+		delete(m.views, s.Client)
 	default:
 		if s.Op.InSource() {
 			m.source(s)

@@ -79,6 +79,13 @@ func TestOracleAlone(t *testing.T) {
 		{"either of two that overlap", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\ngpu0a release 0+1p\ncpu0 read 0+1", 2, true},
 		{"neither of two that overlap", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\ngpu0a release 0+1p\ncpu0 read 0+1", 0, false},
 		{"a release that has not returned", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a publish 0+1p\ncpu0 directread 0+1", 0, true},
+		{"a stale view", "gpu0a view 0+9 0x08\ncpu0 write 0+1 0x01\ngpu0a look 0+1 0x01", 0, false},
+		{"a view that was acquired", "gpu0a view 0+9 0x08\ncpu0 write 0+1 0x01\ngpu0a look 0+1 0x01", 1, true},
+		{"a view without what its device released", "gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
+			"gpu0b view 0+9 0x08\ngpu0a release 0+1p\ngpu0b look 0+1 0x01", 0, false},
+		{"a view without what its device stored", "gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
+			"gpu0a look 0+1 0x01", 0, true},
+		{"what was past end of file in a view", "gpu0a view 4p999+9 0x08\ngpu0a look 1+1 0x01", 7, false},
 		{"a kill that released", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a kill\ncpu0 read 0+1", 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -141,7 +148,7 @@ func TestModelBreaksNoRule(t *testing.T) {
 		src := NewSource(seed)
 		r := NewRun(l, &system{Model: New(l)})
 		for len(r.Program) < 250 {
-			if _, err := r.Step(l.Random(src, nil)); err != nil {
+			if _, err := r.Step(l.Random(src, func(o Op) bool { return o.Exact() || o.OfViews() })); err != nil {
 				t.Fatalf("seed %d: %v\n%s", seed, err, l.FormatProgram(r.Program))
 			}
 		}

@@ -21,6 +21,7 @@ type Oracle struct {
 	pages []*oraclePage
 	// published has, per open release, the clocks of its pages when it began.
 	published map[Client]map[int]clock
+	views     map[Client]Step // the last View of each
 	// junk says that bytes past end of file may be anything: a device's program stored there, or SOURCE was cut.
 	junk  bool
 	times oracleTimes
@@ -115,7 +116,7 @@ var spots = []int{0, 1, 7, 8, 9, 15, 16, 100, 1000, 1001, 2047, 2048, 4088, 4094
 
 // NewOracle returns the Oracle of a file of zeros.
 func NewOracle(l Layout) *Oracle {
-	o := &Oracle{layout: l, sizes: []int64{l.Size}, published: make(map[Client]map[int]clock)}
+	o := &Oracle{layout: l, sizes: []int64{l.Size}, published: make(map[Client]map[int]clock), views: make(map[Client]Step)}
 	for range l.Pages {
 		pg := &oraclePage{released: o.clock(), touched: make(map[int]bool)}
 		for range o.source() + 1 {

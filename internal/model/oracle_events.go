@@ -41,6 +41,13 @@ func (o *Oracle) Event(s Step, got []byte) error {
 		o.finish(s.Client)
 	case Peek:
 		return o.checkPeek(agent, got)
+	case View:
+		o.views[s.Client] = s
+	case Look:
+		if o.trace != nil {
+			o.trace.vague = true // the specification has no views
+		}
+		return o.checkLook(s, got)
 	}
 	return nil
 }

@@ -112,6 +112,12 @@ const (
 	// Untrack stops tracking what no client maps for writing any more.
 	Untrack
 
+	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look acquires
+	// a part of it, or all, and reads that. Unview ends it.
+	View
+	Look
+	Unview
+
 	numOps
 )
 
@@ -122,7 +128,7 @@ var opNames = [numOps]string{
 	"sourcewrite", "sourceappend", "sourcetruncate", "sourcepunch", "sourcecollapse", "sourceinsert",
 	"sourceclone", "sourcesnapshot", "sourcechmod", "sourcelink", "sourcerename",
 	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed", "peek",
-	"evict", "collect", "untrack",
+	"evict", "collect", "untrack", "view", "look", "unview",
 }
 
 func (o Op) String() string { return opNames[o] }
@@ -133,7 +139,7 @@ func (o Op) hasRange() bool {
 	case Fsync, Truncate, Unmap, Kill, Finish, Peek, Collect, Untrack, Append, OpenTrunc, PunchRest, SourceAppend,
 		SourceTruncate:
 		return false
-	case Stat, SetTimes, Chmod, Reopen, Unlink, SourceChmod, SourceLink, SourceRename:
+	case Stat, SetTimes, Chmod, Reopen, Unlink, SourceChmod, SourceLink, SourceRename, Unview:
 		return false
 	}
 	return true
@@ -145,7 +151,7 @@ func (o Op) hasLength() bool { return o == Append || o == SourceAppend }
 
 // wholePages reports whether programs use whole pages with the Op.
 func (o Op) wholePages() bool {
-	return o.hasRange() && (o >= Map && o != Store && o != Load || o == SourceCollapse || o == SourceInsert)
+	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load || o == SourceCollapse || o == SourceInsert)
 }
 
 func (o Op) stores() bool {
@@ -156,19 +162,26 @@ func (o Op) stores() bool {
 	return false
 }
 
+// OfViews reports whether it is about views.
+func (o Op) OfViews() bool { return o >= View }
+
+// hasValue reports whether the Op uses Val.
+func (o Op) hasValue() bool { return o.stores() || o == View || o == Look }
+
 // byCPU reports whether CPU programs do it, or somebody in SOURCE.
 func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
 
 // InSource reports whether it happens beside the mount.
 func (o Op) InSource() bool { return o >= SourceWrite && o < Map }
 
-// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge.
+// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge. Steps of views
+// are exact too, but not every System has views: who has them asks for OfViews besides.
 func (o Op) Exact() bool {
 	switch o {
 	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek:
 		return false
 	}
-	return !o.InSource()
+	return !o.InSource() && !o.OfViews()
 }
 
 // Ops returns all of them.
@@ -232,9 +245,9 @@ func (s Step) String() string {
 	if s.Op.hasRange() {
 		fmt.Fprintf(&b, " %d+%d", s.Off, s.Len)
 	}
-	if s.Op.stores() {
+	if s.Op.hasValue() {
 		fmt.Fprintf(&b, " 0x%02x", s.Val)
-		if s.Same {
+		if s.Same && s.Op.stores() {
 			b.WriteString(" same")
 		}
 	}
@@ -247,7 +260,7 @@ func (s Step) String() string {
 	if s.Op == Map && s.Writable {
 		b.WriteString(" writable")
 	}
-	if s.Op == Map && s.Lazy {
+	if (s.Op == Map || s.Op == View) && s.Lazy {
 		b.WriteString(" lazy")
 	}
 	if s.During {

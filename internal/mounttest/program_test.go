@@ -67,6 +67,7 @@ type program struct {
 	base         int64  // of steps in the file
 	memory       []byte // of the file, shared
 	mapping      *gaiafs.Mapping
+	view         *gaiafs.View
 	start        int64 // of mapping in the file
 }
 
@@ -74,6 +75,9 @@ func (p *program) close() error {
 	var errs []error
 	if p.mapping != nil {
 		errs = append(errs, p.mapping.Close())
+	}
+	if p.view != nil {
+		errs = append(errs, p.view.Close())
 	}
 	if p.memory != nil {
 		errs = append(errs, unix.Munmap(p.memory))
@@ -158,6 +162,9 @@ func readAt(f *os.File, off, length int64) ([]byte, error) {
 
 func (p *program) gpu(o order) (data []byte, err error) {
 	s, m := o.Step, p.mapping
+	if s.Op.OfViews() {
+		return p.viewStep(o)
+	}
 	// The pages of the step that the mapping has.
 	off, n := p.base+s.Off-p.start, s.Len
 	if m != nil && s.Op != model.Store && s.Op != model.Load {
@@ -204,6 +211,34 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		err = fmt.Errorf("a program cannot do %v", s.Op)
 	}
 	return nil, err
+}
+
+// viewStep carries out a step of views.
+func (p *program) viewStep(o order) (data []byte, err error) {
+	s, v := o.Step, p.view
+	switch s.Op {
+	case model.View:
+		var segments []gaiafs.Segment
+		for _, g := range s.Segments() {
+			segments = append(segments, gaiafs.Segment{Offset: p.base + g.Off, Length: g.Len, Stride: g.Stride, Count: g.Count})
+		}
+		options := []gaiafs.Option{gaiafs.Align(s.Align())}
+		if s.Lazy {
+			options = append(options, gaiafs.Lazy())
+		}
+		p.view, err = gaiafs.MapView([]*os.File{p.file}, segments, o.Device, options...)
+	case model.Look:
+		off, n := s.Part(v.Len())
+		if _, err := v.Acquire(off, n); err != nil {
+			return nil, err
+		}
+		data = make([]byte, n)
+		_, err = v.ReadAt(data, off)
+	default:
+		p.view = nil
+		err = v.Close()
+	}
+	return data, err
 }
 
 // process is a program's, as the test sees it.

@@ -39,7 +39,7 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		// posix_fadvise writes back what it is told to drop.
 		flush.Off, flush.Len = s.Off, s.Len
 		return []model.Step{flush, s}
-	case model.Truncate, model.Punch, model.Unmap, model.Kill:
+	case model.Truncate, model.Punch, model.Unmap, model.Kill, model.Unview:
 		// So do ftruncate and fallocate, and every close of a descriptor.
 		return []model.Step{flush, s}
 	case model.Map:
@@ -63,7 +63,8 @@ func expand(run *model.Run, s model.Step) []model.Step {
 	case model.Evict:
 		// An extent goes as a whole, and only if nobody maps a page of it.
 		for c := range l.Clients() {
-			if c := model.Client(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) && run.Model.Mapped(c) {
+			c := model.Client(c)
+			if _, viewed := run.Model.Viewed(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) && (viewed || run.Model.Mapped(c)) {
 				return nil
 			}
 		}
@@ -291,5 +292,6 @@ func (x *system) recover() error {
 		x.processes[c] = q
 	}
 	clear(x.mapped)
+	clear(x.viewed)
 	return x.settled()
 }

@@ -21,8 +21,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// deviceMemory is two extents: a mapping of all of it leaves room for nothing else.
-const deviceMemory = 4 << 20
+// deviceMemory is two extents for the file and one for the view of each of two programs: a mapping of all of it leaves room
+// for nothing else.
+const deviceMemory = 8 << 20
 
 // patience is how long to wait for the daemon to notice that a client died.
 const patience = 30 * time.Second
@@ -45,6 +46,7 @@ type system struct {
 	unlinked  bool
 	kinds     map[kind]bool // of wider programs, besides those of others
 	mapped    map[model.Client]bool
+	viewed    map[model.Client]bool
 	// released has the range that a client released last.
 	released map[model.Client]model.Step
 	took     map[model.Op]time.Duration
@@ -94,6 +96,7 @@ func (x *system) begin() error {
 	x.files++
 	x.name = fmt.Sprintf("file%d", x.files)
 	x.mapped, x.released = make(map[model.Client]bool), make(map[model.Client]model.Step)
+	x.viewed = make(map[model.Client]bool)
 	x.unlinked = false
 	if x.home != nil {
 		_ = x.home.Close()
@@ -166,8 +169,13 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 	case model.Unlink, model.CopyOut, model.OpenTrunc:
 		o.Path = x.mount.Path(x.name)
 		x.unlinked = x.unlinked || s.Op == model.Unlink
-	case model.Acquire:
+	case model.Acquire, model.Look:
 		x.cool()
+	case model.View:
+		x.cool()
+		x.viewed[s.Client] = true
+	case model.Unview:
+		delete(x.viewed, s.Client)
 	case model.Map:
 		x.cool()
 		x.mapped[s.Client] = true
@@ -203,6 +211,7 @@ func (x *system) kill(c model.Client) error {
 		return err
 	}
 	delete(x.mapped, c)
+	delete(x.viewed, c)
 	if err := x.settled(); err != nil {
 		return err
 	}
@@ -221,11 +230,11 @@ func (x *system) settled() error {
 		if err != nil {
 			return err
 		}
-		if n == len(x.mapped) {
+		if n == len(x.mapped)+len(x.viewed) {
 			return nil
 		}
 		if time.Since(start) > patience {
-			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped))
+			return fmt.Errorf("%d mappings are left after a client died, want %d", n, len(x.mapped)+len(x.viewed))
 		}
 	}
 }
@@ -246,6 +255,9 @@ type status struct {
 	Counters map[string]int64 `json:"counters"`
 	Files    []struct {
 		Mappings int `json:"mappings"`
+		Views    []struct {
+			Mappings int `json:"mappings"`
+		} `json:"views"`
 	} `json:"files"`
 }
 
@@ -262,6 +274,9 @@ func (x *system) mappings() (n int, err error) {
 	s, err := x.status()
 	for _, f := range s.Files {
 		n += f.Mappings
+		for _, v := range f.Views {
+			n += v.Mappings
+		}
 	}
 	return n, err
 }

@@ -259,7 +259,9 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 		}
 	case model.Evict:
 		for c := range x.layout.Clients() {
-			if c := model.Client(c); !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) && run.Model.Mapped(c) {
+			c := model.Client(c)
+			_, viewed := run.Model.Viewed(c)
+			if !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) && (viewed || run.Model.Mapped(c)) {
 				return nil
 			}
 		}

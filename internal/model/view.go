@@ -1,0 +1,189 @@
+package model
+
+import "fmt"
+
+// A view of a client is what its View asked for. It has no state but that: a view that is acquired shows home, after what
+// devices released of its pages came home and the kernel's dirty pages of the whole span did.
+
+// ViewSegment is Count rows of Len bytes, the first at Off of the file, each Stride bytes after the one before.
+type ViewSegment struct{ Off, Len, Stride, Count int64 }
+
+// Segments returns those of a View. Some overlap, and some reach past end of file.
+func (s Step) Segments() []ViewSegment {
+	list := []ViewSegment{{Off: s.Off, Len: s.Len, Count: 1}}
+	if s.Val&1 != 0 {
+		n := 1 + s.Len%90
+		list = append(list, ViewSegment{Off: s.Off / 3, Len: n, Stride: n + s.Len%3*2000, Count: 1 + int64(s.Val>>3)%6})
+	}
+	if s.Val&2 != 0 {
+		list = append(list, ViewSegment{Off: s.Off + s.Len/2, Len: s.Len, Count: 1})
+	}
+	if s.Val&4 != 0 {
+		list = append(list, ViewSegment{Off: 3*PageSize + s.Len, Len: 2000, Count: 1})
+	}
+	return list
+}
+
+// Align is what the segments of a View are aligned at.
+func (s Step) Align() int64 {
+	if s.Val&8 != 0 {
+		return 1
+	}
+	return 256
+}
+
+// viewByte is where a byte of a view comes from: row of segment, and at is the offset in the file. Padding has row -1.
+type viewByte struct {
+	at           int64
+	segment, row int
+}
+
+// viewBytes returns the bytes of the view of a View, one by one.
+func (s Step) viewBytes() (list []viewByte) {
+	for i, g := range s.Segments() {
+		for int64(len(list))%s.Align() != 0 {
+			list = append(list, viewByte{row: -1})
+		}
+		for row := range g.Count {
+			for b := range g.Len {
+				list = append(list, viewByte{g.Off + row*g.Stride + b, i, int(row)})
+			}
+		}
+	}
+	return list
+}
+
+// Part returns the n bytes at off that a Look acquires of a view of so many.
+func (s Step) Part(size int64) (off, n int64) {
+	if s.Val%3 == 0 {
+		return 0, size
+	}
+	off = s.Off % size
+	return off, min(s.Len, size-off)
+}
+
+// ViewSize returns the bytes of the view of a View.
+func (s Step) ViewSize() int64 { return int64(len(s.viewBytes())) }
+
+// acquireView brings home what the view of v shows at its bytes part: all pages from the first to the last byte of each
+// segment there, and of the whole view those between segments, too.
+func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
+	var least, most int64
+	spans := make(map[int][2]int64)
+	for i, b := range v.viewBytes() {
+		if b.row >= 0 && (i == 0 || b.at < least) {
+			least = b.at
+		}
+		if b.row >= 0 {
+			most = max(most, b.at+1)
+		}
+	}
+	m.flush(least, most-least, false)
+	for _, b := range part {
+		if b.row < 0 {
+			continue
+		}
+		span, known := spans[b.segment]
+		if !known {
+			span = [2]int64{b.at, b.at}
+		}
+		spans[b.segment] = [2]int64{min(span[0], b.at), max(span[1], b.at+1)}
+	}
+	if whole {
+		spans = map[int][2]int64{0: {least, most}}
+	}
+	// A part of several rows has whole rows.
+	for i, span := range spans {
+		if !whole {
+			span = v.wholeRows(part, i, span)
+		}
+		m.each(span[0], span[1]-span[0], func(p, _, _ int, _ int64) {
+			if p < len(m.pages) {
+				m.collect(p, false)
+			}
+		})
+	}
+}
+
+// wholeRows returns the span of the rows of a segment that part has bytes of, and span where it is only one row.
+func (s Step) wholeRows(part []viewByte, segment int, span [2]int64) [2]int64 {
+	first, last := -1, -1
+	for _, b := range part {
+		if b.row >= 0 && b.segment == segment {
+			if first < 0 {
+				first = b.row
+			}
+			last = b.row
+		}
+	}
+	if first == last {
+		return span
+	}
+	g := s.Segments()[segment]
+	return [2]int64{g.Off + int64(first)*g.Stride, g.Off + int64(last)*g.Stride + g.Len}
+}
+
+func (m *Model) view(s Step) {
+	m.views[s.Client] = s
+	if !s.Lazy {
+		m.acquireView(s, s.viewBytes(), true)
+	}
+}
+
+func (m *Model) look(s Step) []byte {
+	v := m.views[s.Client]
+	all := v.viewBytes()
+	off, n := s.Part(int64(len(all)))
+	part := all[off : off+n]
+	m.acquireView(v, part, n == int64(len(all)))
+	out := make([]byte, n)
+	for i, b := range part {
+		if b.row >= 0 && b.at < m.size {
+			out[i] = m.pages[b.at/PageSize].home[b.at%PageSize]
+		}
+	}
+	return out
+}
+
+// Viewed returns the View of a client that has one.
+func (m *Model) Viewed(c Client) (s Step, ok bool) {
+	s, ok = m.views[c]
+	return s, ok
+}
+
+// checkLook checks what a client reads of a view that it acquired: what an acquire by a device without programs shows.
+func (o *Oracle) checkLook(s Step, got []byte) error {
+	all := o.views[s.Client].viewBytes()
+	off, n := s.Part(int64(len(all)))
+	if int64(len(got)) != n {
+		return fmt.Errorf("%d bytes of a view were read, want %d", len(got), n)
+	}
+	clocks := make([]clock, len(o.pages))
+	for p, pg := range o.pages {
+		clocks[p] = o.clock()
+		clocks[p].join(pg.released)
+		clocks[p].join(pg.clocks[0])
+		clocks[p].join(pg.clocks[o.source()])
+	}
+	for i := 0; i < len(got); {
+		b := all[off+int64(i)]
+		if b.row < 0 || b.at >= o.size() {
+			if got[i] != 0 {
+				return fmt.Errorf("byte %d of a view reads 0x%02x, and the file has none there", off+int64(i), got[i])
+			}
+			i++
+			continue
+		}
+		p, from, to := int(b.at/PageSize), int(b.at%PageSize), int(b.at%PageSize)+1
+		j := i + 1
+		for ; j < len(got) && to < PageSize && all[off+int64(j)].row >= 0 && all[off+int64(j)].at == b.at+int64(j-i) &&
+			b.at+int64(j-i) < o.size(); j++ {
+			to++
+		}
+		if err := o.checkAt(p, from, to, got[i:j], clocks[p], false); err != nil {
+			return fmt.Errorf("byte %d of a view: %w", off+int64(i), err)
+		}
+		i = j
+	}
+	return nil
+}
