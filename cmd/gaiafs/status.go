@@ -95,6 +95,9 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 		if f := &s.Files[i]; !v.Knows(f.ID) {
 			f.Name = "[" + f.ID.String() + "]"
 		}
+		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // what the page cache keeps stays
+
+			func(view pagecache.ViewStatus) bool { return !v.All && view.User != v.User })
 	}
 	for i, l := range s.Losses {
 		if !v.Knows(l.ID) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -16,9 +17,10 @@ import (
 func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	id := pagecache.FileID{Dev: 0x803, Ino: 12}
 	loss := &pagecache.Loss{Device: 1, ID: id, File: "private/diary", Pages: 3}
+	views := []pagecache.ViewStatus{{User: 7, Bytes: 1}, {User: 8, Bytes: 2}}
 	status := func() statusDocument {
 		return statusDocument{Status: pagecache.Status{
-			Files:   []pagecache.FileStatus{{ID: id, Name: "private/diary", Mappings: 2}},
+			Files:   []pagecache.FileStatus{{ID: id, Name: "private/diary", Mappings: 2, Views: views}},
 			Losses:  []*pagecache.Loss{loss},
 			Devices: []pagecache.DeviceStatus{{Users: []pagecache.UserPins{{User: 7, Bytes: 1}, {User: 8, Bytes: 2}}}},
 		}}
@@ -32,7 +34,21 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	require.Equal(t, "[803:12]", shown.Losses[0].File)
 	require.EqualValues(t, 3, shown.Losses[0].Pages)
 	require.Equal(t, []pagecache.UserPins{{User: 8, Bytes: 2}}, shown.Devices[0].Users)
+	require.Equal(t, []pagecache.ViewStatus{{User: 8, Bytes: 2}}, shown.Files[0].Views)
+	require.EqualValues(t, 8, views[1].User, "the cache's own is left as it is")
 	require.Equal(t, "private/diary", loss.File, "the cache's own is left as it is")
+}
+
+// TestStatusShowsViews has the human form name the views of a file.
+func TestStatusShowsViews(t *testing.T) {
+	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{{Name: "weights", Views: []pagecache.ViewStatus{
+		{Device: 1, User: 1000, Bytes: 3 << 20, DeviceBytes: 4 << 20, Segments: 7, Files: 2, Mappings: 3},
+		{Bytes: 1 << 20, DeviceBytes: 2 << 20, Segments: 1, Files: 1, Mappings: 1},
+	}}}}}
+	var b strings.Builder
+	require.NoError(t, s.print(&b))
+	require.Contains(t, b.String(), "view on gpu1: 3.0 MiB in 7 segments of 2 files, for user 1000, 3 mappings; 4.0 MiB of device memory\n")
+	require.Contains(t, b.String(), "view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
 }
 
 // TestCommandSourceEvents asks for each kind of events, and for none.

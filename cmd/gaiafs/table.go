@@ -164,6 +164,9 @@ func (s *statusDocument) files(t io.Writer) {
 				h.Resident, h.Stale,
 				h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
 		}
+		for _, v := range f.Views {
+			fmt.Fprintf(t, "    %s\n", viewText(v))
+		}
 		if f.BusySeconds > 0 {
 			fmt.Fprintf(t, "    has not answered for %.1f s; this is what was seen last\n", f.BusySeconds)
 		}
@@ -171,6 +174,24 @@ func (s *statusDocument) files(t io.Writer) {
 			fmt.Fprintf(t, "    %s wait to be written back: %s\n", bytesText(f.WaitingBytes), f.Error)
 		}
 	}
+}
+
+// viewText describes a view of a file.
+func viewText(v pagecache.ViewStatus) string {
+	of := count(v.Segments, "segment")
+	if v.Files > 1 {
+		of += fmt.Sprintf(" of %d files", v.Files)
+	}
+	return fmt.Sprintf("view on gpu%d: %s in %s, for user %d, %s; %s of device memory", v.Device, bytesText(v.Bytes), of,
+		v.User, count(v.Mappings, "mapping"), bytesText(v.DeviceBytes))
+}
+
+// count is a number of things, for people.
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprint(n, " ", thing)
 }
 
 func table(w io.Writer, fill func(io.Writer)) {
