@@ -24,26 +24,38 @@ in the daemon is carried out, and what it would have returned is given back.
 
 from .array import Array
 from .dtypes import DType
-from .errors import Error, FormatError, MisalignedWarning, ReadOnlyWarning
+from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
 from .mapping import Acquired, Mapping, mmap
+from .opened import safe_open
 from .residency import info, status, warm
-from .safetensors import align, load_safetensors
+from .saved import save_file
+from .shards import ShardPlan, Split
+from .views import Segment, View, view
+from .weights import Weights, load_file, load_safetensors
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Acquired",
     "Array",
+    "CopiedWarning",
     "DType",
     "Error",
     "FormatError",
-    "MisalignedWarning",
     "Mapping",
     "ReadOnlyWarning",
-    "align",
+    "Segment",
+    "ShardPlan",
+    "Split",
+    "View",
+    "Weights",
     "info",
+    "load_file",
     "load_safetensors",
     "mmap",
+    "safe_open",
+    "save_file",
     "status",
+    "view",
     "warm",
 ]

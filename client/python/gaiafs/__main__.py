@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from . import Error, FormatError, __version__, align, info, warm
+from . import Error, FormatError, __version__, info, warm
 from .mapping import ordinal_of
 
 
@@ -37,17 +37,6 @@ def _info(arguments: argparse.Namespace) -> None:
     print(json.dumps(info(arguments.path), indent=2), flush=True)
 
 
-def _align(arguments: argparse.Namespace) -> None:
-    try:
-        left = align(arguments.source, arguments.target)
-    except FileExistsError:
-        raise ValueError(f"{arguments.target} exists: remove it, or name another file to write") from None
-    except OSError as e:
-        raise ValueError(e) from None
-    if left:
-        print(f"{arguments.target}: {left} tensors are not aligned, since sizes before them are no multiples of 16 bytes")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gaiafs", description="Files of a gaiafs mount in the memory of GPUs.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -70,16 +59,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     i.add_argument("path", metavar="PATH", help="file, directory, index or mountpoint")
     i.set_defaults(run=_info)
-    a = commands.add_parser(
-        "align",
-        help="write a safetensors file again with its tensors where kernels need them",
-        description="Writes a safetensors file again with its tensors aligned, so that they are shared and need no copies. "
-        "Use it when load_safetensors warns that it copied tensors (MisalignedWarning): each process then takes memory and time "
-        "for copies of its own. It is done once for each file; names, types, shapes and values stay.",
-    )
-    a.add_argument("source", metavar="SOURCE", help="safetensors file, anywhere")
-    a.add_argument("target", metavar="TARGET", help="file to write, which does not exist")
-    a.set_defaults(run=_align)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)

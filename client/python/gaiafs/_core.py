@@ -21,6 +21,7 @@ import errno
 import itertools
 import os
 import pathlib
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -57,6 +58,15 @@ class _MapArgs(ctypes.Structure):
     ]
 
 
+class _ViewArgs(ctypes.Structure):
+    """struct gaia_view_args."""
+
+    _fields_ = [
+        *(("segments", _pointer), ("count", _u64), ("fds", _pointer), ("fd_count", _u64), ("files", _pointer)),
+        *(("align", _u64), ("address", _pointer), ("flags", _u64), ("device", _int), ("kind", _int)),
+    ]
+
+
 class Info(ctypes.Structure):
     """struct gaia_info."""
 
@@ -75,6 +85,8 @@ class _Copy(ctypes.Structure):
 _to = ctypes.POINTER
 _FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arguments
     "gaia_map": (_pointer, _to(_MapArgs), _size),
+    "gaia_map_view": (_pointer, _to(_ViewArgs), _size),
+    "gaia_view_layout": (_int, _pointer, _size, _size, _to(_u64), _to(_u64)),
     "gaia_info": (_int, _pointer, _to(Info), _size),
     "gaia_munmap": (_int, _pointer, _size),
     "gaia_drop": (None, _pointer, _size),
@@ -142,9 +154,24 @@ def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
 
 def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     """Does work where no interrupt reaches it (see shelter.py), in the caller's context of CUDA."""
+    return shelter.run(_there(work), undo)
+
+
+def apart_together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
+    """Does several works so, side by side. Where one fails, what the others returned goes to undo."""
+    there = [_there(work) for work in works]
+
+    def undo_all(made: list[_T]) -> None:
+        any(map(undo, made))
+
+    return shelter.run(lambda: shelter.together(there, undo), undo_all)
+
+
+def _there(work: Callable[[], _T]) -> Callable[[], _T]:
+    """Returns work for another thread that uses this one's context of CUDA, if there is one."""
     context = _library.gaia_context()
     if not context:
-        return shelter.run(work, undo)
+        return work
 
     def there() -> _T:
         _library.gaia_lend_context(context)
@@ -153,13 +180,33 @@ def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _
         finally:
             _library.gaia_lend_context(None)
 
-    return shelter.run(there, undo)
+    return there
 
 
 def map_file(fd: int, offset: int, length: int, writable: bool, device: int, flags: int) -> int:
     """Maps a part of a file, and returns the address. For apart."""
     arguments = _MapArgs(length, offset, None, flags | NO_THREAD, fd, 3 if writable else 1, device, 0)
     address: int = _again(_library.gaia_map, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    return address
+
+
+def layout(segments: array[int], align: int) -> tuple[list[int], int]:
+    """Returns where a view has its segments, and its size. A segment is four numbers: offset, length, stride and count."""
+    n = len(segments) // 4
+    offsets, size = (_u64 * n)(), _u64()
+    if _library.gaia_view_layout(segments.buffer_info()[0], n, align, offsets, ctypes.byref(size)):
+        raise _failure()
+    return list(offsets), size.value
+
+
+def map_view(fds: list[int], segments: array[int], files: array[int], align: int, device: int, flags: int) -> int:
+    """Maps a view of segments, each of one of the files, and returns the address. For apart."""
+    descriptors = array("i", fds)
+    arguments = _ViewArgs(
+        *(segments.buffer_info()[0], len(segments) // 4, descriptors.buffer_info()[0], len(fds), files.buffer_info()[0]),
+        *(align, None, flags | NO_THREAD, device, 0),
+    )
+    address: int = _again(_library.gaia_map_view, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
     return address
 
 

@@ -1,4 +1,4 @@
-"""Memory of this process alone, for tensors that begin where kernels cannot use them."""
+"""Memory of this process alone, with copies of what is in a mapping."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ SLOT = 256  # each copy begins at a multiple of it, as the memory of allocators 
 class Copies:
     """Copies of some ranges of a window's memory, in one allocation on the same device. It goes with the last array of it."""
 
-    def __init__(self, window: Window, ranges: list[tuple[int, int]]) -> None:
-        """Copies the ranges, pairs of an address and a number of bytes. ``at`` has the addresses of the copies."""
-        moves, size = [], 0
-        for ptr, n in ranges:
-            moves.append((size, ptr, n))
-            size += -(-n // SLOT) * SLOT
+    def __init__(self, window: Window, pieces: list[list[tuple[int, int]]]) -> None:
+        """Copies pieces. Each is made of ranges, pairs of an address and a number of bytes, one after the other.
+
+        ``at`` has the addresses of the copies.
+        """
+        moves, starts, size = [], [], 0
+        for ranges in pieces:
+            size = -(-size // SLOT) * SLOT
+            starts.append(size)
+            for ptr, n in ranges:
+                moves.append((size, ptr, n))
+                size += n
         self.ordinal, self.size = window.ordinal, size
 
         def make() -> int:
@@ -28,7 +34,7 @@ class Copies:
 
         base = _core.apart(make, lambda made: _core.drop([(made, size)]))
         weakref.finalize(self, collected, [(base, size)]).atexit = False
-        self.at = [base + offset for offset, _, _ in moves]
+        self.at = [base + start for start in starts]
 
     def read(self, at: int, n: int) -> bytes:
         if not n:

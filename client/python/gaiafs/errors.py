@@ -22,8 +22,8 @@ class ReadOnlyWarning(UserWarning):
     """A library was given memory that must not be stored into, and does not know it."""
 
 
-class MisalignedWarning(UserWarning):
-    """Weights were copied, since they do not begin where kernels need them to."""
+class CopiedWarning(UserWarning):
+    """Weights take memory of this process alone."""
 
 
 class FormatError(ValueError):

@@ -27,6 +27,7 @@ ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound="Memory")
 
 
 class HasFileno(Protocol):
@@ -110,18 +111,15 @@ class Window:
     whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
     """
 
-    def __init__(
-        self, fd: int, name: str | None, offset: int, length: int, writable: bool, device: int, lazy: bool, hold_only: bool
-    ) -> None:
-        """Maps. Interrupts must not reach it: see shelter.py. With hold_only the memory is the daemon's, and not mapped here."""
+    def __init__(self, make: Callable[[], int], name: str | None, offset: int, length: int, writable: bool) -> None:
+        """Maps with make, which returns the address. Interrupts must not reach it: see shelter.py."""
         self._pid = os.getpid()
         self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
         self._running: set[object] = set()  # the calls that use the memory
         self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
         self._leases: set[weakref.ref[Lease]] = set()
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
-        flags = (_core.LAZY if lazy else 0) | (_core.HOLD if hold_only else 0)
-        self.ptr = _core.map_file(fd, offset, length, writable, device, flags)
+        self.ptr = make()
         self._mapped = [(self.ptr, length)]  # whoever takes it gives it back
         # Not __del__, which would also run after close, with interrupts that nobody hears of.
         self._end = weakref.finalize(self, collected, self._mapped)
@@ -287,6 +285,7 @@ def open_window(
     lazy: bool,
     hold_only: bool = False,
 ) -> Window:
+    """Maps a file. With hold_only the memory is the daemon's, and not mapped here."""
     ordinal = ordinal_of(device)
     offset = operator.index(offset)
     fds: list[int] = []
@@ -309,7 +308,8 @@ def open_window(
             if offset + length > (1 << 63) - 1 - _core.PAGE:
                 raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
             dlpack.sweep()
-            make = functools.partial(_window, fds, name, offset, length, writable, ordinal, lazy, hold_only)
+            flags = (_core.LAZY if lazy else 0) | (_core.HOLD if hold_only else 0)
+            make = functools.partial(_window, fds, name, offset, length, writable, ordinal, flags)
             return _core.apart(make, Window.close)
         except Error as e:
             raise named(e, name) from None
@@ -322,10 +322,10 @@ def open_window(
             pass  # the window has it
 
 
-def _window(fds: list[int], *arguments: Any) -> Window:
+def _window(fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: int, flags: int) -> Window:
     fd = fds.pop()
     try:
-        return Window(fd, *arguments)
+        return Window(lambda: _core.map_file(fd, offset, length, writable, device, flags), name, offset, length, writable)
     finally:
         os.close(fd)  # the library has a duplicate
 
@@ -359,11 +359,11 @@ class Acquired:
     Where an exception ended the block and the release fails too, the exception is what comes out, with a note on the release.
     """
 
-    def __init__(self, mapping: Mapping, offset: int, length: int, stream: Any, pages: int) -> None:
+    def __init__(self, mapping: Memory, offset: int, length: int, stream: Any, pages: int) -> None:
         self._mapping, self._offset, self._length, self._stream = mapping, offset, length, stream
         self.pages = pages  #: how many pages were not up to date
 
-    def __enter__(self) -> Mapping:
+    def __enter__(self) -> Memory:
         return self._mapping
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -378,30 +378,21 @@ class Acquired:
                 value.__context__ = e
 
 
-class Mapping:
-    """A window on a file in a device's memory, from ``gaiafs.mmap``.
+class Memory:
+    """Device memory that ``gaiafs.mmap`` or ``gaiafs.view`` mapped: what both have.
 
-    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else, CPU
-    programs with plain reads included, after ``release``; what others released or wrote is seen here after ``acquire``.
+    Methods may be called from any thread, and block until the daemon has answered. Offsets count bytes from the start of the
+    memory. ``close``, the end of the last object that uses the memory, and the end of the process give it back. A forked child
+    cannot use what its parent mapped (Error ECHILD).
 
-    Its methods may be called from any thread, and block until the daemon has answered; offsets count bytes from the start of
-    the mapping. ``close``, or the end of the last object that uses the memory, is an implicit release, and so is the end of
-    the process. A forked child cannot use its parent's mappings (Error ECHILD).
-
-    An interrupted call (KeyboardInterrupt) ends at once, and the mapping can be used and closed as before. Whether an interrupted
-    acquire or release was carried out is not known: call it again. An interrupted close leaves the mapping open, or closed as
+    An interrupted call (KeyboardInterrupt) ends at once, and the memory can be used and closed as before. Whether an interrupted
+    acquire or release was carried out is not known: call it again. An interrupted close leaves the memory mapped, or closed as
     ``closed`` then says: what it has is given back without the caller, at the latest with the last reference to it. A signal's
     handler must not call the package itself, since the call that it interrupted would wait for it: let it raise.
     """
 
     def __init__(self, window: Window) -> None:
         self._window = window
-
-    def __repr__(self) -> str:
-        w = self._window
-        if w.closed:
-            return "<gaiafs.Mapping, closed>"
-        return f"<gaiafs.Mapping of {w.name or 'a file'}, {w.length} bytes at {w.offset}, {self.kind} device {self.device}>"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         # Of copy.copy, too: with two of them on one window, closing one would close the other.
@@ -414,15 +405,6 @@ class Mapping:
     def nbytes(self) -> int:
         """The length that the mapping was made with."""
         return self._window.length
-
-    @property
-    def offset(self) -> int:
-        """Where in the file it begins."""
-        return self._window.offset
-
-    @property
-    def mode(self) -> str:
-        return "r+" if self._window.writable else "r"
 
     @property
     def closed(self) -> bool:
@@ -446,7 +428,7 @@ class Mapping:
         self._window.check()
         return self._window.ptr
 
-    def __enter__(self) -> Mapping:
+    def __enter__(self: _M) -> _M:
         self._window.check()
         return self
 
@@ -497,11 +479,6 @@ class Mapping:
         handle = stream_of(stream)
         return self._window.request(_core.RELEASE, offset, n, stream=handle)
 
-    def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:
-        """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage."""
-        offset, n = self._range(offset, length)
-        self._window.request(_core.SYNC, offset, n, int(bool(durable)), _core.ALL_STREAMS)
-
     def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
         """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""
         number = ADVICE.get(advice, -1) if isinstance(advice, str) else operator.index(advice)
@@ -515,6 +492,94 @@ class Mapping:
         offset, n = self._part(offset, length)
         return self._window.read(self._window.ptr + offset, n)
 
+    def _part(self, offset: int, length: int | None) -> tuple[int, int]:
+        self._window.check()
+        offset = operator.index(offset)
+        n = self._window.length - offset if length is None else operator.index(length)
+        if offset < 0 or n < 0 or offset + n > self._window.length:
+            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+        return offset, n
+
+    def _array(self, dtype: Any, shape: Any, offset: int, left: int, misaligned: bool) -> Array:
+        t = dtype_of(dtype)
+        if shape is None:
+            together = 8 // math.gcd(8, t.bits)  # elements that end with a byte
+            sizes: tuple[int, ...] = (left * 8 // t.bits // together * together,)
+        else:
+            sizes = sizes_of(shape)
+        bits = math.prod(sizes) * t.bits
+        if bits % 8:
+            raise ValueError(f"{t} elements of shape {list(sizes)} end within a byte")
+        if bits > 8 * left:
+            raise ValueError(f"{bits // 8} bytes at {offset} are not within the {left} that there are")
+        if t.itemsize and (self._window.ptr + offset) % t.itemsize:
+            raise ValueError(f"offset {offset} is not a multiple of the {t.itemsize} bytes of {t}")
+        if not misaligned and is_misaligned(self._window.ptr + offset, bits // 8):
+            raise ValueError(
+                f"offset {offset} is not a multiple of {ALIGNMENT} bytes, which kernels take for granted: some return wrong "
+                f"values with less. Choose another offset, copy the bytes, or pass misaligned=True"
+            )
+        return Array(self._window.lease(), self._window.ptr + offset, t, sizes, not self._window.writable)
+
+    def _numpy(self, dtype: Any, shape: Any, offset: int, left: int) -> Any:
+        import numpy
+
+        try:
+            t = numpy.dtype(dtype)
+        except TypeError:
+            return self._array(dtype, shape, offset, left, misaligned=True).numpy()
+        if t.hasobject:
+            raise TypeError("Python objects cannot be shared with other processes")
+        if not t.itemsize:
+            raise ValueError(f"elements of {t!r} have no size")
+        sizes = (left // t.itemsize,) if shape is None else sizes_of(shape)
+        if (n := math.prod(sizes) * t.itemsize) > left:
+            raise ValueError(f"{n} bytes at {offset} are not within the {left} that there are")
+        memory = buffer(self._array("uint8", (n,), offset, left, misaligned=True))
+        if not n:
+            return numpy.empty(sizes, t)
+        # Not of the memoryview itself: NumPy looks through it, and would let the array be made writable.
+        return numpy.ndarray(sizes, t, numpy.frombuffer(memory, numpy.uint8))
+
+    def _tensor(self, a: Array) -> Any:
+        if a.readonly:
+            warnings.warn(
+                "PyTorch has no read-only tensors: a store into this one, of memory that is only read, ends the process or, on "
+                "a GPU, its CUDA context. Map with gaiafs.mmap and mode 'r+' to store into it, or filter gaiafs.ReadOnlyWarning",
+                ReadOnlyWarning,
+                stacklevel=3,
+            )
+        return a.torch()
+
+
+class Mapping(Memory):
+    """A window on a file in a device's memory, from ``gaiafs.mmap``.
+
+    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else, CPU
+    programs with plain reads included, after ``release``; what others released or wrote is seen here after ``acquire``. Closing
+    it is an implicit release.
+    """
+
+    def __repr__(self) -> str:
+        w = self._window
+        if w.closed:
+            return "<gaiafs.Mapping, closed>"
+        return f"<gaiafs.Mapping of {w.name or 'a file'}, {w.length} bytes at {w.offset}, {self.kind} device {self.device}>"
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it begins."""
+        return self._window.offset
+
+    @property
+    def mode(self) -> str:
+        return "r+" if self._window.writable else "r"
+
+    def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:
+        """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage."""
+        offset, n = self._range(offset, length)
+        self._window.request(_core.SYNC, offset, n, int(bool(durable)), _core.ALL_STREAMS)
+
     def write(self, data: Any, offset: int = 0) -> None:
         """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU.
 
@@ -527,14 +592,6 @@ class Mapping:
         offset, n = self._part(offset, len(data))
         self._window.write(self._window.ptr + offset, data)
 
-    def _part(self, offset: int, length: int | None) -> tuple[int, int]:
-        self._window.check()
-        offset = operator.index(offset)
-        n = self._window.length - offset if length is None else operator.index(length)
-        if offset < 0 or n < 0 or offset + n > self._window.length:
-            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
-        return offset, n
-
     def array(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Array:
         """Returns elements of the memory, for every library that speaks DLPack or an array interface.
 
@@ -546,26 +603,7 @@ class Mapping:
         ValueError where offset is not a multiple of 16 bytes, which kernels take for granted: with less some of them return
         wrong values without a word. With misaligned any multiple of the elements' size is accepted.
         """
-        t = dtype_of(dtype)
-        offset, left = self._part(offset, None)
-        if shape is None:
-            together = 8 // math.gcd(8, t.bits)  # elements that end with a byte
-            sizes: tuple[int, ...] = (left * 8 // t.bits // together * together,)
-        else:
-            sizes = sizes_of(shape)
-        bits = math.prod(sizes) * t.bits
-        if bits % 8:
-            raise ValueError(f"{t} elements of shape {list(sizes)} end within a byte")
-        if bits > 8 * left:
-            raise ValueError(f"{bits // 8} bytes at {offset} are not within the mapping's {self._window.length}")
-        if t.itemsize and (self._window.ptr + offset) % t.itemsize:
-            raise ValueError(f"offset {offset} is not a multiple of the {t.itemsize} bytes of {t}")
-        if not misaligned and is_misaligned(self._window.ptr + offset, bits // 8):
-            raise ValueError(
-                f"offset {offset} is not a multiple of {ALIGNMENT} bytes, which kernels take for granted: some return wrong "
-                f"values with less. Choose another offset, copy the bytes, or pass misaligned=True"
-            )
-        return Array(self._window.lease(), self._window.ptr + offset, t, sizes, not self._window.writable)
+        return self._array(dtype, shape, *self._part(offset, None), misaligned)
 
     def buffer(self, offset: int = 0, length: int | None = None) -> memoryview:
         """Returns the memory of an emulated device as bytes; BufferError for a GPU's."""
@@ -577,25 +615,7 @@ class Mapping:
 
         dtype is anything that NumPy takes, structured types included. NumPy's own code accepts any offset.
         """
-        import numpy
-
-        try:
-            t = numpy.dtype(dtype)
-        except TypeError:
-            return self.array(dtype, shape, offset, misaligned=True).numpy()
-        if t.hasobject:
-            raise TypeError("Python objects cannot be shared with other processes")
-        if not t.itemsize:
-            raise ValueError(f"elements of {t!r} have no size")
-        offset, left = self._part(offset, None)
-        sizes = (left // t.itemsize,) if shape is None else sizes_of(shape)
-        if (n := math.prod(sizes) * t.itemsize) > left:
-            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
-        if not n:
-            self.buffer(offset, 0)  # as it fails where there is memory
-            return numpy.empty(sizes, t)
-        # Not of the memoryview itself: NumPy looks through it, and would let the array be made writable.
-        return numpy.ndarray(sizes, t, numpy.frombuffer(self.buffer(offset, n), numpy.uint8))
+        return self._numpy(dtype, shape, *self._part(offset, None))
 
     def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Any:
         """Returns a PyTorch tensor of the memory, on the mapping's GPU, or on the CPU for an emulated device.
@@ -605,12 +625,4 @@ class Mapping:
         PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process or, on
         a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
         """
-        a = self.array(dtype, shape, offset, misaligned=misaligned)
-        if a.readonly:
-            warnings.warn(
-                "PyTorch has no read-only tensors: a store into this one, of a mapping with mode 'r', ends the process or, on "
-                "a GPU, its CUDA context. Map with mode 'r+' to store into it, or filter gaiafs.ReadOnlyWarning",
-                ReadOnlyWarning,
-                stacklevel=2,
-            )
-        return a.torch()
+        return self._tensor(self.array(dtype, shape, offset, misaligned=misaligned))

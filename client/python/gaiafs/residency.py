@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import _core, safetensors
+from . import _core, safetensors, weights
 from .errors import Error, FormatError
 from .mapping import PathLike, check_file, named, open_file, open_window
 
@@ -24,36 +24,43 @@ def files_of(path: PathLike) -> list[str]:
 def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
     """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
 
-    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that a mapping made later
-    finds them. progress is called with a file's name, how many of its bytes are loaded, and its size.
+    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that whoever maps the file, or
+    loads it with ``load_safetensors``, finds them. progress is called with a file's name, how many of the bytes are loaded, and
+    how many there are.
     """
-    total = 0
-    for file in files_of(path):
-        fds: list[int] = []
+    return sum(_warm(file, device, progress) for file in files_of(path))
+
+
+def _warm(file: str, device: Any, progress: Callable[[str, int, int], None] | None) -> int:
+    if file.endswith(safetensors.SUFFIX):
+        windows = weights.map_weights({file: None}, device, flags=_core.LAZY | _core.HOLD).windows
+    else:
+        windows = [open_window(file, device, False, 0, None, lazy=True, hold_only=True)] if _size_of(file) else []
+    size = sum(w.length for w in windows)
+    done = 0
+    for window in windows:
         try:
-            open_file(file, False, fds)
-            size = check_file(fds[0], writable=False)
-            if size:
-                _warm(fds[0], file, size, device, progress)
-        except Error as e:
-            raise named(e, file) from None
+            for at in range(0, window.length, STEP):
+                n = min(STEP, window.length - at)
+                window.request(_core.ACQUIRE, at, n)
+                done += n
+                if progress is not None:
+                    progress(file, done, size)
         finally:
-            for fd in fds:
-                os.close(fd)
-        total += size
-    return total
+            window.close()
+    return size
 
 
-def _warm(fd: int, file: str, size: int, device: Any, progress: Callable[[str, int, int], None] | None) -> None:
-    window = open_window(fd, device, False, 0, size, lazy=True, hold_only=True)
+def _size_of(file: str) -> int:
+    fds: list[int] = []
     try:
-        for at in range(0, size, STEP):
-            n = min(STEP, size - at)
-            window.request(_core.ACQUIRE, at, n)
-            if progress is not None:
-                progress(file, at + n, size)
+        open_file(file, False, fds)
+        return check_file(fds[0], writable=False)
+    except Error as e:
+        raise named(e, file) from None
     finally:
-        window.close()
+        for fd in fds:
+            os.close(fd)
 
 
 def status(mountpoint: PathLike) -> dict[str, Any]:
@@ -112,8 +119,8 @@ def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, An
         size = check_file(fd, writable=False)
         below = os.path.relpath(os.path.realpath(file), mountpoint)
         # By its number: another file may have had the name before.
-        holders = held.get(os.fstat(fd).st_ino, held.get(below, {})).get("holders", [])
-        f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": holders}
+        of = held.get(os.fstat(fd).st_ino, held.get(below, {}))
+        f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": of.get("holders", []), "views": of.get("views", [])}
         if file.endswith(safetensors.SUFFIX):
             try:
                 header = safetensors.read_header(fd)

@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -24,6 +25,7 @@ _T = TypeVar("_T")
 
 # A thread that waits in the C library would be interrupted by these, and it is not the one that handles them.
 _SIGNALS = signal.valid_signals() - {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+_SIDE_BY_SIDE = 8  # the most works that together does at once
 _LONGEST_END = 0.05  # seconds that are waited for a thread that has nothing left to do
 
 
@@ -58,6 +60,57 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         raise
     raise_first(job.failures)
     return job.results.pop()
+
+
+def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
+    """Returns what the works return, some of which go on side by side. For work of run.
+
+    Where one fails, none is begun any more, what the others returned goes to undo, and the first failure is raised.
+    """
+    todo = deque(enumerate(works))
+    results: dict[int, _T] = {}
+    failures: list[BaseException] = []
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def go_on() -> None:
+        try:
+            while todo and not failures:
+                i, work = todo.popleft()  # it may be empty by now
+                try:
+                    results[i] = work()
+                except BaseException as e:
+                    failures.append(e)
+        except IndexError:
+            pass
+        ended.put(_thread.get_native_id())
+
+    others = 0
+    try:
+        for _ in works[1:_SIDE_BY_SIDE]:
+            _thread.start_new_thread(go_on, ())
+            others += 1
+    except RuntimeError:
+        pass  # there are no more threads
+    go_on()
+    mine = _thread.get_native_id()
+    for thread in [ended.get() for _ in range(others + 1)]:
+        if thread != mine:
+            _wait_for(thread)
+    if failures:
+        for made in results.values():
+            try:
+                undo(made)
+            except Exception:
+                pass  # the first failure is the one to report
+        raise_first(failures)
+    return [results[i] for i in range(len(works))]
+
+
+def _wait_for(thread: int) -> None:
+    """Waits until the kernel has no such thread. A thread that has ended in Python may still be counted for a moment."""
+    task, until = f"/proc/self/task/{thread}", time.monotonic() + _LONGEST_END
+    while os.path.exists(task) and time.monotonic() < until:
+        os.sched_yield()
 
 
 class _Job(Generic[_T]):
@@ -98,9 +151,5 @@ class _Job(Generic[_T]):
                 pass  # the garbage collector's
 
     def wait_for_thread(self) -> None:
-        """Waits until the kernel has no such thread. A thread that was joined may still be counted for a moment."""
-        if _thread._count() > 1:
-            return  # there are others, and the wait for the interpreter's lock may be long
-        task, until = f"/proc/self/task/{self._thread}", time.monotonic() + _LONGEST_END
-        while os.path.exists(task) and time.monotonic() < until:
-            os.sched_yield()
+        if _thread._count() <= 1:  # where there are others, the wait for the interpreter's lock may be long
+            _wait_for(self._thread)

@@ -14,6 +14,7 @@ import pytest
 import safetensors.numpy
 
 import gaiafs
+from gaiafs import _core
 from gaiafs import safetensors as ours
 from gaiafs.__main__ import main
 
@@ -28,7 +29,6 @@ if KIND != "cuda":
     except ImportError:
         pass
 
-pytestmark = pytest.mark.filterwarnings("ignore::gaiafs.MisalignedWarning")  # test_alignment.py looks at it
 FRAMEWORK = "numpy" if KIND == "emulated" else "array"
 
 
@@ -87,17 +87,16 @@ def test_what_the_package_writes_is_what_comes(weights, directory):
     }
 
 
-def test_no_second_copy(weights, directory, mount, tmp_path):
+def test_no_second_copy(weights, directory, mount):
     path = directory / "model.safetensors"
-    safetensors.numpy.save_file({"large": weights["large"]}, tmp_path / "model")
-    gaiafs.align(tmp_path / "model", path)
+    path.write_bytes(safetensors.numpy.save(weights))
     first = gaiafs.load_safetensors(path, framework=FRAMEWORK)
     held = gaiafs.status(mount)["devices"][0]["used_bytes"]
     second = gaiafs.load_safetensors(path, framework=FRAMEWORK)
     assert gaiafs.status(mount)["devices"][0]["used_bytes"] == held
     assert values(first["large"]) == values(second["large"])
     f = next(f for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
-    assert f["mappings"] == 2
+    assert [(v["mappings"], v["segments"]) for v in f["views"]] == [(2, len(weights) - 1)]  # one is empty
     del first, second
     gc.collect()
 
@@ -157,7 +156,12 @@ def test_directories(weights, directory, index):
         got = gaiafs.load_safetensors(path, device=1, framework=FRAMEWORK)
         assert got.keys() == weights.keys()
         assert all(values(got[k]) == weights[k].tobytes() for k in weights)
-    assert gaiafs.warm(directory) == sum(f.stat().st_size for f in directory.glob("*.safetensors"))
+    assert gaiafs.warm(directory) >= sum(v.nbytes for v in weights.values())
+    warm = [f["views"] for f in gaiafs.info(directory)["files"]]
+    assert all(sorted((v["device"], v["mappings"]) for v in views) == [(0, 0), (1, 1)] for views in warm)
+    got = [gaiafs.load_safetensors(directory, framework=FRAMEWORK)]
+    assert all(sorted((v["device"], v["mappings"]) for v in f["views"])[0] == (0, 1) for f in gaiafs.info(directory)["files"])
+    del got
 
 
 def test_indexes_that_lie(weights, directory):
@@ -366,13 +370,13 @@ def test_fuzz():
 def test_file_that_shrank(directory, monkeypatch):
     path = directory / "model.safetensors"
     path.write_bytes(encode({"a": entry("U8", (9000,), (0, 9000))}, bytes(9000)))
-    real = ours.open_window
+    real = _core.map_view
 
     def late(*arguments, **options):
         os.truncate(path, 100)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(ours, "open_window", late)
+    monkeypatch.setattr(_core, "map_view", late)
     with pytest.raises(gaiafs.FormatError, match="shrank"):
         gaiafs.load_safetensors(path, framework=FRAMEWORK)
 
@@ -386,7 +390,7 @@ def test_command(weights, directory, python, tmp_path):
     assert done.returncode == 0 and done.stderr == "" and "bytes on device 1" in done.stdout
     done = command("info", directory)
     files = json.loads(done.stdout)["files"]
-    assert len(files) == 3 and all(f["holders"][0]["device"] == 1 and f["tensors"] for f in files)
+    assert len(files) == 3 and all(f["views"][0]["device"] == 1 and f["tensors"] for f in files)
     done = subprocess.run(f"{shlex.join([*python, '-m', 'gaiafs', 'info', str(directory)])} | true", shell=True,
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.stderr == ""

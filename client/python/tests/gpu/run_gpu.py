@@ -97,12 +97,10 @@ def make(name: str, content: bytes) -> pathlib.Path:
 
 
 def save(name: str, tensors: dict[str, torch.Tensor]) -> pathlib.Path:
-    """Writes safetensors, by the package of that name where it is installed, and aligned."""
-    path, crooked = mnt() / name, mnt() / f"{name}.crooked"
-    write(crooked, tensors)
+    """Writes safetensors, by the package of that name where it is installed."""
+    path = mnt() / name
     path.unlink(missing_ok=True)
-    gaiafs.align(crooked, path)
-    crooked.unlink()
+    write(path, tensors)
     return path
 
 
@@ -296,12 +294,6 @@ def test_release_waits_for_streams() -> None:
         del t
 
 
-def quietly_load(path: pathlib.Path, **options: object) -> dict[str, torch.Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gaiafs.MisalignedWarning)
-        return gaiafs.load_safetensors(path, "cuda:0", **options)
-
-
 def test_kernels_get_aligned_tensors() -> None:
     """Kernels that take 16 bytes for granted have the same results as with copies that PyTorch allocated."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -329,16 +321,8 @@ def test_kernels_get_aligned_tensors() -> None:
         "int8 product": lambda w: torch._int_mm(w["ai"], w["bi"].t()),
     }
     for residue in (0, 1, 2, 4, 8, 12):
-        path = shift(save(f"kernels-{residue}.safetensors", tensors), residue)
-        if residue:
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                w = gaiafs.load_safetensors(path, "cuda:0")
-            assert [x.category for x in said] == [gaiafs.MisalignedWarning], said
-            assert f"{len(tensors)} of {len(tensors)}" in str(said[0].message)
-        else:
-            w = gaiafs.load_safetensors(path, "cuda:0", misaligned="error")
-        assert all(t.data_ptr() % 16 == 0 and same(t, tensors[name]) for name, t in w.items())
+        w = gaiafs.load_safetensors(shift(save(f"kernels-{residue}.safetensors", tensors), residue), "cuda:0")
+        assert all(t.data_ptr() % 256 == 0 and same(t, tensors[name]) for name, t in w.items())
         clones = {name: t.clone() for name, t in w.items()}
         for name, kernel in kernels.items():
             try:
@@ -347,7 +331,7 @@ def test_kernels_get_aligned_tensors() -> None:
                 print(f"    {name}: {str(e).splitlines()[0]}")
                 torch.cuda.synchronize()
                 continue
-            torch.testing.assert_close(kernel(w), want, rtol=1e-2, atol=1e-2, msg=f"{name}, with a file at {residue} modulo 16")
+            assert same(kernel(w), want), f"{name}, with a file at {residue} modulo 16"
         del w, clones
 
 
@@ -361,24 +345,168 @@ def test_misaligned_memory_is_refused() -> None:
     t = m.tensor("uint8", (4,), 3, misaligned=True)
     assert t.tolist() == [3, 4, 5, 6]
     del t
-    path = shift(save("crooked.safetensors", {"w": torch.arange(64, dtype=torch.float32)}), 8)
-    with raises(ValueError, "multiple of 16"):
-        gaiafs.load_safetensors(path, misaligned="error")
-    w = quietly_load(path, misaligned="share")["w"]
-    assert w.data_ptr() % 16 == 8 and w.tolist() == list(range(64))
-    target = path.with_name("straight.safetensors")
-    assert gaiafs.align(path, target) == 0
-    assert gaiafs.load_safetensors(target, misaligned="error")["w"].tolist() == list(range(64))
 
 
-def test_copies_are_freed() -> None:
-    path = shift(save("freed.safetensors", {"w": torch.zeros(SIZE // 4)}), 8)
+def test_views() -> None:
+    content = os.urandom(5 << 20)
+    path = make("views", content)
+    segments = [(3, 1 << 20), (4097, 640, 4096, 700), (5 << 20, 16), ((5 << 20) - 3, 8)]
+    v = gaiafs.view(path, segments, "cuda:0")
+    for i, s in enumerate(segments):
+        at, n, stride, count = (*s, 0, 1) if len(s) == 2 else s
+        want = b"".join(content[at + k * stride : at + k * stride + n].ljust(n, b"\0") for k in range(count))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", gaiafs.ReadOnlyWarning)
+            t = v.tensor(i)
+        assert t.data_ptr() == v.ptr + v.offsets[i] and t.data_ptr() % 256 == 0
+        assert bytes(t.cpu().numpy()) == want == v.array(i).tobytes()
+    with open(path, "r+b") as f:
+        f.seek(4097)
+        f.write(b"changed")
+    v.acquire(stream=torch.cuda.current_stream())
+    assert v.read(v.offsets[1], 7) == b"changed"
+    del t
+    v.close()
+
+
+def test_acquire_of_weights() -> None:
+    path = save("acquired.safetensors", {"a": torch.zeros(1000), "b": torch.ones(SIZE // 4)})
+    w = gaiafs.load_safetensors(path)
+    at = {name: t.data_ptr() for name, t in w.items()}
+    x = torch.zeros(1, device="cuda")
+    x.copy_(w["b"][:1])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.copy_(w["b"][-1:])
+    with open(path, "r+b") as f:
+        f.seek(-4, os.SEEK_END)
+        f.write(struct.pack("<f", 7))
+    w.acquire()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert float(x) == 7 and at == {name: t.data_ptr() for name, t in w.items()}
+
+
+def test_private_tensors() -> None:
+    path = save("private.safetensors", {"a": torch.ones(1000), "b": torch.ones(1000)})
+    w = gaiafs.load_safetensors(path, private="a")
+    w["a"].add_(1)
+    assert float(w["a"].sum()) == 2000 and float(gaiafs.load_safetensors(path)["a"].sum()) == 1000
+    old = w["b"]
+    w.private("b")["b"].zero_()
+    assert float(w["b"].sum()) == 0 and float(old.sum()) == 1000
+
+
+def test_shards() -> None:
+    g = torch.Generator().manual_seed(3)
+    tensors = {"column": torch.randn(64, 48, generator=g), "row": torch.randn(32, 64, generator=g).to(torch.bfloat16)}
+    path = save("shards.safetensors", tensors)
+    plan = gaiafs.ShardPlan({"column": 0, "row": 1})
+    parts = [gaiafs.load_safetensors(path, shard=plan, rank=r, world=4) for r in range(4)]
+    assert all(t.is_contiguous() and t.data_ptr() % 256 == 0 for p in parts for t in p.values())
+    for name, dim in (("column", 0), ("row", 1)):
+        assert same(torch.cat([p[name] for p in parts], dim), tensors[name])
+
+
+def test_safe_open() -> None:
+    tensors = weights()
+    path = save("opened.safetensors", tensors)
+    with gaiafs.safe_open(path, "pt", "cuda:0") as f:
+        assert f.keys() == sorted(tensors)
+        assert all(same(f.get_tensor(name), t) for name, t in tensors.items())
+        s = f.get_slice("half")
+        for index in (slice(3, 9), (slice(None), slice(1, 40)), (..., 5), 7, [1, 5]):
+            part = s[index]
+            assert same(part, tensors["half"][index].contiguous()) and part.data_ptr() % 16 == 0, index
+
+
+def test_save_file() -> None:
+    """From GPU memory, byte for byte what safetensors writes."""
+    tensors = {**weights(), "empty": torch.zeros(0, 3), "scalar": torch.tensor(1.5)}
+    path = mnt() / "saved.safetensors"
+    gaiafs.save_file({name: t.cuda() for name, t in tensors.items()}, path, {"format": "pt"})
+    mixed = mnt() / "mixed.safetensors"
+    gaiafs.save_file({n: t.cuda() if i % 2 else t for i, (n, t) in enumerate(tensors.items())}, mixed, {"format": "pt"})
+    assert mixed.read_bytes() == path.read_bytes()
+    assert not [f for f in os.listdir(mnt()) if f.startswith(".")]
+    got = gaiafs.load_safetensors(path)
+    assert all(same(got[name], t) for name, t in tensors.items())
+    gaiafs.save_file(got, mixed, {"format": "pt"})
+    assert mixed.read_bytes() == path.read_bytes()
+    with raises(gaiafs.Error):  # not on a mount
+        gaiafs.save_file({"w": torch.ones(3, device="cuda")}, pathlib.Path(tempfile.gettempdir()) / "gaiafs-none")
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        return
+    save_file(tensors, mixed, {"format": "pt"})
+    assert mixed.read_bytes() == path.read_bytes()
+    large = {"w": torch.arange(SIZE // 4, device="cuda", dtype=torch.float32)}
+    begin = time.monotonic()
+    gaiafs.save_file(large, path)
+    print(f"    saving {SIZE >> 20} MiB from the GPU to stable storage took {time.monotonic() - begin:.2f} s")
+    assert same(gaiafs.load_safetensors(path)["w"], large["w"])
+
+
+SMALL = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "vocab_size": 131, "max_position_embeddings": 64}  # fmt: skip
+MODELS = {
+    "Llama": SMALL,
+    "Mistral": {**SMALL, "sliding_window": 8},
+    "Qwen2": {**SMALL, "tie_word_embeddings": True},
+    "Gemma": {**SMALL, "head_dim": 32},
+    "Mixtral": {**SMALL, "num_local_experts": 4},
+    "GPT2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 131, "n_positions": 64},
+}
+
+
+def test_models_of_transformers() -> str | None:
+    """The same logits, bit for bit, as from transformers' own from_pretrained on the same device."""
+    try:
+        import transformers
+    except ImportError:
+        return "transformers is not installed"
+    from gaiafs.transformers import from_pretrained, weights_of
+
+    ids = (torch.arange(40).reshape(2, 20) % 131).cuda()
+    for name, sizes in MODELS.items():
+        cls = getattr(transformers, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
+        config = getattr(transformers, f"{name}Config")(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            path = mnt() / f"{name}-{dtype}"
+            torch.manual_seed(3)
+            cls(config).to(dtype).save_pretrained(path)
+            want = cls.from_pretrained(path, dtype="auto", device_map={"": "cuda:0"})
+            torch.cuda.synchronize()
+            reserved = torch.cuda.memory_reserved()
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always", gaiafs.CopiedWarning)
+                got = from_pretrained(transformers.AutoModelForCausalLM, path, "cuda:0", dtype="auto")
+            assert torch.cuda.memory_reserved() - reserved <= 4 << 20, "memory for a second copy"
+            shared = {t.data_ptr() for t in weights_of(got).values()}
+            copied = [n for n, p in got.named_parameters() if p.data_ptr() not in shared]
+            assert all("experts" in n for n in copied), copied
+            assert bool(copied) == any(w.category is gaiafs.CopiedWarning for w in said)
+            assert all(t.device == torch.device("cuda", 0) for t in [*got.parameters(), *got.buffers()])
+            for (n, a), (_, b) in zip(want.named_buffers(), got.named_buffers(), strict=True):
+                assert same(a, b), n
+            with torch.no_grad():
+                assert same(got(ids).logits, want(ids).logits), (name, dtype)
+                kept = {"max_new_tokens": 8, "do_sample": False}
+                assert torch.equal(got.generate(ids[:1], **kept), want.generate(ids[:1], **kept)), (name, dtype)
+            del got, want
+    return None
+
+
+def test_private_copies_are_freed() -> None:
+    path = save("freed.safetensors", {"w": torch.zeros(SIZE // 4)})
     torch.zeros(1, device="cuda")
-    quietly_load(path)  # once, for what is made and kept
+    gaiafs.load_safetensors(path, private=True)  # once, for what is made and kept
     gc.collect()
     before = torch.cuda.mem_get_info(0)[0]
     for _ in range(3):
-        w = quietly_load(path)["w"]
+        w = gaiafs.load_safetensors(path, private=True)["w"]
         assert float(w.sum()) == 0
         del w
         gc.collect()
@@ -421,10 +549,10 @@ def test_acquire_waits_for_streams() -> None:
 
 def test_memory_that_goes_disturbs_no_capture() -> None:
     path = make("capture", bytes(4 << 20))
-    crooked = shift(save("capture.safetensors", {"w": torch.zeros(1000)}), 8)
+    weights = save("capture.safetensors", {"w": torch.zeros(1000)})
     x = torch.zeros(1000, device="cuda")
     for where in ("thread", "here"):
-        kept = [gaiafs.mmap(path, mode="r+").tensor(), quietly_load(crooked)["w"]]
+        kept = [gaiafs.mmap(path, mode="r+").tensor(), gaiafs.load_safetensors(weights, private=True)["w"]]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
 
@@ -453,7 +581,7 @@ def test_memory_that_goes_disturbs_no_capture() -> None:
 def test_load_safetensors() -> None:
     want = weights()
     path = save("weights.safetensors", want)
-    got = quietly_load(path)
+    got = gaiafs.load_safetensors(path)
     assert got.keys() == want.keys()
     for name, t in got.items():
         assert t.device == torch.device("cuda", 0) and same(t, want[name]), name
@@ -553,7 +681,7 @@ def test_unaligned() -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path = make("unaligned.safetensors", struct.pack("<Q", len(text)) + text + b"x" + struct.pack("<2f", 1.5, -2))
-    assert quietly_load(path)["b"].tolist() == quietly_load(path, misaligned="share")["b"].tolist() == [1.5, -2]
+    assert gaiafs.load_safetensors(path)["b"].tolist() == [1.5, -2]
 
 
 def test_file_that_shrinks() -> None:

@@ -1,0 +1,39 @@
+"""The libraries that tensors can be of."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .array import Array
+
+_ALSO = {"pt": "torch", "pytorch": "torch", "np": "numpy"}  # what the safetensors package calls them
+
+
+def framework_of(framework: str | None) -> str:
+    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's. ImportError where it is not there."""
+    framework = _ALSO.get(framework or "", framework)
+    if framework not in (None, "torch", "numpy", "array"):
+        raise ValueError(f"framework is 'torch', 'numpy' or 'array', not {framework!r}")
+    for name in ("torch", "numpy") if framework is None else (framework,):
+        if name == "array" or _installed(name):
+            return name
+    what = "neither PyTorch nor NumPy is" if framework is None else f"{framework} is not"
+    raise ImportError(f"{what} installed: install it, or use framework='array', which needs no library")
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:
+            raise
+        return False
+    return True
+
+
+def tensor_of(a: Array, framework: str) -> Any:
+    """Returns the array as a tensor of the framework."""
+    if framework == "torch":
+        return a.torch()
+    return a.numpy() if framework == "numpy" else a

@@ -1,0 +1,206 @@
+"""Writing safetensors files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import secrets
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .array import Array
+from .dtypes import SAFETENSORS, DType, dtype_of
+from .errors import Error
+from .mapping import PathLike, mmap
+from .safetensors import MAX_HEADER
+
+_WORDS = {dtype: word for word, dtype in SAFETENSORS.items()}
+# As safetensors sorts them: the first type's tensors come last.
+_ORDER = (
+    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
+).split()
+STEP = 256 << 20  # bytes that are mapped, or in the host's memory, at a time
+
+
+class _Source(NamedTuple):
+    """A tensor that is to be written."""
+
+    name: str
+    word: str
+    shape: tuple[int, ...]
+    nbytes: int
+    device: Any  # None: its bytes come from part(); else they are of a GPU's, a torch.device, and so is part()
+    part: Callable[[int, int], Any]  # bytes [from, to)
+
+
+class _Piece(NamedTuple):
+    source: _Source
+    begin: int  # in the tensor
+    end: int
+    at: int  # in the file
+
+
+def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes tensors into a safetensors file, byte for byte as ``safetensors`` does: ``safetensors.torch.save_file``.
+
+    tensors are PyTorch's, NumPy's, or gaiafs.Array, by name. Those of a GPU do not cross the host: a file on a mount
+    is mapped into the memory of that GPU, and they are copied there; such a path has to be on a mount. Others may be
+    saved anywhere.
+
+    The file appears whole, or not at all: it is written under another name in the same directory, brought to stable
+    storage, and then renamed. What had the name before stays as it was until then. Several entries of metadata are
+    sorted by their names.
+
+    Raises ValueError for tensors that are not contiguous, TypeError for elements that the format has no word for,
+    Error and OSError where the file cannot be written.
+    """
+    sources = sorted((_source(name, t) for name, t in tensors.items()), key=lambda s: s.name)
+    sources.sort(key=lambda s: -_ORDER.index(s.word))
+    header, name = _header(sources, metadata), os.fsdecode(path)
+    temporary = os.path.join(os.path.dirname(name), f".{os.path.basename(name)[:200]}.{secrets.token_hex(8)}")
+    made: list[int] = []
+    try:
+        made.extend(map(os.open, (temporary,), (os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,), (0o666,)))
+        fd = made[0]
+        os.ftruncate(fd, len(header) + sum(s.nbytes for s in sources))
+        _write(fd, header, 0)
+        pieces = list(_pieces(sources, len(header)))
+        for p in pieces:
+            if p.source.device is None:
+                _write(fd, p.source.part(p.begin, p.end), p.at)
+        for (device, _), run in itertools.groupby((p for p in pieces if p.source.device is not None), _together()):
+            _store(fd, device, list(run))
+        os.fsync(fd)
+        os.rename(temporary, name)
+        made.append(-1)
+    except OSError as e:
+        raise Error(e.errno or 0, e.strerror or "", name) from None
+    finally:
+        if made[1:] != [-1]:
+            _forget(temporary)
+        for fd in made[:1]:
+            os.close(fd)
+    directory = os.open(os.path.dirname(name) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)  # so that the name is on stable storage, too
+    finally:
+        os.close(directory)
+
+
+def _forget(temporary: str) -> None:
+    try:
+        os.unlink(temporary)
+    except OSError:
+        pass  # it was not made, or what failed before is to be reported
+
+
+def _header(sources: list[_Source], metadata: Mapping[str, str] | None) -> bytes:
+    entries: dict[str, Any] = {}
+    if metadata is not None:
+        if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):
+            raise TypeError("metadata is made of strings")
+        entries["__metadata__"] = dict(sorted(metadata.items()))
+    at = 0
+    for s in sources:
+        if s.name == "__metadata__":
+            raise ValueError("no tensor can be called __metadata__")
+        entries[s.name] = {"dtype": s.word, "shape": list(s.shape), "data_offsets": [at, at + s.nbytes]}
+        at += s.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"the header has {len(text)} bytes, more than the {MAX_HEADER} that the format allows")
+    return struct.pack("<Q", len(text)) + text
+
+
+def _source(name: Any, t: Any) -> _Source:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor is a str, not {name!r}")
+    if isinstance(t, Array):
+        return _of_array(name, t)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(t, torch.Tensor):
+        return _of_torch(name, t, torch)
+    import numpy
+
+    if not isinstance(t, (numpy.ndarray, numpy.generic)):
+        raise TypeError(f"{name!r} is a tensor of PyTorch or NumPy, or a gaiafs.Array, and not {type(t)}")
+    t = numpy.asarray(t)
+    if not t.dtype.isnative:
+        t = t.astype(t.dtype.newbyteorder("="))
+    flat = numpy.ascontiguousarray(t).reshape(-1).view(numpy.uint8)
+    return _Source(name, _word(name, dtype_of(t.dtype)), t.shape, t.nbytes, None, lambda a, b: flat[a:b].data)
+
+
+def _of_array(name: str, a: Array) -> _Source:
+    if a._lease.ordinal is not None and "torch" in sys.modules:
+        return _of_torch(name, a.torch(), sys.modules["torch"], a)
+    return _Source(name, _word(name, a.dtype), a.shape, a.nbytes, None, lambda i, j: a._lease.read(a.ptr + i, j - i))
+
+
+def _of_torch(name: str, t: Any, torch: Any, of: Array | None = None) -> _Source:
+    if t.layout != torch.strided:
+        raise ValueError(f"tensor {name!r} is sparse, which the format has no word for: call to_dense() before")
+    if not t.is_contiguous():
+        raise ValueError(f"tensor {name!r} is not contiguous: call contiguous() before")
+    if t.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"tensor {name!r} is on {t.device}, and has no bytes to write")
+    dtype = of.dtype if of is not None else dtype_of(t.dtype)
+    shape = of.shape if of is not None else tuple(t.shape)
+    if of is None and dtype.bits == 4:  # PyTorch has pairs
+        shape = (*shape[:-1], 2 * shape[-1])
+    flat = t.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    n = math.prod(shape) * dtype.bits // 8
+    if t.device.type == "cuda":
+        return _Source(name, _word(name, dtype), shape, n, t.device, lambda a, b: flat[a:b])
+    return _Source(name, _word(name, dtype), shape, n, None, lambda a, b: flat[a:b].numpy().data)
+
+
+def _word(name: str, dtype: DType) -> str:
+    word = _WORDS.get(dtype)
+    if word is None:
+        raise TypeError(f"tensor {name!r} has elements of {dtype}, which the format has no word for")
+    return word
+
+
+def _pieces(sources: list[_Source], at: int) -> Iterator[_Piece]:
+    for s in sources:
+        for begin in range(0, s.nbytes, STEP):
+            end = min(begin + STEP, s.nbytes)
+            yield _Piece(s, begin, end, at + begin)
+        at += s.nbytes
+
+
+def _together() -> Callable[[_Piece], tuple[Any, int]]:
+    """Returns a key for groupby: neighbours on the same device, of not too many bytes, are mapped together."""
+    number, start, end, last = 0, 0, 0, None
+
+    def key(p: _Piece) -> tuple[Any, int]:
+        nonlocal number, start, end, last
+        if p.source.device != last or p.at != end or p.at - start + p.end - p.begin > STEP:
+            number, start, last = number + 1, p.at, p.source.device
+        end = p.at + p.end - p.begin
+        return last, number
+
+    return key
+
+
+def _store(fd: int, device: Any, run: list[_Piece]) -> None:
+    """Copies pieces from a GPU's memory into the file, mapped on the same GPU."""
+    begin = run[0].at // 4096 * 4096
+    with mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin) as m:
+        for p in run:
+            part = p.source.part(p.begin, p.end)
+            m.tensor("uint8", (p.end - p.begin,), p.at - begin, misaligned=True).copy_(part)
+        m.sync(durable=False)
+
+
+def _write(fd: int, data: Any, at: int) -> None:
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while view:
+        n = os.pwrite(fd, view, at)
+        view, at = view[n:], at + n

@@ -1,0 +1,199 @@
+"""Views: read-only memory of devices with chosen bytes of files, in a layout of its own."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import operator
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, SupportsIndex, Union
+
+from . import _core, dlpack
+from .array import Array, buffer
+from .errors import Error
+from .mapping import HasFileno, Memory, PathLike, Window, check_file, named, open_file, ordinal_of
+
+ALIGN = 256  # what allocators of device memory give, and every kernel likes
+MAX_SEGMENTS = 1 << 19
+MAX_ROWS = 1 << 23
+
+AnyFile = Union[PathLike, HasFileno, int]  # noqa: UP007 - PathLike has names of types in quotes
+
+
+class Segment(NamedTuple):
+    """count rows of length bytes: the first at offset of the file, each other one stride bytes after the one before
+    it."""
+
+    offset: int
+    length: int
+    stride: int = 0
+    count: int = 1  # type: ignore[assignment]
+    file: int = 0  #: which of the view's files, from 0
+
+
+class Plan(NamedTuple):
+    """What a view is made of, as the C library takes it."""
+
+    segments: array[int]  # four numbers each
+    files: array[int]
+    sizes: list[int]
+    align: int
+
+
+def plan(segments: Iterable[Any], files: int, align: SupportsIndex = ALIGN) -> Plan:
+    """Checks what the C library cannot see: that the numbers are numbers, and that they fit."""
+    step = operator.index(align)
+    if not 0 < step < 1 << 63:
+        raise ValueError(f"the alignment {step} is not a power of two up to 2 MiB")
+    flat, of, sizes = array("Q"), array("I"), []
+    for i, segment in enumerate(segments):
+        try:
+            offset, length, stride, count, file = map(operator.index, Segment(*segment))
+        except TypeError:
+            raise TypeError(
+                f"segment {i}, {segment!r}, is not (offset, length) or (offset, length, stride, count)"
+            ) from None
+        if not 0 <= file < files:
+            raise ValueError(f"segment {i} is of file {file}, and there are {files}")
+        if count < 1:
+            raise ValueError(f"segment {i} has {count} rows")
+        try:
+            flat.extend((offset, length, stride, count))
+        except OverflowError:
+            raise ValueError(
+                f"segment {i}, {segment!r}, has a number that is negative or larger than any file"
+            ) from None
+        of.append(file)
+        sizes.append(length * count)
+    return Plan(flat, of, sizes, step)
+
+
+class View(Memory):
+    """Chosen bytes of files in a device's memory, each segment at an aligned address, from ``gaiafs.view``.
+
+    It is only read, and shared by all processes of a user that ask for the same segments of the same files on that
+    device. What others released or wrote is seen here after ``acquire``, which copies again what changed, and nothing
+    else. Bytes past the end of a file are zeros, and so are those between segments.
+    """
+
+    def __init__(self, window: Window, offsets: list[int], sizes: list[int]) -> None:
+        super().__init__(window)
+        self.offsets = tuple(offsets)  #: where each segment begins in the view
+        self.sizes = tuple(sizes)  #: the bytes of each segment
+
+    def __repr__(self) -> str:
+        w = self._window
+        if w.closed:
+            return "<gaiafs.View, closed>"
+        what = f"{len(self.offsets)} segments of {w.name or 'files'}, {w.length} bytes"
+        return f"<gaiafs.View of {what}, {self.kind} device {self.device}>"
+
+    def _segment(self, i: SupportsIndex) -> tuple[int, int]:
+        self._window.check()
+        n = operator.index(i)
+        if not -len(self.offsets) <= n < len(self.offsets):
+            raise IndexError(f"there is no segment {n}: the view has {len(self.offsets)}")
+        return self.offsets[n], self.sizes[n]
+
+    def array(self, i: SupportsIndex, dtype: Any = None, shape: Any = None, *, misaligned: bool = False) -> Array:
+        """Returns a segment, for every library that speaks DLPack or an array interface.
+
+        dtype, shape and misaligned are those of ``Mapping.array``. Without a shape the array is as long as the segment.
+        """
+        return self._array(dtype, shape, *self._segment(i), misaligned)
+
+    def buffer(self, i: SupportsIndex) -> memoryview:
+        """Returns a segment on an emulated device as bytes; BufferError for a GPU's."""
+        return buffer(self.array(i, "uint8", misaligned=True))
+
+    def numpy(self, i: SupportsIndex, dtype: Any = "uint8", shape: Any = None) -> Any:
+        """Returns a segment on an emulated device as a NumPy array; BufferError for a GPU's. See ``Mapping.numpy``."""
+        return self._numpy(dtype, shape, *self._segment(i))
+
+    def tensor(self, i: SupportsIndex, dtype: Any = None, shape: Any = None, *, misaligned: bool = False) -> Any:
+        """Returns a segment as a PyTorch tensor, on the view's GPU, or on the CPU for an emulated device.
+
+        PyTorch has no read-only tensors: a store into this one ends the process or, on a GPU, its CUDA context. A
+        ReadOnlyWarning says so.
+        """
+        return self._tensor(self.array(i, dtype, shape, misaligned=misaligned))
+
+
+def view(
+    files: AnyFile | Sequence[AnyFile],
+    segments: Iterable[Any],
+    device: Any = 0,
+    *,
+    align: SupportsIndex = ALIGN,
+    lazy: bool = False,
+) -> View:
+    """Maps chosen bytes of a file, or of several files of one mount, each segment at an aligned address.
+
+    files is what ``gaiafs.mmap`` takes, or a sequence of it. A segment is ``(offset, length)``, ``(offset, length,
+    stride, count)`` or a ``gaiafs.Segment``, whose ``file`` says which file it is of. Segments may overlap, repeat,
+    come in any order and reach past the end of the file. align is a power of two up to 2 MiB. With lazy nothing is
+    fetched before the first acquire.
+
+    Raises what ``gaiafs.mmap`` does, and Error EINVAL or EOVERFLOW for segments that there cannot be; the words say
+    which.
+    """
+    single = isinstance(files, (str, bytes, os.PathLike, int)) or hasattr(files, "fileno")
+    several: Sequence[AnyFile] = [files] if single else list(files)  # type: ignore[list-item, arg-type]
+    ordinal, flags = ordinal_of(device), _core.LAZY if lazy else 0
+    p = plan(segments, len(several), align)
+    offsets, size = _core.layout(p.segments, p.align)
+    fds: list[int] = []
+    closing = map(os.close, iter(fds.pop, None))
+    try:
+        names = []
+        for file in several:
+            name = open_file(file, False, fds)
+            try:
+                check_file(fds[-1], writable=False)
+            except Error as e:
+                raise named(e, name) from None
+            names.append(name)
+        dlpack.sweep()
+        named_so = names[0] if len(names) == 1 else None
+        try:
+            window = _core.apart(functools.partial(open_view, fds, p, size, named_so, ordinal, flags), Window.close)
+        except Error as e:
+            raise named(e, named_so) from None
+    finally:
+        try:
+            any(closing)
+        except IndexError:
+            pass  # all that were left
+    return View(window, offsets, p.sizes)
+
+
+def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: int, flags: int) -> Window:
+    """Maps a view of all these files, and closes them. For _core.apart: an interrupted caller closes them, too."""
+    mine: list[int] = []
+    expected = len(fds)
+    try:
+        take(fds, mine)
+        if len(mine) != expected:
+            raise Error(errno.EINTR)  # which nobody hears of
+        return Window(lambda: _core.map_view(mine, p.segments, p.files, p.align, device, flags), name, 0, size, False)
+    finally:
+        close_all(mine)
+
+
+def take(fds: list[int], into: list[int]) -> None:
+    """Moves descriptors from one list into another, in the same order."""
+    try:
+        into.extend(iter(fds.pop, None))
+    except IndexError:
+        pass
+    into.reverse()
+
+
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors, in one step, which no interrupt tears apart."""
+    try:
+        any(map(os.close, iter(fds.pop, None)))
+    except IndexError:
+        pass
