@@ -317,3 +317,25 @@ func TestSmallViewWhereHostMemoryIsFull(t *testing.T) {
 	m.view(ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19)}}, src).check()
 	m.cache.memory.charge(memoryBases, -2<<20)
 }
+
+// TestManyRowsAtOnce: clients ask at one time for very many rows, all of them of few pages.
+func TestManyRowsAtOnce(t *testing.T) {
+	m := newMachine(t, 1, hostMemory(128<<20))
+	src := m.noisyFile(64 << 10)
+	var group sync.WaitGroup
+	for k := range 2 {
+		segments := make([]view.Segment, 1<<13)
+		for i := range segments {
+			segments[i] = view.Segment{Offset: int64(i%40 + k), Length: 1, Stride: 31, Count: view.MaxRows >> 16}
+		}
+		group.Go(func() {
+			v, err := m.tryView(ViewRequest{Segments: segments}, &source{id: src.id, home: src.home, kernel: src.kernel})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			v.check()
+		})
+	}
+	group.Wait()
+}

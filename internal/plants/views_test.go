@@ -9,7 +9,7 @@ var viewsPlants = []plant{
 		new:  "		_ = p\n",
 		nets: []net{
 			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
-			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=4000"}},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=24000"}},
 		},
 	},
 	{
@@ -118,7 +118,7 @@ var viewsPlants = []plant{
 		new:  "if next, err = rg.End, nil; err != nil {",
 		nets: []net{
 			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
-			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=4000"}},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=24000"}},
 		},
 	},
 	{
