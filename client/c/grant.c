@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,21 +23,14 @@ int gaiafs_grant_patience = 30;
  * caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
 struct asked {
 	int fd, err;
-	int owners; /* the caller, the thread; guarded by asked_lock */
+	atomic_int owners; /* the caller, the thread */
 	sem_t done;
 	uint8_t answer[GAIAFS_GRANT_SIZE];
 };
 
-static pthread_mutex_t asked_lock = PTHREAD_MUTEX_INITIALIZER; /* held for a few instructions; no other is taken under it */
-
 static void disown(struct asked *a)
 {
-	bool last;
-
-	pthread_mutex_lock(&asked_lock);
-	last = --a->owners == 0;
-	pthread_mutex_unlock(&asked_lock);
-	if (last) {
+	if (atomic_fetch_sub(&a->owners, 1) == 1) {
 		sem_destroy(&a->done);
 		free(a);
 	}
@@ -132,6 +126,7 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	struct asked *a = calloc(1, sizeof *a);
 	struct gaiafs_fail unused;
 	struct timespec until;
+	pthread_t thread;
 	int err;
 
 	if (a == NULL)
@@ -141,7 +136,7 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	sem_init(&a->done, 0, 0);
 	(void)clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += gaiafs_grant_patience;
-	if (gaiafs_start_thread(ask, a, &unused) != 0) { /* there is none to be had */
+	if (gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* there is none to be had */
 		err = ioctl(fd, IOC_GRANT, answer) != 0 ? errno : 0;
 		sem_destroy(&a->done);
 		free(a);
@@ -150,15 +145,17 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	if (sem_timedwait(&a->done, &until) == 0) {
 		err = a->err;
 		memcpy(answer, a->answer, sizeof a->answer);
-	} else if (errno == EINTR) {
-		(void)gaiafs_failed(f, EINTR, "a signal interrupted the wait for the mount to give access");
-		err = -1;
-	} else {
-		(void)silent(fd, f);
-		err = -1;
+		(void)pthread_join(thread, NULL); /* the program may fork now, and knows of no thread */
+		disown(a);
+		return err;
 	}
+	if (errno == EINTR)
+		(void)gaiafs_failed(f, EINTR, "a signal interrupted the wait for the mount to give access");
+	else
+		(void)silent(fd, f);
+	(void)pthread_detach(thread);
 	disown(a);
-	return err;
+	return -1;
 }
 
 static int ioctl_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)

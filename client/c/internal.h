@@ -127,8 +127,9 @@ struct gaiafs_job {
 	struct gaiafs_job *next; /* work.c's */
 };
 
-/* gaiafs_start_thread starts a thread that no signal reaches, and that nobody waits for. It returns an errno. */
-int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail *f);
+/* gaiafs_start_thread starts a thread that no signal reaches. It returns an errno. Where started is NULL nobody waits for the
+ * thread; otherwise the caller joins or detaches it. */
+int gaiafs_start_thread(void *(*run)(void *), void *argument, pthread_t *started, struct gaiafs_fail *f);
 /* gaiafs_prepare_work sees to it that there is a thread. It returns an errno. */
 int gaiafs_prepare_work(struct gaiafs_fail *f);
 /* gaiafs_post has a job run. It waits for nothing. */

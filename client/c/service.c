@@ -118,7 +118,7 @@ void gaiafs_conn_serve(struct gaiafs_conn *c)
 	given = malloc(sizeof *given);
 	if (given != NULL)
 		given->conn = c;
-	if (given == NULL || gaiafs_start_thread(serve, given, &f) != 0) {
+	if (given == NULL || gaiafs_start_thread(serve, given, NULL, &f) != 0) {
 		free(given);
 		gaiafs_conn_unref(c);
 	}

@@ -43,7 +43,7 @@ static void *serve(void *unused)
 	return NULL;
 }
 
-int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail *f)
+int gaiafs_start_thread(void *(*run)(void *), void *argument, pthread_t *started, struct gaiafs_fail *f)
 {
 	sigset_t all, old;
 	pthread_attr_t a;
@@ -51,10 +51,11 @@ int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail
 	int err = pthread_attr_init(&a);
 
 	if (err == 0) {
-		(void)pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+		if (started == NULL)
+			(void)pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
 		(void)sigfillset(&all);
 		(void)pthread_sigmask(SIG_SETMASK, &all, &old);
-		err = pthread_create(&t, &a, run, argument);
+		err = pthread_create(started != NULL ? started : &t, &a, run, argument);
 		(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
 		(void)pthread_attr_destroy(&a);
 	}
@@ -63,7 +64,7 @@ int gaiafs_start_thread(void *(*run)(void *), void *argument, struct gaiafs_fail
 
 static int start_locked(struct gaiafs_fail *f)
 {
-	int err = gaiafs_start_thread(serve, NULL, f);
+	int err = gaiafs_start_thread(serve, NULL, NULL, f);
 
 	threads += err == 0;
 	return err;
