@@ -114,7 +114,10 @@ func (d *daemon) command(client string, args ...string) *exec.Cmd {
 
 func (d *daemon) run(client string, args ...string) string {
 	d.t.Helper()
-	out, err := d.command(client, args...).CombinedOutput()
+	cmd := d.command(client, args...)
+	stuck := time.AfterFunc(4*time.Minute, func() { _ = cmd.Process.Signal(syscall.SIGABRT) }) // says where, and ends the test
+	defer stuck.Stop()
+	out, err := cmd.CombinedOutput()
 	require.NoError(d.t, err, "%s", out)
 	return string(out)
 }
