@@ -10,6 +10,8 @@
 // read and loaded, and the backing file after every step. That needs a daemon that does nothing of its own: its write-back
 // interval is long, and a collect is made by a client's Flush.
 //
+// GPU programs make views, too, and read parts of them that they acquired. A view must show what home has then.
+//
 // Other programs run on a daemon that collects, untracks and refreshes all the time. When it does is not known, so there
 // the model's Oracle judges alone what may be read, and at the end everybody must see the same bytes.
 //
