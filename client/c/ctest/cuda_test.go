@@ -31,8 +31,8 @@ func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
 	return d
 }
 
-// skipForks skips forks of processes with threads, as each is that uses CUDA, under sanitizers: their allocators, or their
-// lists of threads, are locked in the child if a thread was just using them.
+// skipForks skips forks of processes with threads under sanitizers: their allocators, or their lists of threads, are locked
+// in the child if a thread was just using them. Each process that maps something of a mount, or uses CUDA, has threads.
 func skipForks(t *testing.T, build, scenario string) {
 	if (build == "thread" || build == "address") && scenario == "forks" {
 		t.Skipf("the %s sanitizer does not support what children of processes with threads do", build)

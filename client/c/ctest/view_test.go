@@ -113,6 +113,7 @@ func TestViews(t *testing.T) {
 			client := compile(t, "view", build)
 			for _, scenario := range []string{"bytes", "coherent", "addresses", "many", "threads", "forks"} {
 				t.Run(scenario, func(t *testing.T) {
+					skipForks(t, build, scenario)
 					m, d := mountViews(t, testmount.Options{})
 					d.run(client, scenario, m.Dir)
 				})
