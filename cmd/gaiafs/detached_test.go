@@ -69,8 +69,8 @@ func TestDaemonKeepsBytesOfADetachedMount(t *testing.T) {
 
 			room()
 			r = gaiafsCommand(t, "umount", s.mountpoint)
-			if r.code != exitOK { // it was done before it was asked
-				require.Contains(t, r.err, "is not a mountpoint of gaiafs")
+			if r.code != exitOK { // it was done before it was asked, or while it was
+				require.Regexp(t, "is not a mountpoint of gaiafs|ended before it said whether everything is written back", r.err)
 			}
 			require.Equal(t, exitOK, s.end(t), s.logged(t))
 			s.requireHome(t, "out", 3*mib)

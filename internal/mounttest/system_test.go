@@ -18,12 +18,13 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
 // deviceMemory is two extents for the file and one for the view of each of two programs: a mapping of all of it leaves room
-// for nothing else.
-const deviceMemory = 8 << 20
+// for nothing else. Where there is one GPU for the programs of two devices, it has what both would have.
+var deviceMemory = int64(8<<20) * int64(3-testdevice.Count(2))
 
 // patience is how long to wait for the daemon to notice that a client died.
 const patience = 30 * time.Second

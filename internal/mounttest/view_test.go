@@ -14,6 +14,7 @@ import (
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -72,7 +73,7 @@ func TestViews(t *testing.T) {
 		files[i] = f
 	}
 	for device := range 2 {
-		w, err := gaiafs.Map(files[0], 0, size, gaiafs.ProtWrite, device)
+		w, err := gaiafs.Map(files[0], 0, size, gaiafs.ProtWrite, testdevice.Number(device))
 		require.NoError(t, err)
 		defer w.Close()
 		writers = append(writers, w)
@@ -89,7 +90,7 @@ func TestViews(t *testing.T) {
 		if round%2 == 0 {
 			opts = append(opts, gaiafs.Lazy())
 		}
-		v, err := gaiafs.MapView(files, segments, round%3%2, append(opts, gaiafs.Align(align))...)
+		v, err := gaiafs.MapView(files, segments, testdevice.Number(round%3%2), append(opts, gaiafs.Align(align))...)
 		require.NoError(t, err)
 		if round%2 == 0 {
 			_, err = v.Acquire(0, v.Len())
@@ -149,7 +150,6 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	pages, err = v.Acquire(0, v.Len())
 	require.NoError(t, err)
 	require.EqualValues(t, 1, pages, "of the file, though it is twice in the view")
-	require.Equal(t, "new", string(v.Bytes()[50_000-10:][:3]))
 	requireView(t, v, []*os.File{f}, segments, 256)
 
 	// Stores of a program that mapped the file, at both ends of what the view has of it.
@@ -159,8 +159,7 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	pages, err = v.Acquire(0, v.Len())
 	require.NoError(t, err)
 	require.EqualValues(t, 2, pages)
-	require.Equal(t, byte('X'), v.Bytes()[v.Offset(3)])
-	require.Equal(t, byte('Y'), v.Bytes()[v.Offset(2)+8])
+	requireView(t, v, []*os.File{f}, segments, 256)
 	require.NoError(t, unix.Munmap(stores))
 
 	// What a view does not have.
