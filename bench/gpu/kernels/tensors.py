@@ -2,7 +2,7 @@
 
     python3 tensors.py MOUNTPOINT
 
-It writes a file of 380 MiB into the mountpoint and removes it. PyTorch and safetensors must be there, and the package gaiafs.
+It writes a file of 380 MiB into the mountpoint and removes it. PyTorch, safetensors and the package gaiafs must be there.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def main() -> None:
             "weights": torch.randn(8192, 8192, dtype=torch.bfloat16),
             "embedding": torch.randn(32000, 4096, dtype=torch.float16),
             "keys": torch.randn(4, 32, 2048, 128, dtype=torch.bfloat16),
-            "odd": torch.zeros(
-                3, dtype=torch.uint8
-            ),  # what lies behind it is not aligned in the file
+            "odd": torch.zeros(3, dtype=torch.uint8),  # what lies behind it is not aligned in the file
         },
         path,
     )
@@ -81,9 +79,7 @@ def compare(path: str) -> None:
         "product of 4096 x 8192 x 8192, bf16": lambda t: x @ t["weights"].T,
         "product of 16 x 8192 x 8192, bf16": lambda t: few @ t["weights"].T,
         "embedding": lambda t: functional.embedding(words, t["embedding"]),
-        "attention, default backend": lambda t: functional.scaled_dot_product_attention(
-            queries, t["keys"], t["keys"]
-        ),
+        "attention, default backend": lambda t: functional.scaled_dot_product_attention(queries, t["keys"], t["keys"]),
         "layer norm": lambda t: functional.layer_norm(t["weights"], (8192,)),
     }
     for name, kernel in kernels.items():
@@ -96,14 +92,9 @@ def compare(path: str) -> None:
                 )
             )  # type: ignore[misc]
         ratios = sorted(s / p for s, p in times)
-        same = (
-            "the same bits"
-            if torch.equal(kernel(shared), kernel(private))
-            else "OTHER BITS"
-        )
-        print(
-            f"{name}: {times[0][0]:.4f} ms shared, {times[0][1]:.4f} ms private, ratio {ratios[len(ratios) // 2]:.3f}, {same}"
-        )
+        same = "the same bits" if torch.equal(kernel(shared), kernel(private)) else "OTHER BITS"
+        ratio = ratios[len(ratios) // 2]
+        print(f"{name}: {times[0][0]:.4f} ms shared, {times[0][1]:.4f} ms private, ratio {ratio:.3f}, {same}")
 
 
 if __name__ == "__main__":
