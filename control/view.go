@@ -73,8 +73,8 @@ func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	s.sendMapping(id, m, reply, err)
 }
 
-// openView redeems the tokens, all of them whatever is wrong with one, and adds a mapping of a view to the session, held
-// for the caller.
+// openView redeems the tokens, all of them whatever is wrong with one, and adds a mapping of a view to the session,
+// held for the caller.
 func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 	var sources []pagecache.Source
 	var wrong error

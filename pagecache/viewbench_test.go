@@ -37,8 +37,8 @@ type fileSource struct {
 
 func (s fileSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// BenchmarkView fills views of a file that the host's page cache has: all of it in one segment, in segments of 40 MiB that
-// begin anywhere, and a quarter of it in rows of 4 KiB.
+// BenchmarkView fills views of a file that the host's page cache has: all of it in one segment, in segments of 40 MiB
+// that begin anywhere, and a quarter of it in rows of 4 KiB.
 func BenchmarkView(b *testing.B) {
 	const size = 256 << 20
 	dir := b.TempDir()

@@ -19,8 +19,8 @@ const viewPages = 1 << 20
 // name is that of the first file, for people.
 func (v *View) name() string { return v.parts[0].f.Name() }
 
-// acquire brings bytes of the view up to date, and returns the number of pages of the files that were copied. The caller's
-// mapping pins the memory.
+// acquire brings bytes of the view up to date, and returns the number of pages of the files that were copied. The
+// caller's mapping pins the memory.
 func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages int64, err error) {
 	select {
 	case v.filling <- struct{}{}:
@@ -38,8 +38,8 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages i
 	return pages, nil
 }
 
-// sources returns the pages of each file, by its number, that bytes of the view come from, ascending. It may return others
-// that lie between.
+// sources returns the pages of each file, by its number, that bytes of the view come from, ascending. It may return
+// others that lie between.
 func (v *View) sources(b page.Bytes) map[int][]page.Range {
 	of := make(map[int][]page.Range, len(v.parts))
 	if b.Len() == v.layout.Size() {
@@ -236,8 +236,8 @@ func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []
 }
 
 const (
-	// leastRow is the least bytes of a row that is copied by itself. Shorter ones are gathered first: a copy of each would take
-	// more time and memory than its bytes.
+	// leastRow is the least bytes of a row that is copied by itself. Shorter ones are gathered first: a copy of
+	// each would take more time and memory than its bytes.
 	leastRow = 256
 	// mostGathered is about how much is gathered into one copy.
 	mostGathered = 1 << 20

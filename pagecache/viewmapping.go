@@ -44,9 +44,9 @@ type ViewMapping struct {
 }
 
 // MapView lets a client map a view of files on a device. Unless the request is lazy, it is up to date when MapView
-// returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the
-// largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or the host memory that the list
-// of segments takes), ESHUTDOWN, and errors of homes.
+// returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past
+// the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or the host memory that the
+// list of segments takes), ESHUTDOWN, and errors of homes.
 func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {
@@ -145,8 +145,8 @@ func (m *ViewMapping) leave() {
 // Device returns the device's description.
 func (m *ViewMapping) Device() gpubackend.Info { return m.v.dev.info }
 
-// Extents returns the extents that cover the view, in order; their offsets are those in the view. The descriptors are for
-// reading, as far as the kind of device can enforce that.
+// Extents returns the extents that cover the view, in order; their offsets are those in the view. The descriptors are
+// for reading, as far as the kind of device can enforce that.
 func (m *ViewMapping) Extents() []Extent { return m.extents }
 
 // Size returns the bytes of the view.
@@ -175,8 +175,8 @@ func (m *ViewMapping) enter() error {
 	return nil
 }
 
-// Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were copied.
-// With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
+// Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were
+// copied. With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
 func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	b, err := m.at(off, n)
 	if err != nil {

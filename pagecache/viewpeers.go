@@ -24,12 +24,13 @@ import (
 // different users do not copy from each other: a program may be able to store into a view of its user's.
 
 const (
-	// peerBatch is the most pages of one copy from another view, 256 MiB: who follows this one learns of them afterwards.
+	// peerBatch is the most pages of one copy from another view, 256 MiB: who follows this one learns of them
+	// afterwards.
 	peerBatch = 1 << 16
 	// leastFollow is the least of a copy while more is on its way, 32 MiB.
 	leastFollow = 1 << 13
-	// peerRuns is the most runs of bytes that are copied from mappings under one hold of File.mu. Each is a copy of its own, so
-	// a file with many short rows comes from home.
+	// peerRuns is the most runs of bytes that are copied from mappings under one hold of File.mu. Each is a copy of
+	// its own, so a file with many short rows comes from home.
 	peerRuns = 1 << 16
 )
 
@@ -70,7 +71,8 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, in
 	return pages, nil
 }
 
-// fromExtents returns the copies of pages from what a device has of them for mappings. few is false where there are too many.
+// fromExtents returns the copies of pages from what a device has of them for mappings. few is false where there are too
+// many.
 func (p *viewPart) fromExtents(h *holding, pages []page.Range, into *viewFill) (copies []gpubackend.PeerCopy, few bool) {
 	for _, rg := range pages {
 		h.each(rg, func(x *extent, part page.Range) {
@@ -147,11 +149,13 @@ func (p *viewPart) fromViews(ctx context.Context, pages []page.Range, into *view
 	return pages, nil
 }
 
-// follow copies pages from another view as they arrive there, and returns those that it does not have, also with an error.
+// follow copies pages from another view as they arrive there, and returns those that it does not have, also with an
+// error.
 func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
 	var arrived []page.Range
 	for left := pages; err == nil && len(left) > 0; {
-		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale first.
+		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale
+		// first.
 		extents := from.v.hold()
 		there, coming, _, moved := from.state.Split(left, into.turn)
 		if !from.v.has(extents) { // others may have come before it was asked

@@ -20,8 +20,9 @@ import (
 // whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired has what devices
 // released brought home first, and then copies what changed.
 //
-// A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what changes
-// later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes being there.
+// A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what
+// changes later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes
+// being there.
 
 // View is device memory with chosen bytes of files, which clients map through ViewMappings. It outlives them until the
 // memory is needed, or a file is gone.
@@ -94,8 +95,8 @@ func newViewKey(c *Cache, dev *device, req ViewRequest, files []*File) (viewKey,
 	return k, nil
 }
 
-// joinView returns the view of that key with one more user, which leaveView takes back. It makes the view where there is
-// none. The caller keeps the files attached.
+// joinView returns the view of that key with one more user, which leaveView takes back. It makes the view where there
+// is none. The caller keeps the files attached.
 func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, layout *view.Layout) (*View, error) {
 	c.mu.Lock()
 	if v := c.viewsByKey[key]; v != nil {
@@ -141,8 +142,8 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	return v, nil
 }
 
-// leastList is the size of a list of segments up to which a view is made although --host-memory is full, which may be with what
-// others do. A view takes an extent of device memory, so there are not many.
+// leastList is the size of a list of segments up to which a view is made although --host-memory is full, which may be
+// with what others do. A view takes an extent of device memory, so there are not many.
 const leastList = page.Size
 
 // addView has changes of home told to p from now on.

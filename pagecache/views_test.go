@@ -1,13 +1,9 @@
 package pagecache
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -188,8 +184,8 @@ func TestPartOfAView(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestViewIsShared: programs of one user share a view of the same segments, also one that nobody maps any more. Others have
-// their own.
+// TestViewIsShared: programs of one user share a view of the same segments, also one that nobody maps any more. Others
+// have their own.
 func TestViewIsShared(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -216,7 +212,8 @@ func TestViewIsShared(t *testing.T) {
 	require.Len(t, m.cache.Status().Files[0].Views, 3)
 }
 
-// TestViewAfterRightsWereTaken: memory that was given away gets no more bytes once rights were taken away and nobody maps it.
+// TestViewAfterRightsWereTaken: memory that was given away gets no more bytes once rights were taken away and nobody
+// maps it.
 func TestViewAfterRightsWereTaken(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -429,135 +426,4 @@ func TestViewsThatAreFilledAtOnce(t *testing.T) {
 			require.Equal(t, page.Covering(100, 7<<20).Len(), m.fromHome(), "home was read once")
 		})
 	}
-}
-
-// TestRandomViews has programs write, release, truncate, map and unmap beside views of random segments. Each acquire must
-// bring what was released or written before.
-func TestRandomViews(t *testing.T) {
-	for seed := range uint64(60) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomViews(t, seed) })
-	}
-}
-
-func randomViews(t *testing.T, seed uint64) {
-	rnd := rand.New(rand.NewPCG(seed, 5))
-	m := newMachine(t, 2, memory(32<<20))
-	m.cache.leastPeer = 1
-	const size = 40 * page.Size
-	sources := []*source{m.noisyFile(size), m.noisyFile(size / 2)}
-	if seed%2 == 0 {
-		for _, s := range sources {
-			s.disk = newDisk(s.home)
-		}
-	}
-	var views []*viewer
-	var programs []*program
-	for range 300 {
-		src := sources[rnd.IntN(2)]
-		switch op := rnd.IntN(12); {
-		case op < 2 && len(views) < 6 || len(views) == 0:
-			var segments []view.Segment
-			for range 1 + rnd.IntN(6) {
-				s := view.Segment{File: rnd.IntN(2), Offset: rnd.Int64N(size), Length: 1 + rnd.Int64N(9000), Count: 1}
-				if rnd.IntN(2) == 0 {
-					s.Stride, s.Count = s.Length+rnd.Int64N(9000), 1+rnd.Int64N(5)
-				}
-				segments = append(segments, s)
-			}
-			v := m.view(ViewRequest{Device: rnd.IntN(2), Segments: segments}, sources...)
-			v.check()
-			views = append(views, v)
-		case op == 2:
-			i := rnd.IntN(len(views))
-			views[i].unmap()
-			views = append(views[:i], views[i+1:]...)
-		case op == 3:
-			programs = append(programs, m.run(src, rnd.IntN(2), 0, size, true))
-		case op < 6 && len(programs) > 0:
-			i := rnd.IntN(len(programs))
-			p := programs[i]
-			p.store(rnd.IntN(int(p.f.Size())+1), byte(rnd.Uint32()))
-			p.release()
-			if rnd.IntN(3) == 0 {
-				p.unmap()
-				programs = append(programs[:i], programs[i+1:]...)
-			}
-		case op == 6 && src.attached != nil && !src.attached.Detached():
-			src.truncate(t, size/4+rnd.Int64N(size/2))
-		case op == 7:
-			if src.disk != nil {
-				_, err := src.disk.ReadAt(make([]byte, 1), 0) // what is changed is in the host's page cache
-				require.NoError(t, err)
-			}
-			src.home.editAt(rnd.IntN(100), []byte{byte(rnd.Uint32())})
-		case op < 10 && src.attached != nil:
-			b := make([]byte, 1+rnd.IntN(6000))
-			for i := range b {
-				b[i] = byte(rnd.Uint32())
-			}
-			src.write(t, rnd.IntN(size/4), b)
-		default:
-			v := views[rnd.IntN(len(views))]
-			v.acquire()
-			v.check()
-		}
-	}
-	for _, p := range programs {
-		p.unmap()
-	}
-	for _, v := range views {
-		v.acquire()
-		v.check()
-		v.unmap()
-	}
-}
-
-// TestViewsAndWritersAtOnce: an acquire brings what was written before it began, while others write and acquire.
-func TestViewsAndWritersAtOnce(t *testing.T) {
-	m := newMachine(t, 1)
-	src := m.noisyFile(64 * page.Size)
-	req := ViewRequest{Segments: []view.Segment{{Offset: 1, Length: 100, Stride: 4096, Count: 64}}}
-	var readers [3]*viewer
-	for k := range readers {
-		req.Alignment = 64 << k // each a view of its own: who reads one while it is brought up to date sees both
-		readers[k] = m.view(req, src)
-	}
-	var last [4]atomic.Int64
-	var group sync.WaitGroup
-	for w := range last {
-		group.Go(func() {
-			for n := int64(1); n < 200; n++ {
-				at := (w*16 + int(n)%16) * page.Size
-				src.write(t, at+1, bytes.Repeat([]byte{byte(n)}, 100))
-				last[w].Store(n)
-			}
-		})
-	}
-	for _, v := range readers {
-		group.Go(func() {
-			for range 100 {
-				var before [4]int64
-				for w := range last {
-					before[w] = last[w].Load()
-				}
-				_, err := v.Acquire(context.Background(), 0, v.Size(), false)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				all := v.all()
-				for w, n := range before {
-					if n == 0 {
-						continue
-					}
-					at := (w*16 + int(n)%16) * 100
-					if all[at] != byte(n) && all[at] != byte(n+16) && all[at] < byte(n) {
-						t.Errorf("writer %d wrote %d, and the view has %d", w, n, all[at])
-						return
-					}
-				}
-			}
-		})
-	}
-	group.Wait()
 }

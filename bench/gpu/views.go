@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// tensorSize is that of the tensors of a view, and tensorAt where they begin: as in files of safetensors, anywhere.
+	// tensorSize is that of the tensors of a view, and tensorAt where they begin: as in files of safetensors,
+	// anywhere.
 	tensorSize = 40<<20 + 24
 	tensorAt   = 140
 	// rowSize is what one of four ranks has of each row of a matrix, 4 KiB.
@@ -44,7 +45,8 @@ type viewer struct {
 	round int64
 }
 
-// ready has the host's page cache have all of the file, and no GPU any of it for mappings: views would copy it from there.
+// ready has the host's page cache have all of the file, and no GPU any of it for mappings: views would copy it from
+// there.
 func (v *viewer) ready() error {
 	err := warmUp(v.s.mount.home(v.d.name), v.n)
 	for _, g := range v.s.gpus {

@@ -2,9 +2,10 @@
 //
 // # Layout
 //
-// A view is read-only memory that holds chosen bytes of files, packed at an alignment. It is made of segments. A Segment
-// is a number of rows of one file, each as far behind the one before it as its stride says. In the view, the rows of a
-// segment follow each other without gaps. Each segment begins at the next multiple of the alignment, and the first one at
+// A view is read-only memory that holds chosen bytes of files, packed at an alignment. It is made of segments. A
+// Segment is a number of rows of one file, each as far behind the one before it as its stride says. In the view, the
+// rows of a segment follow each other without gaps. Each segment begins at the next multiple of the alignment, and the
+// first one at
 // 0. What no row has is zero, and so is what lies past the end of a file. Segments may overlap, repeat each other, come in
 // any order, begin and end inside a page, and reach past end of file.
 //
@@ -18,6 +19,6 @@
 //
 // # State
 //
-// State says which pages of a file changed since they were copied, and which are being copied. It may take more pages for
-// changed than there are, never fewer.
+// State says which pages of a file changed since they were copied, and which are being copied. It may take more pages
+// for changed than there are, never fewer.
 package view

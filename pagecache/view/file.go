@@ -21,8 +21,8 @@ type File struct {
 	number int
 	// order has the file's segments by their offsets.
 	order []int32
-	// ends is a heap over order, whose leaves begin at len(ends)/2: each element is where the last of the segments below
-	// it ends. So those that overlap a range are found among many that begin before it.
+	// ends is a heap over order, whose leaves begin at len(ends)/2: each element is where the last of the segments
+	// below it ends. So those that overlap a range are found among many that begin before it.
 	ends []int64
 }
 
@@ -170,8 +170,8 @@ func (f *File) mostChunks() (n int64) {
 // pageSet is pages of one chunk.
 type pageSet [chunkPages / 64]uint64
 
-// words calls do for each word of the set that has pages of rg, which is in the chunk that begins at first, with the bits
-// of these pages.
+// words calls do for each word of the set that has pages of rg, which is in the chunk that begins at first, with the
+// bits of these pages.
 func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) {
 	for p, end := rg.Start-first, rg.End-first; p < end; {
 		bit := p & 63

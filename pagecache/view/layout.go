@@ -89,8 +89,8 @@ type Layout struct {
 	files    []File
 }
 
-// New returns the layout of segments of so many files at an alignment. It keeps the slice. An error says that the request
-// is invalid: ErrTooFar, wrapped, or another one.
+// New returns the layout of segments of so many files at an alignment. It keeps the slice. An error says that the
+// request is invalid: ErrTooFar, wrapped, or another one.
 func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 	switch {
 	case files < 1 || files > MaxFiles:
@@ -126,8 +126,8 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 // Size returns the bytes of the view.
 func (l *Layout) Size() int64 { return l.size }
 
-// Memory returns about how many bytes of host memory the Layout and the States of its files take, without pages that are
-// stale one by one.
+// Memory returns about how many bytes of host memory the Layout and the States of its files take, without pages that
+// are stale one by one.
 func (l *Layout) Memory() int64 {
 	n := int64(len(l.segments)) * int64(unsafe.Sizeof(Segment{})+8)
 	for i := range l.files {
@@ -142,8 +142,8 @@ func (l *Layout) Segments() []Segment { return l.segments }
 // File returns what the view has of a file.
 func (l *Layout) File(i int) *File { return &l.files[i] }
 
-// Sources yields the files, and the bytes of each, that bytes of the view come from. A yield may cover gaps between rows;
-// one segment has one yield. Those of one file may overlap, and are in no order.
+// Sources yields the files, and the bytes of each, that bytes of the view come from. A yield may cover gaps between
+// rows; one segment has one yield. Those of one file may overlap, and are in no order.
 func (l *Layout) Sources(view page.Bytes) iter.Seq2[int, page.Bytes] {
 	return func(yield func(int, page.Bytes) bool) {
 		i := sort.Search(len(l.segments), func(i int) bool { return l.starts[i]+l.segments[i].bytes() > view.Off })

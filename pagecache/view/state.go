@@ -7,8 +7,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// State is what a view has of the pages of one file. Those that it has bytes of are stale at first; somebody takes them in
-// order to bring them, and from then on they are coming; then they have arrived. A page that changes is stale again,
+// State is what a view has of the pages of one file. Those that it has bytes of are stale at first; somebody takes them
+// in order to bring them, and from then on they are coming; then they have arrived. A page that changes is stale again,
 // whether it has arrived or is coming. Its methods may be called from any goroutine.
 type State struct {
 	file   *File   // immutable
@@ -56,9 +56,9 @@ func (s *State) Mark(rg page.Range) {
 	})
 }
 
-// Take returns the stale pages of rg that the view has bytes of, ascending, for the caller to bring. They are coming from
-// now on. It stops once it has found so many pages, or a sixteenth as many ranges, a chunk more or less; next is the page
-// up to which it came. turn grows from call to call, of all views of the file. None may be coming yet.
+// Take returns the stale pages of rg that the view has bytes of, ascending, for the caller to bring. They are coming
+// from now on. It stops once it has found so many pages, or a sixteenth as many ranges, a chunk more or less; next is
+// the page up to which it came. turn grows from call to call, of all views of the file. None may be coming yet.
 func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range, next page.Index) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,9 +122,9 @@ func (s *State) wakeLocked() {
 	}
 }
 
-// Split divides pages by what the view has of them: those that are there, and those that are coming and were taken before
-// turn, so that whoever took others in that turn may wait for them. It has neither of them lack. moved is closed when
-// some of the coming ones arrive, or do not.
+// Split divides pages by what the view has of them: those that are there, and those that are coming and were taken
+// before turn, so that whoever took others in that turn may wait for them. It has neither of them lack. moved is closed
+// when some of the coming ones arrive, or do not.
 func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []page.Range, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestViewBesideAMappingAndAChangeInSource: a view does not copy from a mapping what somebody changed in SOURCE meanwhile.
+// TestViewBesideAMappingAndAChangeInSource: a view does not copy from a mapping what somebody changed in SOURCE
+// meanwhile.
 func TestViewBesideAMappingAndAChangeInSource(t *testing.T) {
 	m := newMachine(t, 2)
 	m.cache.leastPeer = 1
@@ -165,7 +166,8 @@ func withAlignment(req ViewRequest) ViewRequest {
 	return req
 }
 
-// TestAHungFileHoldsUpNoViewOfAnother: views of other files are filled, evicted and shown while a fill waits for its file.
+// TestAHungFileHoldsUpNoViewOfAnother: views of other files are filled, evicted and shown while a fill waits for its
+// file.
 func TestAHungFileHoldsUpNoViewOfAnother(t *testing.T) {
 	m := newMachine(t, 1, memory(16<<20))
 	hung, src := m.noisyFile(2<<20), m.noisyFile(8<<20)
@@ -208,7 +210,8 @@ func TestViewOfAFileThatWasLetGo(t *testing.T) {
 	v.check()
 }
 
-// TestViewsAndChangesAtOnce: whatever happened while views were acquired, evicted and mapped, the next acquire shows it.
+// TestViewsAndChangesAtOnce: whatever happened while views were acquired, evicted and mapped, the next acquire shows
+// it.
 func TestViewsAndChangesAtOnce(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -295,7 +298,8 @@ func TestViewChangesWhileItComes(t *testing.T) {
 	v.check()
 }
 
-// TestViewBesideMemoryThatWasGivenAway: a program that keeps memory it mapped for writing stores there whenever it likes.
+// TestViewBesideMemoryThatWasGivenAway: a program that keeps memory it mapped for writing stores there whenever it
+// likes.
 func TestViewBesideMemoryThatWasGivenAway(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
