@@ -272,7 +272,18 @@ type backingFile interface {
 }
 
 func (s *source) Kernel() KernelPages { return s.kernel }
-func (s *source) Attach(f *File)      { s.attached = f }
+
+// attaching is held by those who set source.attached.
+var attaching sync.Mutex
+
+// Attach may be called by several at once, for the same File.
+func (s *source) Attach(f *File) {
+	attaching.Lock()
+	defer attaching.Unlock()
+	if s.attached != f {
+		s.attached = f
+	}
+}
 
 // machine is a Cache over emulated devices, or GPUs.
 type machine struct {
