@@ -301,16 +301,28 @@ func checkMap(r mapRequest, src pagecache.Source) error {
 		return failure(syscall.EOVERFLOW, "offset and length end past the largest file")
 	case r.prot&protRead == 0 || r.prot&^(protRead|protWrite) != 0:
 		return failure(syscall.EINVAL, "protection %#x is neither read nor read and write", r.prot)
-	case r.flags&^(mapLazy|mapLaunder) != 0:
-		return failure(syscall.EINVAL, "flags %#x are not known", r.flags)
-	case r.kind > math.MaxUint8:
-		return failure(syscall.ENODEV, "there are no devices of kind %d", r.kind)
-	case r.device > 1<<16 && r.uuid == [uuidSize]byte{}:
-		return failure(syscall.ENODEV, "there is no device %d", r.device)
+	}
+	if err := checkPlace(r.flags, r.device, r.kind, r.uuid); err != nil {
+		return err
+	}
+	switch {
 	case !src.Readable():
 		return failure(syscall.EACCES, "%s is not open for reading", src.Name())
 	case r.prot&protWrite != 0 && !src.Writable():
 		return failure(syscall.EACCES, "%s is not open for writing", src.Name())
+	}
+	return nil
+}
+
+// checkPlace refuses flags and devices that there cannot be, of a mapping or a view.
+func checkPlace(flags, device, kind uint32, uuid [uuidSize]byte) error {
+	switch {
+	case flags&^(mapLazy|mapLaunder) != 0:
+		return failure(syscall.EINVAL, "flags %#x are not known", flags)
+	case kind > math.MaxUint8:
+		return failure(syscall.ENODEV, "there are no devices of kind %d", kind)
+	case device > 1<<16 && uuid == [uuidSize]byte{}:
+		return failure(syscall.ENODEV, "there is no device %d", device)
 	}
 	return nil
 }

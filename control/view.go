@@ -3,7 +3,6 @@ package control
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"syscall"
 
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -121,12 +120,6 @@ func checkMapView(r mapViewRequest) error {
 		return failure(syscall.EINVAL, "a view of %d segments; it has 1 to %d", r.count, view.MaxSegments)
 	case len(r.tokens) > view.MaxFiles:
 		return failure(syscall.EINVAL, "a view of more than %d files", view.MaxFiles)
-	case r.flags&^(mapLazy|mapLaunder) != 0:
-		return failure(syscall.EINVAL, "flags %#x are not known", r.flags)
-	case r.kind > math.MaxUint8:
-		return failure(syscall.ENODEV, "there are no devices of kind %d", r.kind)
-	case r.device > 1<<16 && r.uuid == [uuidSize]byte{}:
-		return failure(syscall.ENODEV, "there is no device %d", r.device)
 	}
-	return nil
+	return checkPlace(r.flags, r.device, r.kind, r.uuid)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -42,9 +41,9 @@ type events struct {
 	// overflows counts how often the kernel dropped events.
 	overflows atomic.Int64
 
-	reading sync.Mutex // comes before mu
-	changed []inodeKey // files that notice has yet to be called for; protected by reading
-	done    bool       // fd is closed; protected by reading
+	reading sync.Mutex            // comes before mu
+	changed map[inodeKey]struct{} // files that notice has yet to be called for; protected by reading
+	done    bool                  // fd is closed; protected by reading
 
 	mu      sync.Mutex
 	marks   map[inodeKey]*mark // protected by mu
@@ -70,7 +69,7 @@ func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice fu
 	e := &events{
 		kind: EventsOff, root: root, most: mostMarks, log: log, notice: notice, fd: -1,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
-		marks: make(map[inodeKey]*mark), named: make(map[string]*mark),
+		changed: make(map[inodeKey]struct{}), marks: make(map[inodeKey]*mark), named: make(map[string]*mark),
 	}
 	if choice == EventsOff || choice == "" {
 		return e
@@ -179,9 +178,9 @@ func (e *events) run() {
 		e.drain()
 		e.reading.Lock()
 		changed := e.changed
-		e.changed = nil
+		e.changed = make(map[inodeKey]struct{})
 		e.reading.Unlock()
-		for _, k := range changed {
+		for k := range changed {
 			e.notice(k)
 		}
 		if later = nil; e.watchOld() {
@@ -251,9 +250,7 @@ func (e *events) noteLocked(m *mark, foreign bool) {
 	if foreign {
 		m.witness.told.Store(true)
 	}
-	if !slices.Contains(e.changed, m.key) {
-		e.changed = append(e.changed, m.key)
-	}
+	e.changed[m.key] = struct{}{}
 }
 
 // noticed tells the kernel the size of a file that grew in SOURCE.

@@ -48,7 +48,7 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 
 // fetch brings rg up to date in the background, as far as the file goes and for as long as the mapping lives.
 func (m *Mapping) fetch(rg page.Range) error {
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.dev); err != nil {
 		return err
 	}
 	go func() {
@@ -110,7 +110,7 @@ func (m *Mapping) predict(rg page.Range) {
 			m.queue = append(m.queue, a)
 		}
 	}
-	if len(m.queue) == 0 || m.fetching || m.enter() != nil {
+	if len(m.queue) == 0 || m.fetching || m.enter(m.dev) != nil {
 		return
 	}
 	m.fetching = true
@@ -150,7 +150,7 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 	if _, err := m.Release(ctx, off, n); err != nil {
 		return err
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.dev); err != nil {
 		return err
 	}
 	defer m.calls.Done()

@@ -165,13 +165,7 @@ func (f *File) collectedLocked(plan lrc.CollectPlan, ranges []page.Range, parts 
 	keep, drop := plan.Commit(subtract(joined(ranges), differ), differ)
 	f.keepCollectedLocked(keep, ranges, parts)
 	f.dropBasesLocked(drop)
-	var pages, merges int64
-	for _, rg := range ranges {
-		pages += rg.Len()
-	}
-	for _, rg := range differ {
-		merges += rg.Len()
-	}
+	pages, merges := pagesOf(ranges), pagesOf(differ)
 	f.count(func(c *Counters) {
 		if c.CollectedPages.Add(pages); pages > 0 {
 			c.Collects.Add(1)

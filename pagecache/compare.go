@@ -277,10 +277,7 @@ func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 		}
 	}
 	if len(lost) > 0 {
-		n := int64(0)
-		for _, rg := range lost {
-			n += rg.Len()
-		}
+		n := pagesOf(lost)
 		f.count(func(c *Counters) { c.BaselessPages.Add(n) })
 		f.c.log.Warn("pages were changed directly in the backing file and stored into by a device; the device's bytes are kept",
 			"file", f.Name(), "pages", n, "first", lost[0].String())

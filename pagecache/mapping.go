@@ -74,15 +74,9 @@ type Mapping struct {
 	queue       []page.Range
 	fetching    bool
 
-	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
-	life  context.Context
-	end   context.CancelFunc
-	calls sync.WaitGroup
-	ended sync.Once
-	gone  atomic.Bool
+	lifetime
 	// unmapErr is what the implicit release came to. Written once, before ended is done.
 	unmapErr error
-	callsMu  sync.Mutex // guards calls.Add against calls.Wait
 }
 
 // Map lets a client map a range of a file on a device. Unless the request is lazy, the whole range is up to date on the
@@ -134,7 +128,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
-	m.life, m.end = context.WithCancel(context.Background())
+	m.start()
 	for tries := 0; ; tries++ {
 		err := m.begin(ctx, src, residency.Tenant{User: req.User, Limited: req.Limited})
 		if err == nil {
@@ -261,20 +255,6 @@ func (m *Mapping) export(ctx context.Context) error {
 	return nil
 }
 
-// enter counts a call that uses the extents, which calls.Done ends.
-func (m *Mapping) enter() error {
-	m.callsMu.Lock()
-	defer m.callsMu.Unlock()
-	if m.gone.Load() {
-		return fail(syscall.EINVAL, "the mapping has ended")
-	}
-	if err := m.dev.gone(); err != nil {
-		return err
-	}
-	m.calls.Add(1)
-	return nil
-}
-
 // at returns the pages of the file at the n bytes at off of the mapping.
 func (m *Mapping) at(off, n int64) (page.Range, error) {
 	if off < 0 || n <= 0 || off > m.len || n > m.pages.Bytes()-off {
@@ -291,7 +271,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 	if err != nil {
 		return 0, err
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.dev); err != nil {
 		return 0, err
 	}
 	defer m.calls.Done()
@@ -326,7 +306,7 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 	if err != nil || !m.writable {
 		return 0, err
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.dev); err != nil {
 		return 0, err
 	}
 	defer m.calls.Done()
@@ -338,7 +318,7 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	if _, err := m.Release(ctx, off, n); err != nil {
 		return err
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.dev); err != nil {
 		return err
 	}
 	defer m.calls.Done()
@@ -357,11 +337,7 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 // call returns what the first one came to.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	m.ended.Do(func() {
-		m.end()
-		m.callsMu.Lock()
-		m.gone.Store(true)
-		m.callsMu.Unlock()
-		m.calls.Wait()
+		m.finish()
 		if m.writable {
 			_, m.unmapErr = m.f.release(context.WithoutCancel(ctx), m.h, m.pages)
 		}

@@ -61,19 +61,14 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 				continue
 			}
 			arrived, err := f.copyPeerLocked(ctx, h, source, take, i == 1, plan)
-			if errors.Is(err, gpubackend.ErrNoPeer) {
-				f.c.log.Info("one device cannot copy from another; bytes go through the host",
-					"to", h.dev.info.Ordinal, "from", d.info.Ordinal, "error", err)
-				f.c.noPeer.Store(devicePair{h.dev.owner, d.owner}, true)
+			if f.c.noteWay(h.dev, d, err) {
 				break
 			}
 			if err != nil {
 				return pages, next, err
 			}
 			want = subtract(want, take)
-			for _, rg := range arrived {
-				pages += rg.Len()
-			}
+			pages += pagesOf(arrived)
 		}
 	}
 	return pages, next, nil
@@ -82,15 +77,32 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 // peersLocked returns the others that hold something of the file and that the device of h can copy from.
 func (f *File) peersLocked(h *holding) (sources []*holding) {
 	for source := range f.holdersLocked() {
-		d := source.dev
-		if source == h || source.empty() || d.info.Kind != h.dev.info.Kind || d.lost.Load() {
-			continue
-		}
-		if _, no := f.c.noPeer.Load(devicePair{h.dev.owner, d.owner}); !no {
+		if source != h && !source.empty() && f.c.reaches(h.dev, source.dev) {
 			sources = append(sources, source)
 		}
 	}
 	return sources
+}
+
+// reaches reports whether a device can copy from another one, as far as that is known.
+func (c *Cache) reaches(to, from *device) bool {
+	if from.info.Kind != to.info.Kind || from.lost.Load() {
+		return false
+	}
+	_, no := c.noPeer.Load(devicePair{to.owner, from.owner})
+	return !no
+}
+
+// noteWay looks at err of a copy between devices, and reports whether it says that there is no way. Such a copy is not
+// tried again.
+func (c *Cache) noteWay(to, from *device, err error) bool {
+	if !errors.Is(err, gpubackend.ErrNoPeer) {
+		return false
+	}
+	c.log.Info("one device cannot copy from another; bytes go through the host",
+		"to", to.info.Ordinal, "from", from.info.Ordinal, "error", err)
+	c.noPeer.Store(devicePair{to.owner, from.owner}, true)
+	return true
 }
 
 // sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and those
@@ -143,10 +155,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 		h.litter(subtract(ranges, arrived))
 	}
 	f.dropBasesLocked(plan.Updated(arrived, false))
-	n := int64(0)
-	for _, rg := range arrived {
-		n += rg.Len()
-	}
+	n := pagesOf(arrived)
 	f.count(func(c *Counters) { c.PeerCopies.Add(1); c.PeerCopyPages.Add(n) })
 	return arrived, nil
 }

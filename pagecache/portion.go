@@ -96,10 +96,7 @@ func (c *portion) copyOut(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	pages := int64(0)
-	for _, rg := range c.ranges {
-		pages += rg.Len()
-	}
+	pages := pagesOf(c.ranges)
 	buf, release, err := c.h.dev.HostBuffer(int(pages) << page.Shift)
 	if err != nil {
 		return err

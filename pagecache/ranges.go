@@ -59,3 +59,11 @@ func subtract(a, b []page.Range) (out []page.Range) {
 	}
 	return out
 }
+
+// pagesOf returns the number of pages of ranges.
+func pagesOf(ranges []page.Range) (n int64) {
+	for _, rg := range ranges {
+		n += rg.Len()
+	}
+	return n
+}

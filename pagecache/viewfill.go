@@ -52,24 +52,10 @@ func (v *View) sources(b page.Bytes) map[int][]page.Range {
 		of[i] = append(of[i], from.Pages())
 	}
 	for i, list := range of {
-		of[i] = ascending(list)
+		slices.SortFunc(list, func(a, b page.Range) int { return int(a.Start - b.Start) })
+		of[i] = joined(list)
 	}
 	return of
-}
-
-// ascending sorts ranges and joins those that touch.
-func ascending(list []page.Range) []page.Range {
-	slices.SortFunc(list, func(a, b page.Range) int { return int(a.Start - b.Start) })
-	n := 0
-	for _, rg := range list {
-		if n > 0 && rg.Start <= list[n-1].End {
-			list[n-1].End = max(list[n-1].End, rg.End)
-			continue
-		}
-		list[n] = rg
-		n++
-	}
-	return list[:n]
 }
 
 // acquire brings the pages of list up to date, and adds those that were not to pages.

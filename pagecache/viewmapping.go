@@ -3,8 +3,6 @@ package pagecache
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
@@ -34,13 +32,7 @@ type ViewMapping struct {
 	pin     *residency.Pin
 	extents []Extent // immutable once MapView returned
 
-	// life ends with the mapping; work in the background stops then. calls are those that use the extents.
-	life    context.Context
-	end     context.CancelFunc
-	callsMu sync.Mutex // guards calls.Add against calls.Wait
-	calls   sync.WaitGroup
-	gone    atomic.Bool
-	ended   sync.Once
+	lifetime
 }
 
 // MapView lets a client map a view of files on a device. Unless the request is lazy, it is up to date when MapView
@@ -85,7 +77,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 		return nil, err
 	}
 	m := &ViewMapping{v: v}
-	m.life, m.end = context.WithCancel(context.Background())
+	m.start()
 	if err := m.begin(ctx, req); err != nil {
 		m.leave()
 		return nil, err
@@ -161,20 +153,6 @@ func (m *ViewMapping) at(off, n int64) (page.Bytes, error) {
 	return page.Span(off, n).Intersect(page.Span(0, size)), nil
 }
 
-// enter counts a call that uses the extents, which calls.Done ends.
-func (m *ViewMapping) enter() error {
-	m.callsMu.Lock()
-	defer m.callsMu.Unlock()
-	if m.gone.Load() {
-		return fail(syscall.EINVAL, "the mapping has ended")
-	}
-	if err := m.v.dev.gone(); err != nil {
-		return err
-	}
-	m.calls.Add(1)
-	return nil
-}
-
 // Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were
 // copied. With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
 func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
@@ -182,7 +160,7 @@ func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (
 	if err != nil {
 		return 0, err
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.v.dev); err != nil {
 		return 0, err
 	}
 	defer m.calls.Done()
@@ -211,13 +189,13 @@ func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 	case a != AdviceWillNeed:
 		return nil
 	}
-	if err := m.enter(); err != nil {
+	if err := m.enter(m.v.dev); err != nil {
 		return err
 	}
 	go func() {
 		defer m.calls.Done()
 		if _, err := m.v.acquire(m.life, b, false); err != nil && m.life.Err() == nil {
-			m.v.c.log.Warn("fetching ahead", "view of", m.v.name(), "device", m.v.dev.info.Ordinal, "error", err)
+			m.v.c.log.Warn("fetching ahead", "file", m.v.name(), "device", m.v.dev.info.Ordinal, "error", err)
 		}
 	}()
 	return nil
@@ -226,11 +204,7 @@ func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 // Unmap ends the mapping. It waits for calls in progress, and is idempotent.
 func (m *ViewMapping) Unmap(context.Context) error {
 	m.ended.Do(func() {
-		m.end()
-		m.callsMu.Lock()
-		m.gone.Store(true)
-		m.callsMu.Unlock()
-		m.calls.Wait()
+		m.finish()
 		m.leave()
 	})
 	return nil

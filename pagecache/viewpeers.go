@@ -87,24 +87,11 @@ func (p *viewPart) fromExtents(h *holding, pages []page.Range, into *viewFill) (
 	return copies, len(copies) <= peerRuns
 }
 
-// reaches reports whether a device can copy from another one, as far as that is known.
-func (c *Cache) reaches(to, from *device) bool {
-	if from.info.Kind != to.info.Kind || from.lost.Load() {
-		return false
-	}
-	_, no := c.noPeer.Load(devicePair{to.owner, from.owner})
-	return !no
-}
-
 // copyPeer copies pages, which have arrived then.
 func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubackend.PeerCopy, pages []page.Range) error {
 	dev := p.v.dev
 	err := dev.moves.Peer(ctx, mover.Acquire, copies)
-	if errors.Is(err, gpubackend.ErrNoPeer) {
-		p.v.c.log.Info("one device cannot copy from another; bytes go through the host",
-			"to", dev.info.Ordinal, "from", from.info.Ordinal, "error", err)
-		p.v.c.noPeer.Store(devicePair{dev.owner, from.owner}, true)
-	}
+	p.v.c.noteWay(dev, from, err)
 	if from != dev && errors.Is(err, gpubackend.ErrDeviceLost) {
 		// Either device may be the lost one. If it is this one, the copy from home fails, too.
 		return fmt.Errorf("%w: %v", gpubackend.ErrNoPeer, err)
@@ -229,12 +216,4 @@ func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residen
 	}
 	flush()
 	return p.copyPeer(ctx, dev, copies, pages)
-}
-
-// pagesOf returns the number of pages of ranges.
-func pagesOf(ranges []page.Range) (n int64) {
-	for _, rg := range ranges {
-		n += rg.Len()
-	}
-	return n
 }

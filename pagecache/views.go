@@ -95,7 +95,7 @@ func newViewKey(c *Cache, dev *device, req ViewRequest, files []*File) (viewKey,
 	return k, nil
 }
 
-// joinView returns the view of that key with one more user, which leaveView takes back. It makes the view where there
+// joinView returns the view of that key with one more user, which leave takes back. It makes the view where there
 // is none. The caller keeps the files attached.
 func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, layout *view.Layout) (*View, error) {
 	c.mu.Lock()
@@ -192,10 +192,7 @@ func (v *View) leave() {
 	v.c.mu.Lock()
 	v.users--
 	v.c.mu.Unlock()
-	v.mu.Lock()
-	empty := len(v.extents) == 0
-	v.mu.Unlock()
-	if empty || v.dev.lost.Load() {
+	if v.empty() || v.dev.lost.Load() {
 		v.drop()
 	}
 	for _, p := range v.parts {
@@ -205,21 +202,24 @@ func (v *View) leave() {
 	}
 }
 
-// drop forgets the view, unless somebody uses it, and gives its memory back. It reports whether nobody does.
-func (v *View) drop() bool {
+// empty reports whether the view has no memory.
+func (v *View) empty() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.extents) == 0
+}
+
+// drop forgets the view, and gives its memory back, unless somebody uses it or has dropped it.
+func (v *View) drop() {
 	c := v.c
 	c.mu.Lock()
-	if v.users > 0 {
-		c.mu.Unlock()
-		return false
-	}
-	first := c.viewsByKey[v.key] == v
-	if first {
+	idle := v.users == 0 && c.viewsByKey[v.key] == v
+	if idle {
 		delete(c.viewsByKey, v.key)
 	}
 	c.mu.Unlock()
-	if !first {
-		return true // somebody else did
+	if !idle {
+		return
 	}
 	v.mu.Lock()
 	for _, x := range v.extents {
@@ -236,16 +236,13 @@ func (v *View) drop() bool {
 			c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
 		}
 	}
-	return true
 }
 
-// dropViews forgets the views of the file that nobody uses, and reports whether it has none.
-func (f *File) dropViews() bool {
-	all := true
+// dropViews forgets the views of the file that nobody uses.
+func (f *File) dropViews() {
 	for _, v := range f.snapshotViews() {
-		all = v.drop() && all
+		v.drop()
 	}
-	return all
 }
 
 // letGo gives up what a lost device had of the view.
@@ -322,10 +319,7 @@ func (v *View) staleIn(x *residency.Extent) {
 // dropEmptyViews forgets views whose memory is gone and that nobody uses.
 func (f *File) dropEmptyViews() {
 	for _, v := range f.snapshotViews() {
-		v.mu.Lock()
-		empty := len(v.extents) == 0
-		v.mu.Unlock()
-		if empty {
+		if v.empty() {
 			v.drop()
 		}
 	}

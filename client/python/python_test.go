@@ -202,21 +202,22 @@ func TestReadme(t *testing.T) {
 
 // The daemon is stopped under a program that uses its mount, which Ctrl-C ends nevertheless.
 func TestDaemonStopped(t *testing.T) {
+	testDaemon(t, "tests/test_core.py")
+}
+
+// testDaemon runs tests that do something to the daemon of a mount.
+func testDaemon(t *testing.T, file string) *testmount.Mount {
+	t.Helper()
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{Devices: 1})
 	pytest(t, python, []string{
 		"GAIAFS_TEST_KIND=emulated", "GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source,
 		fmt.Sprint("GAIAFS_TEST_DAEMON=", m.Process.Pid),
-	}, "tests/test_core.py")
+	}, file)
+	return m
 }
 
 // The daemon dies under a program that uses its mount.
 func TestDaemonGone(t *testing.T) {
-	python := interpreter(t)
-	m := testmount.Start(t, testmount.Options{Devices: 1})
-	pytest(t, python, []string{
-		"GAIAFS_TEST_KIND=emulated", "GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source,
-		fmt.Sprint("GAIAFS_TEST_DAEMON=", m.Process.Pid),
-	}, "tests/test_daemon_gone.py")
-	m.Wait(10 * time.Second)
+	testDaemon(t, "tests/test_daemon_gone.py").Wait(10 * time.Second)
 }

@@ -1,0 +1,44 @@
+package pagecache
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// lifetime is that of a client's window on device memory: of a Mapping or a ViewMapping.
+type lifetime struct {
+	// life ends with the window; work in the background stops then. calls are those that use the extents.
+	life    context.Context
+	end     context.CancelFunc
+	calls   sync.WaitGroup
+	callsMu sync.Mutex // guards calls.Add against calls.Wait
+	gone    atomic.Bool
+	ended   sync.Once
+}
+
+func (l *lifetime) start() { l.life, l.end = context.WithCancel(context.Background()) }
+
+// enter counts a call that uses the extents on dev, which calls.Done ends.
+func (l *lifetime) enter(dev *device) error {
+	l.callsMu.Lock()
+	defer l.callsMu.Unlock()
+	if l.gone.Load() {
+		return fail(syscall.EINVAL, "the mapping has ended")
+	}
+	if err := dev.gone(); err != nil {
+		return err
+	}
+	l.calls.Add(1)
+	return nil
+}
+
+// finish refuses further calls, and waits for those in progress.
+func (l *lifetime) finish() {
+	l.end()
+	l.callsMu.Lock()
+	l.gone.Store(true)
+	l.callsMu.Unlock()
+	l.calls.Wait()
+}
