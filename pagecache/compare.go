@@ -29,7 +29,8 @@ func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
 
 // findings are what became of pages each of which has a tracked replica whose base is home.
 type findings struct {
-	// differ has, of each page that some replica has otherwise than home, the first such replica. The pages are in order.
+	// differ has, of each page that some replica has otherwise than home, the first such replica. The pages are in
+	// order.
 	differ []*comparedPage
 	// moved are the pages of differ, and those with a replica of which nobody knows what it has.
 	moved []page.Range
@@ -48,8 +49,8 @@ type comparedPage struct {
 
 func (p *comparedPage) pages() page.Range { return page.Range{Start: p.page, End: p.page + 1} }
 
-// compareHomeLocked compares home with the replicas of pages each of which has a tracked one whose base is home. It looks
-// for what those that differ had before, and leaves no two with different bases.
+// compareHomeLocked compares home with the replicas of pages each of which has a tracked one whose base is home. It
+// looks for what those that differ had before, and leaves no two with different bases.
 func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings) error {
 	owners := slices.Sorted(maps.Keys(f.holdings))
 	home := make([]byte, rg.Bytes())
@@ -149,8 +150,8 @@ func (f *File) findInHomeLocked(p *comparedPage) {
 	}
 }
 
-// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made longer by,
-// and devices have what programs stored for nobody.
+// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made
+// longer by, and devices have what programs stored for nobody.
 func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 	end := max(f.size-at.Offset(), 0)
 	if end >= page.Size {
@@ -199,14 +200,15 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 }
 
 const (
-	// mostPieces is the most places in which a page differs that mixed tries in all ways: that takes a tenth of a millisecond.
+	// mostPieces is the most places in which a page differs that mixed tries in all ways: that takes a tenth of a
+	// millisecond.
 	mostPieces = 8
 	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
 	nearBytes = 16
 )
 
-// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ, it has
-// mostly what the one or the other has. The digest tells. It returns nil if it is not found.
+// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ,
+// it has mostly what the one or the other has. The digest tells. It returns nil if it is not found.
 func (f *File) mixed(p *comparedPage, mine, home []byte) []byte {
 	for _, near := range []int{nearBytes, 1} {
 		pieces := differences(mine, home, near)

@@ -9,22 +9,22 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Pages that home has are served to programs on the CPU from wherever they are there soonest: the host's page cache, what was
-// read ahead from devices, a device that has them as home has, or the disk.
+// Pages that home has are served to programs on the CPU from wherever they are there soonest: the host's page cache,
+// what was read ahead from devices, a device that has them as home has, or the disk.
 //
-// A read gets what home had at some moment between its begin and its end, as one of home itself does; what follows from that for
-// the kernel's pages is the same for both. File.mu is held to find out which device has what, and not while bytes are copied.
-// What a device gave is home's because
+// A read gets what home had at some moment between its begin and its end, as one of home itself does; what follows from
+// that for the kernel's pages is the same for both. File.mu is held to find out which device has what, and not while
+// bytes are copied. What a device gave is home's because
 //
 //   - no program can have stored into the pages (lrc.Current, untracked, in extents that nobody was given for writing), and
 //     nothing changed of them until they were copied: the epochs of their regions are those from before; or
 //   - the digests of the copied bytes are those that the device agreed on with home when the read began.
 //
-// So a page that a program stores into is served from the device up to its first store, and again once it was released and
-// collected.
+// So a page that a program stores into is served from the device up to its first store, and again once it was released
+// and collected.
 //
-// Nobody waits for a device for longer than a bound (patience), and then reads home. The copy that was given up keeps its
-// buffer and its extents until it ends; meanwhile no read goes to that device.
+// Nobody waits for a device for longer than a bound (patience), and then reads home. The copy that was given up keeps
+// its buffer and its extents until it ends; meanwhile no read goes to that device.
 
 // DeviceReads says when CPU reads of pages that home has are served from devices.
 type DeviceReads uint8
@@ -32,8 +32,8 @@ type DeviceReads uint8
 const (
 	// DeviceReadsAuto serves them from devices where that is faster.
 	DeviceReadsAuto DeviceReads = iota
-	// DeviceReadsAlways serves them from devices wherever that is possible, even what the host's page cache has. It is for tests and
-	// measurements.
+	// DeviceReadsAlways serves them from devices wherever that is possible, even what the host's page cache has. It
+	// is for tests and measurements.
 	DeviceReadsAlways
 	// DeviceReadsOff serves them from home.
 	DeviceReadsOff
@@ -55,13 +55,13 @@ func DeviceReadsNamed(word string) DeviceReads {
 	panic("no kind of device reads: " + word)
 }
 
-// HomeReader is home as a request reads it: through the descriptor of its own open, so that the host reads ahead for each
-// open by itself. Its methods may be called from any goroutine.
+// HomeReader is home as a request reads it: through the descriptor of its own open, so that the host reads ahead for
+// each open by itself. Its methods may be called from any goroutine.
 type HomeReader interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
-	// ReadCached is ReadAt if the host's page cache has all of it; otherwise it returns fewer bytes. Neither it nor Cached should
-	// make the host read.
+	// ReadCached is ReadAt if the host's page cache has all of it; otherwise it returns fewer bytes. Neither it nor
+	// Cached should make the host read.
 	ReadCached(p []byte, off int64) (int, error)
 	// Cached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. Where
 	// that cannot be known it reports false.
@@ -71,13 +71,14 @@ type HomeReader interface {
 }
 
 const (
-	// A copy from a device is waited for patienceTimes as long as it was thought to take, but not shorter or longer than this.
+	// A copy from a device is waited for patienceTimes as long as it was thought to take, but not shorter or longer
+	// than this.
 	leastPatience = 20 * time.Millisecond
 	mostPatience  = 250 * time.Millisecond
 	patienceTimes = 8
 
-	// regionShift is the binary logarithm of the pages of a region, 2 MiB, and epochRegions the number of those that have an
-	// epoch of their own.
+	// regionShift is the binary logarithm of the pages of a region, 2 MiB, and epochRegions the number of those
+	// that have an epoch of their own.
 	regionShift  = 9
 	epochRegions = 64
 
@@ -90,8 +91,8 @@ func (c *Cache) patience(thought time.Duration) time.Duration {
 	return max(min(patienceTimes*thought, mostPatience), c.leastPatience)
 }
 
-// changed notes that something of the pages of rg changes: what was found out about them, or read of them, is no longer known
-// to be so. It is called with mu held, after home changed and before a device's bytes do.
+// changed notes that something of the pages of rg changes: what was found out about them, or read of them, is no longer
+// known to be so. It is called with mu held, after home changed and before a device's bytes do.
 func (f *File) changed(rg page.Range) {
 	if rg.Empty() {
 		return
@@ -117,7 +118,8 @@ func (f *File) epoch(rg page.Range) (sum uint64) {
 	return sum
 }
 
-// servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home directly.
+// servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home
+// directly.
 func (f *File) servesLocked() bool {
 	if f.c.deviceReads == DeviceReadsOff {
 		return false
@@ -216,8 +218,8 @@ func (f *File) verify(p *deviceCopyPlan) (doubtful page.Range) {
 	return doubtful
 }
 
-// Pages that a program stored into and did not release are copied in vain every time. So where one was found, its region's tracked
-// pages are left alone until something changes.
+// Pages that a program stored into and did not release are copied in vain every time. So where one was found, its
+// region's tracked pages are left alone until something changes.
 
 func (f *File) isTorn(rg page.Range) bool {
 	for r, last := regionsOf(rg); r <= last; r++ {
@@ -248,12 +250,13 @@ func union(a, b []page.Range) (out []page.Range) {
 	return out
 }
 
-// readDevices serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says that others
-// like it are expected to come.
+// readDevices serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. follow says
+// that others like it are expected to come.
 func (f *File) readDevices(ctx context.Context, p []byte, off, size int64, home HomeReader, follow bool) (n int, err error) {
 	c := f.c
 	if follow && c.fetchesMore {
-		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches their pages.
+		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches
+		// their pages.
 		f.readAhead(ctx, f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
 	n, late := f.readClean(p, off)
@@ -354,8 +357,8 @@ func (f *File) countHome(n int) {
 	f.count(func(c *Counters) { c.DiskReads.Add(1); c.DiskReadBytes.Add(int64(n)) })
 }
 
-// planLocked decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece, so a
-// device is only asked for the beginning or the end.
+// planLocked decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one
+// piece, so a device is only asked for the beginning or the end.
 func (f *File) planLocked(off, n int64) (plan *deviceCopyPlan) {
 	if f.detached.Load() || off+n > f.size {
 		return nil

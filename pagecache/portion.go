@@ -14,10 +14,10 @@ import (
 // collectPortion is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
 const collectPortion = 2048
 
-// portion is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is fetched while
-// whoever holds File.mu writes the portion before it, so fetch uses nothing of the file that this changes. The device's bytes
-// are read once; they, and not what the device has a moment later, are what home gets and what the device is compared with
-// from now on.
+// portion is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is
+// fetched while whoever holds File.mu writes the portion before it, so fetch uses nothing of the file that this
+// changes. The device's bytes are read once; they, and not what the device has a moment later, are what home gets and
+// what the device is compared with from now on.
 type portion struct {
 	f       *File
 	h       *holding
@@ -158,7 +158,8 @@ func missingBase(p page.Index) error {
 	return fail(syscall.EIO, "page %d was changed at home and on a device, and what it was before is missing: nothing is overwritten", p)
 }
 
-// storeLocked brings a portion home that was fetched. After an error of home, the runs before the one at fault are home.
+// storeLocked brings a portion home that was fetched. After an error of home, the runs before the one at fault are
+// home.
 func (f *File) storeLocked(c *portion) error {
 	if c.err != nil {
 		c.abortLocked()

@@ -9,15 +9,16 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// collectingReadPages is the least number of pages that a CPU read brings from a device at once, where so many are there
-// to bring: 1 MiB, more than the kernel's read-ahead asks for.
+// collectingReadPages is the least number of pages that a CPU read brings from a device at once, where so many are
+// there to bring: 1 MiB, more than the kernel's read-ahead asks for.
 const collectingReadPages = 256
 
-// mostCollectingReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to merge.
+// mostCollectingReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to
+// merge.
 const mostCollectingReadPages = collectPortion
 
-// collectingRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended takes
-// twice as much. Unlike read-ahead it is asked only when something has to come anyway.
+// collectingRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended
+// takes twice as much. Unlike read-ahead it is asked only when something has to come anyway.
 type collectingRuns struct {
 	runs [8]collectingRun
 	next int // the one to be forgotten
@@ -64,8 +65,8 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 	return n, false, err
 }
 
-// readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says that
-// devices may serve it, and they may, size is that of the file; otherwise it is 0.
+// readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says
+// that devices may serve it, and they may, size is that of the file; otherwise it is 0.
 func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fromDevices bool) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	if err := f.mu.LockIn(ctx); err != nil {

@@ -140,8 +140,8 @@ func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	return failed(errno, "%s: %s(CUDA error %d)", call, words, int32(r))
 }
 
-// gpu is a GPU of this process, with its primary context, which is held until some time after release. The methods may be called from
-// any goroutine, and leave the contexts of the calling thread as they are.
+// gpu is a GPU of this process, with its primary context, which is held until some time after release. The methods may
+// be called from any goroutine, and leave the contexts of the calling thread as they are.
 type gpu struct {
 	drv     *cudaDriver
 	device  cudaDevice
@@ -176,17 +176,18 @@ func openGPU(ordinal int) (*gpu, error) {
 	return g, nil
 }
 
-// contextLinger is how long a GPU's context outlives the last mapping. Making one takes a tenth of a second, which a program
-// that has no other use for it would pay for each file that it maps and closes.
+// contextLinger is how long a GPU's context outlives the last mapping. Making one takes a tenth of a second, which a
+// program that has no other use for it would pay for each file that it maps and closes.
 var contextLinger = 10 * time.Second
 
-// release lets go of the GPU. Its context ends later, if nobody else has it. Nobody could do anything about an error by then.
+// release lets go of the GPU. Its context ends later, if nobody else has it. Nobody could do anything about an error by
+// then.
 func (g *gpu) release() {
 	time.AfterFunc(contextLinger, func() { g.drv.contextRelease(g.device) })
 }
 
-// use runs do while the GPU's primary context is the thread's current one. What do calls ends no capture of a stream by another
-// thread, but for cuCtxSynchronize.
+// use runs do while the GPU's primary context is the thread's current one. What do calls ends no capture of a stream by
+// another thread, but for cuCtxSynchronize.
 func (g *gpu) use(do func() *Error) error {
 	runtime.LockOSThread() // a context is current to a thread, not to a goroutine
 	defer runtime.UnlockOSThread()
@@ -243,7 +244,8 @@ func (c *cudaMemory) place(p extentPlace, fd int) error {
 	})
 }
 
-// finish maps the extents side by side. A mapping keeps its memory, so the handles go. What an error leaves, drop undoes.
+// finish maps the extents side by side. A mapping keeps its memory, so the handles go. What an error leaves, drop
+// undoes.
 func (c *cudaMemory) finish() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
@@ -287,13 +289,14 @@ func (c *cudaMemory) settle() error {
 	return c.gpu.use(func() *Error { return c.gpu.drv.check("cuCtxSynchronize", c.gpu.drv.contextSync()) })
 }
 
-// drop undoes what was done, after the work that was begun. All is tried: on a GPU that failed every call fails, and the process
-// has nothing left of it.
+// drop undoes what was done, after the work that was begun. All is tried: on a GPU that failed every call fails, and
+// the process has nothing left of it.
 func (c *cudaMemory) drop() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
 		err := c.forget()
-		// cuMemUnmap waits for nobody. cuMemFree waits for the context, and unlike cuCtxSynchronize ends no capture of a stream.
+		// cuMemUnmap waits for nobody. cuMemFree waits for the context, and unlike cuCtxSynchronize ends no
+		// capture of a stream.
 		if c.block != 0 || drv.alloc(&c.block, 1) == 0 {
 			if e := drv.check("cuMemFree", drv.free(c.block)); err == nil {
 				err = e
@@ -329,8 +332,8 @@ func (c *cudaMemory) read(p []byte, off int64) error {
 	})
 }
 
-// write returns when the bytes are in the device's memory: the driver's copy alone may return when they are in a buffer of
-// its own, and another process, the daemon for one, would not see them yet.
+// write returns when the bytes are in the device's memory: the driver's copy alone may return when they are in a buffer
+// of its own, and another process, the daemon for one, would not see them yet.
 func (c *cudaMemory) write(p []byte, off int64) error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {

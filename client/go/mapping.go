@@ -65,8 +65,8 @@ type options struct {
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
 func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
 
-// OnKind says what kind of device is meant, where a mount has several. The device's number is then one among these. Without it, it
-// is that of a GPU on a mount that has any.
+// OnKind says what kind of device is meant, where a mount has several. The device's number is then one among these.
+// Without it, it is that of a GPU on a mount that has any.
 func OnKind(k Kind) Option { return func(o *options) { o.kind = k } }
 
 // Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
@@ -84,17 +84,18 @@ type Mapping struct {
 	assembly assembly     // with the memory; guarded by mu
 }
 
-// Map maps length bytes at off of an open file of a gaiafs mount into the memory of a device. On a mount with GPUs, device
-// is the number by which CUDA counts the GPU in this process, whatever the daemon calls it; on one with emulated devices it is
-// the number that the mount knows the device by. off is a multiple of 4096 and length is positive; the mapping may reach past the end of the file, where it reads as zero
-// and stores are not kept. The file's descriptor may be closed afterwards: the mapping keeps a duplicate.
+// Map maps length bytes at off of an open file of a gaiafs mount into the memory of a device. On a mount with GPUs,
+// device is the number by which CUDA counts the GPU in this process, whatever the daemon calls it; on one with emulated
+// devices it is the number that the mount knows the device by. off is a multiple of 4096 and length is positive; the
+// mapping may reach past the end of the file, where it reads as zero and stores are not kept. The file's descriptor may
+// be closed afterwards: the mapping keeps a duplicate.
 //
-// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until 10 seconds after Close. It leaves the current context of
-// the calling thread alone.
+// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until 10 seconds after Close. It leaves
+// the current context of the calling thread alone.
 //
 // Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES where f is not open for it, ENODEV for no
-// such device, or no libcuda.so.1 for a GPU, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the daemon is gone, and whatever
-// reading the file failed with. ENOTSUP: memory of a kind this library cannot map.
+// such device, or no libcuda.so.1 for a GPU, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the
+// daemon is gone, and whatever reading the file failed with. ENOTSUP: memory of a kind this library cannot map.
 func Map(f *os.File, off, length int64, prot Prot, device int, opts ...Option) (*Mapping, error) {
 	m, err := newMapping(f, off, length, prot, device, opts)
 	return m, during("map", err)
@@ -293,9 +294,9 @@ func flushKernel(f *os.File, off, n int64) (launder bool, err error) {
 	}
 }
 
-// startFlush has the kernel begin to bring stores of CPU programs that mapped the file home, many pages at a time. A release
-// that has it drop these pages would write them one after another. Nothing waits for it, and no write error is used up that
-// an fsync should report.
+// startFlush has the kernel begin to bring stores of CPU programs that mapped the file home, many pages at a time. A
+// release that has it drop these pages would write them one after another. Nothing waits for it, and no write error is
+// used up that an fsync should report.
 func (m *Mapping) startFlush(off, n int64) {
 	_ = unix.SyncFileRange(int(m.file.Fd()), m.off+off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
@@ -328,9 +329,9 @@ func releaseAtLeast(release string, major, minor int) bool {
 	return got[0] > major || got[0] == major && got[1] >= minor
 }
 
-// Bytes returns the memory of the mapping, Len bytes, where the CPU can address it: nil for a mapping on a GPU, and after
-// Close. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process that maps
-// the file there.
+// Bytes returns the memory of the mapping, Len bytes, where the CPU can address it: nil for a mapping on a GPU, and
+// after Close. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process
+// that maps the file there.
 func (m *Mapping) Bytes() []byte {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -342,8 +343,8 @@ func (m *Mapping) Bytes() []byte {
 	return host.bytes()[:m.length:m.length]
 }
 
-// DevicePointer returns the address of the mapping's first byte: for kernels of any context of the GPU in this process where
-// it is memory of one, for the CPU where it is emulated. It is good until Close, and 0 afterwards.
+// DevicePointer returns the address of the mapping's first byte: for kernels of any context of the GPU in this process
+// where it is memory of one, for the CPU where it is emulated. It is good until Close, and 0 afterwards.
 func (m *Mapping) DevicePointer() uintptr {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -381,8 +382,9 @@ func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
 }
 
 // Release makes the stores into the n bytes at off visible to everyone, and returns the number of pages that had any.
-// Bytes do not move. For a mapping without ProtWrite it does nothing. On a GPU it first waits for all work that was begun in the
-// primary context; while a stream is captured, that is an error of CUDA's that ends the capture. Errors are those of Acquire.
+// Bytes do not move. For a mapping without ProtWrite it does nothing. On a GPU it first waits for all work that was
+// begun in the primary context; while a stream is captured, that is an error of CUDA's that ends the capture. Errors
+// are those of Acquire.
 func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 	pages, err = m.call(off, n, func(c *conn) (int64, error) {
 		if m.prot&ProtWrite == 0 {
@@ -437,9 +439,9 @@ func (m *Mapping) call(off, n int64, request func(*conn) (int64, error)) (int64,
 	return request(m.conn)
 }
 
-// Close releases the whole mapping and takes it away; it waits for calls that run, and on a GPU for work that was begun. Nobody may touch Bytes any more.
-// The mapping is gone even where an error is returned: the daemon could not be told, or failed to release it. EBADF
-// where it was closed before.
+// Close releases the whole mapping and takes it away; it waits for calls that run, and on a GPU for work that was
+// begun. Nobody may touch Bytes any more. The mapping is gone even where an error is returned: the daemon could not be
+// told, or failed to release it. EBADF where it was closed before.
 func (m *Mapping) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
