@@ -217,12 +217,15 @@ func (d *daemon) talk(client string, args ...string) (cmd *exec.Cmd, expect func
 	}, in
 }
 
-func restart(t *testing.T, client string) {
-	d := startDaemon(t, &controltest.Cache{})
-	cmd, expect, answer := d.talk(client, "restart", d.file())
-	say := func() {
+// restarts runs the scenario of that name, and ends the daemon and starts it again under it: once while it waits, and once
+// between two calls.
+func (d *daemon) restarts(client, path string) (cmd *exec.Cmd, expect func(want string), say func()) {
+	cmd, expect, answer := d.talk(client, "restart", path)
+	stuck := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+	d.t.Cleanup(func() { stuck.Stop() })
+	say = func() {
 		_, err := answer.Write([]byte{1})
-		require.NoError(t, err)
+		require.NoError(d.t, err)
 	}
 	expect("mapped")
 	d.stop()
@@ -234,6 +237,12 @@ func restart(t *testing.T, client string) {
 	d.stop()
 	d.start()
 	say()
+	return cmd, expect, say
+}
+
+func restart(t *testing.T, client string) {
+	d := startDaemon(t, &controltest.Cache{})
+	cmd, expect, say := d.restarts(client, d.file())
 	expect("third")
 	d.stop()
 	d.start()

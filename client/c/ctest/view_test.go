@@ -164,22 +164,7 @@ func TestViewsThatAreTooLarge(t *testing.T) {
 func TestViewsAndTheDaemon(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	viewFiles(t, d.dir)
-	cmd, expect, answer := d.talk(compile(t, "view", "address"), "restart", d.dir)
-	defer time.AfterFunc(patience, func() { cmd.Process.Kill() }).Stop()
-	say := func() {
-		_, err := answer.Write([]byte{1})
-		require.NoError(t, err)
-	}
-	expect("mapped")
-	d.stop()
-	say()
-	expect("lost")
-	d.start()
-	say()
-	expect("mapped again")
-	d.stop()
-	d.start()
-	say()
+	cmd, _, _ := d.restarts(compile(t, "view", "address"), d.dir)
 	require.NoError(t, cmd.Wait())
 	d.waitMapped(0)
 }
