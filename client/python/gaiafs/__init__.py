@@ -25,7 +25,8 @@ in the daemon is carried out, and what it would have returned is given back.
 from .array import Array
 from .dtypes import DType
 from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
-from .mapping import Acquired, Mapping, mmap
+from .mapping import Mapping, mmap
+from .memory import Acquired
 from .opened import safe_open
 from .residency import info, status, warm
 from .saved import save_file

@@ -9,7 +9,7 @@ import sys
 import time
 
 from . import Error, FormatError, __version__, info, warm
-from .mapping import ordinal_of
+from .arguments import ordinal_of
 
 
 def _progress(file: str, done: int, size: int) -> None:

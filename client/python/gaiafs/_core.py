@@ -10,7 +10,7 @@ a call there must not be long, or must not matter if its result is lost:
 - what maps and unmaps runs where no handlers run (``apart``), and finalizers call ``drop``, which waits for no daemon.
 
 To add another call that maps something: declare it in ``_FUNCTIONS``; write a function beside ``map_file`` that calls it with
-``_again`` and returns the address; have ``mapping.Window`` call that in place of ``map_file``. The rest of a window, requests and
+``_again`` and returns the address; have ``window.Window`` call that in place of ``map_file``. The rest of a window, requests and
 ``read`` included, works by the address alone, as long as gaia_info, gaia_munmap and gaia_drop take it.
 """
 

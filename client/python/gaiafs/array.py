@@ -11,7 +11,7 @@ from .dtypes import UINT8, DType, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from .copies import Copies
-    from .mapping import Lease
+    from .window import Lease
 
 # The alignment that kernels take for granted: they load 16 bytes at once. With less, PyTorch's attention on an H200 returned
 # wrong values without a word, other kernels failed with "misaligned address", and matrix products were half as fast.

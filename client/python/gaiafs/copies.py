@@ -6,7 +6,7 @@ import ctypes
 import weakref
 
 from . import _core
-from .mapping import Window, collected
+from .window import Window, collected
 
 SLOT = 256  # each copy begins at a multiple of it, as the memory of allocators does
 

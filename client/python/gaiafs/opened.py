@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, SupportsIndex
 
 from . import _core
+from .arguments import PathLike
 from .array import Array, is_misaligned
 from .copies import Copies
 from .dtypes import SAFETENSORS
 from .frameworks import framework_of, tensor_of
-from .mapping import PathLike
 from .weights import check_kind, map_weights, window_of
 
 try:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core, safetensors, weights
+from .arguments import PathLike
 from .errors import Error, FormatError
-from .mapping import PathLike, check_file, named, open_file, open_window
+from .files import check_file, named, open_file
+from .window import open_window
 
 STEP = 256 << 20  # bytes between two words on the progress
 

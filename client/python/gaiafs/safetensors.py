@@ -18,9 +18,10 @@ import os
 import struct
 from typing import Any, NamedTuple
 
+from .arguments import PathLike
 from .dtypes import SAFETENSORS, DType
 from .errors import Error, FormatError
-from .mapping import PathLike, named, open_file
+from .files import named, open_file
 
 MAX_HEADER = 100_000_000
 MAX_INDEX = 100_000_000

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from .arguments import PathLike
 from .array import Array
 from .dtypes import SAFETENSORS, DType, dtype_of
 from .errors import Error
-from .mapping import PathLike, mmap
+from .mapping import mmap
 from .safetensors import MAX_HEADER
 
 _WORDS = {dtype: word for word, dtype in SAFETENSORS.items()}

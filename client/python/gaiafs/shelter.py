@@ -2,7 +2,7 @@
 
 Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be safe to end
 at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not matter much. It would
-for acquire and release, which may therefore end anywhere (connection.py). No such thread stays, for programs that fork: Python
+for acquire and release, which may therefore end anywhere. No such thread stays, for programs that fork: Python
 3.12 and later warn of a fork while the process has another thread.
 """
 

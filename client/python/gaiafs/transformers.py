@@ -22,8 +22,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from .arguments import PathLike
 from .errors import CopiedWarning
-from .mapping import PathLike
 from .weights import Private, Weights, load_safetensors
 
 _FILES = ("model.safetensors", "model.safetensors.index.json")  # in the order in which transformers looks for them

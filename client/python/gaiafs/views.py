@@ -11,9 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
 from . import _core, dlpack
+from .arguments import HasFileno, PathLike, ordinal_of
 from .array import Array, buffer
 from .errors import Error
-from .mapping import HasFileno, Memory, PathLike, Window, check_file, named, open_file, ordinal_of
+from .files import check_file, named, open_file
+from .memory import Memory
+from .window import Window
 
 ALIGN = 256  # what allocators of device memory give, and every kernel likes
 MAX_SEGMENTS = 1 << 19

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from . import _core, dlpack
+from .arguments import PathLike, ordinal_of, stream_of
 from .array import Array
 from .copies import Copies
 from .errors import Error, FormatError
+from .files import check_file, named, open_file
 from .frameworks import framework_of, tensor_of
-from .mapping import Lease, PathLike, Window, check_file, named, open_file, ordinal_of, stream_of
 from .safetensors import Header, Tensor, about, read_header, shards_of, shown
 from .shards import Part, ShardPlan, whole
 from .views import MAX_ROWS, MAX_SEGMENTS, Plan, plan
+from .window import Lease, Window
 
 Private = bool | str | Iterable[str]
 Divide = Callable[[Iterable[Tensor]], dict[str, Part]]

@@ -1,0 +1,61 @@
+"""The files that calls are about."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+
+from .arguments import HasFileno, PathLike
+from .errors import Error
+
+
+def named(e: Error, name: str | None) -> Error:
+    """Returns the error with the file's name."""
+    if e.filename is not None or name is None:
+        return e
+    return Error(e.errno or errno.EIO, e.strerror or "", name)
+
+
+def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
+    """Puts a descriptor into fds, which the caller closes, and returns the file's name where it is known."""
+    if isinstance(file, (str, bytes, os.PathLike)):
+        name = os.fsdecode(file)
+        try:
+            # Without O_NONBLOCK a pipe would be waited for; to files it means nothing.
+            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+            fds.extend(map(os.open, (file,), (flags,)))  # in one step, so that no interrupt loses it
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+        return name
+    if isinstance(file, bool) or not (isinstance(file, int) or hasattr(file, "fileno")):
+        raise TypeError(f"a file is a path, an open file or a descriptor, not {file!r}")
+    flush = getattr(file, "flush", None)
+    if flush is not None and writable:
+        flush()  # what a buffered file keeps would come later, over the device's stores
+    fd = file if isinstance(file, int) else file.fileno()
+    known = getattr(file, "name", None)
+    try:
+        fds.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (3,)))
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, f"descriptor {fd}: {e.strerror}") from None
+    return known if isinstance(known, str) else None
+
+
+def check_file(fd: int, writable: bool) -> int:
+    """Refuses what no mount grants anything for, and returns the file's size."""
+    st = os.fstat(fd)
+    if stat.S_ISDIR(st.st_mode):
+        raise Error(errno.EISDIR, "a directory cannot be mapped")
+    if not stat.S_ISREG(st.st_mode):
+        raise Error(errno.EINVAL, "it is not a regular file")
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    mode = flags & os.O_ACCMODE
+    if flags & os.O_PATH:
+        raise Error(errno.EBADF, "the descriptor was opened with O_PATH")
+    if mode == os.O_WRONLY:
+        raise Error(errno.EACCES, "the file is not open for reading")
+    if mode == os.O_RDONLY and writable:
+        raise Error(errno.EACCES, "the file is not open for writing, which mode 'r+' needs")
+    return st.st_size

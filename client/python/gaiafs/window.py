@@ -1,0 +1,213 @@
+"""Memory that the C library mapped, and what keeps it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from . import _core, dlpack
+from .arguments import HasFileno, PathLike, ordinal_of
+from .errors import Error
+from .files import check_file, named, open_file
+
+_T = TypeVar("_T")
+
+
+class Lease:
+    """Keeps a window's memory for an export."""
+
+    __slots__ = ("window", "__weakref__")
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+
+    @property
+    def ordinal(self) -> int | None:
+        return self.window.ordinal
+
+    def read(self, at: int, n: int) -> bytes:
+        return self.window.read(at, n)
+
+
+class Window:
+    """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it.
+
+    Its calls hold no lock, so that an interrupt of one leaves nothing behind: each puts itself into ``_running`` before it looks
+    whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
+    """
+
+    def __init__(self, make: Callable[[], int], name: str | None, offset: int, length: int, writable: bool) -> None:
+        """Maps with make, which returns the address. Interrupts must not reach it: see shelter.py."""
+        self._pid = os.getpid()
+        self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
+        self._running: set[object] = set()  # the calls that use the memory
+        self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
+        self._leases: set[weakref.ref[Lease]] = set()
+        self.offset, self.length, self.writable, self.name = offset, length, writable, name
+        self.ptr = make()
+        self._mapped = [(self.ptr, length)]  # whoever takes it gives it back
+        # Not __del__, which would also run after close, with interrupts that nobody hears of.
+        self._end = weakref.finalize(self, collected, self._mapped)
+        self._end.atexit = False
+        made = _core.info(self.ptr)
+        self.device: int = made.device
+        self.file_size: int = made.size
+        self.ordinal = self.device if made.kind == _core.CUDA else None
+
+    def check(self) -> None:
+        """Raises where the window cannot be used."""
+        if not self._open:
+            raise ValueError("the mapping is closed")
+        if self._pid != os.getpid():
+            raise Error(errno.ECHILD, "the mapping belongs to the process that this one was forked from: map the file here")
+
+    @property
+    def closed(self) -> bool:
+        return not self._open
+
+    def lease(self) -> Lease:
+        lease = Lease(self)
+        # The callback is a function of C, which no interrupt ends before it did its work.
+        self._leases.add(weakref.ref(lease, self._leases.discard))
+        self.check()
+        return lease
+
+    def using(self, work: Callable[[], _T]) -> _T:
+        """Does work with the window, which is not closed before it ends."""
+        this = object()
+        try:
+            self._running.add(this)
+            self.check()
+            return work()
+        finally:
+            try:
+                self._running.discard(this)
+            finally:
+                for closer in self._closers:
+                    closer.put(None)
+
+    def request(self, what: int, offset: int, length: int, argument: int = 0, stream: int = _core.NO_STREAM) -> int:
+        """Asks for something about a range, after the work of the stream, and returns the pages in the answer."""
+
+        def work() -> int:
+            try:
+                return _core.request(what, self.ptr + offset, length, argument, stream)
+            except Error as e:
+                raise named(e, self.name) from None
+
+        return self.using(work)
+
+    def read(self, at: int, n: int) -> bytes:
+        if self.ordinal is None:
+            return self.using(lambda: ctypes.string_at(at, n))
+        return self.using(lambda: _core.read(at, n) if n else b"")
+
+    def write(self, at: int, data: bytes) -> None:
+        self.using(lambda: _core.write(at, data) if data else None)
+
+    def close(self) -> None:
+        """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window open."""
+        dlpack.sweep()
+        self._check_unused()  # before anybody finds the window closed
+        taken: list[None] = []
+        ended: SimpleQueue[None] = SimpleQueue()
+        try:
+            taken.extend(map(list.pop, (self._open,)))
+            self._check_unused()
+            if self._pid == os.getpid():  # in a forked child no call runs
+                self._closers = (ended,)
+                while self._running:
+                    ended.get()
+            taken.clear()
+        except IndexError:
+            return  # somebody else closes it
+        finally:
+            self._open.extend(taken)
+        if self._pid == os.getpid():
+            _core.apart(self._give_back)
+        else:
+            _core.drop(self._mapped)
+
+    def _give_back(self) -> None:
+        # It does not say who gives the mapping back: garbage collection forgets it before it runs the finalizers of a cycle.
+        self._end.detach()
+        for _ in self._mapped[:]:
+            try:
+                _core.unmap(*self._mapped.pop())
+            except Error as e:
+                raise named(e, self.name) from None
+
+    def _check_unused(self) -> None:
+        if n := len(self._leases):
+            raise BufferError(
+                f"the mapping cannot be closed: arrays or tensors of its memory exist ({n}). Delete them before, or do not "
+                "close it: it goes with the last of them"
+            )
+
+
+def collected(mapped: list[tuple[int, int]]) -> None:
+    """Gives back what a window had that nobody closed."""
+    if not sys.is_finalizing():  # a process that ends loses everything by itself, and CUDA may be gone already
+        _core.drop(mapped)
+
+
+def open_window(
+    file: PathLike | HasFileno | int,
+    device: Any,
+    writable: bool,
+    offset: int,
+    length: int | None,
+    lazy: bool,
+    hold_only: bool = False,
+) -> Window:
+    """Maps a file. With hold_only the memory is the daemon's, and not mapped here."""
+    ordinal = ordinal_of(device)
+    offset = operator.index(offset)
+    fds: list[int] = []
+    closing = map(os.close, map(list.pop, (fds,)))
+    try:
+        name = open_file(file, writable, fds)
+        try:
+            size = check_file(fds[0], writable)
+            if offset < 0:
+                raise ValueError(f"offset {offset} is negative")
+            if offset % _core.PAGE:
+                raise ValueError(f"offset {offset} is not a multiple of {_core.PAGE}")
+            if length is None:
+                length = size - offset
+                if length <= 0:
+                    raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
+            length = operator.index(length)
+            if length <= 0:
+                raise ValueError(f"length {length} is not positive")
+            if offset + length > (1 << 63) - 1 - _core.PAGE:
+                raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
+            dlpack.sweep()
+            flags = (_core.LAZY if lazy else 0) | (_core.HOLD if hold_only else 0)
+            make = functools.partial(_window, fds, name, offset, length, writable, ordinal, flags)
+            return _core.apart(make, Window.close)
+        except Error as e:
+            raise named(e, name) from None
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    finally:
+        try:
+            any(closing)
+        except IndexError:
+            pass  # the window has it
+
+
+def _window(fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: int, flags: int) -> Window:
+    fd = fds.pop()
+    try:
+        return Window(lambda: _core.map_file(fd, offset, length, writable, device, flags), name, offset, length, writable)
+    finally:
+        os.close(fd)  # the library has a duplicate
