@@ -73,6 +73,8 @@ type fileSystem struct {
 	freed    chan struct{}
 	removed  removedFiles
 
+	times [requestKinds]pagecache.Histogram // of what served returns
+
 	background sync.WaitGroup // goroutines of aside, and reap
 
 	corrections atomic.Int64 // WRITEs that had pages dropped again
@@ -159,9 +161,9 @@ func (fs *fileSystem) close() {
 // served returns what the requests of the mount go to.
 func (fs *fileSystem) served() fuse.RawFileSystem {
 	if fs.readOnly {
-		return readOnly{fs}
+		return timed{readOnly{fs}, &fs.times}
 	}
-	return fs
+	return timed{fs, &fs.times}
 }
 
 // String implements fuse.RawFileSystem.

@@ -169,30 +169,50 @@ func (f *File) Holders(rg page.Range) []versions.Owner {
 	return out
 }
 
-// Counts is what an owner holds of a file, in pages.
+// Counts is what an owner holds of a file, in pages. Clean ones are neither stale nor pending.
 type Counts struct {
-	Resident, Tracked, Stale, Pending int64
+	Resident, Clean, Tracked, Stale, Pending int64
 }
 
 // Count counts the pages that owner o holds, but for hollow ones into which nothing was released.
-func (f *File) Count(o versions.Owner) (c Counts) {
+func (f *File) Count(o versions.Owner) Counts {
+	c := make([]Counts, 1)
+	f.CountParts(o, 1, c)
+	return c[0]
+}
+
+// CountParts adds to parts, of which there is one at least, what Count counts: to parts[i] the pages from i*width on,
+// width of them, and to the last one those behind it, too.
+func (f *File) CountParts(o versions.Owner, width page.Index, parts []Counts) {
+	last := page.Index(len(parts) - 1)
 	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil || r.base == BaseZero && !r.pending(s.home) {
 			return
 		}
-		c.Resident += run.Len()
-		if r.tracked {
-			c.Tracked += run.Len()
-		}
-		if r.stale(s.home) {
-			c.Stale += run.Len()
-		}
-		if r.pending(s.home) {
-			c.Pending += run.Len()
+		stale, pending := r.stale(s.home), r.pending(s.home)
+		for run.Start < run.End {
+			i, end := min(run.Start/width, last), run.End
+			if i < last {
+				end = min(end, (i+1)*width)
+			}
+			c, n := &parts[i], int64(end-run.Start)
+			run.Start = end
+			c.Resident += n
+			if !stale && !pending {
+				c.Clean += n
+			}
+			if r.tracked {
+				c.Tracked += n
+			}
+			if stale {
+				c.Stale += n
+			}
+			if pending {
+				c.Pending += n
+			}
 		}
 	})
-	return c
 }
 
 // End returns a page past every page that a device holds.

@@ -45,7 +45,7 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 		pause(ctx)
 	}
 	if pages > 0 {
-		f.c.counters.FillTime.observe(time.Since(start))
+		f.c.counters.FillTime.Observe(time.Since(start))
 	}
 	return pages, err
 }

@@ -81,7 +81,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 		if f.collectErr != nil && len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
 			f.recoveredLocked()
 		}
-		f.c.counters.CollectTime.observe(time.Since(start))
+		f.c.counters.CollectTime.Observe(time.Since(start))
 	}
 }
 

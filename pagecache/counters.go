@@ -19,6 +19,7 @@ type Counters struct {
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements, BaselessPages                       atomic.Int64
+	WriteBackFailures                                     atomic.Int64
 	// CPU reads of pages that home has, in files that devices hold something of, by where they were served from.
 	HostReads, HostReadBytes     atomic.Int64
 	CleanReads, CleanReadBytes   atomic.Int64
@@ -48,7 +49,8 @@ type Histogram struct {
 	sum     atomic.Int64 // ns
 }
 
-func (h *Histogram) observe(d time.Duration) {
+// Observe counts a duration.
+func (h *Histogram) Observe(d time.Duration) {
 	h.buckets[min(bits.Len64(uint64(max(d, 0)/time.Microsecond)), histogramBuckets-1)].Add(1)
 	h.sum.Add(int64(d))
 }
@@ -65,7 +67,8 @@ type Latency struct {
 	Buckets []int64 `json:"buckets"`
 }
 
-func (h *Histogram) snapshot() Latency {
+// Snapshot returns what was counted so far.
+func (h *Histogram) Snapshot() Latency {
 	l := Latency{Buckets: []int64{}}
 	last := 0
 	var counts [histogramBuckets]int64

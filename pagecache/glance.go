@@ -4,6 +4,10 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
 )
 
 // lookPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it shows as
@@ -24,6 +28,7 @@ func (f *File) glanceLocked() *glance {
 		FileStatus: FileStatus{
 			SizeBytes:    f.size,
 			Mappings:     len(f.mappings),
+			MapPages:     int64(f.mapPagesLocked()),
 			Bases:        f.counters.Bases.Load(),
 			Holders:      []HoldingStatus{},
 			WaitingBytes: f.waitingBytesLocked(),
@@ -39,7 +44,6 @@ func (f *File) glanceLocked() *glance {
 		v.Error = f.collectErr.Error()
 	}
 	for o, h := range f.holdings {
-		n := f.lrc.Count(o)
 		largest := int64(0)
 		for _, x := range h.extents {
 			largest = max(largest, x.Size())
@@ -50,18 +54,45 @@ func (f *File) glanceLocked() *glance {
 		if h.empty() {
 			continue
 		}
-		v.Holders = append(v.Holders, HoldingStatus{
-			Device:      h.dev.info.Ordinal,
-			ExtentBytes: largest,
-			Extents:     len(h.extents),
-			Resident:    n.Resident,
-			Tracked:     n.Tracked,
-			Stale:       n.Stale,
-			Dirty:       n.Pending,
-		})
+		held := HoldingStatus{Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents)}
+		held.count(&f.lrc, o, page.Count(f.size), page.Index(v.MapPages))
+		v.Holders = append(v.Holders, held)
 	}
 	slices.SortFunc(v.Holders, func(a, b HoldingStatus) int { return cmp.Compare(a.Device, b.Device) })
 	return v
+}
+
+// mapCells is the most letters of a HoldingStatus.Map.
+const mapCells = 64
+
+// mapPagesLocked returns how many pages a letter of the maps stands for.
+func (f *File) mapPagesLocked() page.Index {
+	return max(1, (page.Count(f.size)+mapCells-1)/mapCells)
+}
+
+// count sets what owner o holds of a file of that many pages, with a map whose letters stand for width pages.
+func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width page.Index) {
+	parts := make([]lrc.Counts, max(1, (pages+width-1)/width))
+	file.CountParts(o, width, parts)
+	letters := make([]byte, len(parts))
+	for i, c := range parts {
+		h.Resident += c.Resident
+		h.Clean += c.Clean
+		h.Tracked += c.Tracked
+		h.Stale += c.Stale
+		h.Dirty += c.Pending
+		switch {
+		case c.Pending > 0:
+			letters[i] = 'd'
+		case c.Stale > 0:
+			letters[i] = 's'
+		case c.Resident > 0:
+			letters[i] = 'c'
+		default:
+			letters[i] = '.'
+		}
+	}
+	h.Map = string(letters)
 }
 
 // look has the file looked at, and returns a channel that is closed once seen is no older than the call. At most one goroutine

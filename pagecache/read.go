@@ -117,7 +117,7 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 		pages += q.Range.Len()
 	}
 	f.count(func(c *Counters) { c.CollectingReads.Add(1); c.CollectingReadPages.Add(pages) })
-	f.c.counters.CollectingReadTime.observe(time.Since(start))
+	f.c.counters.CollectingReadTime.Observe(time.Since(start))
 	return 0, 0, true, nil
 }
 

@@ -83,7 +83,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 		return pages, err
 	}
 	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(pages) })
-	f.c.counters.ReleaseTime.observe(time.Since(start))
+	f.c.counters.ReleaseTime.Observe(time.Since(start))
 	return pages, nil
 }
 
@@ -284,5 +284,5 @@ func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 		}
 	}
 	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(joined))) })
-	f.c.counters.InvalidateTime.observe(time.Since(start))
+	f.c.counters.InvalidateTime.Observe(time.Since(start))
 }

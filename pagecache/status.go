@@ -8,6 +8,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
@@ -66,6 +67,8 @@ type DeviceStatus struct {
 	Users []UserPins `json:"users"`
 	// Read is what CPU reads from the device take.
 	Read ReadCost `json:"read"`
+	// Moved is what was moved to, from and within the device so far.
+	Moved []mover.Moved `json:"moved"`
 }
 
 // ReadCost is what reads from one place take, as moving averages.
@@ -98,6 +101,8 @@ type FileStatus struct {
 	// SizeBytes is the size of the file.
 	SizeBytes int64 `json:"size_bytes"`
 	Mappings  int   `json:"mappings"`
+	// MapPages is how many pages a letter of the holders' maps stands for.
+	MapPages int64 `json:"map_pages"`
 	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then only
 	// Name and Counters are of now, and the rest is what was seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
@@ -122,9 +127,13 @@ type HoldingStatus struct {
 	Extents     int   `json:"extents"`
 	Resident    int64 `json:"resident_pages"`
 	Tracked     int64 `json:"tracked_pages"`
-	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks.
+	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks; Clean pages are neither.
+	Clean int64 `json:"clean_pages"`
 	Stale int64 `json:"stale_pages"`
 	Dirty int64 `json:"dirty_pages"`
+	// Map has a letter for each MapPages pages of the file, in order: what the worst of them is, d(irty), s(tale) or
+	// c(lean), and a dot where none is resident.
+	Map string `json:"map"`
 }
 
 // ViewStatus describes a view.
@@ -169,6 +178,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"lost_pages":            c.LostPages.Load(),
 		"home_replacements":     c.HomeReplacements.Load(),
 		"baseless_pages":        c.BaselessPages.Load(),
+		"write_back_failures":   c.WriteBackFailures.Load(),
 
 		"host_reads":            c.HostReads.Load(),
 		"host_read_bytes":       c.HostReadBytes.Load(),
@@ -216,11 +226,11 @@ func (c *Cache) Status() Status {
 		Losses:            append([]*Loss{}, c.snapshotLosses()...),
 		Counters:          c.counters.snapshot(),
 		Latencies: map[string]Latency{
-			"fill":            c.counters.FillTime.snapshot(),
-			"collect":         c.counters.CollectTime.snapshot(),
-			"release":         c.counters.ReleaseTime.snapshot(),
-			"collecting_read": c.counters.CollectingReadTime.snapshot(),
-			"invalidate":      c.counters.InvalidateTime.snapshot(),
+			"fill":            c.counters.FillTime.Snapshot(),
+			"collect":         c.counters.CollectTime.Snapshot(),
+			"release":         c.counters.ReleaseTime.Snapshot(),
+			"collecting_read": c.counters.CollectingReadTime.Snapshot(),
+			"invalidate":      c.counters.InvalidateTime.Snapshot(),
 		},
 	}
 	if c.bufferedReads {
@@ -246,6 +256,7 @@ func (c *Cache) Status() Status {
 			Lost:        d.lost.Load(),
 			Users:       memory.Users,
 			Read:        readCost(d.moves.Cost.Now()),
+			Moved:       d.moves.Moved(),
 		})
 	}
 	return s

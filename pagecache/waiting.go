@@ -205,6 +205,7 @@ func (f *File) failedLocked(err error) {
 		f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(),
 			"bytes", f.waitingBytesLocked(), "error", err)
 	}
+	f.count(func(c *Counters) { c.WriteBackFailures.Add(1) })
 	f.collectErr = err
 	f.failing.Store(true)
 	select {

@@ -24,6 +24,8 @@ import (
 // statusDocument is what the control socket answers a request for the status with.
 type statusDocument struct {
 	Mount mountStatus `json:"mount"`
+	// Requests are those of the kernel, by kind.
+	Requests map[string]pagecache.Latency `json:"requests"`
 	pagecache.Status
 }
 
@@ -74,7 +76,8 @@ func (s *service) status() statusDocument {
 			Clients:     c.Sessions,
 			Mappings:    c.Mappings,
 		},
-		Status: s.cache.Status(),
+		Requests: map[string]pagecache.Latency{},
+		Status:   s.cache.Status(),
 	}
 	s.end.describe(&document.Mount)
 	if mount := s.inService.Load(); mount != nil {
@@ -84,6 +87,7 @@ func (s *service) status() statusDocument {
 			document.Files[i].Inode = mount.Inode(document.Files[i].ID)
 		}
 		document.Mount.Events, document.Mount.EventsLost = mount.Events(), mount.EventsLost()
+		document.Requests = mount.Requests()
 	}
 	return document
 }

@@ -20,6 +20,8 @@ type Device struct {
 	// ctx is that of the calls for Reads; stop ends it.
 	ctx  context.Context
 	stop context.CancelFunc
+	// moved counts what was moved.
+	moved tally
 	// calls counts those that make calls for Reads.
 	calls sync.WaitGroup
 
@@ -52,12 +54,12 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err
 // In copies from the host to the device. Class says what for, also in the methods that follow; ctx may end the wait and
 // the call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
-	return d.inTurn(ctx, class, sizeOf(pieces), func() error { return d.dev.CopyIn(ctx, pieces) })
+	return d.inTurn(ctx, class, In, sizeOf(pieces), func() error { return d.dev.CopyIn(ctx, pieces) })
 }
 
 // Out copies from the device to the host.
 func (d *Device) Out(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
-	return d.inTurn(ctx, class, sizeOf(pieces), func() error { return d.dev.CopyOut(ctx, pieces) })
+	return d.inTurn(ctx, class, Out, sizeOf(pieces), func() error { return d.dev.CopyOut(ctx, pieces) })
 }
 
 // Peer copies from other devices' memory. The order is that of the device that copies; the others are not asked.
@@ -66,18 +68,18 @@ func (d *Device) Peer(ctx context.Context, class Class, pieces []gpubackend.Peer
 	for _, p := range pieces {
 		n += p.N
 	}
-	return d.inTurn(ctx, class, n, func() error { return d.dev.CopyPeer(ctx, pieces) })
+	return d.inTurn(ctx, class, Peer, n, func() error { return d.dev.CopyPeer(ctx, pieces) })
 }
 
 // Patch brings pages up to date that programs may be storing into.
 func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Patch) error {
 	n := int64(len(patches)) << page.Shift
-	return d.inTurn(ctx, class, n, func() error { return d.dev.Patch(ctx, patches) })
+	return d.inTurn(ctx, class, In, n, func() error { return d.dev.Patch(ctx, patches) })
 }
 
 // Zero stores zeros into the n bytes of mem at byte offset off.
 func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, off, n int64) error {
-	return d.inTurn(ctx, class, n, func() error { return d.dev.Zero(ctx, mem, off, n) })
+	return d.inTurn(ctx, class, Within, n, func() error { return d.dev.Zero(ctx, mem, off, n) })
 }
 
 func sizeOf(pieces []gpubackend.Copy) (n int64) {
@@ -88,13 +90,17 @@ func sizeOf(pieces []gpubackend.Copy) (n int64) {
 }
 
 // inTurn makes a call of the device when its turn has come.
-func (d *Device) inTurn(ctx context.Context, class Class, n int64, call func() error) error {
+func (d *Device) inTurn(ctx context.Context, class Class, way Way, n int64, call func() error) error {
 	r, err := d.turn(ctx, class, n)
 	if err != nil {
 		return err
 	}
 	defer d.end([]schedule.Request{r})
-	return call()
+	if err := call(); err != nil {
+		return err
+	}
+	d.moved.add(class, way, n)
+	return nil
 }
 
 // turn waits until an own request may begin. After an error it does not.

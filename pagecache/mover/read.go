@@ -89,10 +89,7 @@ func (r *Read) Start() bool {
 	}
 	r.began = time.Now()
 	r.ahead = d.Cost.begin(r.bytes)
-	q := schedule.Request{Class: Prefetch, Size: r.bytes, Own: r.own}
-	if r.urgent || r.hurried {
-		q.Class = CPURead
-	}
+	q := schedule.Request{Class: r.class(), Size: r.bytes, Own: r.own}
 	w := &waiter{read: r}
 	if q.Own {
 		w.turn = make(chan struct{})
@@ -111,6 +108,14 @@ func (r *Read) Start() bool {
 		d.calls.Done()
 	}
 	return true
+}
+
+// class says whether somebody waits.
+func (r *Read) class() Class {
+	if r.urgent || r.hurried {
+		return CPURead
+	}
+	return Prefetch
 }
 
 // Drop is called instead of Start by who made r and does not want it any more.
@@ -144,6 +149,9 @@ func (d *Device) carryOut(reads []*Read) {
 		r.free()
 		d.mu.Lock()
 		r.err, r.result, r.ended = err, result, now
+		if err == nil {
+			d.moved.add(r.class(), Out, r.bytes)
+		}
 		givenUp := r.state == readGivenUp
 		if !r.urgent || givenUp {
 			d.Cost.end(r.bytes, r.ahead, r.began, now, err)
