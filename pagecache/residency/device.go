@@ -15,7 +15,7 @@ import (
 type Options struct {
 	// Share is the part of the memory that a limited Tenant may map: all of it is 1.
 	Share float64
-	// Rule chooses victims. nil stands for policy.Default.
+	// Rule chooses victims. nil stands for the rule of policy.Default.
 	Rule policy.Rule
 	// Patience is how long a reservation waits for memory that is about to be free.
 	Patience func() time.Duration
@@ -51,7 +51,7 @@ type Device struct {
 // New returns the memory of d, of which nothing is used.
 func New(d gpubackend.Device, o Options) *Device {
 	if o.Rule == nil {
-		o.Rule = policy.Rules[policy.Default]()
+		o.Rule, _ = policy.New(policy.Default, policy.Options{})
 	}
 	info := d.Info()
 	share := int64(float64(info.Memory) * o.Share)

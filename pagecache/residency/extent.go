@@ -130,6 +130,7 @@ func (d *Device) leaveLocked(x *Extent) {
 	d.leaving++
 	d.left++
 	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})
+	d.rule.Note(policy.Event{Kind: policy.Forgotten, ID: x.id}) // what comes for these pages is another extent
 	d.checkLocked()
 }
 

@@ -3,51 +3,93 @@ package policy
 import (
 	"fmt"
 	"iter"
+	"time"
 )
 
-// ID names an extent for as long as it is on its device. IDs are not used again.
+// ID names an extent. One that comes back after it Left has the ID that it had.
 type ID uint64
 
-// Kind is what happened to an extent.
+// Program names what begins brackets, a client for example, whose brackets take similar times.
+type Program uint64
+
+// Kind is what happened.
 type Kind uint8
 
 const (
-	// Placed says that the extent was given memory. Nobody maps it yet.
+	// Placed says that the extent was given memory. It may go.
 	Placed Kind = iota
-	// Mapped says that the first client maps it.
+	// Mapped says that from now on it may not go: the first client maps it, or the first bracket uses it.
 	Mapped
-	// Unmapped says that the last client unmapped it.
+	// Unmapped says that it may go again.
 	Unmapped
-	// Left says that it gives its memory back. It is the last event of an extent.
+	// Left says that it gives its memory back. It may come back.
 	Left
+	// Accessed says that Bytes of it were accessed, with Write: that some of them were changed. It need not have memory.
+	Accessed
+	// Forgotten says that an extent without memory never comes back.
+	Forgotten
+	// Began and Ended say that a bracket of Program began and ended, At those times.
+	Began
+	Ended
 )
 
-var kindWords = [...]string{Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Left: "left"}
+var kindWords = [...]string{
+	Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Left: "left", Accessed: "accessed", Forgotten: "forgotten",
+	Began: "began", Ended: "ended",
+}
 
 func (k Kind) String() string { return kindWords[k] }
 
 // Event is what a Rule is told.
 type Event struct {
 	Kind Kind
-	ID   ID
-	// Bytes is the size of the extent, in the Placed event.
+	// ID is the extent's; 0 in Began and Ended.
+	ID ID
+	// Bytes is the size of the extent in the Placed event, and what is accessed of it in Accessed.
 	Bytes int64
+	// Priority is what its owner says of the extent in the Placed event. Extents of lower ones go first, by rules that
+	// look at it.
+	Priority int
+	// Write says that some of the accessed bytes were changed.
+	Write bool
+	// Program and At are those of a bracket. Times are counted from any fixed moment.
+	Program Program
+	At      time.Duration
 }
 
-func (e Event) String() string { return fmt.Sprintf("%s %d", e.Kind, e.ID) }
+func (e Event) String() string {
+	switch e.Kind {
+	case Began, Ended:
+		return fmt.Sprintf("%s %d %v", e.Kind, e.Program, e.At)
+	}
+	s := fmt.Sprintf("%s %d", e.Kind, e.ID)
+	if e.Bytes != 0 {
+		s += fmt.Sprintf(" bytes=%d", e.Bytes)
+	}
+	if e.Priority != 0 {
+		s += fmt.Sprintf(" priority=%d", e.Priority)
+	}
+	if e.Write {
+		s += " write"
+	}
+	return s
+}
 
 // Rule chooses victims.
 type Rule interface {
 	// Note tells the Rule what happened.
 	Note(e Event)
-	// Victims yields the extents that nobody maps, the first to go first. Nobody calls Note meanwhile.
+	// Victims yields the extents that may go, the first to go first. Nobody calls Note meanwhile.
 	Victims() iter.Seq[ID]
+}
+
+// Options of rules.
+type Options struct {
+	// Seed is what chance depends on.
+	Seed uint64
+	// ReadOnlyFirst has extents go first that nobody has written to since they were placed.
+	ReadOnlyFirst bool
 }
 
 // Default is the name of the rule that is used where nobody asks for another one.
 const Default = "allocated"
-
-// Rules makes each rule by its name.
-var Rules = map[string]func() Rule{
-	"allocated": newAllocated,
-}

@@ -1,0 +1,173 @@
+package policy
+
+import (
+	"cmp"
+	"container/heap"
+	"iter"
+	"time"
+)
+
+const (
+	// block is the unit in which accesses are counted: an access to all of an extent of 8 MiB counts four times in four
+	// blocks, so that large and small extents compare.
+	block = 2 << 20
+	// mostCount is where a counter is full. Then the counters of all extents are halved, so that what was hot long ago
+	// cools down, and what is hotter than others stays so (Ganguly: 27 bits).
+	mostCount = 1<<27 - 1
+)
+
+// facts are what is known of an extent.
+type facts struct {
+	id       ID
+	bytes    int64 // of an extent that has memory
+	priority int
+	// here says that it has memory, mapped that it may not go.
+	here, mapped bool
+	// placed is when it was given memory, used when something happened to it last, both counted in events.
+	placed, used uint64
+	// count is how often a block of it was accessed, over all the times that it had memory.
+	count uint64
+	// written says that it was changed since it was placed.
+	written bool
+}
+
+// blocks is the size of the extent.
+func (x *facts) blocks() uint64 { return uint64(max((x.bytes+block-1)/block, 1)) }
+
+// book keeps the facts, and times of brackets.
+type book struct {
+	extents map[ID]*facts
+	events  uint64
+	left    uint64 // extents that ever left
+	brackets
+}
+
+// note is Note but for what rules do besides.
+func (b *book) note(e Event) {
+	b.events++
+	if e.Kind == Began || e.Kind == Ended {
+		b.brackets.note(e)
+		return
+	}
+	x := b.extents[e.ID]
+	if x == nil {
+		x = &facts{id: e.ID}
+		b.extents[e.ID] = x
+	}
+	switch e.Kind {
+	case Placed:
+		x.here, x.bytes, x.priority, x.placed, x.written = true, e.Bytes, e.Priority, b.events, false
+	case Mapped, Unmapped:
+		x.mapped = e.Kind == Mapped
+	case Left:
+		x.here, x.mapped = false, false
+		b.left++
+		return
+	case Accessed:
+		x.written = x.written || e.Write
+		b.count(x, uint64(max((e.Bytes+block-1)/block, 1)))
+	case Forgotten:
+		delete(b.extents, e.ID)
+		return
+	}
+	x.used = b.events
+}
+
+// count counts accesses to n blocks of x.
+func (b *book) count(x *facts, n uint64) {
+	x.count += n
+	for x.count/x.blocks() > mostCount {
+		for _, y := range b.extents {
+			y.count /= 2
+		}
+	}
+}
+
+// victims yields the extents that may go, in an order.
+func (b *book) victims(order func(x, y *facts) int) iter.Seq[ID] {
+	return func(yield func(ID) bool) {
+		h := &ranking{order: order}
+		for _, x := range b.extents {
+			if x.here && !x.mapped {
+				h.all = append(h.all, x)
+			}
+		}
+		heap.Init(h)
+		for len(h.all) > 0 && yield(heap.Pop(h).(*facts).id) {
+		}
+	}
+}
+
+// ranking is a heap, since who asks for victims seldom wants all of them.
+type ranking struct {
+	all   []*facts
+	order func(x, y *facts) int
+}
+
+func (r *ranking) Len() int           { return len(r.all) }
+func (r *ranking) Swap(i, j int)      { r.all[i], r.all[j] = r.all[j], r.all[i] }
+func (r *ranking) Less(i, j int) bool { return r.order(r.all[i], r.all[j]) < 0 }
+func (r *ranking) Push(x any)         { r.all = append(r.all, x.(*facts)) }
+func (r *ranking) Pop() any {
+	last := r.all[len(r.all)-1]
+	r.all = r.all[:len(r.all)-1]
+	return last
+}
+
+// brackets knows how long the brackets of programs take.
+type brackets struct {
+	running map[Program]running
+	usual   map[Program]time.Duration // of those that ended once
+}
+
+// running is what a program has open: how many brackets, and when the first of them began.
+type running struct {
+	open  int
+	since time.Duration
+}
+
+// historyWeight is what the last bracket counts against those before it: a quarter, so that one odd launch does not
+// decide.
+const historyWeight = 4
+
+func (b *brackets) note(e Event) {
+	r := b.running[e.Program]
+	if e.Kind == Began {
+		if r.open++; r.open == 1 {
+			r.since = e.At
+		}
+		b.running[e.Program] = r
+		return
+	}
+	if r.open--; r.open != 0 {
+		if r.open > 0 {
+			b.running[e.Program] = r
+		}
+		return
+	}
+	delete(b.running, e.Program)
+	took := e.At - r.since
+	if usual, known := b.usual[e.Program]; known {
+		took = usual + (took-usual)/historyWeight
+	}
+	b.usual[e.Program] = took
+}
+
+// shortest is what the shortest of the brackets that are open takes by their history; false where none is known.
+func (b *brackets) shortest() (d time.Duration, known bool) {
+	for p := range b.running {
+		if usual, ok := b.usual[p]; ok && (!known || usual < d) {
+			d, known = usual, true
+		}
+	}
+	return d, known
+}
+
+// byCount orders by how often blocks of the extents were accessed, the coldest first, and equals by when they were used.
+func byCount(x, y *facts) int {
+	return cmp.Or(cmp.Compare(x.count*y.blocks(), y.count*x.blocks()), byUse(x, y))
+}
+
+func byUse(x, y *facts) int { return cmp.Compare(x.used, y.used) }
+
+func byAge(x, y *facts) int { return cmp.Compare(x.placed, y.placed) }
