@@ -52,6 +52,9 @@ type Options struct {
 	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says so. 0
 	// stands for all of it.
 	UserShare float64
+	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames. "" stands
+	// for DefaultEviction.
+	Eviction string
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 
@@ -200,7 +203,11 @@ func New(o Options) (*Cache, error) {
 			return nil, fmt.Errorf("two devices have the number %d", info.Ordinal)
 		}
 		seen[info.Ordinal] = true
-		c.devices = append(c.devices, c.newDevice(d, info, o))
+		own, err := c.newDevice(d, info, o)
+		if err != nil {
+			return nil, err
+		}
+		c.devices = append(c.devices, own)
 	}
 	if err := c.prepareDeviceReads(o.DeviceReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
 		return nil, err
@@ -214,16 +221,16 @@ func New(o Options) (*Cache, error) {
 }
 
 // newDevice returns what the Cache knows of a device.
-func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) *device {
-	own := &device{
+func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) (own *device, err error) {
+	own = &device{
 		deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
 		zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
 	}
 	own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
-	own.room = residency.New(zeroed{d, own.moves}, residency.Options{
-		Share: cmp.Or(o.UserShare, 1), Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
+	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
+		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
 	})
-	return own
+	return own, err
 }
 
 // HostMemory returns the bytes of Options.HostMemory.

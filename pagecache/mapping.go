@@ -169,6 +169,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	if err == nil && !m.lazy {
 		began := time.Now()
 		if _, err = f.acquire(ctx, m.h, m.pages); err == nil {
+			m.pin.Accessed(m.pages, false)
 			m.record(m.off, m.len, began)
 		}
 	}
@@ -291,6 +292,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 	if pages, err = m.f.acquire(ctx, m.h, rg); err != nil {
 		return pages, err
 	}
+	m.pin.Accessed(rg, false)
 	m.record(m.off+off, n, began)
 	if m.lazy {
 		m.predict(rg)
@@ -310,7 +312,10 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 		return 0, err
 	}
 	defer m.calls.Done()
-	return m.f.release(ctx, m.h, rg)
+	if pages, err = m.f.release(ctx, m.h, rg); pages > 0 {
+		m.pin.Accessed(rg, true)
+	}
+	return pages, err
 }
 
 // Sync is Release, then waits until the bytes are home and, if durable, on stable storage.

@@ -63,6 +63,8 @@ type DeviceStatus struct {
 	MappedBytes int64 `json:"mapped_bytes"`
 	Extents     int   `json:"extents"`
 	Lost        bool  `json:"lost"`
+	// Eviction is the rule that says which extent goes first when the device is full.
+	Eviction string `json:"eviction"`
 	// Users is what the programs of each user map.
 	Users []UserPins `json:"users"`
 	// Read is what CPU reads from the device take.
@@ -253,6 +255,7 @@ func (c *Cache) Status() Status {
 			UsedBytes:   d.Used(),
 			MappedBytes: memory.Mapped,
 			Extents:     memory.Extents,
+			Eviction:    memory.Eviction,
 			Lost:        d.lost.Load(),
 			Users:       memory.Users,
 			Read:        readCost(d.moves.Cost.Now()),

@@ -158,6 +158,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		DeviceReads:       pagecache.DeviceReadsNamed(m.deviceReads.word),
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,
+		Eviction:          m.eviction.word,
 		Log:               log,
 	})
 	if err != nil {

@@ -22,6 +22,7 @@ type settings struct {
 	allowOther        bool
 	userShare         percentage
 	trustUsers        bool
+	eviction          choice
 	readOnly          bool
 	passthrough       choice
 	writeBack         bool
@@ -42,6 +43,7 @@ func newSettings() *settings {
 		gpus:              gpuChoice{backend: "auto"},
 		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
 		userShare:         75,
+		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
@@ -68,6 +70,7 @@ func (s *settings) flags() *pflag.FlagSet {
 		"with --allow-other, what the programs of one user may map of each device's memory")
 	f.BoolVar(&s.trustUsers, "trust-users", false,
 		"let all users of the mount share device memory; docs/security.md says what that means")
+	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")

@@ -3,6 +3,8 @@ package residency
 import (
 	"cmp"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -15,8 +17,8 @@ import (
 type Options struct {
 	// Share is the part of the memory that a limited Tenant may map: all of it is 1.
 	Share float64
-	// Rule chooses victims. nil stands for the rule of policy.Default.
-	Rule policy.Rule
+	// Eviction is the name of the policy.Rule that chooses victims. "" stands for policy.Default.
+	Eviction string
 	// Patience is how long a reservation waits for memory that is about to be free.
 	Patience func() time.Duration
 	// Log receives what nobody waits for.
@@ -31,35 +33,62 @@ type Device struct {
 	options Options
 	share   int64 // bytes that a limited Tenant may map
 
-	mu      sync.Mutex
-	rule    policy.Rule           // protected by mu
-	extents map[policy.ID]*Extent // that Keys have; protected by mu
-	named   policy.ID             // the last one; protected by mu
-	charges map[uint32]int64      // bytes that the programs of each user map; protected by mu
-	mapped  int64                 // bytes of extents that somebody maps; protected by mu
-	taken   int64                 // bytes of extents that are not freed; protected by mu
-	making  int                   // extents that are made; protected by mu
-	leaving int                   // extents that left and are not freed; protected by mu
-	left    int                   // extents that ever left; protected by mu
-	turns   []chan struct{}       // of reservations that need room; the first has the turn, and is closed. Protected by mu
+	mu       sync.Mutex
+	rule     policy.Rule           // protected by mu
+	eviction string                // its name; protected by mu
+	extents  map[policy.ID]*Extent // that Keys have; protected by mu
+	named    policy.ID             // the last one; protected by mu
+	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
+	mapped   int64                 // bytes of extents that somebody maps; protected by mu
+	taken    int64                 // bytes of extents that are not freed; protected by mu
+	making   int                   // extents that are made; protected by mu
+	leaving  int                   // extents that left and are not freed; protected by mu
+	left     int                   // extents that ever left; protected by mu
+	turns    []chan struct{}       // of reservations that need room; the first has the turn, and is closed. Protected by mu
 	// promised is what the reservation that has the turn has made free so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was given back, or is known not to be.
 	freed chan struct{}
 }
 
-// New returns the memory of d, of which nothing is used.
-func New(d gpubackend.Device, o Options) *Device {
-	if o.Rule == nil {
-		o.Rule, _ = policy.New(policy.Default, policy.Options{})
+// New returns the memory of d, of which nothing is used. It fails where there is no rule of the name.
+func New(d gpubackend.Device, o Options) (*Device, error) {
+	rule, err := newRule(o.Eviction)
+	if err != nil {
+		return nil, err
 	}
 	info := d.Info()
 	share := int64(float64(info.Memory) * o.Share)
 	share = (share + info.Granularity - 1) / info.Granularity * info.Granularity // in whole allocations
 	return &Device{
 		backend: d, info: info, options: o, share: min(share, info.Memory),
-		rule: o.Rule, extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
+		rule: rule, eviction: o.Eviction,
+		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
+	}, nil
+}
+
+func newRule(name string) (policy.Rule, error) {
+	return policy.New(cmp.Or(name, policy.Default), policy.Options{Seed: rand.Uint64()})
+}
+
+// SetEviction has another rule choose victims from now on. It begins with the extents in the order in which they were
+// placed, and knows nothing of what happened to them since.
+func (d *Device) SetEviction(name string) error {
+	rule, err := newRule(name)
+	if err != nil {
+		return err
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(d.extents)) {
+		x := d.extents[id]
+		rule.Note(policy.Event{Kind: policy.Placed, ID: id, Bytes: x.size})
+		if x.mapped > 0 {
+			rule.Note(policy.Event{Kind: policy.Mapped, ID: id})
+		}
+	}
+	d.rule, d.eviction = rule, name
+	return nil
 }
 
 // UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
@@ -70,16 +99,18 @@ type UserPins struct {
 
 // Status is how much of a device's memory is used for what.
 type Status struct {
-	Extents int
-	Mapped  int64 // bytes of those that clients map
-	Users   []UserPins
+	// Eviction is the rule that chooses victims.
+	Eviction string
+	Extents  int
+	Mapped   int64 // bytes of those that clients map
+	Users    []UserPins
 }
 
 // Status returns what is so at the moment.
 func (d *Device) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := Status{Extents: len(d.extents), Mapped: d.mapped, Users: make([]UserPins, 0, len(d.charges))}
+	s := Status{Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Users: make([]UserPins, 0, len(d.charges))}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})
 	}

@@ -123,6 +123,15 @@ func (x *Extent) Leave(lost bool) bool {
 	return true
 }
 
+// Accessed tells the rule that so many bytes of x were accessed, with write: that some of them were changed.
+func (x *Extent) Accessed(bytes int64, write bool) {
+	x.dev.mu.Lock()
+	defer x.dev.mu.Unlock()
+	if x.state == held {
+		x.dev.rule.Note(policy.Event{Kind: policy.Accessed, ID: x.id, Bytes: bytes, Write: write})
+	}
+}
+
 // leaveLocked takes x off the device's list, with Device.mu held.
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left

@@ -31,7 +31,7 @@ func TestStates(t *testing.T) {
 	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users, "it counts once for each user")
 	again.Release()
 	p.Release()
-	require.Equal(t, Status{Extents: 1, Users: []UserPins{}}, d.Status())
+	require.Equal(t, Status{Eviction: "allocated", Extents: 1, Users: []UserPins{}}, d.Status())
 
 	x.Hold()
 	require.True(t, x.Copied())

@@ -31,7 +31,8 @@ func newDevice(t *testing.T, granules int64, share float64) (*Device, *faulty.De
 	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule, Poison: true})
 	require.NoError(t, err)
 	f := faulty.Wrap(e)
-	d := New(f, Options{Share: share, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }})
+	d, err := New(f, Options{Share: share, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }})
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()

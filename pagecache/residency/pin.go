@@ -1,11 +1,13 @@
 package residency
 
 import (
+	"cmp"
 	"slices"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
@@ -37,6 +39,18 @@ func (p *Pin) Watch(told func(x *Extent, at Placement)) {
 		x.watches = append(x.watches, p)
 		p.dev.mu.Unlock()
 		told(x, x.Placement())
+	}
+}
+
+// Accessed tells the rule of the device that a program accessed the pages of rg, with write: that it changed some.
+func (p *Pin) Accessed(rg page.Range, write bool) {
+	from, _ := slices.BinarySearchFunc(p.extents, rg.Start, func(x *Extent, p page.Index) int { return cmp.Compare(x.pages.End, p+1) })
+	for _, x := range p.extents[from:] {
+		part := x.pages.Intersect(rg)
+		if part.Empty() {
+			return
+		}
+		x.Accessed(part.Bytes(), write)
 	}
 }
 

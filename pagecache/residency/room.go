@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
 // keptTick is how often a device is asked whether clients gave memory back that they had unmapped.
@@ -109,7 +110,11 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 // evict has one extent leave, and reports whether there was one that could. copied says that it may be one that
 // somebody copies from, whose memory goes when that has ended. The caller has the turn.
 func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
-	for _, x := range d.victims(copied) {
+	for asked := make(map[policy.ID]bool); ; {
+		x := d.victim(copied, asked)
+		if x == nil {
+			return false, nil
+		}
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
@@ -120,20 +125,20 @@ func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, nil
 }
 
-// victims returns the extents that may go, the first to go first. copied says that those are among them that somebody
-// copies from.
-func (d *Device) victims(copied bool) (list []*Extent) {
+// victim returns the next extent that may go, and notes it in asked; nil where all that may go were asked. copied says
+// that it may be one that somebody copies from.
+func (d *Device) victim(copied bool, asked map[policy.ID]bool) *Extent {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id := range d.rule.Victims() {
-		if x := d.extents[id]; copied || !x.copiedLocked() {
-			list = append(list, x)
+		if x := d.extents[id]; !asked[id] && (copied || !x.copiedLocked()) {
+			asked[id] = true
+			return x
 		}
 	}
-	return list
+	return nil
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed.
