@@ -224,9 +224,12 @@ func Unmount(mountpoint string) error {
 	if err == nil {
 		return nil
 	}
-	said := strings.TrimSpace(string(out))
-	if strings.Contains(said, "busy") {
+	said := words(string(out))
+	switch {
+	case strings.Contains(said, "busy"):
 		return busyError(m.Mountpoint)
+	case strings.Contains(said, "not found in"): // fusermount3 looks for mounts of this user only
+		return fmt.Errorf("%s cannot be unmounted: another user mounted it: only that user and root may", m.Mountpoint)
 	}
 	return fmt.Errorf("%s cannot be unmounted: %s", m.Mountpoint, said)
 }

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -160,7 +161,15 @@ func (o *Options) WritesBack() bool { return o.WriteBack && !o.passes() }
 func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 	m := mountOptions(o)
 	if !m.DirectMountStrict {
-		return fuse.NewServer(fs.served(), o.Mountpoint, m)
+		fd, err := mountByFusermount(o.Mountpoint, m)
+		if err != nil {
+			return nil, err
+		}
+		server, err := fuse.NewServer(fs.served(), fmt.Sprintf("/dev/fd/%d", fd), m) // closes fd where it fails
+		if err != nil {
+			return nil, errors.Join(err, unmountByFusermount(o.Mountpoint))
+		}
+		return server, nil
 	}
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -295,7 +304,11 @@ func (s *Server) Unmount() error {
 	}
 	s.WaitHolds()
 	s.fs.touching.Lock()
-	err := s.server.Unmount()
+	unmount := s.server.Unmount
+	if os.Geteuid() != 0 {
+		unmount = func() error { return unmountByFusermount(s.mountpoint) }
+	}
+	err := unmount()
 	s.fs.touching.Unlock()
 	if err != nil {
 		select {

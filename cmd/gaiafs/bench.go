@@ -132,11 +132,12 @@ func benchDevices(g gpuChoice) string {
 // benchMount is bench.Options.Mount.
 func benchMount(flags []string, source, mountpoint string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
 	arguments := append([]string{"--config=/dev/null"}, flags...)
-	return startServing(context.Background(), endAfterMe, append(arguments, "--", source, mountpoint),
+	cmd, _, err := startServing(context.Background(), endAfterMe, append(arguments, "--", source, mountpoint),
 		func(cmd *exec.Cmd) {
 			cmd.Env = withoutSettings(os.Environ())
 			prepare(cmd)
 		})
+	return cmd, err
 }
 
 // benchProcess returns the command that newBenchProcess makes.

@@ -96,6 +96,9 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 		Program:   program,
 		Progress:  progress,
 	})
+	if ctx.Err() != nil && err != nil {
+		return errors.New("interrupted: nothing is mounted, and no picture was made")
+	}
 	if report == nil {
 		return err
 	}
@@ -124,7 +127,7 @@ func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (fun
 		return nil, err
 	}
 	defer log.Close()
-	cmd, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source,
+	cmd, _, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source,
 		mountpoint}, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.Env = withoutSettings(os.Environ())

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"image/png"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -127,7 +128,10 @@ func TestCommandDemoIsInterrupted(t *testing.T) {
 		said = said[:len(said)+n]
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	rest, err := io.ReadAll(errs)
+	require.NoError(t, err)
 	require.Error(t, cmd.Wait())
+	require.Contains(t, string(rest), "gaiafs: interrupted: nothing is mounted, and no picture was made\n")
 	require.Equal(t, exitFailure, cmd.ProcessState.ExitCode())
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)

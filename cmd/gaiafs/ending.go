@@ -482,6 +482,9 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 				}
 				return ctx.Err()
 			}
+			if !s.mountedHere() { // it unmounted, and did not wait until the kernel says so here
+				return ctx.Err()
+			}
 			// It could not unmount, or changed its mind.
 			e.mu.Lock()
 			if e.asker == r.PID {

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,26 +106,26 @@ func parseCount(argument string) ([]int, error) {
 }
 
 // open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes
-// them.
-func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, err error) {
+// them. noGPU says why emulated ones stand in for GPUs that nobody found.
+func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, noGPU, err error) {
 	switch g.backend {
 	case "none":
-		return nil, nil
+		return nil, nil, nil
 	case "auto":
-		devices, err = openFound(memory, log)
+		devices, noGPU, err = openFound(memory, log)
 	default:
 		i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == g.backend })
 		var ordinals []int
 		if ordinals, err = gpuBackends[i].parse(g.argument); err != nil { // Set let only those pass
-			return nil, err
+			return nil, nil, err
 		}
 		devices, err = gpuBackends[i].open(ordinals, memory)
 	}
 	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices are there
-		return nil, fmt.Errorf("--gpus %s: %w", g, err)
+		return nil, nil, fmt.Errorf("--gpus %s: %w", g, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--gpus %s cannot be had: %w; --gpus emulated:1 and --gpus none work everywhere", g, err)
+		return nil, nil, fmt.Errorf("--gpus %s cannot be had: %w; --gpus emulated:1 works everywhere", g, err)
 	}
 	for _, d := range devices {
 		info := d.Info()
@@ -135,21 +135,20 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 		}
 		log.Info("device", what...)
 	}
-	return devices, nil
+	return devices, noGPU, nil
 }
 
 // openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that
-// is because it lacks the memory that was asked for.
-func openFound(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
-	var last error
+// is because it lacks the memory that was asked for. passed says why the kinds before were passed over.
+func openFound(memory int64, log *slog.Logger) (devices []gpubackend.Device, passed, err error) {
 	for _, b := range gpuBackends {
-		ordinals, err := b.found(log)
-		var devices []gpubackend.Device
+		var ordinals []int
+		ordinals, err = b.found(log)
 		for _, o := range ordinals {
 			var opened []gpubackend.Device
 			opened, err = b.open([]int{o}, memory)
 			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
-				return nil, errors.Join(err, closeDevices(devices))
+				return nil, nil, errors.Join(err, closeDevices(devices))
 			}
 			if err != nil {
 				log.Warn("a device is not used", "kind", b.name, "number", o, "reason", err)
@@ -157,18 +156,22 @@ func openFound(memory int64, log *slog.Logger) ([]gpubackend.Device, error) {
 			devices = append(devices, opened...)
 		}
 		if len(devices) > 0 {
-			return devices, nil
+			return devices, passed, nil
 		}
 		log.Info("devices of a kind are not used", "kind", b.name, "reason", err)
-		last = err
+		passed = cmp.Or(passed, err)
 	}
-	return nil, last
+	return nil, passed, err
 }
 
 // openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
 func openEmulated(ordinals []int, memory int64) ([]gpubackend.Device, error) {
-	if memory == 0 {
+	switch host := hostMemory(cgroupLimit); {
+	case memory == 0:
 		memory = emulatedMemory(availableMemory(), len(ordinals))
+	case memory > host:
+		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory, of which there are %s: "+
+			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
 	}
 	var devices []gpubackend.Device
 	for _, o := range ordinals {
@@ -187,27 +190,4 @@ func closeDevices(devices []gpubackend.Device) error {
 		errs = append(errs, d.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// emulatedMemory shares half of the available host memory among n devices, within reasonable bounds.
-func emulatedMemory(available int64, n int) int64 {
-	const least, most = 64 << 20, 4 << 30
-	return min(max(available/2/int64(n), least), most)
-}
-
-// availableMemory is what programs can have without swapping, in bytes; a careful guess where the kernel does not say.
-func availableMemory() int64 {
-	const guess = 1 << 30
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return guess
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
-			if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil {
-				return kib << 10
-			}
-		}
-	}
-	return guess
 }

@@ -19,6 +19,36 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
+// makeLog is openLog. unmake removes the file if this call made it.
+func makeLog(path string) (f *os.File, unmake func(), err error) {
+	_, missing := os.Lstat(path)
+	f, err = openLog(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, func() {
+		if errors.Is(missing, os.ErrNotExist) {
+			_ = os.Remove(path) // it is a small file of no use
+		}
+	}, nil
+}
+
+// makeDirectories is os.MkdirAll. unmake removes the directories that this call made, as far as they are empty.
+func makeDirectories(dir string, mode os.FileMode) (unmake func(), err error) {
+	var missing []string
+	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
+		if _, err := os.Lstat(d); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		missing = append(missing, d)
+	}
+	return func() {
+		for _, d := range missing {
+			_ = os.Remove(d) // others may use it by now
+		}
+	}, os.MkdirAll(dir, mode)
+}
+
 // openNotPlanted opens a file to append to, or makes it. In a directory where everybody may make files, as /tmp, it
 // refuses what another user made before: a link that leads to one of our files, or a file that he reads. The kernel
 // does the same where fs.protected_symlinks and its like are set (proc_sys_fs(5)).

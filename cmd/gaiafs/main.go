@@ -21,7 +21,17 @@ const (
 
 func main() {
 	fs.Guard()
+	nameProcess()
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// nameProcess gives the process the name that ps and top show where it was started through /proc/self/exe: the kernel
+// calls it exe. What the process starts before the first goroutine takes the name over.
+func nameProcess() {
+	const comm = "/proc/self/comm" // proc_pid_comm(5)
+	if name, err := os.ReadFile(comm); err == nil && strings.TrimSpace(string(name)) == "exe" {
+		_ = os.WriteFile(comm, []byte("gaiafs"), 0) // without it the name is ugly, and no more
+	}
 }
 
 // usageError is a mistake in the command line, the environment or a configuration file.
@@ -51,7 +61,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	if errors.As(err, &logged) {
 		return exitFailure
 	}
-	fmt.Fprintf(errs, "gaiafs: %s\n", err)
+	fmt.Fprintf(errs, "gaiafs: %s\n", strings.TrimPrefix(err.Error(), "gaiafs: ")) // the client library's begin so
 	var usage usageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(errs, "Try '%s --help'.\n", command.CommandPath())

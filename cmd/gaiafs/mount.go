@@ -23,7 +23,7 @@ func newMount() *cobra.Command {
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted, by
 'gaiafs umount', by umount(8), or by SIGTERM or SIGINT to this process. Whatever devices hold by then is written back
-before it ends. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
+before it ends. When the mount can be used, mount prints one line: where it is, and with which devices. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
 waiting any longer; the log names what is lost.
 
 Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memory) and from a configuration file in TOML
@@ -40,20 +40,30 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 		RunE: func(cmd *cobra.Command, args []string) error {
 			// Signals are caught before there is a mount that they could leave behind.
 			signals := make(chan os.Signal, 2)
-			report := func(err error) error { return err }
+			tell := func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "gaiafs:", text) }
+			report := func(ready string, err error) error {
+				if err == nil {
+					// Nobody reading it is no reason to end.
+					_, _ = fmt.Fprintln(cmd.OutOrStdout(), ready)
+				}
+				return err
+			}
 			if readyFD > 0 {
 				report = reporter(readyFD, func() { hangUp(signals) })
+			} else {
+				unknownVariables(os.Environ(), tell) // said once, by the process that people started
 			}
 			if err := complete(cmd.Flags(), config, osEnvironment); err != nil {
-				return report(err)
+				return report("", err)
 			}
 			m, err := newMountPlan(s, args[0], args[1])
 			if err != nil {
-				return report(err)
+				return report("", err)
 			}
 			if daemon && readyFD == 0 { // the process that is started gets the same command line, and a descriptor
-				tellEarlier(m.mountpoint, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "gaiafs:", text) })
-				return startDaemon(m, os.Args[1:])
+				tellEarlier(m.mountpoint, tell)
+				ready, err := startDaemon(m, os.Args[1:])
+				return report(ready, err)
 			}
 			signal.Notify(signals, endingSignals()...)
 			defer signal.Stop(signals)

@@ -24,15 +24,17 @@ type outcome struct {
 	// Error is empty where the mount can be used.
 	Error string `json:"error,omitempty"`
 	Usage bool   `json:"usage,omitempty"`
+	// Ready is what to tell people of a mount that can be used.
+	Ready string `json:"ready,omitempty"`
 }
 
 // reporter returns the report function of serve for a socket's descriptor. It is called once. orphaned is called when
 // the process that started this one has ended, if this one is to end with it.
-func reporter(fd int, orphaned func()) func(error) error {
+func reporter(fd int, orphaned func()) func(ready string, err error) error {
 	unix.CloseOnExec(fd) // or what this process starts would keep the connection open
 	conn := os.NewFile(uintptr(fd), "ready socket")
-	return func(err error) error {
-		var o outcome
+	return func(ready string, err error) error {
+		o := outcome{Ready: ready}
 		if err != nil {
 			var usage usageError
 			o = outcome{Error: err.Error(), Usage: errors.As(err, &usage)}
@@ -62,21 +64,21 @@ func reporter(fd int, orphaned func()) func(error) error {
 // errDiedSilently says that a serving process ended before it told how mounting went.
 var errDiedSilently = errors.New("the process that should serve the mount ended before it was ready")
 
-// awaitOutcome reads what reporter wrote.
-func awaitOutcome(conn io.Reader) error {
+// awaitOutcome reads what reporter wrote: ready is for people.
+func awaitOutcome(conn io.Reader) (ready string, err error) {
 	line, err := bufio.NewReader(conn).ReadBytes('\n')
 	if err != nil {
-		return errDiedSilently
+		return "", errDiedSilently
 	}
 	var o outcome
 	if err := json.Unmarshal(line, &o); err != nil {
-		return fmt.Errorf("%w: %w", errDiedSilently, err)
+		return "", fmt.Errorf("%w: %w", errDiedSilently, err)
 	}
 	switch {
 	case o.Error == "":
-		return nil
+		return o.Ready, nil
 	case o.Usage:
-		return usageError{errors.New(o.Error)}
+		return "", usageError{errors.New(o.Error)}
 	}
-	return errors.New(o.Error)
+	return "", errors.New(o.Error)
 }

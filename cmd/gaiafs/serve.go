@@ -33,6 +33,8 @@ type service struct {
 	// inService is mount, for those who may ask before it is set.
 	inService atomic.Pointer[fs.Server]
 	end       *ending
+	// noGPU says why emulated devices stand in for GPUs; nil where they do not, or were asked for.
+	noGPU error
 }
 
 // endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a
@@ -53,19 +55,20 @@ func hangUp(signals chan<- os.Signal) {
 // serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
 // return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of
 // report is another process of gaiafs, which has arranged for that.
-func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Writer, report func(error) error) error {
-	out := stderr
+func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Writer,
+	report func(ready string, err error) error) error {
+	out, discard := stderr, func() {}
 	if m.logFile != "" && !reported {
-		f, err := openLog(m.logFile)
+		f, unmake, err := makeLog(m.logFile)
 		if err != nil {
-			return report(err)
+			return report("", err)
 		}
 		defer f.Close()
-		out = f
+		out, discard = f, unmake
 	}
 	log, flush, err := m.logger(out)
 	if err != nil {
-		return report(err)
+		return report("", err)
 	}
 	defer flush()
 	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
@@ -73,11 +76,12 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	ownLog := m.logFile == "" || reported // standard error
 	s, err := m.start(log)
 	if err != nil {
+		discard()
 		if ownLog && !reported && m.logFormat.word == "json" {
 			log.Error("not mounted", "error", err)
 			return loggedError{err}
 		}
-		return report(err)
+		return report("", err)
 	}
 	bounded, unbound := context.WithCancel(context.Background())
 	defer unbound()
@@ -90,7 +94,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 			log.Warn("the working directory stays", "error", err)
 		}
 	}
-	if err := report(nil); err != nil {
+	if err := report(s.ready(), nil); err != nil {
 		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again",
 			"error", err)
 		hangUp(signals)
@@ -130,10 +134,11 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	}
 	tellEarlier(m.mountpoint, func(text string) { log.Warn(text) })
 	s := &service{plan: m, log: log, started: time.Now(), end: newEnding()}
-	devices, err := m.gpus.open(int64(m.gpuMemory), log)
+	devices, noGPU, err := m.gpus.open(int64(m.gpuMemory), log)
 	if err != nil {
 		return nil, err
 	}
+	s.noGPU = noGPU
 	options := fs.Options{
 		Source:       m.source,
 		Mountpoint:   m.mountpoint,

@@ -41,7 +41,7 @@ type settings struct {
 func newSettings() *settings {
 	return &settings{
 		gpus:              gpuChoice{backend: "auto"},
-		hostMemory:        defaultHostMemory("/sys/fs/cgroup/memory.max"),
+		hostMemory:        defaultHostMemory(cgroupLimit),
 		userShare:         75,
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		passthrough:       choice{"auto", []string{"auto", "off"}},

@@ -131,7 +131,7 @@ func TestDevices(t *testing.T) {
 	open := func(text string, memory int64) []gpubackend.Device {
 		var g gpuChoice
 		require.NoError(t, g.Set(text))
-		devices, err := g.open(memory, slog.New(slog.DiscardHandler))
+		devices, _, err := g.open(memory, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		return devices
 	}

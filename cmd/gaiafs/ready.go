@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// ready is the line that people see when the mount can be used.
+func (s *service) ready() string {
+	devices := s.cache.Devices()
+	text := fmt.Sprintf("%s shows %s", s.mount.Mountpoint(), s.plan.source)
+	switch {
+	case len(devices) == 0:
+		return text + ", without devices (--gpus none)"
+	case s.noGPU != nil:
+		text += fmt.Sprintf("; no GPU: %s; emulated devices stand in", s.noGPU)
+	case devices[0].Kind == gpubackend.KindEmulated:
+		text += "; emulated devices, as --gpus says"
+	}
+	return text + ": " + describeDevices(devices)
+}
+
+// describeDevices names devices and their budgets. Very many that are alike are counted.
+func describeDevices(devices []gpubackend.Info) string {
+	const most = 8
+	var texts []string
+	for _, d := range devices[:min(len(devices), most)] {
+		name := d.Name
+		if d.Kind == gpubackend.KindEmulated {
+			name = "host memory"
+		}
+		texts = append(texts, fmt.Sprintf("gpu%d (%s, %s)", d.Ordinal, name, bytesText(d.Memory)))
+	}
+	if left := len(devices) - most; left > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", left))
+	}
+	return strings.Join(texts, ", ")
+}
