@@ -113,6 +113,51 @@ func MountAt(path string) (MountInfo, error) {
 	return m, nil
 }
 
+// MountOf returns the mount that path is on. It looks at no file of a mount of gaiafs, whose daemon may not answer: symbolic
+// links in one are not followed.
+func MountOf(path string) (MountInfo, error) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return MountInfo{}, err
+	}
+	const mostLinks = 40 // as the kernel
+	for range mostLinks {
+		m, err := mountOf(absolute)
+		if err != nil || m.Type == Type {
+			return m, err
+		}
+		// The first symbolic link on the way may lead to one of ours.
+		next, err := followFirst(absolute)
+		if err != nil || next == absolute {
+			return m, err
+		}
+		absolute = next
+	}
+	return MountInfo{}, fmt.Errorf("%s: %w", path, syscall.ELOOP)
+}
+
+// followFirst replaces the first symbolic link on the way of an absolute path by where it leads. It looks at no mount of
+// gaiafs.
+func followFirst(path string) (string, error) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	at := "/"
+	for i, part := range parts {
+		at = filepath.Join(at, part)
+		if m, err := mountOf(at); err != nil || m.Type == Type {
+			return path, err
+		}
+		target, err := os.Readlink(at)
+		if err != nil {
+			continue
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(at), target)
+		}
+		return filepath.Join(append([]string{target}, parts[i+1:]...)...), nil
+	}
+	return path, nil
+}
+
 // resolveMountpoint resolves symbolic links. A mountpoint itself is not looked at: its daemon may have ended, or not
 // answer.
 func resolveMountpoint(path string) (string, error) {

@@ -76,7 +76,8 @@ type DeviceStatus struct {
 // ReadCost is what reads from one place take, as moving averages.
 type ReadCost struct {
 	LatencyMicros float64 `json:"latency_us"`
-	Bandwidth     float64 `json:"bytes_per_s"`
+	// Rate is what the last reads came to, each with its latency.
+	Rate float64 `json:"bytes_per_s"`
 	// Reads is the number of reads that were measured, QueuedBytes what is under way now.
 	Reads       int64 `json:"reads"`
 	QueuedBytes int64 `json:"queued_bytes"`
@@ -87,7 +88,7 @@ type ReadCost struct {
 func readCost(s cost.Source) ReadCost {
 	e := s.Estimate()
 	return ReadCost{
-		LatencyMicros: float64(e.Latency) / 1e3, Bandwidth: e.Bandwidth, Reads: e.Reads, QueuedBytes: e.Queued, Stuck: e.Stuck,
+		LatencyMicros: float64(e.Latency) / 1e3, Rate: e.Rate, Reads: e.Reads, QueuedBytes: e.Queued, Stuck: e.Stuck,
 	}
 }
 

@@ -45,7 +45,8 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.BoolVar(&o.Quick, "quick", false, "smaller files and fewer rows: under two minutes")
 	f.StringVar(&o.pattern, "run", "", "only the rows whose GROUP/NAME matches `REGEX`")
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
-	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room")
+	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room (default: that of temporary files)")
+	f.Lookup("dir").DefValue = "" // help says the same on every machine
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
 	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated[:N] or cuda[:0,1]; auto takes two emulated "+
 		"ones where there is no GPU")

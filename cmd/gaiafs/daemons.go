@@ -63,7 +63,7 @@ func findByPID(pid int, patience time.Duration) (found, error) {
 			return f, nil
 		}
 	}
-	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status --all' lists "+
+	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status' lists "+
 		"those there are", pid)
 }
 
@@ -151,9 +151,24 @@ func processState(pid int) byte {
 	return 0
 }
 
-// silentDaemons says which daemons of a mountpoint do not answer. It does not look at the mountpoint, which would wait.
-func silentDaemons(mountpoint string) string {
-	m, err := fs.MountAt(mountpoint)
+// isStopped reports whether a daemon of the mount that path is on, or of that socket, is stopped. It asks the kernel only.
+func isStopped(path string) bool {
+	mountpoint := ""
+	if m, err := fs.MountOf(path); err == nil && m.Type == fs.Type {
+		mountpoint = m.Mountpoint
+	}
+	return slices.ContainsFunc(control.Listeners(mountpoint), func(l control.Listener) bool {
+		if mountpoint == "" && l.Path != path || l.PID == 0 {
+			return false
+		}
+		state := processState(l.PID)
+		return state == 'T' || state == 't'
+	})
+}
+
+// silentDaemons says which daemons of the mount that a path is on do not answer. It does not look at the mountpoint, which would wait.
+func silentDaemons(path string) string {
+	m, err := fs.MountOf(path)
 	if err != nil {
 		return ""
 	}
@@ -166,7 +181,7 @@ func silentDaemons(mountpoint string) string {
 	return strings.Join(texts, "; ")
 }
 
-// row is a line of `gaiafs status --all`.
+// row is a line of `gaiafs status`.
 type row struct {
 	Mountpoint string `json:"mountpoint"`
 	Source     string `json:"source"`

@@ -23,8 +23,11 @@ func newMount() *cobra.Command {
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted, by
 'gaiafs umount', by umount(8), or by SIGTERM or SIGINT to this process. Whatever devices hold by then is written back
-before it ends. When the mount can be used, mount prints one line: where it is, and with which devices. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
+before it ends. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
 waiting any longer; the log names what is lost.
+
+When the mount can be used, one line on standard output says where it is, and with which devices. Where there is no GPU it
+says why, and that emulated devices stand in.
 
 Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memory) and from a configuration file in TOML
 (gpu-memory = "4G"): the one named by --config or GAIAFS_CONFIG, else ~/.config/gaiafs/config.toml and then

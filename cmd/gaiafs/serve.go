@@ -205,7 +205,12 @@ func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 		if is, err := fs.IsMount(m.mountpoint); err != nil || !is {
 			return nil // what is wrong with the place is said later
 		}
-		if _, err := os.Stat(m.mountpoint); !errors.Is(err, syscall.ENOTCONN) {
+		_, err := within(m.mountpoint, askedFor, func() (os.FileInfo, error) { return os.Stat(m.mountpoint) })
+		if errors.Is(err, errNoAnswer) {
+			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already, whose daemon does not answer: %s",
+				m.mountpoint, silentDaemons(m.mountpoint))
+		}
+		if !errors.Is(err, syscall.ENOTCONN) {
 			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount "+
 				"%s' or choose another directory",
 				m.mountpoint, m.mountpoint)

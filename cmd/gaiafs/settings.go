@@ -62,7 +62,9 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated[:N] or cuda[:0,1]")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
 	f.Var(&s.hostMemory, "host-memory",
-		"host memory for what grows with the work of programs: base copies, page states, pages read ahead")
+		"host memory for what grows with the work of programs: base copies, page states, pages read ahead "+
+			"(default: a sixteenth of the machine's)")
+	f.Lookup("host-memory").DefValue = "" // help says the same on every machine
 	f.StringVar(&s.socket, "socket", "",
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")

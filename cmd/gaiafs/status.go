@@ -118,20 +118,20 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 }
 
 func newStatus() *cobra.Command {
-	q := statusQuery{timeout: span{Duration: 10 * time.Second}}
+	q := statusQuery{timeout: span{Duration: patience}}
 	cmd := &cobra.Command{
-		Use:   "status MOUNTPOINT",
-		Short: "Show devices, files and counters of a mount",
-		Long: `status shows what a mount holds where. Pages are of 4 KiB. With --json it prints a stable document for scripts, which
-docs/status.md describes.
+		Use:   "status [MOUNTPOINT]",
+		Short: "List mounts, or show devices, files and counters of one",
+		Long: `status lists the mounts of gaiafs. Of a mount that is named it shows what it holds where. Pages are of 4 KiB. What is zero
+is left out, unless --all is given. With --json it prints a stable document for scripts, which docs/status.md describes.
 
-A mount that was detached (umount -l) may have a daemon that still brings bytes home. MOUNTPOINT shows it while nothing else
-is mounted there, --pid in any case. --all lists all mounts, and such daemons.`,
-		Example: `  gaiafs status /mnt/data
-  gaiafs status --all
+A mount that was detached (umount -l) may have a daemon that still brings bytes home. The list has such daemons too. MOUNTPOINT
+shows one while nothing else is mounted there, --pid in any case.`,
+		Example: `  gaiafs status
+  gaiafs status /mnt/data
   gaiafs status --json /mnt/data | jq '.counters.merged_pages'`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if q.all || q.pid != 0 {
+			if len(args) == 0 || q.pid != 0 {
 				return arguments()(cmd, args)
 			}
 			return arguments("MOUNTPOINT")(cmd, args)
@@ -140,17 +140,16 @@ is mounted there, --pid in any case. --all lists all mounts, and such daemons.`,
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if q.all {
-				return q.showAll(cmd.OutOrStdout())
+			if len(args) == 0 && q.pid == 0 {
+				return q.showMounts(cmd.OutOrStdout())
 			}
 			return q.show(cmd, args)
 		},
 	}
 	cmd.Flags().BoolVar(&q.asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&q.all, "all", false, "list all mounts, and daemons whose mounts were detached")
+	cmd.Flags().BoolVar(&q.all, "all", false, "show what is zero, too")
 	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon that is this process")
-	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for the daemon's answer")
-	cmd.MarkFlagsMutuallyExclusive("all", "pid")
+	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for a daemon's answer")
 	return cmd
 }
 
@@ -161,7 +160,7 @@ type statusQuery struct {
 	timeout     span
 }
 
-func (q *statusQuery) showAll(out io.Writer) error {
+func (q *statusQuery) showMounts(out io.Writer) error {
 	rows, err := allMounts(min(q.timeout.Duration, askedFor))
 	if err != nil {
 		return err
@@ -194,7 +193,7 @@ func (q *statusQuery) show(cmd *cobra.Command, args []string) error {
 	if err := json.Unmarshal(doc, &s); err != nil {
 		return fmt.Errorf("the mount's answer cannot be read: %w; its daemon may be of another version", err)
 	}
-	return s.print(out)
+	return s.print(out, q.all)
 }
 
 // ask asks the daemon that was meant.
@@ -253,22 +252,45 @@ func severalDetached(mountpoint string, all []found) error {
 // errNoAnswer says that a daemon is there and says nothing.
 var errNoAnswer = errors.New("the daemon does not answer")
 
-// askStatus asks the daemon. It may be stopped, or hang, and a signal would not end the call that waits for it.
-func askStatus(mountpoint string, patience time.Duration) ([]byte, error) {
+// askStatus asks the daemon, at a mountpoint or a socket.
+func askStatus(where string, patience time.Duration) ([]byte, error) {
+	return within(where, patience, func() ([]byte, error) { return gaiafs.Status(where) })
+}
+
+// patience is how long commands wait for a daemon's answer that have no setting for it.
+const patience = 10 * time.Second
+
+// stoppedAfter is how long a daemon has to be silent until it is looked at whether it is stopped.
+const stoppedAfter = time.Second
+
+// within returns what call returns, which asks the daemon of the mount that path is on, or of that socket. The daemon may
+// be stopped, or hang, and no signal would end a call that waits for it: the call is left behind then, for this process
+// to take with it when it ends. A daemon that is stopped is not waited for to the end.
+func within[T any](path string, limit time.Duration, call func() (T, error)) (T, error) {
 	type answer struct {
-		doc []byte
-		err error
+		value T
+		err   error
 	}
 	answered := make(chan answer, 1)
 	go func() {
-		doc, err := gaiafs.Status(mountpoint)
-		answered <- answer{doc, err}
+		value, err := call()
+		answered <- answer{value, err}
 	}()
-	select {
-	case a := <-answered:
-		return a.doc, a.err
-	case <-time.After(patience):
-		return nil, fmt.Errorf("%w after %s", errNoAnswer, patience)
+	late := time.After(limit)
+	look := time.NewTicker(min(stoppedAfter, limit))
+	defer look.Stop()
+	var none T
+	for {
+		select {
+		case a := <-answered:
+			return a.value, a.err
+		case <-late:
+			return none, fmt.Errorf("%w after %s", errNoAnswer, limit)
+		case <-look.C:
+			if isStopped(path) {
+				return none, errNoAnswer
+			}
+		}
 	}
 }
 
@@ -276,7 +298,7 @@ func askStatus(mountpoint string, patience time.Duration) ([]byte, error) {
 func statusError(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, errNoAnswer):
-		what := cmp.Or(silentDaemons(mountpoint), "it is stopped, or waits for something")
+		what := cmp.Or(silentDaemons(mountpoint), "it waits for something, or is stopped")
 		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give the mount up with 'gaiafs umount --force "+
 			"%s'",
 			mountpoint, err, what, mountpoint)
@@ -285,7 +307,7 @@ func statusError(mountpoint string, err error) error {
 			mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)
-	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNABORTED):
 		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again",
 			mountpoint, mountpoint)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):

@@ -46,7 +46,7 @@ func TestStatusShowsViews(t *testing.T) {
 		{Bytes: 1 << 20, DeviceBytes: 2 << 20, Segments: 1, Files: 1, Mappings: 1},
 	}}}}}
 	var b strings.Builder
-	require.NoError(t, s.print(&b))
+	require.NoError(t, s.print(&b, false))
 	require.Contains(t, b.String(), "view on gpu1: 3.0 MiB in 7 segments of 2 files, for user 1000, 3 mappings; 4.0 MiB of device memory\n")
 	require.Contains(t, b.String(), "view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
 }

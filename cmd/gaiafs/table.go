@@ -15,8 +15,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// print writes the status for people.
-func (s *statusDocument) print(w io.Writer) error {
+// print writes the status for people. What is zero is left out unless all is set.
+func (s *statusDocument) print(w io.Writer, all bool) error {
 	var b strings.Builder
 	m := s.Mount
 	fmt.Fprintf(&b, "%s at %s", m.Source, m.Mountpoint)
@@ -79,58 +79,110 @@ func (s *statusDocument) print(w io.Writer) error {
 		})
 	}
 
-	used := s.Memory.Classes
-	fmt.Fprintf(&b, "\nHost memory: %s of %s; %s for base copies, %s (%s at most) for pages read ahead from devices, "+
-		"%s for page states, %s for page hashes\n",
-		bytesText(s.Memory.UsedBytes), bytesText(s.Memory.LimitBytes), bytesText(used["bases"]), bytesText(used["clean"]), bytesText(s.CleanLimit),
-		bytesText(used["states"]), bytesText(used["digests"]))
+	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
 
-	b.WriteString("\nReads on the CPU: moving averages\n")
-	table(&b, func(t io.Writer) {
+	section(&b, "Reads on the CPU: moving averages", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \tlatency (µs)\tper second\treads\tunder way\t\n")
 		line := func(name string, c pagecache.ReadCost) {
 			state := ""
 			if c.Stuck {
 				state = "does not answer"
 			}
-			fmt.Fprintf(t, "  %s\t%.0f\t%s\t%d\t%s\t%s\n", name, c.LatencyMicros, bytesText(int64(c.Bandwidth)),
-				c.Reads, bytesText(c.QueuedBytes), state)
+			if c.Reads == 0 && !c.Stuck && !all {
+				return
+			}
+			rows++
+			latency, rate := "-", "-" // nobody has measured them
+			if c.Reads > 0 {
+				latency, rate = fmt.Sprintf("%.0f", c.LatencyMicros), bytesText(int64(c.Rate))
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%d\t%s\t%s\n", name, latency, rate, c.Reads, bytesText(c.QueuedBytes), state)
 		}
 		line("disk", s.Disk)
 		for _, d := range s.Devices {
 			line(fmt.Sprint("gpu", d.Device), d.Read)
 		}
+		return rows
 	})
 
-	b.WriteString("\nFilled so far: " + s.ways())
+	if ways := s.ways(all); ways != "" {
+		b.WriteString("\nFilled so far: " + ways)
+	}
 
-	b.WriteString("\nCounters\n")
-	table(&b, func(t io.Writer) {
+	section(&b, "Counters", func(t io.Writer) (rows int) {
 		for _, name := range sortedKeys(s.Counters) {
-			fmt.Fprintf(t, "  %s\t%d\n", strings.ReplaceAll(name, "_", " "), s.Counters[name])
+			if s.Counters[name] != 0 || all {
+				rows++
+				fmt.Fprintf(t, "  %s\t%d\n", strings.ReplaceAll(name, "_", " "), s.Counters[name])
+			}
 		}
+		return rows
 	})
 
-	b.WriteString("\nLatencies (µs)\n")
-	table(&b, func(t io.Writer) {
+	section(&b, "Latencies (µs)", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \tcount\tmean\tp50 below\tp99 below\tmax below\n")
 		for _, name := range sortedKeys(s.Latencies) {
 			l := s.Latencies[name]
+			if l.Count == 0 && !all {
+				continue
+			}
+			rows++
 			fmt.Fprintf(t, "  %s\t%d\t%.0f\t%d\t%d\t%d\n", strings.ReplaceAll(name, "_", " "), l.Count, l.Mean, l.P50,
 				l.P99, l.Max)
 		}
+		return rows
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// ways says where the bytes on devices came from.
-func (s *statusDocument) ways() string {
+// memoryClasses are what host memory is used for, in the order in which people are told.
+var memoryClasses = []struct{ name, what string }{{"bases", "base copies"},
+	{"clean", "pages read ahead from devices"}, {"states", "page states"}, {"digests", "page hashes"},
+	{"views", "lists of segments of views"}}
+
+// hostMemory says what host memory is used for.
+func (s *statusDocument) hostMemory(all bool) string {
+	text := bytesText(s.Memory.UsedBytes) + " of " + bytesText(s.Memory.LimitBytes)
+	separator := "; "
+	for _, c := range memoryClasses {
+		n := s.Memory.Classes[c.name]
+		if n == 0 && !all {
+			continue
+		}
+		text += separator + bytesText(n) + " for " + c.what
+		if c.name == "clean" {
+			text += fmt.Sprintf(" (%s at most)", bytesText(s.CleanLimit))
+		}
+		separator = ", "
+	}
+	return text
+}
+
+// section writes a table with its heading, unless it has no rows.
+func section(b *strings.Builder, heading string, fill func(io.Writer) (rows int)) {
+	var text strings.Builder
+	rows := 0
+	table(&text, func(t io.Writer) { rows = fill(t) })
+	if rows > 0 {
+		b.WriteString("\n" + heading + "\n" + text.String())
+	}
+}
+
+// ways says where the bytes on devices came from; nothing where there are none, unless all is set.
+func (s *statusDocument) ways(all bool) string {
 	var b strings.Builder
-	of := func(counter string) string { return bytesText(s.Counters[counter] << page.Shift) }
-	fmt.Fprintf(&b, "%s from the host's page cache, %s from the disk past it, %s from the disk through it, %s from "+
-		"other devices\n",
-		of("cached_pages"), of("direct_pages"), of("buffered_pages"), of("peer_copy_pages"))
+	var parts []string
+	for _, way := range []struct{ counter, from string }{{"cached_pages", "the host's page cache"},
+		{"direct_pages", "the disk past the host's page cache"}, {"buffered_pages", "the disk through the host's page cache"}, {"peer_copy_pages", "other devices"}} {
+		if n := s.Counters[way.counter]; n != 0 || all {
+			parts = append(parts, bytesText(n<<page.Shift)+" from "+way.from)
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	b.WriteString(strings.Join(parts, ", ") + "\n")
 	if s.DirectReads == "off" {
 		b.WriteString("  the disk is read through the page cache only (--direct-reads off)\n")
 	}

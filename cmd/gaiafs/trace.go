@@ -82,7 +82,9 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 		defer cancel()
 	}
 	n := &counted{w: f}
-	err = gaiafs.Record(ctx, mountpoint, n)
+	if _, err = askStatus(mountpoint, patience); err == nil { // a recording waits for its daemon without end
+		err = gaiafs.Record(ctx, mountpoint, n)
+	}
 	if closing := f.Close(); err == nil {
 		err = closing
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -338,6 +339,9 @@ type daemon struct {
 
 // resolve returns the absolute path without symbolic links, as far as that can be had.
 func resolve(path string) string {
+	if m, err := fs.MountAt(path); err == nil {
+		return m.Mountpoint
+	}
 	if absolute, err := filepath.Abs(path); err == nil {
 		path = absolute
 	}
@@ -391,27 +395,21 @@ func (d *daemon) close() { unix.Close(d.fd) }
 
 // find finds the daemon, but waits no longer than ctx for its answer.
 func (u *unmounting) find(ctx context.Context) (*daemon, error) {
-	type found struct {
-		d   *daemon
-		err error
+	patience := time.Duration(math.MaxInt64)
+	if deadline, limited := ctx.Deadline(); limited {
+		patience = max(time.Until(deadline), time.Millisecond)
 	}
-	answer := make(chan found, 1)
-	go func() {
-		d, err := findDaemon(u.where())
-		answer <- found{d, err}
-	}()
-	select {
-	case f := <-answer:
-		return f.d, f.err
-	case <-ctx.Done():
-		what := "it does not answer"
-		if u.detached != nil {
-			what += ": " + stuckProcess(u.detached.pid())
-		} else if silent := silentDaemons(u.mountpoint); silent != "" {
-			what += ": " + silent
-		}
-		return nil, errors.New(what)
+	d, err := within(u.where(), patience, func() (*daemon, error) { return findDaemon(u.where()) })
+	if !errors.Is(err, errNoAnswer) {
+		return d, err
 	}
+	what := "it does not answer"
+	if u.detached != nil {
+		what += ": " + stuckProcess(u.detached.pid())
+	} else if silent := silentDaemons(u.mountpoint); silent != "" {
+		what += ": " + silent
+	}
+	return nil, errors.New(what)
 }
 
 // wait waits for the end of the process, or of ctx.

@@ -8,6 +8,8 @@ const (
 	// gain is the part of an error that is corrected at once, quickGain that of a read that took less than half as long as
 	// was thought: what has become faster is to be used soon.
 	gain, quickGain = 0.25, 0.5
+	// rateGain is the weight of the last read in Estimate.Rate.
+	rateGain = 1. / 16
 	// surprise is how many times longer than thought a read counts at most.
 	surprise = 16
 	// least is the smallest latency, and what a unit takes at least, in nanoseconds.
@@ -27,6 +29,8 @@ type Source struct {
 	probing  bool
 	measured time.Time
 	ended    int64
+	// bytes and took are moving averages of what ended: the bytes of a read and those under way before it, and ns.
+	bytes, took float64
 }
 
 // NewSource makes a Source of which this is thought until something is measured: bandwidth is in bytes per second.
@@ -46,6 +50,8 @@ func (s *Source) End(n, ahead int64, took time.Duration, now time.Time) {
 	s.queued -= n
 	s.ended++
 	s.measured = now
+	s.bytes += rateGain * (float64(ahead+n) - s.bytes)
+	s.took += rateGain * (max(float64(took), least) - s.took)
 	u := float64(ahead+n) / unit
 	thought := s.latency + u*s.perUnit
 	err := min(float64(took), surprise*thought) - thought
@@ -97,8 +103,9 @@ func (s *Source) Measured(now time.Time) { s.probing, s.measured = false, now }
 // Estimate is what a Source knows.
 type Estimate struct {
 	Latency time.Duration
-	// Bandwidth is in bytes per second.
-	Bandwidth float64
+	// Bandwidth is in bytes per second, as far as the reads tell it apart from Latency. Rate is what the last reads came to,
+	// each with its latency; 0 where there were none.
+	Bandwidth, Rate float64
 	// Queued is the bytes under way, Reads the number of reads that were measured.
 	Queued, Reads int64
 	Stuck         bool
@@ -106,11 +113,15 @@ type Estimate struct {
 
 // Estimate returns what s knows.
 func (s *Source) Estimate() Estimate {
-	return Estimate{
+	e := Estimate{
 		Latency:   time.Duration(s.latency),
 		Bandwidth: unit / s.perUnit * 1e9,
 		Queued:    s.queued,
 		Reads:     s.ended,
 		Stuck:     s.Stuck(),
 	}
+	if s.took > 0 {
+		e.Rate = s.bytes / s.took * 1e9
+	}
+	return e
 }

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// commandsOnMounts are command lines that speak with the daemon of a mount. MOUNT stands for the mountpoint.
+var commandsOnMounts = [][]string{
+	{"status", "MOUNT"},
+	{"umount", "MOUNT"},
+	{"mount", "--gpus=none", "--log-file=/dev/null", "SOURCE", "MOUNT"},
+	{"trace", "record", "MOUNT", "-o", "-"},
+}
+
+// A daemon that is stopped hangs no command: each names the process, and says what helps.
+func TestCommandsOnAStoppedDaemon(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
+	require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("content"), 0o600))
+	s.signal(t, syscall.SIGSTOP)
+	defer func() {
+		s.signal(t, syscall.SIGCONT)
+		s.signal(t, syscall.SIGTERM)
+		require.Equal(t, exitOK, s.end(t))
+	}()
+	require.Eventually(t, func() bool { return processState(s.pid()) == 'T' }, time.Minute, time.Millisecond)
+	cure := fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", s.pid(), s.pid())
+	results := make([]result, len(commandsOnMounts))
+	var all sync.WaitGroup
+	for i, line := range commandsOnMounts {
+		args := strings.Fields(strings.NewReplacer("MOUNT", s.mountpoint, "SOURCE", s.source).Replace(
+			strings.Join(line, " ")))
+		cmd := command(t, args...)
+		all.Go(func() {
+			late := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+			defer late.Stop()
+			results[i] = execute(t, cmd)
+		})
+	}
+	all.Wait()
+	for i, r := range results {
+		require.Equal(t, exitFailure, r.code, "%v: %s", commandsOnMounts[i], r.err)
+		require.Contains(t, r.err, cure, "%v", commandsOnMounts[i])
+	}
+	r := gaiafsCommand(t, "status")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, cure)
+}
