@@ -154,33 +154,33 @@ def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
 
 def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     """Does work where no interrupt reaches it (see shelter.py), in the caller's context of CUDA."""
-    return shelter.run(_there(work), undo)
+    return shelter.run(there(work), undo)
 
 
 def apart_together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
     """Does several works so, side by side. Where one fails, what the others returned goes to undo."""
-    there = [_there(work) for work in works]
+    all_there = [there(work) for work in works]
 
     def undo_all(made: list[_T]) -> None:
         any(map(undo, made))
 
-    return shelter.run(lambda: shelter.together(there, undo), undo_all)
+    return shelter.run(lambda: shelter.together(all_there, undo), undo_all)
 
 
-def _there(work: Callable[[], _T]) -> Callable[[], _T]:
+def there(work: Callable[[], _T]) -> Callable[[], _T]:
     """Returns work for another thread that uses this one's context of CUDA, if there is one."""
     context = _library.gaia_context()
     if not context:
         return work
 
-    def there() -> _T:
+    def lent() -> _T:
         _library.gaia_lend_context(context)
         try:
             return work()
         finally:
             _library.gaia_lend_context(None)
 
-    return there
+    return lent
 
 
 def map_file(fd: int, offset: int, length: int, writable: bool, device: int, flags: int) -> int:
@@ -250,9 +250,13 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
 
 def read(address: int, n: int) -> bytes:
     into = ctypes.create_string_buffer(n)
+    read_into(address, ctypes.addressof(into), n)
+    return into.raw
+
+
+def read_into(address: int, into: int, n: int) -> None:
     if _library.gaia_read(address, into, n):
         raise _failure()
-    return into.raw
 
 
 def write(address: int, data: bytes) -> None:

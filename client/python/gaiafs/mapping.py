@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+import operator
+import os
+from concurrent.futures import Future
+from typing import Any, Literal, SupportsIndex, overload
 
 from . import _core
-from .arguments import HasFileno, PathLike
+from .arguments import HasFileno, PathLike, ordinal_of
 from .array import Array, buffer
+from .errors import Error
 from .memory import Memory
+from .places import Place
 from .window import open_window
 
 
@@ -22,16 +28,52 @@ def mmap(
     """Maps a file of a gaiafs mount into the memory of a device.
 
     file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process counts
-    them, "cuda:N" or a torch.device. mode is "r", or "r+" to store into it too. offset is a multiple of 4096. Without a
-    length the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing is
+    them, "cuda:N" or a torch.device. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
+    the path, or empties the one that is there, with offset + length bytes. offset is a multiple of 4096. Without a length
+    the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing is
     fetched before the first acquire; otherwise everything is when this returns.
 
     Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where the
     file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and ValueError.
     """
-    if mode not in ("r", "r+"):
-        raise ValueError(f"mode is 'r' or 'r+', not {mode!r}")
-    return Mapping(open_window(file, device, mode == "r+", offset, length, lazy))
+    if mode not in ("r", "r+", "w+"):
+        raise ValueError(f"mode is 'r', 'r+' or 'w+', not {mode!r}")
+    if mode == "w+":
+        _make(file, device, operator.index(offset), length)
+    return Mapping(open_window(file, device, mode != "r", offset, length, lazy))
+
+
+def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: int | None) -> None:
+    """Makes the file for mode "w+": zeros, as long as the end of the mapping."""
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        raise ValueError("mode 'w+' makes a file: pass its path")
+    if length is None or operator.index(length) <= 0 or offset < 0 or offset % _core.PAGE:
+        raise ValueError(f"mode 'w+' needs a length, and an offset that is a multiple of {_core.PAGE}")
+    ordinal_of(device)  # before there is nothing left of the file
+    name = os.fsdecode(file)
+    fds: list[int] = []
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+        fds.extend(map(os.open, (name,), (flags,), (0o666,)))  # in one step, so that no interrupt loses it
+        os.ftruncate(fds[0], offset + operator.index(length))
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _again(place: Place, device: int, mode: str, offset: int, length: int, lazy: bool) -> Mapping:
+    """Maps a file as another process did: what pickle calls."""
+    fds: list[int] = []
+    try:
+        place.open(mode != "r", fds)
+        mapping = mmap(fds[0], device, mode, offset, length, lazy)
+        mapping._window.name = place.path
+        return mapping
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 class Mapping(Memory):
@@ -40,6 +82,10 @@ class Mapping(Memory):
     All processes that map the file on that device share the same memory. What this one stores is seen by everyone else, CPU
     programs with plain reads included, after ``release``; what others released or wrote is seen here after ``acquire``. Closing
     it is an implicit release.
+
+    Pickled, it is mapped again where it is unpickled, so that workers can be given mappings: what a worker stores is in
+    the same memory. device there is the number that this process has for it. Error ESTALE where the path has become
+    another file's, and ENOENT where it is gone.
     """
 
     def __repr__(self) -> str:
@@ -57,22 +103,66 @@ class Mapping(Memory):
     def mode(self) -> str:
         return "r+" if self._window.writable else "r"
 
-    def sync(self, durable: bool = True, offset: int = 0, length: int | None = None) -> None:
-        """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage."""
-        offset, n = self._range(offset, length)
-        self._window.request(_core.SYNC, offset, n, int(bool(durable)), _core.ALL_STREAMS)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        w = self._window
+        if w.closed:
+            raise ValueError("the mapping is closed")
+        return _again, (w.places[0], w.device, self.mode, w.offset, w.length, w.lazy)
 
-    def write(self, data: Any, offset: int = 0) -> None:
+    @overload
+    def sync(
+        self, durable: bool = True, offset: int = 0, length: int | None = None, *, wait: Literal[True] = True
+    ) -> None: ...
+
+    @overload
+    def sync(
+        self, durable: bool = True, offset: int = 0, length: int | None = None, *, wait: Literal[False]
+    ) -> Future[None]: ...
+
+    def sync(
+        self, durable: bool = True, offset: int = 0, length: int | None = None, *, wait: bool = True
+    ) -> Future[None] | None:
+        """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage.
+
+        wait is that of ``acquire``.
+        """
+        offset, n = self._range(offset, length)
+
+        def work() -> None:
+            self._window.request(_core.SYNC, offset, n, int(bool(durable)), _core.ALL_STREAMS)
+
+        if not wait:
+            return self._window.begin(work)
+        work()
+        return None
+
+    def write(self, data: Any, offset: SupportsIndex | None = None) -> int:
         """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU.
 
-        They are there when it returns. On a GPU the copy comes after what is queued in the default stream.
+        It writes at the position, which moves behind the bytes, or at offset, and returns how many bytes there were. They
+        are in the memory when it returns; others see them after ``release``. On a GPU the copy comes after what is queued
+        in the default stream. ValueError where they do not fit.
         """
-        if not self._window.writable:
-            raise TypeError("the mapping is read-only: map with mode 'r+'")
         if not isinstance(data, bytes):
             data = memoryview(data).tobytes()  # not bytes(data), which makes zeros of a number
-        offset, n = self._part(offset, len(data))
-        self._window.write(self._window.ptr + offset, data)
+        at = self._position if offset is None else operator.index(offset)
+        self._store(at, data)
+        self._move(at + len(data), offset)
+        return len(data)
+
+    def __setitem__(self, index: slice | SupportsIndex, data: Any) -> None:
+        """Stores bytes into a slice of the same length, or a number into one byte."""
+        at, n = self._place(index)
+        data = memoryview(data).tobytes() if isinstance(index, slice) else bytes((operator.index(data),))
+        if len(data) != n:
+            raise ValueError(f"the slice has {n} bytes, and there are {len(data)} for it: a mapping keeps its size")
+        self._store(at, data)
+
+    def _store(self, at: int, data: bytes) -> None:
+        if not self._window.writable:
+            raise TypeError("the mapping is read-only: map with mode 'r+'")
+        at, n = self._part(at, len(data))
+        self._window.write(self._window.ptr + at, data)
 
     def array(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Array:
         """Returns elements of the memory, for every library that speaks DLPack or an array interface.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import operator
 import warnings
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from . import _core
 from .arguments import sizes_of, stream_of, whole_pages
 from .array import ALIGNMENT, Array, buffer, is_misaligned
 from .dtypes import dtype_of
 from .errors import ReadOnlyWarning
+from .filelike import FileLike
 from .window import Window
 
 ADVICE = {"normal": 0, "random": 1, "sequential": 2, "willneed": 3, "dontneed": 4}
@@ -44,7 +46,7 @@ class Acquired:
                 value.__context__ = e
 
 
-class Memory:
+class Memory(FileLike):
     """Device memory that ``gaiafs.mmap`` or ``gaiafs.view`` mapped: what both have.
 
     Methods may be called from any thread, and block until the daemon has answered. Offsets count bytes from the start of the
@@ -59,10 +61,6 @@ class Memory:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        # Of copy.copy, too: with two of them on one window, closing one would close the other.
-        raise TypeError("a mapping cannot be copied or pickled: map the file again")
 
     def __len__(self) -> int:
         return self._window.length
@@ -124,26 +122,62 @@ class Memory:
             raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
         return offset, n
 
-    def acquire(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> Acquired:
+    @overload
+    def acquire(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: Literal[True] = True
+    ) -> Acquired: ...
+
+    @overload
+    def acquire(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: Literal[False]
+    ) -> Future[Acquired]: ...
+
+    def acquire(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: bool = True
+    ) -> Acquired | Future[Acquired]:
         """Brings a range up to date, when it returns: every release and every write before is seen.
 
         On a GPU it first waits for the work that was begun, of stream or of the whole device, as ``release`` does: bytes
-        change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the end,
-        with the same stream.
-        """
-        offset, n = self._range(offset, length)
-        pages = self._window.request(_core.ACQUIRE, offset, n, stream=stream_of(stream))
-        return Acquired(self, offset, n, stream, pages)
+        change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the
+        end, with the same stream.
 
-    def release(self, offset: int = 0, length: int | None = None, *, stream: Any = None) -> int:
-        """Makes what was stored into a range visible to everyone, and returns how many pages that were.
-
-        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of the
-        whole device. With mode "r" it does nothing.
+        With wait=False it returns a ``concurrent.futures.Future`` at once, and a thread of its own, which ends with the
+        request, does the rest. ``close`` waits for it.
         """
         offset, n = self._range(offset, length)
         handle = stream_of(stream)
-        return self._window.request(_core.RELEASE, offset, n, stream=handle)
+
+        def work() -> Acquired:
+            pages = self._window.request(_core.ACQUIRE, offset, n, stream=handle)
+            return Acquired(self, offset, n, stream, pages)
+
+        return work() if wait else self._window.begin(work)
+
+    @overload
+    def release(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: Literal[True] = True
+    ) -> int: ...
+
+    @overload
+    def release(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: Literal[False]
+    ) -> Future[int]: ...
+
+    def release(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: bool = True
+    ) -> int | Future[int]:
+        """Makes what was stored into a range visible to everyone, and returns how many pages that were.
+
+        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of the
+        whole device. With mode "r" it does nothing. wait is that of ``acquire``.
+        """
+        offset, n = self._range(offset, length)
+        handle = stream_of(stream)
+
+        def work() -> int:
+            return self._window.request(_core.RELEASE, offset, n, stream=handle)
+
+        return work() if wait else self._window.begin(work)
 
     def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
         """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""
@@ -152,11 +186,6 @@ class Memory:
             raise ValueError(f"{advice!r} is no advice; there are {', '.join(ADVICE)}")
         offset, n = self._range(offset, length)
         self._window.request(_core.ADVISE, offset, n, number)
-
-    def read(self, offset: int = 0, length: int | None = None) -> bytes:
-        """Copies bytes out of the memory, also from a GPU."""
-        offset, n = self._part(offset, length)
-        return self._window.read(self._window.ptr + offset, n)
 
     def _part(self, offset: int, length: int | None) -> tuple[int, int]:
         self._window.check()

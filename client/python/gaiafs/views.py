@@ -7,7 +7,7 @@ import functools
 import operator
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
 from . import _core, dlpack
@@ -16,6 +16,7 @@ from .array import Array, buffer
 from .errors import Error
 from .files import check_file, named, open_file
 from .memory import Memory
+from .places import Place, place_of
 from .window import Window
 
 ALIGN = 256  # what allocators of device memory give, and every kernel likes
@@ -78,13 +79,21 @@ class View(Memory):
 
     It is only read, and shared by all processes of a user that ask for the same segments of the same files on that
     device. What others released or wrote is seen here after ``acquire``, which copies again what changed, and nothing
-    else. Bytes past the end of a file are zeros, and so are those between segments.
+    else. Bytes past the end of a file are zeros, and so are those between segments. Pickled, it is made again where it
+    is unpickled, as a mapping is.
     """
 
-    def __init__(self, window: Window, offsets: list[int], sizes: list[int]) -> None:
+    def __init__(self, window: Window, offsets: list[int], made_of: Plan) -> None:
         super().__init__(window)
+        self._plan = made_of
         self.offsets = tuple(offsets)  #: where each segment begins in the view
-        self.sizes = tuple(sizes)  #: the bytes of each segment
+        self.sizes = tuple(made_of.sizes)  #: the bytes of each segment
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        w = self._window
+        if w.closed:
+            raise ValueError("the mapping is closed")
+        return _again, (w.places, self._plan, w.device, _core.LAZY if w.lazy else 0)
 
     def __repr__(self) -> str:
         w = self._window
@@ -144,12 +153,9 @@ def view(
     """
     single = isinstance(files, (str, bytes, os.PathLike, int)) or hasattr(files, "fileno")
     several: Sequence[AnyFile] = [files] if single else list(files)  # type: ignore[list-item, arg-type]
-    ordinal, flags = ordinal_of(device), _core.LAZY if lazy else 0
     p = plan(segments, len(several), align)
-    offsets, size = _core.layout(p.segments, p.align)
-    fds: list[int] = []
-    closing = map(os.close, iter(fds.pop, None))
-    try:
+
+    def opened(fds: list[int]) -> list[str | None]:
         names = []
         for file in several:
             name = open_file(file, False, fds)
@@ -158,6 +164,29 @@ def view(
             except Error as e:
                 raise named(e, name) from None
             names.append(name)
+        return names
+
+    return _view(opened, p, ordinal_of(device), _core.LAZY if lazy else 0)
+
+
+def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
+    """Makes a view as another process did: what pickle calls."""
+
+    def opened(fds: list[int]) -> list[str | None]:
+        for place in places:
+            place.open(False, fds)
+        return [place.path for place in places]
+
+    return _view(opened, p, device, flags)
+
+
+def _view(opened: Callable[[list[int]], list[str | None]], p: Plan, ordinal: int, flags: int) -> View:
+    """Makes a view of the files that opened puts into its list of descriptors, and whose names it returns."""
+    offsets, size = _core.layout(p.segments, p.align)
+    fds: list[int] = []
+    closing = map(os.close, iter(fds.pop, None))
+    try:
+        names = opened(fds)
         dlpack.sweep()
         named_so = names[0] if len(names) == 1 else None
         try:
@@ -169,7 +198,7 @@ def view(
             any(closing)
         except IndexError:
             pass  # all that were left
-    return View(window, offsets, p.sizes)
+    return View(window, offsets, p)
 
 
 def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: int, flags: int) -> Window:
@@ -180,7 +209,10 @@ def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: int,
         take(fds, mine)
         if len(mine) != expected:
             raise Error(errno.EINTR)  # which nobody hears of
-        return Window(lambda: _core.map_view(mine, p.segments, p.files, p.align, device, flags), name, 0, size, False)
+        return Window(
+            lambda: _core.map_view(mine, p.segments, p.files, p.align, device, flags),
+            *(name, 0, size, False, list(map(place_of, mine)), bool(flags & _core.LAZY)),
+        )
     finally:
         close_all(mine)
 

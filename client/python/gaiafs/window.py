@@ -8,15 +8,18 @@ import functools
 import operator
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from . import _core, dlpack
+from . import _core, dlpack, shelter
 from .arguments import HasFileno, PathLike, ordinal_of
 from .errors import Error
 from .files import check_file, named, open_file
+from .places import Place, place_of
 
 _T = TypeVar("_T")
 
@@ -44,14 +47,27 @@ class Window:
     whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
     """
 
-    def __init__(self, make: Callable[[], int], name: str | None, offset: int, length: int, writable: bool) -> None:
-        """Maps with make, which returns the address. Interrupts must not reach it: see shelter.py."""
+    def __init__(
+        self,
+        make: Callable[[], int],
+        name: str | None,
+        offset: int,
+        length: int,
+        writable: bool,
+        places: Sequence[Place] = (),
+        lazy: bool = False,
+    ) -> None:
+        """Maps with make, which returns the address. Interrupts must not reach it: see shelter.py.
+
+        places are those of the files, for who maps them again.
+        """
         self._pid = os.getpid()
         self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
         self._running: set[object] = set()  # the calls that use the memory
         self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
         self._leases: set[weakref.ref[Lease]] = set()
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
+        self.places, self.lazy = tuple(places), lazy
         self.ptr = make()
         self._mapped = [(self.ptr, length)]  # whoever takes it gives it back
         # Not __del__, which would also run after close, with interrupts that nobody hears of.
@@ -67,7 +83,10 @@ class Window:
         if not self._open:
             raise ValueError("the mapping is closed")
         if self._pid != os.getpid():
-            raise Error(errno.ECHILD, "the mapping belongs to the process that this one was forked from: map the file here")
+            raise Error(
+                errno.ECHILD,
+                "the mapping belongs to the process that this one was forked from: map the file here, as copy.copy does",
+            )
 
     @property
     def closed(self) -> bool:
@@ -87,7 +106,7 @@ class Window:
             self._running.add(this)
             self.check()
             return work()
-        finally:
+        finally:  # here, and not in a function, which an interrupt could end before it begins
             try:
                 self._running.discard(this)
             finally:
@@ -105,10 +124,43 @@ class Window:
 
         return self.using(work)
 
+    def begin(self, work: Callable[[], _T]) -> Future[_T]:
+        """Has a thread do work with the window, which is not closed before it ends."""
+        begun, future = SimpleQueue[None](), Future[_T]()
+        there = _core.there(lambda: self.using(announced))
+        future.set_running_or_notify_cancel()
+
+        def announced() -> _T:
+            begun.put(None)  # from now on, close waits
+            return work()
+
+        def run() -> None:
+            try:
+                result = shelter.run(there)
+            except BaseException as e:
+                future.set_exception(e.with_traceback(None))  # whose frames would keep the window
+            else:
+                future.set_result(result)
+            begun.put(None)
+
+        self.check()
+        threading.Thread(target=run, name="gaiafs", daemon=True).start()
+        begun.get()
+        return future
+
     def read(self, at: int, n: int) -> bytes:
         if self.ordinal is None:
             return self.using(lambda: ctypes.string_at(at, n))
         return self.using(lambda: _core.read(at, n) if n else b"")
+
+    def read_into(self, at: int, buffer: memoryview) -> None:
+        n = len(buffer)
+        if n:
+            into = ctypes.addressof((ctypes.c_char * n).from_buffer(buffer))
+            if self.ordinal is None:
+                self.using(lambda: ctypes.memmove(into, at, n))
+            else:
+                self.using(lambda: _core.read_into(at, into, n))
 
     def write(self, at: int, data: bytes) -> None:
         self.using(lambda: _core.write(at, data) if data else None)
@@ -208,6 +260,9 @@ def open_window(
 def _window(fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: int, flags: int) -> Window:
     fd = fds.pop()
     try:
-        return Window(lambda: _core.map_file(fd, offset, length, writable, device, flags), name, offset, length, writable)
+        return Window(
+            lambda: _core.map_file(fd, offset, length, writable, device, flags),
+            *(name, offset, length, writable, [place_of(fd)], bool(flags & _core.LAZY)),
+        )
     finally:
         os.close(fd)  # the library has a duplicate

@@ -46,14 +46,14 @@ def acquire_and_release():
 
 def with_acquire():
     with m.acquire(0, 4096):
-        m.read(0, 4)
+        m.read(4, offset=0)
     m.advise("normal")
     m.sync(durable=False, offset=4096, length=4096)
 
 
 def map_and_close():
     with gaiafs.mmap(path, mode="r+", length=8192) as n:
-        n.write(b"y")
+        n.write(b"y", 0)
         a = n.array()
         del a
 

@@ -104,7 +104,7 @@ NOTHING = {
 NOTHING |= {
     f"{thing}.{member}"
     for thing in ("Mapping", "View")
-    for member in "acquire advise close closed device kind nbytes read release".split()
+    for member in "acquire advise close closed device kind nbytes read readinto release seek tell".split()
 }
 OF_THE_CPU = {"Array.numpy", "Array.ptr"} | {f"{t}.{m}" for t in ("Mapping", "View") for m in ("buffer", "numpy", "ptr")}
 FOR_KERNELS = {"Array.torch", "Mapping.array", "Mapping.tensor", "View.array", "View.tensor"}

@@ -1,6 +1,5 @@
 """Mappings on a mount: what they see, what they keep, and what they refuse."""
 
-import copy
 import ctypes
 import errno
 import gc
@@ -39,14 +38,14 @@ def test_mapping_has_the_files_bytes(path, offset, length):
         assert m.kind == KIND and m.device == 1 and m.mode == "r" and m.offset == offset
         n = length or len(CONTENT) - offset
         assert len(m) == m.nbytes == n
-        assert stored(m.ptr, n) == m.read() == CONTENT[offset : offset + n]
+        assert stored(m.ptr, n) == m[:] == CONTENT[offset : offset + n]
 
 
 @pytest.mark.parametrize("how", ["path", "str", "file", "descriptor"])
 def test_what_can_be_mapped(path, how):
     with open(path, "rb") as f:
         m = gaiafs.mmap({"path": path, "str": str(path), "file": f, "descriptor": f.fileno()}[how], "cuda:0", length=8)
-    assert m.read() == CONTENT[:8]  # the file is closed
+    assert m[:] == CONTENT[:8]  # the file is closed
     m.close()
 
 
@@ -69,12 +68,12 @@ def test_writes_are_seen_after_acquire(path):
         with open(path, "r+b") as f:
             f.write(b"from the CPU")
         assert m.acquire().pages == 1
-        assert m.read(0, 12) == b"from the CPU"
+        assert m.read(12, offset=0) == b"from the CPU"
         other.acquire()
         other.write(b"from a device", 2 << 20)
         other.release()
         assert m.acquire(2 << 20, 100).pages == 1
-        assert m.read(2 << 20, 13) == b"from a device"
+        assert m.read(13, offset=2 << 20) == b"from a device"
         assert m.acquire().pages == 0
         assert m.release() == 0
 
@@ -128,7 +127,7 @@ def test_lazy_and_advice(path):
         for advice in ("sequential", "willneed", "dontneed", "random", "normal", 3):
             m.advise(advice)
         m.acquire(PAGE, PAGE)
-        assert m.read(PAGE, PAGE) == CONTENT[PAGE : 2 * PAGE]
+        assert m.read(PAGE, offset=PAGE) == CONTENT[PAGE : 2 * PAGE]
         with pytest.raises(ValueError, match="no advice"):
             m.advise("often")
 
@@ -136,16 +135,16 @@ def test_lazy_and_advice(path):
 def test_past_the_end_are_zeros(make):
     path = make(b"short")
     with gaiafs.mmap(path, length=PAGE * 3) as m:
-        assert m.read() == b"short" + bytes(PAGE * 3 - 5)
+        assert m[:] == b"short" + bytes(PAGE * 3 - 5)
     with gaiafs.mmap(path, offset=PAGE * 8, length=10) as m:
-        assert m.read() == bytes(10)
+        assert m[:] == bytes(10)
 
 
 def test_file_that_shrinks(path):
     with gaiafs.mmap(path) as m:
         os.truncate(path, 10)
         m.acquire()
-        assert m.read() == CONTENT[:10] + bytes(len(CONTENT) - 10)
+        assert m[:] == CONTENT[:10] + bytes(len(CONTENT) - 10)
 
 
 def test_threads(path):
@@ -235,15 +234,15 @@ def test_errors_can_be_sent_between_processes(directory):
 def test_write_takes_bytes(path):
     with gaiafs.mmap(path, mode="r+") as m:
         for data in (b"abc", bytearray(b"abc"), memoryview(b"a-b-c")[::2], np.frombuffer(b"abc", "u1")):
-            m.write(b"---")
-            m.write(data)
-            assert m.read(0, 4) == b"abc\3"
+            m.write(b"---", 0)
+            m.write(data, 0)
+            assert m.read(4, offset=0) == b"abc\3"
         m.write(np.array([1, 2], "<u2"))
-        assert m.read(0, 4) == b"\1\0\2\0"
+        assert m.read(4, offset=0) == b"\1\0\2\0"
         for data in (3, "abc", None):
             with pytest.raises(TypeError):
                 m.write(data)
-        assert m.read(0, 4) == b"\1\0\2\0"
+        assert m.read(4, offset=0) == b"\1\0\2\0"
 
 
 def test_bad_ranges(path):
@@ -253,13 +252,10 @@ def test_bad_ranges(path):
                 with pytest.raises(ValueError, match="not within"):
                     call(offset, n)
         m.acquire(0, PAGE)  # the whole page is the mapping's
-        for offset, n in [(0, 101), (-1, 1), (101, 0), (1, 100)]:
-            with pytest.raises(ValueError, match="not within"):
-                m.read(offset, n)
         with pytest.raises(ValueError, match="not within"):
             m.write(b"xx", 99)
     with gaiafs.mmap(path) as m, pytest.raises(TypeError, match="read-only"):
-        m.write(b"x")
+        m.write(b"x", 0)
 
 
 def test_use_after_close(path):
@@ -282,13 +278,6 @@ def test_streams_are_looked_at_at_once(path, mode):
                 use(stream="x")
             with pytest.raises(ValueError, match="no handle"):
                 use(stream=-1)
-
-
-def test_mappings_are_not_copied(path):
-    with gaiafs.mmap(path) as m:
-        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="a mapping cannot be copied"):
-                duplicate(m)
 
 
 def test_close_refuses_while_arrays_live(path):
@@ -376,12 +365,12 @@ def test_child_cannot_use_the_parents_mapping(path):
         m.close()
         try:
             n = gaiafs.mmap(path)  # a connection of its own; CUDA has none in a child
-            code = code or (0 if KIND == "emulated" and n.read(0, 256) == CONTENT[:256] else 4)
+            code = code or (0 if KIND == "emulated" and n.read(256, offset=0) == CONTENT[:256] else 4)
         except gaiafs.Error as e:
             code = code or (0 if KIND == "cuda" and "spawn" in str(e) else 5)
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert m.read(0, 9) == CONTENT[:9]  # the parent's is as it was
+    assert m.read(9, offset=0) == CONTENT[:9]  # the parent's is as it was
     del a
     m.close()
 
@@ -431,7 +420,7 @@ def test_close_that_is_interrupted(path, interrupting):
         m.close()  # waits
     go.set()
     t.join()
-    assert not m.closed and m.read(0, 9) == CONTENT[:9]
+    assert not m.closed and m.read(9, offset=0) == CONTENT[:9]
     m.close()
     assert m.closed
 
@@ -546,9 +535,9 @@ def test_death_is_a_release(path, python):
     with gaiafs.mmap(path, device=1) as m:  # an answer comes after the daemon noticed, or it tells nothing
         for _ in range(500):
             m.acquire()
-            if m.read(0, 4) == b"dead":
+            if m.read(4, offset=0) == b"dead":
                 break
-        assert m.read(0, 4) in (b"dead", CONTENT[:4])
+        assert m.read(4, offset=0) in (b"dead", CONTENT[:4])
 
 
 def test_status_and_info(path, mount):
@@ -583,7 +572,7 @@ def test_warm(path, mount):
     assert f["mappings"] == 0
     assert f["holders"][0]["device"] == 1 and f["holders"][0]["resident_pages"] == len(CONTENT) // PAGE
     with gaiafs.mmap(path, device=1) as m:
-        assert m.read() == CONTENT
+        assert m[:] == CONTENT
 
 
 # Emulated devices: memory of the host.
@@ -824,7 +813,7 @@ def test_context_stack_is_left_as_it_was(path):
         before = stack()
         with gaiafs.mmap(path, device=0, mode="r+") as m:
             assert stack() == before
-            m.write(b"x")
+            m.write(b"x", 0)
             m.release()
             m.release(stream=0 if own == 0 else None)
             assert stack() == before
@@ -855,7 +844,7 @@ def test_release_waits_for_the_stream(path):
 
         for handle in (stream.value, Stream()):
             begun.clear()
-            m.write(b"----")
+            m.write(b"----", 0)
             assert lib.cuLaunchHostFunc(stream, slowly, None) == 0
             begun.set()
             m.release(stream=handle)
@@ -894,9 +883,9 @@ def stream(lib):
 def test_written_bytes_are_there(path, lib, stream):
     """The driver's copy from ordinary memory returns before they are."""
     with gaiafs.mmap(path, mode="r+") as m:
-        m.write(b"there")
+        m.write(b"there", 0)
         assert stored(m.ptr, 5) == b"there"
-        m.write(b"again")
+        m.write(b"again", 0)
         m.release(stream=stream.value)
         assert path.read_bytes()[:5] == b"again"
 
@@ -917,7 +906,7 @@ def test_acquire_waits_for_the_work_that_was_begun(path, lib, stream, whole_devi
             f.write(b"new")
         go.set()
         m.acquire(stream=None if whole_device else stream.value)
-        assert seen == [CONTENT[:3]] and m.read(0, 3) == b"new"
+        assert seen == [CONTENT[:3]] and m.read(3, offset=0) == b"new"
         with pytest.raises(TypeError, match="no CUDA stream"):
             m.acquire(stream="fast")
 
@@ -954,8 +943,8 @@ def test_memory_that_goes_disturbs_no_capture(path, lib, stream):
 
     def use():
         with gaiafs.mmap(path, mode="r+") as m:
-            m.write(b"captured")
-            assert m.read(0, 8) == b"captured"
+            m.write(b"captured", 0)
+            assert m.read(8, offset=0) == b"captured"
             m.release(stream=0)
 
     assert capture(drop) == 0 and not kept

@@ -166,7 +166,7 @@ def test_zero_copy() -> None:
             assert m.kind == "cuda" and m.device == 0
             t = m.tensor()
             assert t.device == torch.device("cuda", 0) and t.data_ptr() == m.ptr and t.numel() == length
-            assert bytes(t.cpu().numpy()) == m.read() == content[offset : offset + length]
+            assert bytes(t.cpu().numpy()) == m[:] == content[offset : offset + length]
             del t
 
 
@@ -364,7 +364,7 @@ def test_views() -> None:
         f.seek(4097)
         f.write(b"changed")
     v.acquire(stream=torch.cuda.current_stream())
-    assert v.read(v.offsets[1], 7) == b"changed"
+    assert v.read(7, offset=v.offsets[1]) == b"changed"
     del t
     v.close()
 
@@ -539,7 +539,7 @@ def test_written_bytes_are_released() -> None:
     with gaiafs.mmap(path, mode="r+") as m:
         for i in range(200):
             n = (1, 1000, 60 << 10, 65 << 10, 5 << 20)[i % 5]
-            m.write(bytes([i]) * n)
+            m.write(bytes([i]) * n, 0)
             m.release(stream=s)
             with open(path, "rb") as f:
                 assert f.read(n) == bytes([i]) * n, (i, n)
@@ -579,8 +579,8 @@ def test_memory_that_goes_disturbs_no_capture() -> None:
             kept.clear()
             gc.collect()
             with gaiafs.mmap(path, mode="r+") as m:
-                m.write(b"captured")
-                assert m.read(0, 8) == b"captured"
+                m.write(b"captured", 0)
+                assert m.read(8, offset=0) == b"captured"
 
         with torch.cuda.graph(graph, capture_error_mode="global"):
             x.add_(1)
@@ -736,7 +736,7 @@ import ctypes, sys, gaiafs
 lib, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(1)
 lib.cuInit(0)
 m = gaiafs.mmap(sys.argv[1], mode="r+")
-m.write(b"stored")
+m.write(b"stored", 0)
 m.release()
 assert lib.cuCtxGetCurrent(ctypes.byref(context)) == 0 and not context.value
 m.close()
@@ -760,7 +760,7 @@ def test_fork() -> None:
             code = 0 if e.errno == errno.ECHILD else 2
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert m.read(0, 2) == b"\3\3"
+    assert m.read(2, offset=0) == b"\3\3"
     m.close()
 
 
