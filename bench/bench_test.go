@@ -279,7 +279,7 @@ func TestNamesOfRows(t *testing.T) {
 	for pattern, want := range map[string][]string{
 		"^merge/.*45 %":            {"merge"},
 		"256 MiB":                  {"modified", "device"}, // the size with Quick
-		"cold":                     {"device", "fio", "metadata", "tree"},
+		"cold":                     {"device", "fio", "metadata", "tree", "small"},
 		"lost updates":             {"sharing"},
 		"--write-back$":            {"fio"},
 		"randwrite.*mapped":        {"fio"},

@@ -103,7 +103,8 @@ func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 // fillEntry answers a request that gave the kernel a reference to n.
 func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
-	out.SetEntryTimeout(fs.entryTimeout)
+	out.SetEntryTimeout(fs.keeps(n, fs.entryTimeout))
+	fs.freshen(n, st)
 	fs.tellSize(n, st)
 	out.SetAttrTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
@@ -113,6 +114,7 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 }
 
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
+	fs.freshen(n, st)
 	fs.tellSize(n, st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
@@ -162,6 +164,7 @@ func (fs *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
+	fs.freshen(n, &st)
 	fs.tellSize(n, &st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	n.showReleases(&st)

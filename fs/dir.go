@@ -2,7 +2,6 @@ package fs
 
 import (
 	"encoding/binary"
-	"strconv"
 	"sync"
 	"syscall"
 
@@ -38,24 +37,18 @@ type dirent struct {
 
 // OpenDir implements fuse.RawFileSystem.
 func (fs *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if fs.kernelOpens {
+		return fuse.ENOSYS // the kernel asks no more
+	}
 	n := fs.node(in.NodeId)
 	if n == nil {
 		return fuse.Status(syscall.ESTALE)
 	}
-	fd, errno := fs.hold(n)
-	if errno != 0 {
-		return fuse.Status(errno)
-	}
-	defer fs.unhold(n)
-	flags := unix.O_RDONLY | unix.O_DIRECTORY | int(in.Flags&unix.O_NOATIME)
-	opened, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
-	if err == syscall.EPERM && flags&unix.O_NOATIME != 0 {
-		opened, err = fs.openat(fs.procDir, strconv.Itoa(fd), flags&^unix.O_NOATIME, 0)
-	}
+	d, err := fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY|int(in.Flags&unix.O_NOATIME))
 	if err != nil {
 		return toStatus(err)
 	}
-	d := &openDir{node: n, fd: opened, handle: fs.lastHandle.Add(1)}
+	d.handle = fs.lastHandle.Add(1)
 	fs.dirs.put(d.handle, d)
 	out.Fh = d.handle
 	return fuse.OK
@@ -72,19 +65,21 @@ func (d *openDir) close() { unix.Close(d.fd) }
 
 // FsyncDir implements fuse.RawFileSystem.
 func (fs *fileSystem) FsyncDir(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	d := fs.dirs.get(in.Fh)
-	if d == nil {
-		return fuse.EBADF
+	d, errno := fs.useDir(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
 	}
+	defer d.done()
 	return toStatus(syncDescriptor(d.fd, in.FsyncFlags))
 }
 
 // ReadDir implements fuse.RawFileSystem.
 func (fs *fileSystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	d := fs.dirs.get(in.Fh)
-	if d == nil {
-		return fuse.EBADF
+	d, errno := fs.useDir(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
 	}
+	defer d.done()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.each(int64(in.Offset), out, func(e *dirent) bool {
@@ -94,10 +89,11 @@ func (fs *fileSystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirE
 
 // ReadDirPlus implements fuse.RawFileSystem. Entries become nodes without being opened.
 func (fs *fileSystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	d := fs.dirs.get(in.Fh)
-	if d == nil {
-		return fuse.EBADF
+	d, errno := fs.useDir(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
 	}
+	defer d.done()
 	d.node.names.RLock()
 	defer d.node.names.RUnlock()
 	d.mu.Lock()

@@ -22,6 +22,9 @@
 // Where no device can have anything to do with what is written, the kernel reads, writes and maps the backing files
 // itself (passthrough.go), and none of this is asked.
 //
+// A read-only mount may let the kernel open files without asking (kernel_opens.go). Then tree.go reports changes in
+// SOURCE.
+//
 // The kernel caches pages across opens and is told explicitly what to drop: at an open that finds SOURCE changed
 // (witness.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
 // bytes for good when an invalidation meets a write in flight.

@@ -265,7 +265,7 @@ func (fs *fileSystem) noticed(k inodeKey) {
 	}
 	fs.background.Go(func() {
 		defer c.noticing.Store(false)
-		of := fs.openOf(c)
+		of := fs.openOf(n, c)
 		if of == nil {
 			return
 		}

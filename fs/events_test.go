@@ -255,7 +255,7 @@ func (s *scene) waitWatched(t testing.TB, name string) (*content, *openFile) {
 	require.NoError(t, unix.Stat(filepath.Join(s.source, name), &st))
 	c := s.fs.table.byInode(inodeKey{st.Dev, st.Ino}).content()
 	require.Eventually(t, func() bool { return c.witness.events.Load() != nil }, eventually, tick)
-	return c, s.fs.openOf(c)
+	return c, s.fs.openOf(s.fs.table.byInode(inodeKey{st.Dev, st.Ino}), c)
 }
 
 // TestForeignChangeDuringOwnChange: somebody in SOURCE changes a file, but not its size, while the mount is changing

@@ -62,6 +62,9 @@ func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 
 // Open implements fuse.RawFileSystem.
 func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if fs.kernelOpens {
+		return fuse.ENOSYS // the kernel asks no more
+	}
 	n := fs.node(in.NodeId)
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
@@ -353,10 +356,12 @@ func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 
 // Fsync implements fuse.RawFileSystem.
 func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	of := fs.files.get(in.Fh)
-	if of == nil {
-		return fuse.EBADF
+	used, errno := fs.useFile(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
 	}
+	defer used.done()
+	of := used.openFile
 	sync := func() error { return syncDescriptor(of.fd, in.FsyncFlags) }
 	if f := of.content.live(); f != nil {
 		ctx := newRequest(cancel, &in.Caller)

@@ -59,22 +59,27 @@ func (fs *fileSystem) Ioctl(
 	_ <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte,
 ) fuse.Status {
 	clear(reply)
-	of, dir := (*openFile)(nil), (*openDir)(nil)
+	var used usedFile
 	var n *node
 	fd := -1
 	if in.Flags&fuse.IOCTL_DIR != 0 {
-		if dir = fs.dirs.get(in.Fh); dir != nil {
-			n, fd = dir.node, dir.fd
+		dir, errno := fs.useDir(&in.InHeader, in.Fh)
+		if errno != 0 {
+			return fuse.Status(errno)
 		}
-	} else if of = fs.files.get(in.Fh); of != nil {
-		n, fd = of.node, of.fd
-	}
-	if fd < 0 {
-		return fuse.EBADF
+		defer dir.done()
+		n, fd = dir.node, dir.fd
+	} else {
+		var errno syscall.Errno
+		if used, errno = fs.useFile(&in.InHeader, in.Fh); errno != 0 {
+			return fuse.Status(errno)
+		}
+		defer used.done()
+		n, fd = used.node, used.fd
 	}
 	switch in.Cmd {
 	case IoctlGrant:
-		return fs.grant(of, in.Caller.Uid, reply)
+		return fs.grant(used, in.Caller.Uid, reply)
 	case unix.FS_IOC_GETFLAGS:
 		if len(reply) < 4 {
 			return fuse.EINVAL
@@ -155,8 +160,8 @@ func ioctlOn(fd int, request uint, argument []byte) syscall.Errno {
 	return errno
 }
 
-// grant answers IoctlGrant. of is nil for a directory.
-func (fs *fileSystem) grant(of *openFile, uid uint32, reply []byte) fuse.Status {
+// grant answers IoctlGrant. used has no file for a directory.
+func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status {
 	if fs.granter == nil {
 		return fuse.Status(syscall.ENOTTY)
 	}
@@ -166,7 +171,10 @@ func (fs *fileSystem) grant(of *openFile, uid uint32, reply []byte) fuse.Status 
 	var g Grant
 	var err error
 	var flags uint16
-	if of != nil {
+	if of := used.openFile; of != nil {
+		if errno := fs.grantKept(used); errno != 0 {
+			return fuse.Status(errno)
+		}
 		g, err = fs.granter.Grant(of, uid)
 		of.deviceOnly.Store(true)
 	} else {

@@ -13,10 +13,12 @@ import (
 // Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any
 // size up to 1 MiB, and at small sizes slower, since it costs two more system calls.
 func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
-	of := fs.files.get(in.Fh)
-	if of == nil {
-		return nil, fuse.EBADF
+	used, errno := fs.useFile(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return nil, fuse.Status(errno)
 	}
+	defer used.done()
+	of := used.openFile
 	of.usedByCPU()
 	off := page.Clamp(in.Offset)
 	buf = buf[:page.Span(off, int64(len(buf))).Len()]

@@ -58,13 +58,15 @@ func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno
 
 // Lseek implements fuse.RawFileSystem, for SEEK_DATA and SEEK_HOLE.
 func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	of := fs.files.get(in.Fh)
-	if of == nil {
-		if d := fs.dirs.get(in.Fh); d != nil {
-			return fuse.EINVAL
-		}
-		return fuse.EBADF
+	if d := fs.dirs.get(in.Fh); d != nil {
+		return fuse.EINVAL
 	}
+	used, errno := fs.useFile(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer used.done()
+	of := used.openFile
 	if fs.writeBack && of.content.writers.Load() > 0 {
 		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no
 		// page of a write in flight, since the program that asks has the inode's lock.

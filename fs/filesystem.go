@@ -18,6 +18,7 @@ import (
 type notifier interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
 	InodeNotifyStoreCache(node uint64, off int64, data []byte) fuse.Status
+	EntryNotify(parent uint64, name string) fuse.Status
 }
 
 // fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,
@@ -38,6 +39,9 @@ type fileSystem struct {
 	writeBack    bool // what is in force
 	made         time.Time
 	readOnly     bool
+	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go), mountpoint where it does.
+	kernelOpens bool
+	mountpoint  string
 	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows
 	// may be old.
 	remote      bool
@@ -52,6 +56,8 @@ type fileSystem struct {
 	files       index[*openFile]
 	dirs        index[*openDir]
 	lastHandle  atomic.Uint64
+	kept        keptOpens
+	tree        *tree // nil without kernelOpens, or where SOURCE's filesystem cannot be watched; immutable
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
 	passes  atomic.Bool
@@ -103,6 +109,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		made:          time.Now(),
 		readOnly:      o.ReadOnly,
 		withoutCure:   o.withoutCure,
+		mountpoint:    o.Mountpoint,
 	}
 	if fs.descriptors.limit, err = raiseDescriptorLimit(); err != nil {
 		return nil, err
@@ -132,6 +139,11 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root.users = 1 // never closed
 	fs.remote = mayBeRemote(fd)
 	fs.passes.Store(o.Passthrough)
+	if o.KernelOpens {
+		fs.kernelOpens = true
+		fs.kept.limit = max(fs.descriptors.limit/8/shardCount, 1)
+		fs.watchTree(o)
+	}
 	fs.events = newEvents(o.Events, fs.root.key, fd, o.Log, fs.noticed)
 	return fs, nil
 }
@@ -139,7 +151,9 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 // close gives up every descriptor. No request may be under way.
 func (fs *fileSystem) close() {
 	fs.events.close()
+	fs.tree.close()
 	fs.background.Wait()
+	fs.kept.closeAll()
 	for _, of := range fs.files.all() {
 		of.close()
 	}

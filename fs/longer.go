@@ -87,7 +87,7 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	c.telling.Lock()
 	defer c.telling.Unlock()
 	told := n.told.Load()
-	of := fs.openOf(c)
+	of := fs.openOf(n, c)
 	if of != nil {
 		defer of.mu.RUnlock()
 		_ = statx(of.fd, "", st) // what was known before told may have changed with it
@@ -99,8 +99,9 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	n.told.CompareAndSwap(told, size)
 }
 
-// openOf returns an open of the file, read-locked, or nil if there is none.
-func (fs *fileSystem) openOf(c *content) *openFile {
+// openOf returns an open of n, read-locked, or nil if there is none. Where the kernel opens files itself, programs may
+// have it open: then it is opened.
+func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	usable := func(of *openFile) bool { return of != nil && of.content == c && of.use() }
 	if of := c.opened.Load(); usable(of) {
 		return of
@@ -109,6 +110,17 @@ func (fs *fileSystem) openOf(c *content) *openFile {
 		if usable(of) {
 			return of
 		}
+	}
+	if !fs.kernelOpens {
+		return nil
+	}
+	used, errno := fs.useKept(n)
+	if errno != 0 {
+		return nil
+	}
+	defer used.done()
+	if usable(used.openFile) {
+		return used.openFile
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func (fs *fileSystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name stri
 	foreign, err := fs.statxIn(parent, dir, name, &st)
 	if err == syscall.ENOENT {
 		// Node 0 lets the kernel remember that there is nothing.
-		out.SetEntryTimeout(fs.entryTimeout)
+		out.SetEntryTimeout(fs.keeps(parent, fs.entryTimeout))
 		return fuse.OK
 	}
 	if err != nil {

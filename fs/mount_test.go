@@ -159,8 +159,8 @@ short line
 `))
 	require.NoError(t, err)
 	assert.Equal(t, []MountInfo{
-		{number: 36, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, Device: "98:0", root: "/root dir"},
-		{number: 37, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", Device: "0:50", root: "/"},
+		{number: 36, writable: true, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, Device: "98:0", root: "/root dir"},
+		{number: 37, writable: true, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", Device: "0:50", root: "/"},
 	}, mounts)
 }
 

@@ -25,9 +25,10 @@ type MountInfo struct {
 	// others.
 	Device string
 
-	number uint64 // the kernel's
-	strict strictness
-	root   string // of the mount, in its filesystem
+	number   uint64 // the kernel's
+	strict   strictness
+	writable bool   // the mount, and its filesystem
+	root     string // of the mount, in its filesystem
 }
 
 // ErrNotMounted says that a path is not a mountpoint.
@@ -218,11 +219,14 @@ func parseMounts(r io.Reader) ([]MountInfo, error) {
 		mounts = append(mounts, MountInfo{
 			number: number, strict: parseStrictness(a[5]),
 			Device: a[2], root: unescape(a[3]), Mountpoint: unescape(a[4]),
-			Type: b[0], Source: unescape(b[1]),
+			Type: b[0], Source: unescape(b[1]), writable: isWritable(a[5]) || len(b) > 2 && isWritable(b[2]),
 		})
 	}
 	return mounts, lines.Err()
 }
+
+// isWritable reports whether mount options begin with "rw".
+func isWritable(options string) bool { return strings.HasPrefix(options, "rw") }
 
 // unescape undoes the octal escapes for space, tab, newline and backslash.
 func unescape(s string) string {

@@ -253,6 +253,7 @@ func (fs *fileSystem) followOpen(n *node) bool {
 
 // opensOf returns the descriptors by which programs have n open.
 func (fs *fileSystem) opensOf(n *node) (fds []int) {
+	fds = fs.kept.descriptorsOf(n)
 	if n.kind == unix.S_IFDIR {
 		for _, d := range fs.dirs.all() {
 			if d.node == n {

@@ -187,7 +187,7 @@ func (fs *fileSystem) attrTimeoutOf(n *node, size uint64) time.Duration {
 			return 0 // so that it asks before it writes, see beforeWrite
 		}
 	}
-	return fs.attrTimeout
+	return fs.keeps(n, fs.attrTimeout)
 }
 
 // passthroughPossible reports whether it makes sense to ask the kernel for passthrough. Its answer comes too late to

@@ -25,6 +25,7 @@ type noKernel struct{}
 func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.OK }
 
 func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.OK }
+func (noKernel) EntryNotify(uint64, string) fuse.Status                  { return fuse.OK }
 
 // FuzzRequests sends requests with any offset and length for a file that a device holds, as a kernel could. Afterwards
 // a read gives what home has, and what the device released is part of it.

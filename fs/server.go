@@ -28,6 +28,10 @@ type Options struct {
 	// AllowOther lets other users than the one who mounts use the mount. The kernel checks their permissions.
 	AllowOther bool
 	ReadOnly   bool
+	// KernelOpens lets the kernel open files and directories of a read-only mount without asking, and keep names and
+	// attributes for a minute where changes in Source are reported (root, a local filesystem). Files do not pass
+	// through then. A change in Source shows at once where it is reported, and after AttrTimeout elsewhere.
+	KernelOpens bool
 	// WriteBack lets the kernel collect writes before it sends them.
 	WriteBack bool
 	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the
@@ -48,6 +52,7 @@ type Options struct {
 	Detached func(bool)
 
 	withoutCure bool
+	unwatched   bool       // for a test: no tree
 	strict      strictness // of SOURCE's mount, and of ours
 }
 
@@ -115,6 +120,12 @@ func Mount(o Options) (*Server, error) {
 	guarded := make(chan *guard, 1)
 	reaping, stop := context.WithCancel(context.Background())
 	fs.background.Go(func() { fs.reap(reaping) })
+	if fs.kernelOpens {
+		fs.background.Go(func() { fs.kept.run(reaping) })
+	}
+	if fs.tree != nil {
+		go fs.tree.run()
+	}
 	go func() {
 		defer close(s.served)
 		server.Serve()
@@ -149,7 +160,9 @@ func Mount(o Options) (*Server, error) {
 }
 
 // passes reports whether Mount asks the kernel for passthrough.
-func (o *Options) passes() bool { return o.Passthrough && passthroughPossible(o.Source) }
+func (o *Options) passes() bool {
+	return o.Passthrough && !o.KernelOpens && passthroughPossible(o.Source)
+}
 
 // WritesBack reports whether Mount asks the kernel to collect writes, for those who have to know before there is a
 // mount. Where the kernel cannot, Server.WriteBack says so.
@@ -231,6 +244,10 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	}
 	if !o.Passthrough {
 		m.DisabledCapabilities = fuse.CAP_PASSTHROUGH
+	}
+	if o.KernelOpens {
+		// The kernel would cut files off by itself, if somebody made the mount writable.
+		m.ExtraCapabilities &^= fuse.CAP_ATOMIC_O_TRUNC
 	}
 	if o.WriteBack {
 		m.ExtraCapabilities |= fuse.CAP_WRITEBACK_CACHE

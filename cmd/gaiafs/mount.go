@@ -109,6 +109,9 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			return nil, usagef("--socket %s: %w", s.socket, err)
 		}
 	}
+	if s.kernelOpens && !s.readOnly {
+		return nil, usagef("--kernel-opens is for mounts that are --read-only: add that, or leave it out")
+	}
 	if s.hostMemory == 0 {
 		s.hostMemory = newSettings().hostMemory
 	}

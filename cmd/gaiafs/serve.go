@@ -144,6 +144,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Mountpoint:   m.mountpoint,
 		AllowOther:   m.allowOther,
 		ReadOnly:     m.readOnly,
+		KernelOpens:  m.kernelOpens,
 		WriteBack:    m.writeBack,
 		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),
 		AttrTimeout:  kernelTimeout(m.attrTimeout),

@@ -24,6 +24,7 @@ type settings struct {
 	trustUsers        bool
 	eviction          choice
 	readOnly          bool
+	kernelOpens       bool
 	passthrough       choice
 	writeBack         bool
 	deviceReads       choice
@@ -74,6 +75,8 @@ func (s *settings) flags() *pflag.FlagSet {
 		"let all users of the mount share device memory; docs/security.md says what that means")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
+	f.BoolVar(&s.kernelOpens, "kernel-opens", false,
+		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false,

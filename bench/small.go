@@ -1,0 +1,133 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+)
+
+// Read-only mounts of a data set of small files.
+const (
+	placeKernelOpens = "--kernel-opens"
+	placeReadOnly    = "--read-only"
+	smallReaders     = 4
+	smallSize        = 20 << 10
+)
+
+// smallRows read a data set of many small files, as loaders do: by several readers, one file after another.
+func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
+	if s.given != nil {
+		return nil, nil
+	}
+	files := 8000
+	if s.Quick {
+		files = 1000
+	}
+	var places []*place
+	for _, side := range []struct {
+		name  string
+		flags []string
+	}{
+		{placeKernelOpens, []string{"--read-only", "--kernel-opens"}},
+		{placeReadOnly, []string{"--read-only", "--passthrough=off"}},
+		{placeGaiafs, nil},
+		{placeBacking, nil},
+	} {
+		p, err := s.placeWith(side.name, s.GPUs, side.flags...)
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, p)
+	}
+	const perDir = 100
+	name := func(i int) string {
+		return filepath.Join("dataset", fmt.Sprintf("d%d", i/perDir), fmt.Sprintf("f%d", i%perDir))
+	}
+	content := bytes.Repeat([]byte("gaia"), smallSize/4)
+	full := func(_ context.Context, p *place) error {
+		for i := range files {
+			path := p.home(name(i))
+			if i == 0 {
+				if _, err := os.Stat(p.home(name(files - 1))); err == nil {
+					return nil
+				}
+			}
+			if i%perDir == 0 {
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					return err
+				}
+			}
+			if err := os.WriteFile(path, content, 0o644); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	each := func(p *place, readers int, fn func(path string, buf []byte) error) (float64, error) {
+		errs := make([]error, readers)
+		var wg sync.WaitGroup
+		start := time.Now()
+		for r := range readers {
+			wg.Go(func() {
+				buf := make([]byte, smallSize)
+				for i := r; i < files && errs[r] == nil; i += readers {
+					errs[r] = fn(p.path(name(i)), buf)
+				}
+			})
+		}
+		wg.Wait()
+		took := time.Since(start).Seconds()
+		for _, err := range errs {
+			if err != nil {
+				return 0, err
+			}
+		}
+		return float64(files) / took, nil
+	}
+	read := func(path string, buf []byte) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if n, err := f.Read(buf); n != smallSize {
+			return fmt.Errorf("%s has %d bytes: %w", path, n, err)
+		}
+		return nil
+	}
+	stat := func(path string, _ []byte) error { _, err := os.Lstat(path); return err }
+	warm := func(fn func(string, []byte) error) func(context.Context, *place) error {
+		return func(ctx context.Context, p *place) error {
+			if err := full(ctx, p); err != nil {
+				return err
+			}
+			_, err := each(p, smallReaders, fn)
+			return err
+		}
+	}
+	cold := func(ctx context.Context, p *place) error {
+		if err := full(ctx, p); err != nil {
+			return err
+		}
+		return dropNames()
+	}
+	row := func(title string, prepare func(context.Context, *place) error, readers int, fn func(string, []byte) error) rows.Row {
+		r := perPlace(title, rows.PerSecond, places, prepare, func(_ context.Context, p *place) (float64, error) {
+			return each(p, readers, fn)
+		})
+		r.Group, r.Targets = "small", []rows.Target{{Against: placeBacking, Limit: 0.8}}
+		return r
+	}
+	what := fmt.Sprintf("%d files of 20 KiB, ", files)
+	return []rows.Row{
+		row(what+"read by 4 readers, warm", warm(read), smallReaders, read),
+		row(what+"read by 4 readers, cold names", cold, smallReaders, read),
+		row(what+"stat, warm", warm(stat), 1, stat),
+	}, nil
+}

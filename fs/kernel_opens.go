@@ -1,0 +1,375 @@
+package fs
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// With Options.KernelOpens the kernel opens files and directories of a read-only mount itself: the first OPEN and the
+// first OPENDIR are answered with ENOSYS, and then it asks no more. It checks permissions, as it always does, keeps the
+// pages of files from one open to the next, and keeps the entries of directories.
+//
+// So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own, which
+// all of a file's requests share, and which is closed when nobody used it for a while. A change in SOURCE cannot be
+// found at an open. The kernel is told of it when an event reports it (tree.go), or when it asks for attributes again
+// (freshen).
+//
+// The mount may be made writable later, by mount(8) with -o remount,rw. Every change is refused all the same
+// (read_only.go), and since files can be opened then that their user may not read, nobody gets a grant any more.
+
+// keptFor is how often opens that nobody uses are closed: each lasts once or twice as long.
+const keptFor = time.Second
+
+// grantedFor is how long an open that a grant was given for lasts at least: longer than a grant.
+const grantedFor = time.Minute
+
+// keptOpens are the daemon's opens of files and directories.
+type keptOpens struct {
+	limit  int // of opens that nobody uses, for each shard; immutable
+	shards [shardCount]keptShard
+}
+
+type keptShard struct {
+	mu   sync.Mutex
+	m    map[*node]*keptOpen // protected by mu
+	idle int                 // of m, those without users; protected by mu
+}
+
+// keptOpen is an open of a file or of a directory.
+type keptOpen struct {
+	file   *openFile // immutable, like dir; one of them is nil
+	dir    *openDir
+	users  int  // protected by keptShard.mu
+	recent bool // used since opens were last closed; protected by keptShard.mu
+}
+
+func (k *keptOpen) close() {
+	if k.file != nil {
+		k.file.close()
+	} else {
+		k.dir.close()
+	}
+}
+
+func (o *keptOpens) shard(n *node) *keptShard { return &o.shards[uint64(n.id)%shardCount] }
+
+// get returns the open of n, or what open makes, until done is called. Two callers may both call open.
+func (o *keptOpens) get(n *node, open func() (*keptOpen, syscall.Errno)) (*keptOpen, syscall.Errno) {
+	s := o.shard(n)
+	s.mu.Lock()
+	k := s.useLocked(n)
+	s.mu.Unlock()
+	if k != nil {
+		return k, 0
+	}
+	fresh, errno := open()
+	if errno != 0 {
+		return nil, errno
+	}
+	s.mu.Lock()
+	if k = s.useLocked(n); k == nil {
+		if s.m == nil {
+			s.m = make(map[*node]*keptOpen)
+		}
+		k, fresh.users, fresh.recent = fresh, 1, true
+		s.m[n] = k
+	}
+	var surplus []*keptOpen
+	if s.idle > o.limit {
+		surplus = s.takeLocked(func(*keptOpen) bool { return true })
+	}
+	s.mu.Unlock()
+	if k != fresh {
+		surplus = append(surplus, fresh)
+	}
+	for _, unused := range surplus {
+		unused.close()
+	}
+	return k, 0
+}
+
+func (s *keptShard) useLocked(n *node) *keptOpen {
+	k := s.m[n]
+	if k == nil {
+		return nil
+	}
+	if k.users++; k.users == 1 {
+		s.idle--
+	}
+	k.recent = true
+	return k
+}
+
+// takeLocked takes those out that nobody uses and that which accepts.
+func (s *keptShard) takeLocked(which func(*keptOpen) bool) (taken []*keptOpen) {
+	for n, k := range s.m {
+		if k.users == 0 && which(k) {
+			delete(s.m, n)
+			s.idle--
+			taken = append(taken, k)
+		}
+	}
+	return taken
+}
+
+// done ends the use of what get returned for n.
+func (o *keptOpens) done(n *node, k *keptOpen) {
+	s := o.shard(n)
+	s.mu.Lock()
+	if k.users--; k.users == 0 {
+		s.idle++
+	}
+	s.mu.Unlock()
+}
+
+// closeIdle closes those that nobody used since it was last called.
+func (o *keptOpens) closeIdle() {
+	for i := range o.shards {
+		s := &o.shards[i]
+		s.mu.Lock()
+		old := s.takeLocked(func(k *keptOpen) bool {
+			was := k.recent
+			k.recent = false
+			return !was
+		})
+		s.mu.Unlock()
+		for _, k := range old {
+			k.close()
+		}
+	}
+}
+
+// closeAll closes all of them, also those that were granted. No request may be under way.
+func (o *keptOpens) closeAll() {
+	for i := range o.shards {
+		s := &o.shards[i]
+		s.mu.Lock()
+		all := s.m
+		s.m, s.idle = nil, 0
+		s.mu.Unlock()
+		for _, k := range all {
+			k.close()
+		}
+	}
+}
+
+// descriptorsOf returns the descriptors by which n is open.
+func (o *keptOpens) descriptorsOf(n *node) (fds []int) {
+	s := o.shard(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.m[n]; k != nil {
+		if k.file != nil {
+			return []int{k.file.fd}
+		}
+		return []int{k.dir.fd}
+	}
+	return nil
+}
+
+// run closes opens that nobody uses, until ctx ends.
+func (o *keptOpens) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keptFor):
+			o.closeIdle()
+		}
+	}
+}
+
+// usedFile is an open file that a request uses.
+type usedFile struct {
+	*openFile
+	kept *keptOpen // nil for an open of a program's
+}
+
+// done ends the use.
+func (u usedFile) done() {
+	if u.kept != nil {
+		u.fs.kept.done(u.node, u.kept)
+	}
+}
+
+// useFile returns the file that a request is for, until done is called.
+func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, syscall.Errno) {
+	if of := fs.files.get(handle); of != nil {
+		return usedFile{openFile: of}, 0
+	}
+	if !fs.kernelOpens {
+		return usedFile{}, syscall.EBADF
+	}
+	n := fs.node(header.NodeId)
+	if n == nil {
+		return usedFile{}, syscall.ESTALE
+	}
+	if !n.isRegular() {
+		return usedFile{}, syscall.EBADF
+	}
+	return fs.useKept(n)
+}
+
+// useKept returns the daemon's own open of n, until done is called. It may be called with pages of n locked, so it does
+// not wait for the kernel to drop any.
+func (fs *fileSystem) useKept(n *node) (usedFile, syscall.Errno) {
+	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
+		flags := unix.O_RDONLY | unix.O_LARGEFILE
+		fd, errno := fs.openContent(n, flags, false)
+		if errno == syscall.ESTALE {
+			fd, errno = fs.openContent(n, flags, true) // its name went, and programs may have it open
+		}
+		if errno != 0 {
+			return nil, errno
+		}
+		of, errno := fs.newKeptFile(n, fd)
+		if errno != 0 {
+			return nil, errno
+		}
+		if changes, err := of.content.witness.look(fd); err == nil && of.content.dropped.Load() != changes {
+			fs.background.Go(func() { fs.dropChanged(n, changes) })
+		}
+		return &keptOpen{file: of}, 0
+	})
+	if errno != 0 {
+		return usedFile{}, errno
+	}
+	return usedFile{k.file, k}, 0
+}
+
+// newKeptFile takes over fd, also where it fails.
+func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
+	of := &openFile{fs: fs, node: n, content: n.content(), fd: fd, uid: fs.creator.uid, flags: unix.O_RDONLY}
+	if errno := fs.enter(of); errno != 0 {
+		unix.Close(fd)
+		return nil, errno
+	}
+	of.content.opens.Add(1)
+	of.content.opened.Store(of)
+	return of, 0
+}
+
+// grantKept is useFile for a grant, which is good for a while after the request.
+func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
+	if u.kept == nil {
+		return 0
+	}
+	if m, err := mountOf(fs.mountpoint); err != nil || m.Type != Type || m.writable {
+		return syscall.EROFS
+	}
+	s := fs.kept.shard(u.node)
+	s.mu.Lock()
+	u.kept.users++
+	s.mu.Unlock()
+	time.AfterFunc(grantedFor, u.done)
+	return 0
+}
+
+// usedDir is an open directory that a request uses.
+type usedDir struct {
+	*openDir
+	fs   *fileSystem
+	kept *keptOpen // nil for an open of a program's
+}
+
+// done ends the use.
+func (u usedDir) done() {
+	if u.kept != nil {
+		u.fs.kept.done(u.node, u.kept)
+	}
+}
+
+// useDir returns the directory that a request is for, until done is called.
+func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, syscall.Errno) {
+	if d := fs.dirs.get(handle); d != nil {
+		return usedDir{openDir: d}, 0
+	}
+	if !fs.kernelOpens {
+		return usedDir{}, syscall.EBADF
+	}
+	n := fs.node(header.NodeId)
+	if n == nil {
+		return usedDir{}, syscall.ESTALE
+	}
+	if n.kind != unix.S_IFDIR {
+		return usedDir{}, syscall.EBADF
+	}
+	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
+		d, err := fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY)
+		if err != nil {
+			return nil, toErrno(err)
+		}
+		return &keptOpen{dir: d}, 0
+	})
+	if errno != 0 {
+		return usedDir{}, errno
+	}
+	return usedDir{k.dir, fs, k}, 0
+}
+
+// openDirectory opens the directory n with flags. It gives it no handle.
+func (fs *fileSystem) openDirectory(n *node, flags int) (*openDir, error) {
+	fd, errno := fs.hold(n)
+	if errno != 0 {
+		return nil, errno
+	}
+	defer fs.unhold(n)
+	opened, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
+	if err == syscall.EPERM && flags&unix.O_NOATIME != 0 {
+		opened, err = fs.openat(fs.procDir, strconv.Itoa(fd), flags&^unix.O_NOATIME, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &openDir{node: n, fd: opened}, nil
+}
+
+// freshen is called before the kernel is told what st says of n, where it opens files itself. If others changed the
+// file in SOURCE, the kernel's pages are dropped first.
+func (fs *fileSystem) freshen(n *node, st *unix.Statx_t) {
+	if !fs.kernelOpens {
+		return
+	}
+	c := n.data.Load()
+	if c == nil {
+		return
+	}
+	c.witness.see(st)
+	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
+		fs.aside(func() { fs.dropChanged(n, changes) })
+	}
+}
+
+// dropChanged has devices look at home, and the kernel drop what it has of n, after so many changes in SOURCE.
+func (fs *fileSystem) dropChanged(n *node, changes uint64) {
+	c := n.content()
+	fs.changed.Add(1)
+	if f := c.live(); f != nil {
+		if _, err := f.CheckHome(context.Background()); err != nil {
+			fs.log.Warn("a file that was changed in SOURCE could not be looked at", "node", n.path(), "error", err)
+			return
+		}
+	}
+	if err := fs.invalidate(n, 0, -1); err != nil {
+		fs.log.Warn("pages could not be dropped of a file that was changed in SOURCE", "node", n.path(), "error", err)
+		return
+	}
+	raise(&c.dropped, changes)
+}
+
+// raise makes x at least v.
+func raise(x *atomic.Uint64, v uint64) {
+	for {
+		old := x.Load()
+		if old >= v || x.CompareAndSwap(old, v) {
+			return
+		}
+	}
+}

@@ -1,0 +1,312 @@
+package fs
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tree reports every change in SOURCE's filesystem, by fanotify, to a kernel that opens files itself
+// (kernel_opens.go). Then the kernel may keep names and attributes for watchedTimeout.
+//
+// An answer that was on its way to the kernel when a change was reported may be older than the change, and come after
+// it. So the kernel is told once more, againAfter later.
+//
+// If the kernel drops events, which it does when the filesystem changes faster than they are read, the tree is given
+// up: everything counts as changed once, and from then on timeouts are those of other mounts.
+//
+// Other filesystems that are mounted below SOURCE are not watched, and stores through mmap in SOURCE cause no events.
+type tree struct {
+	fs    *fileSystem
+	fd    int
+	file  *os.File // has fd
+	root  int      // descriptor of SOURCE
+	alive atomic.Bool
+	// given says that close was called; ended is closed when the goroutine has ended.
+	given atomic.Bool
+	ended chan struct{}
+}
+
+const (
+	watchedTimeout = time.Minute
+	againAfter     = time.Second
+	// treeRest is the pause after events were read, in which the kernel merges those of one file.
+	treeRest = 5 * time.Millisecond
+	// mostAgain bounds the changes of which the kernel is told again.
+	mostAgain = 1 << 16
+)
+
+// treeMask are the events that are asked for.
+const treeMask = unix.FAN_MODIFY | unix.FAN_ATTRIB | unix.FAN_ONDIR | treeNames
+
+// treeNames are those that change a directory.
+const treeNames = unix.FAN_CREATE | unix.FAN_DELETE | unix.FAN_MOVED_FROM | unix.FAN_MOVED_TO
+
+// treeChange is an event.
+type treeChange struct {
+	mask   uint64
+	handle string // of the file, or of the directory where name is set: type (4) and bytes of a file handle
+	name   string
+}
+
+// openTree watches SOURCE's filesystem. The mount needs root for that, and a filesystem that has file handles.
+func openTree(fs *fileSystem) (*tree, error) {
+	if fs.remote {
+		return nil, errors.New("SOURCE may have a server, which would not report what others do there")
+	}
+	root, err := unix.Open(procPath(fs.root.fd), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	const flags = unix.FAN_CLASS_NOTIF | unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_REPORT_FID | unix.FAN_REPORT_DFID_NAME
+	fd, err := unix.FanotifyInit(flags, unix.O_RDONLY)
+	if err == nil {
+		if err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_FILESYSTEM, treeMask, root, "."); err == nil {
+			err = canOpenHandles(root)
+		}
+		if err != nil {
+			unix.Close(fd)
+		}
+	}
+	if err != nil {
+		unix.Close(root)
+		return nil, err
+	}
+	t := &tree{fs: fs, fd: fd, file: os.NewFile(uintptr(fd), "fanotify"), root: root, ended: make(chan struct{})}
+	t.alive.Store(true)
+	return t, nil
+}
+
+// watchTree watches SOURCE's filesystem where that is possible.
+func (fs *fileSystem) watchTree(o *Options) {
+	if o.unwatched {
+		return
+	}
+	t, err := openTree(fs)
+	if err != nil {
+		o.Log.Info("no events report changes in SOURCE: the kernel sees them when it asks again", "error", err)
+		return
+	}
+	fs.tree = t
+}
+
+// canOpenHandles tries to open a directory by its handle.
+func canOpenHandles(root int) error {
+	h, _, err := unix.NameToHandleAt(root, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.OpenByHandleAt(root, h, unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// close ends it and waits for its goroutine.
+func (t *tree) close() {
+	if t == nil {
+		return
+	}
+	t.given.Store(true)
+	t.alive.Store(false)
+	t.file.Close()
+	<-t.ended
+	unix.Close(t.root)
+}
+
+// again is a change of which the kernel is told a second time.
+type again struct {
+	at     time.Time
+	change treeChange
+}
+
+// run tells the kernel of changes, until close is called or events were lost.
+func (t *tree) run() {
+	defer close(t.ended)
+	var later []again
+	buf := make([]byte, 64<<10)
+	for {
+		wait := time.Time{}
+		if len(later) > 0 {
+			wait = later[0].at
+		}
+		_ = t.file.SetReadDeadline(wait)
+		n, err := t.file.Read(buf)
+		switch {
+		case t.given.Load():
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil:
+			t.giveUp("events of SOURCE cannot be read", err)
+			return
+		}
+		seen := make(map[treeChange]struct{})
+		for c := range parseTree(buf[:max(n, 0)]) {
+			if c.mask&unix.FAN_Q_OVERFLOW != 0 {
+				t.giveUp("SOURCE's filesystem changes faster than its events can be read", nil)
+				return
+			}
+			if c.mask&treeNames == 0 {
+				c.name = ""
+			}
+			c.mask &= treeNames
+			seen[c] = struct{}{}
+		}
+		now := time.Now()
+		for c := range seen {
+			if t.tell(c) && len(later) < mostAgain {
+				later = append(later, again{now.Add(againAfter), c})
+			}
+		}
+		for len(later) > 0 && !later[0].at.After(now) {
+			t.tell(later[0].change)
+			later = later[1:]
+		}
+		if n > 0 {
+			time.Sleep(treeRest)
+		}
+	}
+}
+
+// tell tells the kernel of a change, and reports whether it concerns what the kernel may know.
+func (t *tree) tell(c treeChange) bool {
+	n := t.find(c.handle)
+	if n == nil {
+		return false
+	}
+	if c.name != "" {
+		t.fs.dropName(n, c.name)
+		return true
+	}
+	t.fs.refresh(n)
+	return true
+}
+
+// dropName has the kernel drop a name of a directory, and what it knows of the directory.
+func (fs *fileSystem) dropName(n *node, name string) {
+	fs.notify.EntryNotify(uint64(n.id), name)
+	fs.notify.InodeNotify(uint64(n.id), 0, -1)
+}
+
+// refresh has the kernel drop what it knows of n, if that was changed.
+func (fs *fileSystem) refresh(n *node) {
+	fs.notify.InodeNotify(uint64(n.id), -1, 0)
+	c := n.data.Load()
+	if c == nil {
+		return
+	}
+	var st unix.Statx_t
+	if errno := fs.stat(n, &st); errno != 0 {
+		return // it was removed, and nobody can get at what the kernel has of it but who has it open
+	}
+	c.witness.see(&st)
+	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
+		fs.dropChanged(n, changes)
+	}
+}
+
+// find returns the node of a file handle, or nil.
+func (t *tree) find(handle string) *node {
+	if len(handle) < 4 {
+		return nil
+	}
+	h := unix.NewFileHandle(int32(binary.NativeEndian.Uint32([]byte(handle))), []byte(handle[4:]))
+	fd, err := unix.OpenByHandleAt(t.root, h, unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
+		return nil // it is gone: the event of its directory says so
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if peek(fd, "", &st) != nil {
+		return nil
+	}
+	return t.fs.table.find(identify(&st))
+}
+
+// giveUp goes back to timeouts, and has everything count as changed.
+func (t *tree) giveUp(why string, err error) {
+	t.alive.Store(false)
+	t.fs.log.Warn(why+": names and attributes are kept for --entry-timeout and --attr-timeout from now on", "error", err)
+	for _, n := range t.fs.table.byID.all() {
+		n.mu.Lock()
+		where := n.where
+		n.mu.Unlock()
+		if where.parent != nil {
+			t.fs.dropName(where.parent, where.name)
+		}
+		t.fs.refresh(n)
+	}
+	t.fs.refresh(t.fs.root)
+}
+
+// keeps returns how long the kernel may keep what it knows of n, or what it knows of names in n, where timeout is what
+// the mount was asked for.
+func (fs *fileSystem) keeps(n *node, timeout time.Duration) time.Duration {
+	if t := fs.tree; t != nil && t.alive.Load() && timeout == defaultTimeout && n.key.dev == fs.root.key.dev {
+		return watchedTimeout
+	}
+	return timeout
+}
+
+// parseTree returns the changes that a read of fanotify(7) brought. Of an event with several handles, a name in a
+// directory is one change and the file is another.
+func parseTree(b []byte) iter.Seq[treeChange] {
+	return func(yield func(treeChange) bool) {
+		for le := binary.NativeEndian; len(b) >= unix.FAN_EVENT_METADATA_LEN; {
+			size, from := int(le.Uint32(b)), int(le.Uint16(b[6:]))
+			if size < unix.FAN_EVENT_METADATA_LEN || size > len(b) || from > size {
+				return
+			}
+			mask, info := le.Uint64(b[8:]), b[from:size]
+			b = b[size:]
+			if mask&unix.FAN_Q_OVERFLOW != 0 && !yield(treeChange{mask: mask}) {
+				return
+			}
+			for len(info) >= 4 {
+				n := int(le.Uint16(info[2:]))
+				if n < 4 || n > len(info) {
+					break
+				}
+				if c, ok := parseInfo(info[0], info[4:n]); ok {
+					if c.mask = mask; !yield(c) {
+						return
+					}
+				}
+				info = info[n:]
+			}
+		}
+	}
+}
+
+// parseInfo reads a record after an event: a filesystem's number (8), the length of a handle (4), its type (4), its
+// bytes and, after those of a directory, a name that ends in 0.
+func parseInfo(kind byte, info []byte) (c treeChange, ok bool) {
+	const header = 16
+	if len(info) < header || kind != unix.FAN_EVENT_INFO_TYPE_FID && kind != unix.FAN_EVENT_INFO_TYPE_DFID_NAME {
+		return c, false
+	}
+	size := int64(binary.NativeEndian.Uint32(info[8:]))
+	if size > int64(len(info)-header) {
+		return c, false
+	}
+	c.handle = string(info[header-4 : header+size])
+	if kind == unix.FAN_EVENT_INFO_TYPE_DFID_NAME {
+		name := info[header+size:]
+		for i, b := range name {
+			if b == 0 {
+				name = name[:i]
+				break
+			}
+		}
+		if c.name = string(name); c.name == "." {
+			c.name = "" // the directory itself
+		}
+	}
+	return c, true
+}
