@@ -169,7 +169,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	if err == nil && !m.lazy {
 		began := time.Now()
 		if _, err = f.acquire(ctx, m.h, m.pages); err == nil {
-			m.pin.Accessed(m.pages, false)
+			m.pin.Accessed(m.pages)
 			m.record(m.off, m.len, began)
 		}
 	}
@@ -292,7 +292,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 	if pages, err = m.f.acquire(ctx, m.h, rg); err != nil {
 		return pages, err
 	}
-	m.pin.Accessed(rg, false)
+	m.pin.Accessed(rg)
 	m.record(m.off+off, n, began)
 	if m.lazy {
 		m.predict(rg)
@@ -312,10 +312,22 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 		return 0, err
 	}
 	defer m.calls.Done()
-	if pages, err = m.f.release(ctx, m.h, rg); pages > 0 {
-		m.pin.Accessed(rg, true)
+	return m.release(ctx, rg)
+}
+
+// release is that of File, for what the mapping's programs stored. It says what they changed to those who want to know.
+func (m *Mapping) release(ctx context.Context, rg page.Range) (pages int64, err error) {
+	began := time.Now()
+	modified, err := m.f.release(ctx, m.h, rg)
+	m.pin.Changed(modified)
+	if m.f.c.Recording() != nil {
+		var list []Access
+		for _, run := range modified {
+			list = append(list, Access{Off: run.Offset(), Len: run.Bytes(), Began: began, Write: true})
+		}
+		m.recordAll(list...)
 	}
-	return pages, err
+	return lengths(modified), err
 }
 
 // Sync is Release, then waits until the bytes are home and, if durable, on stable storage.
@@ -344,7 +356,7 @@ func (m *Mapping) Unmap(ctx context.Context) error {
 	m.ended.Do(func() {
 		m.finish()
 		if m.writable {
-			_, m.unmapErr = m.f.release(context.WithoutCancel(ctx), m.h, m.pages)
+			_, m.unmapErr = m.release(context.WithoutCancel(ctx), m.pages)
 		}
 		m.leave()
 	})

@@ -60,6 +60,8 @@ type Access struct {
 	Size    int64
 	Began   time.Time
 	Pattern prefetch.Pattern
+	// Write says that the bytes were changed.
+	Write bool
 }
 
 // Record begins a recording, which the caller ends with Stop. EBUSY while there is another one.
@@ -103,7 +105,7 @@ func (r *Recording) Access(a Access) {
 			f.size = end // it has grown since
 			r.enc.Event(trace.Event{Time: at, File: f.number, Len: end, Resize: true})
 		}
-		return trace.Event{Time: at, Took: took, File: f.number, Source: source, Off: a.Off, Len: a.Len, Pattern: a.Pattern}, ok
+		return trace.Event{Time: at, Took: took, File: f.number, Source: source, Off: a.Off, Len: a.Len, Pattern: a.Pattern, Write: a.Write}, ok
 	})
 }
 
@@ -216,6 +218,11 @@ func (r *Recording) Stop() {
 
 // record notes an acquire of n bytes at off of the file, for the mapping's device.
 func (m *Mapping) record(off, n int64, began time.Time) {
+	m.recordAll(Access{Off: off, Len: n, Began: began, Pattern: m.pattern()})
+}
+
+// recordAll notes accesses of the mapping's device to the bytes that they say.
+func (m *Mapping) recordAll(list ...Access) {
 	r := m.f.c.Recording()
 	if r == nil {
 		return
@@ -226,9 +233,9 @@ func (m *Mapping) record(off, n int64, began time.Time) {
 		size = f.size
 		f.mu.Unlock()
 	}
-	r.Access(Access{
-		File:     f.id,
-		Describe: func() (string, int64) { return f.Name(), max(size, 0) },
-		Device:   m.dev.info.Ordinal, Thread: m.process, Off: off, Len: n, Size: size, Began: began, Pattern: m.pattern(),
-	})
+	for _, a := range list {
+		a.File, a.Describe = f.id, func() (string, int64) { return f.Name(), max(size, 0) }
+		a.Device, a.Thread, a.Size = m.dev.info.Ordinal, m.process, size
+		r.Access(a)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/prefetch"
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
@@ -67,6 +69,29 @@ func TestARecordingHasWhatDevicesAcquire(t *testing.T) {
 	again, err := m.cache.Record()
 	require.NoError(t, err, "the next may begin")
 	require.Empty(t, rest(t, again).Events)
+}
+
+// TestARecordingHasWhatDevicesChange: the pages that differ, not what was released.
+func TestARecordingHasWhatDevicesChange(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(8 * page.Size)
+	x := m.run(src, 0, 0, 8*page.Size, true)
+	r, err := m.cache.Record()
+	require.NoError(t, err)
+	x.store(2*page.Size, 1)
+	x.store(5*page.Size+1, 1)
+	require.EqualValues(t, 2, x.release())
+	require.NoError(t, x.Sync(t.Context(), 0, 8*page.Size, false)) // at home, they are not found again
+	x.store(0, 1)
+	x.unmap()
+	var changed []int64
+	for _, e := range rest(t, r).Events {
+		require.True(t, e.Write)
+		require.EqualValues(t, page.Size, e.Len)
+		changed = append(changed, e.Off/page.Size)
+	}
+	require.Equal(t, []int64{0, 2, 5}, slices.Compact(slices.Sorted(slices.Values(changed))))
+	require.EqualValues(t, 0, changed[len(changed)-1])
 }
 
 // read is an access by a program on the CPU.

@@ -20,17 +20,16 @@ const dropGap = 8
 // maxRedrops bounds how often pages that come back to the kernel during one release are dropped again.
 const maxRedrops = 100
 
-// release publishes what programs stored into the pages of rg on the device of h, and returns the number of pages that
-// differ from their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the pages
+// release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ from
+// their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the pages
 // are published, none of them is.
-func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
+func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
 	start := time.Now()
 	if err := f.prepareRelease(ctx, rg); err != nil {
-		return 0, err
+		return nil, err
 	}
-	modified, err := f.modified(ctx, h, rg)
-	if err != nil {
-		return 0, err
+	if modified, err = f.modified(ctx, h, rg); err != nil {
+		return nil, err
 	}
 	if len(modified) > 0 {
 		f.c.hold.take()
@@ -40,11 +39,9 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	// What is stored past end of file goes nowhere.
 	if modified, err = f.insideFileLocked(ctx, h, modified); err != nil {
 		f.mu.Unlock()
-		return 0, err
+		return nil, err
 	}
-	for _, run := range modified {
-		pages += run.Len()
-	}
+	pages := lengths(modified)
 	plan := f.lrc.BeginRelease(modified, rg, h.owner)
 	for _, run := range plan.Collect {
 		err := f.collectLocked(ctx, run, false)
@@ -53,7 +50,7 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 			// cut the release short has another one to come, the implicit one at the latest.
 			plan.Abort()
 			f.mu.Unlock()
-			return 0, err
+			return nil, err
 		}
 		if err != nil {
 			f.c.log.Warn("an earlier release could not be written back before the next", "file", f.Name(), "error", err)
@@ -80,11 +77,19 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (pages in
 	}
 	// Another process's release of a shared page may have published our bytes too, and be draining still.
 	if err := f.waitDrains(ctx, rg); err != nil {
-		return pages, err
+		return modified, err
 	}
 	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(pages) })
 	f.c.counters.ReleaseTime.Observe(time.Since(start))
-	return pages, nil
+	return modified, nil
+}
+
+// lengths returns how many pages ranges have.
+func lengths(ranges []page.Range) (pages int64) {
+	for _, rg := range ranges {
+		pages += rg.Len()
+	}
+	return pages
 }
 
 // insideFileLocked returns those of the pages in modified that were modified before the end of the file.

@@ -168,7 +168,7 @@ func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (
 		p.f.counters.Acquires.Add(1)
 	}
 	m.v.c.counters.Acquires.Add(1)
-	m.pin.Accessed(page.Covering(b.Off, b.Len()), false)
+	m.pin.Accessed(page.Covering(b.Off, b.Len()))
 	return m.v.acquire(ctx, b, launder)
 }
 

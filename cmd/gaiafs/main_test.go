@@ -240,7 +240,7 @@ func TestCommandHelp(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}, {"mount", "--help"}, {"umount", "--help"}, {"status", "-h"},
 		{"demo", "-h"}, {"version", "-h"},
 		{"trace", "-h"}, {"trace", "record", "-h"}, {"trace", "replay", "-h"}, {"trace", "show", "-h"},
-		{"trace", "make", "-h"}} {
+		{"trace", "make", "-h"}, {"trace", "evict", "-h"}} {
 		r := gaiafsCommand(t, args...)
 		require.Equal(t, exitOK, r.code, r.err)
 		require.Contains(t, r.out, "Examples:", "%v", args)

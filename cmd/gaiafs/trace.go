@@ -21,11 +21,13 @@ import (
 func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Record the accesses of a mount, and replay them with other read-ahead",
+		Short: "Record the accesses of a mount, and replay them with other read-ahead or other evictions",
 		Long: `trace records what programs read through a mount, and replays it offline with each of the predictors of read-ahead: how
-many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken.`,
+many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken. Or it
+plays it with each of the rules that say which extent goes first when a device is full.`,
 		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
-  gaiafs trace replay reads.trace`,
+  gaiafs trace replay reads.trace
+  gaiafs trace evict reads.trace`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usagef("there is no command %q", args[0])
@@ -34,7 +36,7 @@ many accesses would have found their bytes, how much would have been read in vai
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTraceRecord(), newTraceReplay(), newTraceShow(), newTraceMake())
+	cmd.AddCommand(newTraceRecord(), newTraceReplay(), newTraceEvict(), newTraceShow(), newTraceMake())
 	return cmd
 }
 
@@ -236,7 +238,8 @@ func newTraceMake() *cobra.Command {
 		},
 		ValidArgs: replay.Patterns(),
 	}
-	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" + patternList()
+	cmd.Long = "make writes the trace of programs that read one file as the pattern says:\n\n" +
+		nameList(replay.Patterns(), replay.AboutPattern)
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -50,8 +49,7 @@ type scoreDocument struct {
 }
 
 func newTraceReplay() *cobra.Command {
-	var asJSON, partial bool
-	var names []string
+	var s scoring
 	var latency time.Duration
 	var disk, link size
 	var depth int
@@ -62,18 +60,13 @@ func newTraceReplay() *cobra.Command {
 		Example: `  gaiafs trace replay reads.trace
   gaiafs trace replay reads.trace --predictor streams,kernel --disk 500M --disk-latency 5ms`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, name := range names {
-				if _, err := prefetch.New(name); err != nil {
-					return usageError{err}
-				}
-			}
 			m := replay.DefaultModel()
 			m.Stages[1].Latency, m.Stages[1].Bandwidth, m.Stages[1].Depth = latency, float64(disk), depth
 			m.Stages[2].Bandwidth = float64(link)
 			if err := m.Check(); err != nil {
 				return usageError{err}
 			}
-			t, err := readTrace(cmd, args[0], partial)
+			t, err := s.read(cmd, args[0], func(name string) error { _, err := prefetch.New(name); return err })
 			if err != nil {
 				return err
 			}
@@ -81,7 +74,7 @@ func newTraceReplay() *cobra.Command {
 				Version: 1, Trace: args[0], Accesses: t.Accesses(), Lost: t.Lost,
 				Model: modelDocument{m.Piece, us(m.Stages[0].Setup), us(latency), int64(disk), depth, int64(link)},
 			}
-			for _, name := range names {
+			for _, name := range s.names {
 				s, err := replay.Run(t, m, func() prefetch.Predictor { p, _ := prefetch.New(name); return p })
 				if err != nil {
 					return fmt.Errorf("%s cannot be replayed: %w", args[0], err)
@@ -90,28 +83,18 @@ func newTraceReplay() *cobra.Command {
 					s.Distinct, s.Fetched, s.Ahead,
 					s.Wasted, s.Time.Seconds(), s.Waited.Seconds(), int64(s.Bandwidth())})
 			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(d)
-			}
-			return d.print(cmd.OutOrStdout())
+			return s.print(cmd, &d)
 		},
 	}
-	var list strings.Builder
-	table(&list, func(w io.Writer) {
-		for _, name := range prefetch.Names() {
-			fmt.Fprintf(w, "  %s\t%s\n", name, prefetch.About(name))
-		}
-	})
 	cmd.Long = `replay lets the programs of a trace read again, each as soon as its last read was answered and the time that it worked
 in the recording has passed, against a model of disk and link, with these predictors of read-ahead:
 
-` + list.String() + `
+` + nameList(prefetch.Names(), prefetch.About) + `
+
 docs/trace.md describes the model. The FILE - is standard input.`
 	m := replay.DefaultModel()
 	disk, link = size(m.Stages[1].Bandwidth), size(m.Stages[2].Bandwidth)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&partial, "partial", false, "take what can be read of a trace that is cut short or damaged")
-	cmd.Flags().StringSliceVar(&names, "predictor", prefetch.Names(), "predictors to score")
+	s.flags(cmd, "predictor", "predictors", prefetch.Names())
 	cmd.Flags().DurationVar(&latency, "disk-latency", m.Stages[1].Latency, "time until the disk begins to answer")
 	cmd.Flags().IntVar(&depth, "disk-depth", m.Stages[1].Depth, "requests that the disk works on at once")
 	cmd.Flags().Var(&disk, "disk", "bytes a second of the disk")
@@ -144,16 +127,6 @@ func percent(part, all int64) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(all))
 }
 
-func patternList() string {
-	var list strings.Builder
-	table(&list, func(w io.Writer) {
-		for _, name := range replay.Patterns() {
-			fmt.Fprintf(w, "  %s\t%s\n", name, replay.AboutPattern(name))
-		}
-	})
-	return strings.TrimRight(list.String(), "\n")
-}
-
 func newTraceShow() *cobra.Command {
 	var all, partial bool
 	cmd := &cobra.Command{
@@ -175,7 +148,7 @@ func newTraceShow() *cobra.Command {
 	cmd.Long = `show prints the files and the programs of a trace. With --all it prints every access, one a line: microseconds since the
 start, microseconds it took, program, first byte, bytes, and file. The FILE - is standard input.`
 	cmd.Flags().BoolVar(&all, "all", false, "print every access")
-	cmd.Flags().BoolVar(&partial, "partial", false, "take what can be read of a trace that is cut short or damaged")
+	partialFlag(cmd, &partial)
 	return cmd
 }
 
@@ -183,8 +156,12 @@ func showEvents(w io.Writer, t *trace.Trace) error {
 	for _, x := range t.Events {
 		line := fmt.Sprintf("%d\t%d\t%s\t%d\t%d\t%q\n", x.Time.Microseconds(), x.Took.Microseconds(),
 			t.Sources[x.Source], x.Off, x.Len, t.Files[x.File].Name)
-		if x.Resize {
+		switch {
+		case x.Resize:
 			line = fmt.Sprintf("%d\t-\tresize\t-\t%d\t%q\n", x.Time.Microseconds(), x.Len, t.Files[x.File].Name)
+		case x.Write:
+			line = fmt.Sprintf("%d\twrite\t%s\t%d\t%d\t%q\n", x.Time.Microseconds(), t.Sources[x.Source], x.Off, x.Len,
+				t.Files[x.File].Name)
 		}
 		if _, err := io.WriteString(w, line); err != nil {
 			return err
@@ -200,10 +177,13 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 	}
 	files := make([]sum, len(t.Files))
 	var last, took time.Duration
-	accesses, bytes := int64(0), int64(0)
+	accesses, bytes, written := int64(0), int64(0), int64(0)
 	for _, x := range t.Events {
 		last = max(last, x.Time+x.Took)
-		if x.Resize {
+		if x.Write {
+			written += x.Len
+		}
+		if !x.Access() {
 			continue
 		}
 		f := &files[x.File]
@@ -218,6 +198,9 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "from %s, %s: %d accesses of %s in all, by %d programs\n", t.Start.Local().Format(time.DateTime),
 		last.Round(time.Millisecond), accesses, bytesText(bytes), len(t.Sources))
+	if written > 0 {
+		fmt.Fprintf(&b, "programs changed %s on devices\n", bytesText(written))
+	}
 	if t.Lost > 0 {
 		fmt.Fprintf(&b, "%d accesses are missing: they came faster than they were recorded\n", t.Lost)
 	}

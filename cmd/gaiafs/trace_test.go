@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/pagecache"
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
@@ -232,6 +233,12 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 		{[]string{"replay", path, "--predictor=oracle"}, exitUsage,
 			`there is no predictor "oracle"; there are none, kernel`},
 		{[]string{"replay", path, "--disk-depth=0"}, exitUsage, "its depth at least 1"},
+		{[]string{"evict", cut}, exitFailure, "is cut short after"},
+		{[]string{"evict", path, "--rule=oracle"}, exitUsage, `there is no rule "oracle" for evictions; there are allocated`},
+		{[]string{"evict", path, "--placement=maybe"}, exitUsage, `there is no placement "maybe"`},
+		{[]string{"evict", path, "--memory=200"}, exitUsage, "--memory 200 is no percentage"},
+		{[]string{"evict", path, "--extent=3M"}, exitFailure, "a power of two"},
+		{[]string{"evict", path, "--chances=0"}, exitUsage, "--chances 0 is not"},
 		{[]string{"make", "sideways", "-o", path}, exitUsage, `there is no pattern "sideways"`},
 		{[]string{"make", "random"}, exitUsage, "say with -o"},
 		{[]string{"make", "random", "-o", path}, exitFailure, "exists"},
@@ -257,6 +264,29 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 	partial := gaiafsCommand(t, "trace", "replay", "--partial", "--predictor=none", cut)
 	require.Equal(t, exitOK, partial.code, partial.err)
 	require.Contains(t, partial.err, "what comes before is taken")
+}
+
+// TestTraceEvict: each rule and both bounds are scored for each size of memory, for people and for programs.
+func TestTraceEvict(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "skewed")
+	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "make", "skewed", "--size=64M", "-o", path).code)
+	r := gaiafsCommand(t, "trace", "evict", path, "--json", "--memory=0,100", "--placement=always,threshold", "--chances=3")
+	require.Equal(t, exitOK, r.code, r.err)
+	var d evictDocument
+	require.NoError(t, json.Unmarshal([]byte(r.out), &d))
+	require.EqualValues(t, 64<<20, d.Distinct)
+	require.Len(t, d.Plays, 2)
+	require.EqualValues(t, 2<<20, d.Plays[0].Memory)
+	for _, p := range d.Plays {
+		require.Len(t, p.Rules, 2*len(pagecache.EvictionNames()))
+		require.Equal(t, []string{"belady", "best-of-3"}, []string{p.Bounds[0].Name, p.Bounds[1].Name})
+	}
+	require.EqualValues(t, 32, d.Plays[1].Rules[0].Moves, "all fits")
+	require.Zero(t, d.Plays[1].Rules[0].Trips)
+	shown := gaiafsCommand(t, "trace", "evict", path, "--rule=lru", "--read-only-first", "--memory=50")
+	require.Equal(t, exitOK, shown.code, shown.err)
+	require.Contains(t, shown.out, "best-of-100")
+	require.Contains(t, gaiafsCommand(t, "trace", "evict", "--help").out, "FlexGPU")
 }
 
 // What is no regular file is written to as it is, and is never removed.

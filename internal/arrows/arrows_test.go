@@ -63,13 +63,14 @@ var rules = []rule{
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page"}, false},
 	{"pagecache/residency/grants", nil, false},
+	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
 	{"control", []string{"pagecache", "pagecache/view", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, sys}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
 	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part of.
 	// Loopback is what it compares with.

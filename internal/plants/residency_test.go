@@ -59,8 +59,8 @@ var residencyPlants = []plant{
 	{
 		name: "what is mapped is a victim",
 		file: "pagecache/residency/policy/facts.go",
-		old:  "if x.here && !x.mapped {",
-		new:  "if x.here {",
+		old:  "if x.mapped {\n\t\t\t\tcontinue\n\t\t\t}",
+		new:  "",
 		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"}, {pkg: "pagecache/residency/policy", run: "TestTwins"}},
 	},
 	{
@@ -73,8 +73,8 @@ var residencyPlants = []plant{
 	{
 		name: "what programs acquire does not count as used",
 		file: "pagecache/residency/pin.go",
-		old:  "\t\tx.Accessed(part.Bytes(), write)\n",
-		new:  "",
+		old:  "if bytes > 0 {",
+		new:  "if bytes > 0 && write {",
 		nets: []net{{pkg: "pagecache", run: "TestEvictionRules"}},
 	},
 	{

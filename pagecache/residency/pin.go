@@ -42,15 +42,33 @@ func (p *Pin) Watch(told func(x *Extent, at Placement)) {
 	}
 }
 
-// Accessed tells the rule of the device that a program accessed the pages of rg, with write: that it changed some.
-func (p *Pin) Accessed(rg page.Range, write bool) {
-	from, _ := slices.BinarySearchFunc(p.extents, rg.Start, func(x *Extent, p page.Index) int { return cmp.Compare(x.pages.End, p+1) })
+// Accessed tells the rule of the device that a program accesses the pages of rg.
+func (p *Pin) Accessed(rg page.Range) { p.accessed([]page.Range{rg}, false) }
+
+// Changed tells it that a program changed these pages, which are in order.
+func (p *Pin) Changed(pages []page.Range) { p.accessed(pages, true) }
+
+// accessed counts the pages of each extent once.
+func (p *Pin) accessed(pages []page.Range, write bool) {
+	if len(pages) == 0 {
+		return
+	}
+	from, _ := slices.BinarySearchFunc(p.extents, pages[0].Start, func(x *Extent, p page.Index) int { return cmp.Compare(x.pages.End, p+1) })
 	for _, x := range p.extents[from:] {
-		part := x.pages.Intersect(rg)
-		if part.Empty() {
+		bytes := int64(0)
+		for len(pages) > 0 && pages[0].Start < x.pages.End {
+			bytes += pages[0].Intersect(x.pages).Bytes()
+			if pages[0].End > x.pages.End {
+				break // goes on in the next one
+			}
+			pages = pages[1:]
+		}
+		if bytes > 0 {
+			x.Accessed(bytes, write)
+		}
+		if len(pages) == 0 {
 			return
 		}
-		x.Accessed(part.Bytes(), write)
 	}
 }
 

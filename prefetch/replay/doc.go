@@ -17,5 +17,5 @@
 // # What it does not do
 //
 // Memory has no end here, and no page is evicted: a predictor that reads too much pays with the bandwidth that it takes from
-// others. An access to a page that is there costs nothing. Writes are not in a trace.
+// others. An access to a page that is there costs nothing. Writes of a trace are left out.
 package replay

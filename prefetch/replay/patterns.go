@@ -33,6 +33,8 @@ var patterns = []struct {
 	{"sparse", "132 x 8 thread blocks read a quarter of the records of 64 KiB, in random order", sparse},
 	{"slices", "132 x 8 thread blocks each read a slice of the file from start to end", slices},
 	{"shuffled", "one thread block for every 64 KiB, begun in entirely random order", shuffled},
+	{"skewed", "132 x 8 thread blocks read 64 KiB at a time, four fifths of them from a fifth of its 80 parts", skewed},
+	{"cyclic", "132 x 8 thread blocks read the whole file together, eight times over, 64 KiB at a time", cyclic},
 	{"cpu", "eight threads: forward, backward and strided streams, and one that reads at random", cpuStreams},
 }
 
@@ -166,6 +168,37 @@ func random(m *maker) {
 	m.sources(0, blocks)
 	for range m.size / step / 16 {
 		m.read(m.rand.IntN(blocks), m.rand.Int64N(m.size/step)*step, step, stepTime)
+	}
+}
+
+// skewed reads four times as much as the file has. It has some 80 parts, of which a fifth, wherever they lie, gets four
+// fifths of the accesses.
+func skewed(m *maker) {
+	m.sources(0, blocks)
+	const hot, parts = 5, 80
+	records := int64(len(m.records()))
+	part := max(records/parts, 1)
+	order := make([]int64, records/part)
+	for i := range order {
+		order[i] = int64(i) * part
+	}
+	m.rand.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
+	for range 4 * records {
+		among := order[len(order)/hot:]
+		if m.rand.IntN(hot) > 0 {
+			among = order[:len(order)/hot]
+		}
+		m.read(m.rand.IntN(blocks), (among[m.rand.IntN(len(among))]+m.rand.Int64N(part))*record, record, stepTime)
+	}
+}
+
+// cyclic reads all records in order, again and again, as kernels of a loop do.
+func cyclic(m *maker) {
+	m.sources(0, blocks)
+	for range 8 {
+		for _, r := range m.records() {
+			m.read(int(r%blocks), r*record, record, stepTime)
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 	if err := m.Check(); err != nil {
 		return Score{}, err
 	}
-	if err := check(t); err != nil {
+	if err := Check(t); err != nil {
 		return Score{}, err
 	}
 	p := &player{t: t, way: newWay(m), piece: page.Index(m.Piece >> page.Shift)}
@@ -71,8 +71,8 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 	return p.score, nil
 }
 
-// check says what is too much in a trace.
-func check(t *trace.Trace) error {
+// Check says what is too much in a trace for replaying it.
+func Check(t *trace.Trace) error {
 	total := int64(0)
 	type place struct {
 		file  uint32
@@ -169,6 +169,9 @@ func (p *player) run() {
 	}
 	for i := range p.t.Events {
 		x := &p.t.Events[i]
+		if x.Write {
+			continue
+		}
 		s := all[len(all)-1]
 		if !x.Resize {
 			s = all[x.Source]

@@ -50,7 +50,7 @@ func (e *Encoder) Source(s Source) uint32 {
 	return e.sources - 1
 }
 
-// Event adds an event. An access that is longer than MaxLen becomes several; what ends past MaxEnd is cut there. An event of
+// Event adds an event. An access or a write that is longer than MaxLen becomes several; what ends past MaxEnd is cut there. An event of
 // no bytes, or of a file or a source that was not declared, is left out.
 func (e *Encoder) Event(x Event) {
 	if x.File >= e.files || x.Off < 0 {
@@ -66,6 +66,12 @@ func (e *Encoder) Event(x Event) {
 	}
 	for left := min(x.Len, MaxEnd-x.Off); left > 0; {
 		n := min(left, MaxLen)
+		if x.Write {
+			e.record(recordWrite, uint64(x.File), uint64(x.Source), e.since(x.Time), uint64(x.Off), uint64(n))
+			e.events++
+			x.Off, left = x.Off+n, left-n
+			continue
+		}
 		e.record(recordAccess, uint64(x.File), uint64(x.Source), uint64(min(x.Pattern, prefetch.Random)), e.since(x.Time),
 			uint64(clamp(int64(x.Took), 0, maxTook)),
 			uint64(x.Off), uint64(n))

@@ -150,6 +150,15 @@ func (d *decoder) record() error {
 			return errors.New("an access")
 		}
 		t.Events = append(t.Events, x)
+	case recordWrite:
+		x := Event{
+			File: uint32(d.number(1<<32 - 1)), Source: uint32(d.number(1<<32 - 1)), Time: d.time(),
+			Off: int64(d.number(MaxEnd)), Len: int64(d.number(MaxLen)), Write: true,
+		}
+		if d.bad || x.Len == 0 || x.Off+x.Len > MaxEnd || int(x.File) >= len(t.Files) || int(x.Source) >= len(t.Sources) {
+			return errors.New("a write")
+		}
+		t.Events = append(t.Events, x)
 	case recordResize:
 		x := Event{File: uint32(d.number(1<<32 - 1)), Time: d.time(), Len: int64(d.number(MaxEnd)), Resize: true}
 		if d.bad || int(x.File) >= len(t.Files) {
@@ -160,7 +169,7 @@ func (d *decoder) record() error {
 		t.Lost += d.number(1 << 48)
 	case recordEnd:
 		if n := d.number(1<<63 - 1); !d.bad && n != uint64(len(t.Events)) {
-			return fmt.Errorf("%d accesses and changes of size are there, not %d", len(t.Events), n)
+			return fmt.Errorf("%d events are there, not %d", len(t.Events), n)
 		}
 		d.ended = true
 	default:
@@ -170,7 +179,7 @@ func (d *decoder) record() error {
 		return fmt.Errorf("a number in a record of kind %d", kind)
 	}
 	if len(t.Events) > MaxEvents {
-		return fmt.Errorf("more than %d accesses", MaxEvents)
+		return fmt.Errorf("more than %d events", MaxEvents)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ const (
 	MaxLen = 1 << 40
 	// MaxEnd is the largest end of an access and the largest size of a file.
 	MaxEnd = 1 << 62
-	// MaxEvents is the most accesses and changes of size that are read.
+	// MaxEvents is the most events that are read.
 	MaxEvents = 1 << 26
 )
 
@@ -41,6 +41,7 @@ const (
 	recordResize
 	recordLost
 	recordEnd
+	recordWrite
 )
 
 // CPU is the Device of a Source that is a program on the CPU.
@@ -65,7 +66,7 @@ func (s Source) String() string {
 	return fmt.Sprintf("gpu%d:%d", s.Device, s.Thread)
 }
 
-// Event is an access, or a change of a file's size where Resize says so.
+// Event is an access, a change of bytes where Write says so, or a change of a file's size where Resize does.
 type Event struct {
 	// Time is when it began, from the start of the trace, and Took how long it lasted.
 	Time, Took   time.Duration
@@ -74,7 +75,12 @@ type Event struct {
 	Off, Len int64
 	Pattern  prefetch.Pattern
 	Resize   bool
+	// Write says that a device's program changed the bytes, as was found when it released them.
+	Write bool
 }
+
+// Access reports whether x is an access.
+func (x *Event) Access() bool { return !x.Resize && !x.Write }
 
 // Trace is what was recorded.
 type Trace struct {
@@ -89,7 +95,7 @@ type Trace struct {
 // Accesses returns the number of events that are accesses.
 func (t *Trace) Accesses() (n int) {
 	for i := range t.Events {
-		if !t.Events[i].Resize {
+		if t.Events[i].Access() {
 			n++
 		}
 	}

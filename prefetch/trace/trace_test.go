@@ -66,11 +66,13 @@ func TestAnyTraceComesBack(t *testing.T) {
 			if x.Resize = rapid.Bool().Draw(t, "resize"); x.Resize {
 				x.Len = rapid.Int64Range(0, MaxEnd).Draw(t, "size")
 			} else {
-				x.Took = time.Duration(rapid.Int64Range(0, maxTook).Draw(t, "took"))
 				x.Source = x.File
+				if x.Write = rapid.Bool().Draw(t, "write"); !x.Write {
+					x.Took = time.Duration(rapid.Int64Range(0, maxTook).Draw(t, "took"))
+					x.Pattern = prefetch.Pattern(rapid.IntRange(0, 2).Draw(t, "pattern"))
+				}
 				x.Len = rapid.Int64Range(1, MaxLen).Draw(t, "len")
 				x.Off = rapid.Int64Range(0, MaxEnd-x.Len).Draw(t, "off")
-				x.Pattern = prefetch.Pattern(rapid.IntRange(0, 2).Draw(t, "pattern"))
 			}
 			want.Events = append(want.Events, x)
 		}
@@ -157,6 +159,7 @@ func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 		"no bytes":      {recordFile, 1, 0, recordSource, 0, 1, recordAccess, 0, 0, 0, 0, 0, 0, 0},
 		"before start":  {recordFile, 1, 0, recordSource, 0, 1, recordAccess, 0, 0, 0, 1, 0, 0, 1},
 		"resize":        {recordResize, 3, 0, 0},
+		"write":         {recordWrite, 0, 0, 0, 0, 0},
 		"count":         {recordEnd, 7},
 		"after the end": {recordEnd, 0, recordLost, 1},
 	} {

@@ -21,8 +21,9 @@ type facts struct {
 	id       ID
 	bytes    int64 // of an extent that has memory
 	priority int
-	// here says that it has memory, mapped that it may not go.
+	// here says that it has memory, in which case it is at book.present[at]. mapped says that it may not go.
 	here, mapped bool
+	at           int
 	// placed is when it was given memory, used when something happened to it last, both counted in events.
 	placed, used uint64
 	// count is how often a block of it was accessed, over all the times that it had memory.
@@ -37,6 +38,7 @@ func (x *facts) blocks() uint64 { return uint64(max((x.bytes+block-1)/block, 1))
 // book keeps the facts, and times of brackets.
 type book struct {
 	extents map[ID]*facts
+	present []*facts // those that have memory
 	events  uint64
 	left    uint64 // extents that ever left
 	brackets
@@ -56,11 +58,15 @@ func (b *book) note(e Event) {
 	}
 	switch e.Kind {
 	case Placed:
+		x.at, b.present = len(b.present), append(b.present, x)
 		x.here, x.bytes, x.priority, x.placed, x.written = true, e.Bytes, e.Priority, b.events, false
 	case Mapped, Unmapped:
 		x.mapped = e.Kind == Mapped
 	case Left:
 		x.here, x.mapped = false, false
+		last := b.present[len(b.present)-1]
+		b.present[x.at], last.at = last, x.at
+		b.present = b.present[:len(b.present)-1]
 		b.left++
 		return
 	case Accessed:
@@ -86,11 +92,23 @@ func (b *book) count(x *facts, n uint64) {
 // victims yields the extents that may go, in an order.
 func (b *book) victims(order func(x, y *facts) int) iter.Seq[ID] {
 	return func(yield func(ID) bool) {
+		var first *facts
 		h := &ranking{order: order}
-		for _, x := range b.extents {
-			if x.here && !x.mapped {
-				h.all = append(h.all, x)
+		for _, x := range b.present {
+			if x.mapped {
+				continue
 			}
+			if first == nil {
+				first = x
+				continue
+			}
+			if order(x, first) < 0 {
+				x, first = first, x
+			}
+			h.all = append(h.all, x)
+		}
+		if first == nil || !yield(first.id) {
+			return
 		}
 		heap.Init(h)
 		for len(h.all) > 0 && yield(heap.Pop(h).(*facts).id) {
@@ -98,7 +116,7 @@ func (b *book) victims(order func(x, y *facts) int) iter.Seq[ID] {
 	}
 }
 
-// ranking is a heap, since who asks for victims seldom wants all of them.
+// ranking is a heap, since who asks for victims often wants the first only, and seldom all of them.
 type ranking struct {
 	all   []*facts
 	order func(x, y *facts) int

@@ -87,7 +87,8 @@ type Rule interface {
 type Options struct {
 	// Seed is what chance depends on.
 	Seed uint64
-	// ReadOnlyFirst has extents go first that nobody has written to since they were placed.
+	// ReadOnlyFirst has extents go first that nobody has written to since they were placed. The rule of chance does not
+	// look at it.
 	ReadOnlyFirst bool
 }
 

@@ -29,14 +29,45 @@ var rules = []struct {
 		func(*book, Options) func(x, y *facts) int { return byUse }},
 	{"lfu", "the one of which 2 MiB are accessed least often, of equals the one that was not used for longest",
 		func(*book, Options) func(x, y *facts) int { return byCount }},
-	{"flexgpu", "first those that move in less time than the shortest bracket that is open usually takes; of these as lfu",
+	{"flexgpu", "first those that move in less time than the shortest open bracket usually takes; of these as lfu (FlexGPU)",
 		flexGPU},
 	{"gpuswap", "one of the lowest priority, at random among equals",
 		func(b *book, o Options) func(x, y *facts) int {
 			chance := atRandom(b, o)
 			return func(x, y *facts) int { return cmp.Or(cmp.Compare(x.priority, y.priority), chance(x, y)) }
 		}},
-	{"random", "any one", atRandom},
+	{"random", "any one", nil},
+}
+
+// byChance is a Rule that yields the extents in random order.
+type byChance struct {
+	book
+	seed uint64
+}
+
+func (r *byChance) Note(e Event) { r.note(e) }
+
+// Victims draws one after the other, as in a shuffle of which only what was drawn is kept. It draws anew after each
+// extent that left.
+func (r *byChance) Victims() iter.Seq[ID] {
+	return func(yield func(ID) bool) {
+		base, n := mix(mix(r.seed)^r.left), len(r.present)
+		moved := make(map[int]int)
+		for i := range n {
+			k := i + int(mix(base+uint64(i))%uint64(n-i))
+			at := func(i int) int {
+				if to, ok := moved[i]; ok {
+					return to
+				}
+				return i
+			}
+			drawn := at(k)
+			moved[k] = at(i)
+			if x := r.present[drawn]; !x.mapped && !yield(x.id) {
+				return
+			}
+		}
+	}
 }
 
 // linkBandwidth is the bytes a second that moving an extent takes: pinned copies of 2 MiB on an NVIDIA H200, 51 GB/s.
@@ -92,6 +123,9 @@ func New(name string, o Options) (Rule, error) {
 	for _, of := range rules {
 		if of.name != name {
 			continue
+		}
+		if of.order == nil {
+			return &byChance{newBook(), o.Seed}, nil
 		}
 		r := &rule{book: newBook()}
 		r.order = of.order(&r.book, o)

@@ -1,0 +1,219 @@
+package score
+
+import (
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+)
+
+// Model is what things take. Bandwidths are in bytes a second.
+type Model struct {
+	// Local is device memory as kernels read it, Link what copies and remote accesses go over.
+	Local, Link float64
+	// Move is what a move takes besides its bytes.
+	Move time.Duration
+}
+
+// DefaultModel has the figures of an NVIDIA H200: kernels read its memory at more than 2,000 GB/s, and pinned host memory
+// at 51 GB/s, which is what copies of 2 MiB take too; and creating, mapping and unmapping 2 MiB takes 50 µs.
+func DefaultModel() Model { return Model{2000e9, 51e9, 50 * time.Microsecond} }
+
+// Placements are the ways to decide whether an extent moves in: whenever it is accessed, never, or by policy.Threshold.
+func Placements() []string { return []string{"always", "threshold", "never"} }
+
+// Setup is what a play is made with.
+type Setup struct {
+	// Memory is the bytes of each device. It has room for one extent at least.
+	Memory int64
+	// Placement is one of Placements. "" is the first.
+	Placement string
+	// Static and Penalty are those of policy.Threshold.
+	Static, Penalty uint64
+	Model           Model
+}
+
+// Check says what is wrong with a Setup.
+func (s *Setup) Check() error {
+	if !slices.Contains(Placements(), s.Placement) {
+		return fmt.Errorf("there is no placement %q; there are %s", s.Placement, strings.Join(Placements(), ", "))
+	}
+	if s.Model.Local < 1 || s.Model.Link < 1 || s.Model.Move < 0 || s.Model.Move > time.Hour {
+		return fmt.Errorf("bandwidths must be at least a byte a second, and a move at most an hour")
+	}
+	return nil
+}
+
+// Score is what a rule came to. Sizes are in bytes.
+type Score struct {
+	// Accesses to extents were made by devices, of which Hits found it there.
+	Accesses, Hits int64
+	// Moves brought an extent in; Trips did so for one that had been there before.
+	Moves, Trips int64
+	// Moved came in, Home was copied home from changed extents that went, Remote was accessed where it is.
+	Moved, Home, Remote int64
+	Time                time.Duration
+}
+
+// Score plays the trace with a rule for each device.
+func (s *Steps) Score(setup Setup, rule func() policy.Rule) (sum Score) {
+	for _, steps := range s.devices {
+		sum.add(s.play(steps, setup, rule()))
+	}
+	return sum
+}
+
+// Belady plays it with the rule that knows the future.
+func (s *Steps) Belady(setup Setup) (sum Score) {
+	for _, steps := range s.devices {
+		sum.add(s.play(steps, setup, &belady{steps: steps, present: make(map[policy.ID]int32)}))
+	}
+	return sum
+}
+
+// BestOfChance plays it so many times with the rule of chance, and returns the one that took least time.
+func (s *Steps) BestOfChance(setup Setup, runs int) Score {
+	scores := make([]Score, runs)
+	var workers sync.WaitGroup
+	seeds := make(chan int)
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for seed := range seeds {
+				scores[seed] = s.Score(setup, func() policy.Rule {
+					rule, err := policy.New("random", policy.Options{Seed: uint64(seed)})
+					if err != nil {
+						panic(err)
+					}
+					return rule
+				})
+			}
+		})
+	}
+	for seed := range runs {
+		seeds <- seed
+	}
+	close(seeds)
+	workers.Wait()
+	return slices.MinFunc(scores, func(a, b Score) int { return int(a.Time - b.Time) })
+}
+
+func (s *Score) add(o Score) {
+	s.Accesses, s.Hits, s.Moves, s.Trips = s.Accesses+o.Accesses, s.Hits+o.Hits, s.Moves+o.Moves, s.Trips+o.Trips
+	s.Moved, s.Home, s.Remote = s.Moved+o.Moved, s.Home+o.Home, s.Remote+o.Remote
+	s.Time += o.Time
+}
+
+// residence is what is known of an extent in a play.
+type residence struct{ here, changed, was bool }
+
+// play plays the steps of one device.
+func (s *Steps) play(steps []step, setup Setup, rule policy.Rule) (sum Score) {
+	room := max(setup.Memory/s.extent, 1)
+	used := int64(0)
+	extents := make(map[policy.ID]*residence)
+	threshold := policy.Threshold{Static: setup.Static, Penalty: setup.Penalty}
+	local := int64(0)
+	for i := range steps {
+		st := &steps[i]
+		if b, ok := rule.(*belady); ok {
+			b.now = i
+		}
+		x := extents[st.id]
+		if x == nil {
+			x = new(residence)
+			extents[st.id] = x
+		}
+		if st.cpu {
+			if x.here {
+				rule.Note(policy.Event{Kind: policy.Accessed, ID: st.id, Bytes: st.bytes})
+			}
+			continue
+		}
+		sum.Accesses++
+		moves := setup.Placement != "never"
+		if setup.Placement == "threshold" {
+			moves = threshold.Access(st.id, st.write, used, room, used < room)
+		}
+		switch {
+		case x.here:
+			sum.Hits++
+		case moves:
+			for used == room {
+				id := first(rule.Victims())
+				rule.Note(policy.Event{Kind: policy.Left, ID: id})
+				threshold.Left(id)
+				y := extents[id]
+				if y.changed {
+					sum.Home += s.extent
+				}
+				*y = residence{was: true}
+				used--
+			}
+			used++
+			sum.Moves++
+			sum.Moved += s.extent
+			if x.was {
+				sum.Trips++
+			}
+			x.here = true
+			rule.Note(policy.Event{Kind: policy.Placed, ID: st.id, Bytes: s.extent})
+		}
+		if x.here {
+			x.changed = x.changed || st.write
+			local += st.bytes
+		} else {
+			sum.Remote += st.bytes
+		}
+		rule.Note(policy.Event{Kind: policy.Accessed, ID: st.id, Bytes: st.bytes, Write: st.write})
+	}
+	m := setup.Model
+	seconds := float64(local)/m.Local + float64(sum.Moved+sum.Home+sum.Remote)/m.Link + float64(sum.Moves)*m.Move.Seconds()
+	sum.Time = time.Duration(seconds * float64(time.Second))
+	return sum
+}
+
+func first(ids iter.Seq[policy.ID]) policy.ID {
+	for id := range ids {
+		return id
+	}
+	panic("score: no extent may go")
+}
+
+// belady is the Rule that evicts what is accessed latest.
+type belady struct {
+	steps   []step
+	now     int
+	present map[policy.ID]int32 // when it is accessed next
+}
+
+func (b *belady) Note(e policy.Event) {
+	switch e.Kind {
+	case policy.Placed, policy.Accessed:
+		if _, here := b.present[e.ID]; here || e.Kind == policy.Placed {
+			b.present[e.ID] = b.steps[b.now].next
+		}
+	case policy.Left:
+		delete(b.present, e.ID)
+	}
+}
+
+// Victims yields one: there is no need for another.
+func (b *belady) Victims() iter.Seq[policy.ID] {
+	return func(yield func(policy.ID) bool) {
+		var victim policy.ID
+		latest := int32(-1)
+		for id, next := range b.present {
+			if next > latest || next == latest && id < victim {
+				victim, latest = id, next
+			}
+		}
+		if latest >= 0 {
+			yield(victim)
+		}
+	}
+}

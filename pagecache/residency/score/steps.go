@@ -1,0 +1,119 @@
+package score
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/prefetch/replay"
+	"github.com/gaiafs/gaiafs/prefetch/trace"
+)
+
+// mostSteps bounds the memory that a play takes: 3 GB.
+const mostSteps = 1 << 26
+
+// step is an access to one extent.
+type step struct {
+	id    policy.ID
+	bytes int64
+	next  int32 // the step of the device that accesses the extent next, or never
+	write bool
+	cpu   bool
+}
+
+const never = 1<<31 - 1
+
+// Steps is a trace as accesses to extents.
+type Steps struct {
+	extent  int64
+	devices [][]step
+	// distinct is how many extents the device with the most of them accesses.
+	distinct int
+}
+
+// New cuts the accesses of a trace into extents of so many bytes, a power of two of at least 64 KiB. It fails where the
+// trace has no accesses of devices, and where it has too many.
+func New(t *trace.Trace, extent int64) (*Steps, error) {
+	if extent < 64<<10 || extent&(extent-1) != 0 || extent > 1<<40 {
+		return nil, fmt.Errorf("extents have a power of two of bytes, from 64 KiB to 1 TiB, not %d", extent)
+	}
+	if err := replay.Check(t); err != nil {
+		return nil, err
+	}
+	type place struct {
+		file  uint32
+		index int64
+	}
+	ids := make(map[place]policy.ID)
+	numbers := make(map[int]int) // of the devices
+	for _, s := range t.Sources {
+		if s.Device != trace.CPU {
+			numbers[s.Device] = 0
+		}
+	}
+	for i, d := range sortedKeys(numbers) {
+		numbers[d] = i
+	}
+	s := &Steps{extent: extent, devices: make([][]step, len(numbers))}
+	total := 0
+	for i := range t.Events {
+		x := &t.Events[i]
+		if x.Resize {
+			continue
+		}
+		for off, end := x.Off, x.Off+x.Len; off < end; {
+			at := place{x.File, off / extent}
+			id, known := ids[at]
+			if !known {
+				id = policy.ID(len(ids) + 1)
+				ids[at] = id
+			}
+			next := min((at.index+1)*extent, end)
+			st := step{id: id, bytes: next - off, write: x.Write, next: never}
+			device := t.Sources[x.Source].Device
+			for d, k := range numbers {
+				if st.cpu = device == trace.CPU; st.cpu || device == d {
+					s.devices[k] = append(s.devices[k], st)
+					total++
+				}
+			}
+			if off = next; total > mostSteps {
+				return nil, fmt.Errorf("the trace has more than %d accesses to extents", mostSteps)
+			}
+		}
+	}
+	for _, steps := range s.devices {
+		s.distinct = max(s.distinct, link(steps))
+	}
+	if s.distinct == 0 {
+		return nil, errors.New("no program on a device made an access")
+	}
+	return s, nil
+}
+
+// link finds out when each extent is accessed next, and returns how many the device accesses.
+func link(steps []step) int {
+	seen := make(map[policy.ID]int32)
+	for i := len(steps) - 1; i >= 0; i-- {
+		x := &steps[i]
+		if next, ok := seen[x.id]; ok {
+			x.next = next
+		}
+		if !x.cpu {
+			seen[x.id] = int32(i)
+		}
+	}
+	return len(seen)
+}
+
+// Distinct returns the bytes of the extents that the device with the most of them accesses.
+func (s *Steps) Distinct() int64 { return int64(s.distinct) * s.extent }
+
+func sortedKeys(m map[int]int) (keys []int) {
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
