@@ -15,7 +15,7 @@ const tokenSize = 16
 // Limits of the grants that wait to be redeemed. A client redeems within milliseconds, so a user who reaches one asks
 // for grants without end, and loses the oldest.
 const (
-	userTokens = 1 << 12 // of a user; root and the user who mounted count as one
+	userTokens = 1 << 15 // of a user; root and the user who mounted count as one. A view takes one for each file
 	maxTokens  = 1 << 16 // of all other users together; beyond it whoever has most loses the oldest
 )
 

@@ -152,7 +152,7 @@ struct gaia_view_args {
 	const struct gaia_segment *segments;
 	uint64_t count;        /* of segments */
 	const int *fds;        /* open files of one gaiafs mount; they may be closed afterwards */
-	uint64_t fd_count;     /* at most 1024 */
+	uint64_t fd_count;     /* at most 16384 */
 	const uint32_t *files; /* of each segment, which of fds it is of; NULL: all of the first */
 	uint64_t align;        /* as in gaia_view_layout */
 	void *address;         /* as in gaia_map_args, as are the next three */

@@ -242,8 +242,10 @@ bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor
 struct gaiafs_view {
 	const struct gaia_view_args *args; /* as asked for, while it is being mapped */
 	uint32_t files;
+	/* fd is a duplicate of the caller's descriptor. Of many files none is kept: fd is the caller's, and -1 later. */
+	bool kept;
 	struct gaiafs_view_file {
-		int fd;                      /* a duplicate of the caller's descriptor */
+		int fd;
 		uint64_t from, to;           /* what the segments have of the file lies in between; equal: nothing */
 		uint8_t token[GAIAFS_TOKEN]; /* of the last grant */
 	} file[];
@@ -356,6 +358,8 @@ int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *
 int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gaiafs_fail *f);
 /* gaiafs_view_call asks for a view on a device. */
 int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], uint32_t flags, struct gaiafs_request *r);
+/* gaiafs_view_mapped forgets what is the caller's, before others can find the mapping. */
+void gaiafs_view_mapped(struct gaiafs_view *v);
 void gaiafs_view_free(struct gaiafs_view *v);
 
 #endif

@@ -255,6 +255,8 @@ int gaiafs_map_it(struct gaiafs_mapping *m, const struct gaia_map_args *a, void 
 		return err;
 	}
 	*base = m->base;
+	if (m->view != NULL)
+		gaiafs_view_mapped(m->view);
 	/* From here on m is the table's, and another thread may unmap it. */
 	gaiafs_table_ready(m);
 	return 0;

@@ -16,7 +16,8 @@ enum {
 	DEFAULT_ALIGN = 256,
 	MAX_ALIGN = 2 << 20,
 	MAX_SEGMENTS = 1 << 19,
-	MAX_FILES = 1024,
+	MAX_FILES = 1 << 14,
+	KEPT_FILES = 1024,
 	MAX_ROWS = 1 << 24,
 };
 #define MAX_SIZE (UINT64_C(1) << 62)
@@ -110,10 +111,17 @@ void gaiafs_view_free(struct gaiafs_view *v)
 {
 	if (v == NULL)
 		return;
-	for (uint32_t i = 0; i < v->files; i++)
+	for (uint32_t i = 0; i < v->files && v->kept; i++)
 		if (v->file[i].fd >= 0)
 			close(v->file[i].fd);
 	free(v);
+}
+
+void gaiafs_view_mapped(struct gaiafs_view *v)
+{
+	v->args = NULL;
+	for (uint32_t i = 0; i < v->files && !v->kept; i++)
+		v->file[i].fd = -1;
 }
 
 static int check_files(const struct gaia_view_args *a, struct gaiafs_fail *f)
@@ -142,10 +150,11 @@ static struct gaiafs_view *view_new(const struct gaia_view_args *a, struct gaiaf
 		return NULL;
 	}
 	v->args = a;
+	v->kept = a->fd_count <= KEPT_FILES;
 	for (; v->files < a->fd_count; v->files++) {
 		struct gaiafs_view_file *file = &v->file[v->files];
 
-		file->fd = fcntl(a->fds[v->files], F_DUPFD_CLOEXEC, 0);
+		file->fd = v->kept ? fcntl(a->fds[v->files], F_DUPFD_CLOEXEC, 0) : a->fds[v->files];
 		if (file->fd < 0) {
 			(void)gaiafs_failed(f, errno, "descriptor %d could not be duplicated: %s", a->fds[v->files],
 					    strerror(errno));
@@ -174,8 +183,10 @@ int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *
 	for (uint32_t i = 0; i < v->files; i++) {
 		const struct gaiafs_view_file *file = &v->file[i];
 
-		if (file->to > file->from &&
-		    gaiafs_flush_kernel(file->fd, file->from, file->to - file->from, launder, f) != 0)
+		if (file->fd < 0)
+			*launder = true; /* the daemon sees to it */
+		else if (file->to > file->from &&
+			 gaiafs_flush_kernel(file->fd, file->from, file->to - file->from, launder, f) != 0)
 			return f->errnum;
 	}
 	return 0;

@@ -11,7 +11,7 @@ const (
 	defaultAlign = 256
 	maxAlign     = 2 << 20
 	maxSegments  = 1 << 19
-	maxFiles     = 1024
+	maxFiles     = 1 << 14
 	maxRows      = 1 << 24
 	maxViewSize  = 1 << 62
 )

@@ -97,7 +97,7 @@ func TestBadViews(t *testing.T) {
 		"not of a mount":      {[]*os.File{f}, one, 0, 0, syscall.ENOTTY, "not of a gaiafs mount"},
 		"as many as there be": {[]*os.File{f}, many(maxSegments), 0, 0, syscall.ENOTTY, ""},
 		"no files":            {nil, one, 0, 0, syscall.EINVAL, "0 files"},
-		"many files":          {make([]*os.File, 1025), one, 0, 0, syscall.EINVAL, "1025 files"},
+		"many files":          {make([]*os.File, maxFiles+1), one, 0, 0, syscall.EINVAL, "16385 files"},
 		"no segments":         {[]*os.File{f}, nil, 0, 0, syscall.EINVAL, "no segments"},
 		"many segments":       {[]*os.File{f}, many(maxSegments + 1), 0, 0, syscall.EINVAL, "524289 segments"},
 		"many rows": {[]*os.File{f}, in(Segment{Length: 1, Stride: 1, Count: 1 << 24}, Segment{Length: 1}), 0, 0, syscall.EINVAL,

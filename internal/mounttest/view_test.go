@@ -174,7 +174,7 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestViewsOfManyFiles has one of as many files as a view may have, with segments that do not fit a frame.
+// TestViewsOfManyFiles has one of many files, with segments that do not fit a frame.
 func TestViewsOfManyFiles(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Poison: true})
 	files := make([]*os.File, 1024)

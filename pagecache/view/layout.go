@@ -14,7 +14,7 @@ import (
 // Limits of a Layout. MaxSize is of a view, in bytes.
 const (
 	MaxSegments  = 1 << 19
-	MaxFiles     = 1 << 10
+	MaxFiles     = 1 << 14
 	MaxRows      = 1 << 24
 	MaxAlignment = 2 << 20
 	MaxSize      = 1 << 62

@@ -23,11 +23,13 @@ in the daemon is carried out, and what it would have returned is given back.
 """
 
 from .array import Array
+from .datasets import Dataset
 from .dtypes import DType
 from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
 from .mapping import Mapping, mmap
 from .memory import Acquired
 from .opened import safe_open
+from .packs import Pack, pack
 from .residency import info, status, warm
 from .saved import save_file
 from .shards import ShardPlan, Split
@@ -41,9 +43,11 @@ __all__ = [
     "Array",
     "CopiedWarning",
     "DType",
+    "Dataset",
     "Error",
     "FormatError",
     "Mapping",
+    "Pack",
     "ReadOnlyWarning",
     "Segment",
     "ShardPlan",
@@ -54,6 +58,7 @@ __all__ = [
     "load_file",
     "load_safetensors",
     "mmap",
+    "pack",
     "safe_open",
     "save_file",
     "status",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import resource
 import stat
+import threading
+from collections.abc import Iterator
 
 from .arguments import HasFileno, PathLike
 from .errors import Error
+
+_FEW = 512  # files that any process may have open, besides those that it has
+_limits = threading.Lock()
 
 
 def named(e: Error, name: str | None) -> Error:
@@ -59,3 +66,26 @@ def check_file(fd: int, writable: bool) -> int:
     if mode == os.O_RDONLY and writable:
         raise Error(errno.EACCES, "the file is not open for writing, which mode 'r+' needs")
     return st.st_size
+
+
+@contextlib.contextmanager
+def room_for(files: int) -> Iterator[None]:
+    """Lets the process have so many more files open for a while, where its limit can be raised."""
+    if files <= _FEW:
+        yield
+        return
+    with _limits:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = files + len(os.listdir("/proc/self/fd")) + _FEW
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            yield
+        except OSError as e:
+            if e.errno == errno.EMFILE:
+                words = f"the process may have {most} files open, and {files} at once are needed: raise it by ulimit -Hn"
+                raise Error(errno.EMFILE, words) from None
+            raise
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

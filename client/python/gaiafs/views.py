@@ -14,7 +14,7 @@ from . import _core, dlpack
 from .arguments import HasFileno, PathLike, ordinal_of
 from .array import Array, buffer
 from .errors import Error
-from .files import check_file, named, open_file
+from .files import check_file, named, open_file, room_for
 from .memory import Memory
 from .places import Place, place_of
 from .window import Window
@@ -22,6 +22,7 @@ from .window import Window
 ALIGN = 256  # what allocators of device memory give, and every kernel likes
 MAX_SEGMENTS = 1 << 19
 MAX_ROWS = 1 << 23
+MAX_FILES = 1 << 14
 
 AnyFile = Union[PathLike, HasFileno, int]  # noqa: UP007 - PathLike has names of types in quotes
 
@@ -155,50 +156,55 @@ def view(
     several: Sequence[AnyFile] = [files] if single else list(files)  # type: ignore[list-item, arg-type]
     p = plan(segments, len(several), align)
 
-    def opened(fds: list[int]) -> list[str | None]:
-        names = []
-        for file in several:
-            name = open_file(file, False, fds)
-            try:
-                check_file(fds[-1], writable=False)
-            except Error as e:
-                raise named(e, name) from None
-            names.append(name)
-        return names
+    def opened(fds: list[int]) -> tuple[str | None, Plan]:
+        names = [open_sized(file, fds)[0] for file in several]
+        return names[0] if len(names) == 1 else None, p
 
-    return _view(opened, p, ordinal_of(device), _core.LAZY if lazy else 0)
+    return make_view(opened, len(several), ordinal_of(device), _core.LAZY if lazy else 0)
 
 
 def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
     """Makes a view as another process did: what pickle calls."""
 
-    def opened(fds: list[int]) -> list[str | None]:
+    def opened(fds: list[int]) -> tuple[str | None, Plan]:
         for place in places:
             place.open(False, fds)
-        return [place.path for place in places]
+        return places[0].path if len(places) == 1 else None, p
 
-    return _view(opened, p, device, flags)
+    return make_view(opened, len(places), device, flags)
 
 
-def _view(opened: Callable[[list[int]], list[str | None]], p: Plan, ordinal: int, flags: int) -> View:
-    """Makes a view of the files that opened puts into its list of descriptors, and whose names it returns."""
-    offsets, size = _core.layout(p.segments, p.align)
+def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int, ordinal: int, flags: int) -> View:
+    """Makes a view of so many files, which opened puts into its list of descriptors.
+
+    It returns what the view is called, and what it is made of.
+    """
     fds: list[int] = []
     closing = map(os.close, iter(fds.pop, None))
-    try:
-        names = opened(fds)
-        dlpack.sweep()
-        named_so = names[0] if len(names) == 1 else None
+    with room_for(files):
         try:
-            window = _core.apart(functools.partial(open_view, fds, p, size, named_so, ordinal, flags), Window.close)
-        except Error as e:
-            raise named(e, named_so) from None
-    finally:
-        try:
-            any(closing)
-        except IndexError:
-            pass  # all that were left
+            name, p = opened(fds)
+            offsets, size = _core.layout(p.segments, p.align)
+            dlpack.sweep()
+            try:
+                window = _core.apart(functools.partial(open_view, fds, p, size, name, ordinal, flags), Window.close)
+            except Error as e:
+                raise named(e, name) from None
+        finally:
+            try:
+                any(closing)
+            except IndexError:
+                pass  # all that were left
     return View(window, offsets, p)
+
+
+def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
+    """Puts a descriptor for reading into fds, which the caller closes, and returns the file's name and size."""
+    name = open_file(file, False, fds)
+    try:
+        return name, check_file(fds[-1], writable=False)
+    except Error as e:
+        raise named(e, name) from None
 
 
 def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: int, flags: int) -> Window:

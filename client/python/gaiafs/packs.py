@@ -1,0 +1,173 @@
+"""Many small files in one buffer of a device."""
+
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as AbstractMapping
+from types import TracebackType
+from typing import Any
+
+from . import _core
+from .arguments import PathLike, ordinal_of
+from .array import Array
+from .dtypes import UINT8
+from .errors import Error
+from .frameworks import framework_of, tensor_of
+from .views import ALIGN, MAX_FILES, Plan, View, make_view, open_sized
+
+
+class Pack(AbstractMapping[str, Any]):
+    """Whole files, by name, in one read-only buffer of a device, from ``gaiafs.pack``.
+
+    It is a mapping: ``pack["cat.jpg"]`` is the file's bytes, one after the other, as a tensor of uint8, and
+    ``pack.items()`` are all in the order of the buffer. Each file begins at a multiple of the alignment. A tensor keeps
+    the buffer. Pickled, the pack is made again where it is unpickled.
+    """
+
+    def __init__(self, view: View, numbers: dict[str, int | None], framework: str) -> None:
+        self._numbers, self._framework = numbers, framework  # of a file's segment; None: the file is empty
+        self.view = view  #: the buffer: its segments are the files that are not empty
+
+    def __repr__(self) -> str:
+        return f"<gaiafs.Pack of {len(self)} files in {self.view!r}>"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Pack, (self.view, self._numbers, self._framework)
+
+    def __getitem__(self, name: str) -> Any:
+        return tensor_of(self.array(name), self._framework)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each file begins in the buffer; 0 for an empty one."""
+        return {name: 0 if i is None else self.view.offsets[i] for name, i in self._numbers.items()}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file, as they were when the pack was made."""
+        return {name: 0 if i is None else self.view.sizes[i] for name, i in self._numbers.items()}
+
+    def array(self, name: str, dtype: Any = None, shape: Any = None) -> Array:
+        """Returns a file's elements, for every library that speaks DLPack or an array interface; see ``View.array``."""
+        i = self._numbers[name]
+        if i is not None:
+            return self.view.array(i, dtype, shape, misaligned=True)
+        empty = self.view.array(0, UINT8, (0,), misaligned=True)
+        return Array(empty._lease, empty.ptr, UINT8, (0,), readonly=True)
+
+    def tobytes(self, name: str) -> bytes:
+        """Copies a file's bytes, also from a GPU."""
+        return self.array(name).tobytes()
+
+    def acquire(self, *, stream: Any = None) -> int:
+        """Brings all files up to date, and returns how many pages had changed: only these are copied.
+
+        Files that grew keep their size here, and those that were replaced (renamed over) their old bytes: pack anew.
+        """
+        return self.view.acquire(stream=stream).pages
+
+    @property
+    def closed(self) -> bool:
+        return self.view.closed
+
+    def close(self) -> None:
+        """Gives the buffer back. BufferError while tensors of it exist."""
+        self.view.close()
+
+    def __enter__(self) -> Pack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.view.__exit__(kind, value, trace)
+
+
+def pack(
+    files: PathLike | Iterable[PathLike],
+    device: Any = 0,
+    *,
+    framework: str | None = None,
+    align: int = ALIGN,
+    lazy: bool = False,
+) -> Pack:
+    """Brings many files to a device, one behind the other in one buffer, which all processes of a user share.
+
+    files is a directory of a mount, all of whose files are taken, those of directories below it too, in the order of
+    their names; a name is then the path from there. Or it is paths, which are the names as they are. One pack has at
+    most 16384 files that are not empty. framework is that of ``load_safetensors``, or "array". Each file begins at a
+    multiple of align, a power of two; 1 wastes nothing, and kernels may want 16. With lazy nothing is fetched before
+    ``acquire``.
+
+    The process opens all files at once; its limit of open files is raised for that while, where it may be.
+
+    Raises Error ENOENT where there is no file, EMFILE where the process may not open so many, and what
+    ``gaiafs.view`` raises.
+    """
+    paths = files_of(files)
+    if not paths:
+        raise Error(errno.ENOENT, "there is no file to pack", os.fsdecode(files) if _is_path(files) else None)  # type: ignore[arg-type]
+    chosen, ordinal = framework_of(framework), ordinal_of(device)
+    numbers: dict[str, int | None] = {}
+
+    def opened(fds: list[int]) -> tuple[str | None, Plan]:
+        p = Plan(array("Q"), array("I"), [], align)
+        for name, path in paths.items():
+            before = len(fds)
+            size = open_sized(path, fds)[1]
+            numbers[name] = len(p.sizes) if size else None
+            if not size and len(fds) > before:
+                os.close(fds.pop())
+                continue
+            p.segments.extend((0, size, size, 1))
+            p.files.append(len(fds) - 1)
+            p.sizes.append(size)
+            if len(fds) > MAX_FILES:
+                raise Error(errno.EINVAL, f"there are more than {MAX_FILES} files: make several packs")
+        if not fds:  # of a page past the end of the first file, so that there is a buffer
+            open_sized(next(iter(paths.values())), fds)
+            p.segments.extend((0, 1, 1, 1))
+            p.files.append(0)
+            p.sizes.append(1)
+        return None, p
+
+    view = make_view(opened, min(len(paths), MAX_FILES), ordinal, _core.LAZY if lazy else 0)
+    return Pack(view, numbers, chosen)
+
+
+def files_of(files: PathLike | Iterable[PathLike]) -> dict[str, str]:
+    """Returns the paths of files, by the names that they have in a pack. ValueError for a path that is there twice."""
+    if not _is_path(files):
+        paths = [os.fsdecode(f) for f in files]  # type: ignore[union-attr, arg-type]
+        found = {path: path for path in paths}
+        if len(found) < len(paths):
+            raise ValueError("a path is there twice")
+        return found
+    top = os.fsdecode(files)  # type: ignore[arg-type]
+    if not os.path.isdir(top):
+        return {os.path.basename(top): top}
+    found = {}
+    for directory, directories, names in os.walk(top, onerror=_refuse):
+        directories.sort()
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if os.path.isfile(path):
+                found[os.path.relpath(path, top)] = path
+    return found
+
+
+def _is_path(files: Any) -> bool:
+    return isinstance(files, (str, bytes, os.PathLike))
+
+
+def _refuse(e: OSError) -> None:
+    raise Error(e.errno or errno.EIO, e.strerror or "", e.filename)
