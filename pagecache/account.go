@@ -25,10 +25,14 @@ const (
 	memoryDigests
 	// memoryViews is the lists of segments of views, and what is stale of them.
 	memoryViews
+	// memoryGroups is the ranges of open groups.
+	memoryGroups
 	classes
 )
 
-func (c class) String() string { return [...]string{"bases", "clean", "states", "digests", "views"}[c] }
+func (c class) String() string {
+	return [...]string{"bases", "clean", "states", "digests", "views", "groups"}[c]
+}
 
 // charge adds n bytes, which may be negative.
 func (a *account) charge(c class, n int64) {

@@ -102,6 +102,8 @@ type Cache struct {
 	chunks        chunkMemory
 	serials       atomic.Uint64
 
+	publications publications
+
 	memory   account
 	pages    pageMemory // of bases
 	counters Counters
@@ -281,6 +283,7 @@ func (c *Cache) Lookup(id FileID) *File {
 // exist keep what they map until they end. It does not wait for devices, for the caller may hold locks that requests need. Where
 // nobody works on the file, home is closed when Forget returns, so that its space is free.
 func (c *Cache) Forget(id FileID) {
+	c.publications.forget(id)
 	f := c.Lookup(id)
 	if f == nil {
 		return

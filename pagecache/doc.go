@@ -13,12 +13,14 @@
 //
 // docs/dev/locks.md has those of the whole daemon, as a tree.
 //
+//	Group.mu           one release or abort of a group at a time
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	File.readingMu     how many reads of home go on
+//	publications.mu    versions of files; a leaf
 //	cleanPages.mu, cleanStore.mu, pageMemory.mu
 //	                   leaves, but that cleanStore.orderMu comes before cleanPages.mu
 //	mover.Device.mu    which transfers of a device wait and are under way
@@ -69,9 +71,14 @@
 //
 // A View is read-only memory with chosen bytes of files, packed (package view). It is a copy of home that no program
 // stores into, so lrc does not know of it: whatever changes home says so to the views of the file (spoilLocked). An
-// acquire of a view has what devices released brought home first, and then copies what is stale, without File.mu:
-// views.go, viewfill.go. Its memory is package residency's as that of files, with the View as the Key, and stays until
+// acquire of a view copies what is stale: what devices released and home does not have yet from them, under File.mu, the
+// rest without it (views.go, viewstraight.go, viewfill.go). Its memory is package residency's as that of files, with the View as the Key, and stays until
 // it is needed for something else.
+//
+// # Groups
+//
+// A Group's release publishes stores into several ranges and files at once, with a version (group.go, undo.go). Every acquire
+// gets all of a group or nothing (publications.go, acquireall.go).
 //
 // # Digests
 //

@@ -66,15 +66,20 @@ func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) erro
 	return f.zeroLocked(ctx, h, rg)
 }
 
-// zeroLocked zeroes pages that h does not hold.
-func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
+// zeroPagesLocked zeroes the memory of pages.
+func (f *File) zeroPagesLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
 	f.changed(rg)
 	h.each(rg, func(x *extent, part page.Range) {
 		if err == nil {
 			err = h.dev.moves.Zero(ctx, mover.Acquire, x.Memory(), x.off(part.Start), part.Bytes())
 		}
 	})
-	if err != nil {
+	return err
+}
+
+// zeroLocked zeroes pages that h does not hold.
+func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) error {
+	if err := f.zeroPagesLocked(ctx, h, rg); err != nil {
 		h.litter([]page.Range{rg})
 		f.lostLocked(h.dev, err)
 		return h.dev.fault(err)

@@ -55,6 +55,8 @@ type holding struct {
 	extents []*extent
 	// reads are those of home that go on without File.mu.
 	reads mover.Reads
+	// grouped are the pages of open groups. The groups' releases alone publish them.
+	grouped []page.Range
 }
 
 func (h *holding) empty() bool { return len(h.extents) == 0 }

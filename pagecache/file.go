@@ -96,6 +96,10 @@ type File struct {
 	// viewTurn counts how often pages were taken for a view. Protected by mu.
 	viewTurn uint64
 
+	published publication
+	// releases counts what devices published. Protected by mu.
+	releases uint64
+
 	counters Counters
 
 	stuckNoted atomic.Bool // the log says that the file is stuck
@@ -204,6 +208,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 		_ = home.Close()
 		return other, nil
 	}
+	c.publications.meet(f)
 	c.files[f.id] = f
 	c.mu.Unlock()
 	// Requests that did not consult f are over when Attach returns; what they changed is not somebody else's doing.
@@ -288,6 +293,9 @@ func (f *File) detachLocked() bool {
 	}
 	delete(f.c.files, f.id)
 	f.detached.Store(true)
+	if !f.orphan {
+		f.c.publications.leave(f)
+	}
 	if letGo := f.letGo.Load(); letGo != nil {
 		(*letGo)()
 	}

@@ -138,9 +138,9 @@ func (f *File) letGoLocked(d *device) {
 
 func (f *File) letGoOfLocked(h *holding) {
 	d := h.dev
-	var runs []page.Range
-	for _, p := range f.lrc.PendingOf(page.Range{End: f.lrc.End()}, h.owner) {
-		runs = page.AppendRange(runs, p.Range)
+	runs := f.pendingOfLocked(page.Range{End: f.lrc.End()}, h.owner)
+	for _, rg := range runs {
+		f.spoilViews(rg) // which may have them
 	}
 	// Nobody misses the bytes of a file that no name leads to.
 	if len(runs) > 0 && !f.orphan {

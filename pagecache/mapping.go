@@ -65,6 +65,8 @@ type Mapping struct {
 	pin      *residency.Pin // of the extents; immutable once they are reserved
 	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
 	exported bool
+	// groups are the open groups that it is in; nil until it begins the first one. Protected by File.mu.
+	groups map[*Group]struct{}
 
 	advice atomic.Uint32
 	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches yet,
@@ -168,7 +170,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	}
 	if err == nil && !m.lazy {
 		began := time.Now()
-		if _, err = f.acquire(ctx, m.h, m.pages); err == nil {
+		if _, _, err = c.atOneVersion(ctx, []*File{f}, func() (int64, error) { return f.acquire(ctx, m.h, m.pages) }); err == nil {
 			m.pin.Accessed(m.pages)
 			m.record(m.off, m.len, began)
 		}
@@ -268,6 +270,23 @@ func (m *Mapping) at(off, n int64) (page.Range, error) {
 // number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside the
 // mapping.
 func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
+	_, pages, err = m.f.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder, 0)
+	return pages, err
+}
+
+func (m *Mapping) files() []*File { return []*File{m.f} }
+
+func (m *Mapping) cache() *Cache { return m.f.c }
+
+func (m *Mapping) lifeOf() *lifetime { return &m.lifetime }
+
+func (m *Mapping) check(off, n int64) error {
+	_, err := m.at(off, n)
+	return err
+}
+
+// bring is one turn of an acquire.
+func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	rg, err := m.at(off, n)
 	if err != nil {
 		return 0, err
@@ -302,7 +321,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (page
 
 // Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number of
 // pages modified since the last agreement. Programs that store into the range at the same time have those bytes released
-// now or later. EINVAL outside the mapping.
+// now or later. EINVAL outside the mapping. EBUSY says that stores into pages of open groups were left out.
 func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err error) {
 	rg, err := m.at(off, n)
 	if err != nil || !m.writable {
@@ -312,13 +331,24 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 		return 0, err
 	}
 	defer m.calls.Done()
-	return m.release(ctx, rg)
+	pages, grouped, err := m.release(ctx, rg)
+	if err == nil && grouped > 0 {
+		err = fail(syscall.EBUSY, "%d pages of %s are in an open group on device %d: its release publishes what was stored there", grouped,
+			m.f.Name(), m.dev.info.Ordinal)
+	}
+	return pages, err
 }
 
-// release is that of File, for what the mapping's programs stored. It says what they changed to those who want to know.
-func (m *Mapping) release(ctx context.Context, rg page.Range) (pages int64, err error) {
+// release is that of File, for what the mapping's programs stored.
+func (m *Mapping) release(ctx context.Context, rg page.Range) (pages, grouped int64, err error) {
 	began := time.Now()
-	modified, err := m.f.release(ctx, m.h, rg)
+	modified, grouped, err := m.f.release(ctx, m.h, rg)
+	m.changed(modified, began)
+	return pagesOf(modified), grouped, err
+}
+
+// changed tells those who want to know what the mapping's programs changed, once that was released.
+func (m *Mapping) changed(modified []page.Range, began time.Time) {
 	m.pin.Changed(modified)
 	if m.f.c.Recording() != nil {
 		var list []Access
@@ -327,7 +357,6 @@ func (m *Mapping) release(ctx context.Context, rg page.Range) (pages int64, err 
 		}
 		m.recordAll(list...)
 	}
-	return lengths(modified), err
 }
 
 // Sync is Release, then waits until the bytes are home and, if durable, on stable storage.
@@ -350,13 +379,14 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
-// Unmap is an implicit release of the whole mapping and ends it. It waits for calls in progress. It is idempotent: every
+// Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It waits for calls in progress. It is idempotent: every
 // call returns what the first one came to.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	m.ended.Do(func() {
 		m.finish()
+		m.abortGroups()
 		if m.writable {
-			_, m.unmapErr = m.release(context.WithoutCancel(ctx), m.pages)
+			_, _, m.unmapErr = m.release(context.WithoutCancel(ctx), m.pages)
 		}
 		m.leave()
 	})

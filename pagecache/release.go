@@ -22,26 +22,58 @@ const maxRedrops = 100
 
 // release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ from
 // their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the pages
-// are published, none of them is.
-func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
+// are published, none of them is. It leaves out pages of open groups, and counts those that differ.
+func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, grouped int64, err error) {
 	start := time.Now()
 	if err := f.prepareRelease(ctx, rg); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if modified, err = f.modified(ctx, h, rg); err != nil {
-		return nil, err
+	if modified, err = f.modified(ctx, h, []page.Range{rg}); err != nil {
+		return nil, 0, err
 	}
 	if len(modified) > 0 {
 		f.c.hold.take()
 		defer f.c.hold.drop()
 	}
 	f.mu.Lock()
+	if all := pagesOf(modified); len(h.grouped) > 0 {
+		modified = subtract(modified, h.grouped)
+		grouped = all - pagesOf(modified)
+	}
 	// What is stored past end of file goes nowhere.
 	if modified, err = f.insideFileLocked(ctx, h, modified); err != nil {
 		f.mu.Unlock()
-		return nil, err
+		return nil, 0, err
 	}
-	pages := lengths(modified)
+	p, err := f.releaseLocked(ctx, h, modified, rg)
+	if err != nil {
+		f.mu.Unlock()
+		return nil, 0, err
+	}
+	f.drainAllLocked(&p)
+	f.mu.Unlock()
+	f.tellTimes(p)
+	// Another process's release of a shared page may have published our bytes too, and be draining still.
+	if err := f.waitDrains(ctx, rg); err != nil {
+		return modified, grouped, err
+	}
+	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(p.pages) })
+	f.c.counters.ReleaseTime.Observe(time.Since(start))
+	return modified, grouped, nil
+}
+
+// released is what a release of one file published.
+type released struct {
+	pages   int64
+	drain   lrc.Drain // what the kernel has to drop
+	dropped bool      // it had to drop some
+	kernel  KernelPages
+}
+
+// releaseLocked publishes modified pages, which are among rg. It fails only where ctx ends while earlier releases of the pages are
+// brought home, as they have to be where the kernel caches writes: then nothing is published.
+func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Range, rg page.Range) (p released, err error) {
+	p.pages = pagesOf(modified)
 	plan := f.lrc.BeginRelease(modified, rg, h.owner)
 	for _, run := range plan.Collect {
 		err := f.collectLocked(ctx, run, false)
@@ -49,47 +81,38 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified
 			// Published now, the pages would come home after the kernel's, and undo what the program wrote. Whoever
 			// cut the release short has another one to come, the implicit one at the latest.
 			plan.Abort()
-			f.mu.Unlock()
-			return nil, err
+			return p, err
 		}
 		if err != nil {
 			f.c.log.Warn("an earlier release could not be written back before the next", "file", f.Name(), "error", err)
 		}
 	}
-	drain := plan.Commit()
-	f.coming.Add(pages)
-	if pages > 0 {
+	p.drain = plan.Commit()
+	f.releases++
+	f.coming.Add(p.pages)
+	if p.pages > 0 {
 		f.modifiedNowLocked()
 	}
-	kernel, dropped := f.kernel, len(drain.Pages) > 0
-	if pages > 0 && f.pendingSince.IsZero() {
+	p.kernel, p.dropped = f.kernel, len(p.drain.Pages) > 0
+	if p.pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
 		f.c.hold.join() // this release is a user, and has waited
 	}
-	for tries := 0; len(drain.Pages) > 0 && tries <= maxRedrops; tries++ {
-		drain = f.drainLocked(drain, tries == maxRedrops)
-	}
-	f.mu.Unlock()
-
-	// What drops pages drops the kernel's times.
-	if timed, ok := kernel.(TimedPages); ok && pages > 0 && (!dropped || f.c.writeBack) {
-		timed.Modified()
-	}
-	// Another process's release of a shared page may have published our bytes too, and be draining still.
-	if err := f.waitDrains(ctx, rg); err != nil {
-		return modified, err
-	}
-	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(pages) })
-	f.c.counters.ReleaseTime.Observe(time.Since(start))
-	return modified, nil
+	return p, nil
 }
 
-// lengths returns how many pages ranges have.
-func lengths(ranges []page.Range) (pages int64) {
-	for _, rg := range ranges {
-		pages += rg.Len()
+// drainAllLocked has the kernel drop what was published. It lets go of mu meanwhile.
+func (f *File) drainAllLocked(p *released) {
+	for tries := 0; len(p.drain.Pages) > 0 && tries <= maxRedrops; tries++ {
+		p.drain = f.drainLocked(p.drain, tries == maxRedrops)
 	}
-	return pages
+}
+
+// tellTimes has the kernel drop the file's times where it dropped no pages, which drops those too.
+func (f *File) tellTimes(p released) {
+	if timed, ok := p.kernel.(TimedPages); ok && p.pages > 0 && (!p.dropped || f.c.writeBack) {
+		timed.Modified()
+	}
 }
 
 // insideFileLocked returns those of the pages in modified that were modified before the end of the file.
@@ -151,13 +174,17 @@ type scan struct {
 	of     *digests            // what they are among, nil for zeros
 }
 
-// modified returns the tracked pages of rg whose digests are not those of their bases. The pass over device memory is
-// made without File.mu; the mapping on whose behalf it is made pins the extents.
-func (f *File) modified(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
+// modified returns the tracked pages of ascending ranges whose digests are not those of their bases. The pass over device memory
+// is made without File.mu; the mapping on whose behalf it is made pins the extents.
+func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
 	f.mu.Lock()
 	var scans []scan
 	var asked []gpubackend.Scan
-	for _, run := range f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.owner) {
+	var tracked []page.Range
+	for _, rg := range ranges {
+		tracked = append(tracked, f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.owner)...)
+	}
+	for _, run := range tracked {
 		h.each(run, func(x *extent, part page.Range) {
 			x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
 				s := scan{x: x, pages: part, agreed: agreed}

@@ -110,13 +110,14 @@ type viewFill struct {
 	turn    uint64       // in which the pages were taken
 	taken   int64        // pages
 	rest    []page.Range // those that did not come from where mappings have them
+	ahead   []page.Range // those of which the view may have what home does not have yet
 
 	mu   sync.Mutex
 	from mover.Ways // protected by mu
 }
 
-// begin takes the stale pages of rg up to next, after what devices released of them was brought home, and copies what
-// devices have of them for mappings. It returns nil where nothing is stale; otherwise endRead is to be called.
+// begin takes the stale pages of rg up to next, and copies what devices have of them for mappings. What devices released is brought
+// home before, where it cannot be copied straight from them. It returns nil where nothing is stale; otherwise endRead is to be called.
 func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next page.Index, err error) {
 	f := p.f
 	f.mu.Lock()
@@ -124,7 +125,8 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if err := ctx.Err(); err != nil {
 		return nil, rg.Start, err
 	}
-	if next, err = f.collectSomeLocked(ctx, rg); err != nil {
+	released, next, err := p.collectRestLocked(ctx, rg)
+	if err != nil {
 		return nil, rg.Start, err
 	}
 	most := int64(viewPages)
@@ -140,10 +142,14 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
-	if t.rest, err = p.fromExtentsLocked(ctx, taken, t); err != nil {
+	if t.rest, err = p.copyStraightLocked(ctx, released, taken, t); err == nil && len(t.rest) > 0 {
+		t.rest, err = p.fromExtentsLocked(ctx, t.rest, t)
+	}
+	if err != nil {
 		p.state.GaveUp()
 		return nil, rg.Start, err
 	}
+	t.ahead = p.straight.pages
 	f.beginRead()
 	return t, next, nil
 }
@@ -155,7 +161,7 @@ func (t *viewFill) run(ctx context.Context) error {
 	if err != nil || len(rest) == 0 {
 		return err
 	}
-	read := bridged(rest)
+	read := bridged(rest, t.ahead)
 	all := page.Range{Start: rest[0].Start, End: rest[len(rest)-1].End}
 	fill := &mover.Fill{
 		Device: p.v.dev.moves,
@@ -180,12 +186,18 @@ func (t *viewFill) run(ctx context.Context) error {
 // bridgePages is the widest gap between runs of pages that is read with them: the bytes cost less than another call.
 const bridgePages = 4
 
-// bridged returns ascending ranges with small gaps between them filled.
-func bridged(ranges []page.Range) (out []page.Range) {
+// bridged returns ascending ranges with small gaps between them filled, in which there is no page of except.
+func bridged(ranges, except []page.Range) (out []page.Range) {
 	for _, rg := range ranges {
 		if n := len(out); n > 0 && rg.Start-out[n-1].End <= bridgePages {
-			out[n-1].End = rg.End
-			continue
+			gap := page.Range{Start: out[n-1].End, End: rg.Start}
+			for len(except) > 0 && except[0].End <= gap.Start {
+				except = except[1:]
+			}
+			if len(except) == 0 || !except[0].Overlaps(gap) {
+				out[n-1].End = rg.End
+				continue
+			}
 		}
 		out = append(out, rg)
 	}

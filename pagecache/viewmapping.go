@@ -102,7 +102,9 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest) (err error) {
 		By:    residency.Tenant{User: req.User, Limited: req.Limited},
 	})
 	if err == nil && !req.Lazy {
-		_, err = v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder)
+		_, _, err = v.c.atOneVersion(ctx, v.files, func() (int64, error) {
+			return v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder)
+		})
 	}
 	if err == nil {
 		m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
@@ -156,6 +158,23 @@ func (m *ViewMapping) at(off, n int64) (page.Bytes, error) {
 // Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were
 // copied. With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
 func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
+	_, pages, err = m.v.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder, 0)
+	return pages, err
+}
+
+func (m *ViewMapping) files() []*File { return m.v.files }
+
+func (m *ViewMapping) cache() *Cache { return m.v.c }
+
+func (m *ViewMapping) lifeOf() *lifetime { return &m.lifetime }
+
+func (m *ViewMapping) check(off, n int64) error {
+	_, err := m.at(off, n)
+	return err
+}
+
+// bring is one turn of an acquire.
+func (m *ViewMapping) bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	b, err := m.at(off, n)
 	if err != nil {
 		return 0, err

@@ -17,8 +17,9 @@ import (
 )
 
 // A view is a copy of what home has, in a layout of its own. No program may store into it, so lrc does not know of it:
-// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired has what devices
-// released brought home first, and then copies what changed.
+// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired copies what changed. What
+// devices released and home does not have yet it copies straight from them, where it can (viewstraight.go); the rest is
+// brought home first.
 //
 // A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what
 // changes later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes
@@ -32,6 +33,7 @@ type View struct {
 	key    viewKey      // immutable
 	layout *view.Layout // immutable
 	parts  []*viewPart  // of the files that it has bytes of; immutable
+	files  []*File      // the same; immutable
 	host   int64        // bytes of host memory that it is charged for; immutable
 	user   uint32       // immutable
 
@@ -51,6 +53,8 @@ type viewPart struct {
 	f     *File
 	of    *view.File
 	state *view.State
+	// straight is what is there before home has it. Protected by File.mu.
+	straight straight
 }
 
 // viewKey says which view it is. Programs of different users do not share a view, since a program that was given memory
@@ -118,7 +122,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	for i, f := range files {
 		if of := layout.File(i); !of.Span().Empty() {
 			p := &viewPart{v: v, f: f, of: of, state: view.NewState(of)}
-			v.parts = append(v.parts, p)
+			v.parts, v.files = append(v.parts, p), append(v.files, f)
 		}
 	}
 	for _, p := range v.parts {

@@ -67,17 +67,46 @@ func (v *viewer) all() []byte {
 	return b
 }
 
-// want returns what the view should have, from what homes have.
+// want returns what the view should have, from what homes and devices have.
 func (v *viewer) want() []byte {
 	b, at := make([]byte, v.Size()), int64(0)
+	files := make([][]byte, len(v.sources))
+	for i, src := range v.sources {
+		files[i] = src.released(v.m)
+	}
 	for _, s := range v.v.layout.Segments() {
 		at = (at + 255) &^ 255
-		h := v.sources[s.File].home
 		for k := range s.Count {
-			_, err := h.ReadAt(b[at:at+s.Length], s.Offset+k*s.Stride)
-			require.NoError(v.m.t, err)
+			off := s.Offset + k*s.Stride
+			copy(b[at:at+s.Length], files[s.File][min(off, int64(len(files[s.File]))):])
 			at += s.Length
 		}
+	}
+	return b
+}
+
+// released returns what the file has: what home has, and what devices released and home does not have yet. No page is pending of two.
+func (s *source) released(m *machine) []byte {
+	m.t.Helper()
+	s.home.mu.Lock()
+	b := append(make([]byte, 0, len(s.home.data)+page.Size), s.home.data...)
+	s.home.mu.Unlock()
+	f := s.attached
+	if f == nil {
+		return b
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.lrc.Pending(page.Range{End: page.Count(int64(len(b)))}, true) {
+		h := f.holdings[p.Owner]
+		var copies []gpubackend.Copy
+		h.each(p.Range, func(x *extent, part page.Range) {
+			_, mem := m.devices[h.dev.info.Ordinal].Inner(x.Memory())
+			copies = append(copies, gpubackend.Copy{Mem: mem, Off: x.off(part.Start), Host: b[:cap(b)][part.Start.Offset():part.End.Offset()]})
+		})
+		x, _ := h.at(p.Range.Start)
+		gpu, _ := m.devices[h.dev.info.Ordinal].Inner(x.Memory())
+		require.NoError(m.t, gpu.CopyOut(context.Background(), copies))
 	}
 	return b
 }

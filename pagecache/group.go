@@ -1,0 +1,353 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/versions"
+)
+
+// MaxGroupRanges is the most ranges of a group.
+const MaxGroupRanges = 1 << 17
+
+// GroupRange is the Len bytes at Off of a mapping.
+type GroupRange struct {
+	Of       *Mapping
+	Off, Len int64
+}
+
+// Group is pages of mappings of which all stores are released at once, or none. It is open from BeginGroup until it was released,
+// or aborted, or one of its mappings ends, which aborts it.
+//
+// What an open group stores is seen by nobody but programs on the same device: when it began, home had everything that was
+// released of its pages, so nobody collects them; and nothing but the group's release publishes them (holding.grouped).
+// So readers go on with what home has, and what they get has nothing of the group.
+type Group struct {
+	c        *Cache       // immutable
+	parts    []*groupPart // by files and owners; immutable
+	files    []*File      // immutable
+	mappings []*Mapping   // immutable
+	host     int64        // bytes of host memory that it is charged for; immutable
+
+	mu    sync.Mutex // held while it is released or aborted, which takes I/O
+	ended error      // why it is not open any more; nil while it is. Protected by mu
+}
+
+// groupPart is what a group has of one file on one device.
+type groupPart struct {
+	f     *File
+	h     *holding
+	pages []page.Range // ascending, and not adjacent
+}
+
+// span returns the pages from the first to the last one.
+func (p *groupPart) span() page.Range {
+	return page.Range{Start: p.pages[0].Start, End: p.pages[len(p.pages)-1].End}
+}
+
+var (
+	errGroupReleased = fail(syscall.EINVAL, "the group was released already")
+	errGroupAborted  = fail(syscall.ECANCELED, "the group was aborted: nothing of it is released")
+)
+
+// BeginGroup opens a group of ranges, which may overlap each other. Stores into their pages belong to the group from then on, as do
+// those made before and not yet released. It brings home what the mappings' devices released of the pages before, and
+// blocks on that. Errors: EINVAL (no ranges, too many, or one outside its mapping), EACCES (a mapping for reading), EBUSY (a
+// page is in another open group on its device), ENOMEM (the list of ranges takes too much host memory), and errors of homes.
+func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, error) {
+	if len(ranges) == 0 || len(ranges) > MaxGroupRanges {
+		return nil, fail(syscall.EINVAL, "a group of %d ranges; it has 1 to %d", len(ranges), MaxGroupRanges)
+	}
+	g := &Group{c: c}
+	seen := make(map[*Mapping]bool)
+	parts := make(map[*holding]*groupPart)
+	for _, r := range ranges {
+		m := r.Of
+		rg, err := m.at(r.Off, r.Len)
+		if err != nil {
+			return nil, err
+		}
+		if !m.writable {
+			return nil, fail(syscall.EACCES, "a mapping of %s is only read, and a group is of stores", m.f.Name())
+		}
+		if !seen[m] {
+			if err := m.enter(m.dev); err != nil {
+				return nil, err
+			}
+			defer m.calls.Done()
+			seen[m] = true
+			g.mappings = append(g.mappings, m)
+		}
+		p := parts[m.h]
+		if p == nil {
+			p = &groupPart{f: m.f, h: m.h}
+			parts[m.h], g.parts = p, append(g.parts, p)
+		}
+		p.pages = append(p.pages, rg)
+	}
+	for _, p := range g.parts {
+		p.pages = covered(p.pages)
+		g.files = append(g.files, p.f)
+		g.host += int64(len(p.pages)) * 32 // here, and in holding.grouped
+	}
+	slices.SortFunc(g.parts, func(a, b *groupPart) int {
+		return cmp.Or(cmp.Compare(a.f.serial, b.f.serial), cmp.Compare(a.h.owner, b.h.owner))
+	})
+	slices.SortFunc(g.files, func(a, b *File) int { return cmp.Compare(a.serial, b.serial) })
+	g.files = slices.Compact(g.files)
+	return g, g.open(ctx)
+}
+
+// covered returns the pages of ranges, ascending and joined.
+func covered(ranges []page.Range) (out []page.Range) {
+	slices.SortFunc(ranges, func(a, b page.Range) int { return cmp.Compare(a.Start, b.Start) })
+	for _, rg := range ranges {
+		if n := len(out); n > 0 && rg.Start <= out[n-1].End {
+			out[n-1].End = max(out[n-1].End, rg.End)
+			continue
+		}
+		out = append(out, rg)
+	}
+	return out
+}
+
+// open takes the pages of the group, and has what was released of them brought home.
+func (g *Group) open(ctx context.Context) error {
+	g.c.memory.charge(memoryGroups, g.host)
+	if g.host > leastList && !g.c.memory.fits(0) {
+		g.c.memory.charge(memoryGroups, -g.host)
+		return fail(syscall.ENOMEM, "the list of the group's ranges takes %s of host memory, of which %s are left; use fewer ranges, "+
+			"or mount with a larger --host-memory", humanize.IBytes(uint64(g.host)), humanize.IBytes(uint64(g.c.memory.left())))
+	}
+	for i, p := range g.parts {
+		if err := p.take(); err != nil {
+			g.close(g.parts[:i], err)
+			return err
+		}
+	}
+	for _, m := range g.mappings {
+		m.join(g)
+	}
+	for _, p := range g.parts {
+		if err := p.settle(ctx); err != nil {
+			g.mu.Lock()
+			g.close(g.parts, err)
+			g.mu.Unlock()
+			return err
+		}
+	}
+	return nil
+}
+
+// take makes the pages the group's.
+func (p *groupPart) take() error {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	if other := intersect(p.h.grouped, p.pages); len(other) > 0 {
+		return fail(syscall.EBUSY, "pages %s of %s are in another open group on device %d", other[0], p.f.Name(), p.h.dev.info.Ordinal)
+	}
+	p.h.grouped = union(p.h.grouped, p.pages)
+	return nil
+}
+
+func (p *groupPart) leaveLocked() { p.h.grouped = subtract(p.h.grouped, p.pages) }
+
+// settle brings home what the device released of the pages. Nobody releases more of them.
+func (p *groupPart) settle(ctx context.Context) error {
+	for {
+		if err := p.f.waitDrains(ctx, p.span()); err != nil {
+			return err
+		}
+		if err := p.f.mu.LockIn(ctx); err != nil {
+			return err
+		}
+		pending := p.pendingLocked()
+		for left := page.Index(holdCollect); len(pending) > 0 && left > 0; pending = pending[1:] {
+			rg := pending[0]
+			rg.End = min(rg.End, rg.Start+left)
+			left -= page.Index(rg.Len())
+			if err := p.f.collectLocked(ctx, rg, false); err != nil {
+				p.f.mu.Unlock()
+				return err
+			}
+		}
+		done := len(p.pendingLocked()) == 0
+		p.f.mu.Unlock()
+		if err := p.h.dev.gone(); err != nil || done {
+			return err
+		}
+	}
+}
+
+// pendingLocked returns the pages that the device released and home does not have.
+func (p *groupPart) pendingLocked() []page.Range {
+	return intersect(p.f.pendingOfLocked(p.span(), p.h.owner), p.pages)
+}
+
+// pendingOfLocked returns the pages of rg that an owner released and home does not have.
+func (f *File) pendingOfLocked(rg page.Range, o versions.Owner) (pages []page.Range) {
+	for _, x := range f.lrc.PendingOf(rg, o) {
+		pages = page.AppendRange(pages, x.Range)
+	}
+	return pages
+}
+
+// join has m end with g, and says that it is one of a writer of groups.
+func (m *Mapping) join(g *Group) {
+	m.f.mu.Lock()
+	first := m.groups == nil
+	if first {
+		m.groups = make(map[*Group]struct{})
+	}
+	m.groups[g] = struct{}{}
+	m.f.mu.Unlock()
+	if first {
+		m.f.c.publications.wrote(m.f, 1)
+	}
+}
+
+// abortGroups aborts the groups that m is in, which is ending.
+func (m *Mapping) abortGroups() {
+	m.f.mu.Lock()
+	wrote := m.groups != nil
+	groups := make([]*Group, 0, len(m.groups))
+	for g := range m.groups {
+		groups = append(groups, g)
+	}
+	m.f.mu.Unlock()
+	for _, g := range groups {
+		g.Abort(context.Background())
+	}
+	if wrote {
+		m.f.c.publications.wrote(m.f, -1)
+	}
+}
+
+// close ends the group, of which parts have their pages still. The caller holds mu, or nobody else knows of g.
+func (g *Group) close(parts []*groupPart, why error) {
+	for _, p := range parts {
+		p.f.mu.Lock()
+		p.leaveLocked()
+		p.f.mu.Unlock()
+	}
+	for _, m := range g.mappings {
+		m.f.mu.Lock()
+		delete(m.groups, g)
+		m.f.mu.Unlock()
+	}
+	g.c.memory.charge(memoryGroups, -g.host)
+	g.ended = why
+}
+
+// Release publishes all that was stored into the group's pages, and ends the group. It returns the version that the files have from
+// then on, and how many pages differ from what they were. When it returns, every later acquire and read sees all of it. An
+// acquire that goes on meanwhile gets all of it or nothing. After an error the group is open still and nothing was published, unless the
+// error says that it has ended, or that a device was lost with what it had of the group (ENODEV). Errors: EINVAL (the group
+// has ended), ECANCELED (it was aborted), ENODEV, and errors of homes.
+func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended != nil {
+		return 0, 0, g.ended
+	}
+	start := time.Now()
+	for _, m := range g.mappings {
+		if err := m.enter(m.dev); err != nil {
+			return 0, 0, err
+		}
+		defer m.calls.Done()
+	}
+	modified := make([][]page.Range, len(g.parts))
+	for i, p := range g.parts {
+		if err := p.f.prepareRelease(ctx, p.span()); err != nil {
+			return 0, 0, err
+		}
+		found, err := p.f.modified(ctx, p.h, p.pages)
+		if err != nil {
+			return 0, 0, err
+		}
+		if modified[i], err = p.inside(ctx, found); err != nil {
+			return 0, 0, err
+		}
+	}
+	g.c.hold.take()
+	defer g.c.hold.drop()
+	if err := g.c.publications.begin(ctx, g.files); err != nil {
+		return 0, 0, err
+	}
+	if err := g.gone(); err != nil {
+		g.c.publications.end(g.files, false)
+		return 0, 0, err
+	}
+	// Readers of the files wait from here on, and nothing keeps the rest from being done.
+	for i, p := range g.parts {
+		pages += p.publish(modified[i])
+	}
+	version = g.c.publications.end(g.files, true)
+	for i, p := range g.parts {
+		for _, m := range g.mappings {
+			if m.h == p.h {
+				mine := intersect(modified[i], []page.Range{m.pages})
+				m.changed(mine, start)
+				modified[i] = subtract(modified[i], mine)
+			}
+		}
+	}
+	g.close(nil, errGroupReleased)
+	g.c.counters.ReleaseTime.Observe(time.Since(start))
+	return version, pages, g.gone()
+}
+
+// gone returns the error of a device of the group that is lost.
+func (g *Group) gone() error {
+	for _, p := range g.parts {
+		if err := p.h.dev.gone(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inside returns those of the modified pages that were modified before the end of the file.
+func (p *groupPart) inside(ctx context.Context, modified []page.Range) ([]page.Range, error) {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	return p.f.insideFileLocked(ctx, p.h, modified)
+}
+
+// publish publishes modified pages, and waits until the kernel has dropped what it had of them.
+func (p *groupPart) publish(modified []page.Range) (pages int64) {
+	ctx, f := context.Background(), p.f
+	f.mu.Lock()
+	done, err := f.releaseLocked(ctx, p.h, before(modified, page.Count(f.size)), p.span())
+	p.leaveLocked()
+	if err == nil { // as it is where ctx does not end
+		f.drainAllLocked(&done)
+	}
+	f.mu.Unlock()
+	f.tellTimes(done)
+	_ = f.waitDrains(ctx, p.span())
+	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(done.pages) })
+	return done.pages
+}
+
+// Abort ends the group. Its pages are what they were when they last agreed with home: nothing of what was stored there is released,
+// then or later. It does nothing where the group has ended. It blocks on homes and devices.
+func (g *Group) Abort(ctx context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended != nil {
+		return
+	}
+	for _, p := range g.parts {
+		p.f.undo(context.WithoutCancel(ctx), p.h, p.pages)
+	}
+	g.close(g.parts, errGroupAborted)
+}

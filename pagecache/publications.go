@@ -1,0 +1,232 @@
+package pagecache
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// A group's release publishes pages of several files (group.go), one File after the other, and its version is the number
+// of that publication. Readers see all of it or none: an acquire that finds a group being published, or published while
+// it went on, begins anew, and finds little left to do. After a few such turns it has the next group wait for it.
+//
+// publications counts versions, for all files of a Cache.
+type publications struct {
+	mu   sync.Mutex
+	last uint64 // the newest version; protected by mu
+	// left has the versions of files that no device holds anything of. Protected by mu.
+	left map[FileID]uint64
+	// moved is closed when any of this, or of a File's publication, changes; nil while nobody waits. Protected by mu.
+	moved chan struct{}
+}
+
+// publication is what is known of the groups of one file.
+type publication struct {
+	// state is twice the version of the group that was published last, 0 if there was none, and one more while one is being
+	// published. It is changed with publications.mu held.
+	state atomic.Uint64
+	// steady counts acquires that groups wait for, writers the mappings that have begun groups. Protected by publications.mu.
+	steady, writers int
+}
+
+// mostLeft is the most files whose versions are known although devices hold nothing of them.
+const mostLeft = 1 << 16
+
+// steadyTurn is the turn of an acquire that groups wait for.
+const steadyTurn = 2
+
+func (p *publications) movedLocked() {
+	if p.moved != nil {
+		close(p.moved)
+		p.moved = nil
+	}
+}
+
+// until waits, without mu, until ready, which is called with mu held. It fails where ready does and where ctx ends.
+func (p *publications) until(ctx context.Context, ready func() (bool, error)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		if ok, err := ready(); ok || err != nil {
+			return err
+		}
+		if p.moved == nil {
+			p.moved = make(chan struct{})
+		}
+		moved := p.moved
+		p.mu.Unlock()
+		var err error
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if p.mu.Lock(); err != nil {
+			return err
+		}
+	}
+}
+
+// begin waits until no other group of the files is being published, and no acquire is to be waited for. Then groups of them
+// are being published until end.
+func (p *publications) begin(ctx context.Context, files []*File) error {
+	return p.until(ctx, func() (bool, error) {
+		for _, f := range files {
+			if f.published.steady > 0 || f.published.state.Load()&1 != 0 {
+				return false, nil
+			}
+		}
+		for _, f := range files {
+			f.published.state.Add(1)
+		}
+		return true, nil
+	})
+}
+
+// end gives the group that was published of the files its version; where nothing was, they keep theirs.
+func (p *publications) end(files []*File, published bool) (version uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer p.movedLocked()
+	if published {
+		p.last++
+	}
+	for _, f := range files {
+		if published {
+			f.published.state.Store(2 * p.last)
+		} else {
+			f.published.state.Add(^uint64(0))
+		}
+	}
+	return p.last
+}
+
+// look adds up the states of files, which only grow, and finds the newest version.
+func look(files []*File) (sum, version uint64, publishing bool) {
+	for _, f := range files {
+		state := f.published.state.Load()
+		sum, version, publishing = sum+state, max(version, state/2), publishing || state&1 != 0
+	}
+	return sum, version, publishing
+}
+
+// settled waits until no group of the files is being published, and returns what look does. With steady, none is published
+// from then on until unsteady.
+func (p *publications) settled(ctx context.Context, files []*File, steady bool) (sum, version uint64, err error) {
+	var publishing bool
+	if !steady {
+		if sum, version, publishing = look(files); !publishing {
+			return sum, version, nil
+		}
+	}
+	err = p.until(ctx, func() (bool, error) {
+		if sum, version, publishing = look(files); publishing {
+			return false, nil
+		}
+		if steady {
+			for _, f := range files {
+				f.published.steady++
+			}
+		}
+		return true, nil
+	})
+	return sum, version, err
+}
+
+func (p *publications) unsteady(files []*File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range files {
+		f.published.steady--
+	}
+	p.movedLocked()
+}
+
+// atOneVersion calls acquire, which brings bytes of files up to date and returns how many pages it brought, until no group of
+// them was published meanwhile: what it brought then has all of each group up to version, and nothing of later ones.
+func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() (pages int64, err error)) (version uint64, pages int64, err error) {
+	for turn := 0; ; turn++ {
+		steady := turn == steadyTurn
+		before, version, err := c.publications.settled(ctx, files, steady)
+		if err != nil {
+			return 0, pages, err
+		}
+		n, err := acquire()
+		pages += n
+		if steady {
+			c.publications.unsteady(files)
+			return version, pages, err
+		}
+		if after, _, _ := look(files); err != nil || after == before {
+			return version, pages, err
+		}
+	}
+}
+
+// awaitVersion waits until a group of one of files was published whose version is at least so high. It fails with EPIPE where the
+// last program ends that began groups of them: nobody would publish one.
+func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) error {
+	had := false
+	return c.publications.until(ctx, func() (bool, error) {
+		_, version, _ := look(files)
+		writers := 0
+		for _, f := range files {
+			writers += f.published.writers
+		}
+		if version < least && had && writers == 0 {
+			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; it has version %d", files[0].Name(), least, version)
+		}
+		had = writers > 0
+		return version >= least, nil
+	})
+}
+
+// wrote says that one more mapping of the file has begun groups, or with -1 that such a one has ended.
+func (p *publications) wrote(f *File, mappings int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.published.writers += mappings
+	p.movedLocked()
+}
+
+// meet gives a new File the version that the file had.
+func (p *publications) meet(f *File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.published.state.Store(2 * p.left[f.id])
+}
+
+// leave keeps the version of a File that goes.
+func (p *publications) leave(f *File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	version := f.published.state.Load() / 2
+	if version == 0 {
+		return
+	}
+	for id := range p.left {
+		if len(p.left) < mostLeft {
+			break
+		}
+		delete(p.left, id)
+	}
+	if p.left == nil {
+		p.left = make(map[FileID]uint64)
+	}
+	p.left[f.id] = version
+}
+
+// forget is for a file that is no more.
+func (p *publications) forget(id FileID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.left, id)
+}
+
+// Version returns the version of the group that was published last of the file: 0 if there was none. It waits while one is
+// being published.
+func (f *File) Version(ctx context.Context) (uint64, error) {
+	_, version, err := f.c.publications.settled(ctx, []*File{f}, false)
+	return version, err
+}

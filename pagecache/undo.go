@@ -1,0 +1,83 @@
+package pagecache
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// undo takes back what programs on the device of h stored into pages and did not release: they are then what they were when they
+// last agreed with home. Of pages of which nobody can read that any more the device holds nothing, and has zeros. Nobody
+// releases the pages meanwhile, and nothing of them is pending.
+func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
+	modified, err := f.modified(ctx, h, pages)
+	if h.dev.gone() != nil {
+		return // with what was stored there
+	}
+	if err != nil {
+		modified = pages
+	}
+	for _, rg := range modified {
+		for part := range cut(rg, bufferPages) {
+			f.mu.Lock()
+			if err := f.undoLocked(ctx, h, part); err != nil {
+				f.c.log.Error("stores of a group that was not released cannot be taken back; the device gives up their pages",
+					"file", f.Name(), "pages", part.String(), "device", h.dev.info.Ordinal, "error", err)
+				f.loseStoresLocked(ctx, h, part)
+			}
+			f.mu.Unlock()
+		}
+	}
+}
+
+// undoLocked is undo of at most bufferPages pages.
+func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error {
+	if err := f.lookLocked(ctx); err != nil {
+		return err
+	}
+	if err := f.settleHomeLocked(ctx, rg); err != nil {
+		return err
+	}
+	f.changed(rg)
+	for _, zeros := range f.lrc.TrackedBy(rg, h.owner, func(b lrc.Base) bool { return b == lrc.BaseZero }) {
+		if err := f.zeroPagesLocked(ctx, h, zeros); err != nil {
+			return err
+		}
+	}
+	b := takeBuffer()
+	defer giveBuffer(b)
+	for _, of := range f.lrc.Bases(rg, h.owner) {
+		buf := b[:of.Range.Bytes()]
+		if of.Base == lrc.BaseHome {
+			if err := f.readHomeLocked(of.Range, buf); err != nil {
+				return err
+			}
+		}
+		for p := of.Range.Start; of.Base != lrc.BaseHome && p < of.Range.End; p++ {
+			base := f.bases.at(p, of.Base)
+			if base == nil {
+				return missingBase(p)
+			}
+			copy(buf[(p-of.Range.Start).Offset():], base[:])
+		}
+		if err := h.dev.moves.In(ctx, mover.Acquire, h.copies(of.Range, buf)); err != nil {
+			return err
+		}
+		f.rebaseLocked(h, of.Range, buf)
+	}
+	return nil
+}
+
+// loseStoresLocked has the device hold nothing of rg. Programs may go on storing there.
+func (f *File) loseStoresLocked(ctx context.Context, h *holding, rg page.Range) {
+	if f.giveUpLocked(ctx, h, rg) != nil {
+		return // the device is lost, or the pages are littered
+	}
+	for _, w := range f.writersLocked(h, rg) {
+		if w.track {
+			f.hollowLocked(h, w.pages)
+		}
+	}
+}
