@@ -112,6 +112,9 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 	if s.kernelOpens && !s.readOnly {
 		return nil, usagef("--kernel-opens is for mounts that are --read-only: add that, or leave it out")
 	}
+	if err := m.checkMetrics(); err != nil {
+		return nil, err
+	}
 	if s.hostMemory == 0 {
 		s.hostMemory = newSettings().hostMemory
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gaiafs/gaiafs/cmd/gaiafs/monitor"
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -34,7 +35,8 @@ type service struct {
 	inService atomic.Pointer[fs.Server]
 	end       *ending
 	// noGPU says why emulated devices stand in for GPUs; nil where they do not, or were asked for.
-	noGPU error
+	noGPU   error
+	monitor *monitor.Server // nil without --metrics
 }
 
 // endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a
@@ -100,6 +102,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		hangUp(signals)
 	}
 	err = s.run(signals)
+	s.closeMetrics()
 	if err != nil && ownLog {
 		return loggedError{err}
 	}
@@ -186,9 +189,13 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.monitor, err = s.listenMetrics(); err != nil {
+		return nil, errors.Join(err, s.control.Close())
+	}
 	options.Cache, options.Granter = s.cache, granter{s.control}
 	s.mount, err = fs.Mount(options)
 	if err != nil {
+		s.closeMetrics()
 		return nil, errors.Join(err, s.control.Close())
 	}
 	go func() {
@@ -196,6 +203,11 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		close(s.end.gone)
 	}()
 	s.inService.Store(s.mount)
+	if s.monitor != nil {
+		s.monitor.Serve()
+		log.Info("metrics and a live page are served", "address", "http://"+s.monitor.Address()+"/", "token",
+			m.metricsToken != "")
+	}
 	s.setHold(func(*ending) {}) // bytes may wait already
 	return s, nil
 }

@@ -33,6 +33,8 @@ type settings struct {
 	sourceEvents      choice
 	attrTimeout       span
 	entryTimeout      span
+	metrics           string
+	metricsToken      string
 	logLevel          choice
 	logFormat         choice
 	logFile           string
@@ -90,6 +92,9 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.deviceReads, "device-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
+	f.StringVar(&s.metrics, "metrics", "",
+		"serve metrics and a live page at `ADDRESS`, as 127.0.0.1:9400; beyond this machine only with a token")
+	f.StringVar(&s.metricsToken, "metrics-token-file", "", "whoever asks for metrics needs the token that `PATH` has")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")
 	f.Var(&s.logFormat, "log-format", "form of the log")
 	f.StringVar(&s.logFile, "log-file", "",

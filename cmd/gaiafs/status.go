@@ -49,6 +49,8 @@ type mountStatus struct {
 	Events      string `json:"source_events"`
 	EventsLost  int64  `json:"source_events_lost"`
 	DeviceReads string `json:"device_reads"`
+	// Metrics is the address where metrics and the live page are served, empty without --metrics.
+	Metrics string `json:"metrics,omitempty"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
@@ -80,6 +82,9 @@ func (s *service) status() statusDocument {
 		Status:   s.cache.Status(),
 	}
 	s.end.describe(&document.Mount)
+	if s.monitor != nil {
+		document.Mount.Metrics = s.monitor.Address()
+	}
 	if mount := s.inService.Load(); mount != nil {
 		document.Mount.WriteBack = mount.WriteBack()
 		document.Mount.Passthrough, document.Mount.PassthroughRefused = mount.Passthrough(), mount.PassthroughRefused()
@@ -95,12 +100,12 @@ func (s *service) status() statusDocument {
 // shownTo leaves out what the viewer may not know: the names of files that others map, which may be in directories that
 // she may not read, and what else other users map.
 func (s statusDocument) shownTo(v control.Viewer) statusDocument {
+	s.Files, s.Losses, s.Devices = slices.Clone(s.Files), slices.Clone(s.Losses), slices.Clone(s.Devices)
 	for i := range s.Files {
 		if f := &s.Files[i]; !v.Knows(f.ID) {
 			f.Name = "[" + f.ID.String() + "]"
 		}
 		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // what the page cache keeps stays
-
 			func(view pagecache.ViewStatus) bool { return !v.All && view.User != v.User })
 	}
 	for i, l := range s.Losses {
@@ -111,7 +116,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 		}
 	}
 	for i := range s.Devices {
-		s.Devices[i].Users = slices.DeleteFunc(s.Devices[i].Users,
+		s.Devices[i].Users = slices.DeleteFunc(slices.Clone(s.Devices[i].Users),
 			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 	}
 	return s

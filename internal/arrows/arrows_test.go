@@ -18,19 +18,21 @@ const module = "github.com/gaiafs/gaiafs"
 
 // Modules outside the standard library.
 const (
-	fuse      = "github.com/hanwen/go-fuse/v2/..."
-	sys       = "golang.org/x/sys/..."
-	purego    = "github.com/ebitengine/purego/..."
-	ristretto = "github.com/dgraph-io/ristretto/v2/..."
-	cobra     = "github.com/spf13/cobra/..."
-	pflag     = "github.com/spf13/pflag/..."
-	toml      = "github.com/BurntSushi/toml/..."
-	humanize  = "github.com/dustin/go-humanize/..."
-	sync      = "golang.org/x/sync/..."
-	testify   = "github.com/stretchr/testify/..."
-	rapid     = "pgregory.net/rapid/..."
-	porcupine = "github.com/anishathalye/porcupine"
-	goleak    = "go.uber.org/goleak/..."
+	fuse       = "github.com/hanwen/go-fuse/v2/..."
+	sys        = "golang.org/x/sys/..."
+	purego     = "github.com/ebitengine/purego/..."
+	ristretto  = "github.com/dgraph-io/ristretto/v2/..."
+	cobra      = "github.com/spf13/cobra/..."
+	pflag      = "github.com/spf13/pflag/..."
+	toml       = "github.com/BurntSushi/toml/..."
+	humanize   = "github.com/dustin/go-humanize/..."
+	sync       = "golang.org/x/sync/..."
+	prometheus = "github.com/prometheus/client_golang/..."
+	xnet       = "golang.org/x/net/netutil"
+	testify    = "github.com/stretchr/testify/..."
+	rapid      = "pgregory.net/rapid/..."
+	porcupine  = "github.com/anishathalye/porcupine"
+	goleak     = "go.uber.org/goleak/..."
 )
 
 // rule says what the packages of a folder may import: import paths, those of gaiafs itself from the module's root; one that
@@ -71,6 +73,8 @@ var rules = []rule{
 	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
 	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, sys}, false},
+	// Figures of a mount for Prometheus and browsers.
+	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
 	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part of.
 	// Loopback is what it compares with.

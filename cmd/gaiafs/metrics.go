@@ -1,0 +1,78 @@
+package main
+
+import (
+	"math"
+	"path/filepath"
+
+	"github.com/gaiafs/gaiafs/cmd/gaiafs/monitor"
+	"github.com/gaiafs/gaiafs/control"
+)
+
+// checkMetrics checks --metrics and --metrics-token-file.
+func (m *mountPlan) checkMetrics() (err error) {
+	if m.metricsToken != "" {
+		if m.metrics == "" {
+			return usagef("--metrics-token-file is without effect unless --metrics says where to serve metrics")
+		}
+		if m.metricsToken, err = filepath.Abs(m.metricsToken); err != nil {
+			return err
+		}
+	}
+	if m.metrics == "" {
+		return nil
+	}
+	_, loopback, err := monitor.Address(m.metrics)
+	if err != nil {
+		return usagef("--metrics: %w", err)
+	}
+	if !loopback && m.metricsToken == "" {
+		return usagef("--metrics %s can be reached from other machines: say with --metrics-token-file who may ask, or "+
+			"serve this machine only, at 127.0.0.1:PORT", m.metrics)
+	}
+	return nil
+}
+
+// stranger is who asks without a token: somebody on this machine.
+var stranger = control.Viewer{User: math.MaxUint32}
+
+// listenMetrics serves metrics where --metrics says, and returns nil where it says nothing.
+func (s *service) listenMetrics() (*monitor.Server, error) {
+	if s.plan.metrics == "" {
+		return nil, nil
+	}
+	address, _, err := monitor.Address(s.plan.metrics)
+	if err != nil {
+		return nil, err
+	}
+	o := monitor.Options{Address: address, Snapshot: s.snapshot, Log: s.log}
+	if s.plan.metricsToken != "" {
+		if o.Token, err = monitor.ReadToken(s.plan.metricsToken); err != nil {
+			return nil, err
+		}
+	}
+	return monitor.Listen(o)
+}
+
+func (s *service) closeMetrics() {
+	if s.monitor != nil {
+		s.monitor.Close()
+	}
+}
+
+// snapshot is the status as package monitor shows it: with names of files only where a token is needed.
+func (s *service) snapshot() monitor.Snapshot {
+	document := s.status()
+	shown := document
+	if s.plan.metricsToken == "" {
+		shown = document.shownTo(stranger)
+	}
+	return monitor.Snapshot{
+		Version:  version,
+		Started:  s.started,
+		Sessions: document.Mount.Clients,
+		Mappings: document.Mount.Mappings,
+		Requests: document.Requests,
+		Status:   document.Status,
+		Document: shown,
+	}
+}
