@@ -244,7 +244,7 @@ static void bad(const char *folder)
 	} l;
 	const struct gaia_view_args good = { .segments = &one, .count = 1, .fds = &a, .fd_count = 1 };
 	struct gaia_view_args v;
-	int *many = calloc(1025, sizeof *many);
+	int *many = calloc((1 << 14) + 1, sizeof *many);
 
 	CHECK(many != NULL);
 	MMAP_FAILS(gaia_mview(a, &one, 1, 0, 0), ENOTTY);
@@ -277,7 +277,7 @@ static void bad(const char *folder)
 	CHECK(strcmp(gaia_error(), "segment 0 is of file 1, and there are 1") == 0);
 	for (size_t i = 0; i < 1025; i++)
 		many[i] = a;
-	v = good, v.fds = many, v.fd_count = 1025;
+	v = good, v.fds = many, v.fd_count = (1 << 14) + 1;
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EINVAL);
 	v.fd_count = UINT64_MAX;
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EINVAL);
