@@ -103,6 +103,12 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeEnd:
 		r, err := s.version.decodeEnd(body)
 		return func(id requestID) { s.serveEnd(id, r) }, err
+	case typeFile:
+		r, err := s.version.decodeFile(body)
+		return func(id requestID) { s.serveFile(id, r) }, err
+	case typeProfile:
+		r, err := s.version.decodeProfile(body)
+		return func(id requestID) { s.serveProfile(id, r) }, err
 	case typePing:
 		return func(id requestID) { s.finish(id, 0, nil) }, s.version.wantBody(body, 0)
 	}

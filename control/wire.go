@@ -47,6 +47,8 @@ const (
 	typeRecord  frameType = 10
 	typeStop    frameType = 11
 	typeEnd     frameType = 12
+	typeFile    frameType = 32
+	typeProfile frameType = 33
 
 	typeWelcome  = replyBit | 1
 	typeMapped   = replyBit | 2

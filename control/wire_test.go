@@ -135,6 +135,15 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, mapViewRequest{0, 0, countingUUID(), mapLaunder, 4096, [][tokenSize]byte{token, [tokenSize]byte(countingKey())}, 3,
 		[]view.Segment{{File: 1, Offset: 0x123456789a, Length: 0x1001, Stride: 0x2000, Count: 3},
 			{Length: 1, Count: 1}, {Length: 1, Count: 1}}}, w)
+	file, err := v.decodeFile(open("file", typeFile, 10))
+	require.NoError(t, err)
+	require.Equal(t, fileRequest{token, FileVerify, 2, 0x200000, 0x123456789}, file)
+	file, err = v.decodeFile(open("file-evict", typeFile, 11))
+	require.NoError(t, err)
+	require.Equal(t, fileRequest{token, FileEvict, allDevices, 0, 0}, file)
+	profile, err := v.decodeProfile(open("profile", typeProfile, 12))
+	require.NoError(t, err)
+	require.Equal(t, profileRequest{token, ProfileCPU, 30000}, profile)
 	h, body, err := decodeHeader(frames["large"])
 	require.NoError(t, err)
 	require.Equal(t, header{24, typePing, flagLarge, 6}, h)

@@ -215,6 +215,24 @@ func (f *File) CountParts(o versions.Owner, width page.Index, parts []Counts) {
 	})
 }
 
+// Replica is a run of pages that an owner holds, all in the same state.
+type Replica struct {
+	Range                   page.Range
+	Tracked, Stale, Pending bool
+}
+
+// Replicas returns the pages of rg that owner o holds, but for hollow ones into which nothing was released.
+func (f *File) Replicas(rg page.Range, o versions.Owner) (out []Replica) {
+	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		r := s.find(o)
+		if r == nil || r.base == BaseZero && !r.pending(s.home) {
+			return
+		}
+		out = append(out, Replica{run, r.tracked, r.stale(s.home), r.pending(s.home)})
+	})
+	return out
+}
+
 // End returns a page past every page that a device holds.
 func (f *File) End() page.Index { return f.runs.end() }
 

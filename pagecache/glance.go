@@ -44,9 +44,10 @@ func (f *File) glanceLocked() *glance {
 		v.Error = f.collectErr.Error()
 	}
 	for o, h := range f.holdings {
-		largest := int64(0)
+		largest, memory := int64(0), int64(0)
 		for _, x := range h.extents {
 			largest = max(largest, x.Size())
+			memory += x.Size()
 			if x.agreed != nil {
 				v.digests += x.agreed.bytes
 			}
@@ -54,7 +55,7 @@ func (f *File) glanceLocked() *glance {
 		if h.empty() {
 			continue
 		}
-		held := HoldingStatus{Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents)}
+		held := HoldingStatus{Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory}
 		held.count(&f.lrc, o, page.Count(f.size), page.Index(v.MapPages))
 		v.Holders = append(v.Holders, held)
 	}
@@ -124,8 +125,10 @@ func (f *File) look() <-chan struct{} {
 }
 
 // glances looks at all files. Of those that do not answer it returns what was seen last.
-func (c *Cache) glances() []glance {
-	files := c.snapshotFiles()
+func (c *Cache) glances() []glance { return glancesOf(c.snapshotFiles()) }
+
+// glancesOf is glances of these files.
+func glancesOf(files []*File) []glance {
 	looks := make([]<-chan struct{}, len(files))
 	for i, f := range files {
 		looks[i] = f.look()

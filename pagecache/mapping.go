@@ -36,6 +36,8 @@ type MapRequest struct {
 	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than Options.UserShare.
 	User    uint32
 	Limited bool
+	// held says that the client is given no memory: see Warm.
+	held bool
 }
 
 // Extent is a piece of device memory that a client maps.
@@ -67,6 +69,10 @@ type Mapping struct {
 	exported bool
 	// groups are the open groups that it is in; nil until it begins the first one. Protected by File.mu.
 	groups map[*Group]struct{}
+	// held says that it never will be. Immutable.
+	held bool
+	// filled is the number of pages that Map brought up to date; immutable once it returned.
+	filled int64
 
 	advice atomic.Uint32
 	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches yet,
@@ -125,6 +131,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		lazy:     req.Lazy,
 		process:  req.Process,
 		user:     req.User,
+		held:     req.held,
 	}
 	if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
@@ -170,12 +177,13 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 	}
 	if err == nil && !m.lazy {
 		began := time.Now()
-		if _, _, err = c.atOneVersion(ctx, []*File{f}, func() (int64, error) { return f.acquire(ctx, m.h, m.pages) }); err == nil {
+		acquire := func() (int64, error) { return f.acquire(ctx, m.h, m.pages) }
+		if _, m.filled, err = c.atOneVersion(ctx, []*File{f}, acquire); err == nil {
 			m.pin.Accessed(m.pages)
 			m.record(m.off, m.len, began)
 		}
 	}
-	if err == nil {
+	if err == nil && !m.held {
 		err = m.export(ctx)
 	}
 	if err != nil {

@@ -128,8 +128,10 @@ type HoldingStatus struct {
 	// ExtentBytes is the size of the largest extent.
 	ExtentBytes int64 `json:"extent_bytes"`
 	Extents     int   `json:"extents"`
-	Resident    int64 `json:"resident_pages"`
-	Tracked     int64 `json:"tracked_pages"`
+	// Memory is what the extents take of the device's memory, in bytes.
+	Memory   int64 `json:"memory_bytes"`
+	Resident int64 `json:"resident_pages"`
+	Tracked  int64 `json:"tracked_pages"`
 	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks; Clean pages are neither.
 	Clean int64 `json:"clean_pages"`
 	Stale int64 `json:"stale_pages"`

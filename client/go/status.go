@@ -1,6 +1,7 @@
 package gaiafs
 
 import (
+	"context"
 	"errors"
 	"os"
 	"syscall"
@@ -23,23 +24,7 @@ func status(mountpoint string) ([]byte, error) {
 		return nil, err
 	}
 	defer c.release()
-	var doc []byte
-	err = c.do(typeStatus, token[:], func(h header, body []byte, _ []int) error {
-		switch h.typ {
-		case typeDocument:
-			doc = append(doc, body...)
-			return nil
-		case typeResult:
-			if _, err := resultOf(body); err != nil {
-				return err
-			}
-		}
-		return failed(syscall.EPROTO, "the daemon answered a STATUS with type %#x", uint16(h.typ))
-	})
-	if err != nil {
-		return nil, err
-	}
-	return doc, nil
+	return c.document(context.Background(), typeStatus, token[:])
 }
 
 // connectTo connects to the daemon of a mountpoint, with a token for the mount; by its socket the token is of zeros. The connection is the caller's until release.

@@ -42,6 +42,9 @@ const (
 	typeAnswer   frameType = 15
 	typeMapView  frameType = 16
 
+	typeFile    frameType = 32
+	typeProfile frameType = 33
+
 	// What the daemon says first, on a service connection.
 	typeCheck       frameType = 0x4001
 	typeMove        frameType = 0x4002

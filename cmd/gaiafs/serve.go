@@ -184,6 +184,8 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Status:     func(v control.Viewer) any { return s.status().shownTo(v) },
 		Record:     s.cache.Record,
 		End:        s.serveEnd,
+		File:       s.serveFile,
+		Profile:    serveProfile,
 		Log:        log,
 	})
 	if err != nil {

@@ -19,6 +19,9 @@ var commandsOnMounts = [][]string{
 	{"umount", "MOUNT"},
 	{"mount", "--gpus=none", "--log-file=/dev/null", "SOURCE", "MOUNT"},
 	{"trace", "record", "MOUNT", "-o", "-"},
+	{"info", "MOUNT/file"},
+	{"warm", "MOUNT/file"},
+	{"evict", "MOUNT/file"},
 }
 
 // A daemon that is stopped hangs no command: each names the process, and says what helps.

@@ -1,0 +1,129 @@
+package gaiafs
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"syscall"
+	"time"
+)
+
+// The operations of a FILE, and what stands for all devices.
+const (
+	fileInspect = 1
+	fileWarm    = 2
+	fileVerify  = 3
+	fileEvict   = 4
+
+	allDevices = 1<<32 - 1
+)
+
+// Inspect returns what the daemon knows of an open file: a JSON document of docs/status.md. Errors: EACCES where f is not
+// open for reading, ENOSYS where the daemon is of an earlier version, and those of Map about f and the daemon.
+func Inspect(ctx context.Context, f *os.File) ([]byte, error) {
+	doc, err := askFile(ctx, f, fileInspect, 0, 0, 0)
+	return doc, during("inspect", err)
+}
+
+// Warm brings length bytes at off of an open file to a device, by the number that the mount has for it, where they stay
+// until room is needed. This process maps nothing. off is a multiple of 4096. It returns a JSON document of
+// docs/status.md. Errors are those of Map, and ENOSYS as of Inspect.
+func Warm(ctx context.Context, f *os.File, device int, off, length int64) ([]byte, error) {
+	doc, err := askFile(ctx, f, fileWarm, uint32(device), off, length)
+	return doc, during("warm", err)
+}
+
+// Verify has a device compute hashes of what it holds of length bytes at off of an open file, and the daemon compare them
+// with the backing file. It returns a JSON document of docs/status.md. Errors are those of Warm.
+func Verify(ctx context.Context, f *os.File, device int, off, length int64) ([]byte, error) {
+	doc, err := askFile(ctx, f, fileVerify, uint32(device), off, length)
+	return doc, during("verify", err)
+}
+
+// Evict takes from a device, or from all where device is negative, what nobody maps of an open file. What only a device
+// has comes home first. It returns a JSON document of docs/status.md. EPERM for users other than root and the one who
+// mounted, and the errors of Inspect.
+func Evict(ctx context.Context, f *os.File, device int) ([]byte, error) {
+	of := uint32(allDevices)
+	if device >= 0 {
+		of = uint32(device)
+	}
+	doc, err := askFile(ctx, f, fileEvict, of, 0, 0)
+	return doc, during("evict", err)
+}
+
+func askFile(ctx context.Context, f *os.File, operation, device uint32, off, length int64) ([]byte, error) {
+	file, err := duplicate(f)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close() // the token is good for as long as a descriptor is open
+	g, err := requestGrant(int(file.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	if g.status {
+		return nil, failed(syscall.EISDIR, "the descriptor is of a directory")
+	}
+	c, err := openConn(g.socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.release()
+	return c.document(ctx, typeFile, fileBody(g.token, operation, device, off, length))
+}
+
+// Kinds of profiles of the daemon.
+const (
+	ProfileCPU        = 1
+	ProfileHeap       = 2
+	ProfileGoroutines = 3
+	ProfileStacks     = 4
+	ProfileBlock      = 5
+	ProfileMutex      = 6
+)
+
+// Profile has the daemon of a mountpoint make a profile of itself, for so long where it is one over time, and returns
+// it. EPERM for users other than root and the one who mounted, ENOSYS as of Inspect, and the errors of Status.
+func Profile(ctx context.Context, mountpoint string, kind uint32, length time.Duration) ([]byte, error) {
+	c, token, err := connectTo(mountpoint)
+	if err != nil {
+		return nil, during("profile", err)
+	}
+	defer c.release()
+	doc, err := c.document(ctx, typeProfile, profileBody(token, kind, uint32(length.Milliseconds())))
+	return doc, during("profile", err)
+}
+
+// document sends a request that DOCUMENT frames answer, or a RESULT with an error. The end of ctx ends the connection.
+func (c *conn) document(ctx context.Context, typ frameType, body []byte) (doc []byte, err error) {
+	stop := context.AfterFunc(ctx, func() { c.shut(failed(syscall.ECANCELED, "%v", context.Cause(ctx))) })
+	defer stop()
+	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
+		switch h.typ {
+		case typeDocument:
+			doc = append(doc, body...)
+			return nil
+		case typeResult:
+			if _, err := resultOf(body); err != nil {
+				return err
+			}
+		}
+		return failed(syscall.EPROTO, "the daemon answered type %d with type %#x", typ, uint16(h.typ))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return doc, nil
+}
+
+func fileBody(token [16]byte, operation, device uint32, off, length int64) []byte {
+	b := binary.LittleEndian.AppendUint32(token[:], operation)
+	b = binary.LittleEndian.AppendUint32(b, device)
+	b = binary.LittleEndian.AppendUint64(b, uint64(off))
+	return binary.LittleEndian.AppendUint64(b, uint64(length))
+}
+
+func profileBody(token [16]byte, kind, ms uint32) []byte {
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(token[:], kind), ms)
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+func newInfo() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "info PATH…",
+		Short: "Show where a file is: what devices hold of it, and who maps it",
+		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that
+was released since, absent is not there. Memory is counted once, however many programs map it. Who may not read the file is
+told nothing; users other than root and the one who mounted see their own programs' mappings. --json prints a document for
+scripts, which docs/status.md describes.`,
+		Example: `  gaiafs info /mnt/data/model.safetensors
+  gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
+		Args: somePaths,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, err := findFiles(args, false)
+			if err != nil {
+				return err
+			}
+			all := []fileInfo{}
+			for _, f := range found.files {
+				in, err := inspect(cmd.Context(), f)
+				if err != nil {
+					return err
+				}
+				all = append(all, in)
+			}
+			if asJSON {
+				return printJSON(cmd, all)
+			}
+			var b strings.Builder
+			for i, in := range all {
+				if i > 0 {
+					b.WriteString("\n")
+				}
+				in.print(&b)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// fileInfo is what is known of a file.
+type fileInfo struct {
+	Path string `json:"path"`
+	pagecache.Inspection
+	Residency []residencyInfo `json:"residency"`
+	// MemoryBytes is the device memory that the file and its views take, counted once.
+	MemoryBytes int64 `json:"memory_bytes"`
+}
+
+// residencyInfo is what a device holds, in bytes of the file.
+type residencyInfo struct {
+	Device  int   `json:"device"`
+	Current int64 `json:"current_bytes"`
+	Stale   int64 `json:"stale_bytes"`
+	Absent  int64 `json:"absent_bytes"`
+}
+
+// inspect asks the daemon about a file.
+func inspect(ctx context.Context, f target) (fileInfo, error) {
+	file, err := f.open()
+	if err != nil {
+		return fileInfo{}, err
+	}
+	defer file.Close()
+	in, err := within(f.path, patience, func() (pagecache.Inspection, error) {
+		return decode[pagecache.Inspection](gaiafs.Inspect(ctx, file))
+	})
+	if err != nil {
+		return fileInfo{}, fmt.Errorf("%s: %w", f.path, err)
+	}
+	return newFileInfo(f, in), nil
+}
+
+func newFileInfo(f target, in pagecache.Inspection) fileInfo {
+	info := fileInfo{Path: f.path, Inspection: in, Residency: []residencyInfo{}}
+	info.SizeBytes = max(in.SizeBytes, f.size)
+	for _, h := range in.Holders {
+		info.MemoryBytes += h.Memory
+		i := slices.IndexFunc(info.Residency, func(r residencyInfo) bool { return r.Device == h.Device })
+		if i < 0 {
+			info.Residency = append(info.Residency, residencyInfo{Device: h.Device})
+			i = len(info.Residency) - 1
+		}
+		r := &info.Residency[i]
+		// Of several holdings of a device the fullest counts: users who must not share memory have one each.
+		if current := bytesOf(h.Resident-h.Stale, info.SizeBytes); current >= r.Current {
+			r.Current, r.Stale = current, bytesOf(h.Stale, info.SizeBytes)
+		}
+		r.Absent = max(info.SizeBytes-r.Current-r.Stale, 0)
+	}
+	for _, v := range in.Views {
+		info.MemoryBytes += v.DeviceBytes
+	}
+	return info
+}
+
+// bytesOf is what so many pages are of a file, whose last page need not be whole.
+func bytesOf(pages, size int64) int64 { return min(pages<<page.Shift, size) }
+
+func (i *fileInfo) print(b *strings.Builder) {
+	fmt.Fprintf(b, "%s\n", i.Path)
+	table(b, func(t io.Writer) {
+		line := func(what, format string, args ...any) {
+			fmt.Fprintf(t, "  %s\t%s\n", what, fmt.Sprintf(format, args...))
+		}
+		line("size", "%s", bytesText(i.SizeBytes))
+		if len(i.Residency) == 0 {
+			line("devices", "none has anything of it")
+		}
+		for _, r := range i.Residency {
+			line(fmt.Sprintf("gpu%d", r.Device), "%s", r)
+		}
+		for _, v := range i.Views {
+			line("view", "%s", strings.TrimPrefix(viewText(v), "view "))
+		}
+		if i.MemoryBytes > 0 {
+			line("memory", "%s of devices, counted once", bytesText(i.MemoryBytes))
+		}
+		for _, w := range i.MappedBy {
+			line("mapped by", "%s", windowText(w))
+		}
+		if i.Others > 0 {
+			line("mapped by", "%s of other users", count(i.Others, "mapping"))
+		}
+		overlapping, merged := i.Counters["overlapping_bytes"], i.Counters["merged_pages"]
+		switch {
+		case overlapping > 0:
+			line("conflicts", "%d bytes were stored by two writers without synchronising; %s merged", overlapping,
+				count(int(merged), "page"))
+		case merged > 0:
+			line("conflicts", "none; %s merged", count(int(merged), "page"))
+		}
+		if i.Error != "" {
+			line("waiting", "%s to be written back: %s", bytesText(i.WaitingBytes), i.Error)
+		}
+		if i.BusySeconds > 0 {
+			line("busy", "has not answered for %.1f s; this is what was seen last", i.BusySeconds)
+		}
+	})
+}
+
+func (r residencyInfo) String() string {
+	text := bytesText(r.Current) + " current"
+	if r.Stale > 0 {
+		text += ", " + bytesText(r.Stale) + " stale"
+	}
+	if r.Absent > 0 {
+		text += ", " + bytesText(r.Absent) + " absent"
+	}
+	return text
+}
+
+func windowText(w pagecache.MappingInfo) string {
+	name := "process"
+	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", w.Process)); err == nil {
+		name = strings.TrimSpace(string(comm)) + ", process"
+	}
+	access := "to read"
+	if w.Writable {
+		access = "to write"
+	}
+	if w.Lazy {
+		access += ", lazily"
+	}
+	return fmt.Sprintf("%s %d of user %d: %s at %d on gpu%d, %s", name, w.Process, w.User, bytesText(w.Bytes), w.Offset,
+		w.Device, access)
+}

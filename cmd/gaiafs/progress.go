@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// progress tells how far something is that goes on for a while: on a terminal in one line that is written again and again,
+// elsewhere in a line every few seconds.
+type progress struct {
+	w               io.Writer
+	terminal, shown bool
+	total, done     int64
+	began, said     time.Time
+}
+
+const (
+	terminalEvery = 100 * time.Millisecond
+	plainEvery    = 5 * time.Second
+)
+
+// newProgress begins with nothing of total bytes.
+func newProgress(w io.Writer, total int64) *progress {
+	now := time.Now()
+	p := &progress{w: w, total: total, began: now, said: now}
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		p.terminal = true
+	}
+	return p
+}
+
+// add says that n more bytes are done.
+func (p *progress) add(n int64, what string) {
+	p.done += n
+	every := plainEvery
+	if p.terminal {
+		every = terminalEvery
+	}
+	if now := time.Now(); now.Sub(p.said) >= every {
+		p.said = now
+		p.say(progressText(p.done, p.total, now.Sub(p.began)) + "  " + what)
+	}
+}
+
+func (p *progress) say(text string) {
+	if p.terminal {
+		p.shown = true
+		fmt.Fprintf(p.w, "\r\x1b[K%s", text) // erases the line (ECMA-48, EL)
+		return
+	}
+	fmt.Fprintln(p.w, text)
+}
+
+// line writes a line of its own to out.
+func (p *progress) line(out io.Writer, text string) {
+	p.end()
+	fmt.Fprintln(out, text)
+}
+
+// end takes the line of a terminal away.
+func (p *progress) end() {
+	if p.shown {
+		p.shown = false
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}
+
+// progressText is how far something is after a time.
+func progressText(done, total int64, took time.Duration) string {
+	text := fmt.Sprintf("%s of %s", bytesText(done), bytesText(total))
+	if done <= 0 || took <= 0 {
+		return text
+	}
+	rate := float64(done) / took.Seconds()
+	left := time.Duration(float64(max(total-done, 0)) / rate * float64(time.Second)).Round(time.Second)
+	return fmt.Sprintf("%s (%d %%), %s/s, %s left", text, 100*done/max(total, 1), bytesText(int64(rate)), left)
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// warmStep is what is asked for at once: progress is said after each.
+const warmStep = 64 << 20
+
+func newWarm() *cobra.Command {
+	w := warming{device: deviceChoice{all: true}}
+	cmd := &cobra.Command{
+		Use:   "warm PATH…",
+		Short: "Bring files to devices, or into the host's memory, before programs ask for them",
+		Long: `warm brings files to devices, where they stay until room is needed for others. Programs that map them then find them there.
+What does not fit beside what programs map is said, and left out; the exit code is 1 then.
+
+--check says what is there now and up to date, and brings nothing. --verify has the device hash what it holds and compares that
+with the backing file. Both exit with 1 where something is missing, or different.`,
+		Example: `  gaiafs warm /mnt/data/model.safetensors
+  gaiafs warm --recursive --device 0 /mnt/data/models
+  gaiafs warm --check --device all /mnt/data/model.safetensors
+  gaiafs warm --verify --device 0 /mnt/data/model.safetensors`,
+		Args: somePaths,
+		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
+	}
+	cmd.Flags().Var(&w.device, "device", "where to: a device's number as 'gaiafs status' has it, all, or host")
+	cmd.Flags().BoolVarP(&w.recursive, "recursive", "r", false, "take the files below directories")
+	cmd.Flags().BoolVar(&w.check, "check", false, "only say what is there")
+	cmd.Flags().BoolVar(&w.verify, "verify", false, "only compare what is there with the backing files")
+	cmd.MarkFlagsMutuallyExclusive("check", "verify")
+	return cmd
+}
+
+// warming is a call of warm.
+type warming struct {
+	device                   deviceChoice
+	recursive, check, verify bool
+	out                      io.Writer
+	progress                 *progress
+}
+
+func (w *warming) run(cmd *cobra.Command, args []string) error {
+	if w.device.host && (w.check || w.verify) {
+		return usagef("--check and --verify are about devices: name one, or all")
+	}
+	found, err := findFiles(args, w.recursive)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+	defer stop()
+	w.out = cmd.OutOrStdout()
+	status, err := statusOf(found.mountpoint, patience)
+	if err != nil {
+		return statusError(found.mountpoint, err)
+	}
+	var devices []pagecache.DeviceStatus
+	for _, d := range status.Devices {
+		if w.device.all || !w.device.host && d.Device == w.device.ordinal {
+			devices = append(devices, d)
+		}
+	}
+	switch {
+	case w.device.host:
+		return w.host(ctx, cmd, found.files)
+	case len(status.Devices) == 0:
+		return fmt.Errorf("the mount has no devices (--gpus none): --device host brings files into the host's memory")
+	case len(devices) == 0:
+		return fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal,
+			found.mountpoint)
+	case w.check:
+		return w.eachFile(found.files, func(f target) error { return w.checkFile(ctx, f, devices) })
+	case w.verify:
+		return w.eachFile(found.files, func(f target) error { return w.verifyFile(ctx, f, devices) })
+	}
+	var failed error
+	for _, d := range devices {
+		failed = errors.Join(failed, w.warmDevice(ctx, cmd, found.files, d))
+	}
+	return failed
+}
+
+// eachFile goes on after files that are not as they should be.
+func (w *warming) eachFile(files []target, check func(target) error) (failed error) {
+	wrong := 0
+	for _, f := range files {
+		if err := check(f); errors.Is(err, errNotAll) {
+			wrong++
+		} else if err != nil {
+			return err
+		}
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%d of %s: %w", wrong, count(len(files), "file"), errNotAll)
+	}
+	return nil
+}
+
+// errNotAll says that a check found something to be otherwise.
+var errNotAll = errors.New("not all is there as it should be")
+
+func (w *warming) checkFile(ctx context.Context, f target, devices []pagecache.DeviceStatus) (err error) {
+	info, err := inspect(ctx, f)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		r := residencyInfo{Device: d.Device, Absent: info.SizeBytes}
+		for _, has := range info.Residency {
+			if has.Device == d.Device {
+				r = has
+			}
+		}
+		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.path, d.Device, r)
+		if r.Current < info.SizeBytes {
+			err = errNotAll
+		}
+	}
+	return err
+}
+
+func (w *warming) verifyFile(ctx context.Context, f target, devices []pagecache.DeviceStatus) error {
+	file, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	var wrong error
+	for _, d := range devices {
+		var sum pagecache.Verification
+		err := steps(f.size, func(off, n int64) error {
+			v, err := decode[pagecache.Verification](gaiafs.Verify(ctx, file, d.Device, off, n))
+			sum.Equal, sum.Different, sum.Stale = sum.Equal+v.Equal, sum.Different+v.Different, sum.Stale+v.Stale
+			sum.Dirty, sum.Tracked, sum.Absent = sum.Dirty+v.Dirty, sum.Tracked+v.Tracked, sum.Absent+v.Absent
+			sum.Where = append(sum.Where, v.Where...)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: gpu%d: %w", f.path, d.Device, interrupted(ctx, err))
+		}
+		var parts []string
+		for _, part := range []struct {
+			pages int64
+			what  string
+		}{{sum.Equal, "as in the backing file"}, {sum.Different, "DIFFERENT"}, {sum.Stale, "stale"},
+			{sum.Dirty, "newer than the backing file"}, {sum.Tracked, "being written"}, {sum.Absent, "absent"}} {
+			if part.pages > 0 {
+				parts = append(parts, bytesText(bytesOf(part.pages, f.size))+" "+part.what)
+			}
+		}
+		if len(parts) == 0 {
+			parts = []string{"empty"}
+		}
+		text := strings.Join(parts, ", ")
+		if len(sum.Where) > 0 {
+			text += fmt.Sprintf("; the first page that differs is at byte %d", sum.Where[0].Offset())
+		}
+		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.path, d.Device, text)
+		if sum.Different+sum.Absent > 0 {
+			wrong = errNotAll
+		}
+	}
+	return wrong
+}
+
+// interrupted is err, or that a signal came.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return err
+}
+
+// steps calls do for each part of a file that is asked for at once.
+func steps(size int64, do func(off, n int64) error) error {
+	for off := int64(0); off < size; off += warmStep {
+		if err := do(off, min(warmStep, size-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fitting returns the files that fit beside what programs map, the first ones first, and what all of them would take.
+func fitting(files []target, d pagecache.DeviceStatus) (fit []target, need, room int64) {
+	room = d.MemoryBytes - d.MappedBytes
+	taken := int64(0)
+	for _, f := range files {
+		size := (f.size + emulated.Granularity - 1) &^ (emulated.Granularity - 1)
+		need += size
+		if taken+size <= room {
+			taken += size
+			fit = append(fit, f)
+		}
+	}
+	return fit, need, room
+}
+
+func (w *warming) warmDevice(ctx context.Context, cmd *cobra.Command, files []target, d pagecache.DeviceStatus) error {
+	fit, need, room := fitting(files, d)
+	w.progress = newProgress(cmd.ErrOrStderr(), total(fit))
+	defer w.progress.end()
+	for _, f := range fit {
+		if err := w.warmFile(ctx, f, d.Device); err != nil {
+			w.progress.end()
+			return fmt.Errorf("%s: gpu%d: %w", f.path, d.Device, interrupted(ctx, err))
+		}
+	}
+	w.progress.end()
+	if len(fit) == len(files) {
+		return nil
+	}
+	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are not mapped by programs: %s of %s fit, and the "+
+		"others were left out; mount with a larger --gpu-memory, or name fewer", d.Device, bytesText(need),
+		count(len(files), "file"), bytesText(room), bytesText(d.MemoryBytes), bytesText(total(fit)),
+		count(len(fit), "file"))
+}
+
+func total(files []target) (bytes int64) {
+	for _, f := range files {
+		bytes += f.size
+	}
+	return bytes
+}
+
+func (w *warming) warmFile(ctx context.Context, f target, device int) error {
+	file, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	// What programs on the CPU wrote and the kernel still keeps is to be among it (sync_file_range(2)).
+	const flush = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	if err := unix.SyncFileRange(int(file.Fd()), 0, 0, flush); err != nil && !errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("the kernel's pages could not be written back: %w", err)
+	}
+	brought := int64(0)
+	err = steps(f.size, func(off, n int64) error {
+		got, err := decode[warmed](gaiafs.Warm(ctx, file, device, off, n))
+		brought += got.Pages
+		w.progress.add(n, f.path)
+		return err
+	})
+	if err == nil {
+		w.progress.line(w.out, fmt.Sprintf("%s: %s on gpu%d, %s of it were there", f.path, bytesText(f.size), device,
+			bytesText(f.size-bytesOf(brought, f.size))))
+	}
+	return err
+}
+
+// host reads files through the mount, which has the kernel keep them.
+func (w *warming) host(ctx context.Context, cmd *cobra.Command, files []target) error {
+	w.progress = newProgress(cmd.ErrOrStderr(), total(files))
+	defer w.progress.end()
+	buf := make([]byte, 1<<20)
+	for _, f := range files {
+		file, err := f.open()
+		if err != nil {
+			return err
+		}
+		for err == nil && ctx.Err() == nil {
+			var n int
+			n, err = file.Read(buf)
+			w.progress.add(int64(n), f.path)
+		}
+		file.Close()
+		if !errors.Is(err, io.EOF) {
+			w.progress.end()
+			return fmt.Errorf("%s: %w", f.path, interrupted(ctx, errno(err)))
+		}
+		w.progress.line(w.out, fmt.Sprintf("%s: %s in the host's memory", f.path, bytesText(f.size)))
+	}
+	return nil
+}

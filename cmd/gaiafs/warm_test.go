@@ -1,0 +1,145 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// A file is brought to devices, found there, compared with the backing file, shown, and taken away.
+func TestWarmInfoEvict(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M")
+	path := filepath.Join(s.mountpoint, "weights")
+	require.NoError(t, os.WriteFile(path, make([]byte, 3*mib+5), 0o600))
+	ok := func(args ...string) string {
+		t.Helper()
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+		return r.out
+	}
+	r := gaiafsCommand(t, "warm", "--check", "--device=1", path)
+	require.Equal(t, exitFailure, r.code)
+	require.Equal(t, path+": gpu1: 0 B current, 3.0 MiB absent\n", r.out)
+	require.Equal(t, path+": 3.0 MiB on gpu1, 0 B of it were there\n", ok("warm", "--device=1", path))
+	require.Equal(t, path+": 3.0 MiB on gpu1, 3.0 MiB of it were there\n", ok("warm", "--device", "1", path))
+	require.Equal(t, path+": gpu1: 3.0 MiB current\n", ok("warm", "--check", "--device=1", path))
+	require.Equal(t, path+": gpu1: 3.0 MiB as in the backing file\n", ok("warm", "--verify", "--device=1", path))
+	require.Equal(t, path+"\n  size    3.0 MiB\n  gpu1    3.0 MiB current\n  memory  4.0 MiB of devices, counted once\n",
+		ok("info", path))
+	ok("warm", "--recursive", s.mountpoint)
+	ok("warm", "--check", path)
+	ok("warm", "--device=host", path)
+
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 2*mib, gaiafs.ProtRead|gaiafs.ProtWrite, 0)
+	require.NoError(t, err)
+	_, err = m.WriteAt([]byte("new"), 4096)
+	require.NoError(t, err)
+	_, err = m.Release(0, m.Len())
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	require.Regexp(t, "gpu1 +3.0 MiB current, 4.0 KiB stale\n", ok("info", path))
+	require.Regexp(t, fmt.Sprintf("mapped by +.*, process %d of user 0: 2.0 MiB at 0 on gpu0, to write\n", os.Getpid()),
+		ok("info", path))
+	var all []fileInfo
+	require.NoError(t, json.Unmarshal([]byte(ok("info", "--json", path)), &all))
+	require.Equal(t, int64(8*mib), all[0].MemoryBytes)
+	require.Equal(t, int64(4096), all[0].Residency[1].Stale)
+	require.Equal(t, path+": 6.0 MiB given back; 2.0 MiB stays, since programs map it\n", ok("evict", path))
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	require.Equal(t, path+": 2.0 MiB given back\n", ok("evict", path))
+	require.Regexp(t, "devices +none has anything of it\n", ok("info", path))
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// What does not fit is said, and what does is brought.
+func TestWarmMoreThanFits(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M")
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, name), make([]byte, 3*mib), 0o600))
+	}
+	r := gaiafsCommand(t, "warm", "-r", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Equal(t, "gaiafs: gpu0: 12 MiB are needed for 3 files, and 8.0 MiB of its 8.0 MiB are not mapped by programs: "+
+		"6.0 MiB of 2 files fit, and the others were left out; mount with a larger --gpu-memory, or name fewer\n", r.err)
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/a", s.mountpoint+"/b").code)
+	require.Equal(t, exitFailure, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/c").code)
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"warm", s.mountpoint}, exitUsage, "is a directory: --recursive takes the files below it"},
+		{[]string{"warm", s.source + "/a"}, exitFailure, "is not on a mount of gaiafs"},
+		{[]string{"info", s.mountpoint + "/missing"}, exitFailure, "does not exist"},
+		{[]string{"warm", "--device=3", s.mountpoint + "/a"}, exitFailure, "the mount has no device 3"},
+		{[]string{"warm", "--device=x", s.mountpoint + "/a"}, exitUsage, "neither a device's number, nor all, nor host"},
+		{[]string{"warm", "--check", "--verify", s.mountpoint + "/a"}, exitFailure, "[check verify]"},
+		{[]string{"evict"}, exitUsage, "needs PATH"},
+	} {
+		r := gaiafsCommand(t, c.args...)
+		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
+		require.Contains(t, r.err, c.says, "%v", c.args)
+	}
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// Who may not read a file is told nothing of it, and does not have it brought anywhere. Who may is told of his own
+// mappings, and takes nothing from devices.
+func TestFilesOfOthers(t *testing.T) {
+	const alice = 65534
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=16M", "--allow-other")
+	require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "secret"), make([]byte, 4096), 0o600))
+	shared := filepath.Join(s.mountpoint, "shared")
+	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o644))
+	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	f, err := os.Open(shared)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 4096, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	as := func(args ...string) result { return execute(t, asUser(t, alice, command(t, args...))) }
+	for _, name := range []string{"info", "warm", "evict"} {
+		r := as(name, filepath.Join(s.mountpoint, "secret"))
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.err, "permission denied", name)
+	}
+	r := as("info", shared)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, "mapped by +1 mapping of other users\n", r.out)
+	require.NotContains(t, r.out, fmt.Sprint(os.Getpid()))
+	require.Equal(t, exitOK, as("warm", shared).code)
+	r = as("evict", shared)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "only root and the user who mounted may take files from devices")
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestProgressText(t *testing.T) {
+	require.Equal(t, "1.0 GiB of 4.0 GiB (25 %), 512 MiB/s, 6s left", progressText(1<<30, 4<<30, 2*time.Second))
+	require.Equal(t, "0 B of 4.0 GiB", progressText(0, 4<<30, time.Second))
+}
+
+func TestFitting(t *testing.T) {
+	files := []target{{"a", 1}, {"b", 9 * mib}, {"c", 2 * mib}}
+	fit, need, room := fitting(files, pagecache.DeviceStatus{MemoryBytes: 10 * mib, MappedBytes: 2 * mib})
+	require.Equal(t, []target{{"a", 1}, {"c", 2 * mib}}, fit)
+	require.EqualValues(t, 14*mib, need)
+	require.EqualValues(t, 8*mib, room)
+}

@@ -1,0 +1,166 @@
+package control
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// FileOperation is what a FILE asks for.
+type FileOperation uint32
+
+// The operations of FILE.
+const (
+	FileInspect FileOperation = 1
+	FileWarm    FileOperation = 2
+	FileVerify  FileOperation = 3
+	FileEvict   FileOperation = 4
+)
+
+// allDevices in a FILE means every device. It goes with FileEvict only.
+const allDevices = 1<<32 - 1
+
+// FileRequest is a client's question about a file, or its wish for one.
+type FileRequest struct {
+	Operation FileOperation
+	Viewer    Viewer
+	Source    pagecache.Source
+	// Device is the number that the mount has for the device, -1 for all.
+	Device   int
+	Off, Len int64
+	Process  uint32
+}
+
+// fileRequest is the body of FILE.
+type fileRequest struct {
+	token     [tokenSize]byte
+	operation FileOperation
+	device    uint32
+	off, len  int64
+}
+
+func (v version) decodeFile(body []byte) (r fileRequest, err error) {
+	if err := v.wantBody(body, tokenSize+24); err != nil {
+		return r, err
+	}
+	copy(r.token[:], body)
+	body = body[tokenSize:]
+	r.operation = FileOperation(binary.LittleEndian.Uint32(body))
+	r.device = binary.LittleEndian.Uint32(body[4:])
+	r.off = int64(binary.LittleEndian.Uint64(body[8:]))
+	r.len = int64(binary.LittleEndian.Uint64(body[16:]))
+	return r, nil
+}
+
+// profileRequest is the body of PROFILE.
+type profileRequest struct {
+	token [tokenSize]byte
+	kind  ProfileKind
+	ms    uint32
+}
+
+// ProfileKind is what a PROFILE asks for.
+type ProfileKind uint32
+
+// The kinds of profiles.
+const (
+	ProfileCPU        ProfileKind = 1
+	ProfileHeap       ProfileKind = 2
+	ProfileGoroutines ProfileKind = 3
+	ProfileStacks     ProfileKind = 4 // of all goroutines, as text
+	ProfileBlock      ProfileKind = 5
+	ProfileMutex      ProfileKind = 6
+)
+
+// mostProfile bounds how long a profile may take.
+const mostProfile = 10 * time.Minute
+
+func (v version) decodeProfile(body []byte) (r profileRequest, err error) {
+	if err := v.wantBody(body, tokenSize+8); err != nil {
+		return r, err
+	}
+	copy(r.token[:], body)
+	r.kind = ProfileKind(binary.LittleEndian.Uint32(body[tokenSize:]))
+	r.ms = binary.LittleEndian.Uint32(body[tokenSize+4:])
+	return r, nil
+}
+
+// serveFile answers a FILE.
+func (s *session) serveFile(id requestID, r fileRequest) {
+	doc, err := s.askFile(r)
+	s.finishDocument(id, doc, err)
+}
+
+// askFile has the mount's owner answer, if the descriptor behind the token gives the right to that. Reading is what it
+// takes to be told, and to have the file brought to a device, as for MAP. Only root and the user who mounted take away
+// what others may use.
+func (s *session) askFile(r fileRequest) ([]byte, error) {
+	src, err := s.redeem(r.token)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.server.opts.File == nil:
+		return nil, failure(syscall.ENOTSUP, "this server knows nothing of files")
+	case !src.Readable():
+		return nil, failure(syscall.EACCES, "%s is not open for reading", src.Name())
+	case r.operation < FileInspect || r.operation > FileEvict:
+		return nil, failure(syscall.EINVAL, "operation %d on files is not known", r.operation)
+	case r.operation == FileEvict && s.ordinary:
+		return nil, failure(syscall.EPERM, "only root and the user who mounted may take files from devices")
+	case r.off < 0 || r.len < 0 || !rangeWithin(r.off, r.len, mapEnd):
+		return nil, failure(syscall.EINVAL, "%d bytes at %d are not in a file", uint64(r.len), uint64(r.off))
+	case r.device == allDevices && r.operation != FileEvict, r.device != allDevices && r.device > 1<<16:
+		return nil, failure(syscall.ENODEV, "there is no device %d", r.device)
+	}
+	q := FileRequest{Operation: r.operation, Viewer: s.viewer(), Source: src, Device: int(r.device), Off: r.off, Len: r.len,
+		Process: uint32(s.peer.Pid)}
+	if r.device == allDevices {
+		q.Device = -1
+	}
+	answer, err := s.server.opts.File(s.ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(answer)
+}
+
+// serveProfile answers a PROFILE.
+func (s *session) serveProfile(id requestID, r profileRequest) {
+	var doc []byte
+	var err error
+	length := time.Duration(r.ms) * time.Millisecond
+	switch {
+	case !s.redeemMount(r.token):
+		err = failure(syscall.EACCES, "the token is not valid, or no longer")
+	case s.ordinary:
+		err = failure(syscall.EPERM, "only root and the user who mounted may look into the daemon")
+	case s.server.opts.Profile == nil:
+		err = failure(syscall.ENOTSUP, "this server makes no profiles")
+	case length > mostProfile:
+		err = failure(syscall.EINVAL, "a profile takes %s at most", mostProfile)
+	default:
+		doc, err = s.server.opts.Profile(s.ctx, r.kind, length)
+	}
+	s.finishDocument(id, doc, err)
+}
+
+// finishDocument answers with a document in as many frames as it takes, or with why there is none.
+func (s *session) finishDocument(id requestID, doc []byte, err error) {
+	if err != nil {
+		s.finish(id, 0, err)
+		return
+	}
+	const most = maxFrame - headerSize
+	for len(doc) > most {
+		if s.sendDocument(id, flagMore, doc[:most]) != nil {
+			s.forget(id)
+			return
+		}
+		doc = doc[most:]
+	}
+	s.forget(id)
+	_ = s.sendDocument(id, 0, doc) // a failed write closed the connection
+}

@@ -1,0 +1,237 @@
+package pagecache
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+)
+
+// Inspection is what `gaiafs info` shows of a file. Its JSON form is documented in docs/status.md.
+type Inspection struct {
+	FileStatus
+	// MappedBy are the live mappings.
+	MappedBy []MappingInfo `json:"mapped_by"`
+	// Others counts those that the reader is not told of. The cache leaves it zero.
+	Others int `json:"others"`
+}
+
+// MappingInfo is a client's mapping of a part of a file.
+type MappingInfo struct {
+	Process  uint32 `json:"process"`
+	User     uint32 `json:"user"`
+	Device   int    `json:"device"`
+	Offset   int64  `json:"offset"`
+	Bytes    int64  `json:"bytes"`
+	Writable bool   `json:"writable"`
+	Lazy     bool   `json:"lazy"`
+}
+
+// Inspect returns what devices hold of a file, and who maps it; with nothing but the ID where they hold nothing. It
+// blocks as Status does.
+func (c *Cache) Inspect(id FileID) Inspection {
+	in := Inspection{FileStatus: FileStatus{ID: id, Holders: []HoldingStatus{}}, MappedBy: []MappingInfo{}}
+	f := c.Lookup(id)
+	if f == nil {
+		return in
+	}
+	seen := glancesOf([]*File{f})
+	if len(seen) == 0 {
+		return in
+	}
+	in.FileStatus = seen[0].FileStatus
+	if in.BusySeconds > 0 {
+		return in // a look at the mappings would wait, too
+	}
+	for _, m := range f.snapshotMappings() {
+		in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len, m.writable, m.lazy})
+	}
+	slices.SortFunc(in.MappedBy, func(a, b MappingInfo) int {
+		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Offset, b.Offset))
+	})
+	return in
+}
+
+// Warm brings a range of a file to a device, where it stays until room is needed, and returns the number of pages that
+// were not up to date there. It is Map and Unmap for a client that is given no memory: of the request it takes all but
+// Writable, Lazy and Launder.
+func (c *Cache) Warm(ctx context.Context, src Source, req MapRequest) (pages int64, err error) {
+	req.Writable, req.Lazy, req.Launder, req.held = false, false, false, true
+	m, err := c.Map(ctx, src, req)
+	if err != nil {
+		return 0, err
+	}
+	return m.filled, m.Unmap(ctx)
+}
+
+// Verification is how what a device holds of a range compares with home, in pages.
+type Verification struct {
+	// Equal pages are as home, by their digests. Different are not although they should be: the device, its memory or a
+	// copy failed, or home was changed beside the mount this moment.
+	Equal     int64 `json:"equal_pages"`
+	Different int64 `json:"different_pages"`
+	// Where has the first of those that differ.
+	Where []page.Index `json:"different"`
+	// Stale and Dirty pages need not be as home. Neither must Tracked ones that differ: a program stores there.
+	Stale   int64 `json:"stale_pages"`
+	Dirty   int64 `json:"dirty_pages"`
+	Tracked int64 `json:"tracked_pages"`
+	Absent  int64 `json:"absent_pages"`
+}
+
+const (
+	// verifiedPages are compared under one hold of File.mu.
+	verifiedPages = 256
+	// mostWhere bounds Verification.Where.
+	mostWhere = 16
+)
+
+// Verify compares what a device holds of a range of the file with home: the device computes the digests of its pages,
+// and the host those of home. It blocks on home and on the device. Errors: ENODEV, those of home and of the device.
+func (c *Cache) Verify(ctx context.Context, src Source, ordinal int, off, n int64) (v Verification, err error) {
+	dev, err := c.device(0, ordinal, gpubackend.UUID{})
+	if err != nil {
+		return v, err
+	}
+	if off < 0 || n < 0 || off%page.Size != 0 || n > mostOffset-off {
+		return v, fail(syscall.EINVAL, "%d bytes at %d are no range of pages", n, off)
+	}
+	f := c.Lookup(src.ID())
+	if f == nil {
+		v.Absent = page.Covering(off, n).Len()
+		return v, nil
+	}
+	if err := f.checkHome(ctx); err != nil {
+		return v, err
+	}
+	for rest := page.Covering(off, n); !rest.Empty() && err == nil; {
+		if err = ctx.Err(); err == nil {
+			rest.Start, err = f.verifySome(ctx, dev, rest, &v)
+		}
+	}
+	return v, err
+}
+
+// mostOffset is the end of the largest file.
+const mostOffset = 1<<63 - page.Size
+
+// verifySome adds to v what the first pages of rg, up to next, came to.
+func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range, v *Verification) (next page.Index, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	part := page.Range{Start: rg.Start, End: min(rg.End, rg.Start+verifiedPages)}
+	if part.End, err = f.settleSomeLocked(ctx, part); err != nil {
+		return part.Start, err
+	}
+	held := int64(0)
+	for h := range f.holdersLocked() {
+		if h.dev != dev {
+			continue
+		}
+		for _, r := range f.lrc.Replicas(part, h.owner) {
+			held += r.Range.Len()
+			switch {
+			case r.Pending:
+				v.Dirty += r.Range.Len()
+			case r.Stale:
+				v.Stale += r.Range.Len()
+			default:
+				if err := f.compareReplicaLocked(ctx, h, r, v); err != nil {
+					return part.Start, err
+				}
+			}
+		}
+	}
+	v.Absent += max(part.Len()-held, 0)
+	return part.End, nil
+}
+
+// compareReplicaLocked compares pages that h should have as home has them.
+func (f *File) compareReplicaLocked(ctx context.Context, h *holding, r lrc.Replica, v *Verification) error {
+	home := make([]byte, r.Range.Bytes())
+	if err := f.readHomeLocked(r.Range, home); err != nil {
+		return err
+	}
+	want := make([]gpubackend.Digest, r.Range.Len())
+	h.dev.Key().SumPages(home, want)
+	var failed error
+	h.each(r.Range, func(x *extent, part page.Range) {
+		got := make([]gpubackend.Digest, part.Len())
+		if err := h.dev.Digests(ctx, x.Memory(), x.off(part.Start), got); err != nil {
+			f.c.lose(h.dev, err)
+			failed = cmp.Or(failed, h.dev.fault(err))
+			return
+		}
+		for i, sum := range got {
+			p := part.Start + page.Index(i)
+			switch {
+			case sum == want[p-r.Range.Start]:
+				v.Equal++
+			case r.Tracked:
+				v.Tracked++
+			default:
+				if v.Different++; len(v.Where) < mostWhere {
+					v.Where = append(v.Where, p)
+				}
+			}
+		}
+	})
+	return failed
+}
+
+// Eviction is what Evict came to, in bytes of device memory.
+type Eviction struct {
+	Freed int64 `json:"freed_bytes"`
+	// Mapped memory stays with those who map it, Kept memory has bytes that home does not take.
+	Mapped int64  `json:"mapped_bytes"`
+	Kept   int64  `json:"kept_bytes"`
+	Error  string `json:"error,omitempty"` // why Kept is kept
+}
+
+// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps, views too. What
+// only a device has comes home first. It blocks on home and on the device. ENODEV for no such device, and errors of ctx.
+func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, err error) {
+	if ordinal >= 0 {
+		if _, err := c.device(0, ordinal, gpubackend.UUID{}); err != nil {
+			return e, err
+		}
+	}
+	f := c.Lookup(id)
+	if f == nil {
+		return e, nil
+	}
+	f.mu.Lock()
+	var all []*extent
+	for h := range f.holdersLocked() {
+		if ordinal < 0 || h.dev.info.Ordinal == ordinal {
+			all = append(all, h.sorted()...)
+		}
+	}
+	f.mu.Unlock()
+	for _, x := range all {
+		switch {
+		case ctx.Err() != nil:
+			return e, ctx.Err()
+		case x.Mapped() > 0:
+			e.Mapped += x.Size()
+		case f.evict(ctx, x.h, x.Extent, true):
+			e.Freed += x.Size()
+		default:
+			e.Kept += x.Size()
+		}
+	}
+	if ordinal < 0 {
+		f.dropViews()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e.Kept > 0 && f.collectErr != nil {
+		e.Error = f.collectErr.Error()
+	}
+	f.dropIdleLocked()
+	return e, nil
+}

@@ -1,0 +1,93 @@
+package pagecache
+
+import (
+	"context"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// TestWarmAndEvict: a file is brought to a device for nobody, is found there as home has it, and goes again.
+func TestWarmAndEvict(t *testing.T) {
+	const pages = 700
+	ctx := context.Background()
+	m := newMachine(t, 1)
+	src := m.noisyFile(pages * page.Size)
+	v, err := m.cache.Verify(ctx, src, 0, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Absent: pages}, v)
+	require.Empty(t, m.cache.Inspect(src.id).Holders)
+
+	warmed, err := m.cache.Warm(ctx, src, MapRequest{Len: pages * page.Size})
+	require.NoError(t, err)
+	require.EqualValues(t, pages, warmed)
+	warmed, err = m.cache.Warm(ctx, src, MapRequest{Off: page.Size, Len: page.Size})
+	require.NoError(t, err)
+	require.Zero(t, warmed, "it is there")
+	in := m.cache.Inspect(src.id)
+	require.Empty(t, in.MappedBy)
+	require.EqualValues(t, pages, in.Holders[0].Clean)
+	require.GreaterOrEqual(t, in.Holders[0].Memory, int64(pages*page.Size))
+	v, err = m.cache.Verify(ctx, src, 0, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Equal: pages}, v)
+
+	p := m.run(src, 0, 0, page.Size, false)
+	in = m.cache.Inspect(src.id)
+	require.Equal(t, []MappingInfo{{Bytes: page.Size}}, in.MappedBy)
+	e, err := m.cache.Evict(ctx, src.id, -1)
+	require.NoError(t, err)
+	require.Positive(t, e.Mapped, "it is used")
+	p.unmap()
+	e, err = m.cache.Evict(ctx, src.id, 0)
+	require.NoError(t, err)
+	require.Positive(t, e.Freed)
+	require.Zero(t, e.Mapped+e.Kept)
+	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
+	_, err = m.cache.Evict(ctx, src.id, 7)
+	require.ErrorIs(t, err, syscall.ENODEV)
+}
+
+// TestVerifyTellsWhatDiffers: pages that a program wrote or that SOURCE has newer are no faults, and others are.
+func TestVerifyTellsWhatDiffers(t *testing.T) {
+	const pages = 8
+	ctx := context.Background()
+	m := newMachine(t, 2)
+	src := m.noisyFile(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	_, err := m.cache.Warm(ctx, src, MapRequest{Device: 1, Len: pages * page.Size})
+	require.NoError(t, err)
+	p.add(3 * page.Size) // and not released
+	v, err := m.cache.Verify(ctx, src, 0, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Equal: pages - 1, Tracked: 1}, v)
+	src.home.fail(syscall.ENOSPC)
+	p.release()
+	require.Error(t, src.attached.Sync(ctx, nil))
+	v, err = m.cache.Verify(ctx, src, 0, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Equal: pages - 1, Dirty: 1}, v)
+	src.home.fail(nil)
+	require.NoError(t, src.attached.Sync(ctx, nil))
+	v, err = m.cache.Verify(ctx, src, 1, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Equal: pages - 1, Stale: 1}, v)
+
+	// Memory of device 1 that is not as it was left.
+	f := src.attached
+	f.mu.Lock()
+	for h := range f.holdersLocked() {
+		if h.dev.info.Ordinal == 1 {
+			x, off := h.at(5)
+			require.NoError(t, m.devices[1].CopyIn(ctx, []gpubackend.Copy{{Mem: x.Memory(), Off: off, Host: []byte{1, 2, 3}}}))
+		}
+	}
+	f.mu.Unlock()
+	v, err = m.cache.Verify(ctx, src, 1, 0, pages*page.Size)
+	require.NoError(t, err)
+	require.Equal(t, Verification{Equal: pages - 2, Stale: 1, Different: 1, Where: []page.Index{5}}, v)
+}
