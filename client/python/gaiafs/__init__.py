@@ -30,6 +30,7 @@ from .mapping import Mapping, mmap
 from .memory import Acquired
 from .opened import safe_open
 from .packs import Pack, pack
+from .patching import patch
 from .residency import info, status, warm
 from .saved import save_file
 from .shards import ShardPlan, Split
@@ -59,6 +60,7 @@ __all__ = [
     "load_safetensors",
     "mmap",
     "pack",
+    "patch",
     "safe_open",
     "save_file",
     "status",

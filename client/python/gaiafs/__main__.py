@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import importlib.util
 import json
 import os
+import runpy
 import sys
 import time
 
-from . import Error, FormatError, __version__, info, warm
+from . import Error, FormatError, __version__, info, patch, warm
 from .arguments import ordinal_of
 
 
@@ -37,6 +40,33 @@ def _info(arguments: argparse.Namespace) -> None:
     print(json.dumps(info(arguments.path), indent=2), flush=True)
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    script = arguments.script
+    if not arguments.module:
+        if not os.path.isfile(script):
+            raise Error(errno.EISDIR if os.path.isdir(script) else errno.ENOENT, "", script)
+        return
+    sys.path[0] = os.getcwd()
+    try:
+        known = importlib.util.find_spec(script) is not None
+    except (ImportError, ValueError):
+        known = False
+    if not known:
+        raise Error(errno.ENOENT, f"there is no module {script}")
+
+
+def _program(arguments: argparse.Namespace) -> None:
+    """Runs a program as ``python`` does, patched. What it raises is its own."""
+    patch()
+    script = arguments.script
+    sys.argv[:] = [script, *arguments.arguments]
+    if arguments.module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
+        runpy.run_path(script, run_name="__main__")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gaiafs", description="Files of a gaiafs mount in the memory of GPUs.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -59,6 +89,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     i.add_argument("path", metavar="PATH", help="file, directory, index or mountpoint")
     i.set_defaults(run=_info)
+    r = commands.add_parser(
+        "run",
+        help="run a Python program, unchanged, on shared weights",
+        description="Runs a Python program whose safetensors and transformers give tensors in shared memory where it loads "
+        "files of a mount (gaiafs.patch). Tensors are only read: a program that trains is to load copies.",
+    )
+    r.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    r.add_argument("script", metavar="SCRIPT", help="file with the program")
+    r.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+    r.set_defaults(run=_check, then=_program)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
@@ -70,6 +110,8 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+    if hasattr(arguments, "then"):
+        arguments.then(arguments)
     return 0
 
 

@@ -41,7 +41,8 @@ class safe_open:
     """Opens a safetensors file, to take single tensors or parts of them: ``safetensors.safe_open``.
 
     framework is "pt", "np" or "array", with the names that safetensors and ``load_safetensors`` have for them. device
-    is as everywhere in this package; it is 0 unless given, since "cpu" has no memory of a device.
+    is as everywhere in this package; it is 0 unless given, since "cpu" has no memory of a device. backend, which says
+    how safetensors reads a file, means nothing here.
 
     ::
 
@@ -55,7 +56,7 @@ class safe_open:
     statement.
     """
 
-    def __init__(self, filename: PathLike, framework: str, device: Any = 0) -> None:
+    def __init__(self, filename: PathLike, framework: str, device: Any = 0, *, backend: Any = None) -> None:
         self._framework = framework_of(framework)
         path = os.fsdecode(filename)
         arrays, windows, (header,) = map_weights({path: None}, device, flags=_core.LAZY)
@@ -92,8 +93,12 @@ class safe_open:
         return tensor_of(a, self._framework)
 
     def get_tensors(self) -> dict[str, Any]:
-        """Returns all tensors."""
-        return {name: self.get_tensor(name) for name in self.offset_keys()}
+        """Returns all tensors. It asks for all that is to be brought to the device at once."""
+        names = self.offset_keys()
+        arrays = {name: self._array(name) for name in names}
+        for window in {window_of(a): None for a in arrays.values() if a.nbytes}:
+            window.request(_core.ACQUIRE, 0, window.length)
+        return {name: tensor_of(a, self._framework) for name, a in arrays.items()}
 
     def get_slice(self, name: str) -> Slice:
         """Returns something to take parts of: ``f.get_slice("w")[:10]``."""
