@@ -164,13 +164,18 @@ func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 
 // findOnDeviceLocked looks for bases in what a device has.
 func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage) error {
-	var from []*comparedPage
+	var from [][]*comparedPage // of each page that is read: a replica of some other device may be there too
 	var ranges []page.Range
 	for _, p := range pages {
 		one := p.pages()
-		if p.base == nil && len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) > 0 {
-			from, ranges = append(from, p), page.AppendRange(ranges, one)
+		if p.base != nil || len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) == 0 {
+			continue
 		}
+		if n := len(from); n > 0 && from[n-1][0].page == p.page {
+			from[n-1] = append(from[n-1], p)
+			continue
+		}
+		from, ranges = append(from, []*comparedPage{p}), page.AppendRange(ranges, one)
 	}
 	if len(from) == 0 || h.dev.lost.Load() {
 		return nil
@@ -185,18 +190,24 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 	if err := h.dev.moves.Out(ctx, mover.WriteBack, pieces); err != nil {
 		return err
 	}
-	for i, p := range from {
-		mine := buf[i<<page.Shift:][:page.Size]
-		for _, bytes := range [][]byte{mine, f.withoutTail(p.page, mine)} {
-			if p.base == nil && f.isBase(p, bytes) {
-				p.base = bytes
-			}
-		}
-		if p.base == nil {
-			p.base = f.mixed(p, f.withoutTail(p.page, mine), f.withoutTail(p.page, p.home))
+	for i, replicas := range from {
+		for _, p := range replicas {
+			f.findInLocked(p, buf[i<<page.Shift:][:page.Size])
 		}
 	}
 	return nil
+}
+
+// findInLocked looks for the base of p in the bytes that a device has of the page.
+func (f *File) findInLocked(p *comparedPage, mine []byte) {
+	ended := f.withoutTail(p.page, mine)
+	for _, bytes := range [][]byte{mine, ended} {
+		if f.isBase(p, bytes) {
+			p.base = bytes
+			return
+		}
+	}
+	p.base = f.mixed(p, ended, f.withoutTail(p.page, p.home))
 }
 
 const (

@@ -109,3 +109,39 @@ func TestReplicasOfThreeMoments(t *testing.T) {
 		require.Zero(t, m.baseless())
 	}
 }
+
+// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has stores and the others
+// have what it was.
+func TestSeveralPagesOfSeveralDevices(t *testing.T) {
+	const pages = 6
+	for _, devices := range []int{2, 3} {
+		m := newMachine(t, devices)
+		src := m.noisyFile(pages * page.Size)
+		want := src.home.bytes(0, pages*page.Size)
+		var programs []*program
+		for d := range devices {
+			programs = append(programs, m.run(src, d, 0, pages*page.Size, true))
+		}
+		for i := range pages {
+			at := i*page.Size + i
+			programs[i%devices].add(at)
+			want[at]++
+			for off := 100; off < page.Size; off += 50 {
+				at := i*page.Size + off
+				want[at]++
+				src.home.editAt(at, want[at:at+1])
+			}
+		}
+		for _, p := range programs {
+			p.acquire()
+			p.release()
+		}
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
+		requireSame(t, want, src.home.bytes(0, len(want)))
+		for _, p := range programs {
+			p.acquire()
+			requireSame(t, want, p.all())
+		}
+		require.Zero(t, m.baseless())
+	}
+}
