@@ -186,6 +186,9 @@ func (h *home) Signature() (pagecache.Signature, error) {
 // Look implements pagecache.Home.
 func (h *home) Look() (uint64, error) { return h.witness.look(h.fd) }
 
+// ChangedBeside implements pagecache.Home.
+func (h *home) ChangedBeside() { h.witness.told.Store(true) }
+
 // Noticed implements pagecache.Home.
 func (h *home) Noticed() uint64 { return h.witness.changes.Load() }
 

@@ -2,9 +2,11 @@ package pagecache
 
 import (
 	"bytes"
+	"slices"
 	"sync"
 	"unsafe"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
@@ -12,25 +14,89 @@ import (
 
 // keeping is what home has in the runs that a plan wants kept before home changes there.
 type keeping struct {
-	parts []lrc.PageBase
-	pages [][]*pageBytes // of each part, once it was read
+	parts  []lrc.PageBase
+	agreed [][]agreement  // of each part, with the replicas whose base it is to be
+	pages  [][]*pageBytes // of each part, once it was read
+	others [][]page.Range // of each part, where that is not what was agreed on
 	// seen is how far home is known to reach, once a single page was read.
 	seen int64
 }
 
-// newKeeping returns what is to be kept for a plan, none of it read yet.
-func newKeeping(keep []lrc.PageBase) (k keeping) {
+// agreement is what a replica of some pages agreed on with home.
+type agreement struct {
+	key   *gpubackend.DigestKey
+	pages page.Range
+	sums  []gpubackend.Digest
+}
+
+// changedBeside is the error of pages of which home does not have what replicas agreed on with it: somebody changed them beside the
+// mount since the last look.
+type changedBeside struct{ pages []page.Range }
+
+func (e *changedBeside) Error() string {
+	return "the backing file was changed directly since it was looked at"
+}
+
+// newKeepingLocked returns what is to be kept for a plan, none of it read yet.
+func (f *File) newKeepingLocked(keep []lrc.PageBase) (k keeping) {
 	for _, b := range keep {
 		for part := range cut(b.Range, bufferPages) {
 			k.parts = append(k.parts, lrc.PageBase{Range: part, Base: b.Base})
+			k.agreed = append(k.agreed, f.agreementsLocked(part, b.Base))
 		}
 	}
-	k.pages = make([][]*pageBytes, len(k.parts))
+	k.pages, k.others = make([][]*pageBytes, len(k.parts)), make([][]page.Range, len(k.parts))
 	return k
 }
 
-// read reads home. File.mu is held, perhaps by somebody who waits, or the pages are those of a write beside others.
+// agreementsLocked returns those of the replicas of rg whose base is b.
+func (f *File) agreementsLocked(rg page.Range, b lrc.Base) (all []agreement) {
+	for o, h := range f.holdings {
+		for _, run := range f.lrc.TrackedBy(rg, o, func(of lrc.Base) bool { return of == b }) {
+			h.each(run, func(x *extent, part page.Range) {
+				x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
+					all = append(all, agreement{h.dev.Key(), part, slices.Clone(agreed)})
+				})
+			})
+		}
+	}
+	return all
+}
+
+// compare finds out where the bytes of a part are not what was agreed on.
+func (k *keeping) compare(i int, bytes []byte) {
+	var sums []gpubackend.Digest
+	var key *gpubackend.DigestKey
+	for _, a := range k.agreed[i] {
+		if key != a.key {
+			key, sums = a.key, make([]gpubackend.Digest, len(bytes)>>page.Shift)
+			key.SumPages(bytes, sums)
+		}
+		for n, sum := range a.sums {
+			if p := a.pages.Start + page.Index(n); sum != sums[p-k.parts[i].Range.Start] {
+				k.others[i] = union(k.others[i], []page.Range{{Start: p, End: p + 1}})
+			}
+		}
+	}
+}
+
+// read reads home. It fails with changedBeside where what home has is nobody's base. File.mu is held, perhaps by somebody who waits,
+// or the pages are those of a write beside others.
 func (k *keeping) read(f *File) error {
+	if err := k.readParts(f); err != nil {
+		return err
+	}
+	var others []page.Range
+	for _, o := range k.others {
+		others = append(others, o...)
+	}
+	if len(others) > 0 {
+		return &changedBeside{others}
+	}
+	return nil
+}
+
+func (k *keeping) readParts(f *File) error {
 	if len(k.parts) == 1 && k.parts[0].Range.Len() == 1 {
 		pages, off := make([]*pageBytes, 1), k.parts[0].Range.Offset()
 		f.c.pages.take(pages)
@@ -40,6 +106,7 @@ func (k *keeping) read(f *File) error {
 			return err
 		}
 		clear(pages[0][n:])
+		k.compare(0, pages[0][:])
 		if *pages[0] == *zeroPage {
 			f.c.pages.give(pages[0])
 			pages[0] = zeroPage
@@ -54,6 +121,7 @@ func (k *keeping) read(f *File) error {
 		if err := f.readHomeLocked(k.parts[i].Range, b); err != nil {
 			return err
 		}
+		k.compare(i, b)
 		k.pages[i] = f.c.pages.copies(b)
 		return nil
 	})

@@ -2,10 +2,12 @@ package pagecache
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/versions"
 )
 
 // Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to which
@@ -28,6 +30,10 @@ import (
 //     lost. What home has now becomes the base: all that differs from it on a device counts as stored there. The device's
 //     stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
 //     counted and named in the log.
+
+// A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the mount changes the
+// file. So what is about to be kept as a base is compared with what its replicas agreed on, and where it is something else, home
+// counts as changed. Nobody's bytes become a base of which they were never a part.
 
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
 // changed yet, but nobody is served from them any more before they are settled.
@@ -96,10 +102,13 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	}
 	var err error
 	if size < before {
+		if err := f.keepEndLocked(ctx, size); err != nil {
+			return err
+		}
 		err = f.cutLocked(ctx, size)
 	} else if !f.longerLocked() { // the kernel may have known these bytes to be part of the file
 		// A replica that was filled after home became longer, and before anybody looked, has what was added.
-		if err := f.movedLocked(ends); err != nil {
+		if err := f.movedLocked(ctx, ends); err != nil {
 			return err
 		}
 		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
@@ -111,18 +120,33 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 }
 
 // movedLocked says that home moved on in rg, and keeps what it has there now for the replicas that have that.
-func (f *File) movedLocked(rg page.Range) error {
-	plan := f.lrc.BeginCompare(rg)
-	var home []lrc.PageBase
-	for _, run := range plan.Compare {
-		home = append(home, lrc.PageBase{Range: run})
-	}
-	k := newKeeping(home)
-	if err := k.read(f); err != nil {
+func (f *File) movedLocked(ctx context.Context, rg page.Range) error {
+	for {
+		plan := f.lrc.BeginCompare(rg)
+		var home []lrc.PageBase
+		for _, run := range plan.Compare {
+			home = append(home, lrc.PageBase{Range: run})
+		}
+		k := f.newKeepingLocked(home)
+		err := k.read(f)
+		if err == nil {
+			f.keepMovedLocked(plan, k)
+			return nil
+		}
 		k.free(f)
 		plan.Abort()
-		return err
+		beside := (*changedBeside)(nil)
+		if !errors.As(err, &beside) {
+			return err
+		}
+		f.doubt = union(f.doubt, beside.pages)
+		if err := f.settleOnlyLocked(ctx, rg); err != nil {
+			return err
+		}
 	}
+}
+
+func (f *File) keepMovedLocked(plan lrc.ComparePlan, k keeping) {
 	for _, b := range plan.Commit(plan.Compare) {
 		for i, p := range k.parts {
 			if run := p.Range.Intersect(b.Range); !run.Empty() {
@@ -130,7 +154,27 @@ func (f *File) movedLocked(rg page.Range) error {
 			}
 		}
 	}
-	return nil
+}
+
+// keepEndLocked keeps what home has of the page that a new end is in, or a former one, before it is zeroed from there on.
+func (f *File) keepEndLocked(ctx context.Context, end int64) error {
+	rg := page.Range{Start: page.Index(end >> page.Shift), End: page.Count(end)}
+	if rg.Empty() || len(f.lrc.Keeps([]page.Range{rg}, versions.CPU)) == 0 {
+		return nil
+	}
+	return f.movedLocked(ctx, rg)
+}
+
+// foundChangedLocked is told of pages that were to be kept and that home has otherwise than replicas agreed on: somebody changed
+// them beside the mount, when a look could not tell. Of the page that the file ends in, a device may have agreed on what
+// programs stored past the end, as nobody else did.
+func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error {
+	f.doubt = union(f.doubt, pages)
+	if len(before(slices.Clone(pages), page.Index(f.size>>page.Shift))) == 0 {
+		return nil
+	}
+	f.home.ChangedBeside()
+	return f.lookLocked(ctx)
 }
 
 // settleDue settles what is in doubt, a part at a time: the sooner, the more likely it is that a base can be found.

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"errors"
 	"math"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -86,6 +87,7 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 
 // changeLocked is ChangeHome of what is changed at once.
 func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64) error) error {
+	asked := c
 	before, err := f.home.Signature()
 	if err != nil {
 		return err
@@ -121,9 +123,15 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 			room = f.relieveLocked(ctx, pages)
 		}
 	}
+	// Bytes that programs stored past end of file are not part of it when it grows.
+	grows := changed.End > before.Size && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
+	if grows {
+		if err := f.keepEndLocked(ctx, before.Size); err != nil {
+			return err
+		}
+	}
 	begin := func() error {
-		// Bytes that programs stored past end of file are not part of it when it grows.
-		if changed.End <= before.Size || f.c.writeBack && c.WriteBack || f.longerLocked() {
+		if !grows {
 			return nil
 		}
 		return f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End})
@@ -131,6 +139,12 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	done := false
 	if c.Kind != ChangeAllocate {
 		done, err = f.writeLocked(c, rg, begin, do)
+		if beside := (*changedBeside)(nil); !done && errors.As(err, &beside) {
+			if err := f.foundChangedLocked(ctx, beside.pages); err != nil {
+				return err
+			}
+			return f.changeLocked(ctx, asked, do)
+		}
 	} else if err = begin(); err == nil {
 		done, err = true, do(c.Off, c.Len)
 		f.spoilLocked(rg)
@@ -159,7 +173,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 // writeLocked changes the bytes of rg, of which nothing is pending. begin is called before do. done says that do was called.
 func (f *File) writeLocked(c Change, rg page.Range, begin func() error, do func(off, n int64) error) (done bool, err error) {
 	plan := f.lrc.BeginWrite(rg)
-	k := newKeeping(plan.Keep)
+	k := f.newKeepingLocked(plan.Keep)
 	if err := k.read(f); err != nil {
 		k.free(f)
 		plan.Abort()
@@ -182,12 +196,20 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 	size := c.Len
 	// What the kernel alone knew to be part of the file was, and devices may have stored there.
 	if known := max(before, c.Known); size > known {
+		if err := f.keepEndLocked(ctx, known); err != nil {
+			return err
+		}
 		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: known, End: size}); err != nil {
 			return err
 		}
 	}
 	if err := f.settleHomeLocked(ctx, page.Span(size, 1).Pages()); err != nil {
 		return err
+	}
+	if size < before {
+		if err := f.keepEndLocked(ctx, size); err != nil {
+			return err
+		}
 	}
 	f.spoilLocked(page.From(min(before, size)).Pages())
 	if size >= before {
@@ -219,7 +241,8 @@ func (f *File) cutPlannedLocked(ctx context.Context, size int64, plan lrc.Trunca
 }
 
 // zeroReplicasLocked stores zeros into bytes of every replica, where home has none, or none any more. What a replica is
-// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through.
+// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through. Of a page whose
+// first bytes stay, keepEndLocked has kept what it is.
 func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	rg := bytes.Pages().Intersect(page.Range{End: f.lrc.End()})
 	f.changed(rg)
@@ -246,27 +269,22 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 			}
 			return err
 		}
-		if err := f.rebaseZeroedLocked(h, rg, bytes); err != nil {
-			return err
-		}
+		f.rebaseZeroedLocked(h, rg, bytes)
 	}
 	return nil
 }
 
 // rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and takes their digests again.
-func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) error {
+func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) {
 	for part := range f.lrc.Parts(rg, collectWindow) {
 		for _, b := range f.lrc.Bases(part, h.owner) {
-			if err := f.rebaseRunLocked(h, b, bytes); err != nil {
-				return err
-			}
+			f.rebaseRunLocked(h, b, bytes)
 		}
 	}
-	return nil
 }
 
 // rebaseRunLocked is rebaseZeroedLocked of a run with one base.
-func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) error {
+func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) {
 	whole := of.Range.Intersect(bytes.Whole())
 	if !whole.Empty() {
 		for p := whole.Start; of.Base != lrc.BaseHome && p < whole.End; p++ {
@@ -281,20 +299,12 @@ func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) er
 	buf := make([]byte, page.Size)
 	for _, run := range page.Subtract([]page.Range{of.Range}, whole) {
 		for p := run.Start; p < run.End; p++ {
-			base, kept := buf, f.bases.at(p, of.Base)
-			switch {
-			case of.Base == lrc.BaseHome:
-				if err := f.readHomeLocked(page.Range{Start: p, End: p + 1}, buf); err != nil {
-					return err
-				}
-			case copies(kept) > 0:
+			base := buf // of what is past the end of home, too
+			if kept := f.bases.at(p, of.Base); of.Base != lrc.BaseHome && copies(kept) > 0 {
 				base = kept[:]
-			default:
-				clear(buf)
 			}
 			clear(base[max(bytes.Off-p.Offset(), 0):min(bytes.End-p.Offset(), page.Size)])
 			f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
 		}
 	}
-	return nil
 }

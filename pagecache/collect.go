@@ -60,6 +60,14 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 			}
 			owner := pending[0].Owner
 			all, err := f.collectOwnerLocked(ctx, owner, pending[:n])
+			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
+				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
+					err = f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
+				}
+				if err == nil {
+					break // look again
+				}
+			}
 			if err != nil {
 				d := f.holdings[owner].dev
 				if f.lostLocked(d, err) {

@@ -249,8 +249,11 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		if part.track || part.pages.Empty() {
 			continue
 		}
-		f.changed(part.pages)
 		from := max(f.size, part.pages.Offset())
+		if err := f.keepEndLocked(ctx, from); err != nil {
+			return err
+		}
+		f.changed(part.pages)
 		var err error
 		h.each(part.pages, func(x *extent, pages page.Range) {
 			if at := max(from, pages.Offset()); err == nil {
@@ -267,9 +270,7 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		}
 		// Of the page that the file ends in, what it is compared with may have something there as well.
 		last := page.Range{Start: part.pages.Start, End: page.Count(from)}
-		if err := f.rebaseZeroedLocked(h, last, page.From(from)); err != nil {
-			return err
-		}
+		f.rebaseZeroedLocked(h, last, page.From(from))
 	}
 	return nil
 }

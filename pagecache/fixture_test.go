@@ -31,6 +31,7 @@ type memoryHome struct {
 	// noted is the clock as the mount left it, and foreign the changes of others that were noticed.
 	noted   int64
 	foreign uint64
+	told    bool // of one that could not be noticed
 	rerr    error
 	werr    error
 	werrAt  int64 // writes below it succeed all the same
@@ -48,10 +49,10 @@ type memoryHome struct {
 
 // lookLocked counts what others changed.
 func (h *memoryHome) lookLocked() {
-	if h.clock != h.noted {
+	if h.clock != h.noted || h.told {
 		h.foreign++
 	}
-	h.noted = h.clock
+	h.noted, h.told = h.clock, false
 }
 
 // changes brackets a change through the mount.
@@ -146,6 +147,12 @@ func (h *memoryHome) Look() (uint64, error) {
 	defer h.mu.Unlock()
 	h.lookLocked()
 	return h.foreign, nil
+}
+
+func (h *memoryHome) ChangedBeside() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told = true
 }
 
 func (h *memoryHome) Noticed() uint64 {

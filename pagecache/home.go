@@ -35,6 +35,8 @@ type Home interface {
 	// noticed since the file is known. One may be counted twice, and several as one. What requests of the mount and WriteAt do
 	// does not count. It is called with File.mu held.
 	Look() (changes uint64, err error)
+	// ChangedBeside says that somebody did, of which the caller found out from the bytes: the next Look counts it.
+	ChangedBeside()
 	// Noticed is what Look returned last, or more, without looking.
 	Noticed() uint64
 	// Sync waits until what was written is on stable storage.

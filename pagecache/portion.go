@@ -71,7 +71,7 @@ func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 			c.bases[i][k] = f.bases.at(p.Range.Start+page.Index(k), p.Base)
 		}
 	}
-	c.keeping = newKeeping(c.plan.Keep)
+	c.keeping = f.newKeepingLocked(c.plan.Keep)
 	return c
 }
 

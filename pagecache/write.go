@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -42,16 +43,19 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) {
 		return false, nil
 	}
-	plan, ok := f.beginWrite(rg, end)
+	plan, k, ok := f.beginWrite(rg, end)
 	if !ok {
 		return false, nil
 	}
-	k, changed := newKeeping(plan.Keep), false
 	inside, err := k.readInside(f, rg, end)
-	if err == nil && inside {
-		changed, err = true, do(c.Off, c.Len)
+	changed := err == nil && inside
+	if changed {
+		err = do(c.Off, c.Len)
 	}
 	f.endWrite(c, rg, plan, k, changed)
+	if beside := (*changedBeside)(nil); !changed && errors.As(err, &beside) {
+		return false, nil
+	}
 	return inside || err != nil, err
 }
 
@@ -70,23 +74,23 @@ func (k *keeping) readInside(f *File, rg page.Range, end int64) (inside bool, er
 }
 
 // beginWrite takes the pages of rg for a write that ends at end. It returns false where the write cannot go on beside others.
-func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, ok bool) {
+func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, k keeping, ok bool) {
 	w := &f.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !f.c.memory.fits(rg.Bytes()) {
 		if pages, _ := f.keepsLocked(rg, versions.CPU, 1); pages > 0 {
-			return plan, false
+			return plan, k, false
 		}
 	}
 	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) {
-		return plan, false
+		return plan, k, false
 	}
 	if plan = f.lrc.BeginWrite(rg); len(plan.Collect) > 0 {
-		return plan, false
+		return plan, k, false
 	}
 	w.under = append(w.under, rg)
-	return plan, true
+	return plan, f.newKeepingLocked(plan.Keep), true
 }
 
 // endWrite gives the pages of a write back. changed says that home may have been changed, if only a part of it; otherwise it was not.

@@ -81,6 +81,8 @@ func (h home) Writable() bool { return h.writable }
 
 func (h home) Look() (uint64, error) { return 0, nil }
 
+func (h home) ChangedBeside() {}
+
 func (h home) Noticed() uint64 { return 0 }
 
 func (h home) Signature() (pagecache.Signature, error) {
