@@ -126,6 +126,7 @@ func TestHostCacheFirst(t *testing.T) {
 // and again.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	p := m.run(src, 0, 0, sharedSize, true)
 	want := src.home.bytes(0, sharedSize)
@@ -149,6 +150,7 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 // not read.
 func TestStoresAfterTheEnd(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
@@ -630,6 +632,7 @@ func (s *source) chunks() (n int) {
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, home := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	for k := range 60 {
@@ -673,6 +676,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
+			m.cache.leastPatience = time.Minute // this is not about a device that is slow
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false)
 			for k := range 8 {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -166,11 +168,13 @@ func TestCommandTraceReadsOnAfterCtrlC(t *testing.T) {
 		require.NoError(t, errors.Join(in.Close(), toOut.Close()))
 		_, err = io.WriteString(toIn, made.out[:100])
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return waiting(t, toIn) == 0 }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, toIn) == 0 }, time.Minute, time.Millisecond)
 		require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+		// On a busy machine the signal may still be pending when the reader has read all, and is killed by any.
+		require.Eventually(t, func() bool { return waits(t, cmd.Process.Pid) }, time.Minute, time.Millisecond)
 		_, err = io.WriteString(toIn, made.out[100:])
 		require.NoError(t, errors.Join(err, toIn.Close()))
-		require.Eventually(t, func() bool { return waiting(t, out) > 0 }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, out) > 0 }, time.Minute, time.Millisecond)
 		if args[1] != "--all" {
 			printed, err := io.ReadAll(out)
 			require.NoError(t, err)
@@ -189,6 +193,20 @@ func pipe(t *testing.T) (r, w *os.File) {
 	require.NoError(t, err)
 	t.Cleanup(func() { r.Close(); w.Close() })
 	return r, w
+}
+
+// waits reports whether a process has taken all its signals, and all its threads sleep.
+func waits(t *testing.T, pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	require.NoError(t, err)
+	idle := regexp.MustCompile(`(?s)State:\tS .*SigPnd:\t0+\nShdPnd:\t0+\n`)
+	for _, path := range threads {
+		status, err := os.ReadFile(path)
+		if err != nil || !idle.Match(status) {
+			return false
+		}
+	}
+	return len(threads) > 0
 }
 
 // waiting returns how many bytes are in a pipe.
