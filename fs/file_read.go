@@ -33,6 +33,7 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) 
 	if !direct && of.content.hazard.lasts() {
 		of.content.gate.RLock()
 		defer of.content.gate.RUnlock()
+		of.content.hazard.readAgain(off, int64(len(buf)))
 		of.content.hazard.read(off, int64(len(buf)), in.Pid)
 	}
 	if f := of.content.live(); f != nil {

@@ -36,8 +36,9 @@ import (
 // Between the stale fill and the second invalidation a program that maps the page may store into it. Then the page goes
 // home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and
 // before a WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages
-// were filled with. What the kernel writes back of such a page, until the second invalidation is done, is merged by
-// bytes against them.
+// were filled with. What the kernel writes back of such a page, until the second invalidation is done or the kernel asks
+// for the page again, is merged by bytes against them. A kernel that asks for a page has none of it any more, and what it
+// is given now has the WRITE's bytes: then a store of what was there before the WRITE is a store.
 //
 // WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
 // invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the
@@ -97,6 +98,8 @@ type hazard struct {
 type suspect struct {
 	base  [page.Size]byte
 	users int // corrections that will drop it
+	// fresh says that the kernel asked for the page again, so that it is no suspect. Set with the gate read-locked.
+	fresh atomic.Bool
 }
 
 // lasts reports whether reads and writes have to exclude each other.
@@ -120,6 +123,20 @@ func (h *hazard) invalidationEnded(number uint64, dropped page.Bytes) {
 	h.reads = slices.DeleteFunc(h.reads, func(r remembered) bool {
 		return r.invalidation < number && dropped.Off <= r.Off && r.End <= dropped.End
 	})
+}
+
+// readAgain takes suspicion from the pages of n bytes at off, which the kernel asks for, to be given what home has now.
+// The gate is read-locked.
+func (h *hazard) readAgain(off, n int64) {
+	if h.doubts.Load() == 0 {
+		return
+	}
+	rg := pageSpan(off, n).Pages()
+	for i := rg.Start; i < rg.End; i++ {
+		if x := h.suspects[i]; x != nil {
+			x.fresh.Store(true)
+		}
+	}
 }
 
 // read remembers that a thread's READ of n bytes at off may get into the kernel's pages. It must be called before home
@@ -216,16 +233,19 @@ func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	for _, s := range spans {
 		for i := s.Pages().Start; i < s.Pages().End; i++ {
 			x := h.suspects[i]
-			if x == nil {
-				x = new(suspect)
+			if x == nil || x.fresh.Load() {
+				again := new(suspect)
 				// A page that cannot be read was not given to the kernel either.
-				if err := readPage(fd, i, &x.base); err != nil {
+				if err := readPage(fd, i, &again.base); err != nil {
 					continue
+				}
+				if x != nil {
+					again.users = x.users
 				}
 				if h.suspects == nil {
 					h.suspects = make(map[page.Index]*suspect)
 				}
-				h.suspects[i] = x
+				x, h.suspects[i] = again, again
 			}
 			x.users++
 			if i == page.Index(end>>page.Shift) {
@@ -269,7 +289,7 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 	merged, sent := data, page.Span(off, int64(len(data)))
 	for i := sent.Pages().Start; i < sent.Pages().End; i++ {
 		known := h.suspects[i]
-		if known == nil {
+		if known == nil || known.fresh.Load() {
 			continue
 		}
 		if &merged[0] == &data[0] {

@@ -170,6 +170,60 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	assert.Equal(t, stale, merged)
 }
 
+// TestSuspectPageThatTheKernelReadsAgain: before a page is dropped that the kernel filled too early, it goes for another
+// reason, and the kernel reads it with what was written. A program then stores what was there before the write.
+func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
+	s := mount(t)
+	path := filepath.Join(s.mnt, "file")
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, page.Size), 0o600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	home, err := os.OpenFile(filepath.Join(s.source, "file"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer home.Close()
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(int(home.Fd()), &st))
+	n := s.fs.table.byInode(inodeKey{st.Dev, st.Ino})
+	c, again := n.content(), []span{{Off: 0, End: page.Size}}
+	suspect := func(then ...byte) { // a write that comes home after an early READ
+		c.gate.Lock()
+		defer c.gate.Unlock()
+		c.hazard.suspectPages(again, int(home.Fd()), page.Size)
+		_, err = home.WriteAt(then, 0)
+		require.NoError(t, err)
+	}
+	suspect(2)
+	require.NoError(t, s.fs.dropPages(n, 0, page.Size)) // a release, say
+	m, err := unix.Mmap(int(f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(m)) }()
+	// A system call has the page brought: a thread that takes a fault holds up Go's collector, and with it the
+	// filesystem.
+	require.NoError(t, unix.Madvise(m, unix.MADV_POPULATE_WRITE))
+	require.EqualValues(t, 2, m[0])
+	m[0] = 1
+	require.NoError(t, unix.Msync(m, unix.MS_SYNC))
+	got := make([]byte, 2)
+	_, err = home.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, got[0])
+
+	suspect(1, 5) // the page that the kernel read again, and has without this
+	require.NoError(t, unix.Madvise(m, unix.MADV_POPULATE_WRITE))
+	m[2] = 9
+	require.NoError(t, unix.Msync(m, unix.MS_SYNC))
+	_, err = home.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, []byte{1, 5}, got, "the page is suspect once more")
+	c.gate.Lock()
+	c.hazard.trustPages(again)
+	c.hazard.trustPages(again)
+	c.gate.Unlock()
+	require.False(t, c.hazard.lasts())
+	require.Empty(t, c.hazard.suspects)
+}
+
 // TestReadDuringDirectWrite has a READ come between the kernel's own invalidation and the WRITE of a direct write that
 // the kernel does not wait for: the WRITE is handed to the filesystem by the test.
 func TestReadDuringDirectWrite(t *testing.T) {

@@ -22,8 +22,8 @@ import (
 type witness struct {
 	// changes is what was noticed so far. It changes with mu held.
 	changes atomic.Uint64
-	// events are those that set told when others changed the file; nil where it is not watched. Package pagecache sets it too,
-	// where it finds other bytes than it should.
+	// events are those that set told when others changed the file; nil where it is not watched. Package pagecache sets
+	// it too, where it finds other bytes than it should.
 	events atomic.Pointer[events]
 	told   atomic.Bool
 	// blurred says that the mount changed the file since events were last read: attributes alone do not tell who did.

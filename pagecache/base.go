@@ -29,8 +29,8 @@ type agreement struct {
 	sums  []gpubackend.Digest
 }
 
-// changedBeside is the error of pages of which home does not have what replicas agreed on with it: somebody changed them beside the
-// mount since the last look.
+// changedBeside is the error of pages of which home does not have what replicas agreed on with it: somebody changed
+// them beside the mount since the last look.
 type changedBeside struct{ pages []page.Range }
 
 func (e *changedBeside) Error() string {
@@ -49,10 +49,11 @@ func (f *File) newKeepingLocked(keep []lrc.PageBase) (k keeping) {
 	return k
 }
 
-// agreementsLocked returns those of the replicas of rg whose base is b.
+// agreementsLocked returns those of the replicas of rg whose base is to be b, or is home: that of the owner who is
+// collected.
 func (f *File) agreementsLocked(rg page.Range, b lrc.Base) (all []agreement) {
 	for o, h := range f.holdings {
-		for _, run := range f.lrc.TrackedBy(rg, o, func(of lrc.Base) bool { return of == b }) {
+		for _, run := range f.lrc.TrackedBy(rg, o, func(of lrc.Base) bool { return of == b || of == lrc.BaseHome }) {
 			h.each(run, func(x *extent, part page.Range) {
 				x.eachAgreed(part, func(part page.Range, agreed []gpubackend.Digest) {
 					all = append(all, agreement{h.dev.Key(), part, slices.Clone(agreed)})
@@ -80,8 +81,8 @@ func (k *keeping) compare(i int, bytes []byte) {
 	}
 }
 
-// read reads home. It fails with changedBeside where what home has is nobody's base. File.mu is held, perhaps by somebody who waits,
-// or the pages are those of a write beside others.
+// read reads home. It fails with changedBeside where what home has is nobody's base. File.mu is held, perhaps by
+// somebody who waits, or the pages are those of a write beside others.
 func (k *keeping) read(f *File) error {
 	if err := k.readParts(f); err != nil {
 		return err

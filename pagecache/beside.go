@@ -31,9 +31,9 @@ import (
 //     stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
 //     counted and named in the log.
 
-// A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the mount changes the
-// file. So what is about to be kept as a base is compared with what its replicas agreed on, and where it is something else, home
-// counts as changed. Nobody's bytes become a base of which they were never a part.
+// A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the
+// mount changes the file. So what is about to be kept as a base is compared with what its replicas agreed on, and where
+// it is something else, home counts as changed. Nobody's bytes become a base of which they were never a part.
 
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
 // changed yet, but nobody is served from them any more before they are settled.
@@ -165,9 +165,9 @@ func (f *File) keepEndLocked(ctx context.Context, end int64) error {
 	return f.movedLocked(ctx, rg)
 }
 
-// foundChangedLocked is told of pages that were to be kept and that home has otherwise than replicas agreed on: somebody changed
-// them beside the mount, when a look could not tell. Of the page that the file ends in, a device may have agreed on what
-// programs stored past the end, as nobody else did.
+// foundChangedLocked is told of pages that were to be kept and that home has otherwise than replicas agreed on:
+// somebody changed them beside the mount, when a look could not tell. Of the page that the file ends in, a device may
+// have agreed on what programs stored past the end, as nobody else did.
 func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error {
 	f.doubt = union(f.doubt, pages)
 	if len(before(slices.Clone(pages), page.Index(f.size>>page.Shift))) == 0 {

@@ -241,8 +241,8 @@ func (f *File) cutPlannedLocked(ctx context.Context, size int64, plan lrc.Trunca
 }
 
 // zeroReplicasLocked stores zeros into bytes of every replica, where home has none, or none any more. What a replica is
-// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through. Of a page whose
-// first bytes stay, keepEndLocked has kept what it is.
+// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through. Of a
+// page whose first bytes stay, keepEndLocked has kept what it is.
 func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	rg := bytes.Pages().Intersect(page.Range{End: f.lrc.End()})
 	f.changed(rg)

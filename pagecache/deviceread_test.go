@@ -422,6 +422,7 @@ func TestHungReadAhead(t *testing.T) {
 // TestFailingDevice: a copy that fails is read from home, and so is what a lost device had.
 func TestFailingDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, context.DeadlineExceeded)
@@ -706,6 +707,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
+	m.cache.leastPatience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)

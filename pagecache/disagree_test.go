@@ -12,7 +12,7 @@ import (
 
 // unnoticed has the next read of home find bytes that somebody stored in SOURCE after the mount last looked.
 func (h *memoryHome) unnoticed(off int, p []byte) {
-	h.beforeRead = func() {
+	h.beforeRead = func(page.Bytes) {
 		h.beforeRead = nil
 		h.clock++
 		copy(h.data[off:], p)
@@ -110,8 +110,8 @@ func TestReplicasOfThreeMoments(t *testing.T) {
 	}
 }
 
-// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has stores and the others
-// have what it was.
+// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has stores
+// and the others have what it was.
 func TestSeveralPagesOfSeveralDevices(t *testing.T) {
 	const pages = 6
 	for _, devices := range []int{2, 3} {

@@ -43,8 +43,8 @@ type memoryHome struct {
 	rights  Rights
 	// hung, if it is not nil, has writes wait until it is closed.
 	hung chan struct{}
-	// beforeRead, if it is not nil, is called by reads, with mu held.
-	beforeRead func()
+	// beforeRead, if it is not nil, is called by reads with what they ask for, with mu held.
+	beforeRead func(page.Bytes)
 }
 
 // lookLocked counts what others changed.
@@ -90,7 +90,7 @@ func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.beforeRead != nil {
-		h.beforeRead()
+		h.beforeRead(page.Span(off, int64(len(p))))
 	}
 	switch {
 	case h.rerr != nil:

@@ -173,7 +173,7 @@ func TestAHungFileHoldsUpNoViewOfAnother(t *testing.T) {
 	hung, src := m.noisyFile(2<<20), m.noisyFile(8<<20)
 	reading, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	hung.home.beforeRead = func() {
+	hung.home.beforeRead = func(page.Bytes) {
 		once.Do(func() { close(reading) })
 		<-goOn
 	}

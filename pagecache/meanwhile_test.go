@@ -1,0 +1,213 @@
+package pagecache
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// meanwhile has the next read of home find a byte that somebody stored in SOURCE after the mount last looked. With
+// unseen no look can tell: the mount was changing the file itself at that moment.
+func (h *memoryHome) meanwhile(off int, b byte, unseen bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.beforeRead = func(page.Bytes) {
+		h.beforeRead = nil
+		h.editUnseen(off, b, unseen)
+	}
+}
+
+// editUnseen is called with mu held.
+func (h *memoryHome) editUnseen(off int, b byte, unseen bool) {
+	if !unseen {
+		h.clock++
+	}
+	h.data[off] = b
+}
+
+// TestChangesWhileTheMountChangesHome stores a byte in SOURCE between the look and the read of what is kept as a base,
+// for each way to change home. No device undoes it.
+func TestChangesWhileTheMountChangesHome(t *testing.T) {
+	const size, at = 3*page.Size + 100, page.Size + 20 // where others store
+	type change struct {
+		name string
+		at   int
+		do   func(t *testing.T, src *source, want []byte) []byte
+	}
+	write := func(off, n int) func(t *testing.T, src *source, want []byte) []byte {
+		return func(t *testing.T, src *source, want []byte) []byte {
+			b := slices.Repeat([]byte{7}, n)
+			src.write(t, off, b)
+			want = append(want, make([]byte, max(off+n-len(want), 0))...)
+			copy(want[off:], b)
+			return want
+		}
+	}
+	for _, c := range []change{
+		{"write of a page", at, write(page.Size+40, 3)},
+		{"write of pages", at, write(100, page.Size-90)},
+		{"append", size - 10, write(size, 3)},
+		{"write behind the end", size - 10, write(5*page.Size, 3)},
+		{"zeros", at, func(t *testing.T, src *source, want []byte) []byte {
+			zeros := make([]byte, 30)
+			require.NoError(t, src.tryWrite(Change{Kind: ChangeZero, Off: page.Size + 50, Len: 30}, zeros))
+			copy(want[page.Size+50:], zeros)
+			return want
+		}},
+		{"truncate", at, func(t *testing.T, src *source, want []byte) []byte {
+			src.truncate(t, page.Size+50)
+			return want[:page.Size+50]
+		}},
+		{"truncate to more", size - 10, func(t *testing.T, src *source, want []byte) []byte {
+			src.truncate(t, size+100)
+			return append(want, make([]byte, 100)...)
+		}},
+		{"release", at, func(_ *testing.T, _ *source, want []byte) []byte { return want }},
+	} {
+		for _, unseen := range []bool{false, true} {
+			for _, stores := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, unseen %v, stores %v", c.name, unseen, stores), func(t *testing.T) {
+					m := newMachine(t, 2)
+					src := m.noisyFile(size)
+					p, q := m.run(src, 0, 0, 6*page.Size, true), m.run(src, 1, 0, 6*page.Size, true)
+					before := src.home.bytes(0, size)
+					want := slices.Clone(before)
+					var stored []int
+					if stores || c.name == "release" {
+						stored = []int{page.Size + 12, 3*page.Size + 12}
+					}
+					for _, off := range stored {
+						p.add(off)
+					}
+					if c.name == "release" {
+						p.release()
+					}
+					want[c.at]++
+					src.home.meanwhile(c.at, want[c.at], unseen)
+					want = c.do(t, src, want)
+					require.NoError(t, src.attached.Sync(context.Background(), nil))
+					require.Nil(t, src.home.beforeRead)
+					for range 2 {
+						for _, x := range []*program{p, q} {
+							x.release()
+							x.acquire()
+						}
+					}
+					require.NoError(t, src.attached.Sync(context.Background(), nil))
+					for _, off := range stored {
+						if off < len(want) {
+							want[off] = before[off] + 1
+						}
+					}
+					requireSame(t, want, src.home.bytes(0, len(src.home.data)))
+					for _, x := range []*program{p, q} {
+						requireSame(t, want, x.load(0, len(want)))
+					}
+					require.Zero(t, m.baseless())
+				})
+			}
+		}
+	}
+}
+
+// TestRandomMeanwhile has the CPU, two devices and somebody in SOURCE change a file, each at bytes of his own. The one
+// in SOURCE does so in the midst of what the others do, whenever home is read.
+func TestRandomMeanwhile(t *testing.T) {
+	const pages, steps, few = 12, 1500, 6
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	m := newMachine(t, 2, hostMemory(4*page.Size))
+	src := m.file(pages * page.Size)
+	var programs [2]*program
+	for d := range programs {
+		programs[d] = m.run(src, d, 0, pages*page.Size, true)
+	}
+	want := make([]byte, pages*page.Size)
+	var stored [2]map[int]byte // not released
+	release := func(d int) {
+		programs[d].release()
+		for at, b := range stored[d] {
+			want[at] = b
+		}
+		stored[d] = map[int]byte{}
+	}
+	release(0)
+	release(1)
+	// Replicas are brought up to date in the background too, so what the one in SOURCE does is protected by
+	// src.home.mu: it is called with that held.
+	others, chance := rand.New(rand.NewPCG(seed, 2)), 0
+	foreign := make([]byte, len(want))
+	// changes are those by devices and in SOURCE since all was home: of too many nobody can tell what the page was.
+	var changes [pages]int
+	src.home.beforeRead = func(read page.Bytes) {
+		if rg := read.Intersect(page.Bytes{End: pages * page.Size}); !rg.Empty() && others.IntN(4) < chance {
+			at := (int(rg.Off)+others.IntN(int(rg.Len())))&^3 + 3
+			if p := at / page.Size; changes[p] < few {
+				changes[p]++
+				foreign[at] = byte(1 + others.IntN(255))
+				src.home.editUnseen(at, foreign[at], false)
+			}
+		}
+	}
+	another := func(at int) bool {
+		src.home.mu.Lock()
+		defer src.home.mu.Unlock()
+		changes[at/page.Size]++
+		return changes[at/page.Size] <= few
+	}
+	edit := func(most int) {
+		src.home.mu.Lock()
+		defer src.home.mu.Unlock()
+		chance = most
+	}
+	for range steps {
+		at := rnd.IntN(pages*page.Size/4) * 4
+		b := byte(1 + rnd.IntN(255))
+		edit(rnd.IntN(3))
+		switch d := rnd.IntN(2); rnd.IntN(8) {
+		case 0, 1:
+			src.write(t, at, []byte{b})
+			want[at] = b
+		case 2, 3:
+			if another(at) {
+				programs[d].store(at+1+d, b)
+				stored[d][at+1+d] = b
+			}
+		case 4:
+			release(d)
+		case 5:
+			programs[d].acquire()
+		case 6:
+			release(d)
+			release(1 - d)
+			require.NoError(t, src.attached.Sync(context.Background(), nil))
+			src.home.mu.Lock()
+			clear(changes[:])
+			src.home.mu.Unlock()
+		case 7:
+			require.Equal(t, want[at], src.read(t, at, 1)[0])
+		}
+	}
+	edit(0)
+	for at := 3; at < len(want); at += 4 {
+		want[at] = foreign[at]
+	}
+	release(0)
+	release(1)
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	require.Zero(t, m.baseless())
+	requireSame(t, want, src.home.bytes(0, len(want)))
+	for _, p := range programs {
+		p.acquire()
+		requireSame(t, want, p.all())
+	}
+	require.Zero(t, m.baseless())
+}
