@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"syscall"
+
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -22,6 +24,12 @@ type Cache interface {
 	Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (Mapping, error)
 	// MapView lets a client map a view of files on a device, in the same way.
 	MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error)
+	// BeginGroup opens a group of stores, which are released at once.
+	BeginGroup(ctx context.Context, ranges []Range) (Group, error)
+	// AwaitVersion waits until a group of a file of the ranges was released with that version or a later one.
+	AwaitVersion(ctx context.Context, ranges []Range, least uint64) error
+	// AcquireAll brings ranges up to date, all to one version of every group.
+	AcquireAll(ctx context.Context, ranges []Range, launder bool) (version uint64, pages int64, err error)
 	// Kinds has a bit, 1 << (kind-1), for each kind of memory among the devices. It does not change.
 	Kinds() uint32
 }
@@ -45,6 +53,18 @@ type ViewMapping interface {
 	Size() int64
 }
 
+// Range is bytes of a mapping that the Cache made.
+type Range struct {
+	Of       Mapping
+	Off, Len int64
+}
+
+// Group is an open group, with the meaning of the methods of pagecache.Group. The end of one of its mappings aborts it.
+type Group interface {
+	Release(ctx context.Context) (version uint64, pages int64, err error)
+	Abort(ctx context.Context)
+}
+
 // ForCache returns the Cache that serves clients from c. It keeps c.
 func ForCache(c *pagecache.Cache) Cache { return pageCache{c} }
 
@@ -66,6 +86,35 @@ func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source, req 
 	return viewMapping{m}, nil
 }
 
+func (p pageCache) BeginGroup(ctx context.Context, ranges []Range) (Group, error) {
+	list := make([]pagecache.GroupRange, len(ranges))
+	for i, r := range ranges {
+		m, ok := r.Of.(pageMapping)
+		if !ok {
+			return nil, failure(syscall.EACCES, "a view is only read, and a group is of stores")
+		}
+		list[i] = pagecache.GroupRange{Of: m.Mapping, Off: r.Off, Len: r.Len}
+	}
+	return p.cache.BeginGroup(ctx, list)
+}
+
+func (p pageCache) AwaitVersion(ctx context.Context, ranges []Range, least uint64) error {
+	return p.cache.AwaitVersion(ctx, windows(ranges), least)
+}
+
+func (p pageCache) AcquireAll(ctx context.Context, ranges []Range, launder bool) (version uint64, pages int64, err error) {
+	return p.cache.AcquireAll(ctx, windows(ranges), launder)
+}
+
+// windows returns ranges as the page cache knows them.
+func windows(ranges []Range) []pagecache.AcquireRange {
+	list := make([]pagecache.AcquireRange, len(ranges))
+	for i, r := range ranges {
+		list[i] = pagecache.AcquireRange{Of: r.Of.(interface{ window() pagecache.Window }).window(), Off: r.Off, Len: r.Len}
+	}
+	return list
+}
+
 func (p pageCache) Kinds() (kinds uint32) {
 	for _, d := range p.cache.Devices() {
 		kinds |= 1 << (d.Kind - 1)
@@ -80,7 +129,11 @@ func (p pageMapping) Device() Device {
 	return Device{Ordinal: info.Ordinal, Kind: uint8(info.Kind), UUID: info.UUID}
 }
 
+func (p pageMapping) window() pagecache.Window { return p.Mapping }
+
 type viewMapping struct{ *pagecache.ViewMapping }
+
+func (v viewMapping) window() pagecache.Window { return v.ViewMapping }
 
 func (v viewMapping) Device() Device {
 	info := v.ViewMapping.Device()

@@ -82,6 +82,8 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		}
 		r, err := s.version.decodeMapView(body)
 		return func(id requestID) { s.serveMapView(id, r) }, err
+	case typeBeginGroup, typeReleaseGroup, typeAbortGroup, typeAcquireAll:
+		return s.parseGroup(h, body)
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
 		r, err := s.version.decodeRange(body)
 		return func(id requestID) {

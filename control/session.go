@@ -55,6 +55,8 @@ type session struct {
 	mappings    map[mappingID]*openMap // guarded by mu
 	lastMapping mappingID              // guarded by mu
 	reserved    int                    // mappings being made; guarded by mu
+	groups      map[groupID]Group      // those not released or aborted by a request; guarded by mu
+	lastGroup   groupID                // guarded by mu
 	inStatus    bool                   // a STATUS is being answered; guarded by mu
 	// recording is what RECORD began, recorder the request. Guarded by mu.
 	recording *pagecache.Recording

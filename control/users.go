@@ -30,6 +30,8 @@ type user struct {
 	// large.go. stuck is guarded by Server.mu.
 	large sync.Mutex
 	stuck int
+	// waiting is how many requests wait for a version. Guarded by Server.mu.
+	waiting int
 }
 
 // mayAll reports whether a user may see and use everything.

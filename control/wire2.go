@@ -9,6 +9,13 @@ const (
 	typeAttach   frameType = 14
 	typeAnswer   frameType = 15
 	typeMapView  frameType = 16
+
+	typeBeginGroup   frameType = 20
+	typeReleaseGroup frameType = 21
+	typeAbortGroup   frameType = 22
+	typeAcquireAll   frameType = 23
+
+	typeNumbered = replyBit | 7
 )
 
 // noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections
@@ -34,8 +41,10 @@ const (
 
 	// featureView: the client may ask for views.
 	featureView features = 1 << 3
+	// featureGroup: the client may release groups, and acquire at a version.
+	featureGroup features = 1 << 4
 
-	offeredFeatures  = featureService | featureLarge | featureView
+	offeredFeatures  = featureService | featureLarge | featureView | featureGroup
 	requiredFeatures = features(0)
 )
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -125,7 +126,23 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, answer{uint32(syscall.EPERM), 5}, a)
 	f, err = v.decodeFeatures(open("features-view", typeFeatures, 2))
 	require.NoError(t, err)
+	require.Equal(t, featureService|featureLarge|featureView, f)
+	f, err = v.decodeFeatures(open("features-group", typeFeatures, 2))
+	require.NoError(t, err)
 	require.Equal(t, offeredFeatures, f)
+	list, err := decodeGroupRanges(open("begin-group", typeBeginGroup, 10))
+	require.NoError(t, err)
+	require.Equal(t, []groupRange{{7, 4096, 8192}, {8, 0, 0x123456789}}, list)
+	g, err := v.decodeGroup(open("release-group", typeReleaseGroup, 11))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, g)
+	g, err = v.decodeGroup(open("abort-group", typeAbortGroup, 12))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, g)
+	all, err := decodeAcquireAll(open("acquire-all", typeAcquireAll, 13))
+	require.NoError(t, err)
+	require.Equal(t, acquireAllRequest{0x1122334455, 500 * time.Millisecond, acquireLaunder, []groupRange{{7, 0, 1}}}, all)
+	require.Equal(t, frames["numbered"], appendFrame(nil, typeNumbered, 0, 11, numbered{0x1122334455, 0x1234}.append))
 	w, err := v.decodeMapView(open("mapview", typeMapView, 7))
 	require.NoError(t, err)
 	require.Equal(t, mapViewRequest{3, 1, [uuidSize]byte{}, mapLazy, 256, [][tokenSize]byte{token}, 1,
@@ -286,6 +303,9 @@ func FuzzRequest(f *testing.F) {
 		for v := minVersion; v <= maxVersion; v++ {
 			_, _ = v.decodeMap(body)
 			_, _ = v.decodeMapView(body)
+			_, _ = decodeGroupRanges(body)
+			_, _ = decodeAcquireAll(body)
+			_, _ = v.decodeGroup(body)
 			_, _ = v.decodeRange(body)
 			_, _ = v.decodeUnmap(body)
 			_, _ = v.decodeStatus(body)

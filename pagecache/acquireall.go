@@ -11,7 +11,6 @@ import (
 // Window is a Mapping or a ViewMapping.
 type Window interface {
 	files() []*File
-	cache() *Cache
 	lifeOf() *lifetime
 	check(off, n int64) error
 	bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error)
@@ -23,32 +22,29 @@ type AcquireRange struct {
 	Off, Len int64
 }
 
-// AcquireAll brings all ranges up to date, and returns how many pages were not. What it brings has all of every group up to
-// version, and nothing of a later one; version is that of the newest group of the files, 0 if there was none. With least, it first
-// waits until that is at least so high. With launder, the kernel's dirty pages of the ranges are flushed before.
-//
-// Errors: EINVAL (a range outside its window, or a window that has ended, also while this waits), EPIPE (the last program
-// ended that began groups of the files, before the version came), that of ctx, and those of an acquire.
-func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange, launder bool, least uint64) (version uint64, pages int64, err error) {
-	var files []*File
+// filesOf checks ranges and returns their files, each once.
+func filesOf(ranges []AcquireRange) (files []*File, err error) {
 	for _, r := range ranges {
 		if err := r.Of.check(r.Off, r.Len); err != nil {
-			return 0, 0, err
+			return nil, err
 		}
 		if len(ranges) == 1 {
-			files = r.Of.files()
-			break
+			return r.Of.files(), nil
 		}
 		files = append(files, r.Of.files()...)
 	}
-	if len(ranges) > 1 {
-		slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.serial, b.serial) })
-		files = slices.Compact(files)
-	}
-	if least > 0 {
-		if err := c.awaitIn(ctx, ranges, files, least); err != nil {
-			return 0, 0, err
-		}
+	slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.serial, b.serial) })
+	return slices.Compact(files), nil
+}
+
+// AcquireAll brings all ranges up to date, and returns how many pages were not. What it brings has all of every group
+// up to version, and nothing of a later one; version is that of the newest group of the files, 0 if there was none.
+// With launder, the kernel's dirty pages of the ranges are flushed before. Errors: EINVAL (a range outside its
+// window, or a window that has ended), and those of an acquire.
+func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange, launder bool) (version uint64, pages int64, err error) {
+	files, err := filesOf(ranges)
+	if err != nil {
+		return 0, 0, err
 	}
 	return c.atOneVersion(ctx, files, func() (pages int64, err error) {
 		for _, r := range ranges {
@@ -62,15 +58,21 @@ func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange, launder b
 	})
 }
 
-// awaitIn is awaitVersion that ends with any of the windows. It does not keep them from ending.
-func (c *Cache) awaitIn(ctx context.Context, ranges []AcquireRange, files []*File, least uint64) error {
+// AwaitVersion waits until a group of a file of the ranges was released whose version is at least so high. It does
+// not keep the windows from ending. Errors: EINVAL (as AcquireAll, also while it waits), EPIPE (the last program
+// ended that began groups of the files, before the version came), and that of ctx.
+func (c *Cache) AwaitVersion(ctx context.Context, ranges []AcquireRange, least uint64) error {
+	files, err := filesOf(ranges)
+	if err != nil {
+		return err
+	}
 	waits, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	ended := errors.New("a window has ended")
 	for _, r := range ranges {
 		defer context.AfterFunc(r.Of.lifeOf().life, func() { end(ended) })()
 	}
-	err := c.awaitVersion(waits, files, least)
+	err = c.awaitVersion(waits, files, least)
 	if err != nil && context.Cause(waits) == ended {
 		return fail(syscall.EINVAL, "a mapping ended while version %d was waited for", least)
 	}

@@ -23,12 +23,12 @@ type GroupRange struct {
 	Off, Len int64
 }
 
-// Group is pages of mappings of which all stores are released at once, or none. It is open from BeginGroup until it was released,
-// or aborted, or one of its mappings ends, which aborts it.
+// Group is pages of mappings of which all stores are released at once, or none. It is open from BeginGroup until it
+// was released, or aborted, or one of its mappings ends, which aborts it.
 //
-// What an open group stores is seen by nobody but programs on the same device: when it began, home had everything that was
-// released of its pages, so nobody collects them; and nothing but the group's release publishes them (holding.grouped).
-// So readers go on with what home has, and what they get has nothing of the group.
+// What an open group stores is seen by nobody but programs on the same device: when it began, home had everything
+// that was released of its pages, so nobody collects them; and nothing but the group's release publishes them
+// (holding.grouped). So readers go on with what home has, and what they get has nothing of the group.
 type Group struct {
 	c        *Cache       // immutable
 	parts    []*groupPart // by files and owners; immutable
@@ -57,10 +57,11 @@ var (
 	errGroupAborted  = fail(syscall.ECANCELED, "the group was aborted: nothing of it is released")
 )
 
-// BeginGroup opens a group of ranges, which may overlap each other. Stores into their pages belong to the group from then on, as do
-// those made before and not yet released. It brings home what the mappings' devices released of the pages before, and
-// blocks on that. Errors: EINVAL (no ranges, too many, or one outside its mapping), EACCES (a mapping for reading), EBUSY (a
-// page is in another open group on its device), ENOMEM (the list of ranges takes too much host memory), and errors of homes.
+// BeginGroup opens a group of ranges, which may overlap each other. Stores into their pages belong to the group from
+// then on, as do those made before and not yet released. It brings home what the mappings' devices released of the
+// pages before, and blocks on that. Errors: EINVAL (no ranges, too many, or one outside its mapping), EACCES (a
+// mapping for reading), EBUSY (a page is in another open group on its device), ENOMEM (the list of ranges takes too
+// much host memory), and errors of homes.
 func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, error) {
 	if len(ranges) == 0 || len(ranges) > MaxGroupRanges {
 		return nil, fail(syscall.EINVAL, "a group of %d ranges; it has 1 to %d", len(ranges), MaxGroupRanges)
@@ -246,11 +247,12 @@ func (g *Group) close(parts []*groupPart, why error) {
 	g.ended = why
 }
 
-// Release publishes all that was stored into the group's pages, and ends the group. It returns the version that the files have from
-// then on, and how many pages differ from what they were. When it returns, every later acquire and read sees all of it. An
-// acquire that goes on meanwhile gets all of it or nothing. After an error the group is open still and nothing was published, unless the
-// error says that it has ended, or that a device was lost with what it had of the group (ENODEV). Errors: EINVAL (the group
-// has ended), ECANCELED (it was aborted), ENODEV, and errors of homes.
+// Release publishes all that was stored into the group's pages, and ends the group. It returns the version that the
+// files have from then on, and how many pages differ from what they were. When it returns, every later acquire and
+// read sees all of it. An acquire that goes on meanwhile gets all of it or nothing. After an error the group is open
+// still and nothing was published, unless the error says that it has ended, or that a device was lost with what it
+// had of the group (ENODEV). Errors: EINVAL (the group has ended), ECANCELED (it was aborted), ENODEV, and errors of
+// homes.
 func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -338,8 +340,8 @@ func (p *groupPart) publish(modified []page.Range) (pages int64) {
 	return done.pages
 }
 
-// Abort ends the group. Its pages are what they were when they last agreed with home: nothing of what was stored there is released,
-// then or later. It does nothing where the group has ended. It blocks on homes and devices.
+// Abort ends the group. Its pages are what they were when they last agreed with home: nothing of what was stored
+// there is released, then or later. It does nothing where the group has ended. It blocks on homes and devices.
 func (g *Group) Abort(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -57,14 +57,14 @@ func TestGroupIsPublishedAtOnce(t *testing.T) {
 		g := m.group(pa.whole(), pb.whole())
 		pa.fill(k)
 		pb.fill(k)
-		version, _, err := m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false, 0)
+		version, _, err := m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
 		require.NoError(t, err)
 		require.EqualValues(t, k-1, version)
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 32*page.Size), v.all())
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 16*page.Size), far.all())
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 16*page.Size), a.read(t, 0, 16*page.Size))
 		require.EqualValues(t, k, m.releaseGroup(g))
-		version, _, err = m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false, uint64(k))
+		version, _, err = m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
 		require.NoError(t, err)
 		require.EqualValues(t, k, version)
 		require.Equal(t, bytes.Repeat([]byte{k}, 32*page.Size), v.all())
@@ -232,9 +232,13 @@ func TestWaitingForAVersion(t *testing.T) {
 		m.cache.publications.movedLocked() // who waits from now on makes another one
 		m.cache.publications.mu.Unlock()
 		go func() {
-			version, _, err := m.cache.AcquireAll(context.Background(), []AcquireRange{{r.Mapping, 0, 1}}, false, least)
-			if err == nil && version < least {
-				err = errors.New("too old")
+			ranges := []AcquireRange{{r.Mapping, 0, 1}}
+			err := m.cache.AwaitVersion(context.Background(), ranges, least)
+			if err == nil {
+				var version uint64
+				if version, _, err = m.cache.AcquireAll(context.Background(), ranges, false); err == nil && version < least {
+					err = errors.New("too old")
+				}
 			}
 			end <- err
 		}()
@@ -266,7 +270,7 @@ func TestWaitingForAVersion(t *testing.T) {
 
 	late, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, _, err := m.cache.AcquireAll(late, []AcquireRange{{reader.Mapping, 0, 1}}, false, 2)
+	err := m.cache.AwaitVersion(late, []AcquireRange{{reader.Mapping, 0, 1}}, 2)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
 	second := wait(reader, 2)
@@ -371,8 +375,9 @@ func TestTornVersions(t *testing.T) {
 		group.Go(func() {
 			last := uint64(0)
 			for k := range *tornFlag {
-				version, _, err := m.cache.AcquireAll(context.Background(), ranges, false, last+uint64(k%2))
-				if err != nil || version < last {
+				err := m.cache.AwaitVersion(context.Background(), ranges, last+uint64(k%2))
+				version, _, err2 := m.cache.AcquireAll(context.Background(), ranges, false)
+				if err = errors.Join(err, err2); err != nil || version < last {
 					t.Errorf("version %d after %d: %v", version, last, err)
 					return
 				}

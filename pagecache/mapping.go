@@ -278,13 +278,11 @@ func (m *Mapping) at(off, n int64) (page.Range, error) {
 // number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside the
 // mapping.
 func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
-	_, pages, err = m.f.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder, 0)
+	_, pages, err = m.f.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder)
 	return pages, err
 }
 
 func (m *Mapping) files() []*File { return []*File{m.f} }
-
-func (m *Mapping) cache() *Cache { return m.f.c }
 
 func (m *Mapping) lifeOf() *lifetime { return &m.lifetime }
 

@@ -7,9 +7,10 @@ import (
 	"syscall"
 )
 
-// A group's release publishes pages of several files (group.go), one File after the other, and its version is the number
-// of that publication. Readers see all of it or none: an acquire that finds a group being published, or published while
-// it went on, begins anew, and finds little left to do. After a few such turns it has the next group wait for it.
+// A group's release publishes pages of several files (group.go), one File after the other, and its version is the
+// number of that publication. Readers see all of it or none: an acquire that finds a group being published, or
+// published while it went on, begins anew, and finds little left to do. After a few such turns it has the next group
+// wait for it.
 //
 // publications counts versions, for all files of a Cache.
 type publications struct {
@@ -23,10 +24,11 @@ type publications struct {
 
 // publication is what is known of the groups of one file.
 type publication struct {
-	// state is twice the version of the group that was published last, 0 if there was none, and one more while one is being
-	// published. It is changed with publications.mu held.
+	// state is twice the version of the group that was published last, 0 if there was none, and one more while one is
+	// being published. It is changed with publications.mu held.
 	state atomic.Uint64
-	// steady counts acquires that groups wait for, writers the mappings that have begun groups. Protected by publications.mu.
+	// steady counts acquires that groups wait for, writers the mappings that have begun groups. Protected by
+	// publications.mu.
 	steady, writers int
 }
 
@@ -68,8 +70,8 @@ func (p *publications) until(ctx context.Context, ready func() (bool, error)) er
 	}
 }
 
-// begin waits until no other group of the files is being published, and no acquire is to be waited for. Then groups of them
-// are being published until end.
+// begin waits until no other group of the files is being published, and no acquire is to be waited for. Then groups
+// of them are being published until end.
 func (p *publications) begin(ctx context.Context, files []*File) error {
 	return p.until(ctx, func() (bool, error) {
 		for _, f := range files {
@@ -111,8 +113,8 @@ func look(files []*File) (sum, version uint64, publishing bool) {
 	return sum, version, publishing
 }
 
-// settled waits until no group of the files is being published, and returns what look does. With steady, none is published
-// from then on until unsteady.
+// settled waits until no group of the files is being published, and returns what look does. With steady, none is
+// published from then on until unsteady.
 func (p *publications) settled(ctx context.Context, files []*File, steady bool) (sum, version uint64, err error) {
 	var publishing bool
 	if !steady {
@@ -143,8 +145,9 @@ func (p *publications) unsteady(files []*File) {
 	p.movedLocked()
 }
 
-// atOneVersion calls acquire, which brings bytes of files up to date and returns how many pages it brought, until no group of
-// them was published meanwhile: what it brought then has all of each group up to version, and nothing of later ones.
+// atOneVersion calls acquire, which brings bytes of files up to date and returns how many pages it brought, until no
+// group of them was published meanwhile: what it brought then has all of each group up to version, and nothing of
+// later ones.
 func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() (pages int64, err error)) (version uint64, pages int64, err error) {
 	for turn := 0; ; turn++ {
 		steady := turn == steadyTurn
@@ -164,8 +167,8 @@ func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() 
 	}
 }
 
-// awaitVersion waits until a group of one of files was published whose version is at least so high. It fails with EPIPE where the
-// last program ends that began groups of them: nobody would publish one.
+// awaitVersion waits until a group of one of files was published whose version is at least so high. It fails with
+// EPIPE where the last program ends that began groups of them: nobody would publish one.
 func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) error {
 	had := false
 	return c.publications.until(ctx, func() (bool, error) {
@@ -224,8 +227,8 @@ func (p *publications) forget(id FileID) {
 	delete(p.left, id)
 }
 
-// Version returns the version of the group that was published last of the file: 0 if there was none. It waits while one is
-// being published.
+// Version returns the version of the group that was published last of the file: 0 if there was none. It waits while
+// one is being published.
 func (f *File) Version(ctx context.Context) (uint64, error) {
 	_, version, err := f.c.publications.settled(ctx, []*File{f}, false)
 	return version, err

@@ -20,9 +20,9 @@ const dropGap = 8
 // maxRedrops bounds how often pages that come back to the kernel during one release are dropped again.
 const maxRedrops = 100
 
-// release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ from
-// their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the pages
-// are published, none of them is. It leaves out pages of open groups, and counts those that differ.
+// release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ
+// from their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the
+// pages are published, none of them is. It leaves out pages of open groups, and counts those that differ.
 func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, grouped int64, err error) {
 	start := time.Now()
 	if err := f.prepareRelease(ctx, rg); err != nil {
@@ -70,8 +70,8 @@ type released struct {
 	kernel  KernelPages
 }
 
-// releaseLocked publishes modified pages, which are among rg. It fails only where ctx ends while earlier releases of the pages are
-// brought home, as they have to be where the kernel caches writes: then nothing is published.
+// releaseLocked publishes modified pages, which are among rg. It fails only where ctx ends while earlier releases of
+// the pages are brought home, as they have to be where the kernel caches writes: then nothing is published.
 func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Range, rg page.Range) (p released, err error) {
 	p.pages = pagesOf(modified)
 	plan := f.lrc.BeginRelease(modified, rg, h.owner)
@@ -134,8 +134,8 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 	return modified, nil
 }
 
-// before returns the pages of ascending ranges before end, in the memory of the ranges: a release of scattered pages has
-// very many of them.
+// before returns the pages of ascending ranges before end, in the memory of the ranges: a release of scattered pages
+// has very many of them.
 func before(ranges []page.Range, end page.Index) []page.Range {
 	for n := len(ranges); n > 0; n-- {
 		last := &ranges[n-1]
@@ -147,8 +147,8 @@ func before(ranges []page.Range, end page.Index) []page.Range {
 	return ranges
 }
 
-// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. It lets go of mu
-// meanwhile.
+// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. It lets
+// go of mu meanwhile.
 func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	kernel, done := f.kernel, make(chan struct{})
 	f.drains[drain.ID] = done
@@ -174,8 +174,8 @@ type scan struct {
 	of     *digests            // what they are among, nil for zeros
 }
 
-// modified returns the tracked pages of ascending ranges whose digests are not those of their bases. The pass over device memory
-// is made without File.mu; the mapping on whose behalf it is made pins the extents.
+// modified returns the tracked pages of ascending ranges whose digests are not those of their bases. The pass over
+// device memory is made without File.mu; the mapping on whose behalf it is made pins the extents.
 func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
 	f.mu.Lock()
 	var scans []scan
@@ -204,8 +204,8 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 		err = gone // the pages that would have been asked about are lost
 	}
 
-	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with the
-	// older one, so it is looked at again, now that nothing moves.
+	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with
+	// the older one, so it is looked at again, now that nothing moves.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	moved := make([][]page.Range, len(scans))
@@ -297,7 +297,8 @@ func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (m
 	return modified, nil
 }
 
-// dropKernelPages has the kernel write its dirty pages of the runs home and forget all of them. The caller holds no lock.
+// dropKernelPages has the kernel write its dirty pages of the runs home and forget all of them. The caller holds no
+// lock.
 func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 	start := time.Now()
 	joined := []page.Range{drops[0]}

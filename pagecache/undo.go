@@ -8,9 +8,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// undo takes back what programs on the device of h stored into pages and did not release: they are then what they were when they
-// last agreed with home. Of pages of which nobody can read that any more the device holds nothing, and has zeros. Nobody
-// releases the pages meanwhile, and nothing of them is pending.
+// undo takes back what programs on the device of h stored into pages and did not release: they are then what they
+// were when they last agreed with home. Of pages of which nobody can read that any more the device holds nothing, and
+// has zeros. Nobody releases the pages meanwhile, and nothing of them is pending.
 func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
 	modified, err := f.modified(ctx, h, pages)
 	if h.dev.gone() != nil {

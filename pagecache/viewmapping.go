@@ -158,13 +158,11 @@ func (m *ViewMapping) at(off, n int64) (page.Bytes, error) {
 // Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were
 // copied. With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
 func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
-	_, pages, err = m.v.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder, 0)
+	_, pages, err = m.v.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder)
 	return pages, err
 }
 
 func (m *ViewMapping) files() []*File { return m.v.files }
-
-func (m *ViewMapping) cache() *Cache { return m.v.c }
 
 func (m *ViewMapping) lifeOf() *lifetime { return &m.lifetime }
 

@@ -9,10 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// A view need not wait until home has what a device released. Where nobody else changed a page since the device last agreed with
-// home, home will have exactly what the device has. So the view copies that, under File.mu: whatever changes the page otherwise
-// has it brought home first. Once it is home, the page counts as changed, as any other that is brought home: programs on
-// the device may have stored there since the copy.
+// A view need not wait until home has what a device released. Where nobody else changed a page since the device last
+// agreed with home, home will have exactly what the device has. So the view copies that, under File.mu: whatever
+// changes the page otherwise has it brought home first. Once it is home, the page counts as changed, as any other
+// that is brought home: programs on the device may have stored there since the copy.
 
 // straight is what a view has straight from devices that released it.
 type straight struct {
@@ -47,8 +47,8 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 	return of, all
 }
 
-// collectRestLocked brings home what devices released of the pages of rg up to next, but for what the view may copy from their
-// memory. What it lacks of that is stale then.
+// collectRestLocked brings home what devices released of the pages of rg up to next, but for what the view may copy
+// from their memory. What it lacks of that is stale then.
 func (p *viewPart) collectRestLocked(ctx context.Context, rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f
 	_, all := p.straightLocked(rg)
@@ -85,7 +85,8 @@ func (p *viewPart) collectRestLocked(ctx context.Context, rg page.Range) (of map
 	return of, next, nil
 }
 
-// copyStraightLocked copies those of the taken pages that devices released, and returns the rest, of which home has everything.
+// copyStraightLocked copies those of the taken pages that devices released, and returns the rest, of which home has
+// everything.
 func (p *viewPart) copyStraightLocked(ctx context.Context, of map[*holding][]page.Range, taken []page.Range, into *viewFill) ([]page.Range, error) {
 	for h, pages := range of {
 		mine := intersect(taken, pages)

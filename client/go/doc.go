@@ -15,18 +15,22 @@
 //	_, err = m.Release(0, m.Len())
 //	err = m.Close()
 //
-// MapView gives a view: memory that is only read, with chosen bytes of one file or of several, each piece at an aligned
-// address, as kernels like it. It is shared, and as coherent, as a mapping is.
+// MapView gives a view: memory that is only read, with chosen bytes of one file or of several, each piece at an
+// aligned address, as kernels like it. It is shared, and as coherent, as a mapping is.
+//
+// Begin opens a Group: ranges of several mappings and files of which all stores are released at once, with a version
+// that AcquireAll returns and AcquireAtLeast waits for.
 //
 // # Kinds of memory
 //
-// The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an emulated
-// device has one address for everyone. ReadAt and WriteAt copy out of and into either. Release and Close wait for the kernels that
-// were launched in the GPU's primary context. A program that launches kernels elsewhere waits for them before it releases.
+// The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an
+// emulated device has one address for everyone. ReadAt and WriteAt copy out of and into either. Release and Close
+// wait for the kernels that were launched in the GPU's primary context. A program that launches kernels elsewhere
+// waits for them before it releases.
 //
-// libcuda.so.1 is loaded at run time, without cgo, by processes that map memory of a GPU and by no others. Calls need a
-// context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives and for 10 seconds after it,
-// and is current only inside of calls.
+// libcuda.so.1 is loaded at run time, without cgo, by processes that map memory of a GPU and by no others. Calls need
+// a context: the GPU's primary one, which most programs use anyway, is retained while a mapping lives and for 10
+// seconds after it, and is current only inside of calls.
 //
 // # Errors
 //
@@ -36,8 +40,8 @@
 // # Ownership
 //
 // The bytes of a Mapping are device memory, not Go memory. They go away with Close; touching them afterwards is a
-// fault that Go cannot recover from. A Mapping that is not closed lives as long as the process: there is no finalizer,
-// because a slice of the bytes does not keep the Mapping alive.
+// fault that Go cannot recover from. A Mapping that is not closed lives as long as the process: there is no
+// finalizer, because a slice of the bytes does not keep the Mapping alive.
 //
 // The process has one connection for each mount it uses, shared by its mappings and closed with the last of them.
 //

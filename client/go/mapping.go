@@ -430,13 +430,21 @@ func (m *Mapping) Advise(off, n int64, advice Advice) error {
 func (m *Mapping) call(off, n int64, request func(*conn) (int64, error)) (int64, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.conn == nil {
-		return 0, failed(syscall.EBADF, "the mapping is closed")
-	}
-	if size := wholePages(m.length); off < 0 || n <= 0 || off > size || n > size-off {
-		return 0, failed(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", n, off, m.length)
+	if err := m.checkRange(off, n); err != nil {
+		return 0, err
 	}
 	return request(m.conn)
+}
+
+// checkRange checks that the mapping is open and has the n bytes at off. The caller holds mu, for reading at least.
+func (m *Mapping) checkRange(off, n int64) error {
+	if m.conn == nil {
+		return failed(syscall.EBADF, "the mapping is closed")
+	}
+	if size := wholePages(m.length); off < 0 || n <= 0 || off > size || n > size-off {
+		return failed(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", n, off, m.length)
+	}
+	return nil
 }
 
 // Close releases the whole mapping and takes it away; it waits for calls that run, and on a GPU for work that was

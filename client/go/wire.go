@@ -42,8 +42,12 @@ const (
 	typeAnswer   frameType = 15
 	typeMapView  frameType = 16
 
-	typeFile    frameType = 32
-	typeProfile frameType = 33
+	typeBeginGroup   frameType = 20
+	typeReleaseGroup frameType = 21
+	typeAbortGroup   frameType = 22
+	typeAcquireAll   frameType = 23
+	typeFile         frameType = 32
+	typeProfile      frameType = 33
 
 	// What the daemon says first, on a service connection.
 	typeCheck       frameType = 0x4001
@@ -57,6 +61,7 @@ const (
 	typeResult   frameType = 0x8004
 	typeDocument frameType = 0x8005
 	typeError    frameType = 0x8006
+	typeNumbered frameType = 0x8007
 )
 
 const (
@@ -72,8 +77,9 @@ const (
 	featureService uint64 = 1 << 0
 	featureLarge   uint64 = 1 << 1
 	featureView    uint64 = 1 << 3
+	featureGroup   uint64 = 1 << 4
 	// usedFeatures are those that this package has a use for.
-	usedFeatures = featureService | featureLarge | featureView
+	usedFeatures = featureService | featureLarge | featureView | featureGroup
 )
 
 type (

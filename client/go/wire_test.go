@@ -53,21 +53,28 @@ func countingKey() (key [16]byte) {
 	return key
 }
 
+// numberedMapping is one that the daemon gave a number.
+func numberedMapping(n mappingID) *Mapping {
+	return &Mapping{assembly: assembly{reply: mapped{mapping: n}}}
+}
+
 func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	token, uuid, key := countingToken(), countingUUID(), countingKey()
 	for name, got := range map[string][]byte{
-		"hello":         frame(typeHello, 0, helloBody(1, 1)),
-		"map":           frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
-		"map-read":      frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
-		"hello2":        frame(typeHello, 0, helloBody(1, 2)),
-		"map2":          frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
-		"features":      frame(typeFeatures, 2, featuresBody(3)),
-		"file":          frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
-		"file-evict":    frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
-		"profile":       frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
-		"features-view": frame(typeFeatures, 2, featuresBody(usedFeatures)),
-		"large":         largeFrame(typePing, 6, 0x12345),
+		"hello":          frame(typeHello, 0, helloBody(1, 1)),
+		"map":            frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
+		"map-read":       frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
+		"hello2":         frame(typeHello, 0, helloBody(1, 2)),
+		"map2":           frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
+		"features":       frame(typeFeatures, 2, featuresBody(3)),
+		"features-view":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup)),
+		"features-group": frame(typeFeatures, 2, featuresBody(usedFeatures)),
+		"begin-group":    frame(typeBeginGroup, 10, groupRanges([]Range{{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789}})),
+		"large":          largeFrame(typePing, 6, 0x12345),
+		"file":           frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
+		"file-evict":     frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
+		"profile":        frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
 		"mapview": frame(typeMapView, 7, viewBody(3, KindEmulated, [16]byte{}, mapLazy, 256, [][16]byte{token},
 			[]Segment{{Offset: 0x5678, Length: 0x1234, Stride: 99}})),
 		"mapview-files": frame(typeMapView, 8, viewBody(0, 0, uuid, mapLaunder, 4096, [][16]byte{token, key}, []Segment{

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -41,6 +42,8 @@ type Cache struct {
 	Advised func(off, n int64, a pagecache.Advice)
 	// MapError, if not nil, is what Map fails with.
 	MapError error
+
+	version atomic.Uint64 // of the last group
 
 	mu      sync.Mutex
 	copies  map[copyKey]*replica // guarded by mu
