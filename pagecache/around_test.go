@@ -13,6 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -47,7 +48,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	}
 	m.cache.waitCopies()
 	calls := m.devices[0].Calls(faulty.CopyOut)
-	require.LessOrEqual(t, int(calls), pages/chunkPages+1)
+	require.LessOrEqual(t, int(calls), pages/cleanread.ChunkPages+1)
 	require.Greater(t, m.counter(cleanReads), int64(1500))
 	for k := range 200 {
 		off, n := at()
@@ -60,25 +61,25 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 
 // TestNothingIsReadAgain: where chunks are not read again before they go, no more are fetched, but for a few.
 func TestNothingIsReadAgain(t *testing.T) {
-	const chunks = 3 * aroundDebt / 2
+	const chunks = 3 * cleanread.AroundDebt / 2
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
-	src, _ := m.sharedFile(chunks * chunkSize)
-	m.run(src, 0, 0, chunks*chunkSize, false)
-	m.cache.cleanAge = 0
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	src, _ := m.sharedFile(chunks * cleanread.ChunkSize)
+	m.run(src, 0, 0, chunks*cleanread.ChunkSize, false)
+	m.cache.clean.Age = 0
 	pass := func(in int) (ahead int64) {
 		before := m.cache.counters.AheadBytes.Load()
 		for _, i := range rand.New(rand.NewPCG(3, uint64(in))).Perm(chunks) {
-			at := i*chunkSize + in*page.Size
+			at := i*cleanread.ChunkSize + in*page.Size
 			require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
 			src.settle(t)
 		}
 		return m.cache.counters.AheadBytes.Load() - before
 	}
-	require.Greater(t, pass(0), int64(aroundDebt*chunkSize/2))
+	require.Greater(t, pass(0), int64(cleanread.AroundDebt*cleanread.ChunkSize/2))
 	// A chunk that was there by chance pays for two.
-	require.Less(t, pass(1), int64(chunks/8*chunkSize))
-	require.Less(t, pass(2), int64(chunks/8*chunkSize))
+	require.Less(t, pass(1), int64(chunks/8*cleanread.ChunkSize))
+	require.Less(t, pass(2), int64(chunks/8*cleanread.ChunkSize))
 }
 
 // TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched again.
@@ -91,38 +92,12 @@ func TestAFailedReadBringsNothing(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
 	require.EqualValues(t, 1, home.reads.Load())
 	require.EqualValues(t, 1, m.counter(fallbacks))
-	require.Zero(t, m.cache.cleanBytes.Load())
+	require.Zero(t, m.cache.clean.Bytes())
 	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
 	require.EqualValues(t, 1, m.counter(deviceReads))
 	require.True(t, bytes.Equal(src.home.bytes(9000, 10), src.readDirect(t, 9000, 10)))
 	require.EqualValues(t, 1, m.counter(cleanReads))
 	require.EqualValues(t, 1, home.reads.Load())
-}
-
-func TestChunkMemory(t *testing.T) {
-	var m chunkMemory
-	var taken []*chunkBytes
-	for range spareChunks + slabChunks {
-		b := m.take()
-		require.NotNil(t, b)
-		b[0], b[chunkSize-1] = 1, 1
-		taken = append(taken, b)
-	}
-	one := taken[0]
-	for _, b := range taken[1:] {
-		m.give(b)
-	}
-	require.Len(t, m.spares, spareChunks)
-	for _, b := range m.bare {
-		require.Zero(t, b[0], "it has no memory")
-	}
-	m.free()
-	require.EqualValues(t, 1, one[0], "somebody uses it")
-	m.give(one)
-	m.free()
-	require.Empty(t, m.slabs)
-	require.NotNil(t, m.take())
-	m.free()
 }
 
 // TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again, leaves
@@ -131,7 +106,7 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src.readDirect(t, 0, 10)
 	f := src.attached
 	f.mu.Lock()
@@ -149,16 +124,16 @@ func TestGivenUpTwice(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 			src, _ := m.sharedFile(sharedSize)
 			m.run(src, 0, 0, sharedSize, false)
-			m.cache.leastPatience = 4 * chunkPatience
+			m.cache.clean.Patience = 400 * time.Millisecond // longer than a reader waits who did not ask for it
 			gate := m.devices[0].Hold(faulty.CopyOut)
 			var readers sync.WaitGroup
 			for k := range before + 1 {
-				at := k * chunkSize
+				at := k * cleanread.ChunkSize
 				read := func() {
 					require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
 				}
 				readers.Go(read)
-				require.Eventually(t, func() bool { return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*chunkSize }, time.Minute, time.Millisecond/10)
+				require.Eventually(t, func() bool { return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*cleanread.ChunkSize }, time.Minute, time.Millisecond/10)
 				if k == before {
 					readers.Go(read)
 				}
@@ -169,7 +144,7 @@ func TestGivenUpTwice(t *testing.T) {
 			state := m.cache.devices[0].reads()
 			require.False(t, state.Stuck)
 			require.Zero(t, state.Queued)
-			require.Zero(t, m.cache.cleanBytes.Load())
+			require.Zero(t, m.cache.clean.Bytes())
 		})
 	}
 }
@@ -182,10 +157,9 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	m.run(src, 0, 0, sharedSize, false)
 	gate := m.devices[0].Hold(faulty.CopyOut)
 	f := src.attached
-	f.expect(page.Range{End: 1}, sharedSize)
 	for k := range schedule.MostCalls {
-		at := page.Index(k * chunkPages)
-		f.readAhead(t.Context(), []page.Range{{Start: at, End: at + chunkPages}}, home)
+		at := page.Index(k * cleanread.ChunkPages)
+		f.clean.AheadForTesting(t.Context(), page.Range{Start: at, End: at + cleanread.ChunkPages}, sharedSize, home)
 		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute, time.Millisecond/10)
 	}
 	stuck := func() bool { return m.cache.devices[0].reads().Stuck }
@@ -202,7 +176,7 @@ func TestReadersBehindHungCopies(t *testing.T) {
 func TestReadersCopyThemselves(t *testing.T) {
 	m := newMachine(t, 1)
 	d := m.cache.devices[0]
-	d.info.CopyEngines = false
+	d.serves.Engines = false
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, 2<<20, false)
 	home.slow.Store(int64(2 * time.Millisecond))
@@ -238,7 +212,7 @@ func TestNoPlaceForMore(t *testing.T) {
 			require.NoError(t, err)
 			o.Devices = append(o.Devices, d)
 		})
-		require.Equal(t, engines, m.cache.fetchesMore)
+		require.Equal(t, engines, m.cache.clean.FetchesMore())
 	}
 }
 
@@ -246,7 +220,7 @@ func TestNoPlaceForMore(t *testing.T) {
 func TestCopyEngines(t *testing.T) {
 	for _, engines := range []bool{true, false} {
 		m := newMachine(t, 1)
-		m.cache.devices[0].info.CopyEngines = engines
+		m.cache.devices[0].serves.Engines = engines
 		src, home := m.sharedFile(sharedSize)
 		m.run(src, 0, 0, sharedSize, false)
 		home.slow.Store(int64(2 * time.Millisecond))

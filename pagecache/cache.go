@@ -16,6 +16,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
@@ -86,21 +87,9 @@ type Cache struct {
 	// noPeer has the devicePairs that turned out to have no direct way.
 	noPeer sync.Map
 
-	// What CPU reads from devices need: deviceread.go, devicecopy.go, clean.go.
-	deviceReads DeviceReads
-	// fetchesMore says that there are devices from which fetchesMoreFrom.
-	fetchesMore bool
-	// leastPatience is immutable, and of the constant's value but in tests.
-	leastPatience time.Duration
-	stuckAfter    time.Duration  // immutable
-	cleanAge      time.Duration  // the same
-	disk          *mover.Place   // that homes are read from
-	deviceCalls   sync.WaitGroup // what waits for copies in the background
-	clean         *cleanStore    // nil without devices
-	cleanLimit    int64
-	cleanBytes    atomic.Int64
-	chunks        chunkMemory
-	serials       atomic.Uint64
+	clean      *cleanread.Cache
+	stuckAfter time.Duration // immutable
+	serials    atomic.Uint64 // of Files
 
 	publications publications
 
@@ -154,8 +143,9 @@ type device struct {
 	lost  atomic.Bool
 	// zeros are the digests of pages of zeros. Immutable.
 	zeros []gpubackend.Digest
-	// room is who has how much of the memory.
-	room *residency.Device
+	// room is who has how much of the memory, serves what CPU reads ask.
+	room   *residency.Device
+	serves *cleanread.Device
 }
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
@@ -211,7 +201,8 @@ func New(o Options) (*Cache, error) {
 		}
 		c.devices = append(c.devices, own)
 	}
-	if err := c.prepareDeviceReads(o.DeviceReads, min(o.HostMemory/cleanShare, cleanMost)); err != nil {
+	var err error
+	if c.clean, err = c.newCleanCache(o.DeviceReads); err != nil {
 		return nil, err
 	}
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
@@ -230,7 +221,7 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	}
 	own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
-		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Patience: func() time.Duration { return c.patience(mostPatience) },
+		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})
 	return own, err
 }
@@ -356,6 +347,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	}
 	c.closed = true
 	c.mu.Unlock()
+	c.clean.Stop()
 	c.stop()
 
 	errs, all := c.closeFiles(ctx)

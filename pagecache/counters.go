@@ -4,6 +4,8 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
 // Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size bytes.
@@ -20,13 +22,8 @@ type Counters struct {
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements, BaselessPages                       atomic.Int64
 	WriteBackFailures                                     atomic.Int64
-	// CPU reads of pages that home has, in files that devices hold something of, by where they were served from.
-	HostReads, HostReadBytes     atomic.Int64
-	CleanReads, CleanReadBytes   atomic.Int64
-	DeviceReads, DeviceReadBytes atomic.Int64
-	DiskReads, DiskReadBytes     atomic.Int64
-	DeviceReadFallbacks          atomic.Int64
-	AheadBytes, AheadUnusedBytes atomic.Int64
+	// CPU reads of what home has.
+	cleanread.Counters
 	// Bases is a gauge: base copies held now.
 	Bases atomic.Int64
 

@@ -18,6 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -78,7 +79,7 @@ func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-			m.cache.leastPatience = time.Minute // this is not about a device that is slow
+			m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 			src, home := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, how == "write")
 			if how == "unmapped" {
@@ -206,7 +207,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 // during starts a read of n bytes at off and calls do while the device copies them.
 func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte {
 	t.Helper()
-	m.cache.leastPatience = time.Minute
+	m.cache.clean.Patience = time.Minute
 	gate := m.devices[0].Hold(faulty.CopyOut)
 	got := make(chan []byte, 1)
 	go func() { got <- src.read(t, off, n) }()
@@ -416,7 +417,7 @@ func TestHungReadAhead(t *testing.T) {
 	gate.Open()
 	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second, time.Millisecond)
 	src.settle(t)
-	require.LessOrEqual(t, m.cache.cleanBytes.Load(), m.cache.cleanLimit+chunkSize)
+	require.LessOrEqual(t, m.cache.clean.Bytes(), m.cache.clean.Limit+cleanread.ChunkSize)
 }
 
 // TestFailingDevice: a copy that fails is read from home, and so is what a lost device had.
@@ -451,7 +452,7 @@ func TestReadsMove(t *testing.T) {
 		for streak := 0; streak < 10; streak++ {
 			require.True(t, time.Now().Before(deadline), "%s: %+v", what, m.cache.Status())
 			before := m.counter(from)
-			const n = (aroundPages + 1) * page.Size // more than what would wait in host memory then
+			const n = (cleanread.AroundPages + 1) * page.Size // more than what would wait in host memory then
 			at := rnd.IntN((sharedSize-n)>>page.Shift) << page.Shift
 			require.True(t, bytes.Equal(src.home.bytes(at, n), src.readDirect(t, at, n)))
 			if m.counter(from) == before {
@@ -480,8 +481,8 @@ func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	home := &closingHome{Home: src.home, arrived: make(chan struct{}), open: make(chan struct{})}
 	f.mu.Lock()
 	f.home = home
-	f.probeHomeLocked(page.Range{End: 1})
 	f.mu.Unlock()
+	f.clean.ProbeHomeForTesting(page.Range{End: 1})
 	<-home.arrived
 	p.unmap()
 	m.cache.Forget(src.id)
@@ -592,7 +593,7 @@ func TestSplitRead(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
-	for _, p := range []*mover.Place{m.cache.disk, m.cache.devices[0].moves.Cost} {
+	for _, p := range []*mover.Place{m.cache.clean.Disk(), m.cache.devices[0].moves.Cost} {
 		for n := int64(4096); n <= 1<<20; n *= 2 {
 			for range 50 {
 				p.NoteForTesting(n, 100*time.Microsecond+time.Duration(n))
@@ -608,25 +609,10 @@ func TestSplitRead(t *testing.T) {
 func (s *source) settle(t *testing.T) {
 	t.Helper()
 	f := s.attached
-	require.Eventually(t, func() bool {
-		f.clean.mu.Lock()
-		defer f.clean.mu.Unlock()
-		for _, k := range f.clean.chunks {
-			select {
-			case <-k.ready:
-			default:
-				return false
-			}
-		}
-		return true
-	}, 10*time.Second, 100*time.Microsecond)
+	require.Eventually(t, f.clean.ArrivedForTesting, 10*time.Second, 100*time.Microsecond)
 }
 
-func (s *source) chunks() (n int) {
-	s.attached.clean.mu.Lock()
-	defer s.attached.clean.mu.Unlock()
-	return len(s.attached.clean.chunks)
-}
+func (s *source) chunks() (n int) { return s.attached.clean.ChunksForTesting() }
 
 // TestReadAheadFromDevice: of several streams, each direction, what comes next is there before it is asked for, and goes once it
 // was read.
@@ -644,7 +630,7 @@ func TestReadAheadFromDevice(t *testing.T) {
 	}
 	require.Zero(t, home.reads.Load())
 	require.Greater(t, m.counter(cleanReads), int64(140), "of 180")
-	require.Less(t, m.cache.cleanBytes.Load(), int64(10<<20))
+	require.Less(t, m.cache.clean.Bytes(), int64(10<<20))
 	m.cache.Forget(src.id)
 }
 
@@ -711,13 +697,13 @@ func TestCleanPagesAreBounded(t *testing.T) {
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)
-	m.cache.cleanAge = 0 // what is left over may go at once
+	m.cache.clean.Age = 0 // what is left over may go at once
 	for k := range 40 {
 		for i := range 3 {
 			src.read(t, k<<20+i*step, step)
 		}
 		src.settle(t)
-		require.LessOrEqual(t, m.cache.cleanBytes.Load(), int64(2<<20+2*aheadChunks*chunkSize))
+		require.LessOrEqual(t, m.cache.clean.Bytes(), int64(2<<20+2*cleanread.AheadChunks*cleanread.ChunkSize))
 	}
 	require.Positive(t, m.cache.counters.AheadUnusedBytes.Load())
 	before := m.counter(cleanReads)

@@ -21,8 +21,7 @@
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	File.readingMu     how many reads of home go on
 //	publications.mu    versions of files; a leaf
-//	cleanPages.mu, cleanStore.mu, pageMemory.mu
-//	                   leaves, but that cleanStore.orderMu comes before cleanPages.mu
+//	pageMemory.mu      a leaf, and so are the locks of package cleanread
 //	mover.Device.mu    which transfers of a device wait and are under way
 //	mover.Place.mu     what is known of a device's or of the disk's speed; a leaf
 //	residency.Device.mu
@@ -59,13 +58,12 @@
 //
 // # Reads on the CPU
 //
-// A read of pages that home has is served from the host's page cache, from what was read ahead, from a device or from
-// the disk (deviceread.go, devicecopy.go, clean.go; packages mover and internal/cost know what takes how long). A read of
-// what did not change since others read it takes no File.mu to learn that (readsnapshot.go); other reads take it twice,
-// for microseconds. No read holds it while bytes are copied. Facts read under File.mu stay valid until the region's
-// epoch changes: the lrc machine reports every change of a page, and whoever changes bytes without it calls
-// File.changed before. A copy pins its extents, so whoever uses memory last gives it back; a Map that needs it waits
-// for that (Cache.allocate).
+// A read first brings home what is pending of its pages (read.go). Package cleanread serves what home has from the
+// host's page cache, from what was read ahead, from a device or from the disk; cleanread.go tells it who has what. A
+// read of what did not change since others read it takes no File.mu. Other reads take it for microseconds, and no read
+// holds it while bytes are copied. What was found out under File.mu stays valid until the region's epoch changes: the
+// lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
+// holds its extents, so whoever uses memory last gives it back; a Map that needs it waits for that.
 //
 // # Views
 //

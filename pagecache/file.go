@@ -11,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -83,11 +84,8 @@ type File struct {
 	reading   int    // protected by readingMu
 	closing   []Home // protected by readingMu
 
-	// epochs and torn are of regions of the file (deviceread.go). epochs are changed with mu held.
-	epochs, torn [epochRegions]atomic.Uint64
-	snapshots    readSnapshots
-	serial       uint64 // immutable; tells the File's chunks from those of others
-	clean        cleanPages
+	serial uint64          // immutable; tells the File from others
+	clean  *cleanread.File // what is known of CPU reads; immutable
 
 	// views have bytes of the file; viewed is how many there are, for who asks without viewsMu.
 	viewsMu sync.Mutex
@@ -195,6 +193,7 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
+	f.clean = c.clean.NewFile(f.serial, executor{f})
 	f.asked.Store(1) // by programs that write already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
 	if err := f.meetHomeLocked(); err != nil { // nobody else knows f yet
@@ -278,7 +277,7 @@ func (f *File) dropIdleLocked() {
 	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
 	f.c.memory.charge(memoryStates, -f.states)
-	f.dropChunks()
+	f.clean.Close()
 	if err := f.closeHomeLocked(f.home); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}

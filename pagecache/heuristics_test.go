@@ -53,9 +53,7 @@ func BenchmarkHeuristics(b *testing.B) {
 				begin := time.Now()
 				for range 2000 {
 					if forget {
-						f.clean.mu.Lock()
-						f.clean.debt = 0
-						f.clean.mu.Unlock()
+						f.clean.ForgiveForTesting()
 					}
 					read(b, f, home, p, rnd.IntN(size>>page.Shift)<<page.Shift, true)
 				}
@@ -69,7 +67,7 @@ func BenchmarkHeuristics(b *testing.B) {
 	b.Run("age", func(b *testing.B) {
 		run := func(age time.Duration) func() time.Duration {
 			c, src, home := newSource(b)
-			c.cleanAge = age
+			c.clean.Age = age
 			f, p, rnd := src.attached, make([]byte, 64<<10), rand.New(rand.NewPCG(1, 2))
 			return func() time.Duration {
 				for range 40 {

@@ -75,7 +75,7 @@ func TestReadsOfDevicesWaitNoLonger(t *testing.T) {
 	m.run(src, 0, 0, sharedSize, false)
 	readTwice(t, src, 0, page.Size)
 	f := src.attached
-	f.dropChunks()
+	f.clean.Close()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_, _, err := f.Read(newWaitedContext(t), make([]byte, page.Size), 16*page.Size, true, src.reader)

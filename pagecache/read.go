@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -53,7 +54,7 @@ func (r *collectingRuns) from(rg page.Range) page.Range {
 func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
 	size, ok := int64(0), false
 	if len(p) > 0 {
-		size, ok = f.readUnlocked(page.Covering(off, int64(len(p))), direct, home)
+		size, ok = f.settled(page.Covering(off, int64(len(p))), direct, home)
 	}
 	if !ok {
 		size, n, fromHome, err = f.readPending(ctx, p, off, direct, home != nil)
@@ -61,8 +62,14 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home 
 	if size <= off {
 		return n, fromHome || ok, err
 	}
-	n, err = f.readDevices(ctx, p[:min(int64(len(p)), size-off)], off, size, home, !direct)
+	n, err = f.clean.Serve(ctx, p[:min(int64(len(p)), size-off)], off, size, home, direct)
 	return n, false, err
+}
+
+// settled answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any time.
+func (f *File) settled(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
+	size, ok = f.clean.Settled(rg, direct, home)
+	return size, ok && !f.detached.Load()
 }
 
 // readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says
@@ -90,7 +97,7 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 			size = f.size
 		}
 		if fromDevices {
-			f.publishLocked(rg, direct, serves)
+			f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
 		}
 		return size, 0, true, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
 // withoutLock runs do while somebody holds the file's lock. A read that wants it never returns.
@@ -28,7 +29,7 @@ func readTwice(t *testing.T, src *source, off, n int) {
 
 // unlocked reports whether a read of the page at off would take no lock.
 func unlocked(src *source, off int64, direct bool) bool {
-	_, ok := src.attached.readUnlocked(page.Covering(off, page.Size), direct, src.reader)
+	_, ok := src.attached.settled(page.Covering(off, page.Size), direct, src.reader)
 	return ok
 }
 
@@ -132,7 +133,7 @@ func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	f := src.attached
 	p.unmap()
 	require.NoError(t, m.cache.Close(context.Background()))
-	_, ok := f.readUnlocked(page.Range{End: 1}, false, src.reader)
+	_, ok := f.settled(page.Range{End: 1}, false, src.reader)
 	require.False(t, ok)
 }
 
@@ -149,7 +150,7 @@ func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	defer f.mu.Unlock()
 	for range 2 { // another size calls for another snapshot
 		f.size--
-		f.publishLocked(page.Range{End: 1}, true, true)
+		f.clean.Publish(page.Range{End: 1}, true, cleanread.State{Size: f.size, Serves: true, Changes: f.changes})
 	}
 	require.True(t, unlocked(src, 0, false))
 }

@@ -72,6 +72,20 @@ func (x *Extent) Memory() gpubackend.Memory { return x.placement.Load().Memory }
 // Hold counts one more user, who copies from or to the memory. x is in use already, by the Key or by the caller.
 func (x *Extent) Hold() { x.users.Add(1) }
 
+// TryHold is Hold for a caller who may not use x: it reports false where nobody does, and the memory is being freed. It
+// needs no lock. So whoever looks that nobody copies, before he changes where x is, first tells those who may try.
+func (x *Extent) TryHold() bool {
+	for {
+		n := x.users.Load()
+		if n == 0 {
+			return false
+		}
+		if x.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
 // LetGo takes a user back. It blocks until the device has freed the memory, where that was the last one.
 func (x *Extent) LetGo() {
 	if x.users.Add(-1) > 0 {

@@ -1,4 +1,4 @@
-package pagecache
+package cleanread
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 )
 
 // chunkBytes is the memory of a chunk.
-type chunkBytes [chunkSize]byte
+type chunkBytes [ChunkSize]byte
 
 const (
 	// slabChunks is how many chunks are mapped at once, 4 MiB.
@@ -18,8 +18,8 @@ const (
 	spareChunks = 64
 )
 
-// chunkMemory is memory for chunks, outside of Go's heap: there the garbage collector would let as much garbage pile up as they
-// take. What is free goes back to the system but for some spares; addresses stay. The zero value is empty.
+// chunkMemory is memory for chunks, outside of Go's heap: there the garbage collector would let as much garbage pile up
+// as they take. What is free goes back to the system but for some spares; addresses stay. The zero value is empty.
 type chunkMemory struct {
 	mu     sync.Mutex
 	spares []*chunkBytes // protected by mu
@@ -32,12 +32,12 @@ func (m *chunkMemory) take() *chunkBytes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.spares)+len(m.bare) == 0 {
-		slab, err := unix.Mmap(-1, 0, slabChunks*chunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		slab, err := unix.Mmap(-1, 0, slabChunks*ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
 			return nil
 		}
 		m.slabs = append(m.slabs, slab)
-		for part := range slices.Chunk(slab, chunkSize) {
+		for part := range slices.Chunk(slab, ChunkSize) {
 			m.bare = append(m.bare, (*chunkBytes)(unsafe.Pointer(&part[0])))
 		}
 	}

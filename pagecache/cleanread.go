@@ -1,0 +1,200 @@
+package pagecache
+
+import (
+	"context"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+)
+
+// Package cleanread serves reads of what home has from devices. This file tells it who has what.
+
+// DeviceReads says when CPU reads of pages that home has are served from devices.
+type DeviceReads = cleanread.When
+
+// What DeviceReads can be.
+const (
+	DeviceReadsAuto   = cleanread.Auto
+	DeviceReadsAlways = cleanread.Always
+	DeviceReadsOff    = cleanread.Off
+)
+
+// DeviceReadsWords returns the words that DeviceReadsNamed knows.
+func DeviceReadsWords() []string { return cleanread.Words() }
+
+// DeviceReadsNamed returns what the word stands for. It panics if that is none of DeviceReadsWords.
+func DeviceReadsNamed(word string) DeviceReads { return cleanread.Named(word) }
+
+// HomeReader is home as a request reads it.
+type HomeReader = cleanread.Home
+
+const (
+	// cleanShare is which part of Options.HostMemory the clean cache may take, and cleanMost how much at most.
+	cleanShare = 2
+	cleanMost  = 4 << 30
+)
+
+// newCleanCache makes what serves CPU reads from the devices.
+func (c *Cache) newCleanCache(when DeviceReads) (clean *cleanread.Cache, err error) {
+	o := cleanread.Options{
+		When:   when,
+		Limit:  min(c.memory.limit/cleanShare, cleanMost),
+		Charge: func(n int64) { c.memory.charge(memoryClean, n) },
+		Fits:   func() bool { return c.memory.fits(0) },
+	}
+	for _, d := range c.devices {
+		d.serves = &cleanread.Device{Moves: d.moves, Key: d.Key(), Engines: d.info.CopyEngines, Lost: d.lost.Load}
+		o.Devices = append(o.Devices, d.serves)
+	}
+	return cleanread.New(o)
+}
+
+// closePatience is how long Close waits for devices that do not answer.
+const closePatience = 5 * time.Second
+
+// endCopies lets no more copies for CPU reads begin and waits for those under way.
+func (c *Cache) endCopies() {
+	defer c.clean.Close()
+	for _, d := range c.devices {
+		d.moves.Close()
+	}
+	ended := make(chan struct{})
+	go func() {
+		c.waitCopies()
+		close(ended)
+	}()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+		c.log.Error("a device does not answer; the mount ends without it")
+	}
+}
+
+// waitCopies waits for the copies for CPU reads that are under way, and for what waits for them in the background.
+func (c *Cache) waitCopies() {
+	for _, d := range c.devices {
+		d.moves.Wait()
+	}
+	c.clean.Wait()
+}
+
+// changed notes that something of the pages of rg changes: see cleanread.File.Changed. It is called with mu held.
+func (f *File) changed(rg page.Range) {
+	if rg.Empty() {
+		return
+	}
+	states := f.lrc.Tables()
+	f.c.memory.charge(memoryStates, states-f.states)
+	f.states = states
+	f.clean.Changed(rg)
+}
+
+// servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home
+// directly.
+func (f *File) servesLocked() bool {
+	if f.c.clean.When == DeviceReadsOff {
+		return false
+	}
+	held := false
+	for _, h := range f.holdings {
+		if held = !h.empty(); held {
+			break // of many devices
+		}
+	}
+	if !held {
+		return false
+	}
+	changes, err := f.home.Look()
+	return err == nil && changes == f.changes
+}
+
+// havesLocked returns what devices have of rg as home has it. What programs may be storing into is left out of regions
+// where such pages were found in vain. digests says whether those of home's bytes are wanted.
+func (f *File) havesLocked(rg page.Range, digests bool) (all []cleanread.Have) {
+	if f.doubtfulLocked(rg) {
+		return nil
+	}
+	for h := range f.holdersLocked() {
+		if h.empty() || h.dev.lost.Load() {
+			continue
+		}
+		unwritten, written := f.sourcesLocked(h, h, rg)
+		if len(written) > 0 && f.clean.Torn(rg) {
+			written = nil
+		}
+		if len(unwritten)+len(written) == 0 {
+			continue
+		}
+		x := cleanread.Have{Device: h.dev.serves, Pages: union(unwritten, written), Tracked: written}
+		h.each(rg, func(y *extent, _ page.Range) { x.Extents = append(x.Extents, y.Extent) })
+		for _, run := range written {
+			if digests {
+				h.each(run, func(y *extent, part page.Range) { x.Agreed = append(x.Agreed, y.agreedAt(part)...) })
+			}
+		}
+		all = append(all, x)
+	}
+	return all
+}
+
+// union returns the pages that are in a or b, which have none in common.
+func union(a, b []page.Range) (out []page.Range) {
+	for len(a) > 0 || len(b) > 0 {
+		if len(b) == 0 || len(a) > 0 && a[0].Start < b[0].Start {
+			out, a = page.AppendRange(out, a[0]), a[1:]
+		} else {
+			out, b = page.AppendRange(out, b[0]), b[1:]
+		}
+	}
+	return out
+}
+
+// executor is a File as package cleanread asks it.
+type executor struct{ f *File }
+
+// Facts implements cleanread.Executor.
+func (e executor) Facts(ctx context.Context, rg page.Range) *cleanread.Facts {
+	f := e.f
+	if f.mu.LockIn(ctx) != nil {
+		return nil
+	}
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return nil
+	}
+	return f.clean.Facts(rg, f.size, f.havesLocked(rg, true))
+}
+
+// Settled implements cleanread.Executor.
+func (e executor) Settled(pages page.Range, entering bool) bool {
+	if len(e.f.lrc.Pending(pages, true)) > 0 {
+		return false
+	}
+	if entering {
+		e.f.lrc.CPURead(pages)
+	}
+	return true
+}
+
+// Haves implements cleanread.Executor.
+func (e executor) Haves(pages page.Range) []cleanread.Have { return e.f.havesLocked(pages, false) }
+
+// BorrowHome implements cleanread.Executor.
+func (e executor) BorrowHome() (readAt func(p []byte, off int64) (int, error), giveBack func()) {
+	f := e.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return nil, nil
+	}
+	f.beginRead()
+	return f.home.ReadAt, f.endRead
+}
+
+// Count implements cleanread.Executor.
+func (e executor) Count(fn func(c *cleanread.Counters)) {
+	e.f.count(func(c *Counters) { fn(&c.Counters) })
+}

@@ -1,0 +1,14 @@
+package cleanread
+
+import "sync/atomic"
+
+// Counters count CPU reads of pages that home has, in files that devices hold something of, by where they were served
+// from.
+type Counters struct {
+	HostReads, HostReadBytes     atomic.Int64
+	CleanReads, CleanReadBytes   atomic.Int64
+	DeviceReads, DeviceReadBytes atomic.Int64
+	DiskReads, DiskReadBytes     atomic.Int64
+	DeviceReadFallbacks          atomic.Int64
+	AheadBytes, AheadUnusedBytes atomic.Int64
+}

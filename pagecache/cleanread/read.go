@@ -1,0 +1,120 @@
+package cleanread
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Serve serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. direct says that the
+// bytes will not enter the kernel's page cache. It blocks on home and on devices, but on none of these for longer than
+// LongestPatience, and on the executor's lock, which ctx may end.
+func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, direct bool) (n int, err error) {
+	c := f.c
+	if !direct && c.fetchesMore {
+		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches
+		// their pages.
+		f.readAhead(ctx, f.expect(page.Covering(off, int64(len(p))), size), home)
+	}
+	n, late := f.readClean(p, off)
+	if n == len(p) {
+		return n, nil
+	}
+	rest, at := p[n:], off+int64(n)
+	if c.When != Always && !late {
+		if m, err := home.ReadCached(rest, at); err == nil && m == len(rest) {
+			f.ex.Count(func(c *Counters) { c.HostReads.Add(1); c.HostReadBytes.Add(int64(m)) })
+			return n + m, nil
+		}
+	}
+	m, failed := 0, late
+	if !failed {
+		m, failed = f.readAround(ctx, rest, at, size)
+	}
+	switch {
+	case m > 0:
+	case failed:
+		m, err = f.fromHome(home, rest, at)
+	default:
+		m, err = f.readDeviceOrHome(ctx, rest, at, home)
+	}
+	return n + m, err
+}
+
+// readDeviceOrHome reads from a device, from home, or from both at once.
+func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home Home) (n int, err error) {
+	c, want := f.c, int64(len(p))
+	facts := f.facts(ctx, page.Covering(off, want))
+	if err := ctx.Err(); err != nil && facts == nil {
+		return 0, err
+	}
+	plan := f.choose(facts, off, want)
+	if plan == nil || !plan.Start() {
+		return f.fromHome(home, p, off)
+	}
+	// The device gives the beginning, the end, or all.
+	lo := max(plan.pages.Offset(), off) - off
+	hi := min(plan.pages.End.Offset(), off+want) - off
+	// Home's part first: it is at most one of these.
+	before, err := f.fromHome(home, p[:lo], off)
+	after := 0
+	if err == nil && hi < want {
+		after, err = f.fromHome(home, p[hi:], off+hi)
+	}
+	if !c.wait(plan) {
+		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
+		if err != nil || int64(before) < lo {
+			return before, err
+		}
+		n, err = f.fromHome(home, p[lo:hi], off+lo)
+		if err != nil || int64(n) < hi-lo { // the file has become shorter
+			return before + n, err
+		}
+		return before + n + after, nil
+	}
+	defer plan.Finish()
+	if err != nil || int64(before) < lo {
+		return before, err
+	}
+	doubtful := plan.pages
+	if plan.Err() == nil {
+		doubtful = f.verify(plan)
+	}
+	from := off + lo - plan.pages.Offset()
+	copied := 0
+	if plan.Err() == nil {
+		copied = copy(p[lo:hi], plan.Buf()[from:])
+	}
+	if !doubtful.Empty() {
+		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
+		a, b := max(doubtful.Offset()-off, lo), min(doubtful.End.Offset()-off, hi)
+		m, err := f.fromHome(home, p[a:b], off+a)
+		copied -= m
+		if err != nil || int64(m) < b-a { // the file has become shorter
+			return int(a) + m, err
+		}
+	}
+	if copied > 0 {
+		f.ex.Count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(copied)) })
+	}
+	return int(hi) + after, nil
+}
+
+// fromHome reads from home, counted and measured.
+func (f *File) fromHome(home Home, p []byte, off int64) (n int, err error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err = f.c.homeRead(home.ReadAt, p, off)
+	f.ex.Count(func(c *Counters) { c.DiskReads.Add(1); c.DiskReadBytes.Add(int64(n)) })
+	return n, err
+}
+
+// homeRead reads home, of which the host's page cache lacks some, and notes how long that takes.
+func (c *Cache) homeRead(readAt func(p []byte, off int64) (int, error), p []byte, off int64) (n int, err error) {
+	c.disk.Measure(int64(len(p)), func() error {
+		n, err = readAt(p, off)
+		return err
+	})
+	return n, err
+}
