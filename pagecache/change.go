@@ -185,6 +185,7 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error, do func(
 		plan.Abort()
 		return false, err
 	}
+	f.clean.Changed(rg) // no read without mu from now on; Commit says it again
 	err = do(c.Off, c.Len)
 	f.spoilLocked(rg)
 	plan.Commit(c.held()) // also after an error: a part may have been changed
@@ -220,6 +221,7 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 		return nil
 	}
 	plan := f.lrc.BeginTruncate(page.Count(size))
+	f.clean.Changed(page.From(size).Pages())
 	if err := do(size, 0); err != nil {
 		plan.Abort()
 		return err

@@ -154,3 +154,30 @@ func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	}
 	require.True(t, unlocked(src, 0, false))
 }
+
+// While home changes no read takes what it gets for settled: of two that follow each other, the first could see the new
+// bytes at home, and the second one the old ones of a device.
+func TestReadsDuringAChangeTakeTheLock(t *testing.T) {
+	for name, c := range map[string]Change{
+		"a write beside others": {Kind: ChangeWrite, Len: 10},
+		"a write that keeps":    {Kind: ChangeZero, Len: 10},
+		"a truncation":          {Kind: ChangeTruncate, Len: 100},
+	} {
+		m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+		src, _ := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, sharedSize, false)
+		readTwice(t, src, 0, 4096)
+		require.True(t, unlocked(src, 0, false))
+		asked := false
+		require.NoError(t, src.attached.ChangeHome(t.Context(), c, func(_, n int64) error {
+			asked = true
+			require.False(t, unlocked(src, 0, false), name)
+			if c.Kind == ChangeTruncate {
+				return src.backing().truncate(c.Len)
+			}
+			_, err := src.backing().WriteAt(make([]byte, n), 0)
+			return err
+		}))
+		require.True(t, asked)
+	}
+}

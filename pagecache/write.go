@@ -50,6 +50,7 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	inside, err := k.readInside(f, rg, end)
 	changed := err == nil && inside
 	if changed {
+		f.clean.Changed(rg) // no read without mu from now on; Commit says it again
 		err = do(c.Off, c.Len)
 	}
 	f.endWrite(c, rg, plan, k, changed)
