@@ -596,7 +596,7 @@ func TestSplitRead(t *testing.T) {
 	for _, p := range []*mover.Place{m.cache.clean.Disk(), m.cache.devices[0].moves.Cost} {
 		for n := int64(4096); n <= 1<<20; n *= 2 {
 			for range 50 {
-				p.NoteForTesting(n, 100*time.Microsecond+time.Duration(n))
+				p.Note(n, 100*time.Microsecond+time.Duration(n))
 			}
 		}
 	}

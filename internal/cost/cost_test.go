@@ -25,7 +25,7 @@ var began = time.Unix(1e9, 0)
 // read is one read, alone.
 func (p *place) read(rnd *rand.Rand, n int64) {
 	ahead := p.Begin(n)
-	p.End(n, ahead, p.takes(rnd, n+ahead), began)
+	p.End(n, ahead, p.takes(rnd, n+ahead.Bytes), false, began)
 }
 
 func (p *place) takes(rnd *rand.Rand, n int64) time.Duration {
@@ -94,7 +94,7 @@ func TestHiccup(t *testing.T) {
 	for range 50 {
 		p.read(rnd, 4096)
 	}
-	p.End(4096, p.Begin(4096), time.Hour, began)
+	p.End(4096, p.Begin(4096), time.Hour, false, began)
 	require.Less(t, p.Time(4096), time.Millisecond)
 	for range 5 {
 		p.read(rnd, 4096)
@@ -181,7 +181,7 @@ func TestDue(t *testing.T) {
 	require.False(t, slow.Due(now.Add(time.Second)))
 	require.True(t, slow.Due(now.Add(3*time.Second)))
 	slow.Measured(now)
-	slow.End(4096, slow.Begin(4096), time.Millisecond, now.Add(3*time.Second))
+	slow.End(4096, slow.Begin(4096), time.Millisecond, false, now.Add(3*time.Second))
 	require.False(t, slow.Due(now.Add(4*time.Second)), "a read has just measured it")
 }
 

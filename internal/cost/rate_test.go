@@ -19,7 +19,7 @@ func TestRate(t *testing.T) {
 	}
 	require.InEpsilon(t, 4096/14.1e-6, p.Estimate().Rate, 0.05)
 	for range 100 {
-		p.End(4096, p.Begin(4096), time.Nanosecond, began) // a clock that is coarse
+		p.End(4096, p.Begin(4096), time.Nanosecond, false, began) // a clock that is coarse
 	}
 	require.LessOrEqual(t, p.Estimate().Rate, 4096/(least*1e-9))
 }

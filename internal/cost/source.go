@@ -25,6 +25,9 @@ type Source struct {
 	latency  float64 // ns
 	perUnit  float64 // ns
 	queued   int64   // bytes under way
+	reads    int     // reads under way
+	cells    [sizeClasses][loadClasses]cell
+	apart    [sizeClasses]cell // of reads that nobody waited for
 	stuck    int
 	probing  bool
 	measured time.Time
@@ -38,18 +41,42 @@ func NewSource(latency time.Duration, bandwidth float64) *Source {
 	return &Source{latency: float64(latency), perUnit: unit / bandwidth * 1e9}
 }
 
-// Begin says that a read of n bytes begins, and returns the bytes that were under way.
-func (s *Source) Begin(n int64) (ahead int64) {
-	ahead = s.queued
+// Ahead is what was under way when a read began.
+type Ahead struct {
+	Bytes int64
+	Reads int
+}
+
+// Begin says that a read of n bytes begins.
+func (s *Source) Begin(n int64) (ahead Ahead) {
+	ahead = Ahead{s.queued, s.reads}
 	s.queued += n
+	s.reads++
 	return ahead
 }
 
-// End says that a read of n bytes ended that found ahead bytes under way and took so long, waiting for those included.
-func (s *Source) End(n, ahead int64, took time.Duration, now time.Time) {
+// End says that a read of n bytes ended and took so long, waiting for what was ahead of it included. apart says that
+// nobody waited for it: what such a read takes says when a place changes, but not what a reader waits for.
+func (s *Source) End(n int64, ahead Ahead, took time.Duration, apart bool, now time.Time) {
 	s.queued -= n
+	s.reads--
 	s.ended++
 	s.measured = now
+	s.fit(n, ahead.Bytes, took)
+	size, load := classOf(n, ahead.Reads)
+	c := &s.cells[size][load]
+	if apart {
+		c = &s.apart[size]
+	}
+	if c.note(n, float64(took)) {
+		now := *c
+		s.cells, s.apart = [sizeClasses][loadClasses]cell{}, [sizeClasses]cell{}
+		*c = now
+	}
+}
+
+// fit corrects latency and bandwidth.
+func (s *Source) fit(n, ahead int64, took time.Duration) {
 	s.bytes += rateGain * (float64(ahead+n) - s.bytes)
 	s.took += rateGain * (max(float64(took), least) - s.took)
 	u := float64(ahead+n) / unit
@@ -67,7 +94,7 @@ func (s *Source) End(n, ahead int64, took time.Duration, now time.Time) {
 }
 
 // Cancel says that a read of n bytes ended without saying anything about the place: it failed, or never began.
-func (s *Source) Cancel(n int64) { s.queued -= n }
+func (s *Source) Cancel(n int64) { s.queued, s.reads = s.queued-n, s.reads-1 }
 
 // Abandon says that the caller of a read waits no longer for it, Answer that such a read ended after all.
 func (s *Source) Abandon() { s.stuck++ }
@@ -82,6 +109,12 @@ func (s *Source) Stuck() bool { return s.stuck > 0 }
 func (s *Source) Time(n int64) time.Duration {
 	if n <= 0 {
 		return 0
+	}
+	size, load := classOf(n, s.reads)
+	if c := &s.cells[size][load]; c.count > 0 {
+		// What was measured counts, and latency and bandwidth only for what is larger or smaller.
+		alone := func(n float64) float64 { return s.latency + n/unit*s.perUnit }
+		return time.Duration(float64(c.mean) * alone(float64(n)) / alone(float64(c.bytes)))
 	}
 	return time.Duration(s.latency + float64(s.queued+n)/unit*s.perUnit)
 }

@@ -2,6 +2,7 @@ package cleanread
 
 import (
 	"context"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -51,9 +52,10 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 }
 
 // readAround reads len(p) bytes at off of a file of size bytes, together with the chunk around them, from a device. It
-// returns how many it read, all or none; failed says that the device failed, or did not answer in time.
-func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int, failed bool) {
-	c := f.c
+// returns how many it read, all or none. fromHome says that home is to be read: the device failed or did not answer in
+// time, or it is home's turn to be tried.
+func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int, fromHome bool) {
+	c, began := f.c, time.Now()
 	rg := page.Covering(off, int64(len(p)))
 	if !c.fetchesMore || rg.Len() > AroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
 		return 0, false
@@ -65,10 +67,10 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 	if k == nil {
 		return 0, false
 	}
-	plan := f.planAround(ctx, k, int64(len(p)))
+	plan, fromHome := f.planAround(ctx, k, int64(len(p)))
 	if plan == nil || !plan.Start() {
 		k.fill(nil)
-		return 0, false
+		return 0, fromHome
 	}
 	if !c.wait(plan) {
 		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
@@ -76,7 +78,8 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 		return 0, true
 	}
 	isHome := f.isHome(plan)
-	if failed = plan.Err() != nil; failed {
+	failed := plan.Err() != nil
+	if failed {
 		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 	}
 	if isHome {
@@ -89,23 +92,26 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 	if failed || !c.inBackground(fill) {
 		fill()
 	}
+	c.around.Spent(int64(len(p)), time.Since(began))
 	return n, failed
 }
 
-// planAround plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it.
-func (f *File) planAround(ctx context.Context, k *chunk, n int64) *deviceCopy {
+// planAround plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it, or home is to be tried.
+func (f *File) planAround(ctx context.Context, k *chunk, n int64) (plan *deviceCopy, tryHome bool) {
 	facts := f.facts(ctx, k.pages)
 	best, took := f.fastest(facts, k.pages, n)
 	if best == nil {
-		return nil // readDeviceOrHome decides
+		return nil, false // readDeviceOrHome decides
+	}
+	if f.homesTurn(n, took) {
+		return nil, true
 	}
 	f.probe(facts, k.pages, best)
-	plan := f.plan(facts, best, k.pages)
-	if plan == nil {
-		return nil
+	if plan = f.plan(facts, best, k.pages); plan == nil {
+		return nil, false
 	}
 	plan.beUrgent(took)
 	k.epoch = plan.epoch
 	k.copy.Store(plan.Read)
-	return plan
+	return plan, false
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -57,6 +58,8 @@ type Device struct {
 	// Engines says that a copy takes no processor of the host.
 	Engines bool
 	Lost    func() bool
+	// beside is what a reader does besides waiting for the device: he compares, and copies once more.
+	beside *mover.Place
 }
 
 const (
@@ -65,6 +68,10 @@ const (
 	leastPatience = 20 * time.Millisecond
 	mostPatience  = 250 * time.Millisecond
 	patienceTimes = 8
+
+	// What is thought of Device.beside before anything is measured.
+	besideLatency   = time.Microsecond
+	besideBandwidth = 10e9
 )
 
 // Cache serves the CPU reads of one mount. Its methods may be called from any goroutine.
@@ -75,6 +82,8 @@ type Cache struct {
 	Patience, Age time.Duration
 
 	disk *mover.Place // that homes are read from
+	// trials are of small and large reads, around of those that bring a chunk.
+	trials, around cost.Trials
 	// fetchesMore says that there are devices from which fetchesMoreFrom.
 	fetchesMore bool
 	store       *chunkStore // nil where nothing is served from devices
@@ -93,6 +102,9 @@ func New(o Options) (c *Cache, err error) {
 	}
 	o.Limit = max(o.Limit, ChunkSize)
 	c = &Cache{Options: o, Patience: leastPatience, Age: chunkAge, disk: mover.NewDisk()}
+	for _, d := range o.Devices {
+		d.beside = mover.NewPlace(besideLatency, besideBandwidth)
+	}
 	c.fetchesMore = slices.ContainsFunc(o.Devices, c.fetchesMoreFrom)
 	if o.When != Off {
 		c.store, err = newChunkStore(c.Limit)

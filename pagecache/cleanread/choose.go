@@ -10,33 +10,66 @@ import (
 // probeBytes is the most that is read only to measure.
 const probeBytes = ChunkSize
 
-// choose decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece,
-// so a device is only asked for the beginning or the end.
+// option is a way to serve a read: from home alone, or pages from a device and the rest from home.
+type option struct {
+	from  *Have // nil: home alone
+	pages page.Range
+}
+
+// choose decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece, so
+// a device is only asked for the beginning or the end.
 func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
 	if facts == nil || off+n > facts.size {
 		return nil
 	}
 	rg := page.Covering(off, n)
-	var best *Have
-	var pages page.Range
-	disk := f.c.disk.Now()
-	took := disk.Time(n)
+	best := f.most(facts, rg)
+	if f.c.When == Auto {
+		best = f.cheapest(facts, off, n)
+	}
+	f.probe(facts, rg, best.from)
+	if best.from == nil {
+		return nil
+	}
+	if plan = f.plan(facts, best.from, best.pages); plan != nil {
+		s := best.from.Device.Moves.Cost.Now()
+		plan.beUrgent(s.Time(best.pages.Bytes()))
+	}
+	return plan
+}
+
+// most returns the device that has most of a read, from its beginning or else to its end.
+func (f *File) most(facts *Facts, rg page.Range) (best option) {
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		first, last := x.Pages[0], x.Pages[len(x.Pages)-1]
-		s := x.Device.Moves.Cost.Now()
+		if s := x.Device.Moves.Cost.Now(); s.Stuck() {
+			continue
+		}
+		switch {
+		case first.Start == rg.Start && (best.from == nil || first.End > best.pages.End):
+			best = option{x, first}
+		case first.Start > rg.Start && last.End == rg.End && best.from == nil:
+			best = option{x, last}
+		}
+	}
+	return best
+}
+
+// cheapest returns the option that is thought to take least time, or is due for a trial.
+func (f *File) cheapest(facts *Facts, off, n int64) option {
+	rg, disk := page.Covering(off, n), f.c.disk.Now()
+	options, times := []option{{}}, []time.Duration{disk.Time(n)}
+	for i := range facts.haves {
+		x := &facts.haves[i]
+		first, last := x.Pages[0], x.Pages[len(x.Pages)-1]
+		s, beside := x.Device.Moves.Cost.Now(), x.Device.beside.Now()
 		if s.Stuck() {
 			continue
 		}
 		switch {
 		case first.Start == rg.Start:
 			most := min(first.End.Offset(), off+n) - off
-			if f.c.When == Always {
-				if best == nil || first.End > pages.End {
-					best, pages = x, first
-				}
-				continue
-			}
 			give, t := most, s.Time(most)+disk.Time(n-most) // where the reader copies himself, one after the other
 			if x.Device.Engines {
 				give, t = cost.Split(&s, &disk, n, most, page.Size)
@@ -44,29 +77,27 @@ func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
 			if give > 0 && give < most {
 				give = (off+give)&^(page.Size-1) - off // whole pages
 			}
-			if give > 0 && t < took {
-				best, took, pages = x, t, page.Covering(off, give)
+			if give <= 0 { // it is slower, and may be due for a trial
+				give, t = most, max(s.Time(most), disk.Time(n-most))
 			}
+			options = append(options, option{x, page.Covering(off, give)})
+			times = append(times, t+beside.Time(give))
 		case last.End == rg.End:
 			most := off + n - last.Offset()
 			t := s.Time(most) + disk.Time(n-most)
 			if x.Device.Engines {
 				t = max(s.Time(most), disk.Time(n-most))
 			}
-			if t < took || f.c.When == Always && best == nil {
-				best, took, pages = x, t, last
-			}
+			options, times = append(options, option{x, last}), append(times, t+beside.Time(most))
 		}
 	}
-	f.probe(facts, rg, best)
-	if best == nil {
-		return nil
-	}
-	if plan = f.plan(facts, best, pages); plan != nil {
-		s := best.Device.Moves.Cost.Now()
-		plan.beUrgent(s.Time(pages.Bytes()))
-	}
-	return plan
+	return options[f.c.trials.Pick(n, times)]
+}
+
+// homesTurn reports whether home is to be tried instead of a device from which n bytes are thought to take so long.
+func (f *File) homesTurn(n int64, took time.Duration) bool {
+	disk := f.c.disk.Now()
+	return f.c.When == Auto && f.c.around.Pick(n, []time.Duration{disk.Time(n), took}) == 0
 }
 
 // fastest returns the device from which all pages of rg, of which somebody waits for n bytes, are thought to be there
@@ -143,7 +174,7 @@ func (f *File) probeHome(rg page.Range) {
 			return
 		}
 		defer c.memory.give(buf)
-		_, _ = c.homeRead(readAt, buf[:rg.Bytes()], rg.Offset())
+		_, _ = c.homeRead(readAt, buf[:rg.Bytes()], rg.Offset(), true)
 	}) {
 		c.disk.Measured()
 	}

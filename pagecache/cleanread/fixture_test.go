@@ -21,7 +21,7 @@ import (
 // file is an Executor: home's bytes, all of which one device has in one extent.
 type file struct {
 	*File
-	t      *testing.T
+	t      testing.TB
 	device *faulty.Device
 	counters
 	reads, asked atomic.Int64 // of home, and of the lock
@@ -30,6 +30,7 @@ type file struct {
 	home    []byte
 	tracked []page.Range // that programs may be storing into
 	pending bool
+	nothing bool // is on the device
 	extent  *extent
 	changes atomic.Uint64
 }
@@ -63,7 +64,7 @@ func (x *extent) LetGo() {
 }
 
 // newFile makes a file of size bytes, all of which a device has. tune may change the options.
-func newFile(t *testing.T, size int64, tune func(o *Options)) *file {
+func newFile(t testing.TB, size int64, tune func(o *Options)) *file {
 	t.Helper()
 	memory := (size + 2<<20 - 1) &^ (2<<20 - 1)
 	d, err := emulated.New(emulated.Options{Memory: memory, CopyEngines: true})
@@ -121,6 +122,9 @@ func (f *file) Facts(_ context.Context, rg page.Range) *Facts {
 func (f *file) Settled(page.Range, bool) bool { return !f.pending }
 
 func (f *file) Haves(rg page.Range) []Have {
+	if f.nothing {
+		return nil
+	}
 	return []Have{{
 		Device: f.c.Devices[0], Pages: []page.Range{rg}, Tracked: intersect(f.tracked, rg), Extents: []Extent{f.extent},
 	}}

@@ -2,6 +2,7 @@ package cleanread
 
 import (
 	"context"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -27,13 +28,13 @@ func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, 
 			return n + m, nil
 		}
 	}
-	m, failed := 0, late
-	if !failed {
-		m, failed = f.readAround(ctx, rest, at, size)
+	m, atHome := 0, late
+	if !late {
+		m, atHome = f.readAround(ctx, rest, at, size)
 	}
 	switch {
 	case m > 0:
-	case failed:
+	case atHome:
 		m, err = f.fromHome(home, rest, at)
 	default:
 		m, err = f.readDeviceOrHome(ctx, rest, at, home)
@@ -43,7 +44,8 @@ func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, 
 
 // readDeviceOrHome reads from a device, from home, or from both at once.
 func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home Home) (n int, err error) {
-	c, want := f.c, int64(len(p))
+	c, want, began := f.c, int64(len(p)), time.Now()
+	defer func() { c.trials.Spent(want, time.Since(began)) }()
 	facts := f.facts(ctx, page.Covering(off, want))
 	if err := ctx.Err(); err != nil && facts == nil {
 		return 0, err
@@ -76,6 +78,7 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	if err != nil || int64(before) < lo {
 		return before, err
 	}
+	waited := time.Now()
 	doubtful := plan.pages
 	if plan.Err() == nil {
 		doubtful = f.verify(plan)
@@ -85,6 +88,7 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	if plan.Err() == nil {
 		copied = copy(p[lo:hi], plan.Buf()[from:])
 	}
+	plan.device.beside.Note(hi-lo, time.Since(waited))
 	if !doubtful.Empty() {
 		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		a, b := max(doubtful.Offset()-off, lo), min(doubtful.End.Offset()-off, hi)
@@ -105,14 +109,17 @@ func (f *File) fromHome(home Home, p []byte, off int64) (n int, err error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	n, err = f.c.homeRead(home.ReadAt, p, off)
+	n, err = f.c.homeRead(home.ReadAt, p, off, false)
 	f.ex.Count(func(c *Counters) { c.DiskReads.Add(1); c.DiskReadBytes.Add(int64(n)) })
 	return n, err
 }
 
-// homeRead reads home, of which the host's page cache lacks some, and notes how long that takes.
-func (c *Cache) homeRead(readAt func(p []byte, off int64) (int, error), p []byte, off int64) (n int, err error) {
-	c.disk.Measure(int64(len(p)), func() error {
+// homeRead reads home, of which the host's page cache lacks some, and notes how long that takes. apart says that nobody
+// waits for it.
+func (c *Cache) homeRead(
+	readAt func(p []byte, off int64) (int, error), p []byte, off int64, apart bool,
+) (n int, err error) {
+	c.disk.Measure(int64(len(p)), apart, func() error {
 		n, err = readAt(p, off)
 		return err
 	})

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
@@ -45,7 +44,7 @@ type waiter struct {
 func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err error)) *Device {
 	d := &Device{
 		dev: dev, order: order, failed: failed, waits: make(map[schedule.ID]*waiter),
-		Cost: &Place{source: cost.NewSource(deviceLatency, deviceBandwidth)},
+		Cost: NewPlace(deviceLatency, deviceBandwidth),
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d

@@ -22,7 +22,12 @@ type Place struct {
 }
 
 // NewDisk returns the place that home is read from.
-func NewDisk() *Place { return &Place{source: cost.NewSource(diskLatency, diskBandwidth)} }
+func NewDisk() *Place { return NewPlace(diskLatency, diskBandwidth) }
+
+// NewPlace returns a place of which this is thought until something is measured: bandwidth is in bytes per second.
+func NewPlace(latency time.Duration, bandwidth float64) *Place {
+	return &Place{source: cost.NewSource(latency, bandwidth)}
+}
 
 // do calls fn with what is known.
 func (p *Place) do(fn func(s *cost.Source)) {
@@ -46,20 +51,20 @@ func (p *Place) Due() (due bool) {
 // Measured ends what Due began.
 func (p *Place) Measured() { p.do(func(s *cost.Source) { s.Measured(time.Now()) }) }
 
-// begin says that a read of n bytes begins, and returns the bytes that were under way.
-func (p *Place) begin(n int64) (ahead int64) {
+// begin says that a read of n bytes begins, and returns what was under way.
+func (p *Place) begin(n int64) (ahead cost.Ahead) {
 	p.do(func(s *cost.Source) { ahead = s.Begin(n) })
 	return ahead
 }
 
-// end says that a read ended of which begin returned ahead.
-func (p *Place) end(n, ahead int64, began, now time.Time, err error) {
+// end says that a read ended of which begin returned ahead. apart says that nobody waited for it.
+func (p *Place) end(n int64, ahead cost.Ahead, began, now time.Time, apart bool, err error) {
 	p.do(func(s *cost.Source) {
 		if err != nil {
 			s.Cancel(n)
 			return
 		}
-		s.End(n, ahead, now.Sub(began), now)
+		s.End(n, ahead, now.Sub(began), apart, now)
 	})
 }
 
@@ -70,16 +75,16 @@ func (p *Place) cancel(n int64) { p.do(func(s *cost.Source) { s.Cancel(n) }) }
 func (p *Place) givenUp()  { p.do((*cost.Source).Abandon) }
 func (p *Place) answered() { p.do((*cost.Source).Answer) }
 
-// Measure carries out a read of n bytes and notes how long it took.
-func (p *Place) Measure(n int64, read func() error) {
+// Measure carries out a read of n bytes and notes how long it took. apart says that nobody waits for it.
+func (p *Place) Measure(n int64, apart bool, read func() error) {
 	ahead := p.begin(n)
 	began := time.Now()
 	err := read()
-	p.end(n, ahead, began, time.Now(), err)
+	p.end(n, ahead, began, time.Now(), apart, err)
 }
 
-// NoteForTesting notes a read of n bytes that took so long.
-func (p *Place) NoteForTesting(n int64, took time.Duration) {
+// Note notes a read of n bytes that took so long and has ended.
+func (p *Place) Note(n int64, took time.Duration) {
 	now := time.Now()
-	p.end(n, p.begin(n), now.Add(-took), now, nil)
+	p.end(n, p.begin(n), now.Add(-took), now, false, nil)
 }

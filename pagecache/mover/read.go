@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -25,7 +26,7 @@ type Read struct {
 	urgent, own bool
 
 	began time.Time
-	ahead int64 // bytes that were under way
+	ahead cost.Ahead // what was under way
 
 	// done is closed when buf has the bytes, or err is set.
 	done  chan struct{}
@@ -154,7 +155,7 @@ func (d *Device) carryOut(reads []*Read) {
 		}
 		givenUp := r.state == readGivenUp
 		if !r.urgent || givenUp {
-			d.Cost.end(r.bytes, r.ahead, r.began, now, err)
+			d.Cost.end(r.bytes, r.ahead, r.began, now, true, err)
 		}
 		d.under = slices.DeleteFunc(d.under, func(other *Read) bool { return other == r })
 		r.endLocked()
@@ -185,10 +186,10 @@ func (r *Read) Finish() { r.result.done() }
 // the caller calls Finish. What a caller who slept took to be woken is part of what the copy took; what he did before
 // he waited is not.
 func (r *Read) Wait(patience time.Duration) (done bool) {
-	cost := r.dev.Cost
+	place := r.dev.Cost
 	select {
 	case <-r.done:
-		cost.end(r.bytes, r.ahead, r.began, r.ended, r.err)
+		place.end(r.bytes, r.ahead, r.began, r.ended, false, r.err)
 		return true
 	default:
 	}
@@ -201,7 +202,7 @@ func (r *Read) Wait(patience time.Duration) (done bool) {
 		done = r.giveUp()
 	}
 	if done {
-		cost.end(r.bytes, r.ahead, r.began, time.Now(), r.err)
+		place.end(r.bytes, r.ahead, r.began, time.Now(), false, r.err)
 	}
 	return done
 }
