@@ -7,7 +7,7 @@ const worthSplitting = 0.8
 
 // Split says how a read of n bytes is divided between a, which has all or the first most of them, and b, which has them all:
 // a gives as many bytes from the beginning as are returned, a multiple of grain, and b the rest, at the same time. took is how long that
-// is thought to take. A place that is stuck is left out.
+// is thought to take. Only a read that is alone is divided. A place that is stuck is left out.
 func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration) {
 	most = min(most, n)
 	if most < n {
@@ -20,7 +20,10 @@ func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration)
 	if t := max(a.Time(most), b.Time(n-most)); t < took || b.Stuck() {
 		fromA, took = most, t
 	}
-	// Where both would end at once: latency and queue of either, and then each at its own pace.
+	if a.reads > 0 || b.reads > 0 { // others keep both busy, and two requests cost more than one
+		return fromA, took
+	}
+	// Where both would end at once: latency of either, and then each at its own pace.
 	wait := float64(b.Time(1)-a.Time(1)) / 1e9 * unit
 	pa, pb := a.perUnit/1e9, b.perUnit/1e9
 	even := int64((wait + pb*float64(n)) / (pa + pb))

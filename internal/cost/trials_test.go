@@ -12,20 +12,30 @@ import (
 )
 
 // server is a place of the simulation: it serves so many reads at once, each of which takes a time of its own, and then
-// their bytes pass one after the other. A queue is served in order.
+// their bytes pass one after the other. A queue is served in order, or all of it at once as that of a device is.
 type server struct {
 	request   time.Duration
 	bandwidth float64
 	noise     float64 // 0: none, 1: reads take anything from nothing to twice as long
-	atOnce    []time.Duration
-	pipe      time.Duration // when it is idle
+	// together says that reads that wait for one to end begin as one.
+	together bool
+	atOnce   []time.Duration
+	next     []time.Duration // when those end that begin together then; 0: there are none
+	pipe     time.Duration   // when it is idle
 }
 
-func (s *server) reset(atOnce int) { s.atOnce, s.pipe = make([]time.Duration, atOnce), 0 }
+func (s *server) reset(atOnce int) {
+	s.atOnce, s.next, s.pipe = make([]time.Duration, atOnce), make([]time.Duration, atOnce), 0
+}
 
 // ends returns when a read ends that comes now. Reads come in the order of time.
 func (s *server) ends(rnd *rand.Rand, now time.Duration, n int64) time.Duration {
 	first := 0
+	for i := range s.atOnce {
+		if s.next[i] > 0 && s.atOnce[i] <= now {
+			s.atOnce[i], s.next[i] = s.next[i], 0
+		}
+	}
 	for i := range s.atOnce {
 		if s.atOnce[i] < s.atOnce[first] {
 			first = i
@@ -33,7 +43,14 @@ func (s *server) ends(rnd *rand.Rand, now time.Duration, n int64) time.Duration 
 	}
 	request := time.Duration(float64(s.request) * (1 + s.noise*(2*rnd.Float64()-1)))
 	ready := max(now, s.atOnce[first]) + request
-	s.atOnce[first] = ready
+	switch {
+	case !s.together || s.atOnce[first] <= now:
+		s.atOnce[first] = ready
+	case s.next[first] == 0:
+		s.next[first] = ready
+	default:
+		ready = s.next[first]
+	}
 	s.pipe = max(s.pipe, ready) + time.Duration(float64(n)/s.bandwidth*1e9)
 	return s.pipe
 }
@@ -70,7 +87,8 @@ func (s *scene) String() string {
 	text := fmt.Sprintf("%d jobs, %d bytes", s.jobs, s.sizes)
 	for i := range s.places {
 		p := &s.places[i]
-		text += fmt.Sprintf("; %v, %.0f MB/s, %d at once, noise %.2f", p.request, p.bandwidth/1e6, s.atOnce[i], p.noise)
+		text += fmt.Sprintf("; %v, %.0f MB/s, %d at once, together %v, noise %.2f", p.request, p.bandwidth/1e6,
+			s.atOnce[i], p.together, p.noise)
 	}
 	return text
 }
@@ -84,6 +102,7 @@ func randomScene(rnd *rand.Rand, jobs int) *scene {
 			request: time.Duration(between(5e3, 2e6)), bandwidth: between(2e8, 2e10), noise: rnd.Float64(),
 		}
 		s.atOnce[i] = []int{1, 4, 32}[rnd.IntN(3)]
+		s.places[i].together = i == 0 && rnd.IntN(2) == 0
 	}
 	s.sizes = [][]int64{{4096}, {16 << 10}, {128 << 10}, {1 << 20}, {4096, 128 << 10}}[rnd.IntN(5)]
 	return s
@@ -137,7 +156,11 @@ func (s *scene) alone(seed uint64, reads, place int) time.Duration {
 // chosen is run with a choice by price.
 func (s *scene) chosen(seed uint64, reads int) (took time.Duration, first float64) {
 	var trials Trials
+	probes := 0
 	return s.run(seed, reads, func(sources *[2]*Source, n int64) int {
+		if probes++; probes <= 8 { // as places are probed that are due
+			return probes % 2
+		}
 		return trials.Pick(n, []time.Duration{sources[0].Time(n), sources[1].Time(n)})
 	}, trials.Spent)
 }

@@ -22,6 +22,13 @@
 // Nobody waits for a device for longer than a bound (Cache.patience), and then reads home. The copy that was given up
 // keeps its buffer and its extents until it ends; meanwhile no read goes to that device.
 //
+// # The choice
+//
+// A read is asked of whoever is thought to give it first, by what reads of its size took there lately, under as much
+// load (package cost). What the reader does besides is part of the price of a device. A small part of the time goes for
+// trials of the others; what nobody asks at all is measured in the background. The same holds for reads that bring what
+// is around them. BenchmarkChoice compares with the disk and with the device alone.
+//
 // # Epochs
 //
 // A region is 2 MiB of a file. Its epoch is a number that only grows; it does so before anybody can see that something
