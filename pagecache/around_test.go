@@ -33,7 +33,7 @@ func (s *source) readDirect(t *testing.T, off, n int) []byte {
 // TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see every write.
 func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -85,7 +85,7 @@ func TestNothingIsReadAgain(t *testing.T) {
 // TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched again.
 func TestAFailedReadBringsNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)

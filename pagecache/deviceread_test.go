@@ -127,7 +127,7 @@ func TestHostCacheFirst(t *testing.T) {
 // and again.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	p := m.run(src, 0, 0, sharedSize, true)
 	want := src.home.bytes(0, sharedSize)
@@ -151,7 +151,7 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 // not read.
 func TestStoresAfterTheEnd(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
@@ -423,7 +423,7 @@ func TestHungReadAhead(t *testing.T) {
 // TestFailingDevice: a copy that fails is read from home, and so is what a lost device had.
 func TestFailingDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, context.DeadlineExceeded)
@@ -619,7 +619,7 @@ func (s *source) chunks() (n int) { return s.attached.clean.ChunksForTesting() }
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, home := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	for k := range 60 {
@@ -663,7 +663,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
-			m.cache.leastPatience = time.Minute // this is not about a device that is slow
+			m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false)
 			for k := range 8 {
@@ -693,7 +693,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.leastPatience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)
