@@ -95,7 +95,7 @@ func Mount(o Options) (*Server, error) {
 		return nil, err
 	}
 	o.Source, o.Mountpoint = place.source, place.mountpoint
-	if err := checkRights(o.AllowOther); err != nil {
+	if err := CheckRights(o.AllowOther); err != nil {
 		return nil, err
 	}
 	writeBackAsked := o.WriteBack

@@ -101,7 +101,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newTrace(), newDemo(), newProgram(), newBench(),
+	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newDoctor(), newProfile(), newDebug(), newTrace(), newDemo(), newProgram(), newBench(),
 		newBenchProcess(), newVersion())
 	return root
 }

@@ -120,10 +120,27 @@ type traceFile struct {
 
 // createTrace makes the file of a trace, or takes standard output, which is not closed.
 func createTrace(cmd *cobra.Command, output string, mode os.FileMode) (*traceFile, error) {
+	return createOutput(cmd, output, "a trace", mode, false)
+}
+
+// createFile is createTrace for something else, which may be text.
+func createFile(cmd *cobra.Command, output, what string, text bool) (*traceFile, error) {
+	return createOutput(cmd, output, what, 0o600, text)
+}
+
+// finish closes the file, and removes what was made in vain.
+func (f *traceFile) finish(err error) error {
+	if err = errors.Join(err, f.Close()); err != nil && f.made {
+		_ = os.Remove(f.name)
+	}
+	return err
+}
+
+func createOutput(cmd *cobra.Command, output, what string, mode os.FileMode, text bool) (*traceFile, error) {
 	if output == standardStream {
 		out := cmd.OutOrStdout()
-		if f, ok := out.(*os.File); ok && isTerminal(f) {
-			return nil, usagef("a trace is nothing for a terminal: write it to a pipe, or to a file with -o FILE")
+		if f, ok := out.(*os.File); ok && isTerminal(f) && !text {
+			return nil, usagef("%s is nothing for a terminal: write it to a pipe, or to a file with -o FILE", what)
 		}
 		return &traceFile{unclosed{out}, "standard output", false}, nil
 	}
@@ -140,7 +157,7 @@ func createTrace(cmd *cobra.Command, output string, mode os.FileMode) (*traceFil
 		f, err = os.OpenFile(output, os.O_WRONLY, 0) // a pipe, or a device such as /dev/null
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the trace cannot be written: %w", err)
+		return nil, fmt.Errorf("%s cannot be written: %w", what, err)
 	}
 	return &traceFile{f, output, made}, nil
 }

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// mostLog is how much of the end of a log goes into an archive.
+const mostLog = 1 << 20
+
+func newDebug() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "debug MOUNTPOINT -o FILE",
+		Short: "Collect what helps to find a fault into one archive",
+		Long: `debug writes an archive (tar, gzip) for a report of a fault: versions, what doctor says, the status of the mount, the end of
+its log, its command line, and the stacks and the heap of its daemon. It has names of files and processes, and nothing of what
+files contain. What could not be had is named in errors.txt. Only root and the user who mounted get all of it.`,
+		Example: `  gaiafs debug /mnt/data -o gaiafs-debug.tar.gz`,
+		Args:    arguments("MOUNTPOINT"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output == "" {
+				return usagef("say with -o which file the archive is to be written to")
+			}
+			f, err := createFile(cmd, output, "an archive", false)
+			if err != nil {
+				return err
+			}
+			return f.finish(collect(cmd, args[0], f))
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "",
+		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
+	return cmd
+}
+
+// collect writes the archive. A daemon that does not answer is no reason to go without the rest.
+func collect(cmd *cobra.Command, mountpoint string, w io.Writer) error {
+	z := gzip.NewWriter(w)
+	t := tar.NewWriter(z)
+	var wrong strings.Builder
+	now := time.Now()
+	put := func(name string, content []byte, err error) error {
+		if err != nil {
+			fmt.Fprintf(&wrong, "%s: %v\n", name, err)
+			return nil
+		}
+		head := &tar.Header{Name: "gaiafs-debug/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: now}
+		if err := t.WriteHeader(head); err != nil {
+			return err
+		}
+		_, err = t.Write(content)
+		return err
+	}
+	status, statusErr := askStatus(mountpoint, patience)
+	if statusErr != nil {
+		statusErr = statusError(mountpoint, statusErr)
+	}
+	var s statusDocument
+	if statusErr == nil {
+		statusErr = json.Unmarshal(status, &s)
+	}
+	var versions bytes.Buffer
+	err := printVersion(&versions)
+	errs := put("version.txt", versions.Bytes(), err)
+	var doctor bytes.Buffer
+	for _, look := range []func() []check{checkKernel, checkFUSE, checkLimits, checkMemory, checkContainer, checkMounts} {
+		for _, c := range look() {
+			c.print(&doctor)
+		}
+	}
+	errs = errors.Join(errs, put("doctor.txt", doctor.Bytes(), nil), put("status.json", status, statusErr))
+	if statusErr == nil {
+		proc := fmt.Sprintf("/proc/%d", s.Mount.PID)
+		line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		errs = errors.Join(errs, put("command.txt", append(bytes.ReplaceAll(line, []byte{0}, []byte{' '}), '\n'), err))
+		limits, err := os.ReadFile(filepath.Join(proc, "limits"))
+		errs = errors.Join(errs, put("limits.txt", limits, err))
+		log, err := logOf(proc)
+		errs = errors.Join(errs, put("log.txt", log, err))
+		for _, kind := range []struct{ word, file string }{{"stacks", "stacks.txt"}, {"heap", "heap.pprof"}} {
+			doc, err := profile(cmd.Context(), mountpoint, kind.word, 0)
+			errs = errors.Join(errs, put(kind.file, doc, err))
+		}
+	}
+	if wrong.Len() > 0 {
+		errs = errors.Join(errs, put("errors.txt", []byte(wrong.String()), nil))
+		fmt.Fprint(cmd.ErrOrStderr(), "left out: "+strings.ReplaceAll(strings.TrimSpace(wrong.String()), "\n", "\nleft out: "), "\n")
+	}
+	return errors.Join(errs, t.Close(), z.Close())
+}
+
+// logOf returns the end of the log of a daemon: what it writes to standard error, where that is a file.
+func logOf(proc string) ([]byte, error) {
+	path := filepath.Join(proc, "fd", "2")
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		target, _ := os.Readlink(path)
+		return nil, fmt.Errorf("the log goes to %s", target)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if _, err := f.Seek(max(st.Size()-mostLog, 0), io.SeekStart); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(f, mostLog))
+}
