@@ -32,7 +32,7 @@ from .opened import safe_open
 from .packs import Pack, pack
 from .patching import patch
 from .residency import info, status, warm
-from .saved import save_file
+from .saved import save, save_file
 from .shards import ShardPlan, Split
 from .views import Segment, View, view
 from .weights import Weights, load_file, load_safetensors
@@ -62,6 +62,7 @@ __all__ = [
     "pack",
     "patch",
     "safe_open",
+    "save",
     "save_file",
     "status",
     "view",

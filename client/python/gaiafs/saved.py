@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import math
@@ -9,13 +11,16 @@ import os
 import secrets
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from .arguments import PathLike
 from .array import Array
 from .dtypes import SAFETENSORS, DType, dtype_of
 from .errors import Error
+from .mapping import Mapping as Mapped
 from .mapping import mmap
 from .safetensors import MAX_HEADER
 
@@ -24,7 +29,15 @@ _WORDS = {dtype: word for word, dtype in SAFETENSORS.items()}
 _ORDER = (
     "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
 ).split()
-STEP = 256 << 20  # bytes that are mapped, or in the host's memory, at a time
+STEP = 64 << 20  # bytes that are mapped, or in the host's memory, at a time
+_ON_THEIR_WAY = 2  # pieces that go to stable storage while the next one is copied
+_ADVICE = {
+    errno.ENOSPC: "free some space, and save again",
+    errno.EDQUOT: "free some space of the quota, and save again",
+    errno.ENOMEM: "free memory of the device, or copy the tensors to the CPU before",
+    errno.ENOTTY: "tensors of a GPU are saved on a mount: choose a path there, or copy them to the CPU before",
+    errno.EROFS: "the mount is read-only: save elsewhere",
+}
 
 
 class _Source(NamedTuple):
@@ -59,6 +72,20 @@ def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str,
     Raises ValueError for tensors that are not contiguous, TypeError for elements that the format has no word for,
     Error and OSError where the file cannot be written.
     """
+    save(path, tensors, metadata)
+
+
+def save(
+    path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, device: Any = None
+) -> None:
+    """Writes a checkpoint: what ``save_file`` writes, in the order of arguments that checkpoints are used to.
+
+    Pieces of 64 MiB of a GPU's tensors go to stable storage while the next one is copied into the mapped file. With
+    device, also those of the CPU go through the memory of that device, which has them then for who loads the file there.
+
+    When it returns, all is on stable storage and has the name. When it raises, what had the name is as it was, and
+    nothing else is left; an Error says what to do. Tensors must not change meanwhile.
+    """
     sources = sorted((_source(name, t) for name, t in tensors.items()), key=lambda s: s.name)
     sources.sort(key=lambda s: -_ORDER.index(s.word))
     header, name = _header(sources, metadata), os.fsdecode(path)
@@ -71,15 +98,21 @@ def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str,
         _write(fd, header, 0)
         pieces = list(_pieces(sources, len(header)))
         for p in pieces:
-            if p.source.device is None:
+            if p.source.device is None and device is None:
                 _write(fd, p.source.part(p.begin, p.end), p.at)
-        for (device, _), run in itertools.groupby((p for p in pieces if p.source.device is not None), _together()):
-            _store(fd, device, list(run))
+        stored = [p for p in pieces if p.source.device is not None or device is not None]
+        with _Syncing() as syncing:
+            for (on, _), run in itertools.groupby(stored, _together()):
+                _store(fd, device if on is None else on, list(run), syncing)
         os.fsync(fd)
         os.rename(temporary, name)
         made.append(-1)
     except OSError as e:
-        raise Error(e.errno or 0, e.strerror or "", name) from None
+        words = e.strerror or ""
+        if e.errno in _ADVICE:
+            before = "; the file is as it was" if os.path.lexists(name) else ""
+            words = f"{words}: {_ADVICE[e.errno]}{before}"
+        raise Error(e.errno or 0, words, name) from None
     finally:
         if made[1:] != [-1]:
             _forget(temporary)
@@ -190,14 +223,53 @@ def _together() -> Callable[[_Piece], tuple[Any, int]]:
     return key
 
 
-def _store(fd: int, device: Any, run: list[_Piece]) -> None:
-    """Copies pieces from a GPU's memory into the file, mapped on the same GPU."""
+class _Syncing:
+    """Mapped pieces on their way to stable storage, a few at a time."""
+
+    def __init__(self) -> None:
+        self._begun: deque[tuple[Mapped, Future[None]]] = deque()
+
+    def __enter__(self) -> _Syncing:
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        try:
+            while self._begun and value is None:
+                self._end()
+        finally:
+            for m, _ in self._begun:
+                with contextlib.suppress(OSError):  # something else is to be reported
+                    m.close()
+
+    def add(self, m: Mapped) -> None:
+        self._begun.append((m, m.sync(wait=False)))
+        while len(self._begun) > _ON_THEIR_WAY:
+            self._end()
+
+    def _end(self) -> None:
+        m, future = self._begun[0]
+        future.result()
+        m.close()
+        self._begun.popleft()
+
+
+def _store(fd: int, device: Any, run: list[_Piece], syncing: _Syncing) -> None:
+    """Copies pieces into the file, mapped on a device: on the GPU that has them, or from the host."""
     begin = run[0].at // 4096 * 4096
-    with mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin) as m:
+    m = mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin)
+    try:
         for p in run:
             part = p.source.part(p.begin, p.end)
-            m.tensor("uint8", (p.end - p.begin,), p.at - begin, misaligned=True).copy_(part)
-        m.sync(durable=False)
+            if p.source.device is None:
+                m.write(part, p.at - begin)
+            else:
+                m.tensor("uint8", (p.end - p.begin,), p.at - begin, misaligned=True).copy_(part)
+            del part
+    except BaseException:
+        with contextlib.suppress(OSError, BufferError):
+            m.close()
+        raise
+    syncing.add(m)
 
 
 def _write(fd: int, data: Any, at: int) -> None:

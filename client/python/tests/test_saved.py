@@ -1,5 +1,6 @@
 """save_file: byte for byte what safetensors writes, whole or not at all."""
 
+import errno
 import os
 
 import numpy as np
@@ -98,6 +99,48 @@ def test_short_writes(directory, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:1000], at))
     gaiafs.save_file({"a": np.arange(5000)}, directory / "f")
     assert safetensors.numpy.load_file(directory / "f")["a"].tolist() == list(range(5000))
+
+
+def test_checkpoints_through_a_device(directory, monkeypatch, mount):
+    tensors = {"a": np.arange(50_000), "b": np.arange(7, dtype="u1"), "empty": np.zeros((0, 3)), "c": np.ones((3, 5000))}
+    gaiafs.save_file(tensors, directory / "want", {"a": "b"})
+    for step in (saved.STEP, 10_000, 4096):
+        monkeypatch.setattr(saved, "STEP", step)
+        gaiafs.save(directory / "got", tensors, {"a": "b"}, device=1)
+        assert (directory / "got").read_bytes() == (directory / "want").read_bytes()
+    assert sorted(os.listdir(directory)) == ["got", "want"]
+    gaiafs.save(directory / "none", {}, device=0)
+    assert safetensors.numpy.load_file(directory / "none") == {}
+
+
+@pytest.mark.parametrize("where", ["sync", "close", "write", "mmap"])
+def test_checkpoints_that_fail_half_way(directory, monkeypatch, where):
+    tensors = {"a": np.arange(50_000)}
+    path = directory / "model"
+    gaiafs.save(path, tensors, device=0)
+    before, calls = path.read_bytes(), []
+    monkeypatch.setattr(saved, "STEP", 20_000)
+    of = saved if where == "mmap" else gaiafs.Mapping
+    real = getattr(of, where)
+
+    def fail(*arguments, **options):
+        calls.append(where)
+        if len(calls) == 4:
+            raise gaiafs.Error(errno.ENOSPC, "planted")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(of, where, fail)
+    with pytest.raises(gaiafs.Error, match="planted: free some space, and save again; the file is as it was") as e:
+        gaiafs.save(path, {"a": np.zeros(50_000)}, device=0)
+    assert e.value.errno == errno.ENOSPC and e.value.filename == str(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before and os.listdir(directory) == ["model"]
+
+
+def test_errors_say_what_to_do(tmp_path):
+    with pytest.raises(gaiafs.Error, match="choose a path there"):
+        gaiafs.save(tmp_path / "f", {"a": np.ones(3)}, device=0)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("tensors, metadata, error, words", [
