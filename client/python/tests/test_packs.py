@@ -68,13 +68,12 @@ def test_a_pack_wastes_little(folder):
             assert p.view.nbytes <= sum(p.sizes.values()) + most * len(paths)
 
 
-def test_a_pack_is_shared_and_refreshed(folder, mount):
-    before = gaiafs.status(mount)["devices"][0]["used_bytes"]
-    with gaiafs.pack(folder, framework="array") as p:
-        used = gaiafs.status(mount)["devices"][0]["used_bytes"]
-        with pickle.loads(pickle.dumps(p)) as q, gaiafs.pack(str(folder), framework="array") as r:
-            assert used > before and gaiafs.status(mount)["devices"][0]["used_bytes"] == used
-            with open(folder / "below" / "001", "r+b") as f:
+def test_a_pack_is_shared_and_refreshed(folder):
+    one = folder / "below" / "001"
+    with gaiafs.pack(folder, framework="array") as p, pickle.loads(pickle.dumps(p)) as q:
+        with gaiafs.pack(str(folder), framework="array") as r:
+            assert len(gaiafs.info(one)["files"][0]["views"]) == 1
+            with open(one, "r+b") as f:
                 f.write(b"changed")
             assert p.acquire() == 1
             assert all(x.tobytes("below/001")[:7] == b"changed" for x in (p, q, r))
