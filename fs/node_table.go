@@ -194,6 +194,10 @@ func (fs *fileSystem) unrefer(n *node, lookups uint64, kids int) {
 
 // drop ends a node that is out of the table and returns the node that its locator named.
 func (fs *fileSystem) drop(n *node) (parent *node) {
+	if n.isRemoved() {
+		fs.removed.leave()
+		defer fs.removed.stay(true)
+	}
 	fs.leaveCache(n)
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +24,20 @@ const maxRemoved = 256
 type removedFiles struct {
 	mu    sync.Mutex
 	nodes map[*node]struct{} // protected by mu
+
+	// leaving counts those that are being let go of right now, which may take a while, and left those that have been.
+	leaving atomic.Int32
+	left    atomic.Uint64
+}
+
+// leave is called before files without a name may give their space back, and stay after that.
+func (r *removedFiles) leave() { r.leaving.Add(1) }
+
+func (r *removedFiles) stay(some bool) {
+	if some {
+		r.left.Add(1)
+	}
+	r.leaving.Add(-1)
 }
 
 // keepRemoved remembers n, which has neither name nor open.
@@ -47,6 +62,10 @@ func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	r.mu.Lock()
 	nodes := r.nodes
 	r.nodes = nil
+	if len(nodes) > 0 { // before anybody finds that there are none
+		r.leave()
+		defer func() { r.stay(any) }()
+	}
 	r.mu.Unlock()
 	for n := range nodes {
 		if fs.letGo(n, true) {
@@ -99,6 +118,13 @@ func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	return true
 }
 
+// isRemoved reports whether n lost its last name through the mount.
+func (n *node) isRemoved() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.removed
+}
+
 // opens returns how many opens n has.
 func (n *node) opens() int32 {
 	if c := n.data.Load(); c != nil {
@@ -146,7 +172,7 @@ const spacePatience = 50
 // spend is creator.spend that tries again while files that were removed may give space back.
 func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	for round := 0; ; {
-		waits := fs.unlinked.Load() > 0 // before call: what goes after it says so in freed
+		waits, left := fs.unlinked.Load() > 0, fs.removed.left.Load() // before call: what goes after it says so in freed
 		err := fs.creator.spend(uid, call)
 		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 			return err
@@ -155,10 +181,14 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 		if any {
 			continue
 		}
-		if !waits && !busy || round == spacePatience {
+		leaving := fs.removed.leaving.Load() > 0 // in this order: who is through by now has said so in left
+		went := fs.removed.left.Load() != left
+		if !waits && !busy && !leaving && !went || round == spacePatience {
 			return err
 		}
-		round++
+		if round++; went {
+			continue
+		}
 		select {
 		case <-fs.freed:
 		case <-time.After(patienceRound):

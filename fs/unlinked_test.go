@@ -48,6 +48,42 @@ func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
 	}
 }
 
+// TestSpaceThatIsBeingGivenBack asks for space while somebody else lets go of a removed file, and after that.
+func TestSpaceThatIsBeingGivenBack(t *testing.T) {
+	s := mount(t)
+	r := &s.fs.removed
+	for name, during := range map[string]func(calls int){
+		"longer than the call": func(calls int) {
+			switch calls {
+			case 1:
+				r.leave()
+			case 3:
+				r.stay(true)
+			}
+		},
+		"within the call": func(calls int) {
+			if calls == 1 {
+				r.leave()
+				r.stay(true)
+			}
+		},
+	} {
+		calls := 0
+		require.NoError(t, s.fs.spend(0, func() error {
+			if r.left.Load() > 0 && r.leaving.Load() == 0 && calls > 0 {
+				return nil
+			}
+			calls++
+			during(calls)
+			return unix.ENOSPC
+		}), name)
+		r.left.Store(0)
+	}
+	calls := 0
+	require.ErrorIs(t, s.fs.spend(0, func() error { calls++; return unix.ENOSPC }), unix.ENOSPC)
+	require.Equal(t, 1, calls)
+}
+
 // TestRemovedFileThatWasLookedUp removes a file that a program has found and not opened yet: it can still be opened.
 func TestRemovedFileThatWasLookedUp(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {
