@@ -280,7 +280,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 		s.mu.Unlock()
 		return nil, mapped{}, err
 	}
-	cm, err := open()
+	cm, err := s.openLast(open)
 	s.mu.Lock()
 	s.reserved--
 	if err != nil {

@@ -111,6 +111,7 @@ type Server struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // the accepting goroutine and the sessions
 	draining atomic.Bool    // no mapping is made any more
+	endings  atomic.Uint64  // sessions that have ended
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu

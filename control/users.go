@@ -73,6 +73,7 @@ func (s *Server) ended(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.discountLocked(ses)
+	s.endings.Add(1)
 	close(ses.ended)
 }
 

@@ -1,0 +1,69 @@
+package control
+
+import (
+	"errors"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// endingPatience is how long a request without memory waits for the sessions of clients that are gone. What they
+// mapped is released and unmapped by then, unless a backing file or a device hangs.
+const endingPatience = 10 * time.Second
+
+// openLast calls open, and again as long as it finds no memory while that of clients who are gone is being given back:
+// somebody who has seen a process die may expect its memory to be free.
+func (s *session) openLast(open func() (Mapping, error)) (Mapping, error) {
+	patience := time.After(endingPatience)
+	for {
+		ended := s.server.endings.Load()
+		m, err := open()
+		if !errors.Is(err, syscall.ENOMEM) {
+			return m, err
+		}
+		ending := s.server.endingBeside(s)
+		if ending == nil && s.server.endings.Load() == ended {
+			return nil, err
+		}
+		if ending == nil {
+			continue // it ended after open had looked
+		}
+		select {
+		case <-ending:
+		case <-patience:
+			return nil, err
+		case <-s.ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// endingBeside returns what is closed when another session's mappings are gone, of one whose client is gone; nil if
+// there is none.
+func (s *Server) endingBeside(mine *session) (ended <-chan struct{}) {
+	for _, ses := range s.snapshot() {
+		if ses != mine && ses.clientGone() {
+			return ses.ended
+		}
+	}
+	return nil
+}
+
+// clientGone reports whether the client has closed its connection, or the session is over for another reason.
+func (s *session) clientGone() bool {
+	if s.ctx.Err() != nil {
+		return true
+	}
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) {
+		asked := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		_, err := unix.Poll(asked, 0)
+		gone = err == nil && asked[0].Revents&(unix.POLLHUP|unix.POLLRDHUP) != 0
+	})
+	return gone || err != nil
+}
