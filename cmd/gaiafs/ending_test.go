@@ -203,13 +203,15 @@ func TestKilledDaemonDoesNotHoldItself(t *testing.T) {
 	require.Equal(t, -1, state.ExitCode())
 }
 
-// killed is a mount whose daemon was killed while a program had a file open.
+// killed is a mount whose daemon was killed while a program had a file open, and the kernel knew the attributes.
 func killed(t *testing.T) (s *serving, open *os.File) {
 	t.Helper()
-	s = mountForeground(t, "--gpus=none", "--passthrough=off")
+	s = mountForeground(t, "--gpus=none", "--passthrough=off", "--attr-timeout=1h")
 	open, err := os.Create(filepath.Join(s.mountpoint, "open"))
 	require.NoError(t, err)
 	t.Cleanup(func() { open.Close() })
+	_, err = os.Stat(s.mountpoint)
+	require.NoError(t, err)
 	require.NoError(t, s.cmd.Process.Kill())
 	_, err = s.cmd.Process.Wait()
 	require.NoError(t, err)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gaiafs/gaiafs/cmd/gaiafs/monitor"
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
@@ -220,7 +222,10 @@ func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 		if is, err := fs.IsMount(m.mountpoint); err != nil || !is {
 			return nil // what is wrong with the place is said later
 		}
-		_, err := within(m.mountpoint, askedFor, func() (os.FileInfo, error) { return os.Stat(m.mountpoint) })
+		// Not stat(2): the kernel may know the attributes still.
+		_, err := within(m.mountpoint, askedFor, func() (struct{}, error) {
+			return struct{}{}, unix.Statfs(m.mountpoint, new(unix.Statfs_t))
+		})
 		if errors.Is(err, errNoAnswer) {
 			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already, whose daemon does not answer: %s",
 				m.mountpoint, silentDaemons(m.mountpoint))
