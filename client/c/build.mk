@@ -6,7 +6,7 @@ GAIAFS_VERSION ?= 0.1.1
 PREFIX ?= /usr/local
 CC ?= cc
 
-GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c view.c start.c copy.c status.c stream.c work.c conn.c service.c call.c parcel.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c view.c group.c start.c copy.c status.c stream.c work.c conn.c service.c call.c parcel.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
 GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h cuda_errors.h wire.h)
 LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
@@ -47,7 +47,7 @@ libgaiafs-install: libgaiafs
 	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in \
 		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
-	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(GAIAFS_C)/gaia_group_begin.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_drop gaia_start gaia_wait gaia_cancel gaia_read gaia_write gaia_copies \
 			gaia_status gaia_context gaia_lend_context gaia_error; do \
@@ -55,6 +55,9 @@ libgaiafs-install: libgaiafs
 	done
 	for page in gaia_map_view gaia_view_layout; do \
 		ln -sf gaia_mview.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
+	done
+	for page in gaia_group_release gaia_group_abort gaia_acquire_all; do \
+		ln -sf gaia_group_begin.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
 	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig
 

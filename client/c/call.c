@@ -469,7 +469,7 @@ void gaiafs_calls_free(struct gaiafs_conn *c)
 	}
 }
 
-static int take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail)
+int gaiafs_take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail)
 {
 	(void)r;
 	return gaiafs_take_result(frame, fail);
@@ -477,7 +477,7 @@ static int take_simple(struct gaiafs_request *r, const struct gaiafs_frame *fram
 
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f)
 {
-	struct gaiafs_request r = { .take = take_simple };
+	struct gaiafs_request r = { .take = gaiafs_take_simple };
 	int err = gaiafs_call(c, type, body, n, &r);
 
 	if (err != 0)
@@ -491,7 +491,7 @@ void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size
 
 	if (r == NULL)
 		return;
-	r->take = take_simple;
+	r->take = gaiafs_take_simple;
 	if (gaiafs_call_begin(c, type, body, n, r) == 0)
 		gaiafs_call_abandon(c, r);
 	else

@@ -246,6 +246,44 @@ GAIA_API int gaia_wait(struct gaia_call *call, int timeout);
 /* gaia_cancel gives up waiting, at once. The request may be carried out all the same. It does nothing where nothing runs. */
 GAIA_API void gaia_cancel(struct gaia_call *call);
 
+/*
+ * Updates in place. A group is ranges of mappings of one mount whose stores are released at once: everyone sees all of
+ * it or nothing. The manual is gaia_group_begin(3).
+ */
+
+/* A range of a mapping, or of a view. */
+struct gaia_range {
+	void *address;
+	uint64_t length;
+};
+
+struct gaia_group; /* an open group */
+
+/*
+ * gaia_group_begin opens a group of ranges of mappings for writing; NULL on failure. Store after it has returned. Nothing of
+ * the group is seen before gaia_group_release, but by programs on the same device. A program that ends, or unmaps one of
+ * the mappings, before that has nothing of it released: the memory is what it was at the last release.
+ */
+GAIA_API struct gaia_group *gaia_group_begin(const struct gaia_range *ranges, size_t n);
+
+/*
+ * gaia_group_release publishes the group and frees it. *version, unless it is NULL, is the version that the files have then.
+ * It waits for work on GPUs as gaia_mrelease does. After a failure the group is still to be released or aborted;
+ * ECANCELED says that it can only be aborted.
+ */
+GAIA_API int gaia_group_release(struct gaia_group *group, uint64_t *version);
+
+/* gaia_group_abort takes back what was stored into the group, and frees it. NULL is no group. */
+GAIA_API void gaia_group_abort(struct gaia_group *group);
+
+/*
+ * gaia_acquire_all acquires several ranges of one mount at once: all of each group up to *version, and nothing of later
+ * ones. *version, which may be NULL, is that of the newest group of the files; 0 if there was none. With least it first
+ * waits, at most timeout milliseconds or with a negative timeout as long as it takes, until a file has at least that version:
+ * ETIMEDOUT; EPIPE where the last program ended that began groups of the files; EINTR after a signal's handler.
+ */
+GAIA_API int gaia_acquire_all(const struct gaia_range *ranges, size_t n, uint64_t least, int timeout, uint64_t *version);
+
 /* gaia_read copies len bytes at addr out of a mapping's memory, and gaia_write into it; they are there when it returns. */
 GAIA_API int gaia_read(const void *addr, void *to, size_t len);
 GAIA_API int gaia_write(void *addr, const void *from, size_t len);

@@ -485,6 +485,57 @@ private:
 	std::vector<place> places_;
 };
 
+/* The whole of a mapping, or of a view. */
+template <typename T> gaia_range range_of(const mapping<T> &m)
+{
+	return { const_cast<std::remove_const_t<T> *>(m.data()), m.size_bytes() };
+}
+
+/*
+ * A group of ranges whose stores are released at once. One that ends without release is taken back.
+ *
+ *	gaiafs::group update({ gaiafs::range_of(weights), gaiafs::range_of(biases) });
+ *	... // stores
+ *	std::uint64_t version = update.release();
+ */
+class group {
+public:
+	explicit group(const std::vector<gaia_range> &ranges) : group_(gaia_group_begin(ranges.data(), ranges.size()))
+	{
+		if (group_ == nullptr)
+			throw failure();
+	}
+
+	group(const group &) = delete;
+	group &operator=(const group &) = delete;
+	~group() { gaia_group_abort(group_); }
+
+	/* release publishes the group and returns its version. */
+	std::uint64_t release()
+	{
+		std::uint64_t version = 0;
+
+		if (gaia_group_release(group_, &version) != 0)
+			throw failure();
+		group_ = nullptr;
+		return version;
+	}
+
+private:
+	gaia_group *group_;
+};
+
+/* acquire_all acquires ranges at one version, which it returns. With least it waits for at least that one, so many milliseconds
+ * or, with a negative number, as long as it takes. */
+inline std::uint64_t acquire_all(const std::vector<gaia_range> &ranges, std::uint64_t least = 0, int timeout = -1)
+{
+	std::uint64_t version = 0;
+
+	if (gaia_acquire_all(ranges.data(), ranges.size(), least, timeout, &version) != 0)
+		throw failure();
+	return version;
+}
+
 } // namespace gaiafs
 
 #endif

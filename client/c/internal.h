@@ -118,7 +118,8 @@ void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r);
 void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f);
-/* gaiafs_take_result takes a RESULT. */
+/* gaiafs_take_simple is the take of requests that one RESULT answers, gaiafs_take_result takes a RESULT. */
+int gaiafs_take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
 int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
 
 /* Work for a thread of the library's own. The job is its owner's again once run is called. */
@@ -354,6 +355,9 @@ int gaiafs_grant_file(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
 
 /* gaiafs_flush is gaiafs_flush_kernel for the bytes from at on of the mapping. */
 int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *launder, struct gaiafs_fail *f);
+/* gaiafs_memfd_of puts a body that is larger than a frame where a daemon reads it. A child that is forked meanwhile keeps a
+ * copy of the descriptor. It returns an errno. */
+int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fail *f);
 /* gaiafs_view_grants gets the grants of a view's files. *g is that of the first. */
 int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gaiafs_fail *f);
 /* gaiafs_view_call asks for a view on a device. */

@@ -211,11 +211,9 @@ int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gai
 
 /* The request */
 
-/* memfd_of puts a body that is larger than a frame where a daemon reads it. A child that is forked meanwhile keeps a
- * copy of the descriptor. It returns an errno. */
-static int memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fail *f)
+int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fail *f)
 {
-	int fd = memfd_create("gaiafs view", MFD_CLOEXEC | MFD_ALLOW_SEALING), err;
+	int fd = memfd_create("gaiafs request", MFD_CLOEXEC | MFD_ALLOW_SEALING), err;
 
 	if (fd < 0)
 		return gaiafs_failed(f, errno, "no memory for %zu bytes of a request: %s", n, strerror(errno));
@@ -273,7 +271,7 @@ int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], 
 		return gaiafs_failed(&r->fail, ENOMEM, "out of memory");
 	put_all(rest.bytes, m, uuid, flags);
 	if (rest.n > GAIAFS_MAX_REQUEST - GAIAFS_HEADER) {
-		err = memfd_of(rest.bytes, rest.n, &rest.memfd, &r->fail);
+		err = gaiafs_memfd_of(rest.bytes, rest.n, &rest.memfd, &r->fail);
 		n = gaiafs_put_large(body, rest.n);
 	}
 	if (err == 0) {

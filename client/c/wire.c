@@ -113,6 +113,29 @@ size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t strid
 	return GAIAFS_VIEW_SEGMENT;
 }
 
+size_t gaiafs_put_ranges(uint8_t *b, uint32_t ranges)
+{
+	put32(b, ranges);
+	put32(b + 4, GAIAFS_RANGE);
+	return GAIAFS_RANGES_HEAD;
+}
+
+size_t gaiafs_put_group_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len)
+{
+	put64(b, mapping);
+	put64(b + 8, off);
+	put64(b + 16, len);
+	return GAIAFS_RANGE;
+}
+
+size_t gaiafs_put_acquire_all(uint8_t *b, uint64_t least, uint32_t milliseconds, uint32_t flags)
+{
+	put64(b, least);
+	put32(b + 8, milliseconds);
+	put32(b + 12, flags);
+	return 16;
+}
+
 size_t gaiafs_put_features(uint8_t *b, uint64_t chosen)
 {
 	put64(b, chosen);
@@ -212,6 +235,14 @@ bool gaiafs_get_move(const uint8_t *body, size_t n, struct gaiafs_move *m)
 	m->extent = (struct gaiafs_place){ .off = (int64_t)get64(body + 8), .size = (int64_t)get64(body + 16),
 					   .kind = get32(body + 40), .tier = get32(body + 44), .generation = get64(body + 32) };
 	m->previous = get64(body + 24);
+	return true;
+}
+
+bool gaiafs_get_numbered(const uint8_t *body, size_t n, uint64_t *number)
+{
+	if (n < 16)
+		return false;
+	*number = get64(body);
 	return true;
 }
 

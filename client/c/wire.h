@@ -40,6 +40,10 @@ enum gaiafs_type {
 	GAIAFS_ATTACH = 14,
 	GAIAFS_ANSWER = 15,
 	GAIAFS_MAPVIEW = 16,
+	GAIAFS_BEGINGROUP = 20,
+	GAIAFS_RELEASEGROUP = 21,
+	GAIAFS_ABORTGROUP = 22,
+	GAIAFS_ACQUIREALL = 23,
 	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
 	GAIAFS_MOVE = 0x4002,
 	GAIAFS_INVALIDATED = 0x4003,
@@ -50,6 +54,7 @@ enum gaiafs_type {
 	GAIAFS_RESULT = 0x8004,
 	GAIAFS_DOCUMENT = 0x8005,
 	GAIAFS_ERROR = 0x8006,
+	GAIAFS_NUMBERED = 0x8007,
 };
 
 enum { GAIAFS_MORE = 1, GAIAFS_LARGE = 2 };           /* in the flags of a header */
@@ -64,7 +69,9 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 #define GAIAFS_FEATURE_SERVICE UINT64_C(1)
 #define GAIAFS_FEATURE_LARGE UINT64_C(2)
 #define GAIAFS_FEATURE_VIEW UINT64_C(8)
-#define GAIAFS_USED_FEATURES (GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_VIEW)
+#define GAIAFS_FEATURE_GROUP UINT64_C(16)
+#define GAIAFS_USED_FEATURES \
+	(GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -142,12 +149,19 @@ size_t gaiafs_put_view(uint8_t *b, uint32_t device, uint32_t kind, const uint8_t
 		       uint32_t files, uint64_t align, uint32_t segments);
 size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t stride, uint64_t count, uint32_t file);
 
+/* The list of ranges of a group has a head, and the ranges. That of an ACQUIREALL comes behind what it asks for. */
+enum { GAIAFS_RANGES_HEAD = 8, GAIAFS_RANGE = 24 };
+size_t gaiafs_put_ranges(uint8_t *b, uint32_t ranges);
+size_t gaiafs_put_group_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
+size_t gaiafs_put_acquire_all(uint8_t *b, uint64_t least, uint32_t milliseconds, uint32_t flags);
+
 /* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody reads. */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w);
 bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct gaiafs_mapped *m);
 bool gaiafs_get_extents(const uint8_t *body, size_t n, unsigned version, struct gaiafs_extents *e);
 bool gaiafs_get_move(const uint8_t *body, size_t n, struct gaiafs_move *m);
+bool gaiafs_get_numbered(const uint8_t *body, size_t n, uint64_t *number);
 bool gaiafs_get_result(const uint8_t *body, size_t n, struct gaiafs_result *r);
 bool gaiafs_get_grant(const uint8_t *b, size_t n, struct gaiafs_grant *g);
 

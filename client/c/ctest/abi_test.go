@@ -24,6 +24,8 @@ var abi = []string{
 	"gaia_cancel@@GAIAFS_0.1.1", "gaia_context@@GAIAFS_0.1.1", "gaia_copies@@GAIAFS_0.1.1", "gaia_drop@@GAIAFS_0.1.1",
 	"gaia_lend_context@@GAIAFS_0.1.1", "gaia_read@@GAIAFS_0.1.1", "gaia_start@@GAIAFS_0.1.1", "gaia_status@@GAIAFS_0.1.1",
 	"gaia_wait@@GAIAFS_0.1.1", "gaia_write@@GAIAFS_0.1.1",
+	"gaia_acquire_all@@GAIAFS_0.1.1", "gaia_group_abort@@GAIAFS_0.1.1", "gaia_group_begin@@GAIAFS_0.1.1",
+	"gaia_group_release@@GAIAFS_0.1.1",
 	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1",
 }
 
@@ -53,7 +55,7 @@ func TestHeaderAndBuildAgree(t *testing.T) {
 	require.Regexp(t, `(?m)^#define GAIA_VERSION 101$`, string(header))
 	// Whoever adds a function to the header adds its page.
 	var pages []byte
-	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3"} {
+	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3", "../gaia_group_begin.3"} {
 		page, err := os.ReadFile(name)
 		require.NoError(t, err)
 		pages = append(pages, page...)

@@ -26,6 +26,7 @@ from .array import Array
 from .datasets import Dataset
 from .dtypes import DType
 from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
+from .groups import Group, acquire, atomic
 from .mapping import Mapping, mmap
 from .memory import Acquired
 from .opened import safe_open
@@ -47,6 +48,7 @@ __all__ = [
     "Dataset",
     "Error",
     "FormatError",
+    "Group",
     "Mapping",
     "Pack",
     "ReadOnlyWarning",
@@ -55,6 +57,8 @@ __all__ = [
     "Split",
     "View",
     "Weights",
+    "acquire",
+    "atomic",
     "info",
     "load_file",
     "load_safetensors",

@@ -21,6 +21,7 @@ import errno
 import itertools
 import os
 import pathlib
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -82,6 +83,12 @@ class _Copy(ctypes.Structure):
     _fields_ = [("to", _u64), ("source", _pointer), ("length", _u64)]
 
 
+class _Range(ctypes.Structure):
+    """struct gaia_range."""
+
+    _fields_ = [("address", _pointer), ("length", _u64)]
+
+
 _to = ctypes.POINTER
 _FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arguments
     "gaia_map": (_pointer, _to(_MapArgs), _size),
@@ -96,6 +103,10 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arg
     "gaia_read": (_int, _pointer, _pointer, _size),
     "gaia_write": (_int, _pointer, ctypes.c_char_p, _size),
     "gaia_copies": (_pointer, _pointer, _size, _to(_Copy), _size),
+    "gaia_group_begin": (_pointer, _to(_Range), _size),
+    "gaia_group_release": (_int, _pointer, _to(_u64)),
+    "gaia_group_abort": (None, _pointer),
+    "gaia_acquire_all": (_int, _to(_Range), _size, _u64, _int, _to(_u64)),
     "gaia_status": (_pointer, _int),
     "gaia_context": (_pointer,),
     "gaia_lend_context": (None, _pointer),
@@ -246,6 +257,44 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
         return int(call.pages)
     finally:
         _cancel(here)
+
+
+def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_Range]:
+    return (_Range * len(ranges))(*(_Range(*r) for r in ranges))
+
+
+def group_begin(ranges: Sequence[tuple[int, int]]) -> int:
+    """Opens a group of ranges, addresses and lengths, and returns what the next two take. For apart."""
+    group = _library.gaia_group_begin(_ranges(ranges), len(ranges))
+    if group is None:
+        raise _failure()
+    return int(group)
+
+
+def group_release(group: int) -> int:
+    """Releases a group, which is no more, and returns its version. After an error it is still there. For apart."""
+    version = _u64()
+    if _library.gaia_group_release(group, ctypes.byref(version)):
+        raise _failure()
+    return int(version.value)
+
+
+def group_abort(group: int) -> None:
+    """Takes a group back, which is no more. For apart."""
+    _library.gaia_group_abort(group)
+
+
+def acquire_all(ranges: Sequence[tuple[int, int]], least: int, timeout: float | None) -> int:
+    """Acquires ranges at a version, and returns it. It waits in pieces, so that an interrupt ends it."""
+    array, version = _ranges(ranges), _u64()
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _PIECE if end is None else max(int((end - time.monotonic()) * 1000), 0)
+        if not _library.gaia_acquire_all(array, len(ranges), least, min(left, _PIECE), ctypes.byref(version)):
+            return int(version.value)
+        failed = ctypes.get_errno()
+        if failed != errno.EINTR and (failed != errno.ETIMEDOUT or (end is not None and left <= _PIECE)):
+            raise _failure()
 
 
 def read(address: int, n: int) -> bytes:

@@ -16,6 +16,7 @@ from .copies import Copies
 from .errors import Error, FormatError
 from .files import check_file, named, open_file
 from .frameworks import framework_of, tensor_of
+from .groups import acquire_windows
 from .safetensors import Header, Tensor, about, read_header, shards_of, shown
 from .shards import Part, ShardPlan, whole
 from .views import MAX_ROWS, MAX_SEGMENTS, Plan, plan
@@ -29,18 +30,29 @@ class Weights(dict[str, Any]):
     """The tensors of safetensors files by name, from ``gaiafs.load_safetensors``."""
 
     def __init__(self, framework: str, shared: dict[str, Array], windows: list[Window]) -> None:
+        self.version: int | None = None
+        """The version that the tensors have since the last acquire: see there. None before."""
         super().__init__({name: tensor_of(a, framework) for name, a in shared.items()})
         self._framework, self._shared, self._windows = framework, shared, windows
 
-    def acquire(self, *, stream: Any = None) -> int:
+    def acquire(self, *, stream: Any = None, at_least: int = 0, timeout: float | None = None) -> int:
         """Brings the shared tensors up to date, and returns how many pages of them had changed.
 
         Only what changed in the files is copied, to where it was: tensors and their addresses stay. On a GPU it first
         waits for the work that was begun, of stream or of the whole device. Files that were replaced (renamed over)
         are not followed.
+
+        Of each group that a writer released (``gaiafs.atomic``) the tensors have everything then, or nothing; ``version`` is
+        that of the newest. With at_least it waits for that version or a later one: see ``gaiafs.acquire``.
         """
         handle = stream_of(stream)
-        return sum(w.request(_core.ACQUIRE, 0, w.length, stream=handle) for w in self._windows)
+        pages = sum(w.request(_core.ACQUIRE, 0, w.length, stream=handle) for w in self._windows)
+        try:
+            self.version = acquire_windows([(w, 0, w.length) for w in self._windows], at_least, timeout)
+        except Error as e:
+            if at_least or e.errno != errno.ENOTSUP:  # a daemon that has no groups
+                raise
+        return pages
 
     def private(self, *patterns: str) -> dict[str, Any]:
         """Puts copies of this process alone in the place of tensors, and returns them. They may be stored into.

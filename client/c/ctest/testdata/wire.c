@@ -145,7 +145,25 @@ static void wire2(const char *path)
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
-	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES));
+	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_GROUP));
+	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES));
+
+	/* Groups: a list of ranges, behind what an ACQUIREALL asks for. */
+	uint8_t list[256], *last = list;
+	uint64_t number = 0;
+	last += gaiafs_put_ranges(last, 2);
+	last += gaiafs_put_group_range(last, 7, 4096, 8192);
+	last += gaiafs_put_group_range(last, 8, 0, 0x123456789);
+	same(path, "begin-group", GAIAFS_BEGINGROUP, 10, list, (size_t)(last - list));
+	same(path, "release-group", GAIAFS_RELEASEGROUP, 11, b, gaiafs_put_unmap(b, 3));
+	same(path, "abort-group", GAIAFS_ABORTGROUP, 12, b, gaiafs_put_unmap(b, 3));
+	last = list + gaiafs_put_acquire_all(list, UINT64_C(0x1122334455), 500, GAIAFS_ACQUIRE_LAUNDER);
+	last += gaiafs_put_ranges(last, 1);
+	last += gaiafs_put_group_range(last, 7, 0, 1);
+	same(path, "acquire-all", GAIAFS_ACQUIREALL, 13, list, (size_t)(last - list));
+	body = body_of(path, "numbered", GAIAFS_NUMBERED, 0, 11, &n);
+	CHECK(gaiafs_get_numbered(body, n, &number) && number == UINT64_C(0x1122334455));
+	CHECK(!gaiafs_get_numbered(body, 15, &number));
 
 	/* MAPVIEW: a head, tokens, segments. */
 	uint8_t uuid[GAIAFS_UUID], view[1024], *end = view;
