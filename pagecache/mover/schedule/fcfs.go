@@ -6,8 +6,8 @@ const (
 	// MostCalls is the number of calls that FCFS has under way at once, those of requests that are Own aside. A
 	// small one takes as long to make and to end as to carry out.
 	MostCalls = 4
-	// CallBytes is the bytes of one call, a request more or less. What comes while calls are under way goes
-	// together.
+	// CallBytes is the bytes of one call, a request more or less, and of a piece. What comes while calls are under way
+	// goes together.
 	CallBytes = 2 << 20
 )
 
@@ -90,3 +90,13 @@ func (f *FCFS) End(call []Request) {
 		f.calls--
 	}
 }
+
+// Resume implements Discipline.
+func (f *FCFS) Resume(call []Request) {
+	if !call[0].Own {
+		f.calls++
+	}
+}
+
+// Piece implements Discipline: transfers are made whole.
+func (f *FCFS) Piece() int64 { return 0 }

@@ -53,6 +53,11 @@ type Discipline interface {
 	// Next returns the requests that begin now as one call of the device; none where nothing may begin until one of
 	// the other methods was called. It is to be called after each of them, until it returns none.
 	Next() (call []Request)
-	// End says that a call that Next returned has ended.
+	// End says that a call that Next returned, or Resume was told of, has ended.
 	End(call []Request)
+	// Resume tells a Discipline that takes the place of another one of a call that is under way.
+	Resume(call []Request)
+	// Piece is the most bytes that a transfer may have in one request; what is larger is to come in pieces, one after the
+	// other. 0 stands for any size.
+	Piece() int64
 }

@@ -1,0 +1,131 @@
+package schedule
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func discipline(t *testing.T, name string) Discipline {
+	d, err := New(name, func(tenant uint32) float64 { return float64(1 + tenant%3) })
+	require.NoError(t, err)
+	return d
+}
+
+// TestEachRequestIsServed runs random programs on all disciplines: each request begins once, the device is never idle
+// while something waits, what is in flight is bounded, nobody starves, and what nobody waits for goes last.
+func TestEachRequestIsServed(t *testing.T) {
+	for _, name := range Names() {
+		for k := range uint64(40) {
+			s := *seed
+			if s == 0 {
+				s = k + 1
+			}
+			rnd := rand.New(rand.NewPCG(s, 1))
+			again := fmt.Sprintf("%s: go test ./pagecache/mover/schedule -run TestEachRequestIsServed -seed=%d", name, s)
+			d := discipline(t, name)
+			waits := make(map[ID]Request)
+			since, begun, flight := make(map[ID]int64), int64(0), int64(0)
+			var under [][]Request
+			settle := func() {
+				for {
+					urgent := false
+					for _, r := range waits {
+						urgent = urgent || r.Class <= Acquire
+					}
+					call := d.Next()
+					if len(call) == 0 {
+						break
+					}
+					size := int64(0)
+					for _, r := range call {
+						require.Contains(t, waits, r.ID, again)
+						delete(waits, r.ID)
+						size += r.Size
+						if name != "fcfs" {
+							passed := begun - since[r.ID]
+							require.LessOrEqual(t, passed, int64(mostPassed+64*CallBytes), again)
+							require.True(t, r.Class <= Acquire || !urgent || passed > mostPassed, again)
+						}
+					}
+					if name != "fcfs" {
+						require.True(t, flight == 0 || flight+call[0].Size <= InFlight, again)
+					}
+					begun, flight, under = begun+size, flight+size, append(under, call)
+				}
+				require.True(t, len(under) > 0 || len(waits) == 0, again)
+			}
+			end := func(i int) {
+				for _, r := range under[i] {
+					flight -= r.Size
+				}
+				call := under[i]
+				under = slices.Delete(under, i, i+1)
+				d.End(call)
+			}
+			last := ID(0)
+			for range 400 {
+				switch rnd.IntN(8) {
+				case 0, 1, 2:
+					last++
+					r := Request{ID: last, Class: Class(rnd.IntN(len(Classes()))), Size: 4096 << rnd.IntN(10), Own: rnd.IntN(2) == 0, Tenant: uint32(rnd.IntN(4))}
+					waits[last], since[last] = r, begun
+					d.Arrive(r)
+				case 3:
+					id := ID(rnd.Uint64N(uint64(last) + 2))
+					if r, ok := waits[id]; ok && r.Class > CPURead && !r.Own {
+						r.Class = CPURead
+						waits[id] = r
+					}
+					d.Promote(id)
+				case 4:
+					id := ID(rnd.Uint64N(uint64(last) + 2))
+					_, ok := waits[id]
+					require.Equal(t, ok, d.Withdraw(id), again)
+					delete(waits, id)
+				case 5:
+					// Another discipline takes its place.
+					d = discipline(t, name)
+					for _, call := range under {
+						d.Resume(call)
+					}
+					ids := make([]ID, 0, len(waits))
+					for id := range waits {
+						ids = append(ids, id)
+					}
+					slices.Sort(ids)
+					for _, id := range ids {
+						since[id] = begun
+						d.Arrive(waits[id])
+					}
+				default:
+					if len(under) > 0 {
+						end(rnd.IntN(len(under)))
+					}
+				}
+				settle()
+			}
+			for len(under) > 0 {
+				end(0)
+				settle()
+			}
+			require.Empty(t, waits, again)
+			if s, ok := d.(*Shares); ok {
+				require.Empty(t, s.tenants, again)
+			}
+		}
+	}
+}
+
+func TestNamesOfDisciplines(t *testing.T) {
+	require.Contains(t, Names(), Default)
+	for _, name := range Names() {
+		require.NotEmpty(t, About(name))
+	}
+	require.Empty(t, About("random"))
+	_, err := New("random", nil)
+	require.ErrorContains(t, err, "there are fcfs, priority")
+}

@@ -1,0 +1,110 @@
+package schedule
+
+import (
+	"cmp"
+	"slices"
+)
+
+const (
+	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two pieces, so
+	// that the device is never idle between two calls.
+	InFlight = 2 * CallBytes
+	// mostPassed is how many bytes may begin before a request that came earlier: 5 ms of a link of 51 GB/s.
+	mostPassed = 256 << 20
+)
+
+// window counts what is in flight, and how long requests were passed by others.
+type window struct {
+	flight  int64
+	classes [len(classNames)]int // calls under way, by the class of their first request
+	begun   int64                // bytes that ever began
+}
+
+// waiting is a request that waits, with what had begun when it came.
+type waiting struct {
+	Request
+	since int64
+}
+
+// fits reports whether a request may begin.
+func (w *window) fits(r Request) bool { return w.flight == 0 || w.flight+r.Size <= InFlight }
+
+// starves reports whether enough passed x.
+func (w *window) starves(x waiting) bool { return w.begun-x.since > mostPassed }
+
+func (w *window) begin(call []Request) {
+	for _, r := range call {
+		w.flight += r.Size
+		w.begun += r.Size
+	}
+	w.classes[call[0].Class]++
+}
+
+func (w *window) end(call []Request) {
+	for _, r := range call {
+		w.flight -= r.Size
+	}
+	w.classes[call[0].Class]--
+}
+
+// above reports whether a call of a more urgent class is under way.
+func (w *window) above(c Class) bool {
+	return slices.ContainsFunc(w.classes[:c], func(n int) bool { return n > 0 })
+}
+
+// line has requests that wait, by class and then as they came.
+type line []waiting
+
+func (l *line) add(x waiting) {
+	at, _ := slices.BinarySearchFunc(*l, x, func(a, b waiting) int { return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.ID, b.ID)) })
+	*l = slices.Insert(*l, at, x)
+}
+
+// remove takes a request out.
+func (l *line) remove(id ID) (waiting, bool) {
+	i := slices.IndexFunc(*l, func(x waiting) bool { return x.ID == id })
+	if i < 0 {
+		return waiting{}, false
+	}
+	x := (*l)[i]
+	*l = slices.Delete(*l, i, i+1)
+	return x, true
+}
+
+// promote makes a request one that somebody waits for, behind those of them that came before.
+func (l *line) promote(id ID) {
+	if x, ok := l.remove(id); ok {
+		if x.Class > CPURead && !x.Own {
+			x.Class = CPURead
+		}
+		l.add(x)
+	}
+}
+
+// oldest returns the index of the request that came first.
+func (l line) oldest() int {
+	first := 0
+	for i := range l {
+		if l[i].ID < l[first].ID {
+			first = i
+		}
+	}
+	return first
+}
+
+// take takes the request at i, and those of its class behind it that go together with it in one call.
+func (l *line) take(i int) (call []Request) {
+	end, size := i, int64(0)
+	for end < len(*l) {
+		x := (*l)[end]
+		if end > i && (x.Own || x.Class != (*l)[i].Class || size+x.Size > CallBytes) {
+			break
+		}
+		call, size = append(call, x.Request), size+x.Size
+		if end++; x.Own {
+			break
+		}
+	}
+	*l = slices.Delete(*l, i, end)
+	return call
+}
