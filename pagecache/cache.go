@@ -56,6 +56,9 @@ type Options struct {
 	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames. "" stands
 	// for DefaultEviction.
 	Eviction string
+	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. "" stands
+	// for DefaultTransfers.
+	Transfers string
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 
@@ -141,6 +144,8 @@ type device struct {
 	info  gpubackend.Info
 	owner versions.Owner
 	lost  atomic.Bool
+	// transfers is the name of the discipline of moves.
+	transfers atomic.Pointer[string]
 	// zeros are the digests of pages of zeros. Immutable.
 	zeros []gpubackend.Digest
 	// room is who has how much of the memory, serves what CPU reads ask.
@@ -219,7 +224,13 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 		deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
 		zeros: slices.Repeat([]gpubackend.Digest{d.Key().Sum(zeroPage[:])}, zeroPages),
 	}
-	own.moves = mover.NewDevice(d, new(schedule.FCFS), func(err error) { c.lose(own, err) })
+	transfers := cmp.Or(o.Transfers, DefaultTransfers)
+	order, err := schedule.New(transfers, nil)
+	if err != nil {
+		return nil, err
+	}
+	own.transfers.Store(&transfers)
+	own.moves = mover.NewDevice(d, order, func(err error) { c.lose(own, err) })
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
 		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})

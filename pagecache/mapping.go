@@ -12,6 +12,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
@@ -138,6 +139,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.start()
+	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
 		err := m.begin(ctx, src, residency.Tenant{User: req.User, Limited: req.Limited})
 		if err == nil {
@@ -301,6 +303,7 @@ func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages 
 		return 0, err
 	}
 	defer m.calls.Done()
+	ctx = mover.WithTenant(ctx, m.user)
 	if launder {
 		m.f.mu.Lock()
 		kernel := m.f.kernel

@@ -65,6 +65,8 @@ type DeviceStatus struct {
 	Lost        bool  `json:"lost"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
+	// Transfers is the discipline that says which transfer begins next.
+	Transfers string `json:"transfers"`
 	// Users is what the programs of each user map.
 	Users []UserPins `json:"users"`
 	// Read is what CPU reads from the device take.
@@ -259,6 +261,7 @@ func (c *Cache) Status() Status {
 			MappedBytes: memory.Mapped,
 			Extents:     memory.Extents,
 			Eviction:    memory.Eviction,
+			Transfers:   *d.transfers.Load(),
 			Lost:        d.lost.Load(),
 			Users:       memory.Users,
 			Read:        readCost(d.moves.Cost.Now()),

@@ -170,6 +170,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,
 		Eviction:          m.eviction.word,
+		Transfers:         m.transfers.word,
 		Log:               log,
 	})
 	if err != nil {

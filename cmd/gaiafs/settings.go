@@ -23,6 +23,7 @@ type settings struct {
 	userShare         percentage
 	trustUsers        bool
 	eviction          choice
+	transfers         choice
 	readOnly          bool
 	kernelOpens       bool
 	passthrough       choice
@@ -47,6 +48,7 @@ func newSettings() *settings {
 		hostMemory:        defaultHostMemory(cgroupLimit),
 		userShare:         75,
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
+		transfers:         choice{pagecache.DefaultTransfers, pagecache.TransferNames()},
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
@@ -76,6 +78,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.BoolVar(&s.trustUsers, "trust-users", false,
 		"let all users of the mount share device memory; docs/security.md says what that means")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
+	f.Var(&s.transfers, "transfers", "which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", false,
 		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")

@@ -2,10 +2,11 @@ package mover
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -28,22 +29,25 @@ type Device struct {
 	order schedule.Discipline     // protected by mu
 	last  schedule.ID             // protected by mu
 	waits map[schedule.ID]*waiter // protected by mu; what has not begun
-	under []*Read                 // protected by mu; the Reads under way, the oldest first
+	// begun has the calls under way, by their first requests. Protected by mu.
+	begun map[schedule.ID][]schedule.Request
+	under []*Read // protected by mu; the Reads under way, the oldest first
 	// closed says that no Read begins any more. Protected by mu.
 	closed bool
 }
 
 // waiter is a request that waits: a Read, or a transfer whose caller waits for turn to be closed.
 type waiter struct {
-	read *Read
-	turn chan struct{}
+	request schedule.Request
+	read    *Read
+	turn    chan struct{}
 }
 
 // NewDevice returns a Device that moves the bytes of dev in the order that a discipline says. Whoever uses dev
 // otherwise does not use it for moving bytes. failed is called, without any lock, when a call for Reads failed.
 func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err error)) *Device {
 	d := &Device{
-		dev: dev, order: order, failed: failed, waits: make(map[schedule.ID]*waiter),
+		dev: dev, order: order, failed: failed, waits: make(map[schedule.ID]*waiter), begun: make(map[schedule.ID][]schedule.Request),
 		Cost: NewPlace(deviceLatency, deviceBandwidth),
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
@@ -51,85 +55,122 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err
 }
 
 // In copies from the host to the device. Class says what for, also in the methods that follow; ctx may end the wait and
-// the call.
+// the call, and says for which tenant it is (WithTenant).
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
-	return d.inTurn(ctx, class, In, sizeOf(pieces), func() error { return d.dev.CopyIn(ctx, pieces) })
+	calls := cut(pieces, d.piece(), copySize, splitCopy)
+	return d.inTurn(ctx, class, In, sizes(calls, copySize), func(i int) error { return d.dev.CopyIn(ctx, calls[i]) })
 }
 
 // Out copies from the device to the host.
 func (d *Device) Out(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
-	return d.inTurn(ctx, class, Out, sizeOf(pieces), func() error { return d.dev.CopyOut(ctx, pieces) })
+	calls := cut(pieces, d.piece(), copySize, splitCopy)
+	return d.inTurn(ctx, class, Out, sizes(calls, copySize), func(i int) error { return d.dev.CopyOut(ctx, calls[i]) })
 }
 
 // Peer copies from other devices' memory. The order is that of the device that copies; the others are not asked.
 func (d *Device) Peer(ctx context.Context, class Class, pieces []gpubackend.PeerCopy) error {
-	n := int64(0)
-	for _, p := range pieces {
-		n += p.N
-	}
-	return d.inTurn(ctx, class, Peer, n, func() error { return d.dev.CopyPeer(ctx, pieces) })
+	calls := cut(pieces, d.piece(), peerSize, splitPeer)
+	return d.inTurn(ctx, class, Peer, sizes(calls, peerSize), func(i int) error { return d.dev.CopyPeer(ctx, calls[i]) })
 }
 
 // Patch brings pages up to date that programs may be storing into.
 func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Patch) error {
-	n := int64(len(patches)) << page.Shift
-	return d.inTurn(ctx, class, In, n, func() error { return d.dev.Patch(ctx, patches) })
+	calls := cut(patches, d.piece(), patchSize, nil)
+	return d.inTurn(ctx, class, In, sizes(calls, patchSize), func(i int) error { return d.dev.Patch(ctx, calls[i]) })
 }
 
-// Zero stores zeros into the n bytes of mem at byte offset off.
+// Zero stores zeros into the n bytes of mem at byte offset off. The device does so by itself, in one call.
 func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, off, n int64) error {
-	return d.inTurn(ctx, class, Within, n, func() error { return d.dev.Zero(ctx, mem, off, n) })
+	return d.inTurn(ctx, class, Within, []int64{n}, func(int) error { return d.dev.Zero(ctx, mem, off, n) })
 }
 
-func sizeOf(pieces []gpubackend.Copy) (n int64) {
-	for i := range pieces {
-		n += int64(len(pieces[i].Host))
+// inTurn makes calls of the device that move so many bytes each, one after the other, each when its turn has come. While
+// one is made, the next has a place in the row already.
+func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
+	next := d.ask(ctx, class, sizes[0])
+	for i, n := range sizes {
+		r := next
+		if i+1 < len(sizes) {
+			next = d.ask(ctx, class, sizes[i+1])
+		}
+		err := d.await(ctx, r)
+		if err == nil {
+			err = call(i)
+			d.end([]schedule.Request{r.Request})
+		}
+		if err != nil {
+			if i+1 < len(sizes) && !d.withdraw(next.ID) {
+				d.end([]schedule.Request{next.Request})
+			}
+			return err
+		}
+		d.moved.add(class, way, n)
 	}
-	return n
-}
-
-// inTurn makes a call of the device when its turn has come.
-func (d *Device) inTurn(ctx context.Context, class Class, way Way, n int64, call func() error) error {
-	r, err := d.turn(ctx, class, n)
-	if err != nil {
-		return err
-	}
-	defer d.end([]schedule.Request{r})
-	if err := call(); err != nil {
-		return err
-	}
-	d.moved.add(class, way, n)
 	return nil
 }
 
-// turn waits until an own request may begin. After an error it does not.
-func (d *Device) turn(ctx context.Context, class Class, n int64) (schedule.Request, error) {
+// asked is an own request, whose turn is closed when it begins.
+type asked struct {
+	schedule.Request
+	turn chan struct{}
+}
+
+// ask has an own request wait for its turn.
+func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	d.mu.Lock()
-	w := &waiter{turn: make(chan struct{})}
-	r := d.arriveLocked(schedule.Request{Class: class, Size: n, Own: true}, w)
+	turn := make(chan struct{})
+	r := d.arriveLocked(schedule.Request{Class: class, Size: n, Own: true, Tenant: tenantOf(ctx)}, &waiter{turn: turn})
 	calls := d.nextLocked()
 	d.mu.Unlock()
 	d.carryOutAll(calls)
+	return asked{r, turn}
+}
+
+// await waits until it begins. After an error it does not.
+func (d *Device) await(ctx context.Context, r asked) error {
 	select {
-	case <-w.turn: // also where ctx has ended: the call says so itself
-		return r, nil
+	case <-r.turn: // also where ctx has ended: the call says so itself
+		return nil
 	default:
 	}
 	select {
-	case <-w.turn:
-		return r, nil
+	case <-r.turn:
+		return nil
 	case <-ctx.Done():
 	}
 	if !d.withdraw(r.ID) {
-		return r, nil // it was its turn
+		return nil // it was its turn
 	}
-	return r, ctx.Err()
+	return ctx.Err()
+}
+
+// SetOrder has another discipline decide from now on: on what waits, and on what comes.
+func (d *Device) SetOrder(order schedule.Discipline) {
+	d.mu.Lock()
+	for _, id := range slices.Sorted(maps.Keys(d.begun)) {
+		order.Resume(d.begun[id])
+	}
+	for _, id := range slices.Sorted(maps.Keys(d.waits)) {
+		order.Arrive(d.waits[id].request)
+	}
+	d.order = order
+	calls := d.nextLocked()
+	d.mu.Unlock()
+	d.carryOutAll(calls)
+}
+
+// piece is the most bytes of a call, 0 for any.
+func (d *Device) piece() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.order.Piece()
 }
 
 // arriveLocked gives a request its number.
 func (d *Device) arriveLocked(r schedule.Request, w *waiter) schedule.Request {
 	d.last++
 	r.ID = d.last
+	w.request = r
 	d.waits[r.ID] = w
 	d.order.Arrive(r)
 	return r
@@ -167,6 +208,7 @@ func (d *Device) nextLocked() (calls []call) {
 			return calls
 		}
 		c := call{requests: requests}
+		d.begun[requests[0].ID] = requests
 		for _, r := range requests {
 			w := d.waits[r.ID]
 			delete(d.waits, r.ID)
@@ -214,6 +256,7 @@ func (d *Device) end(requests []schedule.Request) { d.carryOutAll(d.endNext(requ
 func (d *Device) endNext(requests []schedule.Request) []call {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	delete(d.begun, requests[0].ID)
 	d.order.End(requests)
 	return d.nextLocked()
 }

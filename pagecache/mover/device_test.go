@@ -220,6 +220,7 @@ func TestClosed(t *testing.T) {
 type oneAtATime struct {
 	waits []schedule.Request
 	busy  bool
+	piece int64
 }
 
 func (o *oneAtATime) Arrive(r schedule.Request) { o.waits = append(o.waits, r) }
@@ -239,7 +240,9 @@ func (o *oneAtATime) Next() []schedule.Request {
 	return o.waits[:1:1]
 }
 
-func (o *oneAtATime) End([]schedule.Request) { o.busy = false }
+func (o *oneAtATime) End([]schedule.Request)    { o.busy = false }
+func (o *oneAtATime) Resume([]schedule.Request) { o.busy = true }
+func (o *oneAtATime) Piece() int64              { return o.piece }
 
 // TestTurns: a transfer waits for its turn. When its context ends before, no byte has moved and the device was not
 // called; later, the call of the device says what became of it.

@@ -16,6 +16,9 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
+// Where the discipline asks for pieces, a transfer is made in several calls, each with a turn of its own; the next one is
+// in the row while one is made. The discipline may change meanwhile (SetOrder).
+//
 // From its turn on, it ends when the call of the device does. The context reaches that call, which may stop between
 // pieces: after its error any of the bytes may have moved, or none. The buffers and the memory are the caller's before
 // and after, and the call's in between.

@@ -241,6 +241,9 @@ func (r *Read) Hurry() {
 	r.hurried = true
 	if r.state == readWaits {
 		d.order.Promote(r.id)
+		if w := d.waits[r.id]; w != nil {
+			w.request.Class = r.class()
+		}
 	}
 	calls := d.nextLocked()
 	d.mu.Unlock()

@@ -285,7 +285,8 @@ func TestShapesOfTanasic(t *testing.T) {
 		t.Logf("%d processes: urgent ×%.2f, preemptive ×%.2f; shares: ANTT ×%.2f, fairness ×%.2f, STP ×%.2f, short ×%.2f, long ×%.2f",
 			n, s.npq, s.ppq, s.antt, s.fair, s.stp, s.short, s.long)
 		shapes = append(shapes, s)
-	}	require.InDelta(t, 1, shapes[0].npq, 0.01, "with two there is no choice")
+	}
+	require.InDelta(t, 1, shapes[0].npq, 0.01, "with two there is no choice")
 	for i, s := range shapes {
 		require.Greater(t, s.ppq, 1.5*s.npq)
 		require.Greater(t, s.antt, 1.0)

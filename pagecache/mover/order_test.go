@@ -1,0 +1,107 @@
+package mover
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
+)
+
+// TestCut: however a list is cut, the calls have its bytes, in order, and at most so many each.
+func TestCut(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		all := make([]byte, 1+rnd.IntN(100))
+		for i := range all {
+			all[i] = byte(i)
+		}
+		var list []gpubackend.Copy
+		for off := 0; off < len(all); {
+			n := min(1+rnd.IntN(30), len(all)-off)
+			list = append(list, gpubackend.Copy{Off: int64(1000 + off), Host: all[off : off+n]})
+			off += n
+		}
+		most := int64(rnd.IntN(40))
+		var got []byte
+		for _, call := range cut(list, most, copySize, splitCopy) {
+			n := int64(0)
+			for _, c := range call {
+				require.EqualValues(t, 1000+len(got), c.Off, seed)
+				got = append(got, c.Host...)
+				n += int64(len(c.Host))
+			}
+			require.True(t, most == 0 || n <= most, seed)
+			require.NotEmpty(t, call)
+		}
+		require.Equal(t, all, got, seed)
+	}
+	peers := cut([]gpubackend.PeerCopy{{Off: 1, FromOff: 5, N: 10}}, 4, peerSize, splitPeer)
+	require.Equal(t, [][]gpubackend.PeerCopy{{{Off: 1, FromOff: 5, N: 4}}, {{Off: 5, FromOff: 9, N: 4}}, {{Off: 9, FromOff: 13, N: 2}}}, peers)
+	patches := cut(make([]gpubackend.Patch, 5), 2*4096, patchSize, nil)
+	require.Equal(t, []int64{8192, 8192, 4096}, sizes(patches, patchSize))
+}
+
+// TestPieces: with a discipline that asks for pieces, a transfer is made in several calls. One whose piece fails makes no
+// more of them, and leaves no place in the row.
+func TestPieces(t *testing.T) {
+	order := &oneAtATime{piece: emulated.Granularity / 4}
+	b := newBench(t, order)
+	host := bytes.Repeat([]byte{7}, emulated.Granularity)
+	require.NoError(t, b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}))
+	got := make([]byte, emulated.Granularity)
+	require.NoError(t, b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: got}}))
+	require.Equal(t, host, got)
+	for _, m := range b.Moved() {
+		if m.Way == "out" {
+			require.EqualValues(t, 4, m.Calls)
+		}
+	}
+	b.dev.Fail(faulty.CopyOut, 1, gpubackend.ErrDeviceLost)
+	calls := b.dev.Calls(faulty.CopyOut)
+	require.ErrorIs(t, b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: got}}), gpubackend.ErrDeviceLost)
+	require.Equal(t, calls+1, b.dev.Calls(faulty.CopyOut))
+	b.Device.mu.Lock()
+	require.Empty(t, order.waits)
+	require.False(t, order.busy)
+	b.Device.mu.Unlock()
+}
+
+// TestDisciplinesTakeTurns: transfers of several tenants go on while the discipline changes, and every byte is right.
+func TestDisciplinesTakeTurns(t *testing.T) {
+	first, err := schedule.New(schedule.Default, nil)
+	require.NoError(t, err)
+	b := newBench(t, first)
+	const part = emulated.Granularity / 8
+	var all sync.WaitGroup
+	for tenant := range uint32(8) {
+		all.Go(func() {
+			ctx := WithTenant(t.Context(), tenant)
+			for n := range 30 {
+				host := bytes.Repeat([]byte{byte(tenant + uint32(n))}, part)
+				at := gpubackend.Copy{Mem: b.mem, Off: int64(tenant) * part, Host: host}
+				assert.NoError(t, b.In(ctx, schedule.Classes()[n%len(schedule.Classes())], []gpubackend.Copy{at}))
+				at.Host = make([]byte, part)
+				assert.NoError(t, b.Out(ctx, CPURead, []gpubackend.Copy{at}))
+				assert.Equal(t, host, at.Host, fmt.Sprint("tenant ", tenant))
+			}
+		})
+	}
+	for n := range 60 {
+		order, err := schedule.New(schedule.Names()[n%len(schedule.Names())], nil)
+		require.NoError(t, err)
+		b.SetOrder(order)
+	}
+	all.Wait()
+	b.Device.mu.Lock()
+	require.Empty(t, b.begun)
+	b.Device.mu.Unlock()
+}
