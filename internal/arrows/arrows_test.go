@@ -67,6 +67,7 @@ var rules = []rule{
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page"}, false},
 	{"pagecache/residency/grants", nil, false},
+	{"pagecache/residency/tenants", nil, false},
 	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
@@ -103,7 +104,7 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/grants", "pagecache/mover/schedule", "pagecache/view"}
+var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/grants", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
 
 // pure are what such a test may import of gaiafs.
 var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}

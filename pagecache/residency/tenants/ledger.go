@@ -1,0 +1,137 @@
+package tenants
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// ID names a tenant.
+type ID string
+
+// Tenant is what is configured of one.
+type Tenant struct {
+	ID ID
+	// Weight is how the tenant's share compares with those of others. It is positive.
+	Weight float64
+	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0 stands
+	// for none of them, and for all.
+	Guaranteed, Most int64
+}
+
+// Check says what is wrong with a list of tenants.
+func Check(list []Tenant) error {
+	seen := make(map[ID]bool)
+	for _, t := range list {
+		switch {
+		case t.ID == "":
+			return fmt.Errorf("a tenant needs a name")
+		case seen[t.ID]:
+			return fmt.Errorf("there are two tenants %q", t.ID)
+		case !(t.Weight > 0) || math.IsInf(t.Weight, 0):
+			return fmt.Errorf("tenant %q: the weight %v is not positive; who shall have nothing that others need gets a small one", t.ID, t.Weight)
+		case t.Guaranteed < 0 || t.Most < 0:
+			return fmt.Errorf("tenant %q: what is guaranteed, and the most, must not be negative", t.ID)
+		case t.Most > 0 && t.Guaranteed > t.Most:
+			return fmt.Errorf("tenant %q: more is guaranteed to it than it may own", t.ID)
+		}
+		seen[t.ID] = true
+	}
+	return nil
+}
+
+// Ledger is the account of one device.
+type Ledger struct {
+	total      int64
+	configured map[ID]Tenant
+	owned      map[ID]int64
+}
+
+// New returns the account of a device of so many bytes. It fails as Check does, and where more is guaranteed than there is.
+func New(total int64, list []Tenant) (*Ledger, error) {
+	if err := Check(list); err != nil {
+		return nil, err
+	}
+	l := &Ledger{total: total, configured: make(map[ID]Tenant), owned: make(map[ID]int64)}
+	guaranteed := int64(0)
+	for _, t := range list {
+		l.configured[t.ID] = t
+		if guaranteed += t.Guaranteed; guaranteed > total || guaranteed < 0 {
+			return nil, fmt.Errorf("more is guaranteed to tenants than the %d bytes that the device has", total)
+		}
+	}
+	return l, nil
+}
+
+// tenant returns what is configured, or the default.
+func (l *Ledger) tenant(id ID) Tenant {
+	if t, ok := l.configured[id]; ok {
+		return t
+	}
+	return Tenant{ID: id, Weight: 1}
+}
+
+// Add says that a tenant owns n more bytes, or asks for them; negative ones are given up.
+func (l *Ledger) Add(id ID, n int64) {
+	if l.owned[id] += n; l.owned[id] == 0 {
+		delete(l.owned, id)
+	}
+}
+
+// Owned returns the bytes of a tenant.
+func (l *Ledger) Owned(id ID) int64 { return l.owned[id] }
+
+// Over reports whether a tenant owns more than the most that it may.
+func (l *Ledger) Over(id ID) bool {
+	most := l.tenant(id).Most
+	return most > 0 && l.owned[id] > most
+}
+
+// Share returns the bytes that are a tenant's by weight, among those who own something.
+func (l *Ledger) Share(id ID) int64 {
+	all := 0.0
+	for other := range l.owned {
+		all += l.tenant(other).Weight
+	}
+	t := l.tenant(id)
+	if _, counted := l.owned[id]; !counted {
+		all += t.Weight
+	}
+	return max(int64(float64(l.total)*t.Weight/all), t.Guaranteed)
+}
+
+// Victims returns the tenants that may have to give up an extent for what a tenant asks for, who is counted as owning
+// it: the one that exceeds its share by most comes first. Those that own no more than what is guaranteed to them are not
+// among them, but the one who asks always is. Where that one owns more than it may, it is the only one.
+func (l *Ledger) Victims(asks ID) (order []ID) {
+	if l.Over(asks) {
+		return []ID{asks}
+	}
+	for id, n := range l.owned {
+		if id == asks || n > l.tenant(id).Guaranteed {
+			order = append(order, id)
+		}
+	}
+	slices.SortFunc(order, func(a, b ID) int {
+		return cmp.Or(cmp.Compare(l.owned[b]-l.Share(b), l.owned[a]-l.Share(a)), cmp.Compare(a, b))
+	})
+	return order
+}
+
+// Account is a line of the ledger.
+type Account struct {
+	Tenant ID    `json:"tenant"`
+	Owned  int64 `json:"bytes"`
+	Share  int64 `json:"share_bytes"`
+}
+
+// Accounts returns all who own something, by name.
+func (l *Ledger) Accounts() []Account {
+	all := make([]Account, 0, len(l.owned))
+	for id, n := range l.owned {
+		all = append(all, Account{id, n, l.Share(id)})
+	}
+	slices.SortFunc(all, func(a, b Account) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	return all
+}
