@@ -7,7 +7,10 @@ MAKEFLAGS += --no-print-directory
 
 GO ?= go
 BUILD := build
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# The version of everything is in the file VERSION. What is not built from its tag says from which commit it is.
+RELEASE := $(shell cat VERSION)
+VERSION ?= $(RELEASE)$(shell git describe --exact-match --tags --match v$(RELEASE) >/dev/null 2>&1 || git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/+/')
+NFPM := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.36.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # The version is stamped here, also where git does not trust the folder's owner.
@@ -62,9 +65,13 @@ wheel: ## Leave a wheel of the Python package, with the C library, in build/whee
 	python3 -m pip wheel -q --no-deps -w $(BUILD)/wheel ./client/python
 
 .PHONY: install
-install: build libgaiafs-install ## Install gaiafs and the C library below PREFIX (/usr/local)
-	install -d $(DESTDIR)$(PREFIX)/bin
-	install -m 755 $(BUILD)/gaiafs $(DESTDIR)$(PREFIX)/bin
+install: gaiafs-install libgaiafs-install ## Install gaiafs and the C library below PREFIX (/usr/local)
+
+.PHONY: uninstall
+uninstall: gaiafs-uninstall libgaiafs-uninstall ## Remove what make install installed
+
+# The commands, with manual pages, completions, mount helper and service.
+include packaging/build.mk
 
 .PHONY: setup-demo
 setup-demo: # Install what building and mounting need
@@ -163,4 +170,4 @@ bench: build ## Compare with what there is, and print a table of ratios
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile bench/gpu/build.mk
+		/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile packaging/build.mk bench/gpu/build.mk

@@ -28,6 +28,8 @@ type Options struct {
 	// AllowOther lets other users than the one who mounts use the mount. The kernel checks their permissions.
 	AllowOther bool
 	ReadOnly   bool
+	// Restrict has words of mount(8), nosuid, nodev and noexec, that hold besides those of Source's mount.
+	Restrict []string
 	// KernelOpens lets the kernel open files and directories of a read-only mount without asking, and keep names and
 	// attributes for a minute where changes in Source are reported (root, a local filesystem). Files do not pass
 	// through then. A change in Source shows at once where it is reported, and after AttrTimeout elsewhere.
@@ -100,7 +102,7 @@ func Mount(o Options) (*Server, error) {
 	}
 	writeBackAsked := o.WriteBack
 	o.WriteBack, o.Passthrough = o.WritesBack(), o.passes()
-	o.strict = strictnessOf(o.Source)
+	o.strict = strictnessOf(o.Source) | strictnessNamed(o.Restrict)
 	if os.Geteuid() != 0 {
 		o.strict = o.strict&^noFollow | noSetID | noDevices // as fusermount mounts
 	}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,16 @@ func strictnessOf(path string) strictness {
 		return 0
 	}
 	return strictness(st.Flags) & (noSetID | noDevices | noExec | noFollow)
+}
+
+// strictnessNamed returns the flags with those words.
+func strictnessNamed(words []string) (s strictness) {
+	for _, w := range mountWords {
+		if slices.Contains(words, w.word) {
+			s |= w.flag
+		}
+	}
+	return s
 }
 
 // mountFlags returns the flags of mount(2) that ask for s.

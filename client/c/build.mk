@@ -2,7 +2,8 @@
 # else. It leaves libgaiafs.so and libgaiafs.a in $(GAIAFS_BUILD). CUDA is not needed.
 GAIAFS_C ?= client/c
 GAIAFS_BUILD ?= build
-GAIAFS_VERSION ?= 0.1.1
+# VERSION at the top of the repository is the version of everything.
+GAIAFS_VERSION ?= $(shell cat $(GAIAFS_C)/../../VERSION)
 PREFIX ?= /usr/local
 CC ?= cc
 
@@ -59,6 +60,14 @@ libgaiafs-install: libgaiafs
 	for page in gaia_group_release gaia_group_abort gaia_acquire_all; do \
 		ln -sf gaia_group_begin.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
+	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig
+
+.PHONY: libgaiafs-uninstall
+libgaiafs-uninstall:
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,include/gaiafs.h include/gaiafs.hpp lib/libgaiafs.so.0 lib/libgaiafs.so \
+		lib/libgaiafs.a lib/pkgconfig/gaiafs.pc)
+	rm -rf $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/gaia_*.3
 	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig
 
 libgaiafs-clean:

@@ -148,6 +148,7 @@ func (s *service) run(signals <-chan os.Signal) error {
 	}
 	s.ends(cause)
 	s.log.Info("ending", "cause", cause)
+	s.tellManager(stopping(cause))
 	ended := make(chan error, 1)
 	go func() { ended <- s.finish() }()
 	select {

@@ -22,7 +22,11 @@ const (
 func main() {
 	fs.Guard()
 	nameProcess()
-	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	run := func(args []string) int { return run(args, os.Stdin, os.Stdout, os.Stderr) }
+	if isHelper(os.Args[0]) {
+		os.Exit(runHelper(&os.Args, run, func(text string) { fmt.Fprintln(os.Stderr, text) }))
+	}
+	os.Exit(run(os.Args[1:]))
 }
 
 // nameProcess gives the process the name that ps and top show where it was started through /proc/self/exe: the kernel
@@ -101,8 +105,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newDoctor(), newProfile(), newDebug(), newTrace(), newDemo(), newProgram(), newBench(),
-		newBenchProcess(), newVersion())
+	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newDoctor(), newProfile(),
+		newDebug(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(), newManual())
 	return root
 }
 

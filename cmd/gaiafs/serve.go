@@ -103,6 +103,10 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 			"error", err)
 		hangUp(signals)
 	}
+	if !reported { // else it is not this process that the service manager started
+		s.readyForManager(s.ready())
+		go s.watched(bounded)
+	}
 	err = s.run(signals)
 	s.closeMetrics()
 	if err != nil && ownLog {
@@ -149,6 +153,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Mountpoint:   m.mountpoint,
 		AllowOther:   m.allowOther,
 		ReadOnly:     m.readOnly,
+		Restrict:     m.restrict.words(),
 		KernelOpens:  m.kernelOpens,
 		WriteBack:    m.writeBack,
 		Passthrough:  m.passthrough.word == "auto" && (len(devices) == 0 || m.readOnly),

@@ -25,6 +25,7 @@ type settings struct {
 	eviction          choice
 	transfers         choice
 	readOnly          bool
+	restrict          restriction
 	kernelOpens       bool
 	passthrough       choice
 	writeBack         bool
@@ -82,6 +83,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", false,
 		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
+	f.Var(&s.restrict, "restrict", "what the mount forbids besides what SOURCE's does: nosuid, nodev, noexec")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", false,

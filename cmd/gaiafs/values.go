@@ -99,3 +99,20 @@ func (c *choice) Set(text string) error {
 
 func (c *choice) String() string { return c.word }
 func (c *choice) Type() string   { return strings.Join(c.among, "|") }
+
+// restriction is a list of flags of mount(8), by which a mount forbids things.
+type restriction string
+
+func (r *restriction) Set(text string) error {
+	for _, w := range strings.Split(text, ",") {
+		if w = strings.TrimSpace(w); w != "" && w != "nosuid" && w != "nodev" && w != "noexec" {
+			return fmt.Errorf("%q is none of nosuid, nodev, noexec", w)
+		}
+	}
+	*r = restriction(strings.ReplaceAll(text, " ", ""))
+	return nil
+}
+
+func (r *restriction) words() []string { return strings.Split(string(*r), ",") }
+func (r *restriction) String() string  { return string(*r) }
+func (r *restriction) Type() string    { return "FLAGS" }

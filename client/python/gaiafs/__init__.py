@@ -38,7 +38,7 @@ from .shards import ShardPlan, Split
 from .views import Segment, View, view
 from .weights import Weights, load_file, load_safetensors
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 __all__ = [
     "Acquired",

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+)
+
+// mountHelper is the name by which mount(8) calls this program for the type fuse.gaiafs.
+const mountHelper = "mount.fuse.gaiafs"
+
+// Exit codes of mount(8).
+const (
+	mountUsage   = 1
+	mountFailure = 32
+)
+
+// asHelper returns the command line of gaiafs for one of mount(8): SOURCE MOUNTPOINT [-sfnrvw] [-t TYPE] [-o OPTIONS].
+// done says that there is nothing to do.
+func asHelper(args []string) (command []string, done bool, err error) {
+	var places, flags []string
+	sloppy, fake := false, false
+	var options []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if len(arg) < 2 || arg[0] != '-' {
+			places = append(places, arg)
+			continue
+		}
+		for at := 1; at < len(arg); at++ {
+			switch arg[at] {
+			case 'n', 'v': // no /etc/mtab; more words
+			case 's':
+				sloppy = true
+			case 'f':
+				fake = true
+			case 'r':
+				options = append(options, "ro")
+			case 'w':
+				options = append(options, "rw")
+			case 't', 'o':
+				value := arg[at+1:]
+				if value == "" {
+					if i++; i == len(args) {
+						return nil, false, usagef("-%c needs an argument", arg[at])
+					}
+					value = args[i]
+				}
+				if arg[at] == 'o' {
+					options = append(options, splitOptions(value)...)
+				} else if value != "fuse.gaiafs" && value != "gaiafs" {
+					return nil, false, usagef("type %s is not served by gaiafs", value)
+				}
+				at = len(arg)
+			default:
+				return nil, false, usagef("-%c is not known", arg[at])
+			}
+		}
+	}
+	if len(places) != 2 {
+		return nil, false, usagef("SOURCE and MOUNTPOINT are needed; %d were given", len(places))
+	}
+	restrict := []string{}
+	for _, o := range options {
+		name, value, valued := strings.Cut(o, "=")
+		switch {
+		case o == "ro":
+			flags = append(flags, "--read-only=true")
+		case o == "rw":
+			flags = append(flags, "--read-only=false")
+		case o == "nosuid" || o == "nodev" || o == "noexec":
+			restrict = append(restrict, o)
+		case forOthers(name):
+		default:
+			flag, err := settingFlag(name, value, valued)
+			if err != nil && !sloppy {
+				return nil, false, err
+			}
+			if err == nil {
+				flags = append(flags, flag)
+			}
+		}
+	}
+	if len(restrict) > 0 {
+		flags = append(flags, "--restrict="+strings.Join(restrict, ","))
+	}
+	command = append(append([]string{"mount", "--daemon"}, flags...), "--", places[0], places[1])
+	return command, fake, nil
+}
+
+// splitOptions splits options at commas, but for those within double quotes, which are taken away.
+func splitOptions(text string) (options []string) {
+	var b strings.Builder
+	quoted := false
+	end := func() {
+		if b.Len() > 0 {
+			options = append(options, b.String())
+		}
+		b.Reset()
+	}
+	for _, r := range text {
+		switch {
+		case r == '"':
+			quoted = !quoted
+		case r == ',' && !quoted:
+			end()
+		default:
+			b.WriteRune(r)
+		}
+	}
+	end()
+	return options
+}
+
+// forOthers reports whether an option says something to mount(8), systemd or the reader, or asks for what is so anyway.
+func forOthers(name string) bool {
+	switch name {
+	case "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group", "comment",
+		"suid", "dev", "exec", "async", "nomand", "default_permissions",
+		// The filesystem of SOURCE keeps the times of access.
+		"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "nostrictatime", "nolazytime", "loud",
+		"silent":
+		return true
+	}
+	return strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")
+}
+
+// settingFlag returns the flag for an option that is the name of a setting, with - or _ between its words.
+func settingFlag(name, value string, valued bool) (string, error) {
+	known := newSettings().flags().Lookup(strings.ReplaceAll(name, "_", "-"))
+	switch {
+	case name == "config" && valued:
+		return "--config=" + value, nil
+	case name == "remount":
+		return "", usagef("a mount of gaiafs cannot be changed while it is there: unmount it, and mount it anew")
+	case known == nil:
+		return "", usagef("there is no option %q; 'gaiafs mount --help' lists the settings, which are options with _ for -",
+			name)
+	case !valued && known.Value.Type() != "bool":
+		return "", usagef("option %q needs a value, as in %s=%s", name, name, known.Value.Type())
+	case !valued:
+		value = "true"
+	}
+	return "--" + known.Name + "=" + value, nil
+}
+
+// isHelper reports whether mount(8) called.
+func isHelper(program string) bool { return filepath.Base(program) == mountHelper }
+
+// helperCode returns mount(8)'s exit code for one of gaiafs.
+func helperCode(code int) int {
+	switch code {
+	case exitOK:
+		return 0
+	case exitUsage:
+		return mountUsage
+	}
+	return mountFailure
+}
+
+// runHelper is run for a command line of mount(8). It leaves the command line of gaiafs in args, from which the daemon
+// is started.
+func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
+	command, done, err := asHelper((*args)[1:])
+	if err != nil {
+		tell(fmt.Sprintf("%s: %s", mountHelper, err))
+		return mountUsage
+	}
+	if done {
+		return 0
+	}
+	*args = append([]string{"gaiafs"}, command...)
+	return helperCode(run(command))
+}

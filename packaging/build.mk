@@ -1,0 +1,55 @@
+# Installing the commands, and packages. The top Makefile includes this file.
+
+# mount(8) looks for its helpers in /sbin only. Where PREFIX is nobody's own, the helper goes there.
+SBINDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/usr/sbin,$(PREFIX)/sbin)
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+COMPLETIONS := share/bash-completion/completions/gaiafs share/zsh/site-functions/_gaiafs \
+	share/fish/vendor_completions.d/gaiafs.fish
+STAGE := $(BUILD)/stage
+PACKAGE_DIR := $(BUILD)/packages
+
+.PHONY: gaiafs-install
+gaiafs-install: build
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(PREFIX)/share/man/man1 \
+		$(DESTDIR)$(PREFIX)/share/man/man8 $(dir $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS)))
+	install -m 755 $(BUILD)/gaiafs $(DESTDIR)$(PREFIX)/bin
+	ln -sf $(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/mount.fuse.gaiafs
+	$(BUILD)/gaiafs manual $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 packaging/mount.fuse.gaiafs.8 $(DESTDIR)$(PREFIX)/share/man/man8
+	$(BUILD)/gaiafs completion bash > $(DESTDIR)$(PREFIX)/$(word 1,$(COMPLETIONS))
+	$(BUILD)/gaiafs completion zsh > $(DESTDIR)$(PREFIX)/$(word 2,$(COMPLETIONS))
+	$(BUILD)/gaiafs completion fish > $(DESTDIR)$(PREFIX)/$(word 3,$(COMPLETIONS))
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/gaiafs@.service > $(DESTDIR)$(UNITDIR)/gaiafs@.service
+	chmod 644 $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS)) $(DESTDIR)$(UNITDIR)/gaiafs@.service
+
+.PHONY: gaiafs-uninstall
+gaiafs-uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/mount.fuse.gaiafs $(DESTDIR)$(UNITDIR)/gaiafs@.service \
+		$(DESTDIR)$(PREFIX)/share/man/man1/gaiafs.1 $(DESTDIR)$(PREFIX)/share/man/man1/gaiafs-*.1 \
+		$(DESTDIR)$(PREFIX)/share/man/man8/mount.fuse.gaiafs.8 $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS))
+
+##@ Packages
+
+.PHONY: stage
+stage: # What is in the packages: gaiafs and libgaiafs
+	rm -rf $(STAGE)
+	$(MAKE) gaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/gaiafs
+	$(MAKE) libgaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/libgaiafs
+	install -d $(STAGE)/gaiafs/etc/gaiafs
+
+.PHONY: deb rpm
+deb rpm: stage ## Packages for Debian and Fedora and their relatives, in build/packages
+	mkdir -p $(PACKAGE_DIR)
+	for name in gaiafs libgaiafs; do \
+		RELEASE=$(RELEASE) ARCH=$$($(GO) env GOARCH) $(GO) run $(NFPM) package -f packaging/$$name.yaml -p $@ \
+			-t $(PACKAGE_DIR); \
+	done
+
+.PHONY: image
+image: ## An OCI image, by podman or docker
+	$$(command -v podman || command -v docker) build --build-arg VERSION=$(VERSION) -t gaiafs:$(RELEASE) \
+		-f packaging/Containerfile .
+
+.PHONY: test-packages
+test-packages: deb ## Install, upgrade and remove the packages in a clean Debian, as root: minutes
+	packaging/test $(PACKAGE_DIR)
