@@ -10,6 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
@@ -69,6 +70,8 @@ type DeviceStatus struct {
 	Transfers string `json:"transfers"`
 	// Users is what the programs of each user map.
 	Users []UserPins `json:"users"`
+	// Tenants is who owns how much of it, and has a share of how much: who owns most above the share gives way first.
+	Tenants []Account `json:"tenants"`
 	// Read is what CPU reads from the device take.
 	Read ReadCost `json:"read"`
 	// Moved is what was moved to, from and within the device so far.
@@ -96,6 +99,12 @@ func readCost(s cost.Source) ReadCost {
 
 // UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
 type UserPins = residency.UserPins
+
+// Account is how much of a device a tenant owns.
+type Account = tenants.Account
+
+// TenantOf names the tenant that a user is.
+func TenantOf(user uint32) string { return string(tenants.User(user)) }
 
 // FileStatus describes a file that devices hold something of.
 type FileStatus struct {
@@ -264,6 +273,7 @@ func (c *Cache) Status() Status {
 			Transfers:   *d.transfers.Load(),
 			Lost:        d.lost.Load(),
 			Users:       memory.Users,
+			Tenants:     memory.Tenants,
 			Read:        readCost(d.moves.Cost.Now()),
 			Moved:       d.moves.Moved(),
 		})

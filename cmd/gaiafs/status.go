@@ -116,6 +116,8 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 		}
 	}
 	for i := range s.Devices {
+		s.Devices[i].Tenants = slices.DeleteFunc(slices.Clone(s.Devices[i].Tenants),
+			func(a pagecache.Account) bool { return !v.All && string(a.Tenant) != pagecache.TenantOf(v.User) })
 		s.Devices[i].Users = slices.DeleteFunc(slices.Clone(s.Devices[i].Users),
 			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Options say how the memory of a device is shared out.
@@ -36,6 +37,7 @@ type Device struct {
 	mu       sync.Mutex
 	rule     policy.Rule           // protected by mu
 	eviction string                // its name; protected by mu
+	ledger   *tenants.Ledger       // who owns what of extents that are made or placed; protected by mu
 	extents  map[policy.ID]*Extent // that Keys have; protected by mu
 	named    policy.ID             // the last one; protected by mu
 	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
@@ -58,11 +60,15 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		return nil, err
 	}
 	info := d.Info()
+	ledger, err := tenants.New(info.Memory, nil)
+	if err != nil {
+		return nil, err
+	}
 	share := int64(float64(info.Memory) * o.Share)
 	share = (share + info.Granularity - 1) / info.Granularity * info.Granularity // in whole allocations
 	return &Device{
 		backend: d, info: info, options: o, share: min(share, info.Memory),
-		rule: rule, eviction: o.Eviction,
+		rule: rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}, nil
 }
@@ -104,13 +110,15 @@ type Status struct {
 	Extents  int
 	Mapped   int64 // bytes of those that clients map
 	Users    []UserPins
+	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so last.
+	Tenants []tenants.Account
 }
 
 // Status returns what is so at the moment.
 func (d *Device) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := Status{Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Users: make([]UserPins, 0, len(d.charges))}
+	s := Status{Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Tenants: d.ledger.Accounts(), Users: make([]UserPins, 0, len(d.charges))}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})
 	}

@@ -7,8 +7,8 @@
 // file; package pagecache implements it. This package knows neither what the bytes are, nor whether they are anywhere
 // else: it asks the Key to Clean an extent that is to go, and the Key lets go of it (Leave) when nothing would be lost.
 //
-// Reserve is the only way to get memory. It gives a client all the extents of a range, pinned, or nothing. Which
-// extents make room is up to a policy.Rule.
+// Reserve is the only way to get memory. It gives a client all the extents of a range, pinned, or nothing. Whose
+// extents make room is up to a tenants.Ledger, and which of them to a policy.Rule.
 //
 // # Ownership
 //

@@ -7,6 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Tier is a kind of memory that an extent can be in.
@@ -51,6 +52,7 @@ type Extent struct {
 	users atomic.Int32
 
 	id      policy.ID      // protected by Device.mu
+	owner   tenants.ID     // who maps it, or did so last; protected by Device.mu
 	state   state          // protected by Device.mu
 	pins    map[uint32]int // of each user; protected by Device.mu
 	mapped  int            // pins of all users; protected by Device.mu
@@ -150,6 +152,7 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left
 	delete(d.extents, x.id)
+	d.ledger.Add(x.owner, -x.size)
 	d.leaving++
 	d.left++
 	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
+
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 )
 
@@ -31,7 +33,8 @@ func TestStates(t *testing.T) {
 	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users, "it counts once for each user")
 	again.Release()
 	p.Release()
-	require.Equal(t, Status{Eviction: "allocated", Extents: 1, Users: []UserPins{}}, d.Status())
+	require.Equal(t, Status{Eviction: "allocated", Extents: 1, Users: []UserPins{},
+		Tenants: []tenants.Account{{Tenant: "user 7", Owned: granule, Share: 4 * granule}}}, d.Status())
 
 	x.Hold()
 	require.True(t, x.Copied())

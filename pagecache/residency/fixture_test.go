@@ -38,6 +38,7 @@ func newDevice(t *testing.T, granules int64, share float64) (*Device, *faulty.De
 		defer d.mu.Unlock()
 		require.Empty(t, d.extents)
 		require.Empty(t, d.charges)
+		require.Empty(t, d.ledger.Accounts())
 		require.Empty(t, d.turns)
 		require.Zero(t, d.mapped+d.taken+d.promised+int64(d.making+d.leaving))
 		require.NoError(t, f.Close())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Tenant is who is charged for memory.
@@ -17,6 +18,9 @@ type Tenant struct {
 	// Limited says that the user may map no more than a share of the device.
 	Limited bool
 }
+
+// id is the tenant's name in the ledger.
+func (t Tenant) id() tenants.ID { return tenants.User(t.User) }
 
 // Pin is a client's hold on extents: they keep their memory, and where they are changes only as Watch tells.
 type Pin struct {
@@ -106,6 +110,9 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 	x.pins[p.by.User]++
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
+		d.ledger.Add(x.owner, -x.size)
+		x.owner = p.by.id()
+		d.ledger.Add(x.owner, x.size)
 		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
 	}
 	p.extents = append(p.extents, x)

@@ -10,6 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a
@@ -85,9 +86,14 @@ func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	if err := d.charge(p.by, size); err != nil {
 		return false, err
 	}
-	x, err := d.make(ctx, key, of.pages)
+	owner := p.by.id()
+	d.mu.Lock()
+	d.ledger.Add(owner, size) // from now on, so that it counts when a victim is looked for
+	d.mu.Unlock()
+	x, err := d.make(ctx, key, of.pages, owner)
 	d.mu.Lock()
 	if err != nil {
+		d.ledger.Add(owner, -size)
 		d.dischargeLocked(p.by, size)
 		d.mu.Unlock()
 		if errors.Is(err, errThere) {
@@ -114,10 +120,10 @@ func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	return false, nil
 }
 
-// make returns an extent of zeros that nobody knows of.
-func (d *Device) make(ctx context.Context, key Key, pages page.Range) (*Extent, error) {
-	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), pins: make(map[uint32]int)}
-	mem, err := d.allocate(ctx, x.size, func() bool { return len(key.Extents(pages)) > 0 })
+// make returns an extent of zeros that nobody knows of. Its owner is counted as owning it already.
+func (d *Device) make(ctx context.Context, key Key, pages page.Range, owner tenants.ID) (*Extent, error) {
+	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: owner, pins: make(map[uint32]int)}
+	mem, err := d.allocate(ctx, x.size, owner, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}

@@ -155,6 +155,43 @@ func TestFull(t *testing.T) {
 	p.Release()
 }
 
+// TestTheLargestOwnerGivesWay: who has more than the share of what is cached pays for it, be it who asks; the rule says
+// which extent goes.
+func TestTheLargestOwnerGivesWay(t *testing.T) {
+	d, _ := newDevice(t, 6, 1)
+	k := newKey(t, d)
+	keep := func(user uint32, i page.Index) {
+		p, err := k.take(user, i, i+1)
+		require.NoError(t, err)
+		p.Release()
+	}
+	owners := func() string {
+		s := ""
+		for _, a := range d.Status().Tenants {
+			s += fmt.Sprintf("%s: %d of %d; ", a.Tenant, a.Owned/granule, a.Share/granule)
+		}
+		return s
+	}
+	keep(8, 0) // the oldest
+	for i := range page.Index(5) {
+		keep(7, 1+i)
+	}
+	require.Equal(t, "user 7: 5 of 3; user 8: 1 of 3; ", owners())
+	keep(8, 10)
+	keep(8, 11)
+	require.Equal(t, "user 7: 3 of 3; user 8: 3 of 3; ", owners())
+	keep(8, 12)
+	require.Equal(t, "user 7: 3 of 3; user 8: 3 of 3; ", owners(), "it gave way itself")
+	require.Empty(t, k.Extents(granules(0, 1)), "with its oldest")
+	keep(9, 20)
+	require.Equal(t, "user 7: 2 of 2; user 8: 3 of 2; user 9: 1 of 2; ", owners())
+	keep(8, 4)
+	require.Equal(t, "user 7: 1 of 2; user 8: 4 of 2; user 9: 1 of 2; ", owners(), "who maps it now owns it")
+	for _, x := range k.Extents(granules(0, 64)) {
+		require.True(t, k.Clean(t.Context(), x, true))
+	}
+}
+
 // TestCopiedGoesLast: an extent that is being copied goes where there is no other, and its memory is waited for.
 func TestCopiedGoesLast(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)

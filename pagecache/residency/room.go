@@ -8,6 +8,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // keptTick is how often a device is asked whether clients gave memory back that they had unmapped.
@@ -26,7 +27,7 @@ func (d *Device) look() seen {
 // whether its Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from
 // go last. No copy of them begins once they have left, and those under way are waited for, though not for longer than
 // Options.Patience.
-func (d *Device) allocate(ctx context.Context, size int64, there func() bool) (gpubackend.Memory, error) {
+func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID, there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
 	if d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
@@ -40,7 +41,7 @@ func (d *Device) allocate(ctx context.Context, size int64, there func() bool) (g
 	defer d.yield(mine)
 	for w := (waiting{}); ; {
 		if !waited {
-			if err := d.makeRoom(ctx, size, before, there, &w); err != nil {
+			if err := d.makeRoom(ctx, size, owner, before, there, &w); err != nil {
 				return nil, err
 			}
 		}
@@ -62,10 +63,10 @@ func (d *Device) spare(size int64) bool {
 
 // makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
 // room.
-func (d *Device) makeRoom(ctx context.Context, size int64, before seen, there func() bool, w *waiting) error {
-	evicted, err := d.evict(ctx, false)
+func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool, w *waiting) error {
+	evicted, err := d.evict(ctx, owner, false)
 	if err == nil && !evicted && before.leaving == 0 {
-		evicted, err = d.evict(ctx, true)
+		evicted, err = d.evict(ctx, owner, true)
 	}
 	switch {
 	case err != nil:
@@ -109,9 +110,9 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 
 // evict has one extent leave, and reports whether there was one that could. copied says that it may be one that
 // somebody copies from, whose memory goes when that has ended. The caller has the turn.
-func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
+func (d *Device) evict(ctx context.Context, asks tenants.ID, copied bool) (bool, error) {
 	for asked := make(map[policy.ID]bool); ; {
-		x := d.victim(copied, asked)
+		x := d.victim(asks, copied, asked)
 		if x == nil {
 			return false, nil
 		}
@@ -127,18 +128,31 @@ func (d *Device) evict(ctx context.Context, copied bool) (bool, error) {
 	}
 }
 
-// victim returns the next extent that may go, and notes it in asked; nil where all that may go were asked. copied says
-// that it may be one that somebody copies from.
-func (d *Device) victim(copied bool, asked map[policy.ID]bool) *Extent {
+// victim returns the next extent that may go, and notes it in asked; nil where all that may go were asked. It is the
+// first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that somebody copies
+// from.
+func (d *Device) victim(asks tenants.ID, copied bool, asked map[policy.ID]bool) *Extent {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	order := d.ledger.Victims(asks)
+	var best *Extent
+	rank := len(order)
 	for id := range d.rule.Victims() {
-		if x := d.extents[id]; !asked[id] && (copied || !x.copiedLocked()) {
-			asked[id] = true
-			return x
+		x := d.extents[id]
+		if asked[id] || !copied && x.copiedLocked() {
+			continue
+		}
+		if i := slices.Index(order[:rank], x.owner); i >= 0 {
+			best, rank = x, i
+		}
+		if rank == 0 {
+			break
 		}
 	}
-	return nil
+	if best != nil {
+		asked[best.id] = true
+	}
+	return best
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed.

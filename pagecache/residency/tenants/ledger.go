@@ -10,6 +10,9 @@ import (
 // ID names a tenant.
 type ID string
 
+// User names the tenant that a user is.
+func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
+
 // Tenant is what is configured of one.
 type Tenant struct {
 	ID ID
