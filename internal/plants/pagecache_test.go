@@ -70,8 +70,8 @@ var pagecachePlants = []plant{
 	{
 		name: "unmapping releases nothing",
 		file: "pagecache/mapping.go",
-		old:  "\t\tif m.writable {\n\t\t\t_, m.unmapErr",
-		new:  "\t\tif m.writable && m.pages.Empty() {\n\t\t\t_, m.unmapErr",
+		old:  "\t\tif m.writable {\n\t\t\t_, _, m.unmapErr",
+		new:  "\t\tif m.writable && m.pages.Empty() {\n\t\t\t_, _, m.unmapErr",
 		nets: []net{
 			{pkg: "pagecache", run: "TestUnmapIsARelease"},
 			{pkg: "fs", run: "TestUnmappingReleases"},
@@ -87,7 +87,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a release does not wait for another one of its pages",
 		file: "pagecache/release.go",
-		old:  "\tif err := f.waitDrains(ctx, rg); err != nil {\n\t\treturn pages, err\n\t}\n",
+		old:  "\tif err := f.waitDrains(ctx, rg); err != nil {\n\t\treturn modified, grouped, err\n\t}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReleaseWaitsForReleases"}},
 	},
