@@ -349,7 +349,7 @@ func TestViewOfWhatALostDeviceReleased(t *testing.T) {
 	require.NotEqual(t, src.home.bytes(5, 1)[0], v.all()[5])
 	m.devices[0].Lose()
 	_, err := p.Acquire(context.Background(), 0, 1, false)
-	src.write(t, 0, []byte("x"))
+	src.write(t, 3*page.Size, []byte("x"))
 	_, err2 := p.Release(context.Background(), 0, 1)
 	require.Error(t, errors.Join(err, err2))
 	v.acquire()

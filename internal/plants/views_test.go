@@ -114,8 +114,8 @@ var viewsPlants = []plant{
 	{
 		name: "view: what devices released does not come home first",
 		file: "pagecache/viewfill.go",
-		old:  "if next, err = f.collectSomeLocked(ctx, rg); err != nil {",
-		new:  "if next, err = rg.End, nil; err != nil {",
+		old:  "released, next, err := p.collectRestLocked(ctx, rg)",
+		new:  "released, next, err := map[*holding][]page.Range(nil), rg.End, ctx.Err()",
 		nets: []net{
 			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=24000"}},
