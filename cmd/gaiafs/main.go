@@ -106,7 +106,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newDoctor(), newProfile(),
-		newDebug(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(), newManual())
+		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(), newManual())
 	return root
 }
 

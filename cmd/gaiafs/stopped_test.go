@@ -22,6 +22,7 @@ var commandsOnMounts = [][]string{
 	{"info", "MOUNT/file"},
 	{"warm", "MOUNT/file"},
 	{"evict", "MOUNT/file"},
+	{"top", "--once", "MOUNT"},
 	{"profile", "MOUNT", "-o", "-"},
 	{"debug", "MOUNT", "-o", "/dev/null"},
 }

@@ -22,6 +22,7 @@ const (
 	sys        = "golang.org/x/sys/..."
 	purego     = "github.com/ebitengine/purego/..."
 	ristretto  = "github.com/dgraph-io/ristretto/v2/..."
+	bubbletea  = "github.com/charmbracelet/bubbletea/..."
 	cobra      = "github.com/spf13/cobra/..."
 	pflag      = "github.com/spf13/pflag/..."
 	toml       = "github.com/BurntSushi/toml/..."
@@ -76,7 +77,7 @@ var rules = []rule{
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", cobra, pflag, toml, humanize, systemd, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml, humanize, systemd, sys}, false},
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},

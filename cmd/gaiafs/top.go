@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/spf13/cobra"
+)
+
+func newTop() *cobra.Command {
+	var once bool
+	every := span{Duration: time.Second, min: 100 * time.Millisecond}
+	cmd := &cobra.Command{
+		Use:   "top MOUNTPOINT",
+		Short: "Watch devices, rates, files and clients of a mount",
+		Long: `top shows what devices hold, clean, dirty and stale, what moves to and from them, where reads of programs on the CPU come
+from, the files with most on devices, whose programs map, and where the chosen file is: a letter for a part of it, c clean,
+d dirty, s stale, a dot where nothing is. Arrows choose the file, q ends it. It needs a terminal of 80 columns and 24 lines;
+--once prints one frame anywhere. It uses no colours.`,
+		Example: `  gaiafs top /mnt/data
+  gaiafs top --once /mnt/data`,
+		Args: arguments("MOUNTPOINT"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := statusOf(args[0], patience)
+			if err != nil {
+				return statusError(args[0], err)
+			}
+			first := topSample{s, time.Now()}
+			if once {
+				_, err := io.WriteString(cmd.OutOrStdout(), topFrame(first, first, 0, leastWidth, leastHeight))
+				return err
+			}
+			out, terminal := cmd.OutOrStdout().(*os.File)
+			in, _ := cmd.InOrStdin().(*os.File)
+			if !terminal || in == nil || !isTerminal(out) || !isTerminal(in) || os.Getenv("TERM") == "dumb" {
+				return usagef("top needs a terminal: --once prints one frame without")
+			}
+			m := topModel{mountpoint: args[0], every: every.Duration, before: first, now: first, width: leastWidth,
+				height: leastHeight}
+			last, err := tea.NewProgram(m, tea.WithAltScreen(), tea.WithInput(in), tea.WithOutput(out)).Run()
+			if err != nil {
+				return err
+			}
+			return last.(topModel).err
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	cmd.Flags().BoolVar(&once, "once", false, "print one frame and end")
+	cmd.Flags().Var(&every, "interval", "how often to look")
+	return cmd
+}
+
+// The smallest terminal.
+const leastWidth, leastHeight = 80, 24
+
+// topSample is the status at a time.
+type topSample struct {
+	statusDocument
+	at time.Time
+}
+
+// topModel is the state of the live view (tea.Model).
+type topModel struct {
+	mountpoint    string
+	every         time.Duration
+	before, now   topSample
+	chosen        int
+	width, height int
+	err           error
+}
+
+// sampled is a message: a new status, or why there is none.
+type sampled struct {
+	topSample
+	err error
+}
+
+// Init implements tea.Model.
+func (m topModel) Init() tea.Cmd { return m.sample() }
+
+// sample asks for the status after a while. A daemon that does not answer ends the view, since it asks within a limit.
+func (m topModel) sample() tea.Cmd {
+	return tea.Tick(m.every, func(time.Time) tea.Msg {
+		s, err := statusOf(m.mountpoint, patience)
+		return sampled{topSample{s, time.Now()}, err}
+	})
+}
+
+// Update implements tea.Model.
+func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case tea.KeyMsg:
+		switch msg.String() {
+		case "q", "ctrl+c", "esc":
+			return m, tea.Quit
+		case "down", "j":
+			m.chosen = min(m.chosen+1, max(len(m.now.Files)-1, 0))
+		case "up", "k":
+			m.chosen = max(m.chosen-1, 0)
+		}
+	case sampled:
+		if msg.err != nil {
+			m.err = statusError(m.mountpoint, msg.err)
+			return m, tea.Quit
+		}
+		m.before, m.now = m.now, msg.topSample
+		m.chosen = min(m.chosen, max(len(m.now.Files)-1, 0))
+		return m, m.sample()
+	}
+	return m, nil
+}
+
+// View implements tea.Model.
+func (m topModel) View() string {
+	if m.width < leastWidth || m.height < leastHeight {
+		return fmt.Sprintf("top needs %d columns and %d lines; here are %d and %d\n", leastWidth, leastHeight, m.width, m.height)
+	}
+	return topFrame(m.before, m.now, m.chosen, m.width, m.height)
+}

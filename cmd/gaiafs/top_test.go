@@ -1,0 +1,105 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// frameWanted is what top --once prints, where the mountpoint is M.
+const frameWanted = `gaiafs M  1 client  0 mappings
+                         used of      clean      dirty      stale in, out
+gpu0   [####        ]     16 MiB    5.0 MiB        0 B        0 B -, -
+gpu1   [            ]     16 MiB        0 B        0 B        0 B -, -
+reads  host -  read ahead -  devices -  disk -
+users  nobody maps anything
+
+  file                                           size on devices mappings
+> weights                                     5.0 MiB    5.0 MiB        0
+
+gpu0   cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc
+`
+
+// top prints a frame of a real mount, and refuses to go on without a terminal.
+func TestTopOnce(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M")
+	path := filepath.Join(s.mountpoint, "weights")
+	require.NoError(t, os.WriteFile(path, make([]byte, 5*mib), 0o600))
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--device=0", path).code)
+	r := gaiafsCommand(t, "top", "--once", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	_, body, _ := strings.Cut(r.out, "\n") // the first line is cut where the mountpoint is long
+	_, want, _ := strings.Cut(frameWanted, "\n")
+	require.Equal(t, want, body)
+	require.Contains(t, r.out, "gaiafs "+s.mountpoint[:20])
+	r = gaiafsCommand(t, "top", s.mountpoint)
+	require.Equal(t, exitUsage, r.code)
+	require.Contains(t, r.err, "top needs a terminal: --once prints one frame without")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// Rates are of the time between two samples, the busiest file comes first, and frames stay within the terminal.
+func TestTopFrame(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	sample := func(in, read int64, at time.Time) topSample {
+		var s topSample
+		s.at = at
+		s.Mount.Mountpoint = "/mnt/data"
+		s.Devices = []pagecache.DeviceStatus{{MemoryBytes: 8 << 30, UsedBytes: 4 << 30,
+			Moved: []mover.Moved{{Way: "in", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
+		s.Counters = map[string]int64{"disk_read_bytes": read}
+		s.Files = []pagecache.FileStatus{{Name: "large", Inode: 1, Holders: []pagecache.HoldingStatus{{Resident: 9, Map: "cs"}}},
+			{Name: "busy\x1b[2J", Inode: 2, Counters: map[string]int64{"disk_read_bytes": read},
+				Holders: []pagecache.HoldingStatus{{Resident: 1, Map: "d."}}}}
+		return s
+	}
+	before, now := sample(0, 0, at), sample(6<<30, 2<<20, at.Add(2*time.Second))
+	frame := topFrame(before, now, 0, 80, 24)
+	require.Contains(t, frame, "3.0 GiB/s, -")
+	require.Contains(t, frame, "disk 1.0 MiB/s")
+	require.Contains(t, frame, "users  7 maps 1.0 GiB")
+	require.Contains(t, frame, "\n> busy?[2J")
+	require.Contains(t, frame, "\n  large")
+	require.Contains(t, frame, "\ngpu0   d.\n")
+	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n")
+	for range 100 {
+		now.Files = append(now.Files, now.Files[0])
+	}
+	for chosen := range 102 {
+		lines := strings.Split(strings.TrimSuffix(topFrame(before, now, chosen, 80, 24), "\n"), "\n")
+		require.LessOrEqual(t, len(lines), 24)
+		require.Equal(t, 1, strings.Count(strings.Join(lines, "\n"), "\n> "), chosen)
+		for _, l := range lines {
+			require.LessOrEqual(t, len([]rune(l)), 80)
+		}
+	}
+}
+
+// Keys choose a file and end the view; a terminal that is too small is said to be.
+func TestTopModel(t *testing.T) {
+	var m tea.Model = topModel{width: 80, height: 24}
+	two := topSample{}
+	two.Files = make([]pagecache.FileStatus, 2)
+	m, _ = m.Update(sampled{topSample: two})
+	m, _ = m.Update(tea.KeyMsg{Type: tea.KeyDown})
+	m, _ = m.Update(tea.KeyMsg{Type: tea.KeyDown})
+	require.Equal(t, 1, m.(topModel).chosen)
+	m, _ = m.Update(sampled{})
+	require.Zero(t, m.(topModel).chosen, "there are no files any more")
+	m, _ = m.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
+	require.Contains(t, m.View(), "top needs 80 columns and 24 lines; here are 79 and 24")
+	_, quit := m.Update(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}})
+	require.NotNil(t, quit)
+	m, _ = m.Update(sampled{err: syscall.ENOTCONN})
+	require.ErrorContains(t, m.(topModel).err, "has ended")
+}
