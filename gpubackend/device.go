@@ -150,7 +150,12 @@ type Device interface {
 	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
 	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed Info.Memory.
 	Alloc(size int64) (Memory, error)
-	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep.
+	// AllocHost is Alloc of pinned memory of the host, which programs map and the device reads and stores into as if it were
+	// its own, only slower. It takes nothing of Info.Memory and does not count in Used: whoever asks bounds it. It fails with
+	// ErrNoMemory where the host has none, or lets nobody pin more.
+	AllocHost(size int64) (Memory, error)
+	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep. Memory of
+	// the host is left out.
 	Used() int64
 
 	// CopyIn copies from the host to the device, CopyOut from the device to the host. The pieces of one call may

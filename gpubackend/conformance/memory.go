@@ -68,6 +68,39 @@ func testBudget(f *fixture) {
 	require.Equal(f, 2*g, f.dev.Used())
 }
 
+// testHostMemory has memory of the host do what the device's own does, and take nothing of its budget.
+func testHostMemory(f *fixture) {
+	g := f.info.Granularity
+	for _, size := range []int64{0, -g, g + 1, g / 2} {
+		_, err := f.dev.AllocHost(size)
+		require.ErrorIs(f, err, gpubackend.ErrRange, "%d bytes", size)
+	}
+	m, err := f.dev.AllocHost(2 * g)
+	require.NoError(f, err)
+	require.Equal(f, 2*g, m.Size())
+	require.Zero(f, f.dev.Used())
+	if m.Zeroed() {
+		require.Equal(f, make([]byte, 2*g), f.read(m, 0, 2*g))
+	}
+	own, bytes := f.alloc(2*g), f.random(2*g)
+	f.write(own, 0, bytes)
+	require.NoError(f, f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{{Mem: m, From: own, N: 2 * g}}))
+	require.Equal(f, bytes, f.read(m, 0, 2*g))
+	sums, same := make([]gpubackend.Digest, 2*g/page.Size), make([]gpubackend.Digest, 2*g/page.Size)
+	require.NoError(f, f.dev.Digests(f.ctx, own, 0, sums))
+	require.NoError(f, f.dev.Digests(f.ctx, m, 0, same))
+	require.Equal(f, sums, same)
+	require.NoError(f, f.dev.Zero(f.ctx, m, g, g))
+	require.NoError(f, f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{{Mem: own, From: m, N: 2 * g}}))
+	require.Equal(f, append(bytes[:g:g], make([]byte, g)...), f.read(own, 0, 2*g))
+	_, err = m.Export(true)
+	require.NoError(f, err)
+	require.ErrorIs(f, f.dev.Close(), gpubackend.ErrInUse)
+	require.NoError(f, m.Free())
+	require.ErrorIs(f, m.Free(), gpubackend.ErrFreed)
+	require.Equal(f, 2*g, f.dev.Used())
+}
+
 // testBudgetAtOnce has more callers than there is memory for: as many succeed as fit.
 func testBudgetAtOnce(f *fixture) {
 	g := f.info.Granularity

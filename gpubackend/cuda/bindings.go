@@ -27,6 +27,7 @@ const (
 	attrCapabilityMinor   = 76
 	attrVMM               = 102
 	attrPOSIXHandles      = 103
+	attrHostNUMA          = 134 // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
 )
 
 const (
@@ -50,6 +51,9 @@ type location struct {
 }
 
 func onDevice(d deviceHandle) location { return location{kind: 1, id: int32(d)} }
+
+// onHost is the memory of a NUMA node of the host.
+func onHost(node int32) location { return location{kind: 3, id: node} }
 
 // allocationProp is a CUmemAllocationProp.
 type allocationProp struct {

@@ -204,6 +204,35 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	return m, nil
 }
 
+// AllocHost pins memory of the NUMA node that the GPU is at. The driver zeroes and pins it at some 4 GB/s.
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+	if size <= 0 || size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+	}
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil, gpubackend.ErrClosed
+	}
+	d.memories++
+	d.mu.Unlock()
+	m := &memory{dev: d, size: size, host: true}
+	if err := d.run(context.Background(), d.allocLane, m.create); err != nil {
+		d.giveBack(0)
+		return nil, err
+	}
+	return m, nil
+}
+
+// hostNode returns the NUMA node of the host that the GPU is at; 0 where the driver does not know one.
+func (d *device) hostNode() int32 {
+	node, err := d.drv.attribute(d.handle, attrHostNUMA)
+	if err != nil {
+		return 0
+	}
+	return max(node, 0)
+}
+
 // reserve takes size bytes off the budget before the driver is asked, so that concurrent calls cannot exceed it.
 func (d *device) reserve(size int64) error {
 	d.mu.Lock()

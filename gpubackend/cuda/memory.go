@@ -17,6 +17,7 @@ type memory struct {
 	// immutable
 	dev  *device
 	size int64
+	host bool // pinned memory of the host, which is not counted
 
 	// handle and base are set by create and freed by destroy. Who is counted in users may use base.
 	handle memoryHandle
@@ -35,6 +36,9 @@ type memory struct {
 // create allocates and maps, in the allocation lane. After an error nothing is left.
 func (m *memory) create() (err error) {
 	drv, n, prop := m.dev.drv, uintptr(m.size), m.dev.prop()
+	if m.host {
+		prop.location = onHost(m.dev.hostNode())
+	}
 	if err := drv.check("cuMemCreate", drv.memCreate(&m.handle, n, &prop, 0)); err != nil {
 		return err
 	}
@@ -152,7 +156,11 @@ func (m *memory) Free() error {
 	if m.dev.lost() == nil && !errors.Is(destroyed, gpubackend.ErrDeviceLost) {
 		err = errors.Join(err, destroyed)
 	}
-	m.dev.giveBack(m.size)
+	if m.host {
+		m.dev.giveBack(0)
+	} else {
+		m.dev.giveBack(m.size)
+	}
 	return err
 }
 

@@ -150,12 +150,38 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if err := d.reserve(size); err != nil {
 		return nil, err
 	}
-	m, err := newMemory(d, size)
+	m, err := newMemory(d, size, false)
 	if err != nil {
 		d.giveBack(size)
 		return nil, err
 	}
 	return m, nil
+}
+
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+	if size <= 0 || size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+	}
+	if err := d.count(); err != nil {
+		return nil, err
+	}
+	m, err := newMemory(d, size, true)
+	if err != nil {
+		d.giveBack(0)
+		return nil, err
+	}
+	return m, nil
+}
+
+// count counts a Memory of the host.
+func (d *device) count() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return gpubackend.ErrClosed
+	}
+	d.memories++
+	return nil
 }
 
 // reserve takes size bytes off the budget before they are asked of the host, so that concurrent calls cannot exceed it.

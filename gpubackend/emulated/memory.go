@@ -24,6 +24,7 @@ type memory struct {
 	// immutable
 	dev  *device
 	size int64
+	host bool // it stands for memory of the host, which is not counted
 
 	// data is the mapping. Who is counted in users may load and store; the last one out of a freed memory unmaps it.
 	// Other processes store into it at any time.
@@ -39,7 +40,7 @@ type memory struct {
 	exported bool          // protected by mu
 }
 
-func newMemory(d *device, size int64) (*memory, error) {
+func newMemory(d *device, size int64, host bool) (*memory, error) {
 	fd, err := createMemfd("gaiafs:" + strconv.Itoa(d.info.Ordinal))
 	if err != nil {
 		return nil, err
@@ -52,7 +53,7 @@ func newMemory(d *device, size int64) (*memory, error) {
 	if d.poison {
 		fill(data, poisonAlloc)
 	}
-	return &memory{dev: d, size: size, data: data, file: os.NewFile(uintptr(fd), "memfd:gaiafs")}, nil
+	return &memory{dev: d, size: size, host: host, data: data, file: os.NewFile(uintptr(fd), "memfd:gaiafs")}, nil
 }
 
 // createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)), and Linux
@@ -210,6 +211,11 @@ func (m *memory) Free() error {
 	err := unix.Munmap(m.data)
 	m.data = nil
 	err = errors.Join(err, m.closeExportsLocked())
+	if m.host {
+		err = errors.Join(err, m.file.Close())
+		m.dev.giveBack(0)
+		return err
+	}
 	if held, known := heldByOthers(m.file); m.exported && held && known {
 		m.dev.linger(m)
 		return err

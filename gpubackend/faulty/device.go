@@ -16,6 +16,7 @@ type Op uint8
 // The methods, those of Memory under their own names.
 const (
 	Alloc Op = iota
+	AllocHost
 	CopyIn
 	CopyOut
 	CopyPeer
@@ -31,7 +32,8 @@ const (
 
 func (o Op) String() string {
 	return [...]string{
-		"Alloc", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export", "Free",
+		"Alloc", "AllocHost", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export",
+		"Free",
 	}[o]
 }
 
@@ -168,6 +170,18 @@ func (d *Device) Alloc(size int64) (gpubackend.Memory, error) {
 		return nil, err
 	}
 	m, err := d.inner.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	return &memory{d, m}, nil
+}
+
+// AllocHost is the Op of that name.
+func (d *Device) AllocHost(size int64) (gpubackend.Memory, error) {
+	if err := d.enter(context.Background(), AllocHost); err != nil {
+		return nil, err
+	}
+	m, err := d.inner.AllocHost(size)
 	if err != nil {
 		return nil, err
 	}

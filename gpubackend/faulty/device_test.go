@@ -40,6 +40,13 @@ func calls(t *testing.T, d *faulty.Device, m gpubackend.Memory) map[faulty.Op]fu
 			}
 			return err
 		},
+		faulty.AllocHost: func(context.Context) error {
+			x, err := d.AllocHost(2 << 20)
+			if err == nil {
+				require.NoError(t, x.Free())
+			}
+			return err
+		},
 		faulty.CopyIn:  func(ctx context.Context) error { return d.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
 		faulty.CopyOut: func(ctx context.Context) error { return d.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: p}}) },
 		faulty.CopyPeer: func(ctx context.Context) error {
