@@ -39,8 +39,15 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 		m.advice.Store(uint32(a))
 		return nil
 	case AdviceWillNeed:
+		if m.client != nil {
+			return nil // memory comes with brackets
+		}
 		return m.fetch(rg)
 	case AdviceDontNeed:
+		if m.client != nil { // it goes as soon as others need it
+			_, err := m.Release(ctx, off, n)
+			return err
+		}
 		return m.dontNeed(ctx, off, n, rg)
 	}
 	return fail(syscall.EINVAL, "there is no advice %d", a)

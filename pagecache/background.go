@@ -20,6 +20,7 @@ func (c *Cache) run(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.lanes.look()
+			c.pinned.Trim(pinnedAge)
 			for _, f := range c.snapshotFiles() {
 				f.noteStuck()
 				c.lanes.do(f, choreDue, func() { f.collectDue(ctx) })
@@ -46,6 +47,9 @@ func (c *Cache) run(ctx context.Context) {
 		}
 	}
 }
+
+// pinnedAge is how long pinned memory is kept that no extent has: to pin some again takes long.
+const pinnedAge = 30 * time.Second
 
 // unusedAfter is how long nobody has mapped anything when everything is brought home, of whatever age it is: programs that map
 // something have the mount open, and after the last of them it should not be long until it can be unmounted.

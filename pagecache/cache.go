@@ -59,6 +59,8 @@ type Options struct {
 	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. "" stands
 	// for DefaultTransfers.
 	Transfers string
+	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
+	PinnedMemory int64
 	// Log receives what nobody waits for. nil discards.
 	Log *slog.Logger
 
@@ -76,6 +78,8 @@ type Cache struct {
 	trustUsers bool
 
 	devices []*device // immutable
+	// pinned is the memory of the host that devices use where they have no room.
+	pinned *residency.Pinned
 
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
@@ -164,8 +168,8 @@ func New(o Options) (*Cache, error) {
 	if o.UserShare < 0 || o.UserShare > 1 {
 		return nil, errors.New("the share of a user must be between nothing and all")
 	}
-	if o.HostMemory < 0 || o.WriteBackInterval < 0 {
-		return nil, errors.New("the host memory and the write-back interval must not be negative")
+	if o.HostMemory < 0 || o.PinnedMemory < 0 || o.WriteBackInterval < 0 {
+		return nil, errors.New("the host memory, the pinned memory and the write-back interval must not be negative")
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -192,7 +196,7 @@ func New(o Options) (*Cache, error) {
 		flushing: make(chan struct{}, 1),
 		hold:     pendingHold{begin: o.Hold},
 	}
-	c.memory.limit = o.HostMemory
+	c.memory.limit, c.pinned = o.HostMemory, residency.NewPinned(o.PinnedMemory)
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
 		info := d.Info()
@@ -232,7 +236,8 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	own.transfers.Store(&transfers)
 	own.moves = mover.NewDevice(d, order, func(err error) { c.lose(own, err) })
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
-		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Patience: func() time.Duration { return c.clean.LongestPatience() },
+		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned,
+		Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})
 	return own, err
 }
@@ -373,6 +378,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	c.background.Wait() // reads that came meanwhile may have started something
 	c.reads.Wait()
 	c.pages.free()
+	c.pinned.Trim(0)
 	for _, d := range c.devices {
 		if err := d.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))

@@ -22,6 +22,8 @@ type Counters struct {
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements, BaselessPages                       atomic.Int64
 	WriteBackFailures                                     atomic.Int64
+	// Brackets are those that used the file. Extents MovedOut moved to pinned memory of the host, extents MovedIn back.
+	Brackets, MovedOut, MovedIn atomic.Int64
 	// CPU reads of what home has.
 	cleanread.Counters
 	// Bases is a gauge: base copies held now.

@@ -83,7 +83,13 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 
 // evict takes x from h if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy
 // of it is under way. The memory is free once there is none.
+//
+// What programs stored through movable mappings and did not release goes to pinned memory of the host instead, with the
+// rest of the extent, where there is room; otherwise it is released.
 func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copied bool) bool {
+	if !h.takeBack(ctx, of) {
+		return false
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	x, _ := h.at(of.Pages().Start)
@@ -91,8 +97,25 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		return false
 	}
 	idle := func() bool { return h.has(x) && x.Mapped() == 0 && (copied || !x.Copied()) }
+	moves := idle() && f.movesLocked(x)
+	if moves {
+		dirty, err := f.dirtyLocked(ctx, x)
+		if err != nil {
+			f.lostLocked(h.dev, err)
+			return false
+		}
+		if dirty {
+			if f.demoteLocked(ctx, x) {
+				return true
+			}
+			if !f.releaseExtentLocked(ctx, x) {
+				return false
+			}
+		}
+	}
+	orphan := f.orphan && !moves
 	// Most of it comes home a part at a time, so that requests get in between.
-	for rest := x.pages(); idle() && !f.orphan && !rest.Empty(); {
+	for rest := x.pages(); idle() && !orphan && !rest.Empty(); {
 		var err error
 		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
 			return false
@@ -104,16 +127,26 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		return false
 	}
 	plan := f.lrc.BeginEvict(x.pages(), h.owner)
-	if !f.orphan && (plan.Draining || f.collectLocked(ctx, x.pages(), false) != nil) {
+	if !orphan && (plan.Draining || f.collectLocked(ctx, x.pages(), false) != nil) {
 		plan.Abort()
 		return false
 	}
-	if plan.Lossy = f.orphan; !f.freeExtentLocked(x, plan) {
+	if plan.Lossy = orphan; !f.freeExtentLocked(x, plan) {
 		return false
 	}
 	f.count(func(c *Counters) { c.Evictions.Add(1) })
 	f.dropIdleLocked()
 	return true
+}
+
+// releaseExtentLocked releases what programs stored in x. It lets go of File.mu meanwhile.
+func (f *File) releaseExtentLocked(ctx context.Context, x *extent) bool {
+	x.Hold()
+	f.mu.Unlock()
+	_, grouped, err := f.release(ctx, x.h, x.pages())
+	x.LetGo()
+	f.mu.Lock()
+	return err == nil && grouped == 0
 }
 
 // loseExtentLocked is freeExtentLocked that does without what is pending in x.

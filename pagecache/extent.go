@@ -34,6 +34,8 @@ type extent struct {
 	// then who wants to change one replaces the array.
 	agreed *digests
 	scans  int
+	// leases are what clients of movable mappings may have of it. Protected by File.mu.
+	leases []*lease
 }
 
 func (x *extent) pages() page.Range { return x.Pages() }

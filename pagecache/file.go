@@ -258,7 +258,9 @@ func (f *File) dropIdleLocked() {
 	if f.orphan {
 		for _, h := range f.holdings {
 			for _, x := range h.sorted() {
-				f.loseExtentLocked(x)
+				if !f.movesLocked(x) { // programs may want it back
+					f.loseExtentLocked(x)
+				}
 			}
 		}
 		f.dropViews()
@@ -310,12 +312,24 @@ func (f *File) WhenDetached(letGo func()) {
 	}
 }
 
+// mappedLocked returns how many mappings clients have.
+func (f *File) mappedLocked() (n int) {
+	for m := range f.mappings {
+		if m.whole == nil {
+			n++
+		}
+	}
+	return n
+}
+
 func (f *File) snapshotMappings() []*Mapping {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	list := make([]*Mapping, 0, len(f.mappings))
 	for m := range f.mappings {
-		list = append(list, m)
+		if m.whole == nil {
+			list = append(list, m)
+		}
 	}
 	return list
 }

@@ -27,7 +27,7 @@ func (f *File) glanceLocked() *glance {
 	v := &glance{
 		FileStatus: FileStatus{
 			SizeBytes:    f.size,
-			Mappings:     len(f.mappings),
+			Mappings:     f.mappedLocked(),
 			MapPages:     int64(f.mapPagesLocked()),
 			Bases:        f.counters.Bases.Load(),
 			Holders:      []HoldingStatus{},
@@ -44,10 +44,14 @@ func (f *File) glanceLocked() *glance {
 		v.Error = f.collectErr.Error()
 	}
 	for o, h := range f.holdings {
-		largest, memory := int64(0), int64(0)
+		largest, memory, pinned := int64(0), int64(0), 0
 		for _, x := range h.extents {
 			largest = max(largest, x.Size())
-			memory += x.Size()
+			if x.Placement().Tier == TierHost {
+				pinned++
+			} else {
+				memory += x.Size()
+			}
 			if x.agreed != nil {
 				v.digests += x.agreed.bytes
 			}
@@ -55,7 +59,9 @@ func (f *File) glanceLocked() *glance {
 		if h.empty() {
 			continue
 		}
-		held := HoldingStatus{Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory}
+		held := HoldingStatus{
+			Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory, PinnedExtents: pinned,
+		}
 		held.count(&f.lrc, o, page.Count(f.size), page.Index(v.MapPages))
 		v.Holders = append(v.Holders, held)
 	}

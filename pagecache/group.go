@@ -60,8 +60,8 @@ var (
 // BeginGroup opens a group of ranges, which may overlap each other. Stores into their pages belong to the group from
 // then on, as do those made before and not yet released. It brings home what the mappings' devices released of the
 // pages before, and blocks on that. Errors: EINVAL (no ranges, too many, or one outside its mapping), EACCES (a
-// mapping for reading), EBUSY (a page is in another open group on its device), ENOMEM (the list of ranges takes too
-// much host memory), and errors of homes.
+// mapping for reading), EOPNOTSUPP (one whose memory moves), EBUSY (a page is in another open group on its device),
+// ENOMEM (the list of ranges takes too much host memory), and errors of homes.
 func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, error) {
 	if len(ranges) == 0 || len(ranges) > MaxGroupRanges {
 		return nil, fail(syscall.EINVAL, "a group of %d ranges; it has 1 to %d", len(ranges), MaxGroupRanges)
@@ -77,6 +77,9 @@ func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, er
 		}
 		if !m.writable {
 			return nil, fail(syscall.EACCES, "a mapping of %s is only read, and a group is of stores", m.f.Name())
+		}
+		if m.client != nil {
+			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s moves, and what moves is in no group", m.f.Name())
 		}
 		if !seen[m] {
 			if err := m.enter(m.dev); err != nil {
@@ -297,7 +300,7 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 		for _, m := range g.mappings {
 			if m.h == p.h {
 				mine := intersect(modified[i], []page.Range{m.pages})
-				m.changed(mine, start)
+				m.changed(m.pin, mine, start)
 				modified[i] = subtract(modified[i], mine)
 			}
 		}

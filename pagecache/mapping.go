@@ -37,6 +37,9 @@ type MapRequest struct {
 	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than Options.UserShare.
 	User    uint32
 	Limited bool
+	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and Moves say
+	// what memory it has. Nothing is fetched before.
+	Client Client
 	// held says that the client is given no memory: see Warm.
 	held bool
 }
@@ -82,6 +85,9 @@ type Mapping struct {
 	readAhead   *prefetch.Device
 	queue       []page.Range
 	fetching    bool
+
+	movable
+	whole *Mapping // of what a bracket uses, the movable mapping; else nil. Immutable
 
 	lifetime
 	// unmapErr is what the implicit release came to. Written once, before ended is done.
@@ -134,7 +140,9 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		user:     req.User,
 		held:     req.held,
 	}
-	if req.Lazy {
+	if m.client = req.Client; m.client != nil {
+		m.tenant = residency.Tenant{User: req.User, Limited: req.Limited}
+	} else if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
@@ -163,8 +171,10 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 		return err
 	}
 	f, c := m.f, m.f.c
-	if err := m.reserve(ctx, by); err != nil {
-		return err
+	if m.client == nil {
+		if err := m.reserve(ctx, by); err != nil {
+			return err
+		}
 	}
 	f.mu.Lock()
 	f.mappings[m] = struct{}{}
@@ -177,7 +187,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 			err = f.sendGrowth()
 		}
 	}
-	if err == nil && !m.lazy {
+	if err == nil && !m.lazy && m.client == nil {
 		began := time.Now()
 		acquire := func() (int64, error) { return f.acquire(ctx, m.h, m.pages) }
 		if _, m.filled, err = c.atOneVersion(ctx, []*File{f}, acquire); err == nil {
@@ -185,7 +195,7 @@ func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (e
 			m.record(m.off, m.len, began)
 		}
 	}
-	if err == nil && !m.held {
+	if err == nil && !m.held && m.client == nil {
 		err = m.export(ctx)
 	}
 	if err != nil {
@@ -235,8 +245,28 @@ func (m *Mapping) export(ctx context.Context) error {
 	}
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
-	err := m.dev.gone()
+	err := m.revealLocked(ctx)
 	if err != nil {
+		return err
+	}
+	// What a client maps does not move, so each extent is told of once.
+	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
+		var d *os.File
+		if err == nil {
+			d, err = at.Memory.Export(m.writable)
+		}
+		m.extents = append(m.extents, Extent{Offset: x.Pages().Offset(), Size: x.Size(), Descriptor: d})
+	})
+	if err != nil {
+		m.f.lostLocked(m.dev, err)
+		return m.dev.fault(err)
+	}
+	return nil
+}
+
+// revealLocked sees to it that the client may be given the memory, all of it.
+func (m *Mapping) revealLocked(ctx context.Context) error {
+	if err := m.dev.gone(); err != nil {
 		m.f.letGoLocked(m.dev)
 		return err
 	}
@@ -252,18 +282,6 @@ func (m *Mapping) export(ctx context.Context) error {
 			x.writable = true
 			m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
 		})
-	}
-	// What a client maps does not move, so each extent is told of once.
-	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
-		var d *os.File
-		if err == nil {
-			d, err = at.Memory.Export(m.writable)
-		}
-		m.extents = append(m.extents, Extent{Offset: x.Pages().Offset(), Size: x.Size(), Descriptor: d})
-	})
-	if err != nil {
-		m.f.lostLocked(m.dev, err)
-		return m.dev.fault(err)
 	}
 	return nil
 }
@@ -317,12 +335,11 @@ func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages 
 	}
 	m.f.count(func(c *Counters) { c.Acquires.Add(1) })
 	began := time.Now()
-	if pages, err = m.f.acquire(ctx, m.h, rg); err != nil {
+	if pages, err = m.acquire(ctx, rg); err != nil {
 		return pages, err
 	}
-	m.pin.Accessed(rg)
 	m.record(m.off+off, n, began)
-	if m.lazy {
+	if m.readAhead != nil {
 		m.predict(rg)
 	}
 	return pages, nil
@@ -350,15 +367,19 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 
 // release is that of File, for what the mapping's programs stored.
 func (m *Mapping) release(ctx context.Context, rg page.Range) (pages, grouped int64, err error) {
-	began := time.Now()
+	began, pin := time.Now(), m.pin
+	if m.client != nil { // what moved out was released before
+		pin = m.dev.room.Keep(m.h, rg)
+		defer pin.Release()
+	}
 	modified, grouped, err := m.f.release(ctx, m.h, rg)
-	m.changed(modified, began)
+	m.changed(pin, modified, began)
 	return pagesOf(modified), grouped, err
 }
 
-// changed tells those who want to know what the mapping's programs changed, once that was released.
-func (m *Mapping) changed(modified []page.Range, began time.Time) {
-	m.pin.Changed(modified)
+// changed tells those who want to know what the mapping's programs changed of pin's extents, once that was released.
+func (m *Mapping) changed(pin *residency.Pin, modified []page.Range, began time.Time) {
+	pin.Changed(modified)
 	if m.f.c.Recording() != nil {
 		var list []Access
 		for _, run := range modified {
@@ -406,6 +427,9 @@ func (m *Mapping) Unmap(ctx context.Context) error {
 func (m *Mapping) leave() {
 	m.end()
 	m.gone.Store(true)
+	if m.client != nil {
+		m.endLeases()
+	}
 	m.unpin()
 }
 
@@ -415,7 +439,9 @@ func (m *Mapping) unpin() {
 	defer m.f.mu.Unlock()
 	delete(m.f.mappings, m)
 	m.f.c.endMapping()
-	m.pin.Release()
+	if m.pin != nil {
+		m.pin.Release()
+	}
 	if m.dev.lost.Load() {
 		m.f.letGoLocked(m.dev) // also what it was given after the others had let go
 	}

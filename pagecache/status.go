@@ -29,6 +29,10 @@ type Status struct {
 	BaseBytes  int64 `json:"base_bytes"`
 	BaseLimit  int64 `json:"base_limit"`
 	StateBytes int64 `json:"state_bytes"`
+	// PinnedBytes is the pinned memory of the host in use, of PinnedLimit; no extent has PinnedSpareBytes of it.
+	PinnedBytes      int64 `json:"pinned_bytes"`
+	PinnedSpareBytes int64 `json:"pinned_spare_bytes"`
+	PinnedLimit      int64 `json:"pinned_limit"`
 	// CleanBytes is what pages read ahead from devices for the CPU take of CleanLimit bytes of host memory.
 	CleanBytes int64 `json:"clean_bytes"`
 	CleanLimit int64 `json:"clean_limit"`
@@ -64,6 +68,14 @@ type DeviceStatus struct {
 	MappedBytes int64 `json:"mapped_bytes"`
 	Extents     int   `json:"extents"`
 	Lost        bool  `json:"lost"`
+	// PinnedBytes is what extents take of pinned memory of the host. MovedOutBytes moved there from the device's own memory so
+	// far, MovedInBytes back.
+	PinnedBytes   int64 `json:"pinned_bytes"`
+	MovedInBytes  int64 `json:"moved_in_bytes"`
+	MovedOutBytes int64 `json:"moved_out_bytes"`
+	// Brackets are those that are open, BracketsWaiting those that wait for memory.
+	Brackets        int `json:"brackets"`
+	BracketsWaiting int `json:"brackets_waiting"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
 	// Transfers is the discipline that says which transfer begins next.
@@ -139,10 +151,11 @@ type HoldingStatus struct {
 	// ExtentBytes is the size of the largest extent.
 	ExtentBytes int64 `json:"extent_bytes"`
 	Extents     int   `json:"extents"`
-	// Memory is what the extents take of the device's memory, in bytes.
-	Memory   int64 `json:"memory_bytes"`
-	Resident int64 `json:"resident_pages"`
-	Tracked  int64 `json:"tracked_pages"`
+	// Memory is what the extents take of the device's memory, in bytes, PinnedExtents are those in pinned memory of the host.
+	Memory        int64 `json:"memory_bytes"`
+	PinnedExtents int   `json:"pinned_extents"`
+	Resident      int64 `json:"resident_pages"`
+	Tracked       int64 `json:"tracked_pages"`
 	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks; Clean pages are neither.
 	Clean int64 `json:"clean_pages"`
 	Stale int64 `json:"stale_pages"`
@@ -195,6 +208,9 @@ func (c *Counters) snapshot() map[string]int64 {
 		"home_replacements":     c.HomeReplacements.Load(),
 		"baseless_pages":        c.BaselessPages.Load(),
 		"write_back_failures":   c.WriteBackFailures.Load(),
+		"brackets":              c.Brackets.Load(),
+		"extents_moved_in":      c.MovedIn.Load(),
+		"extents_moved_out":     c.MovedOut.Load(),
 
 		"host_reads":            c.HostReads.Load(),
 		"host_read_bytes":       c.HostReadBytes.Load(),
@@ -249,6 +265,8 @@ func (c *Cache) Status() Status {
 			"invalidate":      c.counters.InvalidateTime.Snapshot(),
 		},
 	}
+	s.PinnedBytes, s.PinnedSpareBytes = c.pinned.Used()
+	s.PinnedLimit = c.pinned.Limit()
 	if c.bufferedReads {
 		s.DirectReads = "off"
 	}
@@ -270,12 +288,14 @@ func (c *Cache) Status() Status {
 			MappedBytes: memory.Mapped,
 			Extents:     memory.Extents,
 			Eviction:    memory.Eviction,
-			Transfers:   *d.transfers.Load(),
-			Lost:        d.lost.Load(),
-			Users:       memory.Users,
-			Tenants:     memory.Tenants,
-			Read:        readCost(d.moves.Cost.Now()),
-			Moved:       d.moves.Moved(),
+			PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
+			Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
+			Transfers: *d.transfers.Load(),
+			Lost:      d.lost.Load(),
+			Users:     memory.Users,
+			Tenants:   memory.Tenants,
+			Read:      readCost(d.moves.Cost.Now()),
+			Moved:     d.moves.Moved(),
 		})
 	}
 	return s

@@ -11,6 +11,7 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/pagecache/view"
@@ -307,6 +308,11 @@ func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
 		}
 	}
 	return true
+}
+
+// Rehouse does nothing: the memory of views does not move.
+func (v *View) Rehouse(context.Context, *residency.Extent, residency.Tier, gpubackend.Memory) bool {
+	return false
 }
 
 // staleIn makes the pages stale whose bytes x has.

@@ -20,6 +20,9 @@ const leastHostMemory = 1 << 20
 // cgroupLimit has the memory that the control group of this process may use (cgroup v2, memory.max).
 const cgroupLimit = "/sys/fs/cgroup/memory.max"
 
+// pinnedShare is how many times defaultHostMemory may be pinned for what devices have no room for.
+const pinnedShare = 4
+
 // defaultHostMemory is a sixteenth of the memory that this process may use, and no less than pagecache's own default.
 func defaultHostMemory(memoryMax string) size {
 	return max(size(hostMemory(memoryMax)/hostShare)&^(1<<20-1), pagecache.DefaultHostMemory)

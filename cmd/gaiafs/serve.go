@@ -167,6 +167,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	s.cache, err = pagecache.New(pagecache.Options{
 		Devices:           devices,
 		HostMemory:        int64(m.hostMemory),
+		PinnedMemory:      int64(m.pinnedMemory),
 		WriteBackInterval: m.writeBackInterval.Duration,
 		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",

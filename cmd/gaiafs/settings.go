@@ -18,6 +18,7 @@ type settings struct {
 	gpus              gpuChoice
 	gpuMemory         size
 	hostMemory        size
+	pinnedMemory      size
 	socket            string
 	allowOther        bool
 	userShare         percentage
@@ -47,6 +48,7 @@ func newSettings() *settings {
 	return &settings{
 		gpus:              gpuChoice{backend: "auto"},
 		hostMemory:        defaultHostMemory(cgroupLimit),
+		pinnedMemory:      pinnedShare * defaultHostMemory(cgroupLimit),
 		userShare:         75,
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		transfers:         choice{pagecache.DefaultTransfers, pagecache.TransferNames()},
@@ -71,6 +73,9 @@ func (s *settings) flags() *pflag.FlagSet {
 		"host memory for what grows with the work of programs: base copies, page states, pages read ahead "+
 			"(default: a sixteenth of the machine's)")
 	f.Lookup("host-memory").DefValue = "" // help says the same on every machine
+	f.Var(&s.pinnedMemory, "pinned-memory",
+		"host memory that may be pinned for what devices have no room for, 0 is none (default: a quarter of the machine's)")
+	f.Lookup("pinned-memory").DefValue = ""
 	f.StringVar(&s.socket, "socket", "",
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")

@@ -22,6 +22,8 @@ type Options struct {
 	Eviction string
 	// Patience is how long a reservation waits for memory that is about to be free.
 	Patience func() time.Duration
+	// Pinned is the pinned memory of the host that devices share. nil stands for none.
+	Pinned *Pinned
 	// Log receives what nobody waits for.
 	Log *slog.Logger
 }
@@ -33,6 +35,7 @@ type Device struct {
 	info    gpubackend.Info
 	options Options
 	share   int64 // bytes that a limited Tenant may map
+	pinned  *Pinned
 
 	mu       sync.Mutex
 	rule     policy.Rule           // protected by mu
@@ -42,11 +45,15 @@ type Device struct {
 	named    policy.ID             // the last one; protected by mu
 	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
 	mapped   int64                 // bytes of extents that somebody maps; protected by mu
-	taken    int64                 // bytes of extents that are not freed; protected by mu
-	making   int                   // extents that are made; protected by mu
-	leaving  int                   // extents that left and are not freed; protected by mu
-	left     int                   // extents that ever left; protected by mu
-	turns    []chan struct{}       // of reservations that need room; the first has the turn, and is closed. Protected by mu
+	taken    int64                 // bytes of the device's own memory of extents that are not freed; protected by mu
+	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there. Protected by mu.
+	takenHost, movedIn, movedOut int64
+	line                         []*Asking           // of grants, the first to go first; protected by mu
+	grants                       map[*Grant]struct{} // that were not given back; protected by mu
+	making                       int                 // extents that are made; protected by mu
+	leaving                      int                 // extents that left and are not freed; protected by mu
+	left                         int                 // extents that ever left; protected by mu
+	turns                        []chan struct{}     // of reservations that need room; the first has the turn, and is closed. Protected by mu
 	// promised is what the reservation that has the turn has made free so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was given back, or is known not to be.
@@ -59,6 +66,9 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Pinned == nil {
+		o.Pinned = NewPinned(0)
+	}
 	info := d.Info()
 	ledger, err := tenants.New(info.Memory, nil)
 	if err != nil {
@@ -67,7 +77,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	share := int64(float64(info.Memory) * o.Share)
 	share = (share + info.Granularity - 1) / info.Granularity * info.Granularity // in whole allocations
 	return &Device{
-		backend: d, info: info, options: o, share: min(share, info.Memory),
+		backend: d, info: info, options: o, share: min(share, info.Memory), pinned: o.Pinned, grants: make(map[*Grant]struct{}),
 		rule: rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}, nil
@@ -109,7 +119,12 @@ type Status struct {
 	Eviction string
 	Extents  int
 	Mapped   int64 // bytes of those that clients map
-	Users    []UserPins
+	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the device's own
+	// memory so far, MovedIn those that moved back.
+	Pinned, MovedIn, MovedOut int64
+	Brackets                  int // grants that were not given back
+	Waiting                   int // grants that are waited for
+	Users                     []UserPins
 	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so last.
 	Tenants []tenants.Account
 }
@@ -118,7 +133,11 @@ type Status struct {
 func (d *Device) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := Status{Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Tenants: d.ledger.Accounts(), Users: make([]UserPins, 0, len(d.charges))}
+	s := Status{
+		Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Tenants: d.ledger.Accounts(),
+		Users:  make([]UserPins, 0, len(d.charges)),
+		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line),
+	}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})
 	}
@@ -132,4 +151,5 @@ func (d *Device) wake() {
 	case d.freed <- struct{}{}:
 	default:
 	}
+	d.pinned.notify()
 }

@@ -18,6 +18,8 @@ const (
 	TierNone Tier = iota
 	// TierVRAM is the device's own memory.
 	TierVRAM
+	// TierHost is pinned memory of the host, at the same addresses for programs, and slower.
+	TierHost
 )
 
 // Placement is where the bytes of an extent are.
@@ -55,8 +57,11 @@ type Extent struct {
 	owner   tenants.ID     // who maps it, or did so last; protected by Device.mu
 	state   state          // protected by Device.mu
 	pins    map[uint32]int // of each user; protected by Device.mu
-	mapped  int            // pins of all users; protected by Device.mu
+	kept    int            // pins that Keep made; protected by Device.mu
+	mapped  int            // pins of all users, and kept; protected by Device.mu
 	watches []*Pin         // protected by Device.mu
+	moving  bool           // other memory is being filled for it; protected by Device.mu
+	had     []uint32       // users who may have been given the memory that it has; protected by Device.mu
 }
 
 // Pages returns the pages of the file that x caches.
@@ -93,18 +98,39 @@ func (x *Extent) LetGo() {
 	if x.users.Add(-1) > 0 {
 		return
 	}
-	d, mem := x.dev, x.Memory()
+	d, was := x.dev, x.Placement()
 	x.place(TierNone, nil)
-	if err := mem.Free(); err != nil {
-		d.options.Log.Warn("freeing device memory", "device", d.info.Ordinal, "error", err)
-	}
+	d.mu.Lock()
+	had := x.had
+	d.mu.Unlock()
+	d.free(was, had)
 	d.mu.Lock()
 	x.state = freed
 	d.leaving--
-	d.taken -= x.size
+	d.takenLocked(was.Tier, -x.size)
 	d.checkLocked()
 	d.mu.Unlock()
 	d.wake()
+}
+
+// free gives memory back, to the device or to the pool of pinned memory. had are the users who may have been given it.
+func (d *Device) free(at Placement, had []uint32) {
+	if at.Tier == TierHost {
+		d.pinned.put(d, at.Memory, had)
+		return
+	}
+	if err := at.Memory.Free(); err != nil {
+		d.options.Log.Warn("freeing device memory", "device", d.info.Ordinal, "error", err)
+	}
+}
+
+// takenLocked counts n more bytes of a tier, with Device.mu held.
+func (d *Device) takenLocked(t Tier, n int64) {
+	if t == TierHost {
+		d.takenHost += n
+	} else {
+		d.taken += n
+	}
 }
 
 // Copied reports whether somebody uses x besides its Key and those who map it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -105,6 +106,17 @@ func (k *key) Clean(ctx context.Context, x *Extent, copied bool) bool {
 	}
 	k.has = slices.Delete(k.has, i, i+1)
 	return true
+}
+
+// Rehouse copies nothing.
+func (k *key) Rehouse(_ context.Context, x *Extent, tier Tier, mem gpubackend.Memory) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.refuses.Load() {
+		return false
+	}
+	moved, _ := x.Move(tier, mem, func(gpubackend.Memory) error { return nil })
+	return moved
 }
 
 // letGo has all extents leave.

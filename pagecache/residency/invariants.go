@@ -8,7 +8,7 @@ import "fmt"
 func (d *Device) checkLocked() {
 	charges, mapped, bytes := make(map[uint32]int64), int64(0), int64(0)
 	for id, x := range d.extents {
-		pins := 0
+		pins := x.kept
 		for user, n := range x.pins {
 			charges[user] += x.size
 			pins += n
@@ -16,7 +16,9 @@ func (d *Device) checkLocked() {
 		if x.mapped > 0 {
 			mapped += x.size
 		}
-		bytes += x.size
+		if x.Placement().Tier == TierVRAM {
+			bytes += x.size
+		}
 		if x.id != id || x.state != held || pins != x.mapped || int(x.users.Load()) < x.mapped || x.Placement().Tier == TierNone {
 			panic(fmt.Sprintf("extent %d of pages %s: state %d, %d users, mapped %d times by %v, in %+v",
 				id, x.pages, x.state, x.users.Load(), x.mapped, x.pins, x.Placement()))

@@ -26,6 +26,7 @@ func (t Tenant) id() tenants.ID { return tenants.User(t.User) }
 type Pin struct {
 	dev     *Device
 	by      Tenant
+	keeps   bool      // Keep made it: it charges nobody
 	extents []*Extent // in the order of their pages
 	told    func(x *Extent, at Placement)
 }
@@ -92,8 +93,8 @@ func (p *Pin) pin(x *Extent) (bool, error) {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if x.state != held {
-		return false, nil
+	if x.state != held || x.moving {
+		return false, nil // the Key's lock is held while it moves, so whoever asks the Key again waits
 	}
 	if x.pins[p.by.User] == 0 {
 		if err := d.chargeLocked(p.by, x.size); err != nil {
@@ -107,7 +108,14 @@ func (p *Pin) pin(x *Extent) (bool, error) {
 // pinLocked counts a Pin of an extent for which its user is charged, with Device.mu held.
 func (d *Device) pinLocked(x *Extent, p *Pin) {
 	x.users.Add(1)
-	x.pins[p.by.User]++
+	if p.keeps {
+		x.kept++
+	} else {
+		if !slices.Contains(x.had, p.by.User) {
+			x.had = append(x.had, p.by.User)
+		}
+		x.pins[p.by.User]++
+	}
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
 		d.ledger.Add(x.owner, -x.size)
@@ -124,7 +132,9 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	if i := slices.Index(x.watches, p); i >= 0 {
 		x.watches = slices.Delete(x.watches, i, i+1)
 	}
-	if x.pins[p.by.User]--; x.pins[p.by.User] == 0 {
+	if p.keeps {
+		x.kept--
+	} else if x.pins[p.by.User]--; x.pins[p.by.User] == 0 {
 		delete(x.pins, p.by.User)
 		d.dischargeLocked(p.by, x.size)
 	}
@@ -133,6 +143,7 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 		if x.state == held {
 			d.rule.Note(policy.Event{Kind: policy.Unmapped, ID: x.id})
 		}
+		d.pinned.notify()
 	}
 	d.checkLocked()
 }

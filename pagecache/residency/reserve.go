@@ -10,7 +10,6 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
-	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a
@@ -24,6 +23,9 @@ type Key interface {
 	// it, the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied
 	// says that x may leave although somebody copies from it, who frees it at the end.
 	Clean(ctx context.Context, x *Extent, copied bool) bool
+	// Rehouse has x Move to mem, memory of a tier, unless somebody maps it or copies from it. It reports false where x
+	// stays: then mem is the caller's.
+	Rehouse(ctx context.Context, x *Extent, tier Tier, mem gpubackend.Memory) bool
 }
 
 // Request is what Reserve is asked for.
@@ -49,7 +51,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 		err := d.admit(r, rest, pieces, bytes)
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool
-			if ok, err = p.take(ctx, key, pieces[i]); !ok {
+			if ok, err = p.take(ctx, key, pieces[i], d.allocateOwn); !ok {
 				break // the Key's extents are others by now
 			}
 			rest.Start = pieces[i].pages.End
@@ -78,8 +80,9 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 
 // take pins a piece, which it makes where it does not exist. It reports false where the Key's extents are no longer as
 // they were.
-func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
+func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (bool, error) {
 	if of.x != nil {
+		p.dev.promote(ctx, of.x)
 		return p.pin(of.x)
 	}
 	d, size := p.dev, of.bytes()
@@ -90,7 +93,7 @@ func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	d.mu.Lock()
 	d.ledger.Add(owner, size) // from now on, so that it counts when a victim is looked for
 	d.mu.Unlock()
-	x, err := d.make(ctx, key, of.pages, owner)
+	x, err := d.make(ctx, key, of.pages, p.by, allocate)
 	d.mu.Lock()
 	if err != nil {
 		d.ledger.Add(owner, -size)
@@ -120,24 +123,33 @@ func (p *Pin) take(ctx context.Context, key Key, of piece) (bool, error) {
 	return false, nil
 }
 
+// allocator finds memory for an extent that is about to be made, for a tenant. there is as for Device.allocate.
+type allocator func(ctx context.Context, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error)
+
+// allocateOwn is the allocator of memory that does not move.
+func (d *Device) allocateOwn(ctx context.Context, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error) {
+	mem, err := d.allocate(ctx, size, by.id(), there)
+	return TierVRAM, mem, err
+}
+
 // make returns an extent of zeros that nobody knows of. Its owner is counted as owning it already.
-func (d *Device) make(ctx context.Context, key Key, pages page.Range, owner tenants.ID) (*Extent, error) {
-	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: owner, pins: make(map[uint32]int)}
-	mem, err := d.allocate(ctx, x.size, owner, func() bool { return len(key.Extents(pages)) > 0 })
+func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
+	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(), pins: make(map[uint32]int)}
+	tier, mem, err := allocate(ctx, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}
 	// Memory may hold what another file left in it, and a client can reach every byte of an extent.
-	if !mem.Zeroed() {
+	if tier == TierVRAM && !mem.Zeroed() { // pinned memory was zeroed
 		if err := d.backend.Zero(ctx, mem, 0, x.size); err != nil {
-			_ = mem.Free()
-			d.unmade(x.size)
+			d.free(Placement{Tier: tier, Memory: mem}, nil)
+			d.unmade(tier, x.size)
 			d.wake()
 			return nil, err
 		}
 	}
 	x.place(TierNone, nil)
-	x.place(TierVRAM, mem)
+	x.place(tier, mem)
 	return x, nil
 }
 
@@ -159,15 +171,15 @@ func (d *Device) alloc(size int64) (gpubackend.Memory, error) {
 	d.mu.Unlock()
 	mem, err := d.backend.Alloc(size)
 	if err != nil {
-		d.unmade(size)
+		d.unmade(TierVRAM, size)
 	}
 	return mem, err
 }
 
-// unmade takes back what alloc counted.
-func (d *Device) unmade(size int64) {
+// unmade takes back what alloc counted, or allocHost.
+func (d *Device) unmade(t Tier, size int64) {
 	d.mu.Lock()
 	d.making--
-	d.taken -= size
+	d.takenLocked(t, -size)
 	d.mu.Unlock()
 }

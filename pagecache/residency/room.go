@@ -64,9 +64,9 @@ func (d *Device) spare(size int64) bool {
 // makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
 // room.
 func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool, w *waiting) error {
-	evicted, err := d.evict(ctx, owner, false)
+	evicted, err := d.evict(ctx, TierVRAM, owner, false)
 	if err == nil && !evicted && before.leaving == 0 {
-		evicted, err = d.evict(ctx, owner, true)
+		evicted, err = d.evict(ctx, TierVRAM, owner, true)
 	}
 	switch {
 	case err != nil:
@@ -108,11 +108,11 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 	return nil
 }
 
-// evict has one extent leave, and reports whether there was one that could. copied says that it may be one that
+// evict has one extent leave a tier, and reports whether there was one that could. copied says that it may be one that
 // somebody copies from, whose memory goes when that has ended. The caller has the turn.
-func (d *Device) evict(ctx context.Context, asks tenants.ID, copied bool) (bool, error) {
+func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, copied bool) (bool, error) {
 	for asked := make(map[policy.ID]bool); ; {
-		x := d.victim(asks, copied, asked)
+		x := d.victim(from, asks, copied, asked)
 		if x == nil {
 			return false, nil
 		}
@@ -120,18 +120,20 @@ func (d *Device) evict(ctx context.Context, asks tenants.ID, copied bool) (bool,
 			return false, err
 		}
 		if x.key.Clean(ctx, x, copied) {
-			d.mu.Lock()
-			d.promised += x.size
-			d.mu.Unlock()
+			if from == TierVRAM {
+				d.mu.Lock()
+				d.promised += x.size
+				d.mu.Unlock()
+			}
 			return true, nil
 		}
 	}
 }
 
-// victim returns the next extent that may go, and notes it in asked; nil where all that may go were asked. It is the
-// first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that somebody copies
-// from.
-func (d *Device) victim(asks tenants.ID, copied bool, asked map[policy.ID]bool) *Extent {
+// victim returns the next extent that may leave a tier, and notes it in asked; nil where all that may go were asked. It is
+// the first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that somebody
+// copies from.
+func (d *Device) victim(from Tier, asks tenants.ID, copied bool, asked map[policy.ID]bool) *Extent {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
@@ -139,7 +141,7 @@ func (d *Device) victim(asks tenants.ID, copied bool, asked map[policy.ID]bool) 
 	rank := len(order)
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if asked[id] || !copied && x.copiedLocked() {
+		if asked[id] || x.Placement().Tier != from || !copied && x.copiedLocked() {
 			continue
 		}
 		if i := slices.Index(order[:rank], x.owner); i >= 0 {

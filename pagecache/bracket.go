@@ -1,0 +1,273 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+)
+
+// Use is a range that a bracket uses: the Len bytes at Off, counted from the start of the mapping.
+type Use struct {
+	Mapping  *Mapping
+	Off, Len int64
+}
+
+// UseOptions say how a bracket is asked for.
+type UseOptions struct {
+	// Nested says that whoever asks has a bracket already, and ends none before he has this one.
+	Nested bool
+	// Patience is how long he waits for others to end theirs. 0 stands for DefaultPatience.
+	Patience time.Duration
+	Process  uint32
+}
+
+// DefaultPatience is that of UseOptions.
+const DefaultPatience = time.Minute
+
+// mostMoves is how many Moves a client is sent before it has answered some.
+const mostMoves = 32
+
+// Bracket keeps the memory of its ranges at the client's addresses until Done.
+type Bracket struct {
+	grant *residency.Grant
+	parts []*Mapping
+	done  sync.Once
+}
+
+// Use returns a bracket in which all of the ranges have memory, with their bytes, at their clients' addresses: memory of the
+// device, or pinned memory of the host where that is full. Pages that the device has are not brought up to date; an acquire
+// does that. Ranges of mappings that do not move need nothing. It blocks on home, on devices, on clients, and for at most
+// Patience on brackets of others. Errors: EINVAL (a range, or mappings on several devices), ENOMEM (it can never fit),
+// ETIMEDOUT, EDEADLK (Nested, and it would have to wait), those of home and of the device, and those of a client that could
+// not map the memory.
+func (c *Cache) Use(ctx context.Context, uses []Use, o UseOptions) (*Bracket, error) {
+	if o.Patience == 0 {
+		o.Patience = DefaultPatience
+	}
+	ranges, dev, err := usedRanges(uses)
+	if err != nil || len(ranges) == 0 {
+		return new(Bracket), err
+	}
+	for m := range ranges {
+		if err := m.enter(dev); err != nil {
+			return nil, err
+		}
+		defer m.calls.Done()
+		if err := m.f.checkHome(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for tries := 0; ; tries++ {
+		b, err := c.use(ctx, ranges, dev, o)
+		if !errors.Is(err, errNotShared) || tries == mostBegins {
+			return b, err
+		}
+		for m, list := range ranges {
+			for _, rg := range list {
+				m.evictUnshared(ctx, rg)
+			}
+		}
+	}
+}
+
+// usedRanges joins the ranges of each movable mapping, in whole extents of new ones, so that a client has nothing at its addresses
+// that was not brought. All are of one device.
+func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err error) {
+	ranges = make(map[*Mapping][]page.Range)
+	for _, u := range uses {
+		rg, err := u.Mapping.at(u.Off, u.Len)
+		if err != nil {
+			return nil, nil, err
+		}
+		if dev == nil {
+			dev = u.Mapping.dev
+		}
+		if u.Mapping.dev != dev {
+			return nil, nil, fail(syscall.EINVAL, "a bracket has mappings of one device: not of %d and %d", dev.info.Ordinal,
+				u.Mapping.dev.info.Ordinal)
+		}
+		if m := u.Mapping; m.client != nil {
+			n := page.Count(movableSize(dev.info))
+			whole := page.Range{Start: rg.Start &^ (n - 1), End: (rg.End + n - 1) &^ (n - 1)}
+			ranges[m] = union(ranges[m], []page.Range{whole.Intersect(m.pages)})
+		}
+	}
+	return ranges, dev, nil
+}
+
+func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *device, o UseOptions) (_ *Bracket, err error) {
+	var wants []residency.Want
+	var of []*Mapping
+	var by residency.Tenant
+	for m, list := range ranges {
+		for _, rg := range list {
+			wants, of, by = append(wants, residency.Want{Key: m.h, Pages: rg, Size: movableSize(dev.info)}), append(of, m), m.tenant
+		}
+	}
+	b := &Bracket{}
+	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested, Patience: o.Patience})
+	if err != nil {
+		c.lose(dev, err)
+		return nil, dev.fault(err)
+	}
+	defer func() {
+		if err != nil {
+			b.Done()
+		}
+	}()
+	for i, pin := range b.grant.Pins() {
+		part := of[i].part(pin)
+		b.parts = append(b.parts, part)
+		if err := part.fill(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, part := range b.parts {
+		if err := part.give(ctx); err != nil {
+			return nil, err
+		}
+		part.pin.Accessed(part.pages)
+		part.f.count(func(c *Counters) { c.Brackets.Add(1) })
+	}
+	return b, nil
+}
+
+// part returns what a bracket uses of m: a mapping of its own, as long as the bracket lasts.
+func (m *Mapping) part(pin *residency.Pin) *Mapping {
+	p := &Mapping{
+		f: m.f, h: m.h, dev: m.dev, writable: m.writable, process: m.process, user: m.user, intruder: m.intruder, pin: pin, whole: m,
+	}
+	p.pages = p.extentsOf().Intersect(m.pages)
+	p.off, p.len = p.pages.Offset(), p.pages.Bytes()
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	m.f.mappings[p] = struct{}{}
+	return p
+}
+
+// thereLocked reports whether the client has all of the memory, with every page in it.
+func (p *Mapping) thereLocked() bool {
+	for _, x := range p.pin.Extents() {
+		own, _ := p.h.at(x.Pages().Start)
+		if own == nil {
+			return false
+		}
+		l := own.leaseLocked(p.whole)
+		l.mu.Lock()
+		has := l.generation == x.Placement().Generation && !l.unsure
+		l.mu.Unlock()
+		if !has {
+			return false
+		}
+	}
+	for _, u := range p.f.lrc.Stale(p.pages, p.h.owner) {
+		if u.Mode == lrc.ModeFill {
+			return false
+		}
+	}
+	return true
+}
+
+// fill sees to it that every page of the part has its bytes, and that the client may be given the memory.
+func (p *Mapping) fill(ctx context.Context) error {
+	f := p.f
+	f.mu.Lock()
+	there := p.thereLocked()
+	p.exported = there
+	f.mu.Unlock()
+	if there {
+		return nil
+	}
+	if _, err := f.acquire(ctx, p.h, p.pages); err != nil {
+		return err
+	}
+	if err := f.refreshExposed(ctx, p); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return p.revealLocked(ctx)
+}
+
+// give has the client map what it does not have.
+func (p *Mapping) give(ctx context.Context) error {
+	all := p.pin.Extents()
+	for len(all) > 0 {
+		var waits []func(ctx context.Context) error
+		some := all[:min(len(all), mostMoves)]
+		all = all[len(some):]
+		var err error
+		for _, x := range some {
+			p.f.mu.Lock()
+			own, _ := p.h.at(x.Pages().Start)
+			var l *lease
+			if own != nil && own.Extent == x {
+				l = own.leaseLocked(p.whole)
+			}
+			p.f.mu.Unlock()
+			if l == nil { // it went with its device
+				err = errors.Join(err, p.dev.gone())
+				continue
+			}
+			wait, e := l.give()
+			if e != nil {
+				p.f.c.lose(p.dev, e)
+				err = errors.Join(err, e)
+			} else if wait != nil {
+				waits = append(waits, wait)
+			}
+		}
+		for _, wait := range waits {
+			if e := wait(ctx); e != nil && err == nil {
+				err = e
+			}
+		}
+		if err != nil {
+			return p.dev.fault(err)
+		}
+	}
+	return nil
+}
+
+// evictUnshared has extents of rg go that m's client must not share with those who were given them.
+func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
+	var old []*extent
+	m.f.mu.Lock()
+	m.h.each(rg, func(x *extent, _ page.Range) {
+		if !m.f.sharesLocked(x, m) {
+			old = append(old, x)
+		}
+	})
+	m.f.mu.Unlock()
+	for _, x := range old {
+		m.f.evict(ctx, x.h, x.Extent, true)
+	}
+}
+
+// Done ends the bracket, once: what it used may move from now on. It does not wait for clients.
+func (b *Bracket) Done() {
+	b.done.Do(func() {
+		for _, p := range b.parts {
+			p.f.mu.Lock()
+			delete(p.f.mappings, p)
+			p.f.mu.Unlock()
+		}
+		if b.grant != nil {
+			b.grant.Release()
+		}
+		for _, p := range b.parts {
+			p.f.mu.Lock()
+			if p.dev.lost.Load() {
+				p.f.letGoLocked(p.dev)
+			}
+			p.f.dropIdleLocked()
+			p.f.mu.Unlock()
+		}
+	})
+}

@@ -1,0 +1,335 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+)
+
+// The memory of a movable mapping comes with a bracket (bracket.go) and stays until others need it. Between brackets the
+// client still has it at its addresses, by a lease. To take memory back, the Cache asks each client that has a lease to
+// put a hole in its place; only then do bytes move. So nobody stores into an extent that moves, and one that a bracket uses
+// has pins, and does not.
+
+// movePatience is how long a client is waited for that is to give memory back. One that takes longer keeps what it has
+// until it answers, and is charged for it.
+const movePatience = 500 * time.Millisecond
+
+// Tier is where an extent's bytes lie.
+type Tier = residency.Tier
+
+// The tiers of a Move.
+const (
+	TierNone   = residency.TierNone
+	TierDevice = residency.TierVRAM
+	TierHost   = residency.TierHost
+)
+
+// Move asks a client to have an extent at the same addresses from other memory, or none.
+type Move struct {
+	// Offset is the file offset of the extent's first byte, Size its bytes.
+	Offset, Size int64
+	Tier         Tier
+	// Previous is the generation that the client was last told to have, 0 if none. Generation is 0 with TierNone.
+	Previous, Generation uint64
+	// Descriptor is nil with TierNone. Whoever is given the Move closes it.
+	Descriptor *os.File
+}
+
+// Client is the process that has a movable mapping, as its mapping sees it. Its methods may be called from any goroutine.
+type Client interface {
+	// Move passes m on and does not wait. The client gets the Moves of one extent in the order of the calls. wait returns
+	// what became of it: nil, an error that wraps the client's errno, or ctx's error, after which it may be called again.
+	Move(m Move) (wait func(ctx context.Context) error, err error)
+	// Attends reports whether the client hears and answers.
+	Attends() bool
+}
+
+// lease is an extent that the client of a movable mapping may have at its addresses.
+type lease struct {
+	m *Mapping
+	x *extent
+
+	mu sync.Mutex
+	// generation is the one that the client was told to have, 0 if none. It may have another one while it has not answered:
+	// then it is unsure. turn counts the Moves. Protected by mu.
+	generation, turn uint64
+	unsure           bool
+	// kept is set while the client does not answer: the extent stays. Protected by mu.
+	kept *residency.Pin
+}
+
+// movable is what only a Mapping whose memory moves has.
+type movable struct {
+	client  Client
+	tenant  residency.Tenant
+	waiting sync.WaitGroup // for answers of the client that did not come in time
+	deaf    atomic.Int64   // how many these are
+}
+
+// movableSize is the size of new extents for movable mappings: 4 MiB, which was good for most programs of GPUswap's, or so
+// much more that a device has at most 4096.
+func movableSize(info gpubackend.Info) int64 {
+	size := max(info.Granularity, 4<<20)
+	for size < info.Memory/4096 {
+		size *= 2
+	}
+	for size > info.Granularity && size > info.Memory/8 {
+		size /= 2
+	}
+	return size
+}
+
+// leaseLocked returns the lease that m has on x, which is made if there is none. File.mu is held.
+func (x *extent) leaseLocked(m *Mapping) *lease {
+	for _, l := range x.leases {
+		if l.m == m {
+			return l
+		}
+	}
+	l := &lease{m: m, x: x}
+	x.leases = append(x.leases, l)
+	return l
+}
+
+// give begins to have the client map the extent, which a bracket pins. wait is nil where the client has it.
+func (l *lease) give() (wait func(ctx context.Context) error, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := l.x.Placement()
+	if l.generation == at.Generation && !l.unsure {
+		return nil, nil
+	}
+	d, err := at.Memory.Export(l.m.writable)
+	if err != nil {
+		return nil, err
+	}
+	// The original is closed when somebody asks whether the memory is held.
+	fd, err := unix.FcntlInt(d.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate a descriptor of an extent: %w", err)
+	}
+	answer, err := l.moveLocked(Move{Tier: at.Tier, Generation: at.Generation, Descriptor: os.NewFile(uintptr(fd), "gaiafs extent")})
+	if err != nil {
+		return nil, err
+	}
+	turn := l.turn
+	return func(ctx context.Context) error { return l.answered(turn, at.Generation, answer(ctx)) }, nil
+}
+
+// moveLocked passes a Move on. Until its answer the lease is unsure.
+func (l *lease) moveLocked(m Move) (wait func(ctx context.Context) error, err error) {
+	m.Offset, m.Size, m.Previous = l.x.pages().Offset(), l.x.Size(), l.generation
+	if wait, err = l.m.client.Move(m); err == nil {
+		l.generation, l.unsure = m.Generation, true
+		l.turn++
+	}
+	return wait, err
+}
+
+// answered notes what became of the Move with the number turn, which told the client to have a generation.
+func (l *lease) answered(turn, generation uint64, err error) error {
+	var errno syscall.Errno
+	said := err == nil || errors.As(err, &errno)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if said && l.turn == turn {
+		l.unsure = false
+		if err != nil { // nothing is mapped there
+			l.generation = 0
+		}
+	}
+	if said && generation == 0 && errno != syscall.EPERM {
+		return nil // a hole, or the mapping is gone
+	}
+	return err
+}
+
+// takeBack has the client put a hole in the place of the extent. It reports false where the client keeps it: a bracket uses
+// it, or the client does not answer.
+func (l *lease) takeBack(ctx context.Context) bool {
+	l.mu.Lock()
+	if l.generation == 0 && !l.unsure {
+		l.mu.Unlock()
+		return true
+	}
+	if l.x.Mapped() > 0 || l.m.deaf.Load() > 0 || !l.m.client.Attends() {
+		l.mu.Unlock()
+		return false
+	}
+	wait, err := l.moveLocked(Move{Tier: TierNone})
+	turn := l.turn
+	l.mu.Unlock()
+	if err != nil {
+		return false
+	}
+	patience, cancel := context.WithTimeout(ctx, movePatience)
+	err = l.answered(turn, 0, wait(patience))
+	cancel()
+	if err != nil && l.m.life.Err() == nil {
+		l.keepUntilAnswer(turn, wait)
+	}
+	return err == nil
+}
+
+// keepUntilAnswer has the client keep the extent, and be charged for it, until it answers or its mapping ends.
+func (l *lease) keepUntilAnswer(turn uint64, wait func(ctx context.Context) error) {
+	m := l.m
+	pin := m.dev.room.Hold(l.x.Extent, m.tenant)
+	if pin == nil {
+		return
+	}
+	if m.enter(m.dev) != nil { // it is ending
+		pin.Release()
+		return
+	}
+	m.deaf.Add(1)
+	m.waiting.Go(func() {
+		_ = l.answered(turn, 0, wait(m.life))
+		m.deaf.Add(-1)
+		pin.Release()
+	})
+	m.calls.Done()
+}
+
+// takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller holds
+// no lock that a client's request needs.
+func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
+	h.f.mu.Lock()
+	x, _ := h.at(of.Pages().Start)
+	if x == nil || x.Extent != of {
+		h.f.mu.Unlock()
+		return false
+	}
+	leases := slices.Clone(x.leases)
+	h.f.mu.Unlock()
+	for _, l := range leases {
+		if !l.takeBack(ctx) {
+			return false
+		}
+	}
+	return true
+}
+
+// movesLocked reports whether a movable mapping has pages of x, so that somebody may want back what programs stored there.
+func (f *File) movesLocked(x *extent) bool {
+	for m := range f.mappings {
+		if m.client != nil && m.h == x.h && m.pages.Overlaps(x.pages()) {
+			return true
+		}
+	}
+	return false
+}
+
+// dirtyLocked reports whether x has something that home does not have.
+func (f *File) dirtyLocked(ctx context.Context, x *extent) (bool, error) {
+	if len(f.lrc.PendingOf(x.pages(), x.h.owner)) > 0 || len(f.lrc.Draining(x.pages())) > 0 {
+		return true, nil
+	}
+	modified, err := f.modifiedLocked(ctx, x.h, x.pages())
+	return len(modified) > 0, err
+}
+
+// demoteLocked moves x, which no client has, to pinned memory of the host.
+func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
+	if x.Placement().Tier != TierDevice {
+		return false
+	}
+	moved := x.Demote(ctx, func(from, to gpubackend.Memory) error { return f.copyExtentLocked(ctx, x, from, to) })
+	if moved {
+		x.given = nil // the new memory was given to nobody
+		f.count(func(c *Counters) { c.MovedOut.Add(1) })
+	}
+	return moved
+}
+
+// copyExtentLocked copies all of x from one memory to another of the same device, and compares digests.
+func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpubackend.Memory) error {
+	err := x.dev.moves.Peer(ctx, mover.Eviction, []gpubackend.PeerCopy{{Mem: to, From: from, N: x.Size()}})
+	was, is := make([]gpubackend.Digest, x.Size()>>page.Shift), make([]gpubackend.Digest, x.Size()>>page.Shift)
+	if err == nil {
+		err = x.dev.Digests(ctx, from, 0, was)
+	}
+	if err == nil {
+		err = x.dev.Digests(ctx, to, 0, is)
+	}
+	if err != nil {
+		f.lostLocked(x.dev, err)
+		return x.dev.fault(err)
+	}
+	if !slices.Equal(was, is) {
+		return fail(syscall.EIO, "the bytes of pages %s changed while they moved: a program stores into them outside of its brackets",
+			x.pages())
+	}
+	return nil
+}
+
+// Rehouse has an extent of h move to other memory.
+func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier residency.Tier, mem gpubackend.Memory) bool {
+	f := h.f
+	if !h.takeBack(ctx, of) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	x, _ := h.at(of.Pages().Start)
+	if x == nil || x.Extent != of {
+		return false
+	}
+	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error { return f.copyExtentLocked(ctx, x, from, mem) })
+	if err != nil {
+		f.c.log.Warn("moving an extent", "file", f.Name(), "pages", x.pages().String(), "error", err)
+	}
+	if moved {
+		x.given = nil
+		f.count(func(c *Counters) { c.MovedIn.Add(1) })
+	}
+	return moved
+}
+
+// acquire is File.acquire for what of rg has memory. The rest is current when a bracket brings it.
+func (m *Mapping) acquire(ctx context.Context, rg page.Range) (pages int64, err error) {
+	if m.client == nil {
+		if pages, err = m.f.acquire(ctx, m.h, rg); err == nil {
+			m.pin.Accessed(rg)
+		}
+		return pages, err
+	}
+	keep := m.dev.room.Keep(m.h, rg)
+	defer keep.Release()
+	var runs []page.Range
+	for _, x := range keep.Extents() {
+		runs = page.AppendRange(runs, x.Pages().Intersect(rg))
+	}
+	for _, run := range runs {
+		n, err := m.f.acquire(ctx, m.h, run)
+		if pages += n; err != nil {
+			return pages, err
+		}
+	}
+	keep.Accessed(rg)
+	return pages, nil
+}
+
+// endLeases forgets what the client had, who has unmapped it.
+func (m *Mapping) endLeases() {
+	m.waiting.Wait()
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	for _, x := range m.h.extents {
+		x.leases = slices.DeleteFunc(x.leases, func(l *lease) bool { return l.m == m })
+	}
+}

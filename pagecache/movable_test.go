@@ -1,0 +1,344 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// TestLargerThanTheDevice uses all of a file that is larger than the device and pinned memory, a part at a time.
+func TestLargerThanTheDevice(t *testing.T) {
+	const extents = 40
+	m := newMovingMachine(t, 1, 4, 4)
+	src := m.noisyFile(extents * brick)
+	c := m.travel(src, 0, true)
+	require.Zero(t, c.mapped(), "memory comes with use")
+	want := bytes.Clone(src.home.data)
+	for round := range 2 {
+		for i := range extents {
+			u := c.use(i, i+1)
+			requireSame(t, want[i*brick:(i+1)*brick], c.host[i*brick:(i+1)*brick])
+			at := i*brick + 100*round
+			c.host[at]++
+			want[at]++
+			u.Done()
+		}
+	}
+	require.LessOrEqual(t, m.devices[0].Used(), int64(4*brick))
+	c.end()
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	requireSame(t, want, src.home.data)
+}
+
+// TestReleaseAfterMove releases what was stored before an extent moved to pinned memory, and the bytes are the program's.
+func TestReleaseAfterMove(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 2)
+	src := m.noisyFile(2 * brick)
+	c := m.travel(src, 0, true)
+	was := src.home.bytes(5, 1)[0]
+	c.stores(5, was+1)
+	m.crowd(0, 5)
+	require.Zero(t, c.mapped())
+	device, host := c.tiers()
+	require.Zero(t, device)
+	require.Equal(t, 1, host)
+	require.Equal(t, was, src.read(t, 5, 1)[0], "not released yet")
+	require.EqualValues(t, 1, c.releases())
+	require.Equal(t, was+1, src.read(t, 5, 1)[0])
+	require.Equal(t, was+1, c.loads(5))
+}
+
+// TestStoresInPinnedMemory stores where the device has no room, and releases it.
+func TestStoresInPinnedMemory(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 2)
+	src := m.noisyFile(4 * brick)
+	c := m.travel(src, 0, true)
+	u := c.use(0, 4)
+	device, host := c.tiers()
+	require.Equal(t, 2, device)
+	require.Equal(t, 2, host)
+	for i := range 4 {
+		c.host[i*brick+7] = 200 + byte(i)
+	}
+	require.EqualValues(t, 4, c.releases())
+	for i := range 4 {
+		require.Equal(t, 200+byte(i), src.read(t, i*brick+7, 1)[0])
+	}
+	src.write(t, 3*brick+8, []byte{99})
+	_, err := c.Acquire(context.Background(), 0, c.len, false)
+	require.NoError(t, err)
+	require.Equal(t, byte(99), c.host[3*brick+8])
+	u.Done()
+}
+
+// TestCleanIsDropped has what home has too go without a copy.
+func TestCleanIsDropped(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 4)
+	c := m.travel(m.noisyFile(2*brick), 0, true)
+	c.use(0, 2).Done()
+	m.crowd(0, 4)
+	device, host := c.tiers()
+	require.Zero(t, device+host)
+	require.Zero(t, m.cache.counters.MovedOut.Load())
+}
+
+// TestNoPinnedMemory has what was not released brought home where there is no pinned memory.
+func TestNoPinnedMemory(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 0)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	c.stores(9, 77)
+	m.crowd(0, 4)
+	device, host := c.tiers()
+	require.Zero(t, device+host)
+	require.Equal(t, byte(77), src.read(t, 9, 1)[0])
+	require.Equal(t, byte(77), c.loads(9))
+}
+
+// TestMovesBack has an extent of pinned memory move to the device once there is room.
+func TestMovesBack(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 2)
+	c := m.travel(m.noisyFile(3*brick), 0, true)
+	other := m.run(m.noisyFile(brick), 0, 0, brick, false) // does not move
+	u := c.use(0, 2)
+	c.host[0], c.host[brick] = 1, 2
+	u.Done()
+	_, host := c.tiers()
+	require.Equal(t, 1, host)
+	other.unmap()
+	m.cache.Forget(FileID{1, 2})
+	require.Eventually(t, func() bool { // its memory may be freed in the background
+		u := c.use(0, 2)
+		defer u.Done()
+		require.Equal(t, []byte{1, 2}, []byte{c.host[0], c.host[brick]})
+		_, host := c.tiers()
+		return host == 0
+	}, time.Minute, time.Millisecond)
+	require.Positive(t, m.cache.counters.MovedIn.Load())
+}
+
+// TestOthersKeepTheirs has mappings that were not made movable stay where they are.
+func TestOthersKeepTheirs(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	src := m.noisyFile(2 * brick)
+	p := m.run(src, 0, 0, 2*brick, true)
+	p.store(3, 44)
+	c := m.travel(m.noisyFile(2*brick), 0, false)
+	c.use(0, 1).Done()
+	_, host := c.tiers()
+	require.Equal(t, 1, host, "the device is full of what does not move")
+	_, err := c.try(0, 2)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.ErrorContains(t, err, "128 KiB are in mappings that do not move")
+	require.Equal(t, byte(44), p.byteAt(3))
+	require.EqualValues(t, 1, p.release())
+}
+
+func TestNeverFits(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	c := m.travel(m.noisyFile(4*brick), 0, false)
+	_, err := m.cache.Use(context.Background(), []Use{c.over(0, 4)}, UseOptions{})
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "needs 256 KiB on device 0, whose budget is 128 KiB, and there are 64 KiB of pinned memory")
+	c.use(0, 3).Done()
+}
+
+// TestWhoHoldsWhat has a bracket that waits in vain say so.
+func TestWhoHoldsWhat(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c, d := m.travel(m.noisyFile(2*brick), 0, false), m.travel(m.noisyFile(2*brick), 0, false)
+	u, err := c.try(0, 2)
+	require.NoError(t, err)
+	_, err = m.cache.Use(context.Background(), []Use{d.over(0, 1)}, UseOptions{Patience: time.Millisecond})
+	require.ErrorIs(t, err, syscall.ETIMEDOUT)
+	require.Regexp(t, `waited 1ms for 64 KiB on device 0. process \d+ holds 128 KiB for `, err.Error())
+	u.Done()
+	d.use(0, 2).Done()
+}
+
+// TestWaitsForOthers has a bracket wait for another one's end, and those behind it keep their order.
+func TestWaitsForOthers(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(2*brick), 0, false)
+	u := c.use(0, 2)
+	var order []int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 5 {
+		d := m.travel(m.noisyFile(2*brick), 0, false)
+		wg.Go(func() {
+			v := d.use(0, 2)
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			v.Done()
+		})
+		require.Eventually(t, func() bool { return m.cache.devices[0].room.Status().Waiting == i+1 }, time.Minute, time.Millisecond)
+	}
+	u.Done()
+	wg.Wait()
+	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
+}
+
+// TestDeadlockOfChen is figure 3.2 of Chen's thesis: on 12 GB, four programs hold 3.6, 1.4, 1.9 and 3.9 and ask for 3.4, 3.1, 3.5
+// and 2.5 more. Here a brick is 100 MB, what they hold is in brackets, and what they ask for too; then in one bracket each.
+func TestDeadlockOfChen(t *testing.T) {
+	holds, more := []int{36, 14, 19, 39}, []int{34, 31, 35, 25}
+	m := newMovingMachine(t, 1, 120, 0)
+	var wg sync.WaitGroup
+	var all sync.WaitGroup
+	all.Add(len(holds))
+	for i := range holds {
+		c := m.travel(m.noisyFile((holds[i]+more[i])*brick), 0, true)
+		wg.Go(func() {
+			u := c.use(0, holds[i])
+			all.Done()
+			all.Wait()
+			v, err := c.try(holds[i], holds[i]+more[i])
+			if err == nil {
+				v.Done()
+			} else {
+				require.ErrorIs(t, err, syscall.EDEADLK)
+			}
+			u.Done()
+			for range 3 {
+				v := c.use(0, holds[i]+more[i])
+				c.host[0]++
+				v.Done()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestStoppedClient has a client that does not run keep what it has, and nobody wait for it for long.
+func TestStoppedClient(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	src := m.noisyFile(2 * brick)
+	c := m.travel(src, 0, true)
+	u := c.use(0, 2)
+	c.host[1] = 55
+	u.Done()
+	c.stopped.Lock()
+	d := m.travel(m.noisyFile(2*brick), 0, false)
+	d.use(0, 1).Done() // in pinned memory, or in what of c's was given back
+	require.Positive(t, c.deaf.Load())
+	require.Positive(t, m.cache.devices[0].room.Status().Mapped, "it is charged")
+	began := time.Now()
+	_, err := d.try(0, 2)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.Less(t, time.Since(began), time.Minute/2)
+	c.stopped.Unlock()
+	require.Eventually(t, func() bool { return c.deaf.Load() == 0 }, time.Minute, time.Millisecond)
+	d.use(0, 2).Done()
+	require.Equal(t, byte(55), c.loads(1))
+}
+
+// TestKilledWhileMoving ends a client's mapping while it is asked to give memory back.
+func TestKilledWhileMoving(t *testing.T) {
+	m := newMovingMachine(t, 1, 1, 0)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	c.stores(1, 66)
+	c.stopped.Lock()
+	d := m.travel(m.noisyFile(brick), 0, false)
+	got := make(chan *Bracket)
+	go func() { got <- d.use(0, 1) }()
+	require.Eventually(t, func() bool { return c.deaf.Load() > 0 || len(c.moves) > 0 }, time.Minute, time.Millisecond)
+	c.mu.Lock()
+	c.hole(0, brick)
+	c.has = nil
+	c.mu.Unlock()
+	require.NoError(t, c.Unmap(context.Background()))
+	c.stopped.Unlock()
+	(<-got).Done()
+	require.Equal(t, byte(66), src.read(t, 1, 1)[0], "its end releases")
+}
+
+// TestClientCannotMap has a bracket fail where the client could not map, and the next one bring the memory.
+func TestClientCannotMap(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(2*brick), 0, true)
+	c.refuses.Store(1)
+	_, err := c.try(0, 2)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.Zero(t, m.cache.devices[0].room.Status().Brackets)
+	u := c.use(0, 2)
+	requireSame(t, c.f.home.(*memoryHome).bytes(0, 2*brick), c.host)
+	u.Done()
+}
+
+// TestTruncatedWhileOut cuts a file of which a part is in pinned memory and the rest at home.
+func TestTruncatedWhileOut(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 4)
+	src := m.noisyFile(2 * brick)
+	c := m.travel(src, 0, true)
+	c.stores(brick/2, 1)
+	c.stores(brick+brick/2, 1)
+	c.use(0, 2).Done()
+	m.crowd(0, 5)
+	src.truncate(t, brick/4)
+	u := c.use(0, 2)
+	requireSame(t, make([]byte, 2*brick-brick/4), c.host[brick/4:])
+	u.Done()
+	c.releases()
+	src.truncate(t, 2*brick)
+	requireSame(t, make([]byte, 2*brick-brick/4), src.read(t, brick/4, 2*brick))
+}
+
+// TestDeviceLostWhileOut loses the device of a client with a bracket and with pinned memory.
+func TestDeviceLostWhileOut(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 4)
+	src := m.noisyFile(6 * brick)
+	c := m.travel(src, 0, true)
+	u := c.use(0, 6)
+	c.host[0] = 1
+	m.devices[0].Lose()
+	_, err := c.Release(context.Background(), 0, c.len)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	u.Done()
+	_, err = c.try(0, 1)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	c.ended.Do(func() {
+		require.ErrorIs(t, c.Unmap(context.Background()), syscall.ENODEV)
+		close(c.moves)
+		c.thread.Wait()
+	})
+}
+
+// TestRemovedWhileOut removes a file of which a client has stores that are not released, in pinned memory and on the device.
+func TestRemovedWhileOut(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 1)
+	src := m.noisyFile(2 * brick)
+	c := m.travel(src, 0, true)
+	c.stores(1, 11)
+	c.stores(brick+1, 22)
+	m.cache.Forget(src.id)
+	m.crowd(0, 5)
+	require.Equal(t, byte(11), c.loads(1))
+	require.Equal(t, byte(22), c.loads(brick+1))
+}
+
+// TestUsersDoNotShareWhatMoved has two users take turns with a file: neither finds the other's memory.
+func TestUsersDoNotShareWhatMoved(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 4)
+	src := m.noisyFile(brick)
+	src.home.rights = Rights{Mode: 0o666}
+	n := int64(brick)
+	a := m.travelAs(src, 0, MapRequest{Len: n, Writable: true, User: 1001})
+	b := m.travelAs(src, 0, MapRequest{Len: n, Writable: true, User: 1002})
+	a.stores(1, 5)
+	a.releases()
+	require.Equal(t, 1, a.mapped())
+	require.Equal(t, byte(5), b.loads(1))
+	require.Zero(t, a.mapped(), "the memory was taken back before another user got it")
+	require.Equal(t, byte(5), a.loads(1))
+	require.NotEqual(t, page.Index(0), a.pages.End)
+}

@@ -1,0 +1,271 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+var manyMoves = flag.Int("moves", 1000, "how many moves TestRandomMoves makes; 100000 take some minutes")
+
+// TestRandomMoves has clients of two devices, with room for few extents each, use, store, release, acquire and unmap at random,
+// beside programs on the CPU and a mapping that does not move. Byte i of a file belongs to writer i mod 3: two devices, and the CPU.
+// go test ./pagecache -run TestRandomMoves -moves 100000 makes more.
+func TestRandomMoves(t *testing.T) {
+	left := *manyMoves
+	for seed := uint64(0); left > 0; seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			w := newMovingWorld(t, seed)
+			before := left
+			for step := 0; step < 2000 && left > 0; step++ {
+				w.step()
+				left = before - w.moves()
+			}
+			w.finish()
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+const (
+	worldDevices = 2
+	worldBricks  = 5 // of a file
+	worldBytes   = worldBricks*brick - 2*page.Size - 5
+	worldCPU     = worldDevices
+)
+
+// movingWorld is a machine, what its programs may see, and how that came to be.
+type movingWorld struct {
+	t       *testing.T
+	seed    uint64
+	rnd     *rand.Rand
+	m       *machine
+	files   []*movingFile
+	clients []*movingClient
+}
+
+// movingFile is a file and the values that each of its bytes had: the oracle.
+type movingFile struct {
+	*source
+	first  []byte         // what it had when nobody had stored anything
+	values map[int][]byte // of a byte that was stored into, the first one first
+	// published is the place in values of what was released last, or written. seen is the least place that a device may have.
+	published map[int]int
+	seen      [worldDevices]map[int]int
+}
+
+// movingClient is a client with the brackets that it has open.
+type movingClient struct {
+	*traveller
+	of     *movingFile
+	device int
+	open   []movingBracket
+}
+
+type movingBracket struct {
+	*Bracket
+	from, to int // bytes
+}
+
+func newMovingWorld(t *testing.T, seed uint64) *movingWorld {
+	w := &movingWorld{t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 13))}
+	w.m = newMovingMachine(t, worldDevices, 3+int(seed%3), int(seed%4))
+	for range 2 {
+		src := w.m.noisyFile(worldBytes)
+		f := &movingFile{source: src, first: bytes.Clone(src.home.data), values: map[int][]byte{}, published: map[int]int{}}
+		for d := range f.seen {
+			f.seen[d] = map[int]int{}
+		}
+		f.reader = &openHome{Home: f.home}
+		// One mapping keeps the File, so that CPU writes go through it. Its memory does not move.
+		w.m.run(f.source, int(w.m.next)%worldDevices, 0, page.Size, false)
+		w.files = append(w.files, f)
+	}
+	for i := range 4 {
+		w.clients = append(w.clients, &movingClient{})
+		w.start(w.clients[i])
+	}
+	return w
+}
+
+func (w *movingWorld) moves() int {
+	c := &w.m.cache.counters
+	return int(c.MovedIn.Load() + c.MovedOut.Load() + c.Evictions.Load())
+}
+
+// start has a client begin.
+func (w *movingWorld) start(c *movingClient) {
+	*c = movingClient{of: w.files[w.rnd.IntN(len(w.files))], device: w.rnd.IntN(worldDevices)}
+	c.traveller = w.m.travelAs(c.of.source, c.device, MapRequest{Writable: true, Len: worldBytes})
+}
+
+func (w *movingWorld) fail(format string, args ...any) {
+	w.t.Helper()
+	w.t.Fatalf("seed %d: %s", w.seed, fmt.Sprintf(format, args...))
+}
+
+// store notes a store of a writer.
+func (f *movingFile) store(at int, b byte) {
+	if f.values[at] == nil {
+		f.values[at] = []byte{f.first[at]}
+	}
+	f.values[at] = append(f.values[at], b)
+}
+
+// check compares what somebody sees from byte first on.
+func (w *movingWorld) check(f *movingFile, viewer, first int, got []byte) {
+	w.t.Helper()
+	untouched := bytes.Clone(got)
+	for at, all := range f.values {
+		if at < first || at >= first+len(got) {
+			continue
+		}
+		b, least := got[at-first], len(all)-1
+		switch {
+		case at%3 == viewer:
+		case viewer == worldCPU:
+			least = f.published[at]
+		default:
+			least = f.seen[viewer][at]
+		}
+		if bytes.IndexByte(all[least:], b) < 0 {
+			w.fail("%d sees %d at byte %d of page %d, want one of %v of %v", viewer, b, at, at>>page.Shift, all[least:], all)
+		}
+		untouched[at-first] = f.first[at]
+	}
+	inside := min(len(got), worldBytes-first)
+	if !bytes.Equal(f.first[first:first+inside], untouched[:inside]) || bytes.ContainsFunc(untouched[inside:], func(r rune) bool { return r != 0 }) {
+		w.fail("%d sees what nobody stored in the %d bytes at %d", viewer, len(got), first)
+	}
+}
+
+// publish notes that a device released [from, to).
+func (f *movingFile) publish(device, from, to int) {
+	for at, all := range f.values {
+		if at%3 == device && from <= at && at < to {
+			f.published[at] = len(all) - 1
+		}
+	}
+}
+
+// current notes that a device acquired [from, to).
+func (f *movingFile) current(device, from, to int) {
+	for at := range f.values {
+		if from <= at && at < to {
+			f.seen[device][at] = max(f.seen[device][at], f.published[at])
+		}
+	}
+}
+
+func (w *movingWorld) step() {
+	c := w.clients[w.rnd.IntN(len(w.clients))]
+	f := c.of
+	from := w.rnd.IntN(worldBytes)
+	to := from + 1 + w.rnd.IntN(worldBytes-from)
+	switch op := w.rnd.IntN(20); {
+	case op < 8:
+		w.bracket(c)
+	case op < 11:
+		if n := len(c.open); n > 0 {
+			i := w.rnd.IntN(n)
+			c.open[i].Done()
+			c.open = append(c.open[:i], c.open[i+1:]...)
+		}
+	case op < 14:
+		for _, b := range c.open {
+			w.work(c, b)
+		}
+	case op == 14:
+		_, err := c.Release(context.Background(), int64(from), int64(to-from))
+		require.NoError(w.t, err)
+		f.publish(c.device, from&^(page.Size-1), (to+page.Size-1)&^(page.Size-1))
+	case op == 15:
+		_, err := c.Acquire(context.Background(), int64(from), int64(to-from), false)
+		require.NoError(w.t, err)
+		f.current(c.device, from, to)
+	case op == 16:
+		at := w.rnd.IntN(worldBytes/3)*3 + worldCPU
+		b := byte(w.rnd.Uint32())
+		f.store(at, b)
+		f.source.write(w.t, at, []byte{b})
+		f.published[at] = len(f.values[at]) - 1
+	case op == 17:
+		to = min(to, from+4*page.Size)
+		w.check(f, worldCPU, from, f.source.read(w.t, from, to-from))
+	case op == 18:
+		require.NoError(w.t, f.attached.Sync(context.Background(), nil))
+	default:
+		w.stop(c)
+		w.start(c)
+	}
+}
+
+// stop ends a client in whatever it was doing.
+func (w *movingWorld) stop(c *movingClient) {
+	if w.rnd.IntN(2) == 0 { // it is killed in its brackets
+		c.end()
+	}
+	for _, b := range c.open {
+		b.Done()
+	}
+	c.end()
+	c.of.publish(c.device, 0, worldBytes)
+}
+
+// bracket begins one, and works in it.
+func (w *movingWorld) bracket(c *movingClient) {
+	from := w.rnd.IntN(worldBricks)
+	to := min(from+1+w.rnd.IntN(2), worldBricks)
+	u, err := c.try(from, to)
+	if err != nil {
+		require.ErrorIs(w.t, err, syscall.EDEADLK)
+		for _, o := range w.clients { // somebody has to let go
+			for _, b := range o.open {
+				b.Done()
+			}
+			o.open = nil
+		}
+		return
+	}
+	b := movingBracket{u, from * brick, min(to*brick, len(c.host))}
+	w.work(c, b)
+	c.open = append(c.open, b)
+}
+
+// work looks at what a bracket has, and stores some.
+func (w *movingWorld) work(c *movingClient, b movingBracket) {
+	w.check(c.of, c.device, b.from, c.host[b.from:b.to])
+	for range w.rnd.IntN(4) {
+		at := (b.from+w.rnd.IntN(b.to-b.from))/3*3 + c.device
+		if at >= b.from && at < min(b.to, worldBytes) {
+			v := byte(w.rnd.Uint32())
+			c.of.store(at, v)
+			c.host[at] = v
+		}
+	}
+}
+
+func (w *movingWorld) finish() {
+	for _, c := range w.clients {
+		w.stop(c)
+	}
+	for _, f := range w.files {
+		require.NoError(w.t, f.attached.Sync(context.Background(), nil))
+		home := f.home.bytes(0, worldBytes)
+		for at, all := range f.values {
+			if home[at] != all[len(all)-1] {
+				w.fail("home has %d at byte %d, where %v were stored", home[at], at, all)
+			}
+		}
+	}
+}

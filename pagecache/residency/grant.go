@@ -1,0 +1,333 @@
+package residency
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// Want is a range of a file that a bracket uses. Pages and Size are those of a Request.
+type Want struct {
+	Key   Key
+	Pages page.Range
+	Size  int64
+}
+
+// Asking says who asks for a grant, and how.
+type Asking struct {
+	By Tenant
+	// Process is the client's, for people.
+	Process uint32
+	// Nested says that who asks holds a grant already and gives none back before he has this one. He must not wait.
+	Nested bool
+	// Patience is how long he waits for others to give theirs back.
+	Patience time.Duration
+
+	first chan struct{} // closed when it is the first in line
+}
+
+// Grant is what a bracket uses, pinned: memory of the device's own, and pinned memory of the host for what did not fit.
+type Grant struct {
+	dev     *Device
+	process uint32
+	bytes   int64
+	since   time.Time
+	pins    []*Pin
+}
+
+// Pins returns a Pin for each Want, in their order.
+func (g *Grant) Pins() []*Pin { return g.pins }
+
+// Release gives all of it back, once. It blocks as Extent.LetGo does.
+func (g *Grant) Release() {
+	g.dev.mu.Lock()
+	delete(g.dev.grants, g)
+	g.dev.mu.Unlock()
+	for _, p := range g.pins {
+		p.Release()
+	}
+}
+
+// errFull says that neither the device nor the host has memory for a grant, before others give theirs back.
+var errFull = errors.New("no memory before others give theirs back")
+
+// Grant returns memory for all of wants, or nothing. Nobody holds a part while waiting for the rest: what a try has got
+// goes back before the wait. Those who wait are served in the order in which they came, and only they wait: memory of
+// extents that no grant and no other Pin has makes room first, and then pinned memory of the host is used. Wants of one
+// Key do not overlap. It blocks as Reserve does, and for at most Patience while others hold what it needs. Errors: those
+// of Reserve; ENOMEM for what can never fit; ETIMEDOUT with who holds what; EDEADLK where Nested would have to wait.
+func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, error) {
+	if err := d.admitAll(wants); err != nil {
+		return nil, err
+	}
+	if d.inLine() == 0 { // what needs no memory waits for no evictions of others
+		if g, err := d.tryGrant(ctx, wants, &a, noAllocator); !errors.Is(err, errFull) {
+			return g, err
+		}
+	}
+	if !a.Nested {
+		if err := d.queue(ctx, &a); err != nil {
+			return nil, err
+		}
+		defer d.unqueue(&a)
+	}
+	timeout := time.NewTimer(a.Patience)
+	defer timeout.Stop()
+	for {
+		changed := d.pinned.watch()
+		g, err := d.tryGrant(ctx, wants, &a, d.allocateAny)
+		if !errors.Is(err, errFull) {
+			return g, err
+		}
+		if a.Nested {
+			return nil, refuse(syscall.EDEADLK, "there is no memory for a bracket within another one, which would wait for others "+
+				"while they may wait for it; ask for all ranges in one bracket. %s", d.holders())
+		}
+		select {
+		case <-changed:
+		case <-time.After(keptTick * 16): // clients that unmapped memory give it back in silence
+		case <-timeout.C:
+			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s", a.Patience,
+				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders())
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// need is the bytes of the extents of all wants.
+func need(wants []Want) (bytes int64) {
+	for _, w := range wants {
+		bytes += aligned(w.Pages, w.Size).Bytes()
+	}
+	return bytes
+}
+
+// admitAll refuses what can never be had.
+func (d *Device) admitAll(wants []Want) error {
+	most := d.info.Memory + d.pinned.limit
+	bytes := int64(0)
+	for _, w := range wants {
+		pieces, n := plan(w.Key.Extents(aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
+		if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
+			return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be used", humanize.IBytes(uint64(last.bytes())))
+		}
+		if bytes += n; bytes > most {
+			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
+				"use less at once, or mount with a larger --gpu-memory or --pinned-memory", humanize.IBytes(uint64(max(need(wants), bytes))),
+				d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)), humanize.IBytes(uint64(d.pinned.limit)))
+		}
+	}
+	return nil
+}
+
+// queue waits until those who came before have their grants, or none. It must end with unqueue, unless it fails.
+func (d *Device) queue(ctx context.Context, a *Asking) error {
+	a.first = make(chan struct{})
+	d.mu.Lock()
+	d.line = append(d.line, a)
+	if len(d.line) == 1 {
+		close(a.first)
+	}
+	d.mu.Unlock()
+	timeout := time.NewTimer(a.Patience)
+	defer timeout.Stop()
+	select {
+	case <-a.first:
+		return nil
+	case <-ctx.Done():
+		d.unqueue(a)
+		return ctx.Err()
+	case <-timeout.C:
+		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v for others that came before it on device %d. %s", a.Patience,
+			d.info.Ordinal, d.holders())
+		d.unqueue(a)
+		return err
+	}
+}
+
+func (d *Device) unqueue(a *Asking) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.Index(d.line, a)
+	if d.line = slices.Delete(d.line, i, i+1); i == 0 && len(d.line) > 0 {
+		close(d.line[0].first)
+	}
+}
+
+// holders says who holds what, for people.
+func (d *Device) holders() string {
+	d.mu.Lock()
+	var list []*Grant
+	granted := int64(0)
+	for g := range d.grants {
+		list = append(list, g)
+		granted += g.bytes
+	}
+	mapped := d.mapped
+	d.mu.Unlock()
+	slices.SortFunc(list, func(a, b *Grant) int { return cmp.Compare(b.bytes, a.bytes) })
+	var words []string
+	for i, g := range list {
+		if i == 8 {
+			words = append(words, fmt.Sprintf("and %d more brackets", len(list)-i))
+			break
+		}
+		words = append(words, fmt.Sprintf("process %d holds %s for %v", g.process, humanize.IBytes(uint64(g.bytes)),
+			time.Since(g.since).Round(time.Millisecond)))
+	}
+	if rest := mapped - granted; rest > 0 {
+		words = append(words, humanize.IBytes(uint64(rest))+" are in mappings that do not move")
+	}
+	if len(words) == 0 {
+		return "nobody holds a bracket: the memory is kept by programs outside of gaiafs, or cannot be written back"
+	}
+	return strings.Join(words, "; ")
+}
+
+// tryGrant pins all of wants, or nothing: errFull where others hold what it needs.
+func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate allocator) (_ *Grant, err error) {
+	g := &Grant{dev: d, process: a.Process, since: time.Now()}
+	defer func() {
+		if err != nil {
+			for _, p := range g.pins {
+				p.Release()
+			}
+		}
+	}()
+	// What is there must not make room for the rest.
+	for _, w := range wants {
+		p := &Pin{dev: d, by: a.By}
+		g.pins = append(g.pins, p)
+		for _, x := range w.Key.Extents(w.Pages) {
+			d.promote(ctx, x)
+			if _, err := p.pin(x); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i, w := range wants {
+		if err := g.pins[i].complete(ctx, w, allocate); err != nil {
+			return nil, err
+		}
+		for _, x := range g.pins[i].extents {
+			g.bytes += x.size
+		}
+	}
+	d.mu.Lock()
+	d.grants[g] = struct{}{}
+	d.mu.Unlock()
+	return g, nil
+}
+
+// complete pins the extents of w that p lacks, and makes those that do not exist.
+func (p *Pin) complete(ctx context.Context, w Want, allocate allocator) error {
+	d := p.dev
+	for rest := w.Pages; !rest.Empty(); {
+		pieces, _ := plan(w.Key.Extents(aligned(rest, w.Size)), rest, w.Size, d.info.Granularity, d.info.Memory+d.pinned.limit)
+		for _, of := range pieces {
+			if of.x == nil || !slices.Contains(p.extents, of.x) {
+				ok, err := p.take(ctx, w.Key, of, allocate)
+				if err != nil {
+					return err
+				}
+				if !ok {
+					break // the Key's extents are others by now
+				}
+			}
+			rest.Start = of.pages.End
+		}
+	}
+	slices.SortFunc(p.extents, func(a, b *Extent) int { return cmp.Compare(a.pages.Start, b.pages.Start) })
+	return nil
+}
+
+func (d *Device) inLine() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.line)
+}
+
+// noAllocator is the allocator of grants for which all memory has to be there.
+func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.Memory, error) {
+	return TierNone, nil, errFull
+}
+
+// allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory. It
+// waits for nobody who holds memory.
+func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func() bool) (Tier, gpubackend.Memory, error) {
+	if d.spare(size) {
+		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+			return TierVRAM, mem, err
+		}
+	}
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return TierNone, nil, err
+	}
+	defer d.yield(mine)
+	for evicted := true; evicted; {
+		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+			return TierVRAM, mem, err
+		}
+		if evicted, err = d.evict(ctx, TierVRAM, by.id(), false); err != nil {
+			return TierNone, nil, err
+		}
+	}
+	for evicted := true; evicted; {
+		if mem, err := d.allocHost(ctx, size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
+			return TierHost, mem, err
+		}
+		if evicted, err = d.evict(ctx, TierHost, by.id(), false); err != nil {
+			return TierNone, nil, err
+		}
+	}
+	return TierNone, nil, errFull
+}
+
+// allocHost is alloc of pinned memory of the host, which is zeros.
+func (d *Device) allocHost(ctx context.Context, size int64, user uint32) (gpubackend.Memory, error) {
+	d.mu.Lock()
+	d.making++
+	d.takenHost += size
+	d.mu.Unlock()
+	mem, err := d.pinned.take(ctx, d, size, user, true)
+	if err != nil {
+		d.unmade(TierHost, size)
+		return nil, err
+	}
+	return mem, nil
+}
+
+// Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of it.
+func (d *Device) Hold(x *Extent, by Tenant) *Pin {
+	p := &Pin{dev: d, by: Tenant{User: by.User}}
+	if ok, _ := p.pin(x); !ok {
+		return nil
+	}
+	return p
+}
+
+// Keep pins the extents of key that overlap rg and are there, so that they stay while somebody works with them. It
+// charges nobody and waits for nobody.
+func (d *Device) Keep(key Key, rg page.Range) *Pin {
+	p := &Pin{dev: d, keeps: true}
+	for _, x := range key.Extents(rg) {
+		d.mu.Lock()
+		if x.state == held && !x.moving {
+			d.pinLocked(x, p)
+		}
+		d.mu.Unlock()
+	}
+	return p
+}

@@ -1,0 +1,224 @@
+package residency
+
+import (
+	"context"
+	"log/slog"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// newPinnedDevice is newDevice with pinned memory of so many granules.
+func newPinnedDevice(t *testing.T, granules, pinned int64) (*Device, *faulty.Device) {
+	t.Helper()
+	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule})
+	require.NoError(t, err)
+	f := faulty.Wrap(e)
+	d, err := New(f, Options{
+		Share: 1, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }, Pinned: NewPinned(pinned * granule),
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		d.pinned.Trim(0)
+		used, spare := d.pinned.Used()
+		require.Zero(t, used+spare)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		require.Empty(t, d.line)
+		require.Empty(t, d.grants)
+		require.Zero(t, d.mapped+d.taken+d.takenHost+d.promised+int64(d.making+d.leaving))
+		require.NoError(t, f.Close())
+	})
+	return d, f
+}
+
+// want asks for the granules [from, to) in extents of one granule each.
+func (k *key) want(from, to page.Index) Want {
+	return Want{Key: k, Pages: granules(from, to), Size: granule}
+}
+
+func (k *key) grant(nested bool, from, to page.Index) (*Grant, error) {
+	return k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{Nested: nested, Patience: patient, Process: 7})
+}
+
+func (k *key) tiers() (list []Tier) {
+	for _, x := range k.Extents(granules(0, 1000)) {
+		list = append(list, x.Placement().Tier)
+	}
+	return list
+}
+
+// TestGrantTakesPinnedMemoryForTheRest has a grant that does not fit into the device, nor what is idle make room for it.
+func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 2)
+	idle, k := newKey(t, d), newKey(t, d)
+	idle.idle(t, 0, 1)
+	g, err := k.grant(false, 0, 3)
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierVRAM, TierVRAM, TierHost}, k.tiers())
+	require.Empty(t, idle.tiers(), "what was idle went first")
+	require.EqualValues(t, granule, d.Status().Pinned)
+	g.Release()
+	again, err := k.grant(false, 0, 3)
+	require.NoError(t, err)
+	again.Release()
+}
+
+// TestGrantIsWhole has one that cannot have all of its memory hold none.
+func TestGrantIsWhole(t *testing.T) {
+	d, _ := newPinnedDevice(t, 3, 0)
+	a, b := newKey(t, d), newKey(t, d)
+	g, err := a.grant(false, 0, 2)
+	require.NoError(t, err)
+	_, err = b.grant(true, 0, 2)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.ErrorContains(t, err, "process 7 holds 128 KiB")
+	require.EqualValues(t, 2*granule, d.Status().Mapped)
+	more, err := a.grant(true, 2, 3)
+	require.NoError(t, err, "what the other one had got makes room")
+	more.Release()
+	g.Release()
+	_, err = b.grant(false, 0, 4)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+}
+
+// TestGrantAfterPinnedMemoryIsRefused goes on without pinned memory where the host gives none.
+func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
+	d, f := newPinnedDevice(t, 1, 1)
+	k := newKey(t, d)
+	f.Fail(faulty.AllocHost, 1, gpubackend.ErrNoMemory)
+	_, err := k.grant(true, 0, 2)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	g, err := k.grant(true, 0, 2)
+	require.NoError(t, err)
+	g.Release()
+}
+
+// TestPinnedMemoryIsZeroed has an extent find nothing of what the memory had before.
+func TestPinnedMemoryIsZeroed(t *testing.T) {
+	d, f := newPinnedDevice(t, 1, 1)
+	held, err := newKey(t, d).grant(false, 0, 1)
+	require.NoError(t, err)
+	k := newKey(t, d)
+	g, err := k.grant(false, 0, 1)
+	require.NoError(t, err)
+	secret := []byte("secret")
+	mem := k.Extents(granules(0, 1))[0].Memory()
+	require.NoError(t, f.CopyIn(context.Background(), []gpubackend.Copy{{Mem: mem, Host: secret}}))
+	g.Release()
+	k.letGo(t)
+	_, spare := d.pinned.Used()
+	require.EqualValues(t, granule, spare, "it is kept for the next one")
+	other := newKey(t, d)
+	g, err = other.grant(false, 0, 1)
+	require.NoError(t, err)
+	same := other.Extents(granules(0, 1))[0].Memory()
+	require.Same(t, mem, same)
+	require.NoError(t, f.CopyOut(context.Background(), []gpubackend.Copy{{Mem: same, Host: secret}}))
+	require.Equal(t, make([]byte, 6), secret)
+	g.Release()
+	held.Release()
+}
+
+// TestPinnedMemoryIsGivenBack frees what nobody uses, and what another size needs.
+func TestPinnedMemoryIsGivenBack(t *testing.T) {
+	d, _ := newPinnedDevice(t, 4, 2)
+	ctx := context.Background()
+	a, err := d.pinned.take(ctx, d, granule, 0, true)
+	require.NoError(t, err)
+	d.pinned.put(d, a, nil)
+	d.pinned.Trim(time.Hour)
+	used, spare := d.pinned.Used()
+	require.EqualValues(t, granule, used)
+	require.EqualValues(t, granule, spare)
+	b, err := d.pinned.take(ctx, d, 2*granule, 0, true)
+	require.NoError(t, err)
+	_, err = d.pinned.take(ctx, d, granule, 0, true)
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
+	d.pinned.put(d, b, nil)
+	d.pinned.Trim(0)
+	used, _ = d.pinned.Used()
+	require.Zero(t, used)
+}
+
+// TestPinnedMemoryOfOthers is not given to a user while another one may have it still.
+func TestPinnedMemoryOfOthers(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 2)
+	ctx := context.Background()
+	mem, err := d.pinned.take(ctx, d, granule, 1, true)
+	require.NoError(t, err)
+	file, err := mem.Export(true)
+	require.NoError(t, err)
+	dup, err := syscall.Dup(int(file.Fd()))
+	require.NoError(t, err)
+	d.pinned.put(d, mem, []uint32{1})
+	other, err := d.pinned.take(ctx, d, granule, 2, true)
+	require.NoError(t, err)
+	require.NotSame(t, mem, other)
+	own, err := d.pinned.take(ctx, d, granule, 1, true)
+	require.NoError(t, err)
+	require.Same(t, mem, own)
+	require.NoError(t, syscall.Close(dup))
+	d.pinned.put(d, own, []uint32{1})
+	d.pinned.put(d, other, []uint32{2})
+}
+
+// TestKeptExtentsStay has extents that somebody works with be no victims, and nobody be charged for them.
+func TestKeptExtentsStay(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 0)
+	k, other := newKey(t, d), newKey(t, d)
+	k.idle(t, 0, 1)
+	keep := d.Keep(k, granules(0, 5))
+	require.Len(t, keep.Extents(), 1)
+	_, err := other.grant(true, 0, 1)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.Empty(t, d.Status().Users)
+	keep.Release()
+	g, err := other.grant(true, 0, 1)
+	require.NoError(t, err)
+	g.Release()
+}
+
+// TestWhoGivesUpLeavesTheLine has those behind be served.
+func TestWhoGivesUpLeavesTheLine(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 0)
+	a := newKey(t, d)
+	g, err := a.grant(false, 0, 1)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ends := make(chan error, 2)
+	for i := range 2 {
+		k := newKey(t, d)
+		go func() {
+			g, err := d.Grant(ctx, []Want{k.want(0, 1)}, Asking{Patience: patient})
+			if err == nil {
+				g.Release()
+			}
+			ends <- err
+		}()
+		require.Eventually(t, func() bool { return d.Status().Waiting == i+1 }, patient, time.Millisecond)
+	}
+	behind := make(chan error, 1)
+	go func() {
+		k := newKey(t, d)
+		g, err := k.grant(false, 0, 1)
+		if err == nil {
+			g.Release()
+		}
+		behind <- err
+	}()
+	require.Eventually(t, func() bool { return d.Status().Waiting == 3 }, patient, time.Millisecond)
+	cancel()
+	for range 2 {
+		require.ErrorIs(t, <-ends, context.Canceled)
+	}
+	g.Release()
+	require.NoError(t, <-behind)
+}

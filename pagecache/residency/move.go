@@ -1,0 +1,76 @@
+package residency
+
+import (
+	"context"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// Move has x in mem, memory of another tier and of x's size, once fill has copied its bytes there. The Key calls it with
+// its lock held, so that nobody stores into x. It reports false where somebody maps x or copies from it, or where fill
+// fails; then x stays where it is, and mem is the caller's.
+func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubackend.Memory) error) (bool, error) {
+	d := x.dev
+	d.mu.Lock()
+	if x.state != held || x.mapped > 0 || x.copiedLocked() {
+		d.mu.Unlock()
+		return false, nil
+	}
+	x.moving = true
+	was := x.Placement()
+	d.mu.Unlock()
+	err := fill(was.Memory)
+	d.mu.Lock()
+	x.moving = false
+	d.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	x.place(tier, mem)
+	d.mu.Lock()
+	had := x.had
+	x.had = nil
+	d.takenLocked(was.Tier, -x.size)
+	d.takenLocked(tier, x.size)
+	if tier == TierHost {
+		d.movedOut += x.size
+	} else {
+		d.movedIn += x.size
+	}
+	d.mu.Unlock()
+	d.free(was, had)
+	d.wake()
+	return true, nil
+}
+
+// Demote has x Move to pinned memory, where there is some. fill copies x's bytes. It waits for nobody's memory.
+func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memory) error) bool {
+	d := x.dev
+	mem, err := d.pinned.take(ctx, d, x.size, 0, false)
+	if err != nil {
+		return false
+	}
+	moved, err := x.Move(TierHost, mem, func(from gpubackend.Memory) error { return fill(from, mem) })
+	if err != nil {
+		d.options.Log.Warn("moving an extent to pinned memory", "device", d.info.Ordinal, "error", err)
+	}
+	if !moved {
+		d.pinned.put(d, mem, nil)
+	}
+	return moved
+}
+
+// promote has x, in pinned memory, move to the device's own where there is room for it. Nobody makes room.
+func (d *Device) promote(ctx context.Context, x *Extent) {
+	if x.Placement().Tier != TierHost || x.Mapped() > 0 || !d.spare(x.size) {
+		return
+	}
+	mem, err := d.backend.Alloc(x.size)
+	if err != nil {
+		return
+	}
+	if !x.key.Rehouse(ctx, x, TierVRAM, mem) {
+		_ = mem.Free()
+		d.wake()
+	}
+}

@@ -1,0 +1,174 @@
+package residency
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// Pinned is the pinned memory of the host that the devices of a mount may use. Memory that an extent gives back is kept
+// for the next one, since pinning takes long, until Trim finds that nobody wanted it. Its methods may be called from any
+// goroutine.
+type Pinned struct {
+	limit int64 // bytes; immutable
+
+	mu      sync.Mutex
+	used    int64         // bytes, those of spares included; protected by mu
+	spares  []spare       // the longest unused first; protected by mu
+	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
+}
+
+// spare is memory that no extent has.
+type spare struct {
+	dev   *Device
+	mem   gpubackend.Memory
+	had   []uint32 // users who may have been given it, and may have it still
+	since time.Time
+}
+
+// NewPinned returns a pool of at most limit bytes, of which none is made yet.
+func NewPinned(limit int64) *Pinned { return &Pinned{limit: limit} }
+
+// Limit returns the bytes that may be used in all.
+func (p *Pinned) Limit() int64 { return p.limit }
+
+// Used returns the bytes that are pinned now, and how many of these no extent has.
+func (p *Pinned) Used() (used, spare int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.spares {
+		spare += s.mem.Size()
+	}
+	return p.used, spare
+}
+
+// take returns memory for an extent of d that user will be given: a spare, or new memory. cleared says that it has to be
+// zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host refuses.
+func (p *Pinned) take(ctx context.Context, d *Device, size int64, user uint32, cleared bool) (gpubackend.Memory, error) {
+	if s, ok := p.recycle(d, size, user); ok {
+		if !cleared {
+			return s.mem, nil
+		}
+		if err := d.backend.Zero(ctx, s.mem, 0, size); err != nil {
+			p.drop([]spare{s})
+			return nil, err
+		}
+		return s.mem, nil
+	}
+	if err := p.room(size); err != nil {
+		return nil, err
+	}
+	mem, err := d.backend.AllocHost(size)
+	if err == nil && cleared && !mem.Zeroed() {
+		err = d.backend.Zero(ctx, mem, 0, size)
+	}
+	if err == nil {
+		return mem, nil
+	}
+	if mem != nil {
+		_ = mem.Free()
+	}
+	p.unused(size)
+	return nil, err
+}
+
+// recycle takes a spare that nobody has any more but user.
+func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := len(p.spares) - 1; i >= 0; i-- {
+		s := p.spares[i]
+		if s.dev != d || s.mem.Size() != size {
+			continue
+		}
+		others := slices.ContainsFunc(s.had, func(u uint32) bool { return u != user })
+		if !others || !s.mem.Held() {
+			p.spares = slices.Delete(p.spares, i, i+1)
+			return s, true
+		}
+	}
+	return spare{}, false
+}
+
+// room counts size more bytes, for which spares go where the limit is reached.
+func (p *Pinned) room(size int64) error {
+	p.mu.Lock()
+	var gone []spare
+	for n := p.used; n+size > p.limit && len(p.spares) > len(gone); {
+		s := p.spares[len(gone)]
+		gone = append(gone, s)
+		n -= s.mem.Size()
+	}
+	p.spares = slices.Delete(p.spares, 0, len(gone))
+	p.mu.Unlock()
+	p.drop(gone)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used+size > p.limit {
+		return gpubackend.ErrNoMemory
+	}
+	p.used += size
+	return nil
+}
+
+// put keeps what an extent of d had. had are the users who may have been given it.
+func (p *Pinned) put(d *Device, mem gpubackend.Memory, had []uint32) {
+	p.mu.Lock()
+	p.spares = append(p.spares, spare{d, mem, had, time.Now()})
+	p.mu.Unlock()
+	p.notify()
+}
+
+// drop frees spares that were taken from the list.
+func (p *Pinned) drop(gone []spare) {
+	for _, s := range gone {
+		size := s.mem.Size()
+		if err := s.mem.Free(); err != nil && !errors.Is(err, gpubackend.ErrDeviceLost) {
+			s.dev.options.Log.Warn("freeing pinned memory", "device", s.dev.info.Ordinal, "error", err)
+		}
+		p.unused(size)
+	}
+}
+
+func (p *Pinned) unused(n int64) {
+	p.mu.Lock()
+	p.used -= n
+	p.mu.Unlock()
+	p.notify()
+}
+
+// Trim gives back to the host what nobody has used for so long.
+func (p *Pinned) Trim(unused time.Duration) {
+	p.mu.Lock()
+	n := 0
+	for n < len(p.spares) && time.Since(p.spares[n].since) >= unused {
+		n++
+	}
+	gone := slices.Clone(p.spares[:n])
+	p.spares = slices.Delete(p.spares, 0, n)
+	p.mu.Unlock()
+	p.drop(gone)
+}
+
+// watch returns a channel that is closed when memory may have become free, on any device.
+func (p *Pinned) watch() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.changed
+}
+
+func (p *Pinned) notify() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
