@@ -30,15 +30,28 @@ type Cache interface {
 	AwaitVersion(ctx context.Context, ranges []Range, least uint64) error
 	// AcquireAll brings ranges up to date, all to one version of every group.
 	AcquireAll(ctx context.Context, ranges []Range, launder bool) (version uint64, pages int64, err error)
+	// Use begins a bracket: pagecache.Cache.Use. A view needs nothing.
+	Use(ctx context.Context, uses []Use, o pagecache.UseOptions) (Bracket, error)
 	// Kinds has a bit, 1 << (kind-1), for each kind of memory among the devices. It does not change.
 	Kinds() uint32
 }
+
+// Use is a range of a mapping that a bracket uses, counted from the start of the mapping.
+type Use struct {
+	Mapping  Mapping
+	Off, Len int64
+}
+
+// Bracket is a pagecache.Bracket.
+type Bracket interface{ Done() }
 
 // Mapping is a client's window on a file, with the meaning of the methods of pagecache.Mapping. They are called
 // from many goroutines; Unmap is called once, after every other call has returned.
 type Mapping interface {
 	Device() Device
 	Extents() []pagecache.Extent
+	// Movable reports whether memory comes with brackets, and moves.
+	Movable() bool
 	Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error)
 	Release(ctx context.Context, off, n int64) (pages int64, err error)
 	Sync(ctx context.Context, off, n int64, durable bool) error
@@ -84,6 +97,20 @@ func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source, req 
 		return nil, err
 	}
 	return viewMapping{m}, nil
+}
+
+func (p pageCache) Use(ctx context.Context, uses []Use, o pagecache.UseOptions) (Bracket, error) {
+	var list []pagecache.Use
+	for _, u := range uses {
+		if m, ok := u.Mapping.(pageMapping); ok {
+			list = append(list, pagecache.Use{Mapping: m.Mapping, Off: u.Off, Len: u.Len})
+		}
+	}
+	b, err := p.cache.Use(ctx, list, o)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 func (p pageCache) BeginGroup(ctx context.Context, ranges []Range) (Group, error) {

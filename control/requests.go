@@ -28,6 +28,9 @@ func (s *session) begin(h header, body []byte) error {
 	if s.version >= 2 && (h.typ == typeFeatures || h.typ == typeAttach) {
 		return s.negotiate(h, body)
 	}
+	if s.version >= 2 && h.typ == typeDone {
+		return s.finishBracket(h, body)
+	}
 	work, err := s.parse(h, body)
 	if err != nil {
 		return breach(h.id, "%v", err)
@@ -73,7 +76,16 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	switch h.typ {
 	case typeMap:
 		r, err := s.version.decodeMap(body)
+		if r.flags&(mapMovable|mapLargeMovable) != 0 && s.chosen&featureMove == 0 {
+			return func(id requestID) { s.finish(id, 0, errNoMove) }, err
+		}
 		return func(id requestID) { s.serveMap(id, r) }, err
+	case typeUse:
+		if s.chosen&featureMove == 0 {
+			return func(id requestID) { s.finish(id, 0, errNoMove) }, nil
+		}
+		r, err := s.version.decodeUse(body)
+		return func(id requestID) { s.finish(id, 0, s.serveUse(r)) }, err
 	case typeMapView:
 		if s.chosen&featureView == 0 {
 			return func(id requestID) {
@@ -232,7 +244,13 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 		return nil, mapped{}, err
 	}
 	writable := r.prot&protWrite != 0
-	m, reply, err := s.addMapping(&openMap{files: []pagecache.FileID{src.ID()}, length: r.len, writable: writable}, func() (Mapping, error) {
+	open := &openMap{files: []pagecache.FileID{src.ID()}, length: r.len, writable: writable}
+	var client pagecache.Client
+	if r.flags&(mapMovable|mapLargeMovable) != 0 {
+		open.client = &movingClient{session: s}
+		client = open.client
+	}
+	m, reply, err := s.addMapping(open, func() (Mapping, error) {
 		if err := checkMap(r, src); err != nil {
 			return nil, err
 		}
@@ -248,10 +266,12 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 			Process:  uint32(s.peer.Pid),
 			User:     s.peer.Uid,
 			Limited:  s.ordinary,
+			Client:   client,
+			IfLarger: r.flags&mapMovable == 0,
 		})
 	})
 	if err == nil {
-		reply.size = homeSize(src)
+		reply.size, reply.movable = homeSize(src), m.Movable()
 	}
 	return m, reply, err
 }
@@ -294,6 +314,9 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 	id := s.lastMapping
 	s.mappings[id] = m
 	s.mu.Unlock()
+	if m.client != nil {
+		m.client.mapping.Store(uint64(id))
+	}
 	d := cm.Device()
 	return m, mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), uuid: d.UUID}, nil
 }
@@ -325,7 +348,7 @@ func checkMap(r mapRequest, src pagecache.Source) error {
 // checkPlace refuses flags and devices that there cannot be, of a mapping or a view.
 func checkPlace(flags, device, kind uint32, uuid [uuidSize]byte) error {
 	switch {
-	case flags&^(mapLazy|mapLaunder) != 0:
+	case flags&^(mapLazy|mapLaunder|mapMovable|mapLargeMovable) != 0:
 		return failure(syscall.EINVAL, "flags %#x are not known", flags)
 	case kind > math.MaxUint8:
 		return failure(syscall.ENODEV, "there are no devices of kind %d", kind)

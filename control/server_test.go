@@ -34,7 +34,7 @@ func TestHandshake(t *testing.T) {
 	r = c.read()
 	require.Equal(t, uint16(welcome), r.typ)
 	require.Equal(t, []byte{2, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
-		27, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body[:40])
+		31, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body[:40])
 	require.Len(t, r.body, 56)
 	require.NotEqual(t, make([]byte, 16), r.body[40:], "a key")
 	require.Zero(t, c.call(frame(ping, 1)).errno())
@@ -219,7 +219,7 @@ func TestMapsThatAreRefused(t *testing.T) {
 		"no protection":         {raw(0, 0, 0, 0, 1), syscall.EINVAL},
 		"write alone":           {raw(0, 2, 0, 0, 1), syscall.EINVAL},
 		"unknown protection":    {raw(0, 5, 0, 0, 1), syscall.EINVAL},
-		"unknown flags":         {raw(0, 1, 4, 0, 1), syscall.EINVAL},
+		"unknown flags":         {raw(0, 1, 16, 0, 1), syscall.EINVAL},
 		"no such device":        {raw(1, 1, 0, 0, 1), syscall.ENODEV},
 		"huge device":           {raw(1<<32-1, 1, 0, 0, 1), syscall.ENODEV},
 		"read-only descriptor":  {mapFrame(1, token(readOnly), 3, 0, 1), syscall.EACCES},

@@ -28,7 +28,7 @@ type notice struct {
 	typ  frameType
 	id   requestID // 0: no answer is wanted
 	body func([]byte) []byte
-	file *os.File // travels beside; the owner of the notice keeps it open
+	file *os.File // travels beside, and is closed when it has, or when it never will. nil: none
 }
 
 // service is the daemon's end of a service connection. Its methods may be called from any goroutine.
@@ -44,6 +44,7 @@ type service struct {
 	// attentive says that the client has answered, and reads what it is told; checking that a CHECK finds out.
 	// Guarded by mu.
 	attentive, checking bool
+	ended               bool // nothing is sent any more. Guarded by mu
 }
 
 // negotiate serves FEATURES and ATTACH, which change how the reader goes on. It is the reader's.
@@ -110,6 +111,10 @@ func (s *session) attach(id requestID, key sessionKey) error {
 		err = failure(syscall.EBUSY, "the connection has a service connection already")
 	default:
 		main.service = v
+		if main.serviced != nil {
+			close(main.serviced)
+			main.serviced = nil
+		}
 	}
 	main.mu.Unlock()
 	if err != nil {
@@ -193,49 +198,68 @@ func (v *service) tell(n notice) error {
 
 // tellLocked is tell; v.mu is held.
 func (v *service) tellLocked(n notice) error {
-	if len(v.queue) >= mostNotices {
+	var err error
+	switch {
+	case v.ended:
+		err = errServiceEnded
+	case len(v.queue) >= mostNotices:
 		v.attentive = false
-		return errInattentive
+		err = errInattentive
+	}
+	if err != nil {
+		n.close()
+		return err
 	}
 	v.queue = append(v.queue, n)
 	v.rouse()
 	return nil
 }
 
-// ask queues a notice and waits for its answer, until ctx ends.
-func (v *service) ask(ctx context.Context, n notice) (answer, error) {
+func (n notice) close() {
+	if n.file != nil {
+		_ = n.file.Close()
+	}
+}
+
+// ask queues a notice. wait waits for its answer until its ctx ends, and may be called again then.
+func (v *service) ask(n notice) (wait func(ctx context.Context) (answer, error), err error) {
 	got := make(chan answer, 1)
 	v.mu.Lock()
 	v.lastID++
 	n.id = v.lastID
-	err := v.tellLocked(n)
-	if err == nil {
+	if err = v.tellLocked(n); err == nil {
 		v.asked[n.id] = got
 	}
 	v.mu.Unlock()
-	if err != nil {
-		return answer{}, err
+	return func(ctx context.Context) (answer, error) {
+		select {
+		case a := <-got:
+			return a, nil
+		case <-v.over:
+			return answer{}, errServiceEnded
+		case <-ctx.Done():
+			v.mu.Lock()
+			v.attentive = false // until it answers after all
+			v.mu.Unlock()
+			return answer{}, ctx.Err()
+		}
+	}, err
+}
+
+// end closes what will not be sent any more.
+func (v *service) end() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ended = true
+	for _, n := range v.queue {
+		n.close()
 	}
-	defer func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		delete(v.asked, n.id)
-	}()
-	select {
-	case a := <-got:
-		return a, nil
-	case <-v.over:
-		return answer{}, errServiceEnded
-	case <-ctx.Done():
-		v.mu.Lock()
-		v.attentive = false // until it answers after all
-		v.mu.Unlock()
-		return answer{}, ctx.Err()
-	}
+	v.queue = nil
 }
 
 // write sends what is queued, for as long as the client takes.
 func (v *service) write() {
+	defer v.end()
 	for {
 		v.mu.Lock()
 		var n notice
@@ -262,7 +286,9 @@ func (v *service) write() {
 		if n.file != nil {
 			files = []*os.File{n.file}
 		}
-		if v.ses.sendBy(time.Time{}, appendFrame(nil, n.typ, 0, n.id, n.body), files) != nil {
+		err := v.ses.sendBy(time.Time{}, appendFrame(nil, n.typ, 0, n.id, n.body), files)
+		n.close()
+		if err != nil {
 			return
 		}
 	}
@@ -270,7 +296,9 @@ func (v *service) write() {
 
 // check asks the client whether it reads. Its answer makes it attentive.
 func (v *service) check() {
-	_, _ = v.ask(v.ses.ctx, notice{typ: typeCheck})
+	if wait, err := v.ask(notice{typ: typeCheck}); err == nil {
+		_, _ = wait(v.ses.ctx)
+	}
 	v.mu.Lock()
 	v.checking = false
 	v.mu.Unlock()

@@ -64,6 +64,9 @@ type session struct {
 	// service is the client's service connection, serviceable says that it may make one. Guarded by mu.
 	service     *service
 	serviceable bool
+	serviced    chan struct{} // closed when there is a service connection; nil while nobody waits for it. Guarded by mu
+	// brackets are those that the client began. Guarded by mu.
+	brackets map[bracketID]*openBracket
 }
 
 // openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
@@ -72,6 +75,7 @@ type openMap struct {
 	files    []pagecache.FileID // immutable
 	length   int64              // immutable
 	writable bool               // immutable
+	client   *movingClient      // of a movable mapping; immutable
 	// users is added to under session.mu while the mapping is in the table, so that nobody joins once it is out.
 	users sync.WaitGroup
 }
@@ -96,6 +100,7 @@ func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),
 		mappings: make(map[mappingID]*openMap),
+		brackets: make(map[bracketID]*openBracket),
 		ended:    make(chan struct{}),
 	}
 	ses.ctx, ses.cancel = context.WithCancel(s.ctx)
@@ -148,6 +153,7 @@ func (s *session) run() {
 	s.cancel()
 	s.endService()
 	s.requests.Wait()
+	s.endBrackets()
 	s.unmapAll()
 }
 

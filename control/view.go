@@ -121,5 +121,8 @@ func checkMapView(r mapViewRequest) error {
 	case len(r.tokens) > view.MaxFiles:
 		return failure(syscall.EINVAL, "a view of more than %d files", view.MaxFiles)
 	}
+	if r.flags&(mapMovable|mapLargeMovable) != 0 {
+		return failure(syscall.EINVAL, "the memory of views does not move")
+	}
 	return checkPlace(r.flags, r.device, r.kind, r.uuid)
 }

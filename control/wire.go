@@ -72,6 +72,9 @@ const (
 
 	mapLazy    uint32 = 1
 	mapLaunder uint32 = 2
+	// mapMovable asks for a mapping whose memory moves, mapLargeMovable for one if it is larger than the device's budget.
+	mapMovable      uint32 = 4
+	mapLargeMovable uint32 = 8
 )
 
 // The argument of an ACQUIRE and of a SYNC.
@@ -229,6 +232,8 @@ type mapped struct {
 	extents uint32
 	// uuid is the GPU's, zero where the kind has none.
 	uuid [uuidSize]byte
+	// movable says that the mapping's memory comes with brackets, and moves.
+	movable bool
 }
 
 func (m mapped) append(b []byte) []byte {
@@ -237,9 +242,16 @@ func (m mapped) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, m.device)
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.size))
 	b = binary.LittleEndian.AppendUint32(b, m.extents)
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	flags := uint32(0)
+	if m.movable {
+		flags = mappedMovable
+	}
+	b = binary.LittleEndian.AppendUint32(b, flags)
 	return append(b, m.uuid[:]...)
 }
+
+// mappedMovable is the bit of mapped.movable.
+const mappedMovable uint32 = 1
 
 // extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
 type extentPlace struct {

@@ -1,6 +1,9 @@
 package control
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // What version 2 of the protocol adds.
 
@@ -14,6 +17,9 @@ const (
 	typeReleaseGroup frameType = 21
 	typeAbortGroup   frameType = 22
 	typeAcquireAll   frameType = 23
+
+	typeUse  frameType = 40
+	typeDone frameType = 41
 
 	typeNumbered = replyBit | 7
 )
@@ -37,14 +43,14 @@ const (
 	featureService features = 1 << 0
 	// featureLarge: requests may have their body in a sealed memfd.
 	featureLarge features = 1 << 1
-	// Bit 2 is kept for memory that may move. No daemon offers it yet.
-
+	// featureMove: the client may make movable mappings and brackets, and answers MOVE. It has to choose featureService too.
+	featureMove features = 1 << 2
 	// featureView: the client may ask for views.
 	featureView features = 1 << 3
 	// featureGroup: the client may release groups, and acquire at a version.
 	featureGroup features = 1 << 4
 
-	offeredFeatures  = featureService | featureLarge | featureView | featureGroup
+	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup
 	requiredFeatures = features(0)
 )
 
@@ -132,6 +138,58 @@ func (m budget) append(b []byte) []byte {
 	b = append(b, m.uuid[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.bytes))
 	return binary.LittleEndian.AppendUint64(b, uint64(m.used))
+}
+
+// useRequest begins a bracket.
+type useRequest struct {
+	bracket  bracketID
+	flags    uint32
+	patience uint32 // in milliseconds; 0: as the daemon likes
+	count    uint32 // of the ranges that the client has. There are none here where they are too many
+	ranges   []rangeRequest
+}
+
+// bracketID names a bracket of a session. The client chooses it.
+type bracketID uint64
+
+// useNested in the flags of a USE says that the thread that asks has a bracket, and waits for none.
+const useNested uint32 = 1
+
+const (
+	useHead = 24
+	// useRange is the least size of a range. The request says its own, so that a later one may have more.
+	useRange = 24
+	// maxRanges bounds the ranges of a bracket.
+	maxRanges = 1 << 16
+)
+
+func (v version) decodeUse(body []byte) (r useRequest, err error) {
+	if err := v.wantBody(body[:min(len(body), useHead)], useHead); err != nil {
+		return r, err
+	}
+	le := binary.LittleEndian
+	r.bracket, r.flags, r.patience = bracketID(le.Uint64(body)), le.Uint32(body[8:]), le.Uint32(body[12:])
+	r.count = le.Uint32(body[16:])
+	size := uint64(le.Uint32(body[20:]))
+	if r.count > maxRanges {
+		return r, nil
+	}
+	if size < useRange || uint64(len(body)) < useHead+uint64(r.count)*size {
+		return r, fmt.Errorf("body has %d bytes for %d ranges of %d bytes", len(body), r.count, size)
+	}
+	r.ranges = make([]rangeRequest, r.count)
+	for i := range r.ranges {
+		b := body[useHead+uint64(i)*size:]
+		r.ranges[i] = rangeRequest{mapping: mappingID(le.Uint64(b)), off: int64(le.Uint64(b[8:])), len: int64(le.Uint64(b[16:]))}
+	}
+	return r, nil
+}
+
+func (v version) decodeDone(body []byte) (bracketID, error) {
+	if err := v.wantBody(body, 8); err != nil {
+		return 0, err
+	}
+	return bracketID(binary.LittleEndian.Uint64(body)), nil
 }
 
 // large is the body of a frame with flagLarge: the size of the body that the descriptor has.

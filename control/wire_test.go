@@ -59,15 +59,19 @@ func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	for name, got := range map[string][]byte{
 		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{version: 1, maxRequests: 128, kinds: 3}.append),
 		"welcome2":            appendFrame(nil, typeWelcome, 0, 0, welcome2.append),
-		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}}.append),
-		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID()}.append),
+		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}, false}.append),
+		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID(), false}.append),
 		"extents":             appendFrame(nil, typeExtents, 0, 1, in(1, places)),
 		"extents2":            appendFrame(nil, typeExtents, 0, 1, in(2, places2)),
 		"check":               appendFrame(nil, typeCheck, 0, 4, nil),
 		"move":                appendFrame(nil, typeMove, 0, 5, move{7, extentPlace{0x400000, 0x200000, 2, tierHost, 6}, 5}.append),
-		"invalidated":         appendFrame(nil, typeInvalidated, 0, 0, invalidated{7, 4096, 8192}.append),
-		"budget":              appendFrame(nil, typeBudget, 0, 0, budget{3, 2, countingUUID(), 0x123456000, 0x1000}.append),
-		"result":              appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
+		"move-none":           appendFrame(nil, typeMove, 0, 6, move{7, extentPlace{0x400000, 0x200000, 1, tierNone, 0}, 6}.append),
+		"mapped-movable":      appendFrame(nil, typeMapped, 0, 10, mapped{7, 1, 3, 0x123456000, 0, [16]byte{}, true}.append),
+		"welcome-move": appendFrame(nil, typeWelcome, 0, 0,
+			welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge | featureMove | featureView, key: countingKey()}.append),
+		"invalidated": appendFrame(nil, typeInvalidated, 0, 0, invalidated{7, 4096, 8192}.append),
+		"budget":      appendFrame(nil, typeBudget, 0, 0, budget{3, 2, countingUUID(), 0x123456000, 0x1000}.append),
+		"result":      appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
 		"result-enomem": appendFrame(nil, typeResult, 0, 4,
 			result{errno: uint32(syscall.ENOMEM), text: "no room: 1 GiB budget of device 3 is spent é"}.append),
 		"document": appendFrame(nil, typeDocument, flagMore, 12,
@@ -129,7 +133,7 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, featureService|featureLarge|featureView, f)
 	f, err = v.decodeFeatures(open("features-group", typeFeatures, 2))
 	require.NoError(t, err)
-	require.Equal(t, offeredFeatures, f)
+	require.Equal(t, featureService|featureLarge|featureView|featureGroup, f)
 	list, err := decodeGroupRanges(open("begin-group", typeBeginGroup, 10))
 	require.NoError(t, err)
 	require.Equal(t, []groupRange{{7, 4096, 8192}, {8, 0, 0x123456789}}, list)
@@ -143,6 +147,18 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, acquireAllRequest{0x1122334455, 500 * time.Millisecond, acquireLaunder, []groupRange{{7, 0, 1}}}, all)
 	require.Equal(t, frames["numbered"], appendFrame(nil, typeNumbered, 0, 11, numbered{0x1122334455, 0x1234}.append))
+	f, err = v.decodeFeatures(open("features-move", typeFeatures, 2))
+	require.NoError(t, err)
+	require.Equal(t, featureService|featureLarge|featureMove|featureView, f)
+	m, err = v.decodeMap(open("map-movable", typeMap, 10))
+	require.NoError(t, err)
+	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapMovable, 1, 0x200000, 0x123456789, [16]byte{}}, m)
+	use, err := v.decodeUse(open("use", typeUse, 11))
+	require.NoError(t, err)
+	require.Equal(t, useRequest{9, useNested, 1500, 2, []rangeRequest{{7, 4096, 8192, 0}, {8, 0, 0x123456789a, 0}}}, use)
+	done, err := v.decodeDone(open("done", typeDone, 12))
+	require.NoError(t, err)
+	require.Equal(t, bracketID(9), done)
 	w, err := v.decodeMapView(open("mapview", typeMapView, 7))
 	require.NoError(t, err)
 	require.Equal(t, mapViewRequest{3, 1, [uuidSize]byte{}, mapLazy, 256, [][tokenSize]byte{token}, 1,

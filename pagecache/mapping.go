@@ -40,6 +40,8 @@ type MapRequest struct {
 	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and Moves say
 	// what memory it has. Nothing is fetched before.
 	Client Client
+	// IfLarger has that be so only where the range is larger than the device's memory.
+	IfLarger bool
 	// held says that the client is given no memory: see Warm.
 	held bool
 }
@@ -140,7 +142,10 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		user:     req.User,
 		held:     req.held,
 	}
-	if m.client = req.Client; m.client != nil {
+	if m.client = req.Client; req.IfLarger && m.pages.Bytes() <= dev.info.Memory {
+		m.client = nil
+	}
+	if m.client != nil {
 		m.tenant = residency.Tenant{User: req.User, Limited: req.Limited}
 	} else if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
@@ -230,6 +235,9 @@ func (f *File) checkHome(ctx context.Context) error {
 	}
 	return err
 }
+
+// Movable reports whether memory comes with brackets, and moves.
+func (m *Mapping) Movable() bool { return m.client != nil }
 
 // Device returns the device's description.
 func (m *Mapping) Device() gpubackend.Info { return m.dev.info }

@@ -42,6 +42,7 @@ const (
 type Move struct {
 	// Offset is the file offset of the extent's first byte, Size its bytes.
 	Offset, Size int64
+	Kind         gpubackend.Kind
 	Tier         Tier
 	// Previous is the generation that the client was last told to have, 0 if none. Generation is 0 with TierNone.
 	Previous, Generation uint64
@@ -132,7 +133,7 @@ func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 
 // moveLocked passes a Move on. Until its answer the lease is unsure.
 func (l *lease) moveLocked(m Move) (wait func(ctx context.Context) error, err error) {
-	m.Offset, m.Size, m.Previous = l.x.pages().Offset(), l.x.Size(), l.generation
+	m.Offset, m.Size, m.Previous, m.Kind = l.x.pages().Offset(), l.x.Size(), l.generation, l.m.dev.info.Kind
 	if wait, err = l.m.client.Move(m); err == nil {
 		l.generation, l.unsure = m.Generation, true
 		l.turn++

@@ -227,3 +227,6 @@ func (m *ViewMapping) Unmap(context.Context) error {
 	})
 	return nil
 }
+
+// Movable reports false: the memory of views does not move.
+func (m *ViewMapping) Movable() bool { return false }

@@ -485,6 +485,37 @@ int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, siz
 	return err;
 }
 
+int gaiafs_call_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_request *r)
+{
+	struct gaiafs_rest rest = { .bytes = all, .n = n, .memfd = -1 };
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t head = 0;
+	int err = 0;
+
+	if (n > GAIAFS_MAX_REQUEST - GAIAFS_HEADER) {
+		err = gaiafs_memfd_of(all, n, &rest.memfd, &r->fail);
+		head = gaiafs_put_large(body, n);
+	}
+	if (err == 0) {
+		r->rest = &rest;
+		err = gaiafs_call(c, type, body, head, r);
+		r->rest = NULL;
+	}
+	if (rest.memfd >= 0)
+		close(rest.memfd);
+	return err;
+}
+
+int gaiafs_simple_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_fail *f)
+{
+	struct gaiafs_request r = { .take = gaiafs_take_simple };
+	int err = gaiafs_call_long(c, type, all, n, &r);
+
+	if (err != 0)
+		*f = r.fail;
+	return err;
+}
+
 void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n)
 {
 	struct gaiafs_request *r = calloc(1, sizeof *r);

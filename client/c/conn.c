@@ -53,6 +53,7 @@ static void after_fork_in_child(void)
 		if (c->service >= 0)
 			close(c->service);
 	}
+	gaiafs_table_after_fork();
 	gaiafs_parcels_after_fork();
 	gaiafs_work_after_fork();
 	conns = NULL;

@@ -252,10 +252,47 @@ int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **out, struct ga
 
 static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f)
 {
-	(void)m, (void)addr;
+	(void)addr;
 	if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE))
 		return gaiafs_failed(f, EINVAL, "MAP_FIXED is not for GPUs, where the driver chooses the address; an address "
 				     "without it is a hint");
+	if (m->movable && (m->flags & GAIA_MAP_PEERS))
+		return gaiafs_failed(f, EINVAL, "memory that moves is for one GPU");
+	return 0;
+}
+
+/*
+ * An extent begins and ends somewhere around the mapping's ends, and is mapped whole: a movable mapping has addresses for extents of
+ * up to so many bytes.
+ */
+#define LARGEST_EXTENT ((uint64_t)1 << 30)
+
+/* reserve_movable reserves the addresses of a movable mapping, in which move maps extents. */
+static int reserve_movable(struct gaiafs_mapping *m, address hint, struct gaiafs_fail *f)
+{
+	struct gaiafs_cuda *c = m->cuda;
+	uint64_t begin = m->off & ~(LARGEST_EXTENT - 1), end = (m->off + m->size + LARGEST_EXTENT - 1) & ~(LARGEST_EXTENT - 1);
+
+	c->first = (int64_t)begin;
+	c->total = (size_t)(end - begin);
+	if (gaiafs_cu_check(gaiafs_cu.reserve(&c->range, c->total, 0, hint, 0), "cuMemAddressReserve", f) != 0)
+		c->range = 0;
+	return f->errnum;
+}
+
+/* room_for_part makes room for one more of c's parts. */
+static int room_for_part(struct gaiafs_cuda *c, struct gaiafs_fail *f)
+{
+	size_t more = c->room == 0 ? 16 : 2 * c->room;
+	struct part *bigger;
+
+	if (c->count < c->room)
+		return 0;
+	bigger = realloc(c->parts, more * sizeof *bigger);
+	if (bigger == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	c->parts = bigger;
+	c->room = more;
 	return 0;
 }
 
@@ -266,15 +303,9 @@ static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int 
 	handle h;
 	int err;
 
-	if (c->count == c->room) {
-		size_t more = c->room == 0 ? 16 : 2 * c->room;
-		struct part *bigger = realloc(c->parts, more * sizeof *bigger);
-
-		if (bigger == NULL)
-			return gaiafs_failed(f, ENOMEM, "out of memory");
-		c->parts = bigger;
-		c->room = more;
-	}
+	err = room_for_part(c, f);
+	if (err != 0)
+		return err;
 	err = gaiafs_cu_enter(c, &v, f);
 	if (err != 0)
 		return err;
@@ -284,13 +315,13 @@ static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int 
 		return err;
 	if (c->count == 0)
 		c->first = extent->off;
-	c->parts[c->count++] = (struct part){ h, (size_t)extent->size };
+	c->parts[c->count++] = (struct part){ .handle = h, .size = (size_t)extent->size };
 	c->total += (size_t)extent->size;
 	return 0;
 }
 
 /* give_access lets the device use the range and, with peers, the other GPUs of the process that can reach its memory. */
-static int give_access(struct gaiafs_cuda *c, bool writable, bool peers, struct gaiafs_fail *f)
+static int give_access(struct gaiafs_cuda *c, address at, size_t size, bool writable, bool peers, struct gaiafs_fail *f)
 {
 	const int flags = writable ? ACCESS_BOTH : ACCESS_READ;
 	struct access who[MOST_DEVICES] = { { { LOCATION_DEVICE, c->device }, flags } };
@@ -314,7 +345,7 @@ static int give_access(struct gaiafs_cuda *c, bool writable, bool peers, struct 
 		if (can)
 			who[n++] = (struct access){ { LOCATION_DEVICE, other }, flags };
 	}
-	return gaiafs_cu_check(gaiafs_cu.set_access(c->range, c->total, who, n), "cuMemSetAccess", f);
+	return gaiafs_cu_check(gaiafs_cu.set_access(at, size, who, n), "cuMemSetAccess", f);
 }
 
 /* lay reserves the range and maps the parts into it. What it leaves behind where it fails, drop takes away. */
@@ -342,7 +373,61 @@ static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, s
 			return err;
 		p->handle = 0;
 	}
-	return give_access(c, writable, peers, f);
+	return give_access(c, c->range, c->total, writable, peers, f);
+}
+
+/* place maps what a handle has, which is given back in any case: the mapping keeps the memory. */
+static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool writable, struct gaiafs_fail *f)
+{
+	struct gaiafs_fail second;
+	int err = gaiafs_cu_check(gaiafs_cu.map(at, size, 0, h, 0), "cuMemMap", f);
+
+	(void)gaiafs_cu_check(gaiafs_cu.release(h), "cuMemRelease", &second);
+	if (err != 0)
+		return err;
+	err = give_access(c, at, size, writable, false, f);
+	if (err != 0)
+		(void)gaiafs_cu.unmap(at, size);
+	return err;
+}
+
+/*
+ * move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does; the driver
+ * does not wait for those that run.
+ */
+static int move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
+{
+	struct gaiafs_cuda *c = m->cuda;
+	size_t at = (size_t)(extent->off - c->first), size = (size_t)extent->size;
+	struct visit v;
+	handle h;
+	int err;
+
+	if (extent->off < c->first || at > c->total || size > c->total - at)
+		return gaiafs_failed(f, ERANGE, "an extent is outside of the addresses of its mapping");
+	err = gaiafs_cu_enter(c, &v, f);
+	if (err != 0)
+		return err;
+	for (size_t i = 0; i < c->count && err == 0; i++) {
+		struct part p = c->parts[i];
+
+		if (p.at + p.size <= at || at + size <= p.at)
+			continue;
+		err = gaiafs_cu_check(gaiafs_cu.unmap(c->range + p.at, p.size), "cuMemUnmap", f);
+		if (err == 0)
+			c->parts[i--] = c->parts[--c->count];
+	}
+	if (err == 0 && fd >= 0)
+		err = room_for_part(c, f);
+	if (err == 0 && fd >= 0)
+		err = gaiafs_cu_check(gaiafs_cu.import(&h, (void *)(intptr_t)fd, POSIX_DESCRIPTOR), "cuMemImportFromShareableHandle",
+				      f);
+	if (err == 0 && fd >= 0)
+		err = place(c, c->range + at, size, h, m->writable, f);
+	if (err == 0 && fd >= 0)
+		c->parts[c->count++] = (struct part){ .size = size, .at = at };
+	gaiafs_cu_leave(&v);
+	return err;
 }
 
 static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
@@ -355,7 +440,12 @@ static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 
 	if (err != 0)
 		return err;
-	err = lay(c, hint, m->writable, (m->flags & GAIA_MAP_PEERS) != 0, f);
+	if (m->movable) {
+		err = reserve_movable(m, 0, f);
+		in = m->off - (uint64_t)c->first;
+	} else {
+		err = lay(c, hint, m->writable, (m->flags & GAIA_MAP_PEERS) != 0, f);
+	}
 	gaiafs_cu_leave(&v);
 	if (err != 0)
 		return err;
@@ -393,7 +483,7 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 
 	if (c->range != 0 || c->count > 0 || c->block != 0)
 		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
-	if ((c->mapped > 0 || c->block != 0) && !settle_unseen(c, &fails[4])) { /* cuMemUnmap waits for nobody */
+	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !settle_unseen(c, &fails[4])) { /* cuMemUnmap waits for nobody */
 		keep = gently;
 		if (!gently)
 			(void)gaiafs_cu_check(gaiafs_cu.ctx_sync(), "cuCtxSynchronize", &fails[4]);
@@ -402,6 +492,8 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 		(void)gaiafs_failed(&fails[4], ENOMEM, "the device has no memory left, and the mapping stays");
 	if (c->mapped > 0 && !keep)
 		(void)gaiafs_cu_check(gaiafs_cu.unmap(c->range, c->mapped), "cuMemUnmap", &fails[1]);
+	for (size_t i = 0; m->movable && i < c->count && !keep; i++)
+		(void)gaiafs_cu_check(gaiafs_cu.unmap(c->range + c->parts[i].at, c->parts[i].size), "cuMemUnmap", &fails[1]);
 	if (c->range != 0 && fails[1].errnum == 0 && !keep)
 		(void)gaiafs_cu_check(gaiafs_cu.free(c->range, c->total), "cuMemAddressFree", &fails[2]);
 	for (size_t i = 0; i < c->count; i++)
@@ -428,6 +520,7 @@ const struct gaiafs_kind gaiafs_cuda_kind = {
 	.begin = begin,
 	.add = add,
 	.finish = finish,
+	.move = move,
 	.leave = leave,
 	.drop = drop,
 	.settle = gaiafs_cu_settle,

@@ -99,8 +99,9 @@ struct gaiafs_cuda {
 	struct part {
 		handle handle; /* 0: given back */
 		size_t size;
+		size_t at; /* of a movable mapping: where it is in the range */
 	} *parts;
-	size_t count, room, total; /* total: bytes of all parts */
+	size_t count, room, total; /* total: bytes of all parts, and of a movable mapping those of its addresses */
 	int64_t first;             /* file offset of the first extent */
 	address range;             /* total bytes; 0: none */
 	size_t mapped;             /* bytes of it that are mapped */

@@ -177,3 +177,20 @@ bool gaiafs_cuda_lost(void *of, struct gaiafs_fail *f)
 	(void)gaiafs_cu_check(r, "the stream", f);
 	return true;
 }
+
+int gaiafs_cuda_after(struct gaiafs_cuda *c, void *in, void (*call)(void *), void *argument, struct gaiafs_fail *f)
+{
+	struct visit v;
+	int err = gaiafs_cu_enter(c, &v, f), capturing = 0;
+
+	if (err != 0)
+		return err;
+	if (gaiafs_cu.is_capturing != NULL)
+		err = gaiafs_cu_check(gaiafs_cu.is_capturing(in, &capturing), "cuStreamIsCapturing", f);
+	if (err == 0 && capturing != 0)
+		err = gaiafs_failed(f, EINVAL, "the stream is being captured, and a bracket ends once");
+	if (err == 0)
+		err = gaiafs_cu_check(gaiafs_cu.launch(in, call, argument), "cuLaunchHostFunc", f);
+	gaiafs_cu_leave(&v);
+	return err;
+}

@@ -185,7 +185,9 @@ static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 	struct gaiafs_fail second = { 0 };
 
 	(void)gaiafs_later_fail(m, f);
+	pthread_mutex_lock(&m->moving);
 	(void)m->kind->drop(m, false, f->errnum == 0 ? f : &second);
+	pthread_mutex_unlock(&m->moving);
 	if (m->conn == NULL)
 		return;
 	if (gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id), &second) == EINTR)
@@ -236,7 +238,9 @@ void gaia_drop(void *addr, size_t len)
 	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE)
 		m = gaiafs_table_take(addr, gaiafs_whole_pages(len), &mine, &busy);
 	if (m != NULL && mine) {
+		pthread_mutex_lock(&m->moving);
 		(void)m->kind->drop(m, true, &f);
+		pthread_mutex_unlock(&m->moving);
 		if (m->conn != NULL)
 			gaiafs_tell(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, m->id));
 	}

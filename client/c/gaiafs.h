@@ -54,6 +54,16 @@ GAIA_API int gaia_version(void);
 /* Start no thread for a mapping on an emulated device, for programs that fork. Its memory then never moves. */
 #define GAIA_MAP_NO_THREAD (UINT64_C(1) << 35)
 
+/*
+ * Have the mapping's memory move: it has addresses only, and memory while a bracket uses it (gaia_use). So it may be larger
+ * than the device, and many programs may share a device that has no room for all. Files only. What is touched outside of a
+ * bracket may not be there.
+ */
+#define GAIA_MAP_MOVABLE (UINT64_C(1) << 36)
+
+/* GAIA_MAP_MOVABLE for gaia_mmap, as is GAIA_LAZY. */
+#define GAIA_MOVABLE 0x40000000
+
 /* GAIA_MAP_LAZY for gaia_mmap. It lies among the bits by which Linux chooses sizes of huge pages. */
 #define GAIA_LAZY 0x20000000
 
@@ -213,6 +223,28 @@ GAIA_API int gaia_munmap(void *addr, size_t len);
  * stream-ordered calls keep. It waits for work that was begun, and never ends a capture of a stream.
  */
 GAIA_API void gaia_drop(void *addr, size_t len);
+
+/*
+ * A bracket says what a launch uses. gaia_use returns once all n ranges, of mappings of one device, have their memory: the
+ * device's own, or pinned memory of the host where that is full, which is slower. It is all or nothing, and it waits for
+ * other programs' brackets only where pinned memory is full too: those who wait are served in the order in which they came,
+ * for a minute at most, or patience milliseconds with gaia_use_for. The memory, and what is in it, stays until gaia_done.
+ * Pages that the device has are not brought up to date: gaia_macquire does that.
+ *
+ * gaia_done ends the bracket that this thread opened last with that stream, after all work that was begun in the stream, and
+ * waits for none of it. GAIA_NO_STREAM: there is no work left. It may not be captured into a graph.
+ *
+ * Brackets nest, and each thread has its own. Ranges of mappings that do not move need nothing and do no harm. Errors of
+ * gaia_use: EINVAL (the ranges), ENOMEM (they can never fit), ETIMEDOUT (gaia_error says who holds what), EDEADLK (it would
+ * have to wait while this thread has a bracket: use all in one).
+ */
+struct gaia_range {
+	void *address;
+	uint64_t length;
+};
+GAIA_API int gaia_use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream);
+GAIA_API int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, unsigned patience);
+GAIA_API int gaia_done(gaia_stream_t stream);
 
 /*
  * Requests that are waited for in pieces, for programs that have something else to do now and then, such as handling a signal.

@@ -5,13 +5,15 @@
  *
  *	gaiafs_fd_lock     held while descriptors that arrive are put where a forked child finds and closes them
  *	gaiafs_table_lock  the table of mappings and the list of connections
+ *	gaiafs_mapping.moving
+ *	                   memory of a GPU that moves; taken before gaiafs_table_lock, and calls of libcuda are made under it
  *	gaiafs_conn.lock   the calls of one connection; what they send goes out under it, without waiting
  *	those of stream.c, work.c and cuda.c, each of which is held for a few instructions
  *
  * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections and of
  * descriptors, and leaks the few structures that threads it does not have were using.
  *
- * No call of libcuda is made under any of them. The host functions of stream.c, which run in threads of CUDA's and must wait for
+ * No call of libcuda is made under any other of them. The host functions of stream.c, which run in threads of CUDA's and must wait for
  * nobody, take the last ones only: they leave the work to a thread of work.c.
  */
 #ifndef GAIAFS_INTERNAL_H
@@ -118,6 +120,9 @@ void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r);
 void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f);
+/* gaiafs_call_long is gaiafs_call, and gaiafs_simple_long gaiafs_simple, for bodies of any length, which only LARGE allows. */
+int gaiafs_call_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_request *r);
+int gaiafs_simple_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_fail *f);
 /* gaiafs_take_simple is the take of requests that one RESULT answers, gaiafs_take_result takes a RESULT. */
 int gaiafs_take_simple(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
 int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
@@ -158,6 +163,11 @@ struct gaiafs_kind {
 	/* add takes an extent, with the part of the file that it is for. It keeps no descriptor. */
 	int (*add)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	int (*finish)(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f);
+	/*
+	 * move has an extent of a movable mapping from the memory of fd, or with -1 has nothing there. It keeps no descriptor. Where
+	 * it fails, nothing is there. Of emulated memory it is called under gaiafs_table_lock, of a GPU's under m->moving.
+	 */
+	int (*move)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	/* leave: m leaves the table, under gaiafs_table_lock. */
 	void (*leave)(struct gaiafs_mapping *m);
 	/*
@@ -220,6 +230,9 @@ struct gaiafs_work {
  */
 int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, bool *launched,
 			struct gaiafs_fail *f);
+/* gaiafs_cuda_after has call run after all work that was begun in a stream of c's device. It must wait for nothing. EINVAL: the
+ * stream is being captured. */
+int gaiafs_cuda_after(struct gaiafs_cuda *c, void *stream, void (*call)(void *), void *argument, struct gaiafs_fail *f);
 /* gaiafs_word_done gives a word back. It says "done". */
 void gaiafs_word_done(struct gaiafs_word *w);
 /* gaiafs_cuda_lost: nothing that waits in a stream of the context will run any more; why is in *f. */
@@ -261,6 +274,8 @@ struct gaiafs_mapping {
 	uint64_t align;  /* of its address, a power of two; less than a page means a page; immutable */
 	struct gaiafs_view *view; /* NULL: a window; immutable */
 	bool writable;   /* immutable */
+	bool movable;    /* memory comes with brackets, and moves; immutable once in the table */
+	pthread_mutex_t moving; /* held while memory of a GPU moves, or goes for good */
 	int dev;         /* immutable */
 	uint64_t flags;  /* this library's flags, as asked for; immutable */
 	int64_t home;    /* size of the file when it was mapped; negative: not known; immutable once in the table */
@@ -325,8 +340,12 @@ int gaiafs_table_add(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n);
 /* gaiafs_table_at_locked returns the ready mapping that has addr, or NULL. */
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
-/* gaiafs_table_has reports whether the table has the mapping to which a daemon gave the number. */
-bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id);
+/* gaiafs_table_numbered_locked returns the mapping to which a daemon gave the number, or NULL. */
+struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c, uint64_t id);
+/* gaiafs_table_after_fork has nothing of the parent's movable mappings be in the child. */
+void gaiafs_table_after_fork(void);
+/* gaiafs_move carries a MOVE out, with the descriptor, or -1, which stays the caller's. It returns an errno. */
+int gaiafs_move(const struct gaiafs_conn *c, const struct gaiafs_move *move, int fd);
 /* gaiafs_table_ready lets others find m. */
 void gaiafs_table_ready(struct gaiafs_mapping *m);
 /* gaiafs_table_find returns the ready mapping that has addr, with a reference, or NULL. *mine: this process made it and

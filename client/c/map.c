@@ -41,6 +41,9 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
 	r->m->kind = kind;
 	r->m->home = reply.size;
+	r->m->movable = reply.movable;
+	if (reply.movable)
+		r->m->flags |= GAIA_MAP_MOVABLE;
 	if (r->args->flags & GAIA_MAP_HOLD)
 		r->m->kind = &gaiafs_held_kind;
 	return r->m->kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
@@ -126,7 +129,7 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 		*f = r->request.fail;
 		return f->errnum;
 	}
-	if (r->got != r->extents || r->next < (int64_t)(m->off + m->size))
+	if (r->got != r->extents || (!m->movable && r->next < (int64_t)(m->off + m->size)))
 		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
 	return m->kind->finish(m, r->args->address, f);
 }
@@ -147,12 +150,19 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 		return f->errnum;
 	if (launder)
 		map_flags |= GAIAFS_MAP_LAUNDER;
+	if (args->flags & GAIA_MAP_MOVABLE)
+		map_flags |= GAIAFS_MAP_MOVABLE;
 	err = m->view == NULL ? gaiafs_grant_file(m->fd, &grant, f) : gaiafs_view_grants(m->view, &grant, f);
 	if (err != 0)
 		return err;
 	m->conn = gaiafs_conn_open(grant.socket, f);
 	if (m->conn == NULL)
 		return f->errnum;
+	if ((args->flags & GAIA_MAP_MOVABLE) && (gaiafs_conn_features(m->conn) & GAIAFS_FEATURE_MOVE) == 0) {
+		gaiafs_conn_unref(m->conn);
+		m->conn = NULL;
+		return gaiafs_failed(f, ENOTSUP, "the daemon of the mount is older than this library, and moves no memory");
+	}
 	err = ask_for(m, grant.token, map_flags, &r, f);
 	if (err == 0) {
 		/* A process that uses CUDA has threads anyhow. */
@@ -174,7 +184,7 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 }
 
 /* The flags that are this library's. */
-#define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD)
+#define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD | GAIA_MAP_MOVABLE)
 
 int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 {
@@ -193,6 +203,8 @@ int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 	if ((a->flags & ~known) != 0)
 		return gaiafs_failed(f, EINVAL, "flags %#llx are not known; a mapping is MAP_SHARED",
 				     (unsigned long long)(a->flags & ~known));
+	if ((a->flags & GAIA_MAP_MOVABLE) && (a->flags & (GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD)))
+		return gaiafs_failed(f, EINVAL, "memory that moves needs a thread, and is mapped");
 	if ((a->flags & fixed) && (uintptr_t)a->address % GAIAFS_PAGE != 0)
 		return gaiafs_failed(f, EINVAL, "the address is not a multiple of %d", GAIAFS_PAGE);
 	if (a->kind != GAIA_KIND_ANY && (a->kind < 0 || gaiafs_kind_of((uint32_t)a->kind) == NULL))
@@ -293,11 +305,13 @@ void *gaia_map(const struct gaia_map_args *args, size_t size)
 
 void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev)
 {
-	struct gaia_map_args a = { .length = len, .offset = (uint64_t)off, .address = addr, .flags = (uint32_t)(flags & ~GAIA_LAZY),
+	struct gaia_map_args a = { .length = len, .offset = (uint64_t)off, .address = addr, .flags = (uint32_t)(flags & ~(GAIA_LAZY | GAIA_MOVABLE)),
 				   .fd = fd, .prot = prot, .device = dev };
 
 	if (flags & GAIA_LAZY)
 		a.flags |= GAIA_MAP_LAZY;
+	if (flags & GAIA_MOVABLE)
+		a.flags |= GAIA_MAP_MOVABLE;
 	if (off < 0)
 		a.offset = 1; /* refused, as a negative one is, and not taken for one past the largest file */
 	return gaia_map(&a, sizeof a);

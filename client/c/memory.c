@@ -91,6 +91,24 @@ static int host_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent,
 	return 0;
 }
 
+/* host_move has other memory, or a hole, in the place of an extent. */
+static int host_move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
+{
+	int64_t begin = (int64_t)m->off, end = begin + (int64_t)m->size;
+	int64_t from = extent->off > begin ? extent->off : begin;
+	int64_t to = extent->off + extent->size < end ? extent->off + extent->size : end;
+	int err;
+
+	if (from >= to)
+		return gaiafs_failed(f, ERANGE, "an extent is outside of its mapping");
+	if (fd >= 0 && host_add(m, extent, fd, f) == 0)
+		return 0;
+	err = fd >= 0 ? f->errnum : 0;
+	if (take_addresses(m->base + (from - begin), (size_t)(to - from), MAP_FIXED) == MAP_FAILED && err == 0)
+		err = gaiafs_failed(f, errno, "an extent could not be given back: %s", strerror(errno));
+	return err;
+}
+
 static int host_finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 {
 	(void)m, (void)addr, (void)f;
@@ -144,6 +162,7 @@ static const struct gaiafs_kind host_kind = {
 	.begin = host_begin,
 	.add = host_add,
 	.finish = host_finish,
+	.move = host_move,
 	.leave = host_leave,
 	.drop = host_drop,
 	.settle = host_settle,

@@ -14,9 +14,10 @@
 #include <unistd.h>
 
 /* answer returns what to say to a notice that wants an answer: the size of the body. */
-static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, uint8_t *body)
+static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, int fd, uint8_t *body)
 {
 	struct gaiafs_move m;
+	int err;
 
 	switch (frame->header.type) {
 	case GAIAFS_CHECK:
@@ -24,8 +25,8 @@ static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *fra
 	case GAIAFS_MOVE:
 		if (!gaiafs_get_move(frame->body, frame->body_len, &m))
 			return gaiafs_put_answer(body, EPROTO, 0);
-		/* Mappings keep their promise never to move. One that is gone has nothing to move. */
-		return gaiafs_put_answer(body, gaiafs_table_has(c, m.mapping) ? EPERM : ENOENT, m.previous);
+		err = gaiafs_move(c, &m, fd);
+		return gaiafs_put_answer(body, (uint32_t)err, err == 0 ? m.extent.generation : err == EPERM ? m.previous : 0);
 	default:
 		return gaiafs_put_answer(body, ENOSYS, 0);
 	}
@@ -47,12 +48,15 @@ static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *att
 		continue;
 	if (n <= 0 || gaiafs_hear(fd, record, -1, &frame, fds, &f) != 0)
 		return false;
-	for (size_t i = 0; i < frame.nfds; i++)
-		close(fds[i]); /* of a MOVE, which is refused */
+	/* A fork during a MOVE gives the child a copy of its descriptor, which keeps the memory until the child's end. */
 	pthread_mutex_unlock(&gaiafs_fd_lock);
 	on = *attached || gaiafs_take_result(&frame, &f) == 0;
 	if (*attached && frame.header.id != 0)
-		on = gaiafs_say(fd, GAIAFS_ANSWER, frame.header.id, body, answer(c, &frame, body)) == 0;
+		n = (ssize_t)answer(c, &frame, frame.nfds > 0 ? fds[0] : -1, body);
+	for (size_t i = 0; i < frame.nfds; i++)
+		close(fds[i]); /* before the answer: nobody has the memory by a descriptor then */
+	if (*attached && frame.header.id != 0)
+		on = gaiafs_say(fd, GAIAFS_ANSWER, frame.header.id, body, (size_t)n) == 0;
 	*attached = true;
 	return on;
 }

@@ -67,6 +67,7 @@ struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
 		return NULL;
 	}
 	m->refs = 1;
+	pthread_mutex_init(&m->moving, NULL);
 	m->home = -1;
 	m->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (m->fd >= 0 || fd < 0)
@@ -109,15 +110,20 @@ void gaiafs_table_ready(struct gaiafs_mapping *m)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
-bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id)
+struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c, uint64_t id)
 {
-	bool has = false;
+	for (size_t i = 0; i < used; i++)
+		if (table[i]->ready && table[i]->conn == c && table[i]->id == id && table[i]->generation == gaiafs_generation)
+			return table[i];
+	return NULL;
+}
 
-	pthread_mutex_lock(&gaiafs_table_lock);
-	for (size_t i = 0; i < used && !has; i++)
-		has = table[i]->ready && table[i]->conn == c && table[i]->id == id;
-	pthread_mutex_unlock(&gaiafs_table_lock);
-	return has;
+void gaiafs_table_after_fork(void)
+{
+	for (size_t i = 0; i < used; i++)
+		if (table[i]->movable && table[i]->cuda == NULL)
+			(void)mmap(table[i]->base, (size_t)table[i]->size, PROT_NONE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr)
@@ -214,5 +220,6 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 		close(m->fd);
 	gaiafs_view_free(m->view);
 	gaiafs_cuda_free(m->cuda);
+	pthread_mutex_destroy(&m->moving);
 	free(m);
 }

@@ -113,6 +113,21 @@ size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t strid
 	return GAIAFS_VIEW_SEGMENT;
 }
 
+size_t gaiafs_put_use(uint8_t *b, uint64_t bracket, uint32_t flags, uint32_t patience, uint32_t ranges)
+{
+	put64(b, bracket);
+	put32(b + 8, flags);
+	put32(b + 12, patience);
+	put32(b + 16, ranges);
+	put32(b + 20, GAIAFS_USE_RANGE);
+	return GAIAFS_USE_HEAD;
+}
+
+size_t gaiafs_put_use_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len)
+{
+	return gaiafs_put_group_range(b, mapping, off, len);
+}
+
 size_t gaiafs_put_ranges(uint8_t *b, uint32_t ranges)
 {
 	put32(b, ranges);
@@ -195,6 +210,7 @@ bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct g
 	m->device = get32(body + 12);
 	m->size = (int64_t)get64(body + 16);
 	m->extents = get32(body + 24);
+	m->movable = version >= 2 && (get32(body + 28) & 1) != 0;
 	memcpy(m->uuid, body + 32, GAIAFS_UUID);
 	return true;
 }

@@ -44,6 +44,8 @@ enum gaiafs_type {
 	GAIAFS_RELEASEGROUP = 21,
 	GAIAFS_ABORTGROUP = 22,
 	GAIAFS_ACQUIREALL = 23,
+	GAIAFS_USE = 40,
+	GAIAFS_DONE = 41,
 	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
 	GAIAFS_MOVE = 0x4002,
 	GAIAFS_INVALIDATED = 0x4003,
@@ -60,6 +62,8 @@ enum gaiafs_type {
 enum { GAIAFS_MORE = 1, GAIAFS_LARGE = 2 };           /* in the flags of a header */
 enum { GAIAFS_READ = 1, GAIAFS_WRITE = 2 };           /* the prot of a MAP */
 enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP and of a MAPVIEW */
+enum { GAIAFS_MAP_MOVABLE = 4, GAIAFS_MAP_LARGE_MOVABLE = 8 }; /* of a MAP */
+enum { GAIAFS_USE_NESTED = 1 };                       /* the flags of a USE */
 enum { GAIAFS_KIND_EMULATED = 1, GAIAFS_KIND_CUDA = 2 };
 enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
@@ -68,10 +72,11 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 /* Bits of what a daemon offers and requires, and those that this library has a use for. */
 #define GAIAFS_FEATURE_SERVICE UINT64_C(1)
 #define GAIAFS_FEATURE_LARGE UINT64_C(2)
+#define GAIAFS_FEATURE_MOVE UINT64_C(4)
 #define GAIAFS_FEATURE_VIEW UINT64_C(8)
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
 #define GAIAFS_USED_FEATURES \
-	(GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
+	(GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -96,6 +101,7 @@ struct gaiafs_mapped {
 	int64_t size; /* of the file at home; negative: unknown */
 	uint32_t extents;
 	uint8_t uuid[GAIAFS_UUID]; /* of the GPU; zeros where the kind has none */
+	bool movable;              /* its memory comes with brackets */
 };
 
 struct gaiafs_place {
@@ -154,6 +160,10 @@ enum { GAIAFS_RANGES_HEAD = 8, GAIAFS_RANGE = 24 };
 size_t gaiafs_put_ranges(uint8_t *b, uint32_t ranges);
 size_t gaiafs_put_group_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
 size_t gaiafs_put_acquire_all(uint8_t *b, uint64_t least, uint32_t milliseconds, uint32_t flags);
+/* A USE has a head and its ranges. */
+enum { GAIAFS_USE_HEAD = 24, GAIAFS_USE_RANGE = 24, GAIAFS_MOST_RANGES = 1 << 16 };
+size_t gaiafs_put_use(uint8_t *b, uint64_t bracket, uint32_t flags, uint32_t patience, uint32_t ranges);
+size_t gaiafs_put_use_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
 
 /* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody reads. */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);

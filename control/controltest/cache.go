@@ -113,6 +113,15 @@ func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.Map
 	return m, nil
 }
 
+// Use begins a bracket that does nothing.
+func (c *Cache) Use(context.Context, []control.Use, pagecache.UseOptions) (control.Bracket, error) {
+	return bracket{}, nil
+}
+
+type bracket struct{}
+
+func (bracket) Done() {}
+
 func (c *Cache) kind() uint8 { return max(c.Kind, 1) }
 
 // Kinds has the bit of the one kind.
@@ -311,6 +320,9 @@ func (m *Mapping) Device() control.Device {
 	}
 	return d
 }
+
+// Movable is false: nothing moves here.
+func (m *Mapping) Movable() bool { return false }
 
 // Extents returns the extents that cover the mapping.
 func (m *Mapping) Extents() []pagecache.Extent { return m.list }

@@ -58,8 +58,12 @@ func (f *File) OpenHome(writable bool) (pagecache.Home, error) {
 	return home{h, writable}, nil
 }
 
-// Kernel returns nil: ordinary files need no invalidation.
-func (f *File) Kernel() pagecache.KernelPages { return nil }
+// Kernel has nothing to drop: who reads the file reads home.
+func (f *File) Kernel() pagecache.KernelPages { return noPages{} }
+
+type noPages struct{}
+
+func (noPages) Invalidate(off, n int64) error { return nil }
 
 // Attach does nothing: no request consults anybody.
 func (f *File) Attach(*pagecache.File) {}

@@ -118,3 +118,6 @@ func (v *View) Unmap(context.Context) error {
 	v.cache.countLocked(-1)
 	return nil
 }
+
+// Movable is false: nothing moves here.
+func (v *View) Movable() bool { return false }

@@ -19,7 +19,7 @@ func (d *Device) checkLocked() {
 		if x.Placement().Tier == TierVRAM {
 			bytes += x.size
 		}
-		if x.id != id || x.state != held || pins != x.mapped || int(x.users.Load()) < x.mapped || x.Placement().Tier == TierNone {
+		if x.id != id || x.state != held || pins != x.mapped || !x.moving && int(x.users.Load()) < x.mapped || x.Placement().Tier == TierNone {
 			panic(fmt.Sprintf("extent %d of pages %s: state %d, %d users, mapped %d times by %v, in %+v",
 				id, x.pages, x.state, x.users.Load(), x.mapped, x.pins, x.Placement()))
 		}

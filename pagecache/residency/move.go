@@ -2,9 +2,13 @@ package residency
 
 import (
 	"context"
+	"math"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
+
+// moving is what Extent.users counts while x moves, besides who would use it.
+const moving = math.MinInt32 / 2
 
 // Move has x in mem, memory of another tier and of x's size, once fill has copied its bytes there. The Key calls it with
 // its lock held, so that nobody stores into x. It reports false where somebody maps x or copies from it, or where fill
@@ -12,10 +16,12 @@ import (
 func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubackend.Memory) error) (bool, error) {
 	d := x.dev
 	d.mu.Lock()
-	if x.state != held || x.mapped > 0 || x.copiedLocked() {
+	// Who holds memory without the Key's lock finds nobody using x meanwhile.
+	if x.state != held || x.mapped > 0 || !x.users.CompareAndSwap(1, moving) {
 		d.mu.Unlock()
 		return false, nil
 	}
+	defer x.users.Add(1 - moving)
 	x.moving = true
 	was := x.Placement()
 	d.mu.Unlock()

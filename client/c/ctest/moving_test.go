@@ -1,0 +1,143 @@
+package ctest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// What testdata/moving.c knows of: the size of extents, and how many the file, the device and pinned memory have.
+const (
+	block        = 64 << 10
+	fileBlocks   = 16
+	deviceBlocks = 4
+	pinnedBlocks = 2
+)
+
+// startMoving starts a daemon over a page cache, and makes the file.
+func startMoving(t *testing.T) (d *daemon, cache *pagecache.Cache, path string) {
+	t.Helper()
+	device, err := emulated.New(emulated.Options{Memory: deviceBlocks * block, Granularity: block, Poison: true})
+	require.NoError(t, err)
+	cache, err = pagecache.New(pagecache.Options{Devices: []gpubackend.Device{device}, PinnedMemory: pinnedBlocks * block})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
+	dir := t.TempDir()
+	d = &daemon{t: t, dir: dir, socket: filepath.Join(dir, "s")}
+	server, err := control.Listen(control.Options{Socket: d.socket, Cache: control.ForCache(cache)})
+	require.NoError(t, err)
+	grants, err := controltest.ListenGrants(server, d.grants())
+	require.NoError(t, err)
+	d.server = server
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		grants.Close()
+	})
+	content := make([]byte, fileBlocks*block)
+	for i := range content {
+		content[i] = byte(i / 7)
+	}
+	path = filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(path, content, 0o600))
+	return d, cache, path
+}
+
+// waitIdle waits until nobody has memory any more.
+func waitIdle(t *testing.T, cache *pagecache.Cache) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		s := cache.Status().Devices[0]
+		return s.MappedBytes == 0 && s.Brackets == 0
+	}, time.Minute, time.Millisecond)
+}
+
+func TestMoving(t *testing.T) {
+	for build := range builds {
+		client := compile(t, "moving", build)
+		for _, scenario := range []string{"basic", "holes"} {
+			t.Run(build+"/"+scenario, func(t *testing.T) {
+				if build != "plain" && scenario == "holes" {
+					t.Skip("sanitizers catch the faults that this one makes")
+				}
+				d, cache, path := startMoving(t)
+				d.run(client, scenario, path)
+				waitIdle(t, cache)
+			})
+		}
+	}
+}
+
+// TestMovingAmongMany has threads of several processes use four times the device: every byte that each stored is there.
+func TestMovingAmongMany(t *testing.T) {
+	const processes, threads, rounds = 3, 3, 4
+	client := compile(t, "moving", "plain")
+	d, cache, path := startMoving(t)
+	var wg sync.WaitGroup
+	for i := range processes {
+		wg.Go(func() { d.run(client, "many", path, fmt.Sprint(i)) })
+	}
+	wg.Wait()
+	waitIdle(t, cache)
+	require.Eventually(t, func() bool { return len(cache.Status().Files) == 0 || cache.Status().Files[0].WaitingBytes == 0 },
+		time.Minute, 10*time.Millisecond)
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for i := range fileBlocks {
+		for k := range processes * threads {
+			at := i*block + 16 + k
+			require.Equal(t, byte(at/7)+rounds, got[at], "byte %d of block %d", 16+k, i)
+		}
+	}
+	require.Positive(t, cache.Status().Counters["evictions"])
+}
+
+// TestMovingBesideOthers has a program need the device while another one has it who is stopped, or killed.
+func TestMovingBesideOthers(t *testing.T) {
+	client := compile(t, "moving", "plain")
+	for _, where := range []string{"within", "between"} {
+		t.Run("killed "+where, func(t *testing.T) {
+			d, cache, path := startMoving(t)
+			cmd, expect, _ := d.talk(client, where, path)
+			expect("ready")
+			require.NoError(t, cmd.Process.Kill())
+			_ = cmd.Wait()
+			d.run(client, "needs", path)
+			waitIdle(t, cache)
+		})
+		t.Run("stopped "+where, func(t *testing.T) {
+			d, cache, path := startMoving(t)
+			cmd, expect, answer := d.talk(client, where, path)
+			expect("ready")
+			require.NoError(t, cmd.Process.Signal(syscall.SIGSTOP))
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				d.run(client, "needs", path)
+			}()
+			// It keeps what it has, and there is no room for the other one beside it.
+			require.Eventually(t, func() bool { return cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute, time.Millisecond)
+			require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
+			_, err := answer.Write([]byte{1})
+			require.NoError(t, err)
+			expect("done")
+			<-done
+			_, err = answer.Write([]byte{1})
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait())
+			waitIdle(t, cache)
+		})
+	}
+}

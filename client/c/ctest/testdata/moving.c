@@ -1,0 +1,196 @@
+/*
+ * Programs whose memory moves: the first argument names a scenario, the second a file of 16 blocks of 64 KiB. The device has 4, and
+ * there are 2 of pinned memory.
+ */
+#include "check.h"
+
+enum { BLOCK = 64 << 10, BLOCKS = 16, DEVICE = 4, PINNED = 2 };
+
+static uint8_t *map_movable(const char *path, int prot)
+{
+	int fd = open_file(path, (prot & PROT_WRITE) ? O_RDWR : O_RDONLY);
+	uint8_t *p = gaia_mmap(NULL, (size_t)BLOCKS * BLOCK, prot, MAP_SHARED | GAIA_MOVABLE, fd, 0, 0);
+
+	CHECK(p != MAP_FAILED);
+	close(fd);
+	return p;
+}
+
+static int use(const uint8_t *p, int from, int n)
+{
+	const struct gaia_range r = { (void *)(uintptr_t)(p + (size_t)from * BLOCK), (uint64_t)n * BLOCK };
+
+	return gaia_use(&r, 1, NULL);
+}
+
+/* dies reports whether a child that touches the byte is killed for it. */
+static bool dies(volatile uint8_t *p)
+{
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		signal(SIGSEGV, SIG_DFL);
+		(void)*p;
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+}
+
+static void basic(const char *path)
+{
+	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE), *q;
+	struct gaia_info info;
+	struct gaia_range both[2] = { { p, BLOCK }, { p + 3 * BLOCK, 1 } };
+	int fd = open_file(path, O_RDWR);
+	char got[2];
+
+	CHECK(gaia_info(p, &info, sizeof info) == 0 && (info.flags & GAIA_MAP_MOVABLE) != 0);
+	for (int round = 0; round < 3; round++)
+		for (int i = 0; i < BLOCKS; i++) {
+			size_t b = (size_t)i * BLOCK;
+
+			CHECK(use(p, i, 1) == 0);
+			CHECK(p[b + 8] == (uint8_t)(at(b + 8) + round) && p[b + BLOCK - 1] == at(b + BLOCK - 1));
+			p[b + 8]++;
+			CHECK(gaia_done(NULL) == 0);
+		}
+	CHECK(gaia_msync(p, (size_t)BLOCKS * BLOCK, MS_SYNC) == 0);
+	for (int i = 0; i < BLOCKS; i++) {
+		size_t b = (size_t)i * BLOCK + 8;
+
+		CHECK(pread(fd, got, 1, (off_t)b) == 1 && (uint8_t)got[0] == (uint8_t)(at(b) + 3));
+	}
+	/* Several ranges, mappings that do not move, and brackets within one another. */
+	q = gaia_mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
+	CHECK(q != MAP_FAILED);
+	CHECK(gaia_use(both, 2, NULL) == 0);
+	CHECK(p[3 * BLOCK] == at(3 * BLOCK));
+	CHECK(use(p, 1, 1) == 0);
+	CHECK(p[BLOCK] == at(BLOCK) && p[0] == at(0));
+	CHECK(use(q, 0, 1) == 0);
+	CHECK(gaia_done(NULL) == 0 && gaia_done(NULL) == 0 && gaia_done(NULL) == 0);
+	FAILS(gaia_done(NULL), EINVAL);
+	FAILS(use(p, 0, BLOCKS), ENOMEM);
+	CHECK(strstr(gaia_error(), "budget is 256 KiB") != NULL);
+	FAILS(gaia_use(both, 0, NULL), EINVAL);
+	/* All of the device, but for what q has, and of pinned memory; and then more. */
+	CHECK(use(p, 4, DEVICE - 1 + PINNED) == 0);
+	FAILS(use(p, 12, 1), EDEADLK);
+	CHECK(gaia_done(NULL) == 0);
+	/* Acquire and release of what is elsewhere. */
+	CHECK(use(p, 7, 1) == 0);
+	p[7 * BLOCK + 1] = 77;
+	CHECK(gaia_done(NULL) == 0);
+	for (int i = 8; i < BLOCKS; i++)
+		CHECK(use(p, i, 1) == 0 && gaia_done(NULL) == 0);
+	CHECK(gaia_mrelease(p, (size_t)BLOCKS * BLOCK, 0) == 0 && gaia_macquire(p, (size_t)BLOCKS * BLOCK, 0) == 0);
+	CHECK(gaia_msync(p, (size_t)BLOCKS * BLOCK, MS_SYNC) == 0);
+	CHECK(pread(fd, got, 1, 7 * BLOCK + 1) == 1 && got[0] == 77);
+	CHECK(gaia_munmap(q, BLOCK) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+}
+
+/* What is outside of a bracket ends the program that touches it; a child has none of its parent's. */
+static void holes(const char *path)
+{
+	uint8_t *p = map_movable(path, PROT_READ);
+
+	CHECK(dies(p));
+	CHECK(use(p, 0, 1) == 0);
+	CHECK(p[9] == at(9));
+	CHECK(dies(p));
+	CHECK(p[9] == at(9));
+	CHECK(gaia_done(NULL) == 0);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		FAILS(use(p, 0, 1), ECHILD);
+		CHECK(gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+		uint8_t *own = map_movable(path, PROT_READ);
+		CHECK(use(own, 2, 1) == 0 && own[2 * BLOCK] == at(2 * BLOCK) && gaia_done(NULL) == 0);
+		_exit(0);
+	}
+	wait_for(child);
+	CHECK(use(p, 1, 1) == 0 && p[BLOCK] == at(BLOCK) && gaia_done(NULL) == 0);
+	CHECK(gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+}
+
+static uint8_t *shared;
+
+/* work adds to the bytes of one thread, in one block after the other, ROUNDS times. */
+enum { ROUNDS = 4, THREADS = 3 };
+
+static void *work(void *argument)
+{
+	size_t mine = (size_t)(uintptr_t)argument;
+
+	for (int round = 0; round < ROUNDS; round++)
+		for (int i = 0; i < BLOCKS; i++) {
+			CHECK(use(shared, i, 1) == 0);
+			shared[(size_t)i * BLOCK + mine]++;
+			CHECK(gaia_done(NULL) == 0);
+		}
+	return NULL;
+}
+
+/* Several threads of several processes use all of the file, each for bytes of its own. */
+static void many(const char *path, const char *number)
+{
+	size_t first = 16 + THREADS * (size_t)atoi(number);
+	pthread_t threads[THREADS];
+
+	shared = map_movable(path, PROT_READ | PROT_WRITE);
+	for (size_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)(first + i)) == 0);
+	for (size_t i = 0; i < THREADS; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(gaia_munmap(shared, (size_t)BLOCKS * BLOCK) == 0);
+}
+
+/* One that stays, in a bracket or between two. */
+static void stays(const char *path, bool within)
+{
+	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE);
+
+	CHECK(use(p, 0, DEVICE) == 0);
+	p[5] = 55;
+	if (!within)
+		CHECK(gaia_done(NULL) == 0);
+	say_and_wait("ready");
+	if (!within)
+		CHECK(use(p, 0, 1) == 0);
+	CHECK(p[5] == 55 && gaia_done(NULL) == 0);
+	say_and_wait("done");
+}
+
+/* One that needs the whole device. */
+static void needs(const char *path)
+{
+	uint8_t *p = map_movable(path, PROT_READ);
+
+	CHECK(use(p, 8, DEVICE) == 0);
+	CHECK(p[8 * BLOCK] == at(8 * BLOCK) && gaia_done(NULL) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 3);
+	gaiafs_request_grant = ask_for_grant;
+	if (strcmp(argv[1], "basic") == 0)
+		basic(argv[2]);
+	else if (strcmp(argv[1], "holes") == 0)
+		holes(argv[2]);
+	else if (strcmp(argv[1], "many") == 0)
+		many(argv[2], argv[3]);
+	else if (strcmp(argv[1], "within") == 0)
+		stays(argv[2], true);
+	else if (strcmp(argv[1], "between") == 0)
+		stays(argv[2], false);
+	else if (strcmp(argv[1], "needs") == 0)
+		needs(argv[2]);
+	else
+		return 2;
+	return 0;
+}

@@ -1,0 +1,205 @@
+package control_test
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// Types of frames of memory that moves.
+const (
+	useRanges = 40
+	doneWith  = 41
+	moved     = 0x4002
+)
+
+// block is the size of the extents of these tests.
+const block = 64 << 10
+
+// movingServer is a server over a page cache with one device of two extents, and a file of four.
+type movingServer struct {
+	*server
+	cache *pagecache.Cache
+}
+
+func startMoving(t *testing.T) *movingServer {
+	t.Helper()
+	d, err := emulated.New(emulated.Options{Memory: 2 * block, Granularity: block})
+	require.NoError(t, err)
+	cache, err := pagecache.New(pagecache.Options{Devices: []gpubackend.Device{d}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4*block), 0o600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	src, err := controltest.NewFile(f)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, src.Close()) })
+	s, err := control.Listen(control.Options{Socket: filepath.Join(t.TempDir(), "s"), Cache: control.ForCache(cache)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return &movingServer{&server{Server: s, t: t, file: src}, cache}
+}
+
+// movingPeer is a client with a movable mapping of the file.
+type movingPeer struct {
+	*client
+	service *client
+	mapping uint64
+}
+
+func (s *movingServer) peer() *movingPeer {
+	s.t.Helper()
+	c, key := s.connect2()
+	require.Zero(s.t, c.call(frame(choose, 1, uint64(7), uint64(0))).errno())
+	service, _ := s.connect2()
+	require.Zero(s.t, service.call(frame(attach, 1, key)).errno())
+	service.answerCheck()
+	c.send(frame(mapFile, 1, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(4*block), [16]byte{}))
+	r := c.read()
+	require.Equal(s.t, uint16(mapped), r.typ)
+	require.Zero(s.t, r.flags, "no extents follow")
+	require.Equal(s.t, []byte{0, 0, 0, 0, 1, 0, 0, 0}, r.body[24:32], "no extents, and movable")
+	return &movingPeer{c, service, r.mapping()}
+}
+
+func (p *movingPeer) asks(id, bracket uint64, patience uint32, from, n int64) {
+	p.send(frame(useRanges, id, bracket, uint32(0), patience, uint32(1), uint32(24), p.mapping, from*block, n*block))
+}
+
+// moves answers MOVEs of n extents, and returns whether they brought memory.
+func (p *movingPeer) moves(n int) (memory []bool) {
+	p.t.Helper()
+	for range n {
+		r := p.service.read()
+		require.Equal(p.t, uint16(moved), r.typ)
+		require.Equal(p.t, p.mapping, binary.LittleEndian.Uint64(r.body))
+		tier := binary.LittleEndian.Uint32(r.body[44:])
+		require.Equal(p.t, tier != 3, r.fds == 1)
+		memory = append(memory, r.fds == 1)
+		p.service.send(frame(answer, r.id, uint32(0), uint32(0), binary.LittleEndian.Uint64(r.body[32:])))
+	}
+	return memory
+}
+
+func (p *movingPeer) result(id uint64) reply {
+	p.t.Helper()
+	r := p.read()
+	require.Equal(p.t, uint16(result), r.typ)
+	require.Equal(p.t, id, r.id)
+	return r
+}
+
+// TestBrackets has two clients use a device in turns, each of which fills it.
+func TestBrackets(t *testing.T) {
+	s := startMoving(t)
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	require.Equal(t, []bool{true, true}, a.moves(2))
+	require.Zero(t, a.result(2).errno())
+	b.asks(2, 1, 1, 2, 2)
+	r := b.result(2)
+	require.Equal(t, syscall.ETIMEDOUT, r.errno())
+	require.Contains(t, r.text(), "holds 128 KiB")
+	b.asks(3, 1, 0, 2, 2)
+	require.Zero(t, a.call(frame(doneWith, 3, uint64(1))).errno())
+	require.Equal(t, []bool{false, false}, a.moves(2))
+	require.Equal(t, []bool{true, true}, b.moves(2))
+	require.Zero(t, b.result(3).errno())
+	b.asks(4, 2, 0, 2, 1)
+	require.Zero(t, b.result(4).errno(), "it has the memory, and is told nothing")
+	require.Zero(t, b.call(frame(doneWith, 5, uint64(2))).errno())
+	require.Equal(t, syscall.EINVAL, b.call(frame(doneWith, 6, uint64(2))).errno(), "twice")
+	b.asks(7, 1, 0, 2, 1)
+	require.Equal(t, syscall.EINVAL, b.result(7).errno(), "the bracket is open")
+	b.asks(8, 3, 0, 3, 2)
+	require.Equal(t, syscall.EINVAL, b.result(8).errno(), "past the mapping")
+	b.asks(9, 3, 0, 0, 4)
+	r = b.result(9)
+	require.Equal(t, syscall.ENOMEM, r.errno())
+	require.Contains(t, r.text(), "needs 256 KiB on device 0, whose budget is 128 KiB")
+}
+
+// TestKilledInBracket ends a client in a bracket, and one that is asked to give memory back.
+func TestKilledInBracket(t *testing.T) {
+	s := startMoving(t)
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	a.moves(2)
+	require.Zero(t, a.result(2).errno())
+	b.asks(2, 1, 0, 2, 2)
+	a.close()
+	a.service.close()
+	require.Equal(t, []bool{true, true}, b.moves(2))
+	require.Zero(t, b.result(2).errno())
+	require.Zero(t, b.call(frame(doneWith, 3, uint64(1))).errno())
+	c := s.peer()
+	c.asks(2, 1, 0, 0, 2)
+	require.Equal(t, uint16(moved), b.service.read().typ) // and no answer
+	b.close()
+	b.service.close()
+	require.Equal(t, []bool{true, true}, c.moves(2))
+	require.Zero(t, c.result(2).errno())
+	c.close()
+	s.waitSessions(0)
+	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].Brackets == 0 }, time.Minute, time.Millisecond)
+}
+
+// TestDoneBeforeGrant ends a bracket that waits.
+func TestDoneBeforeGrant(t *testing.T) {
+	s := startMoving(t)
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	a.moves(2)
+	require.Zero(t, a.result(2).errno())
+	b.asks(2, 1, 0, 2, 2)
+	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute, time.Millisecond)
+	b.send(frame(doneWith, 3, uint64(1)))
+	got := map[uint64]syscall.Errno{}
+	for range 2 {
+		r := b.read()
+		got[r.id] = r.errno()
+	}
+	require.Equal(t, map[uint64]syscall.Errno{2: syscall.ECANCELED, 3: 0}, got)
+	require.Zero(t, s.cache.Status().Devices[0].BracketsWaiting)
+}
+
+// TestUnmapCrossesMove unmaps while the client is asked to give memory back: that there is no mapping is answer enough.
+func TestUnmapCrossesMove(t *testing.T) {
+	s := startMoving(t)
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 1)
+	a.moves(1)
+	require.Zero(t, a.result(2).errno())
+	require.Zero(t, a.call(frame(doneWith, 3, uint64(1))).errno())
+	b.asks(2, 1, 0, 2, 2)
+	r := a.service.read()
+	require.Equal(t, uint16(moved), r.typ)
+	a.send(frame(unmap, 4, a.mapping))
+	a.service.send(frame(answer, r.id, uint32(syscall.ENOENT), uint32(0), uint64(0)))
+	require.Zero(t, a.result(4).errno())
+	require.Equal(t, []bool{true, true}, b.moves(2))
+	require.Zero(t, b.result(2).errno())
+}
+
+// TestMoveIsChosen refuses memory that moves to a client that did not choose it.
+func TestMoveIsChosen(t *testing.T) {
+	s := startMoving(t)
+	c, _ := s.connectAll()
+	movable := frame(mapFile, 2, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(block), [16]byte{})
+	require.Equal(t, syscall.EOPNOTSUPP, c.call(movable).errno())
+	require.Equal(t, syscall.EOPNOTSUPP, c.call(frame(useRanges, 3, uint64(1), uint64(0), uint64(0))).errno())
+}
