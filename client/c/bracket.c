@@ -25,11 +25,9 @@ static uint64_t next_id; /* atomic */
 
 static void end(struct bracket *b)
 {
-	uint8_t body[GAIAFS_MAX_BODY];
-
 	if (b->m != NULL) {
 		if (gaiafs_mapping_mine(b->m))
-			gaiafs_tell(b->m->conn, GAIAFS_DONE, body, gaiafs_put_unmap(body, b->id));
+			gaiafs_without(b->m, b->id);
 		gaiafs_mapping_unref(b->m);
 	}
 	free(b);
@@ -94,7 +92,6 @@ static int use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, 
 	struct gaiafs_mapping **all;
 	struct bracket *b;
 	size_t moving = 0;
-	uint8_t body[GAIAFS_MAX_BODY];
 	int err;
 
 	if (n == 0 || ranges == NULL)
@@ -120,7 +117,7 @@ static int use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, 
 	if (err == 0 && moving > 0) {
 		err = ask(b, ranges, n, all, moving, patience, f);
 		if (err == EINTR) /* it may be granted all the same */
-			gaiafs_tell(b->m->conn, GAIAFS_DONE, body, gaiafs_put_unmap(body, b->id));
+			gaiafs_without(b->m, b->id);
 	}
 	for (size_t i = 0, kept = err != 0; i < n && all[i] != NULL; i++)
 		if (all[i] == b->m && !kept)
@@ -135,6 +132,30 @@ static int use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, 
 	b->outer = open_brackets;
 	open_brackets = b;
 	return 0;
+}
+
+int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f)
+{
+	const struct gaia_range r = { (void *)(uintptr_t)addr, len };
+	struct bracket b = { .m = m };
+	int err;
+
+	*bracket = 0;
+	if (!m->movable)
+		return 0;
+	b.id = *bracket = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
+	err = ask(&b, &r, 1, &m, 1, 0, f);
+	if (err == EINTR)
+		gaiafs_without(m, b.id);
+	return err;
+}
+
+void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket)
+{
+	uint8_t body[GAIAFS_MAX_BODY];
+
+	if (bracket != 0)
+		gaiafs_tell(m->conn, GAIAFS_DONE, body, gaiafs_put_unmap(body, bracket));
 }
 
 int gaia_use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream)

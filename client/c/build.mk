@@ -48,7 +48,7 @@ libgaiafs-install: libgaiafs
 	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in \
 		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
-	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(GAIAFS_C)/gaia_group_begin.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(GAIAFS_C)/gaia_group_begin.3 $(GAIAFS_C)/gaia_use.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_drop gaia_start gaia_wait gaia_cancel gaia_read gaia_write gaia_copies \
 			gaia_status gaia_context gaia_lend_context gaia_error; do \

@@ -12,6 +12,32 @@ static bool covers(const struct gaiafs_mapping *m, const void *addr, uint64_t n)
 	return (uintptr_t)addr >= (uintptr_t)m->base && at <= m->size && n <= m->size - at;
 }
 
+/* Of memory that moves, so many bytes are copied in one bracket. */
+enum { PIECE = 4 << 20 };
+
+/* copy copies bytes out of m, or into it, also where its memory moves. */
+static int copy(struct gaiafs_mapping *m, void *to, const void *from, size_t len, bool out, struct gaiafs_fail *f)
+{
+	int (*by)(struct gaiafs_mapping *, void *, const void *, size_t, struct gaiafs_fail *) = out ? m->kind->read : m->kind->write;
+	uint64_t bracket;
+
+	if (!m->movable)
+		return by(m, to, from, len, f);
+	for (size_t at = 0, n; at < len; at += n) {
+		uint8_t *into = (uint8_t *)to + at;
+		const uint8_t *of = (const uint8_t *)from + at;
+
+		n = len - at < PIECE ? len - at : PIECE;
+		if (gaiafs_within(m, out ? of : into, n, &bracket, f) != 0)
+			return f->errnum;
+		(void)by(m, into, of, n, f);
+		gaiafs_without(m, bracket);
+		if (f->errnum != 0)
+			return f->errnum;
+	}
+	return 0;
+}
+
 int gaia_read(const void *addr, void *to, size_t len)
 {
 	struct gaiafs_fail f = { 0 };
@@ -21,7 +47,7 @@ int gaia_read(const void *addr, void *to, size_t len)
 	gaiafs_enter(&state);
 	m = len > 0 ? gaiafs_find(addr, len, &f) : NULL;
 	if (m != NULL) {
-		(void)m->kind->read(m, to, addr, len, &f);
+		(void)copy(m, to, addr, len, true, &f);
 		gaiafs_mapping_unref(m);
 	}
 	return gaiafs_leave(state, f.errnum, &f);
@@ -38,7 +64,7 @@ int gaia_write(void *addr, const void *from, size_t len)
 	if (m != NULL && !m->writable)
 		(void)gaiafs_failed(&f, EACCES, "the mapping is only read");
 	else if (m != NULL)
-		(void)m->kind->write(m, addr, from, len, &f);
+		(void)copy(m, addr, from, len, false, &f);
 	if (m != NULL)
 		gaiafs_mapping_unref(m);
 	return gaiafs_leave(state, f.errnum, &f);
@@ -51,6 +77,8 @@ static int make_copies(const struct gaiafs_mapping *m, size_t size, const struct
 	struct gaiafs_fail second;
 	struct gaiafs_mapping *c;
 
+	if (m->movable)
+		return gaiafs_failed(f, EINVAL, "the memory of the mapping moves: gaia_read copies from it");
 	if (size == 0 || size > SIZE_MAX - GAIAFS_PAGE)
 		return gaiafs_failed(f, EINVAL, "%zu bytes cannot be had", size);
 	for (size_t i = 0; i < count; i++)

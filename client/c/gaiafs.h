@@ -284,10 +284,6 @@ GAIA_API void gaia_cancel(struct gaia_call *call);
  */
 
 /* A range of a mapping, or of a view. */
-struct gaia_range {
-	void *address;
-	uint64_t length;
-};
 
 struct gaia_group; /* an open group */
 

@@ -340,8 +340,14 @@ int gaiafs_table_add(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 bool gaiafs_table_overlaps_locked(const void *addr, uint64_t n);
 /* gaiafs_table_at_locked returns the ready mapping that has addr, or NULL. */
 struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
+/* gaiafs_table_has reports whether the table has the mapping to which a daemon gave the number. */
+bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id);
 /* gaiafs_table_numbered_locked returns the mapping to which a daemon gave the number, or NULL. */
 struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c, uint64_t id);
+/* gaiafs_within begins a bracket of no thread's over a range of m, and gaiafs_without ends it. A mapping that does not move needs
+ * none. */
+int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f);
+void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket);
 /* gaiafs_table_after_fork has nothing of the parent's movable mappings be in the child. */
 void gaiafs_table_after_fork(void);
 /* gaiafs_move carries a MOVE out, with the descriptor, or -1, which stays the caller's. It returns an errno. */

@@ -118,6 +118,16 @@ struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c,
 	return NULL;
 }
 
+bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id)
+{
+	bool has;
+
+	pthread_mutex_lock(&gaiafs_table_lock);
+	has = gaiafs_table_numbered_locked(c, id) != NULL;
+	pthread_mutex_unlock(&gaiafs_table_lock);
+	return has;
+}
+
 void gaiafs_table_after_fork(void)
 {
 	for (size_t i = 0; i < used; i++)

@@ -26,6 +26,7 @@ var abi = []string{
 	"gaia_wait@@GAIAFS_0.1.1", "gaia_write@@GAIAFS_0.1.1",
 	"gaia_acquire_all@@GAIAFS_0.1.1", "gaia_group_abort@@GAIAFS_0.1.1", "gaia_group_begin@@GAIAFS_0.1.1",
 	"gaia_group_release@@GAIAFS_0.1.1",
+	"gaia_done@@GAIAFS_0.1.1", "gaia_use@@GAIAFS_0.1.1", "gaia_use_for@@GAIAFS_0.1.1",
 	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1",
 }
 
@@ -55,7 +56,7 @@ func TestHeaderAndBuildAgree(t *testing.T) {
 	require.Regexp(t, `(?m)^#define GAIA_VERSION 101$`, string(header))
 	// Whoever adds a function to the header adds its page.
 	var pages []byte
-	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3", "../gaia_group_begin.3"} {
+	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3", "../gaia_group_begin.3", "../gaia_use.3"} {
 		page, err := os.ReadFile(name)
 		require.NoError(t, err)
 		pages = append(pages, page...)

@@ -482,8 +482,8 @@ func TestWrapperAndCMake(t *testing.T) {
 func TestManualPages(t *testing.T) {
 	checked := false
 	for _, c := range [][]string{
-		{"mandoc", "-T", "lint", "-W", "warning", "../gaia_mmap.3", "../gaia_mview.3"},
-		{"groff", "-man", "-ww", "-z", "-T", "utf8", "../gaia_mmap.3", "../gaia_mview.3"},
+		{"mandoc", "-T", "lint", "-W", "warning", "../gaia_mmap.3", "../gaia_mview.3", "../gaia_use.3"},
+		{"groff", "-man", "-ww", "-z", "-T", "utf8", "../gaia_mmap.3", "../gaia_mview.3", "../gaia_use.3"},
 	} {
 		if _, err := exec.LookPath(c[0]); err != nil {
 			continue

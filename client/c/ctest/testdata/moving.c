@@ -63,6 +63,12 @@ static void basic(const char *path)
 
 		CHECK(pread(fd, got, 1, (off_t)b) == 1 && (uint8_t)got[0] == (uint8_t)(at(b) + 3));
 	}
+	/* Copies need no bracket, and take back what was used before. */
+	uint8_t *all = malloc((size_t)BLOCKS * BLOCK);
+	CHECK(all != NULL && gaia_read(p, all, BLOCK * 4) == 0 && all[BLOCK + 8] == (uint8_t)(at(BLOCK + 8) + 3));
+	CHECK(gaia_write(p + 20, all + 20, BLOCK) == 0);
+	free(all);
+	MMAP_FAILS(gaia_copies(p, 1, NULL, 0), EINVAL);
 	/* Several ranges, mappings that do not move, and brackets within one another. */
 	q = gaia_mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
 	CHECK(q != MAP_FAILED);

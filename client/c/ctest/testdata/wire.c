@@ -145,8 +145,9 @@ static void wire2(const char *path)
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
-	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_GROUP));
-	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES));
+	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~(GAIAFS_FEATURE_GROUP | GAIAFS_FEATURE_MOVE)));
+	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_GROUP));
+	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_MOVE));
 
 	/* Groups: a list of ranges, behind what an ACQUIREALL asks for. */
 	uint8_t list[256], *last = list;
