@@ -69,8 +69,6 @@ type lease struct {
 	// then it is unsure. turn counts the Moves. Protected by mu.
 	generation, turn uint64
 	unsure           bool
-	// kept is set while the client does not answer: the extent stays. Protected by mu.
-	kept *residency.Pin
 }
 
 // movable is what only a Mapping whose memory moves has.
