@@ -84,7 +84,7 @@ func (x *Extent) Hold() { x.users.Add(1) }
 func (x *Extent) TryHold() bool {
 	for {
 		n := x.users.Load()
-		if n == 0 {
+		if n <= 0 {
 			return false
 		}
 		if x.users.CompareAndSwap(n, n+1) {
