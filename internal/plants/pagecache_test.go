@@ -4,9 +4,9 @@ package plants
 var pagecachePlants = []plant{
 	{
 		name: "what a read found out outlives a change",
-		file: "pagecache/readsnapshot.go",
-		old:  "s.epoch != f.epochs[i].Load() ||",
-		new:  "",
+		file: "pagecache/cleanread/snapshot.go",
+		old:  "|| s.epoch != f.regions.epoch(r) {",
+		new:  "{",
 		nets: []net{
 			{pkg: "pagecache", run: "TestReadsOfWhatDidNotChangeTakeNoLock"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=4000"}},
@@ -14,16 +14,16 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a read without the lock enters the kernel unnoticed",
-		file: "pagecache/readsnapshot.go",
+		file: "pagecache/cleanread/snapshot.go",
 		old:  "|| !direct && !s.held {",
 		new:  "{",
 		nets: []net{{pkg: "pagecache", run: "TestDirectReadsDoNotLetOthersPass"}},
 	},
 	{
 		name: "a read publishes a region of which it marked only its own pages",
-		file: "pagecache/readsnapshot.go",
-		old:  "f.lrc.CPURead(pages)",
-		new:  "f.lrc.CPURead(rg)",
+		file: "pagecache/cleanread.go",
+		old:  "e.f.lrc.CPURead(pages)",
+		new:  "e.f.lrc.CPURead(page.Range{Start: pages.Start, End: pages.Start + 1})",
 		nets: []net{{pkg: "pagecache", run: "TestReadsWithoutLockAreDroppedByReleases"}},
 	},
 	{
@@ -74,8 +74,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a concurrent write keeps no base",
 		file: "pagecache/write.go",
-		old:  "k, changed := newKeeping(plan.Keep), false",
-		new:  "k, changed := newKeeping(plan.Keep[:0]), false",
+		old:  "f.newKeepingLocked(plan.Keep)",
+		new:  "f.newKeepingLocked(plan.Keep[:0])",
 		nets: []net{
 			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes|TestReleaseAndWriteOfOnePage"},
 			{pkg: "internal/mounttest", run: "TestLinearizable"},
@@ -202,14 +202,14 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a read from a device takes stores that nobody released",
-		file: "pagecache/deviceread.go",
+		file: "pagecache/cleanread/copy.go",
 		old:  "if sums[i] == c.agreed[i] {",
 		new:  "if sums[i] == c.agreed[i] || len(sums) > 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestUnreleasedStoresAreNotRead"}},
 	},
 	{
 		name: "a read from a device takes what changed while it was copied",
-		file: "pagecache/deviceread.go",
+		file: "pagecache/cleanread/copy.go",
 		old:  "if compared < p.pages.Len() && f.epoch(p.pages) != p.epoch {",
 		new:  "if compared < 0 && f.epoch(p.pages) != p.epoch {",
 		nets: []net{{pkg: "pagecache", run: "TestChangesDuringTheCopy|TestRandomDevicesServeReads"}},
