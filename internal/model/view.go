@@ -1,6 +1,10 @@
 package model
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
 // A view of a client is what its View asked for. It has no state but that: a view that is acquired shows home, after what
 // devices released of its pages came home and the kernel's dirty pages of the whole span did.
@@ -65,12 +69,22 @@ func (s Step) Part(size int64) (off, n int64) {
 // ViewSize returns the bytes of the view of a View.
 func (s Step) ViewSize() int64 { return int64(len(s.viewBytes())) }
 
-// acquireView brings home what the view of v shows at its bytes part: all pages from the first to the last byte of each
-// segment there, and of the whole view those between segments, too.
+// acquireView brings home what the view of v shows at its bytes part.
 func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
-	var least, most int64
-	spans := make(map[int][2]int64)
-	for i, b := range v.viewBytes() {
+	least, most := v.viewSpan()
+	m.flush(least, most-least, false)
+	for _, span := range v.acquired(part, whole) {
+		m.each(span[0], span[1]-span[0], func(p, _, _ int, _ int64) {
+			if p < len(m.pages) {
+				m.collect(p, false)
+			}
+		})
+	}
+}
+
+// viewSpan returns the first byte of the view of a View, and the end of the last one.
+func (s Step) viewSpan() (least, most int64) {
+	for i, b := range s.viewBytes() {
 		if b.row >= 0 && (i == 0 || b.at < least) {
 			least = b.at
 		}
@@ -78,7 +92,17 @@ func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
 			most = max(most, b.at+1)
 		}
 	}
-	m.flush(least, most-least, false)
+	return least, most
+}
+
+// acquired returns what an acquire of the bytes part of the view of v brings up to date: from the first to the last byte
+// of each segment there, and of the whole view what is between segments, too.
+func (v Step) acquired(part []viewByte, whole bool) (list [][2]int64) {
+	if whole {
+		least, most := v.viewSpan()
+		return [][2]int64{{least, most}}
+	}
+	spans := make(map[int][2]int64)
 	for _, b := range part {
 		if b.row < 0 {
 			continue
@@ -89,20 +113,33 @@ func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
 		}
 		spans[b.segment] = [2]int64{min(span[0], b.at), max(span[1], b.at+1)}
 	}
-	if whole {
-		spans = map[int][2]int64{0: {least, most}}
-	}
 	// A part of several rows has whole rows.
-	for i, span := range spans {
-		if !whole {
-			span = v.wholeRows(part, i, span)
-		}
-		m.each(span[0], span[1]-span[0], func(p, _, _ int, _ int64) {
-			if p < len(m.pages) {
-				m.collect(p, false)
-			}
-		})
+	for _, i := range slices.Sorted(maps.Keys(spans)) {
+		list = append(list, v.wholeRows(part, i, spans[i]))
 	}
+	return list
+}
+
+// ReadsOf returns direct reads of what s, a View or a Look, brings up to date.
+func (m *Model) ReadsOf(s Step) (reads []Step) {
+	v, part, whole := s, []viewByte(nil), true
+	if s.Op == Look {
+		var ok bool
+		if v, ok = m.views[s.Client]; !ok {
+			return nil
+		}
+		all := v.viewBytes()
+		off, n := s.Part(int64(len(all)))
+		part, whole = all[off:off+n], n == int64(len(all))
+	} else if s.Lazy {
+		return nil
+	}
+	for _, span := range v.acquired(part, whole) {
+		if n := min(span[1], m.size) - span[0]; n > 0 {
+			reads = append(reads, Step{Op: DirectRead, Off: span[0], Len: n})
+		}
+	}
+	return reads
 }
 
 // wholeRows returns the span of the rows of a segment that part has bytes of, and span where it is only one row.

@@ -60,6 +60,11 @@ func expand(run *model.Run, s model.Step) []model.Step {
 			collect.Op = model.Collect
 			return []model.Step{s, collect}
 		}
+	case model.View, model.Look:
+		// A view may take what devices released straight from them. The model has it brought home.
+		if !run.Loose {
+			return append(run.Model.ReadsOf(s), s)
+		}
 	case model.Evict:
 		// An extent goes as a whole, and only if nobody maps a page of it.
 		for c := range l.Clients() {
