@@ -273,11 +273,14 @@ func (u *unmounting) busy(users []user) error {
 
 // withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
 func (u *unmounting) withoutDaemon(why error) error {
-	dead := errors.Is(why, syscall.ENOTCONN) || u.detached != nil && errors.Is(why, syscall.ECONNREFUSED)
+	// A daemon that ends removes its socket.
+	gone := errors.Is(why, syscall.ECONNREFUSED) || errors.Is(why, syscall.ENOENT)
+	dead := errors.Is(why, syscall.ENOTCONN) || u.detached != nil && gone
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
 	case u.detached != nil && dead: // it has just ended
-		return fmt.Errorf("%s and has ended: see its log for whether everything is written back", u.remains())
+		return fmt.Errorf("%s, and its daemon ended before it said whether everything is written back: see its log",
+			u.isGone())
 	case u.detached != nil:
 		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
 			"then, and what is not written back is lost", u.remains(), why, u.detached.pid())

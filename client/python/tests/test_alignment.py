@@ -97,7 +97,7 @@ def test_mappings_refuse(make):
 NOTHING = {
     "Acquired.pages", "Array.device", "Array.dtype", "Array.nbytes", "Array.readonly", "Array.shape", "Array.size",
     "Array.tobytes", "CopiedWarning", "DType", "Error", "FormatError", "Mapping.mode", "Mapping.offset", "Mapping.sync",
-    "Mapping.write", "Dataset", "Pack", "pack", "patch", "save",
+    "Mapping.write", "Dataset", "Group", "Pack", "acquire", "atomic", "pack", "patch", "save",
     "ReadOnlyWarning", "Segment", "ShardPlan", "Split", "Weights.acquire", "info", "mmap", "save_file", "status", "view",
     "warm",
 }  # fmt: skip

@@ -82,7 +82,8 @@ static void args(const char *path)
 	/* Flags: each of ours alone, and no others. */
 	a.prot = PROT_READ;
 	for (unsigned bit = 0; bit < 64; bit++) {
-		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD;
+		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD |
+			GAIA_MAP_MOVABLE;
 
 		a.flags = UINT64_C(1) << bit;
 		if (a.flags == MAP_FIXED || a.flags == 0x100000 /* MAP_FIXED_NOREPLACE */)
@@ -115,11 +116,14 @@ static void args(const char *path)
 	a.kind = -1;
 	MMAP_FAILS(gaia_map(&a, sizeof a), EINVAL);
 
-	/* The call of the first version takes its own flag, and none of ours. */
+	/* gaia_mmap takes two flags of its own, and none of gaia_map's. */
 	p = gaia_mmap(NULL, PAGE, PROT_READ, MAP_SHARED | GAIA_LAZY, a.fd, 0, 0);
 	CHECK(p != MAP_FAILED && gaia_info(p, &info.now, sizeof info.now) == 0);
 	CHECK(info.now.flags == GAIA_MAP_LAZY && gaia_munmap(p, PAGE) == 0);
-	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, MAP_SHARED | 0x40000000, a.fd, 0, 0), EINVAL);
+	p = gaia_mmap(NULL, PAGE, PROT_READ, MAP_SHARED | GAIA_MOVABLE, a.fd, 0, 0);
+	CHECK(p != MAP_FAILED && gaia_info(p, &info.now, sizeof info.now) == 0);
+	CHECK(info.now.flags == GAIA_MAP_MOVABLE && gaia_munmap(p, PAGE) == 0);
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, MAP_SHARED | 0x10000000, a.fd, 0, 0), EINVAL);
 	close(a.fd);
 }
 
