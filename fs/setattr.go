@@ -167,7 +167,7 @@ func (n *node) rightsTouched() {
 func (fs *fileSystem) setSize(
 	ctx context.Context, n *node, fd int, of *openFile, uid uint32, before, size int64,
 ) syscall.Errno {
-	if !n.isRegular() {
+	if !n.isRegular() || size < 0 {
 		return syscall.EINVAL
 	}
 	c := n.content()
