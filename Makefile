@@ -129,8 +129,8 @@ test-race: ## All tests under the race detector, with invariants checked
 # The rules and what carries them out, 4 minutes of processor time. Package fs is left out: the limit is 15 minutes for
 # all of CI, on 2 cores. test-race has everything.
 .PHONY: test-race-core
-test-race-core: ## lrc and pagecache under the race detector, with invariants checked
-	$(GO) test -json -race -tags invariants -timeout $(TEST_TIMEOUT) ./lrc ./pagecache | $(SUMMARY)
+test-race-core: ## The rules and the page cache under the race detector, with invariants checked
+	$(GO) test -json -race -tags invariants -timeout 30m ./lrc ./pagecache ./pagecache/cleanread ./pagecache/residency | $(SUMMARY)
 
 .PHONY: test-gpu
 test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fails

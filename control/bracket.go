@@ -9,13 +9,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Brackets: USE asks for the memory of what a launch uses, DONE gives it back. In between it stays where the client was told
-// by MOVEs that it is.
+// Brackets: USE asks for the memory of what a launch uses, DONE gives it back. In between it stays where the client was
+// told by MOVEs that it is.
 
 // errNoMove says that a client did not choose the feature.
 var errNoMove = failure(syscall.EOPNOTSUPP, "memory that moves was not chosen among the features")
 
-// attachPatience is how long a bracket waits for the client's service connection, which the client makes in the background.
+// attachPatience is how long a bracket waits for the client's service connection, which the client makes in the
+// background.
 const attachPatience = 10 * time.Second
 
 // openBracket is one of a session, or is going to be.

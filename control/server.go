@@ -32,8 +32,8 @@ type Options struct {
 	End func(ctx context.Context, r EndRequest) error
 	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
 	Record func() (*pagecache.Recording, error)
-	// File answers a FILE; what it returns is marshalled to JSON. Its errors wrap a syscall.Errno, and their text is shown to
-	// the client's user. Nil: such requests fail with ENOTSUP.
+	// File answers a FILE; what it returns is marshalled to JSON. Its errors wrap a syscall.Errno, and their text is shown
+	// to the client's user. Nil: such requests fail with ENOTSUP.
 	File func(context.Context, FileRequest) (any, error)
 	// Profile makes a profile of this process, for so long where it is one over time. Nil: requests for it fail with
 	// ENOTSUP.

@@ -43,7 +43,8 @@ const (
 	featureService features = 1 << 0
 	// featureLarge: requests may have their body in a sealed memfd.
 	featureLarge features = 1 << 1
-	// featureMove: the client may make movable mappings and brackets, and answers MOVE. It has to choose featureService too.
+	// featureMove: the client may make movable mappings and brackets, and answers MOVE. It has to choose featureService
+	// too.
 	featureMove features = 1 << 2
 	// featureView: the client may ask for views.
 	featureView features = 1 << 3

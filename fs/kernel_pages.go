@@ -36,9 +36,9 @@ import (
 // Between the stale fill and the second invalidation a program that maps the page may store into it. Then the page goes
 // home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and
 // before a WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages
-// were filled with. What the kernel writes back of such a page, until the second invalidation is done or the kernel asks
-// for the page again, is merged by bytes against them. A kernel that asks for a page has none of it any more, and what it
-// is given now has the WRITE's bytes: then a store of what was there before the WRITE is a store.
+// were filled with. What the kernel writes back of such a page, until the second invalidation is done or the kernel
+// asks for the page again, is merged by bytes against them. A kernel that asks for a page has none of it any more, and
+// what it is given now has the WRITE's bytes: then a store of what was there before the WRITE is a store.
 //
 // WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
 // invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the

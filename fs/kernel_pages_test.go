@@ -170,8 +170,8 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	assert.Equal(t, stale, merged)
 }
 
-// TestSuspectPageThatTheKernelReadsAgain: before a page is dropped that the kernel filled too early, it goes for another
-// reason, and the kernel reads it with what was written. A program then stores what was there before the write.
+// TestSuspectPageThatTheKernelReadsAgain: before a page is dropped that the kernel filled too early, it goes for
+// another reason, and the kernel reads it with what was written. A program then stores what was there before the write.
 func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
 	s := mount(t)
 	path := filepath.Join(s.mnt, "file")

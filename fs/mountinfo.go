@@ -114,8 +114,8 @@ func MountAt(path string) (MountInfo, error) {
 	return m, nil
 }
 
-// MountOf returns the mount that path is on. It looks at no file of a mount of gaiafs, whose daemon may not answer: symbolic
-// links in one are not followed.
+// MountOf returns the mount that path is on. It looks at no file of a mount of gaiafs, whose daemon may not answer:
+// symbolic links in one are not followed.
 func MountOf(path string) (MountInfo, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -137,8 +137,8 @@ func MountOf(path string) (MountInfo, error) {
 	return MountInfo{}, fmt.Errorf("%s: %w", path, syscall.ELOOP)
 }
 
-// followFirst replaces the first symbolic link on the way of an absolute path by where it leads. It looks at no mount of
-// gaiafs.
+// followFirst replaces the first symbolic link on the way of an absolute path by where it leads. It looks at no mount
+// of gaiafs.
 func followFirst(path string) (string, error) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	at := "/"

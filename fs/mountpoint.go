@@ -152,8 +152,8 @@ func sameFilesystemAbove(outer, inner string) bool {
 	return op == "/" || strings.HasPrefix(ip, op+"/")
 }
 
-// CheckRights finds out whether the process may mount, and with allowOther whether it may let other users use the mount. Its
-// errors are sentences: what is wrong, a colon, and what to do.
+// CheckRights finds out whether the process may mount, and with allowOther whether it may let other users use the
+// mount. Its errors are sentences: what is wrong, a colon, and what to do.
 func CheckRights(allowOther bool) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {

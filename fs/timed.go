@@ -50,8 +50,9 @@ type timed struct {
 // ended notes that a request has ended that began at start.
 func (t timed) ended(kind requestKind, start time.Time) { t.times[kind].Observe(time.Since(start)) }
 
-// Requests returns how many requests of each kind the kernel has made, and how long they took. Kinds that were not asked
-// for are left out. Reads and writes that pass through, and those that the kernel serves from its cache, are no requests.
+// Requests returns how many requests of each kind the kernel has made, and how long they took. Kinds that were not
+// asked for are left out. Reads and writes that pass through, and those that the kernel serves from its cache, are no
+// requests.
 func (s *Server) Requests() map[string]pagecache.Latency {
 	all := make(map[string]pagecache.Latency)
 	for i, name := range requestNames {

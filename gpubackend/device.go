@@ -104,8 +104,8 @@ type Patch struct {
 	Mem        Memory
 	Off        int64
 	Base, Next []byte
-	// Agreed is the Digest of Base, or nil. A device may tell by it that the page is as in Base and do without that. Who has it
-	// need not find out what changed.
+	// Agreed is the Digest of Base, or nil. A device may tell by it that the page is as in Base and do without that. Who
+	// has it need not find out what changed.
 	Agreed *Digest
 	// Changed has every granule in which Base and Next differ, and may have others: no device looks at the rest. Where it
 	// has none, the device looks for them itself.
@@ -127,16 +127,16 @@ type Memory interface {
 	// can only read, as far as the kind of device can enforce that: CUDA leaves it to the importing process, see package
 	// cuda. The descriptor stays the Memory's and is the same every time, up to a call of Held: duplicate it to keep it.
 	Export(writable bool) (*os.File, error)
-	// Held reports whether another process may still have what Export returned: a descriptor, on its way too, or a mapping. Where
-	// that cannot be found out, it is so from the first Export on. The call closes the descriptors that Export returned, so nobody
-	// may be sending them.
+	// Held reports whether another process may still have what Export returned: a descriptor, on its way too, or a
+	// mapping. Where that cannot be found out, it is so from the first Export on. The call closes the descriptors that
+	// Export returned, so nobody may be sending them.
 	Held() bool
 	// Zeroed reports whether the memory is known to have held nothing but zeros when Alloc returned it, so that nobody
 	// needs to zero it before it is exported.
 	Zeroed() bool
-	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails
-	// with ErrFreed. Processes that imported it keep it until they unmap it; where that can be found out, it counts as used until
-	// then. It is never handed out again.
+	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails with
+	// ErrFreed. Processes that imported it keep it until they unmap it; where that can be found out, it counts as used
+	// until then. It is never handed out again.
 	Free() error
 }
 
@@ -150,12 +150,12 @@ type Device interface {
 	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
 	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed Info.Memory.
 	Alloc(size int64) (Memory, error)
-	// AllocHost is Alloc of pinned memory of the host, which programs map and the device reads and stores into as if it were
-	// its own, only slower. It takes nothing of Info.Memory and does not count in Used: whoever asks bounds it. It fails with
-	// ErrNoMemory where the host has none, or lets nobody pin more.
+	// AllocHost is Alloc of pinned memory of the host, which programs map and the device reads and stores into as if it
+	// were its own, only slower. It takes nothing of Info.Memory and does not count in Used: whoever asks bounds it. It
+	// fails with ErrNoMemory where the host has none, or lets nobody pin more.
 	AllocHost(size int64) (Memory, error)
-	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep. Memory of
-	// the host is left out.
+	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep. Memory
+	// of the host is left out.
 	Used() int64
 
 	// CopyIn copies from the host to the device, CopyOut from the device to the host. The pieces of one call may

@@ -30,7 +30,8 @@ func (s *source) readDirect(t *testing.T, off, n int) []byte {
 	return p[:got]
 }
 
-// TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see every write.
+// TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see
+// every write.
 func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
@@ -82,7 +83,8 @@ func TestNothingIsReadAgain(t *testing.T) {
 	require.Less(t, pass(2), int64(chunks/8*cleanread.ChunkSize))
 }
 
-// TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched again.
+// TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched
+// again.
 func TestAFailedReadBringsNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
@@ -100,8 +102,8 @@ func TestAFailedReadBringsNothing(t *testing.T) {
 	require.EqualValues(t, 1, home.reads.Load())
 }
 
-// TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again, leaves
-// chunks usable.
+// TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again,
+// leaves chunks usable.
 func TestWhatIsIdleChangesNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
@@ -116,8 +118,8 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	require.EqualValues(t, 1, m.counter(cleanReads))
 }
 
-// TestGivenUpTwice: a copy that hangs, and that both the reader who asked for it and another one gave up, leaves its device usable
-// once it has ended; so does one that never began.
+// TestGivenUpTwice: a copy that hangs, and that both the reader who asked for it and another one gave up, leaves its
+// device usable once it has ended; so does one that never began.
 func TestGivenUpTwice(t *testing.T) {
 	for name, before := range map[string]int{"while it runs": 0, "while it waits": schedule.MostCalls} {
 		t.Run(name, func(t *testing.T) {
@@ -149,8 +151,8 @@ func TestGivenUpTwice(t *testing.T) {
 	}
 }
 
-// TestReadersBehindHungCopies: where all that a device does is what nobody waits for, and hangs, the first reader behind it is the
-// last one that asks the device.
+// TestReadersBehindHungCopies: where all that a device does is what nobody waits for, and hangs, the first reader
+// behind it is the last one that asks the device.
 func TestReadersBehindHungCopies(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -171,8 +173,8 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	require.False(t, stuck())
 }
 
-// TestReadersCopyThemselves: from a device without copy engines a reader copies in its own goroutine, and all or nothing. What home's part of a
-// read takes is not the device's. A copy that fails is no reader's error.
+// TestReadersCopyThemselves: from a device without copy engines a reader copies in its own goroutine, and all or
+// nothing. What home's part of a read takes is not the device's. A copy that fails is no reader's error.
 func TestReadersCopyThemselves(t *testing.T) {
 	m := newMachine(t, 1)
 	d := m.cache.devices[0]
@@ -216,7 +218,8 @@ func TestNoPlaceForMore(t *testing.T) {
 	}
 }
 
-// TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or ahead of it.
+// TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or
+// ahead of it.
 func TestCopyEngines(t *testing.T) {
 	for _, engines := range []bool{true, false} {
 		m := newMachine(t, 1)

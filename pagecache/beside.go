@@ -10,12 +10,12 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to which
-// pages. So all pages are in doubt from then on, and each is settled before anything is done that needs to know what home has:
-// an acquire, a collect, a change of home through the mount. A background pass settles the others.
+// Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to
+// which pages. So all pages are in doubt from then on, and each is settled before anything is done that needs to know
+// what home has: an acquire, a collect, a change of home through the mount. A background pass settles the others.
 //
-// Such a change is like a write of a CPU program that was not announced. Settling a page makes up for what ChangeHome would
-// have done before it:
+// Such a change is like a write of a CPU program that was not announced. Settling a page makes up for what ChangeHome
+// would have done before it:
 //
 //   - A tracked page whose base is home, and whose bytes in home have the digest that was agreed on, did not change.
 //   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have the
@@ -35,8 +35,8 @@ import (
 // mount changes the file. So what is about to be kept as a base is compared with what its replicas agreed on, and where
 // it is something else, home counts as changed. Nobody's bytes become a base of which they were never a part.
 
-// CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are not
-// changed yet, but nobody is served from them any more before they are settled.
+// CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are
+// not changed yet, but nobody is served from them any more before they are settled.
 func (f *File) CheckHome(ctx context.Context) (changed bool, err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return false, err
@@ -85,9 +85,9 @@ func (f *File) changedBesideLocked(ctx context.Context, size int64) error {
 	return f.resizedLocked(ctx, size)
 }
 
-// resizedLocked takes note of a size that home was given beside the mount. It settles the page of the end while the former size
-// is known. No replica may be brought up to date between that and the moment when its bytes past the former end are zeroed: it
-// would lose what home was made longer by.
+// resizedLocked takes note of a size that home was given beside the mount. It settles the page of the end while the
+// former size is known. No replica may be brought up to date between that and the moment when its bytes past the former
+// end are zeroed: it would lose what home was made longer by.
 func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	before := f.size
 	if size == before {
@@ -156,7 +156,8 @@ func (f *File) keepMovedLocked(plan lrc.ComparePlan, k keeping) {
 	}
 }
 
-// keepEndLocked keeps what home has of the page that a new end is in, or a former one, before it is zeroed from there on.
+// keepEndLocked keeps what home has of the page that a new end is in, or a former one, before it is zeroed from there
+// on.
 func (f *File) keepEndLocked(ctx context.Context, end int64) error {
 	rg := page.Range{Start: page.Index(end >> page.Shift), End: page.Count(end)}
 	if rg.Empty() || len(f.lrc.Keeps([]page.Range{rg}, versions.CPU)) == 0 {
@@ -212,8 +213,8 @@ func (f *File) settleSomeLocked(ctx context.Context, rg page.Range) (next page.I
 	return next, f.settleHomeLocked(ctx, page.Range{Start: rg.Start, End: next})
 }
 
-// settleHomeLocked finds out which pages of rg that are in doubt did change. Where that takes more memory than there is, it
-// brings their replicas up to date.
+// settleHomeLocked finds out which pages of rg that are in doubt did change. Where that takes more memory than there
+// is, it brings their replicas up to date.
 func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
 	return f.settleWithLocked(ctx, rg, func(part page.Range) error {
 		if f.c.memory.fits(0) {

@@ -40,12 +40,12 @@ type Bracket struct {
 	done  sync.Once
 }
 
-// Use returns a bracket in which all of the ranges have memory, with their bytes, at their clients' addresses: memory of the
-// device, or pinned memory of the host where that is full. Pages that the device has are not brought up to date; an acquire
-// does that. Ranges of mappings that do not move need nothing. It blocks on home, on devices, on clients, and for at most
-// Patience on brackets of others. Errors: EINVAL (a range, or mappings on several devices), ENOMEM (it can never fit),
-// ETIMEDOUT, EDEADLK (Nested, and it would have to wait), those of home and of the device, and those of a client that could
-// not map the memory.
+// Use returns a bracket in which all of the ranges have memory, with their bytes, at their clients' addresses: memory
+// of the device, or pinned memory of the host where that is full. Pages that the device has are not brought up to date;
+// an acquire does that. Ranges of mappings that do not move need nothing. It blocks on home, on devices, on clients,
+// and for at most Patience on brackets of others. Errors: EINVAL (a range, or mappings on several devices), ENOMEM (it
+// can never fit), ETIMEDOUT, EDEADLK (Nested, and it would have to wait), those of home and of the device, and those of
+// a client that could not map the memory.
 func (c *Cache) Use(ctx context.Context, uses []Use, o UseOptions) (*Bracket, error) {
 	if o.Patience == 0 {
 		o.Patience = DefaultPatience
@@ -76,8 +76,8 @@ func (c *Cache) Use(ctx context.Context, uses []Use, o UseOptions) (*Bracket, er
 	}
 }
 
-// usedRanges joins the ranges of each movable mapping, in whole extents of new ones, so that a client has nothing at its addresses
-// that was not brought. All are of one device.
+// usedRanges joins the ranges of each movable mapping, in whole extents of new ones, so that a client has nothing at
+// its addresses that was not brought. All are of one device.
 func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err error) {
 	ranges = make(map[*Mapping][]page.Range)
 	for _, u := range uses {

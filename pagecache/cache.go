@@ -33,13 +33,14 @@ const (
 type Options struct {
 	// Devices are the devices that files may be mapped on. The Cache closes them in Close.
 	Devices []gpubackend.Device
-	// HostMemory is the number of bytes that what grows with the work of others may take (account). 0 stands for DefaultHostMemory.
+	// HostMemory is the number of bytes that what grows with the work of others may take (account). 0 stands for
+	// DefaultHostMemory.
 	HostMemory int64
 	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
-	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes half of
-	// HostMemory at most, and 4 GiB.
+	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes
+	// half of HostMemory at most, and 4 GiB.
 	DeviceReads DeviceReads
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
@@ -47,17 +48,17 @@ type Options struct {
 	BufferedReads bool
 	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
 	TrustUsers bool
-	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait any
-	// more. Neither may block. A release waits until held is closed, but no longer than a second.
+	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait
+	// any more. Neither may block. A release waits until held is closed, but no longer than a second.
 	Hold func() (held <-chan struct{}, end func())
-	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says so. 0
-	// stands for all of it.
+	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says
+	// so. 0 stands for all of it.
 	UserShare float64
-	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames. "" stands
-	// for DefaultEviction.
+	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames. ""
+	// stands for DefaultEviction.
 	Eviction string
-	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. "" stands
-	// for DefaultTransfers.
+	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. ""
+	// stands for DefaultTransfers.
 	Transfers string
 	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
 	PinnedMemory int64
@@ -287,8 +288,8 @@ func (c *Cache) Lookup(id FileID) *File {
 }
 
 // Forget drops whatever devices hold of a file whose last name and last open descriptor are gone. Mappings that still
-// exist keep what they map until they end. It does not wait for devices, for the caller may hold locks that requests need. Where
-// nobody works on the file, home is closed when Forget returns, so that its space is free.
+// exist keep what they map until they end. It does not wait for devices, for the caller may hold locks that requests
+// need. Where nobody works on the file, home is closed when Forget returns, so that its space is free.
 func (c *Cache) Forget(id FileID) {
 	c.publications.forget(id)
 	f := c.Lookup(id)
@@ -317,8 +318,8 @@ func (c *Cache) Forget(id FileID) {
 	f.dropIdleLocked()
 }
 
-// keepUnmappedLocked makes the caller a user of the extents that no client maps. free, which may wait for devices and needs no
-// lock, ends that.
+// keepUnmappedLocked makes the caller a user of the extents that no client maps. free, which may wait for devices and
+// needs no lock, ends that.
 func (f *File) keepUnmappedLocked() (free func()) {
 	var kept []*extent
 	for _, h := range f.holdings {
@@ -396,8 +397,8 @@ func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	return errs, len(left) == 0
 }
 
-// onFiles does something for each of files on its own, so that one that hangs holds up no other. It returns what went wrong, and
-// the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
+// onFiles does something for each of files on its own, so that one that hangs holds up no other. It returns what went
+// wrong, and the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
 func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {

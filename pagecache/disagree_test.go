@@ -25,8 +25,8 @@ func (h *memoryHome) noticed(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestReplicasOfTwoMoments fills one device before a change in SOURCE and another one after it, before anybody noticed. Each
-// knows what it has: nobody takes one's bytes for stores of the other, or keeps the former ones.
+// TestReplicasOfTwoMoments fills one device before a change in SOURCE and another one after it, before anybody noticed.
+// Each knows what it has: nobody takes one's bytes for stores of the other, or keeps the former ones.
 func TestReplicasOfTwoMoments(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		for _, writable := range [][2]bool{{true, true}, {false, true}, {true, false}, {false, false}} {
@@ -110,8 +110,8 @@ func TestReplicasOfThreeMoments(t *testing.T) {
 	}
 }
 
-// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has stores
-// and the others have what it was.
+// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has
+// stores and the others have what it was.
 func TestSeveralPagesOfSeveralDevices(t *testing.T) {
 	const pages = 6
 	for _, devices := range []int{2, 3} {

@@ -69,14 +69,14 @@
 //
 // A View is read-only memory with chosen bytes of files, packed (package view). It is a copy of home that no program
 // stores into, so lrc does not know of it: whatever changes home says so to the views of the file (spoilLocked). An
-// acquire of a view copies what is stale: what devices released and home does not have yet from them, under File.mu, the
-// rest without it (views.go, viewstraight.go, viewfill.go). Its memory is package residency's as that of files, with the View as the Key, and stays until
-// it is needed for something else.
+// acquire of a view copies what is stale: what devices released and home does not have yet from them, under File.mu,
+// the rest without it (views.go, viewstraight.go, viewfill.go). Its memory is package residency's as that of files,
+// with the View as the Key, and stays until it is needed for something else.
 //
 // # Groups
 //
-// A Group's release publishes stores into several ranges and files at once, with a version (group.go, undo.go). Every acquire
-// gets all of a group or nothing (publications.go, acquireall.go).
+// A Group's release publishes stores into several ranges and files at once, with a version (group.go, undo.go). Every
+// acquire gets all of a group or nothing (publications.go, acquireall.go).
 //
 // # Digests
 //

@@ -192,8 +192,9 @@ type Eviction struct {
 	Error  string `json:"error,omitempty"` // why Kept is kept
 }
 
-// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps, views too. What
-// only a device has comes home first. It blocks on home and on the device. ENODEV for no such device, and errors of ctx.
+// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps, views too.
+// What only a device has comes home first. It blocks on home and on the device. ENODEV for no such device, and errors
+// of ctx.
 func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, err error) {
 	if ordinal >= 0 {
 		if _, err := c.device(0, ordinal, gpubackend.UUID{}); err != nil {

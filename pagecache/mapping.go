@@ -34,11 +34,12 @@ type MapRequest struct {
 	Launder bool
 	// Process is the kernel's number of the client, for recordings.
 	Process uint32
-	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than Options.UserShare.
+	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than
+	// Options.UserShare.
 	User    uint32
 	Limited bool
-	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and Moves say
-	// what memory it has. Nothing is fetched before.
+	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and
+	// Moves say what memory it has. Nothing is fetched before.
 	Client Client
 	// IfLarger has that be so only where the range is larger than the device's memory.
 	IfLarger bool
@@ -81,8 +82,8 @@ type Mapping struct {
 	filled int64
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches yet,
-	// fetching says that somebody does. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches
+	// yet, fetching says that somebody does. Protected by readAheadMu.
 	readAheadMu sync.Mutex
 	readAhead   *prefetch.Device
 	queue       []page.Range
@@ -303,8 +304,8 @@ func (m *Mapping) at(off, n int64) (page.Range, error) {
 }
 
 // Acquire brings the n bytes at off (counted from the start of the mapping) up to date on the device, and returns the
-// number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside the
-// mapping.
+// number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside
+// the mapping.
 func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	_, pages, err = m.f.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder)
 	return pages, err
@@ -353,9 +354,9 @@ func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages 
 	return pages, nil
 }
 
-// Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number of
-// pages modified since the last agreement. Programs that store into the range at the same time have those bytes released
-// now or later. EINVAL outside the mapping. EBUSY says that stores into pages of open groups were left out.
+// Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number
+// of pages modified since the last agreement. Programs that store into the range at the same time have those bytes
+// released now or later. EINVAL outside the mapping. EBUSY says that stores into pages of open groups were left out.
 func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err error) {
 	rg, err := m.at(off, n)
 	if err != nil || !m.writable {
@@ -417,8 +418,8 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
-// Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It waits for calls in progress. It is idempotent: every
-// call returns what the first one came to.
+// Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It
+// waits for calls in progress. It is idempotent: every call returns what the first one came to.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	m.ended.Do(func() {
 		m.finish()

@@ -19,10 +19,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// The memory of a movable mapping comes with a bracket (bracket.go) and stays until others need it. Between brackets the
-// client still has it at its addresses, by a lease. To take memory back, the Cache asks each client that has a lease to
-// put a hole in its place; only then do bytes move. So nobody stores into an extent that moves, and one that a bracket uses
-// has pins, and does not.
+// The memory of a movable mapping comes with a bracket (bracket.go) and stays until others need it. Between brackets
+// the client still has it at its addresses, by a lease. To take memory back, the Cache asks each client that has a
+// lease to put a hole in its place; only then do bytes move. So nobody stores into an extent that moves, and one that a
+// bracket uses has pins, and does not.
 
 // movePatience is how long a client is waited for that is to give memory back. One that takes longer keeps what it has
 // until it answers, and is charged for it.
@@ -50,7 +50,8 @@ type Move struct {
 	Descriptor *os.File
 }
 
-// Client is the process that has a movable mapping, as its mapping sees it. Its methods may be called from any goroutine.
+// Client is the process that has a movable mapping, as its mapping sees it. Its methods may be called from any
+// goroutine.
 type Client interface {
 	// Move passes m on and does not wait. The client gets the Moves of one extent in the order of the calls. wait returns
 	// what became of it: nil, an error that wraps the client's errno, or ctx's error, after which it may be called again.
@@ -65,8 +66,8 @@ type lease struct {
 	x *extent
 
 	mu sync.Mutex
-	// generation is the one that the client was told to have, 0 if none. It may have another one while it has not answered:
-	// then it is unsure. turn counts the Moves. Protected by mu.
+	// generation is the one that the client was told to have, 0 if none. It may have another one while it has not
+	// answered: then it is unsure. turn counts the Moves. Protected by mu.
 	generation, turn uint64
 	unsure           bool
 }
@@ -79,8 +80,8 @@ type movable struct {
 	deaf    atomic.Int64   // how many these are
 }
 
-// movableSize is the size of new extents for movable mappings: 4 MiB, which was good for most programs of GPUswap's, or so
-// much more that a device has at most 4096.
+// movableSize is the size of new extents for movable mappings: 4 MiB, which was good for most programs of GPUswap's, or
+// so much more that a device has at most 4096.
 func movableSize(info gpubackend.Info) int64 {
 	size := max(info.Granularity, 4<<20)
 	for size < info.Memory/4096 {
@@ -157,8 +158,8 @@ func (l *lease) answered(turn, generation uint64, err error) error {
 	return err
 }
 
-// takeBack has the client put a hole in the place of the extent. It reports false where the client keeps it: a bracket uses
-// it, or the client does not answer.
+// takeBack has the client put a hole in the place of the extent. It reports false where the client keeps it: a bracket
+// uses it, or the client does not answer.
 func (l *lease) takeBack(ctx context.Context) bool {
 	l.mu.Lock()
 	if l.generation == 0 && !l.unsure {
@@ -204,8 +205,8 @@ func (l *lease) keepUntilAnswer(turn uint64, wait func(ctx context.Context) erro
 	m.calls.Done()
 }
 
-// takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller holds
-// no lock that a client's request needs.
+// takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller
+// holds no lock that a client's request needs.
 func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
 	h.f.mu.Lock()
 	x, _ := h.at(of.Pages().Start)
@@ -223,7 +224,8 @@ func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
 	return true
 }
 
-// movesLocked reports whether a movable mapping has pages of x, so that somebody may want back what programs stored there.
+// movesLocked reports whether a movable mapping has pages of x, so that somebody may want back what programs stored
+// there.
 func (f *File) movesLocked(x *extent) bool {
 	for m := range f.mappings {
 		if m.client != nil && m.h == x.h && m.pages.Overlaps(x.pages()) {

@@ -27,8 +27,8 @@ const (
 	brickPages = brick / page.Size
 )
 
-// newMovingMachine makes one whose devices have so many extents each, and so many of pinned memory. Clients are this process
-// and map what they are sent, as only memory of emulated devices can be.
+// newMovingMachine makes one whose devices have so many extents each, and so many of pinned memory. Clients are this
+// process and map what they are sent, as only memory of emulated devices can be.
 func newMovingMachine(t *testing.T, devices, extents, pinned int) *machine {
 	t.Helper()
 	testdevice.Emulated(t, "clients map memory in this process")

@@ -37,7 +37,8 @@ func TestLargerThanTheDevice(t *testing.T) {
 	requireSame(t, want, src.home.data)
 }
 
-// TestReleaseAfterMove releases what was stored before an extent moved to pinned memory, and the bytes are the program's.
+// TestReleaseAfterMove releases what was stored before an extent moved to pinned memory, and the bytes are the
+// program's.
 func TestReleaseAfterMove(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 2)
 	src := m.noisyFile(2 * brick)
@@ -187,8 +188,9 @@ func TestWaitsForOthers(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
 }
 
-// TestDeadlockOfChen is figure 3.2 of Chen's thesis: on 12 GB, four programs hold 3.6, 1.4, 1.9 and 3.9 and ask for 3.4, 3.1, 3.5
-// and 2.5 more. Here a brick is 100 MB, what they hold is in brackets, and what they ask for too; then in one bracket each.
+// TestDeadlockOfChen is figure 3.2 of Chen's thesis: on 12 GB, four programs hold 3.6, 1.4, 1.9 and 3.9 and ask for
+// 3.4, 3.1, 3.5 and 2.5 more. Here a brick is 100 MB, what they hold is in brackets, and what they ask for too; then in
+// one bracket each.
 func TestDeadlockOfChen(t *testing.T) {
 	holds, more := []int{36, 14, 19, 39}, []int{34, 31, 35, 25}
 	m := newMovingMachine(t, 1, 120, 0)
@@ -313,7 +315,8 @@ func TestDeviceLostWhileOut(t *testing.T) {
 	})
 }
 
-// TestRemovedWhileOut removes a file of which a client has stores that are not released, in pinned memory and on the device.
+// TestRemovedWhileOut removes a file of which a client has stores that are not released, in pinned memory and on the
+// device.
 func TestRemovedWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 1)
 	src := m.noisyFile(2 * brick)

@@ -16,9 +16,9 @@ import (
 
 var manyMoves = flag.Int("moves", 1000, "how many moves TestRandomMoves makes; 100000 take some minutes")
 
-// TestRandomMoves has clients of two devices, with room for few extents each, use, store, release, acquire and unmap at random,
-// beside programs on the CPU and a mapping that does not move. Byte i of a file belongs to writer i mod 3: two devices, and the CPU.
-// go test ./pagecache -run TestRandomMoves -moves 100000 makes more.
+// TestRandomMoves has clients of two devices, with room for few extents each, use, store, release, acquire and unmap at
+// random, beside programs on the CPU and a mapping that does not move. Byte i of a file belongs to writer i mod 3: two
+// devices, and the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more.
 func TestRandomMoves(t *testing.T) {
 	left := *manyMoves
 	for seed := uint64(0); left > 0; seed++ {
@@ -59,7 +59,8 @@ type movingFile struct {
 	*source
 	first  []byte         // what it had when nobody had stored anything
 	values map[int][]byte // of a byte that was stored into, the first one first
-	// published is the place in values of what was released last, or written. seen is the least place that a device may have.
+	// published is the place in values of what was released last, or written. seen is the least place that a device may
+	// have.
 	published map[int]int
 	seen      [worldDevices]map[int]int
 }

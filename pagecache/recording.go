@@ -49,7 +49,8 @@ const OnCPU = trace.CPU
 // Access is one access to a file, as it is recorded.
 type Access struct {
 	File FileID
-	// Describe returns the file's name and size. It is called at the file's first access, without any lock of this package.
+	// Describe returns the file's name and size. It is called at the file's first access, without any lock of this
+	// package.
 	Describe func() (name string, size int64)
 	// Device is the number of the device that the bytes are for, or OnCPU; Thread is the kernel's number of who asked.
 	Device int

@@ -45,8 +45,8 @@ type Status struct {
 	HeapLiveBytes int64 `json:"heap_live_bytes"`
 	// WriteBackInterval is in seconds.
 	WriteBackInterval float64 `json:"write_back_interval_s"`
-	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off"; Buffered has
-	// the reasons why it was not possible for some file.
+	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off"; Buffered
+	// has the reasons why it was not possible for some file.
 	DirectReads string   `json:"direct_reads"`
 	Buffered    []string `json:"direct_reads_refused"`
 	// Losses is what was lost with devices since the mount was made.
@@ -68,8 +68,8 @@ type DeviceStatus struct {
 	MappedBytes int64 `json:"mapped_bytes"`
 	Extents     int   `json:"extents"`
 	Lost        bool  `json:"lost"`
-	// PinnedBytes is what extents take of pinned memory of the host. MovedOutBytes moved there from the device's own memory so
-	// far, MovedInBytes back.
+	// PinnedBytes is what extents take of pinned memory of the host. MovedOutBytes moved there from the device's own
+	// memory so far, MovedInBytes back.
 	PinnedBytes   int64 `json:"pinned_bytes"`
 	MovedInBytes  int64 `json:"moved_in_bytes"`
 	MovedOutBytes int64 `json:"moved_out_bytes"`
@@ -129,8 +129,8 @@ type FileStatus struct {
 	Mappings  int   `json:"mappings"`
 	// MapPages is how many pages a letter of the holders' maps stands for.
 	MapPages int64 `json:"map_pages"`
-	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then only
-	// Name and Counters are of now, and the rest is what was seen last.
+	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then
+	// only Name and Counters are of now, and the rest is what was seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
 	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are there.
 	Bases   int64           `json:"bases"`
@@ -151,7 +151,8 @@ type HoldingStatus struct {
 	// ExtentBytes is the size of the largest extent.
 	ExtentBytes int64 `json:"extent_bytes"`
 	Extents     int   `json:"extents"`
-	// Memory is what the extents take of the device's memory, in bytes, PinnedExtents are those in pinned memory of the host.
+	// Memory is what the extents take of the device's memory, in bytes, PinnedExtents are those in pinned memory of the
+	// host.
 	Memory        int64 `json:"memory_bytes"`
 	PinnedExtents int   `json:"pinned_extents"`
 	Resident      int64 `json:"resident_pages"`
@@ -237,8 +238,8 @@ func heapLive() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for lookPatience at most: no file
-// that hangs holds it up.
+// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for lookPatience at most:
+// no file that hangs holds it up.
 func (c *Cache) Status() Status {
 	s := Status{
 		Version:           StatusVersion,

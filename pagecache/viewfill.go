@@ -116,8 +116,9 @@ type viewFill struct {
 	from mover.Ways // protected by mu
 }
 
-// begin takes the stale pages of rg up to next, and copies what devices have of them for mappings. What devices released is brought
-// home before, where it cannot be copied straight from them. It returns nil where nothing is stale; otherwise endRead is to be called.
+// begin takes the stale pages of rg up to next, and copies what devices have of them for mappings. What devices
+// released is brought home before, where it cannot be copied straight from them. It returns nil where nothing is stale;
+// otherwise endRead is to be called.
 func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next page.Index, err error) {
 	f := p.f
 	f.mu.Lock()

@@ -18,9 +18,9 @@ import (
 )
 
 // A view is a copy of what home has, in a layout of its own. No program may store into it, so lrc does not know of it:
-// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired copies what changed. What
-// devices released and home does not have yet it copies straight from them, where it can (viewstraight.go); the rest is
-// brought home first.
+// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired copies what
+// changed. What devices released and home does not have yet it copies straight from them, where it can
+// (viewstraight.go); the rest is brought home first.
 //
 // A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what
 // changes later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes

@@ -85,7 +85,8 @@ func (v *viewer) want() []byte {
 	return b
 }
 
-// released returns what the file has: what home has, and what devices released and home does not have yet. No page is pending of two.
+// released returns what the file has: what home has, and what devices released and home does not have yet. No page is
+// pending of two.
 func (s *source) released(m *machine) []byte {
 	m.t.Helper()
 	s.home.mu.Lock()

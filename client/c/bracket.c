@@ -1,6 +1,7 @@
 /*
- * Brackets: gaia_use asks for the memory of what a launch uses, gaia_done gives it back, and move.c has it at its addresses in
- * between. A bracket is its thread's until gaia_done, and then nobody's: what is left to do is to tell the daemon.
+ * Brackets: gaia_use asks for the memory of what a launch uses, gaia_done gives it back, and move.c has it at its
+ * addresses in between. A bracket is its thread's until gaia_done, and then nobody's: what is left to do is to tell the
+ * daemon.
  */
 #define _GNU_SOURCE
 #include "internal.h"

@@ -1,8 +1,8 @@
 /*
  * GPUs: libcuda.so.1, which is loaded when a mount has GPUs and never otherwise, and the memory that it imports.
  *
- * CUDA maps an imported handle only from its first byte on and only whole. So the extents of a mapping lie side by side in
- * one range of addresses, each of them whole, and what the program gets begins somewhere in the first one.
+ * CUDA maps an imported handle only from its first byte on and only whole. So the extents of a mapping lie side by side
+ * in one range of addresses, each of them whole, and what the program gets begins somewhere in the first one.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -262,8 +262,8 @@ static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_
 }
 
 /*
- * An extent begins and ends somewhere around the mapping's ends, and is mapped whole: a movable mapping has addresses for extents of
- * up to so many bytes.
+ * An extent begins and ends somewhere around the mapping's ends, and is mapped whole: a movable mapping has addresses
+ * for extents of up to so many bytes.
  */
 #define LARGEST_EXTENT ((uint64_t)1 << 30)
 
@@ -392,8 +392,8 @@ static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool 
 }
 
 /*
- * move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does; the driver
- * does not wait for those that run.
+ * move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does;
+ * the driver does not wait for those that run.
  */
 static int move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
@@ -459,8 +459,9 @@ static void leave(struct gaiafs_mapping *m)
 }
 
 /*
- * settle_unseen waits for the context and disturbs no capture, which cuCtxSynchronize would end, whichever thread calls it:
- * cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is nothing to free.
+ * settle_unseen waits for the context and disturbs no capture, which cuCtxSynchronize would end, whichever thread calls
+ * it: cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is
+ * nothing to free.
  */
 static bool settle_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {

@@ -1,19 +1,19 @@
 /*
  * gaiafs.h - map files of a gaiafs mount into the memory of a device and share them with every program of the machine.
  *
- * gaia_mmap gives a window on a file in a device's memory; all processes that map the file on that device share the same
- * memory. What is stored there is seen by everyone else, CPU programs with plain reads included, after gaia_mrelease;
- * what others released or wrote is seen after gaia_macquire. Two programs may write the same page at once: the bytes
- * that each changed are merged.
+ * gaia_mmap gives a window on a file in a device's memory; all processes that map the file on that device share the
+ * same memory. What is stored there is seen by everyone else, CPU programs with plain reads included, after
+ * gaia_mrelease; what others released or wrote is seen after gaia_macquire. Two programs may write the same page at
+ * once: the bytes that each changed are merged.
  *
  * The device of a mapping is a GPU, and the pointer one for its kernels and for every library of CUDA; or an emulated
  * device, and the pointer an address of the process. The library needs no CUDA to be built or linked: it loads
  * libcuda.so.1 when it maps the memory of a GPU.
  *
  * Every function may be called from any thread; none is async-signal-safe, and none is a cancellation point. They block
- * until the daemon has answered, but for those whose names end with _async, or until a signal whose handler does not restart
- * calls interrupts them: EINTR. On failure they return -1 (those that map: MAP_FAILED) and set errno, and gaia_error
- * says more. The manual is gaia_mmap(3).
+ * until the daemon has answered, but for those whose names end with _async, or until a signal whose handler does not
+ * restart calls interrupts them: EINTR. On failure they return -1 (those that map: MAP_FAILED) and set errno, and
+ * gaia_error says more. The manual is gaia_mmap(3).
  */
 #ifndef GAIAFS_H
 #define GAIAFS_H
@@ -55,9 +55,9 @@ GAIA_API int gaia_version(void);
 #define GAIA_MAP_NO_THREAD (UINT64_C(1) << 35)
 
 /*
- * Have the mapping's memory move: it has addresses only, and memory while a bracket uses it (gaia_use). So it may be larger
- * than the device, and many programs may share a device that has no room for all. Files only. What is touched outside of a
- * bracket may not be there.
+ * Have the mapping's memory move: it has addresses only, and memory while a bracket uses it (gaia_use). So it may be
+ * larger than the device, and many programs may share a device that has no room for all. Files only. What is touched
+ * outside of a bracket may not be there.
  */
 #define GAIA_MAP_MOVABLE (UINT64_C(1) << 36)
 
@@ -82,8 +82,8 @@ typedef struct CUstream_st *gaia_stream_t;
 #define GAIA_NO_STREAM ((gaia_stream_t)-2)
 
 /*
- * What gaia_map maps, and how. Set what is not needed to 0. Later versions may have more fields at the end, where 0 means what
- * there was before.
+ * What gaia_map maps, and how. Set what is not needed to 0. Later versions may have more fields at the end, where 0
+ * means what there was before.
  */
 struct gaia_map_args {
 	uint64_t length; /* in bytes, at least 1 */
@@ -97,8 +97,9 @@ struct gaia_map_args {
 };
 
 /*
- * gaia_map maps a part of a file into the memory of a device and returns its address. size is sizeof *args. A program may be
- * built with a newer header than the library's: E2BIG says that it asks for something which the library does not know.
+ * gaia_map maps a part of a file into the memory of a device and returns its address. size is sizeof *args. A program
+ * may be built with a newer header than the library's: E2BIG says that it asks for something which the library does not
+ * know.
  */
 GAIA_API void *gaia_map(const struct gaia_map_args *args, size_t size);
 
@@ -120,10 +121,11 @@ struct gaia_info {
 GAIA_API int gaia_info(const void *addr, struct gaia_info *info, size_t size);
 
 /*
- * gaia_mmap is gaia_map with the arguments of mmap(2): it maps len bytes at off of the file fd, an open file of a gaiafs mount, into the memory of device dev, a CUDA
- * ordinal as this process counts where the mount has GPUs. off is a multiple of 4096. prot is PROT_READ or
- * PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0 means it too), with MAP_FIXED,
- * MAP_FIXED_NOREPLACE (both not for GPUs) and GAIA_LAZY as options. fd may be closed afterwards.
+ * gaia_mmap is gaia_map with the arguments of mmap(2): it maps len bytes at off of the file fd, an open file of a
+ * gaiafs mount, into the memory of device dev, a CUDA ordinal as this process counts where the mount has GPUs. off is a
+ * multiple of 4096. prot is PROT_READ or PROT_READ|PROT_WRITE (PROT_WRITE alone means both). flags is MAP_SHARED (0
+ * means it too), with MAP_FIXED, MAP_FIXED_NOREPLACE (both not for GPUs) and GAIA_LAZY as options. fd may be closed
+ * afterwards.
  */
 GAIA_API void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev);
 
@@ -181,30 +183,30 @@ GAIA_API void *gaia_map_view(const struct gaia_view_args *args, size_t size);
 GAIA_API int gaia_macquire(void *addr, size_t len, int dev);
 
 /*
- * gaia_mrelease makes the stores into the len bytes at addr visible to everyone. On a GPU it first waits for all work that was
- * begun in the calling thread's context. While a stream is captured, which such a wait would end, use gaia_mrelease_async, or
- * gaia_start with a stream.
+ * gaia_mrelease makes the stores into the len bytes at addr visible to everyone. On a GPU it first waits for all work
+ * that was begun in the calling thread's context. While a stream is captured, which such a wait would end, use
+ * gaia_mrelease_async, or gaia_start with a stream.
  */
 GAIA_API int gaia_mrelease(void *addr, size_t len, int dev);
 
 /*
- * Acquire and release in the order of a stream: the calls return at once; what they ask for is done after all earlier work
- * of the stream and before all later work of it. They may be captured into a graph. A failure that comes later is kept with
- * the mapping, the first one, until gaia_async_error, gaia_msync or gaia_munmap reports it.
+ * Acquire and release in the order of a stream: the calls return at once; what they ask for is done after all earlier
+ * work of the stream and before all later work of it. They may be captured into a graph. A failure that comes later is
+ * kept with the mapping, the first one, until gaia_async_error, gaia_msync or gaia_munmap reports it.
  */
 GAIA_API int gaia_macquire_async(void *addr, size_t len, int dev, gaia_stream_t stream);
 GAIA_API int gaia_mrelease_async(void *addr, size_t len, int dev, gaia_stream_t stream);
 
 /*
- * gaia_async_error reports, once, what went wrong in stream order with the mapping that has addr: -1 with its errno, or 0.
- * It does not wait for the stream. NULL asks for failures of graphs that ran when their mapping was gone.
+ * gaia_async_error reports, once, what went wrong in stream order with the mapping that has addr: -1 with its errno, or
+ * 0. It does not wait for the stream. NULL asks for failures of graphs that ran when their mapping was gone.
  */
 GAIA_API int gaia_async_error(void *addr);
 
 /*
  * gaia_msync releases, and waits until the bytes are in the backing file (MS_ASYNC, or no flag) and on stable storage
- * (MS_SYNC). With MS_INVALIDATE it acquires afterwards; MS_INVALIDATE alone is an acquire. Where it releases, it reports a
- * failure that gaia_async_error would.
+ * (MS_SYNC). With MS_INVALIDATE it acquires afterwards; MS_INVALIDATE alone is an acquire. Where it releases, it
+ * reports a failure that gaia_async_error would.
  */
 GAIA_API int gaia_msync(void *addr, size_t len, int flags);
 
@@ -213,30 +215,31 @@ GAIA_API int gaia_madvise(void *addr, size_t len, int advice);
 
 /*
  * gaia_munmap releases a mapping and takes it away, the whole of it: addr and len are those of gaia_mmap. It waits for
- * stream-ordered calls on the mapping, and for all work that was begun in the context. It ends no capture of a stream. The mapping is gone after every failure
- * but EINVAL and EINTR; the failure says that the release, or an earlier one in stream order, could not be confirmed.
+ * stream-ordered calls on the mapping, and for all work that was begun in the context. It ends no capture of a stream.
+ * The mapping is gone after every failure but EINVAL and EINTR; the failure says that the release, or an earlier one in
+ * stream order, could not be confirmed.
  */
 GAIA_API int gaia_munmap(void *addr, size_t len);
 
 /*
- * gaia_drop is gaia_munmap for finalizers: it fails in silence, does not wait for the daemon, and does nothing to a mapping that
- * stream-ordered calls keep. It waits for work that was begun, and never ends a capture of a stream.
+ * gaia_drop is gaia_munmap for finalizers: it fails in silence, does not wait for the daemon, and does nothing to a
+ * mapping that stream-ordered calls keep. It waits for work that was begun, and never ends a capture of a stream.
  */
 GAIA_API void gaia_drop(void *addr, size_t len);
 
 /*
- * A bracket says what a launch uses. gaia_use returns once all n ranges, of mappings of one device, have their memory: the
- * device's own, or pinned memory of the host where that is full, which is slower. It is all or nothing, and it waits for
- * other programs' brackets only where pinned memory is full too: those who wait are served in the order in which they came,
- * for a minute at most, or patience milliseconds with gaia_use_for. The memory, and what is in it, stays until gaia_done.
- * Pages that the device has are not brought up to date: gaia_macquire does that.
+ * A bracket says what a launch uses. gaia_use returns once all n ranges, of mappings of one device, have their memory:
+ * the device's own, or pinned memory of the host where that is full, which is slower. It is all or nothing, and it
+ * waits for other programs' brackets only where pinned memory is full too: those who wait are served in the order in
+ * which they came, for a minute at most, or patience milliseconds with gaia_use_for. The memory, and what is in it,
+ * stays until gaia_done. Pages that the device has are not brought up to date: gaia_macquire does that.
  *
- * gaia_done ends the bracket that this thread opened last with that stream, after all work that was begun in the stream, and
- * waits for none of it. GAIA_NO_STREAM: there is no work left. It may not be captured into a graph.
+ * gaia_done ends the bracket that this thread opened last with that stream, after all work that was begun in the
+ * stream, and waits for none of it. GAIA_NO_STREAM: there is no work left. It may not be captured into a graph.
  *
- * Brackets nest, and each thread has its own. Ranges of mappings that do not move need nothing and do no harm. Errors of
- * gaia_use: EINVAL (the ranges), ENOMEM (they can never fit), ETIMEDOUT (gaia_error says who holds what), EDEADLK (it would
- * have to wait while this thread has a bracket: use all in one).
+ * Brackets nest, and each thread has its own. Ranges of mappings that do not move need nothing and do no harm. Errors
+ * of gaia_use: EINVAL (the ranges), ENOMEM (they can never fit), ETIMEDOUT (gaia_error says who holds what), EDEADLK
+ * (it would have to wait while this thread has a bracket: use all in one).
  */
 struct gaia_range {
 	void *address;
@@ -247,7 +250,8 @@ GAIA_API int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream
 GAIA_API int gaia_done(gaia_stream_t stream);
 
 /*
- * Requests that are waited for in pieces, for programs that have something else to do now and then, such as handling a signal.
+ * Requests that are waited for in pieces, for programs that have something else to do now and then, such as handling a
+ * signal.
  */
 
 /* A request. Set it to zeros before gaia_start. */
@@ -262,16 +266,17 @@ struct gaia_call {
 #define GAIA_DO_ADVISE 4 /* argument: the GAIA_MADV_ number */
 
 /*
- * gaia_start asks for one of these for the len bytes at addr, and returns before the answer comes. It first waits for the work
- * that was begun in the stream, or in the context with GAIA_ALL_STREAMS. With GAIA_NO_STREAM it waits for none, and so does
- * GAIA_DO_ADVISE. On emulated devices there is nothing to wait for.
+ * gaia_start asks for one of these for the len bytes at addr, and returns before the answer comes. It first waits for
+ * the work that was begun in the stream, or in the context with GAIA_ALL_STREAMS. With GAIA_NO_STREAM it waits for
+ * none, and so does GAIA_DO_ADVISE. On emulated devices there is nothing to wait for.
  */
 GAIA_API int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int argument, gaia_stream_t stream);
 
 /*
- * gaia_wait waits at most timeout milliseconds, or with a negative timeout as long as it takes, until the request is over, and
- * returns what came of it. While call->running is not NULL it is not over, and -1 says ETIMEDOUT, or EINTR after any
- * signal's handler (without a timeout, one that does not restart calls): call it again, or gaia_cancel. A call is one thread's.
+ * gaia_wait waits at most timeout milliseconds, or with a negative timeout as long as it takes, until the request is
+ * over, and returns what came of it. While call->running is not NULL it is not over, and -1 says ETIMEDOUT, or EINTR
+ * after any signal's handler (without a timeout, one that does not restart calls): call it again, or gaia_cancel. A
+ * call is one thread's.
  */
 GAIA_API int gaia_wait(struct gaia_call *call, int timeout);
 
@@ -288,15 +293,15 @@ GAIA_API void gaia_cancel(struct gaia_call *call);
 struct gaia_group; /* an open group */
 
 /*
- * gaia_group_begin opens a group of ranges of mappings for writing; NULL on failure. Store after it has returned. Nothing of
- * the group is seen before gaia_group_release, but by programs on the same device. A program that ends, or unmaps one of
- * the mappings, before that has nothing of it released: the memory is what it was at the last release.
+ * gaia_group_begin opens a group of ranges of mappings for writing; NULL on failure. Store after it has returned.
+ * Nothing of the group is seen before gaia_group_release, but by programs on the same device. A program that ends, or
+ * unmaps one of the mappings, before that has nothing of it released: the memory is what it was at the last release.
  */
 GAIA_API struct gaia_group *gaia_group_begin(const struct gaia_range *ranges, size_t n);
 
 /*
- * gaia_group_release publishes the group and frees it. *version, unless it is NULL, is the version that the files have then.
- * It waits for work on GPUs as gaia_mrelease does. After a failure the group is still to be released or aborted;
+ * gaia_group_release publishes the group and frees it. *version, unless it is NULL, is the version that the files have
+ * then. It waits for work on GPUs as gaia_mrelease does. After a failure the group is still to be released or aborted;
  * ECANCELED says that it can only be aborted.
  */
 GAIA_API int gaia_group_release(struct gaia_group *group, uint64_t *version);
@@ -307,8 +312,9 @@ GAIA_API void gaia_group_abort(struct gaia_group *group);
 /*
  * gaia_acquire_all acquires several ranges of one mount at once: all of each group up to *version, and nothing of later
  * ones. *version, which may be NULL, is that of the newest group of the files; 0 if there was none. With least it first
- * waits, at most timeout milliseconds or with a negative timeout as long as it takes, until a file has at least that version:
- * ETIMEDOUT; EPIPE where the last program ended that began groups of the files; EINTR after a signal's handler.
+ * waits, at most timeout milliseconds or with a negative timeout as long as it takes, until a file has at least that
+ * version: ETIMEDOUT; EPIPE where the last program ended that began groups of the files; EINTR after a signal's
+ * handler.
  */
 GAIA_API int gaia_acquire_all(const struct gaia_range *ranges, size_t n, uint64_t least, int timeout, uint64_t *version);
 
@@ -324,22 +330,22 @@ struct gaia_copy {
 };
 
 /*
- * gaia_copies makes memory of this process alone, of size bytes, on the device of the mapping that has addr, and copies count
- * ranges of that mapping there. gaia_read, gaia_write, gaia_info, gaia_munmap and gaia_drop take it as they take a mapping. It is
- * no file's. MAP_FAILED on failure.
+ * gaia_copies makes memory of this process alone, of size bytes, on the device of the mapping that has addr, and copies
+ * count ranges of that mapping there. gaia_read, gaia_write, gaia_info, gaia_munmap and gaia_drop take it as they take
+ * a mapping. It is no file's. MAP_FAILED on failure.
  */
 GAIA_API void *gaia_copies(const void *addr, size_t size, const struct gaia_copy *copies, size_t count);
 
 /*
- * gaia_status returns what the daemon of a mount says of itself, a JSON document that the caller frees; NULL on failure. fd is
- * an open descriptor of the mountpoint.
+ * gaia_status returns what the daemon of a mount says of itself, a JSON document that the caller frees; NULL on
+ * failure. fd is an open descriptor of the mountpoint.
  */
 GAIA_API char *gaia_status(int fd);
 
 /*
- * A thread that works for another one uses that one's context of CUDA. gaia_context returns the calling thread's; NULL: it has
- * none, or this library has not loaded CUDA. gaia_lend_context has the calls of this thread use one where the thread has no
- * context of the mapping's device itself; NULL ends that.
+ * A thread that works for another one uses that one's context of CUDA. gaia_context returns the calling thread's; NULL:
+ * it has none, or this library has not loaded CUDA. gaia_lend_context has the calls of this thread use one where the
+ * thread has no context of the mapping's device itself; NULL ends that.
  */
 GAIA_API void *gaia_context(void);
 GAIA_API void gaia_lend_context(void *context);

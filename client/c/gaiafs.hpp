@@ -1,6 +1,6 @@
 /*
- * gaiafs.hpp - gaiafs.h for C++17: mappings that end with their scope, and failures as std::system_error with the library's
- * words.
+ * gaiafs.hpp - gaiafs.h for C++17: mappings that end with their scope, and failures as std::system_error with the
+ * library's words.
  *
  *	gaiafs::mapping<float> out("/mnt/data/out");           // the whole file, to be written, on device 0
  *	gaiafs::mapping<const float> in("/mnt/data/in");       // const: only to be read
@@ -265,11 +265,12 @@ private:
 };
 
 /*
- * A range that is acquired, until close or the end of the scope releases it. The release waits for the work that was begun in the
- * context; that of a guard of a stream comes after the stream's earlier work. It can be moved, as its mapping can; the memory must stay mapped until the guard ends.
+ * A range that is acquired, until close or the end of the scope releases it. The release waits for the work that was
+ * begun in the context; that of a guard of a stream comes after the stream's earlier work. It can be moved, as its
+ * mapping can; the memory must stay mapped until the guard ends.
  *
- * A destructor cannot report a failure: call close to know. What a failed release left is not lost, for the mapping's own close
- * releases it again. What fails in a stream, check_async of the mapping reports.
+ * A destructor cannot report a failure: call close to know. What a failed release left is not lost, for the mapping's
+ * own close releases it again. What fails in a stream, check_async of the mapping reports.
  */
 template <typename T> class guard {
 public:

@@ -10,11 +10,11 @@
  *	gaiafs_conn.lock   the calls of one connection; what they send goes out under it, without waiting
  *	those of stream.c, work.c and cuda.c, each of which is held for a few instructions
  *
- * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections and of
- * descriptors, and leaks the few structures that threads it does not have were using.
+ * fork takes the first two, so that the child finds the table whole. The child closes its copies of the connections and
+ * of descriptors, and leaks the few structures that threads it does not have were using.
  *
- * No call of libcuda is made under any other of them. The host functions of stream.c, which run in threads of CUDA's and must wait for
- * nobody, take the last ones only: they leave the work to a thread of work.c.
+ * No call of libcuda is made under any other of them. The host functions of stream.c, which run in threads of CUDA's
+ * and must wait for nobody, take the last ones only: they leave the work to a thread of work.c.
  */
 #ifndef GAIAFS_INTERNAL_H
 #define GAIAFS_INTERNAL_H
@@ -89,8 +89,8 @@ struct gaiafs_request {
 struct gaiafs_conn;
 
 /*
- * gaiafs_conn_open returns this process's connection to a socket, which it makes where there is none, with a reference for
- * the caller. NULL: *f says why.
+ * gaiafs_conn_open returns this process's connection to a socket, which it makes where there is none, with a reference
+ * for the caller. NULL: *f says why.
  */
 struct gaiafs_conn *gaiafs_conn_open(const char *socket, struct gaiafs_fail *f);
 void gaiafs_conn_unref(struct gaiafs_conn *c);
@@ -103,15 +103,17 @@ uint64_t gaiafs_conn_features(const struct gaiafs_conn *c);
 /* gaiafs_conn_serve makes the connection's service connection, in the background, once. The process can do without. */
 void gaiafs_conn_serve(struct gaiafs_conn *c);
 /*
- * gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. EINTR: a signal's handler ran that does not
- * restart calls. Then what was asked for may happen all the same, but for a MAP, which is undone; an UNMAP certainly happens.
+ * gaiafs_call sends a request and waits for its reply. It returns r->fail.errnum. EINTR: a signal's handler ran that
+ * does not restart calls. Then what was asked for may happen all the same, but for a MAP, which is undone; an UNMAP
+ * certainly happens.
  */
 int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
 /*
- * gaiafs_call_begin sends a request, or has it sent when there is room. It returns an errno; 0: r is to be waited for by
- * gaiafs_call_wait, which returns 0 once the reply is complete, with what came of it in r->fail. Until then it returns ETIMEDOUT
- * after timeout milliseconds (negative: never) and EINTR after a signal's handler: call it again. gaiafs_call_abandon has nobody
- * wait for it any more, and waits for nothing; r is from malloc, and freed when its reply has come.
+ * gaiafs_call_begin sends a request, or has it sent when there is room. It returns an errno; 0: r is to be waited for
+ * by gaiafs_call_wait, which returns 0 once the reply is complete, with what came of it in r->fail. Until then it
+ * returns ETIMEDOUT after timeout milliseconds (negative: never) and EINTR after a signal's handler: call it again.
+ * gaiafs_call_abandon has nobody wait for it any more, and waits for nothing; r is from malloc, and freed when its
+ * reply has come.
  */
 int gaiafs_call_begin(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
 int gaiafs_call_wait(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout);
@@ -152,9 +154,9 @@ int gaiafs_prepare_fork(void);
 struct gaiafs_mapping;
 
 /*
- * How the memory of one kind of device is mapped: begin, add for each extent in order, finish, which leaves m in the table
- * with its base; then leave, if m came into the table, and drop, also where one of the others failed or was not called. int
- * functions return 0, or an errno with *f filled in.
+ * How the memory of one kind of device is mapped: begin, add for each extent in order, finish, which leaves m in the
+ * table with its base; then leave, if m came into the table, and drop, also where one of the others failed or was not
+ * called. int functions return 0, or an errno with *f filled in.
  */
 struct gaiafs_kind {
 	uint32_t number;
@@ -164,15 +166,16 @@ struct gaiafs_kind {
 	int (*add)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	int (*finish)(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f);
 	/*
-	 * move has an extent of a movable mapping from the memory of fd, or with -1 has nothing there. It keeps no descriptor. Where
-	 * it fails, nothing is there. Of emulated memory it is called under gaiafs_table_lock, of a GPU's under m->moving.
+	 * move has an extent of a movable mapping from the memory of fd, or with -1 has nothing there. It keeps no descriptor.
+	 * Where it fails, nothing is there. Of emulated memory it is called under gaiafs_table_lock, of a GPU's under
+	 * m->moving.
 	 */
 	int (*move)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	/* leave: m leaves the table, under gaiafs_table_lock. */
 	void (*leave)(struct gaiafs_mapping *m);
 	/*
-	 * drop gives back what m still has, once nothing that was begun uses it, in the process that made it only. With gently it
-	 * disturbs no capture of a stream, and where it cannot wait so, it leaves the memory to the process's end.
+	 * drop gives back what m still has, once nothing that was begun uses it, in the process that made it only. With gently
+	 * it disturbs no capture of a stream, and where it cannot wait so, it leaves the memory to the process's end.
 	 */
 	int (*drop)(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f);
 	/* settle waits for the work of a stream that was begun, or with GAIA_ALL_STREAMS of the whole context. */
@@ -202,8 +205,8 @@ const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
 void gaiafs_cuda_free(struct gaiafs_cuda *c);
 
 /*
- * A word that a stream waits for. Its value only grows for those who wait: a wait for some value is over once that was reached.
- * So a word can be used again as soon as the last one that was to store into it has.
+ * A word that a stream waits for. Its value only grows for those who wait: a wait for some value is over once that was
+ * reached. So a word can be used again as soon as the last one that was to store into it has.
  */
 struct gaiafs_word {
 	uint32_t *at;    /* in memory that every GPU reads */
@@ -212,8 +215,8 @@ struct gaiafs_word {
 };
 
 /*
- * Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that runs. It must
- * wait for nothing. Later work of the stream waits until the word says "done".
+ * Work for a stream: run is called with the work, once or, where a graph captured it, whenever and as often as that
+ * runs. It must wait for nothing. Later work of the stream waits until the word says "done".
  */
 struct gaiafs_work {
 	void (*run)(void *work);
@@ -225,8 +228,9 @@ struct gaiafs_work {
 };
 
 /*
- * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also where the
- * call failed. Else *launched says whether it is the stream's, also where the call failed, and may have run already.
+ * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also
+ * where the call failed. Else *launched says whether it is the stream's, also where the call failed, and may have run
+ * already.
  */
 int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, bool *launched,
 			struct gaiafs_fail *f);

@@ -1,6 +1,6 @@
 /*
- * MOVE: an extent of a movable mapping is to be at the same addresses from other memory, or not at all. The daemon says so when
- * no bracket uses it, and the thread of the service connection does it.
+ * MOVE: an extent of a movable mapping is to be at the same addresses from other memory, or not at all. The daemon says
+ * so when no bracket uses it, and the thread of the service connection does it.
  */
 #define _GNU_SOURCE
 #include "internal.h"

@@ -18,8 +18,8 @@ const (
 	allDevices = 1<<32 - 1
 )
 
-// Inspect returns what the daemon knows of an open file: a JSON document of docs/status.md. Errors: EACCES where f is not
-// open for reading, ENOSYS where the daemon is of an earlier version, and those of Map about f and the daemon.
+// Inspect returns what the daemon knows of an open file: a JSON document of docs/status.md. Errors: EACCES where f is
+// not open for reading, ENOSYS where the daemon is of an earlier version, and those of Map about f and the daemon.
 func Inspect(ctx context.Context, f *os.File) ([]byte, error) {
 	doc, err := askFile(ctx, f, fileInspect, 0, 0, 0)
 	return doc, during("inspect", err)
@@ -33,8 +33,8 @@ func Warm(ctx context.Context, f *os.File, device int, off, length int64) ([]byt
 	return doc, during("warm", err)
 }
 
-// Verify has a device compute hashes of what it holds of length bytes at off of an open file, and the daemon compare them
-// with the backing file. It returns a JSON document of docs/status.md. Errors are those of Warm.
+// Verify has a device compute hashes of what it holds of length bytes at off of an open file, and the daemon compare
+// them with the backing file. It returns a JSON document of docs/status.md. Errors are those of Warm.
 func Verify(ctx context.Context, f *os.File, device int, off, length int64) ([]byte, error) {
 	doc, err := askFile(ctx, f, fileVerify, uint32(device), off, length)
 	return doc, during("verify", err)

@@ -151,7 +151,8 @@ func processState(pid int) byte {
 	return 0
 }
 
-// isStopped reports whether a daemon of the mount that path is on, or of that socket, is stopped. It asks the kernel only.
+// isStopped reports whether a daemon of the mount that path is on, or of that socket, is stopped. It asks the kernel
+// only.
 func isStopped(path string) bool {
 	mountpoint := ""
 	if m, err := fs.MountOf(path); err == nil && m.Type == fs.Type {
@@ -166,7 +167,8 @@ func isStopped(path string) bool {
 	})
 }
 
-// silentDaemons says which daemons of the mount that a path is on do not answer. It does not look at the mountpoint, which would wait.
+// silentDaemons says which daemons of the mount that a path is on do not answer. It does not look at the mountpoint,
+// which would wait.
 func silentDaemons(path string) string {
 	m, err := fs.MountOf(path)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// progress tells how far something is that goes on for a while: on a terminal in one line that is written again and again,
-// elsewhere in a line every few seconds.
+// progress tells how far something is that goes on for a while: on a terminal in one line that is written again and
+// again, elsewhere in a line every few seconds.
 type progress struct {
 	w               io.Writer
 	terminal, shown bool

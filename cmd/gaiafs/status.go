@@ -270,9 +270,9 @@ const patience = 10 * time.Second
 // stoppedAfter is how long a daemon has to be silent until it is looked at whether it is stopped.
 const stoppedAfter = time.Second
 
-// within returns what call returns, which asks the daemon of the mount that path is on, or of that socket. The daemon may
-// be stopped, or hang, and no signal would end a call that waits for it: the call is left behind then, for this process
-// to take with it when it ends. A daemon that is stopped is not waited for to the end.
+// within returns what call returns, which asks the daemon of the mount that path is on, or of that socket. The daemon
+// may be stopped, or hang, and no signal would end a call that waits for it: the call is left behind then, for this
+// process to take with it when it ends. A daemon that is stopped is not waited for to the end.
 func within[T any](path string, limit time.Duration, call func() (T, error)) (T, error) {
 	type answer struct {
 		value T

@@ -172,6 +172,14 @@ func (u *unmounting) isGone() string {
 	return u.mountpoint + " is unmounted"
 }
 
+// state begins what is said of a mount whose daemon has ended.
+func (u *unmounting) state() string {
+	if u.detached != nil {
+		return u.isGone()
+	}
+	return u.remains()
+}
+
 // end has the daemon bring everything home, unmounts, and waits for the daemon's last word.
 func (u *unmounting) end(ctx context.Context) error {
 	d, err := u.find(ctx)
@@ -200,9 +208,9 @@ func (u *unmounting) end(ctx context.Context) error {
 	case !unmounted && errors.Is(err, syscall.ENOSYS):
 		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; "+
 			"unmount it with umount(8), and see its log", u.remains())
-	case !unmounted && isCutOff(err):
+	case !unmounted && (isCutOff(err) || u.hasEnded(err, d.pid)):
 		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log",
-			u.remains(), d.pid)
+			u.state(), d.pid)
 	case errors.Is(err, syscall.ECANCELED):
 		return fmt.Errorf("%s, but process %d has not ended after %s: it goes on, and its log says what it waits for",
 			u.isGone(), d.pid, u.timeout.Duration)
@@ -273,13 +281,12 @@ func (u *unmounting) busy(users []user) error {
 
 // withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
 func (u *unmounting) withoutDaemon(why error) error {
-	// A daemon that ends removes its socket.
-	gone := errors.Is(why, syscall.ECONNREFUSED) || errors.Is(why, syscall.ENOENT)
-	dead := errors.Is(why, syscall.ENOTCONN) || u.detached != nil && gone
+	dead := errors.Is(why, syscall.ENOTCONN) ||
+		u.detached != nil && (isCutOff(why) || endsWithin(u.detached.pid(), time.Second))
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
 	case u.detached != nil && dead: // it has just ended
-		return fmt.Errorf("%s, and its daemon ended before it said whether everything is written back: see its log",
+		return fmt.Errorf("%s: its daemon ended before it said whether everything is written back: see its log",
 			u.isGone())
 	case u.detached != nil:
 		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
@@ -315,10 +322,29 @@ func (u *unmounting) withoutDaemon(why error) error {
 	return err
 }
 
+// hasEnded reports whether the daemon of a detached mount failed to answer because it was ending, and has ended.
+func (u *unmounting) hasEnded(err error, pid int) bool {
+	var errno syscall.Errno // a refusal is none
+	return u.detached != nil && errors.As(err, &errno) && endsWithin(pid, time.Second)
+}
+
+// endsWithin waits until a process has ended, but not for long, and reports whether it has.
+func endsWithin(pid int, patience time.Duration) bool {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		switch processState(pid) {
+		case 0, 'Z', 'X':
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+}
+
 // isCutOff reports whether the daemon, or the connection to it, is gone.
 func isCutOff(err error) bool {
 	return errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNREFUSED) ||
-		errors.Is(err, syscall.ECONNRESET)
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ENOENT) // a daemon that ends removes its socket
 }
 
 // lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that

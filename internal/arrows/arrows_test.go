@@ -37,8 +37,8 @@ const (
 	goleak     = "go.uber.org/goleak/..."
 )
 
-// rule says what the packages of a folder may import: import paths, those of gaiafs itself from the module's root; one that
-// ends with /... stands for what is below, too. The standard library and the own folder always may be.
+// rule says what the packages of a folder may import: import paths, those of gaiafs itself from the module's root; one
+// that ends with /... stands for what is below, too. The standard library and the own folder always may be.
 type rule struct {
 	folder  string
 	imports []string
@@ -68,7 +68,6 @@ var rules = []rule{
 	{"pagecache/mover/schedule", []string{"internal/page"}, false},
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page"}, false},
-	{"pagecache/residency/grants", nil, false},
 	{"pagecache/residency/tenants", nil, false},
 	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
@@ -81,8 +80,8 @@ var rules = []rule{
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
-	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part of.
-	// Loopback is what it compares with.
+	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part
+	// of. Loopback is what it compares with.
 	{"bench", []string{"client/go", "internal/page", "internal/rundir", sys, humanize}, false},
 	{"bench/rows", []string{sys}, false},
 	// What GPU programs do besides mapping, it does by itself.
@@ -101,12 +100,12 @@ var rules = []rule{
 	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify, sys}, true},
 }
 
-// forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it needs,
-// but for those that keepPure names.
+// forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it
+// needs, but for those that keepPure names.
 var forTests = []string{testify, rapid, goleak, "go.yaml.in/yaml/v3"}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/grants", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
+var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
 
 // pure are what such a test may import of gaiafs.
 var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}

@@ -119,8 +119,8 @@ func (s *Source) Time(n int64) time.Duration {
 	return time.Duration(s.latency + float64(s.queued+n)/unit*s.perUnit)
 }
 
-// Due reports whether it is time to measure the place again, and if so counts on the caller to do it: it is not due again until
-// Measured.
+// Due reports whether it is time to measure the place again, and if so counts on the caller to do it: it is not due
+// again until Measured.
 func (s *Source) Due(now time.Time) bool {
 	if s.probing || s.stuck > 0 {
 		return false
@@ -136,8 +136,8 @@ func (s *Source) Measured(now time.Time) { s.probing, s.measured = false, now }
 // Estimate is what a Source knows.
 type Estimate struct {
 	Latency time.Duration
-	// Bandwidth is in bytes per second, as far as the reads tell it apart from Latency. Rate is what the last reads came to,
-	// each with its latency; 0 where there were none.
+	// Bandwidth is in bytes per second, as far as the reads tell it apart from Latency. Rate is what the last reads came
+	// to, each with its latency; 0 where there were none.
 	Bandwidth, Rate float64
 	// Queued is the bytes under way, Reads the number of reads that were measured.
 	Queued, Reads int64

@@ -17,8 +17,8 @@ const (
 // Trials decide which of several places a read is asked of: the one where it is thought to take least, but for a trial
 // now and then. What was measured of a place that nobody asks is never corrected, and a few reads that took long by
 // chance would rule it out for good. A trial of a place that is almost as fast costs almost nothing and comes soon; one
-// of a place that is much slower is saved for, by reads of the same size. The zero value has saved nothing. Its methods may be called from any
-// goroutine.
+// of a place that is much slower is saved for, by reads of the same size. The zero value has saved nothing. Its methods
+// may be called from any goroutine.
 type Trials struct {
 	saved [sizeClasses]atomic.Int64 // ns
 	since [sizeClasses]atomic.Int32 // reads since the last trial

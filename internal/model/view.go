@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// A view of a client is what its View asked for. It has no state but that: a view that is acquired shows home, after what
-// devices released of its pages came home and the kernel's dirty pages of the whole span did.
+// A view of a client is what its View asked for. It has no state but that: a view that is acquired shows home, after
+// what devices released of its pages came home and the kernel's dirty pages of the whole span did.
 
 // ViewSegment is Count rows of Len bytes, the first at Off of the file, each Stride bytes after the one before.
 type ViewSegment struct{ Off, Len, Stride, Count int64 }
@@ -95,8 +95,8 @@ func (s Step) viewSpan() (least, most int64) {
 	return least, most
 }
 
-// acquired returns what an acquire of the bytes part of the view of v brings up to date: from the first to the last byte
-// of each segment there, and of the whole view what is between segments, too.
+// acquired returns what an acquire of the bytes part of the view of v brings up to date: from the first to the last
+// byte of each segment there, and of the whole view what is between segments, too.
 func (v Step) acquired(part []viewByte, whole bool) (list [][2]int64) {
 	if whole {
 		least, most := v.viewSpan()

@@ -16,8 +16,8 @@ type option struct {
 	pages page.Range
 }
 
-// choose decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece, so
-// a device is only asked for the beginning or the end.
+// choose decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece,
+// so a device is only asked for the beginning or the end.
 func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
 	if facts == nil || off+n > facts.size {
 		return nil

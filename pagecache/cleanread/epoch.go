@@ -64,8 +64,8 @@ func (x *regions) epoch(r page.Index) uint64 {
 }
 
 // Changed notes that something of the pages of rg changes: what was found out about them, or read of them, is no longer
-// known to be so. It is called with the executor's lock held: before home changes and after, and before a device's bytes
-// do, or their memory.
+// known to be so. It is called with the executor's lock held: before home changes and after, and before a device's
+// bytes do, or their memory.
 func (f *File) Changed(rg page.Range) {
 	if rg.Empty() {
 		return

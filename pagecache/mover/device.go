@@ -84,8 +84,8 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 	return d.inTurn(ctx, class, Within, []int64{n}, func(int) error { return d.dev.Zero(ctx, mem, off, n) })
 }
 
-// inTurn makes calls of the device that move so many bytes each, one after the other, each when its turn has come. While
-// one is made, the next has a place in the row already.
+// inTurn makes calls of the device that move so many bytes each, one after the other, each when its turn has come.
+// While one is made, the next has a place in the row already.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	next := d.ask(ctx, class, sizes[0])
 	for i, n := range sizes {

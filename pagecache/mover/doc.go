@@ -16,8 +16,8 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
-// Where the discipline asks for pieces, a transfer is made in several calls, each with a turn of its own; the next one is
-// in the row while one is made. The discipline may change meanwhile (SetOrder).
+// Where the discipline asks for pieces, a transfer is made in several calls, each with a turn of its own; the next one
+// is in the row while one is made. The discipline may change meanwhile (SetOrder).
 //
 // From its turn on, it ends when the call of the device does. The context reaches that call, which may stop between
 // pieces: after its error any of the bytes may have moved, or none. The buffers and the memory are the caller's before
@@ -44,8 +44,8 @@
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages
 //
-// A Target says where the bytes of a piece go: anywhere in the device's memory. Bytes that come together there are moved
-// together on the host, since a copy costs the device the same however little it has.
+// A Target says where the bytes of a piece go: anywhere in the device's memory. Bytes that come together there are
+// moved together on the host, since a copy costs the device the same however little it has.
 //
 // Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
 // Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.

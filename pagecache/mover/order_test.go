@@ -50,8 +50,8 @@ func TestCut(t *testing.T) {
 	require.Equal(t, []int64{8192, 8192, 4096}, sizes(patches, patchSize))
 }
 
-// TestPieces: with a discipline that asks for pieces, a transfer is made in several calls. One whose piece fails makes no
-// more of them, and leaves no place in the row.
+// TestPieces: with a discipline that asks for pieces, a transfer is made in several calls. One whose piece fails makes
+// no more of them, and leaves no place in the row.
 func TestPieces(t *testing.T) {
 	order := &oneAtATime{piece: emulated.Granularity / 4}
 	b := newBench(t, order)

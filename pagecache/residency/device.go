@@ -46,7 +46,8 @@ type Device struct {
 	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
 	mapped   int64                 // bytes of extents that somebody maps; protected by mu
 	taken    int64                 // bytes of the device's own memory of extents that are not freed; protected by mu
-	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there. Protected by mu.
+	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there. Protected
+	// by mu.
 	takenHost, movedIn, movedOut int64
 	line                         []*Asking           // of grants, the first to go first; protected by mu
 	grants                       map[*Grant]struct{} // that were not given back; protected by mu
@@ -119,8 +120,8 @@ type Status struct {
 	Eviction string
 	Extents  int
 	Mapped   int64 // bytes of those that clients map
-	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the device's own
-	// memory so far, MovedIn those that moved back.
+	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the
+	// device's own memory so far, MovedIn those that moved back.
 	Pinned, MovedIn, MovedOut int64
 	Brackets                  int // grants that were not given back
 	Waiting                   int // grants that are waited for

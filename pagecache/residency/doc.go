@@ -41,20 +41,20 @@
 // # Placements
 //
 // Where an extent's bytes live is its Placement: memory of the device's own, or pinned memory of the host. One function
-// changes it (Extent.place), counts the generations, and tells every Pin that asked (Pin.Watch). An extent that has a Pin
-// does not move. The Key sees to it that no client stores into one without: package pagecache takes it back from clients
-// whose mappings are movable before it Cleans or Rehouses it.
+// changes it (Extent.place), counts the generations, and tells every Pin that asked (Pin.Watch). An extent that has a
+// Pin does not move. The Key sees to it that no client stores into one without: package pagecache takes it back from
+// clients whose mappings are movable before it Cleans or Rehouses it.
 //
-// Pinned memory is one pool of all devices of a mount (Pinned), bounded, made on demand, and kept for the next extent when
-// it is given back. It is zeroed before another extent has it, and while a user may still have some of it mapped, no other
-// user gets that.
+// Pinned memory is one pool of all devices of a mount (Pinned), bounded, made on demand, and kept for the next extent
+// when it is given back. It is zeroed before another extent has it, and while a user may still have some of it mapped,
+// no other user gets that.
 //
 // # Grants
 //
-// Grant is Reserve for a bracket: for ranges of several Keys, all or nothing. It takes the device's own memory, for which
-// idle extents go, and pinned memory for the rest. Only where that is full too does it wait for other Grants to end, in a
-// line, first come first served; whoever waits holds nothing. Somebody who has a Grant already and would have to wait for
-// another one is refused instead. So Grants cannot wait for each other in a circle.
+// Grant is Reserve for a bracket: for ranges of several Keys, all or nothing. It takes the device's own memory, for
+// which idle extents go, and pinned memory for the rest. Only where that is full too does it wait for other Grants to
+// end, in a line, first come first served; whoever waits holds nothing. Somebody who has a Grant already and would have
+// to wait for another one is refused instead. So Grants cannot wait for each other in a circle.
 //
 // # Making room
 //

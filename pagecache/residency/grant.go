@@ -64,8 +64,9 @@ var errFull = errors.New("no memory before others give theirs back")
 // Grant returns memory for all of wants, or nothing. Nobody holds a part while waiting for the rest: what a try has got
 // goes back before the wait. Those who wait are served in the order in which they came, and only they wait: memory of
 // extents that no grant and no other Pin has makes room first, and then pinned memory of the host is used. Wants of one
-// Key do not overlap. It blocks as Reserve does, and for at most Patience while others hold what it needs. Errors: those
-// of Reserve; ENOMEM for what can never fit; ETIMEDOUT with who holds what; EDEADLK where Nested would have to wait.
+// Key do not overlap. It blocks as Reserve does, and for at most Patience while others hold what it needs. Errors:
+// those of Reserve; ENOMEM for what can never fit; ETIMEDOUT with who holds what; EDEADLK where Nested would have to
+// wait.
 func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, error) {
 	if err := d.admitAll(wants); err != nil {
 		return nil, err
@@ -263,8 +264,8 @@ func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.
 	return TierNone, nil, errFull
 }
 
-// allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory. It
-// waits for nobody who holds memory.
+// allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
+// It waits for nobody who holds memory.
 func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func() bool) (Tier, gpubackend.Memory, error) {
 	if d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
@@ -309,7 +310,8 @@ func (d *Device) allocHost(ctx context.Context, size int64, user uint32) (gpubac
 	return mem, nil
 }
 
-// Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of it.
+// Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of
+// it.
 func (d *Device) Hold(x *Extent, by Tenant) *Pin {
 	p := &Pin{dev: d, by: Tenant{User: by.User}}
 	if ok, _ := p.pin(x); !ok {

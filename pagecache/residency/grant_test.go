@@ -55,7 +55,8 @@ func (k *key) tiers() (list []Tier) {
 	return list
 }
 
-// TestGrantTakesPinnedMemoryForTheRest has a grant that does not fit into the device, nor what is idle make room for it.
+// TestGrantTakesPinnedMemoryForTheRest has a grant that does not fit into the device, nor what is idle make room for
+// it.
 func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 2)
 	idle, k := newKey(t, d), newKey(t, d)

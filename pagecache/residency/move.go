@@ -10,9 +10,9 @@ import (
 // moving is what Extent.users counts while x moves, besides who would use it.
 const moving = math.MinInt32 / 2
 
-// Move has x in mem, memory of another tier and of x's size, once fill has copied its bytes there. The Key calls it with
-// its lock held, so that nobody stores into x. It reports false where somebody maps x or copies from it, or where fill
-// fails; then x stays where it is, and mem is the caller's.
+// Move has x in mem, memory of another tier and of x's size, once fill has copied its bytes there. The Key calls it
+// with its lock held, so that nobody stores into x. It reports false where somebody maps x or copies from it, or where
+// fill fails; then x stays where it is, and mem is the caller's.
 func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubackend.Memory) error) (bool, error) {
 	d := x.dev
 	d.mu.Lock()

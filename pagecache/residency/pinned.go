@@ -11,8 +11,8 @@ import (
 )
 
 // Pinned is the pinned memory of the host that the devices of a mount may use. Memory that an extent gives back is kept
-// for the next one, since pinning takes long, until Trim finds that nobody wanted it. Its methods may be called from any
-// goroutine.
+// for the next one, since pinning takes long, until Trim finds that nobody wanted it. Its methods may be called from
+// any goroutine.
 type Pinned struct {
 	limit int64 // bytes; immutable
 
@@ -46,8 +46,8 @@ func (p *Pinned) Used() (used, spare int64) {
 	return p.used, spare
 }
 
-// take returns memory for an extent of d that user will be given: a spare, or new memory. cleared says that it has to be
-// zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host refuses.
+// take returns memory for an extent of d that user will be given: a spare, or new memory. cleared says that it has to
+// be zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host refuses.
 func (p *Pinned) take(ctx context.Context, d *Device, size int64, user uint32, cleared bool) (gpubackend.Memory, error) {
 	if s, ok := p.recycle(d, size, user); ok {
 		if !cleared {

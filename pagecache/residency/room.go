@@ -130,9 +130,9 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, copied b
 	}
 }
 
-// victim returns the next extent that may leave a tier, and notes it in asked; nil where all that may go were asked. It is
-// the first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that somebody
-// copies from.
+// victim returns the next extent that may leave a tier, and notes it in asked; nil where all that may go were asked. It
+// is the first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that
+// somebody copies from.
 func (d *Device) victim(from Tier, asks tenants.ID, copied bool, asked map[policy.ID]bool) *Extent {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -50,8 +50,8 @@ func (e *Encoder) Source(s Source) uint32 {
 	return e.sources - 1
 }
 
-// Event adds an event. An access or a write that is longer than MaxLen becomes several; what ends past MaxEnd is cut there. An event of
-// no bytes, or of a file or a source that was not declared, is left out.
+// Event adds an event. An access or a write that is longer than MaxLen becomes several; what ends past MaxEnd is cut
+// there. An event of no bytes, or of a file or a source that was not declared, is left out.
 func (e *Encoder) Event(x Event) {
 	if x.File >= e.files || x.Off < 0 {
 		return

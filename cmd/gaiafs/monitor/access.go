@@ -19,8 +19,8 @@ const (
 	mostToken  = 4096
 )
 
-// Address checks an address to listen on, HOST:PORT, and reports whether only this machine can reach it. The host may be
-// a name; without one it is every address of the machine.
+// Address checks an address to listen on, HOST:PORT, and reports whether only this machine can reach it. The host may
+// be a name; without one it is every address of the machine.
 func Address(text string) (address *net.TCPAddr, loopback bool, err error) {
 	if !strings.Contains(text, ":") {
 		return nil, false, fmt.Errorf("%q has no port; write an address as 127.0.0.1:9400", text)

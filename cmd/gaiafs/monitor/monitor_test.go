@@ -251,7 +251,8 @@ func TestOtherRequests(t *testing.T) {
 	require.Empty(t, header.Get("Access-Control-Allow-Origin"), "a browser keeps it from other pages")
 }
 
-// TestHostileClients: a client that sends too much is refused, and those that say nothing take no more than their share.
+// TestHostileClients: a client that sends too much is refused, and those that say nothing take no more than their
+// share.
 func TestHostileClients(t *testing.T) {
 	s := listen(t, "", func(s *Server) {
 		require.Positive(t, s.http.ReadHeaderTimeout)

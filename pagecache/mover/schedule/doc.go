@@ -24,11 +24,11 @@
 // Who makes the call himself begins at once, and transfers are made whole: it costs nothing where the device is not
 // crowded.
 //
-// The others bound the bytes in flight, so that what comes later may begin before what came earlier. They follow Tanasić,
-// chapter 5, where tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent class. When
-// it is preemptive, transfers come in pieces, so that an urgent one waits for the pieces in flight, and not for whole
-// transfers. Shares gives each tenant a part of the bytes in flight by its weight. A tenant goes into debt, and takes
-// more, where nobody else waits who has tokens left.
+// The others bound the bytes in flight, so that what comes later may begin before what came earlier. They follow
+// Tanasić, chapter 5, where tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent
+// class. When it is preemptive, transfers come in pieces, so that an urgent one waits for the pieces in flight, and not
+// for whole transfers. Shares gives each tenant a part of the bytes in flight by its weight. A tenant goes into debt,
+// and takes more, where nobody else waits who has tokens left.
 //
 // No discipline lets a request starve: what mostPassed bytes have passed goes next.
 //

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A simulated device carries out calls in the order in which they begin: callTime µs for each, and the bytes at linkRate
-// bytes in a µs.
+// A simulated device carries out calls in the order in which they begin: callTime µs for each, and the bytes at
+// linkRate bytes in a µs.
 const (
 	linkRate = 51e3
 	callTime = 2
@@ -120,8 +120,8 @@ func simulate(d Discipline, clients []*simClient, runs int) float64 {
 	}
 }
 
-// TestUrgentReadBesideSaturatingClients: a read of 2 MiB beside seven clients that do nothing but acquire 64 MiB takes at
-// most a fifth of the time that it takes with FCFS, and the others keep nine tenths of their throughput.
+// TestUrgentReadBesideSaturatingClients: a read of 2 MiB beside seven clients that do nothing but acquire 64 MiB takes
+// at most a fifth of the time that it takes with FCFS, and the others keep nine tenths of their throughput.
 func TestUrgentReadBesideSaturatingClients(t *testing.T) {
 	run := func(name string) (turnaround, others float64) {
 		clients := []*simClient{{jobs: []job{{2 << 20, CPURead, 1000}}}}
@@ -156,8 +156,8 @@ func TestPrefetchDelaysNoRead(t *testing.T) {
 	}
 }
 
-// TestSharesByWeight: saturating tenants get what their weights say, whatever the sizes of their transfers; and one that is
-// alone gets everything.
+// TestSharesByWeight: saturating tenants get what their weights say, whatever the sizes of their transfers; and one
+// that is alone gets everything.
 func TestSharesByWeight(t *testing.T) {
 	weights := []float64{1, 2, 5}
 	d := &Shares{Weight: func(tenant uint32) float64 { return weights[tenant] }}
@@ -173,8 +173,8 @@ func TestSharesByWeight(t *testing.T) {
 	require.InEpsilon(t, 3*64*(1<<20)/linkRate+3*32*callTime, took, 1e-6)
 }
 
-// kernels are those of Tanasić, Table 5.2, by benchmark: how often one is launched, and the µs that it takes. Here each is
-// a transfer that takes as long.
+// kernels are those of Tanasić, Table 5.2, by benchmark: how often one is launched, and the µs that it takes. Here each
+// is a transfer that takes as long.
 var kernels = map[string][][2]float64{
 	"lbm":          {{100, 2905.81}},
 	"histo":        {{20, 70.24}, {20, 20.87}, {20, 77.88}, {20, 372.58}},
@@ -246,8 +246,9 @@ func (w workload) run(t *testing.T, name string, urgent bool) (r result) {
 }
 
 // TestShapesOfTanasic: chapter 5 finds, for 2 to 8 processes, that priorities help an urgent process the more the more
-// others there are, that preemption helps it far more, and that fair shares cut the average turnaround and gain fairness,
-// the more the more processes there are, and help short processes more than long ones, at the price of some throughput.
+// others there are, that preemption helps it far more, and that fair shares cut the average turnaround and gain
+// fairness, the more the more processes there are, and help short processes more than long ones, at the price of some
+// throughput.
 func TestShapesOfTanasic(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 2))
 	type shape struct{ npq, ppq, antt, fair, stp, short, long float64 } // geometric means

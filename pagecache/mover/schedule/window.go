@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two pieces, so
-	// that the device is never idle between two calls.
+	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two pieces,
+	// so that the device is never idle between two calls.
 	InFlight = 2 * CallBytes
 	// mostPassed is how many bytes may begin before a request that came earlier: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20

@@ -181,7 +181,8 @@ func (b *brackets) shortest() (d time.Duration, known bool) {
 	return d, known
 }
 
-// byCount orders by how often blocks of the extents were accessed, the coldest first, and equals by when they were used.
+// byCount orders by how often blocks of the extents were accessed, the coldest first, and equals by when they were
+// used.
 func byCount(x, y *facts) int {
 	return cmp.Or(cmp.Compare(x.count*y.blocks(), y.count*x.blocks()), byUse(x, y))
 }

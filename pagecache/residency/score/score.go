@@ -20,8 +20,8 @@ type Model struct {
 	Move time.Duration
 }
 
-// DefaultModel has the figures of an NVIDIA H200: kernels read its memory at more than 2,000 GB/s, and pinned host memory
-// at 51 GB/s, which is what copies of 2 MiB take too; and creating, mapping and unmapping 2 MiB takes 50 µs.
+// DefaultModel has the figures of an NVIDIA H200: kernels read its memory at more than 2,000 GB/s, and pinned host
+// memory at 51 GB/s, which is what copies of 2 MiB take too; and creating, mapping and unmapping 2 MiB takes 50 µs.
 func DefaultModel() Model { return Model{2000e9, 51e9, 50 * time.Microsecond} }
 
 // Placements are the ways to decide whether an extent moves in: whenever it is accessed, never, or by policy.Threshold.

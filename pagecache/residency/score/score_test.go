@@ -115,8 +115,8 @@ func TestNoRuleBeatsBelady(t *testing.T) {
 	}
 }
 
-// TestShapes: what rules are known for. A loop over a little more than fits is LRU's worst case; frequency finds what is
-// hot; and the threshold keeps what is cold from pushing it out.
+// TestShapes: what rules are known for. A loop over a little more than fits is LRU's worst case; frequency finds what
+// is hot; and the threshold keeps what is cold from pushing it out.
 func TestShapes(t *testing.T) {
 	play := func(pattern, rule, placement string) Score {
 		tr, err := replay.Make(pattern, 64<<20, 1)
@@ -133,8 +133,8 @@ func TestShapes(t *testing.T) {
 	require.Less(t, threshold.Time, lfu.Time)
 }
 
-// TestReadOnlyFirst: it saves copies home where what is changed is used again, and costs moves where what is only read is.
-// So it is no rule of its own, and no setting of the daemon.
+// TestReadOnlyFirst: it saves copies home where what is changed is used again, and costs moves where what is only read
+// is. So it is no rule of its own, and no setting of the daemon.
 func TestReadOnlyFirst(t *testing.T) {
 	var streams, tables []int64
 	for round := range int64(50) {

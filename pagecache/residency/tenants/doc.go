@@ -3,8 +3,8 @@
 // # Model
 //
 // A Ledger is pure: no lock, no clock, no I/O. A tenant's share is its part of the memory by weight, among the tenants
-// that own something or ask for it; without configuration that is 1/n. Somebody may own more than the share while nobody
-// needs it.
+// that own something or ask for it; without configuration that is 1/n. Somebody may own more than the share while
+// nobody needs it.
 //
 // Who needs memory has it counted as owned before anybody gives way (Add, then Victims). Then whoever exceeds the share
 // by most gives up an extent (GPUswap, 5.2.1): it may be the one who asks. That is decided anew after each extent, so

@@ -51,7 +51,8 @@ type Ledger struct {
 	owned      map[ID]int64
 }
 
-// New returns the account of a device of so many bytes. It fails as Check does, and where more is guaranteed than there is.
+// New returns the account of a device of so many bytes. It fails as Check does, and where more is guaranteed than there
+// is.
 func New(total int64, list []Tenant) (*Ledger, error) {
 	if err := Check(list); err != nil {
 		return nil, err
@@ -105,8 +106,8 @@ func (l *Ledger) Share(id ID) int64 {
 }
 
 // Victims returns the tenants that may have to give up an extent for what a tenant asks for, who is counted as owning
-// it: the one that exceeds its share by most comes first. Those that own no more than what is guaranteed to them are not
-// among them, but the one who asks always is. Where that one owns more than it may, it is the only one.
+// it: the one that exceeds its share by most comes first. Those that own no more than what is guaranteed to them are
+// not among them, but the one who asks always is. Where that one owns more than it may, it is the only one.
 func (l *Ledger) Victims(asks ID) (order []ID) {
 	if l.Over(asks) {
 		return []ID{asks}

@@ -44,8 +44,8 @@ func (d *device) take(id ID) bool {
 	return true
 }
 
-// TestUnequalTenantsGetTheirShares: tenants of unequal weights and appetites that all want more than there is end up with
-// what their weights say, by Jain's index, whoever came first.
+// TestUnequalTenantsGetTheirShares: tenants of unequal weights and appetites that all want more than there is end up
+// with what their weights say, by Jain's index, whoever came first.
 func TestUnequalTenantsGetTheirShares(t *testing.T) {
 	for seed := range uint64(8) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -75,8 +75,8 @@ func TestUnequalTenantsGetTheirShares(t *testing.T) {
 	}
 }
 
-// TestVictims: the largest owner above its share gives way, the request counted in; what is guaranteed stays; who may own
-// no more pays for itself.
+// TestVictims: the largest owner above its share gives way, the request counted in; what is guaranteed stays; who may
+// own no more pays for itself.
 func TestVictims(t *testing.T) {
 	l, err := New(100, []Tenant{{ID: "heavy", Weight: 3}, {ID: "safe", Weight: 1, Guaranteed: 40}, {ID: "small", Weight: 1, Most: 10}})
 	require.NoError(t, err)

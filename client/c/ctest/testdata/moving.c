@@ -1,6 +1,6 @@
 /*
- * Programs whose memory moves: the first argument names a scenario, the second a file of 16 blocks of 64 KiB. The device has 4, and
- * there are 2 of pinned memory.
+ * Programs whose memory moves: the first argument names a scenario, the second a file of 16 blocks of 64 KiB. The
+ * device has 4, and there are 2 of pinned memory.
  */
 #include "check.h"
 
