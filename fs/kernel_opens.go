@@ -186,17 +186,39 @@ func (o *keptOpens) run(ctx context.Context) {
 	}
 }
 
-// usedFile is an open file that a request uses.
-type usedFile struct {
-	*openFile
-	kept *keptOpen // nil for an open of a program's
+// keptUse is a request's use of an open of the daemon's own. The zero keptUse is of a program's open.
+type keptUse struct {
+	kept *keptOpen
+	of   *keptOpens
+	n    *node
 }
 
 // done ends the use.
-func (u usedFile) done() {
+func (u keptUse) done() {
 	if u.kept != nil {
-		u.fs.kept.done(u.node, u.kept)
+		u.of.done(u.n, u.kept)
 	}
+}
+
+// usedFile is an open file that a request uses.
+type usedFile struct {
+	*openFile
+	keptUse
+}
+
+// keptNode returns the node of that kind that a request without a handle is for.
+func (fs *fileSystem) keptNode(header *fuse.InHeader, kind uint32) (*node, syscall.Errno) {
+	if !fs.kernelOpens {
+		return nil, syscall.EBADF
+	}
+	n := fs.node(header.NodeId)
+	if n == nil {
+		return nil, syscall.ESTALE
+	}
+	if n.kind != kind {
+		return nil, syscall.EBADF
+	}
+	return n, 0
 }
 
 // useFile returns the file that a request is for, until done is called.
@@ -204,15 +226,9 @@ func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, s
 	if of := fs.files.get(handle); of != nil {
 		return usedFile{openFile: of}, 0
 	}
-	if !fs.kernelOpens {
-		return usedFile{}, syscall.EBADF
-	}
-	n := fs.node(header.NodeId)
-	if n == nil {
-		return usedFile{}, syscall.ESTALE
-	}
-	if !n.isRegular() {
-		return usedFile{}, syscall.EBADF
+	n, errno := fs.keptNode(header, unix.S_IFREG)
+	if errno != 0 {
+		return usedFile{}, errno
 	}
 	return fs.useKept(n)
 }
@@ -241,7 +257,7 @@ func (fs *fileSystem) useKept(n *node) (usedFile, syscall.Errno) {
 	if errno != 0 {
 		return usedFile{}, errno
 	}
-	return usedFile{k.file, k}, 0
+	return usedFile{k.file, keptUse{k, &fs.kept, n}}, 0
 }
 
 // newKeptFile takes over fd, also where it fails.
@@ -256,7 +272,7 @@ func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
 	return of, 0
 }
 
-// grantKept is useFile for a grant, which is good for a while after the request.
+// grantKept lets a grant of u be redeemed for a while after the request. EROFS where somebody made the mount writable.
 func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
 	if u.kept == nil {
 		return 0
@@ -275,15 +291,7 @@ func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
 // usedDir is an open directory that a request uses.
 type usedDir struct {
 	*openDir
-	fs   *fileSystem
-	kept *keptOpen // nil for an open of a program's
-}
-
-// done ends the use.
-func (u usedDir) done() {
-	if u.kept != nil {
-		u.fs.kept.done(u.node, u.kept)
-	}
+	keptUse
 }
 
 // useDir returns the directory that a request is for, until done is called.
@@ -291,15 +299,9 @@ func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, sys
 	if d := fs.dirs.get(handle); d != nil {
 		return usedDir{openDir: d}, 0
 	}
-	if !fs.kernelOpens {
-		return usedDir{}, syscall.EBADF
-	}
-	n := fs.node(header.NodeId)
-	if n == nil {
-		return usedDir{}, syscall.ESTALE
-	}
-	if n.kind != unix.S_IFDIR {
-		return usedDir{}, syscall.EBADF
+	n, errno := fs.keptNode(header, unix.S_IFDIR)
+	if errno != 0 {
+		return usedDir{}, errno
 	}
 	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
 		d, err := fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -311,7 +313,7 @@ func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, sys
 	if errno != 0 {
 		return usedDir{}, errno
 	}
-	return usedDir{k.dir, fs, k}, 0
+	return usedDir{k.dir, keptUse{k, &fs.kept, n}}, 0
 }
 
 // openDirectory opens the directory n with flags. It gives it no handle.

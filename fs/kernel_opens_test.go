@@ -175,7 +175,6 @@ func TestKernelOpensWhenEventsAreLost(t *testing.T) {
 	s.shows(t, "a", "first")
 	s.lists(t, "", "a")
 	require.Equal(t, watchedTimeout, s.fs.keeps(s.fs.root, defaultTimeout))
-	s.fs.tree.fd = -1
 	s.fs.tree.file.Close() // as if reading failed
 	require.Eventually(t, func() bool { return !s.fs.tree.alive.Load() }, eventually, tick)
 	require.Equal(t, defaultTimeout, s.fs.keeps(s.fs.root, defaultTimeout))

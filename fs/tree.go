@@ -23,8 +23,7 @@ import (
 // Other filesystems that are mounted below SOURCE are not watched, and stores through mmap in SOURCE cause no events.
 type tree struct {
 	fs    *fileSystem
-	fd    int
-	file  *os.File // has fd
+	file  *os.File // the fanotify descriptor
 	root  int      // descriptor of SOURCE
 	alive atomic.Bool
 	// given says that close was called; ended is closed when the goroutine has ended.
@@ -77,7 +76,7 @@ func openTree(fs *fileSystem) (*tree, error) {
 		unix.Close(root)
 		return nil, err
 	}
-	t := &tree{fs: fs, fd: fd, file: os.NewFile(uintptr(fd), "fanotify"), root: root, ended: make(chan struct{})}
+	t := &tree{fs: fs, file: os.NewFile(uintptr(fd), "fanotify"), root: root, ended: make(chan struct{})}
 	t.alive.Store(true)
 	return t, nil
 }
