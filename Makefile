@@ -70,6 +70,17 @@ install: gaiafs-install libgaiafs-install ## Install gaiafs and the C library be
 .PHONY: uninstall
 uninstall: gaiafs-uninstall libgaiafs-uninstall ## Remove what make install installed
 
+# mkdocs-material, in an environment of its own.
+DOCS_ENV := $(BUILD)/docs-env
+$(DOCS_ENV)/made: Makefile
+	python3 -m venv $(DOCS_ENV)
+	$(DOCS_ENV)/bin/pip install -q mkdocs-material==9.6.20
+	touch $@
+
+.PHONY: docs
+docs: $(DOCS_ENV)/made ## The documentation as a site in build/site, with all links checked
+	$(DOCS_ENV)/bin/mkdocs build -q --strict
+
 # The commands, with manual pages, completions, mount helper and service.
 include packaging/build.mk
 
@@ -121,6 +132,18 @@ check-tidy: ## What go mod tidy would change
 .PHONY: python-test
 python-test: setup-test ## The tests of the Python package, in build/python
 	GAIAFS_REQUIRE_TOOLS=1 $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -v ./client/python
+
+# What the loaders in client/python/integrations were checked with. To run, the packages need gigabytes of others.
+ENGINES := vllm==0.33.0 sglang==0.5.23
+
+.PHONY: test-engines
+test-engines: setup-test ## The loaders of vLLM and SGLang against the real packages: downloads 400 MB
+	@rm -rf $(BUILD)/engines
+	$(BUILD)/python/bin/python -m pip install -q --no-deps --target $(BUILD)/engines $(ENGINES)
+	$(BUILD)/python/bin/python -m pip install -q --no-deps --no-build-isolation --target $(BUILD)/engines \
+		./client/python/integrations
+	cd client/python && GAIAFS_ENGINES=$(abspath $(BUILD)/engines) PYTHONPATH=.:integrations \
+		$(abspath $(BUILD))/python/bin/python -m pytest -q -p no:cacheprovider integrations/tests/real.py
 
 .PHONY: test-race
 test-race: ## All tests under the race detector, with invariants checked

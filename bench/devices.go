@@ -62,7 +62,7 @@ func (d *deviceFile) mapAnew(prot gaiafs.Prot, device int) (*gaiafs.Mapping, err
 		return nil, err
 	}
 	defer f.Close()
-	return gaiafs.Map(f, 0, d.size, prot, device)
+	return gaiafs.Map(f, 0, d.size, prot, device, gaiafs.Stays())
 }
 
 func (d *deviceFile) close() {
@@ -79,7 +79,7 @@ func (d *deviceFile) forget(device int) error {
 		return err
 	}
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, gaiafs.Lazy())
+	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, gaiafs.Lazy(), gaiafs.Stays())
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (d *deviceFile) mapRow(name string, backing *place, st state) rows.Row {
 			}
 			defer f.Close()
 			start := time.Now()
-			m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, 0)
+			m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, 0, gaiafs.Stays())
 			took := time.Since(start)
 			if err != nil {
 				return 0, err

@@ -252,7 +252,7 @@ func (d *dataFile) mapped(p *place, device int, options ...gaiafs.Option) (*gaia
 		return nil, err
 	}
 	defer f.Close()
-	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, options...)
+	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, append(options, gaiafs.Stays())...)
 	if isFull(err) {
 		return nil, rows.Impossible{Reason: fmt.Sprintf("%d MiB have no room on a device: %v", d.size>>20, err)}
 	}

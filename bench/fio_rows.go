@@ -190,7 +190,7 @@ func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 			return err
 		}
 		defer f.Close()
-		mapping, err = gaiafs.Map(f, 0, d.size, readWrite, 0)
+		mapping, err = gaiafs.Map(f, 0, d.size, readWrite, 0, gaiafs.Stays())
 		return err
 	}
 	var list []rows.Row

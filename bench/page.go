@@ -24,9 +24,9 @@ type document struct {
 	Started, Duration, Version, Machine, Command, Ended, Targets string
 	Rounds                                                       int
 	Devices, Head                                                []string
-	Sections                                                     []section
-	// Long says that charts of ratios should not be open at first.
-	Long bool
+	// Verdict says in words what came of it, and what it does not say.
+	Verdict  []string
+	Sections []section
 }
 
 // section shows a group.
@@ -53,7 +53,7 @@ func writePage(w io.Writer, r *rows.Report) error {
 		Started: r.Started.Format("2006-01-02 15:04 MST"), Duration: (time.Duration(r.Seconds) * time.Second).String(),
 		Version: r.Version, Machine: r.Machine.String(), Command: r.Machine.Command, Ended: r.Ended,
 		Targets: fmt.Sprintf("%d of %d targets are missed.", misses, all),
-		Rounds:  r.Rounds, Devices: r.Machine.Devices, Head: rows.Head, Long: len(r.Rows) > 60,
+		Rounds:  r.Rounds, Devices: r.Machine.Devices, Head: rows.Head, Verdict: verdict(r),
 	}
 	if passing := r.Passing(); passing != "" {
 		p.Devices = append(slices.Clone(p.Devices), passing)

@@ -76,7 +76,7 @@ func mapOnce(out io.Writer, path string, n int64) error {
 	}
 	defer f.Close()
 	start := time.Now()
-	m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, 0)
+	m, err := gaiafs.Map(f, 0, n, gaiafs.ProtRead, 0, gaiafs.Stays())
 	if err != nil {
 		return err
 	}

@@ -385,7 +385,12 @@ func (s *session) emulated(p *place) bool {
 		return true
 	}
 	st, err := p.status()
-	return err == nil && len(st.Devices) > 0 && st.Devices[0].Kind == "emulated"
+	for _, d := range st.Devices {
+		if d.Kind != "emulated" {
+			return false
+		}
+	}
+	return err == nil && len(st.Devices) > 0
 }
 
 // isFull reports whether mapping failed since the device has no room.

@@ -93,7 +93,7 @@ func (x *strided) prepare(context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		if x.device, err = gaiafs.Map(x.file, 0, int64(x.size), readWrite, 0); err != nil {
+		if x.device, err = gaiafs.Map(x.file, 0, int64(x.size), readWrite, 0, gaiafs.Stays()); err != nil {
 			return err
 		}
 		x.read = make([]byte, x.size)

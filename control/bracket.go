@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"maps"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,47 +22,100 @@ const attachPatience = 10 * time.Second
 
 // openBracket is one of a session, or is going to be.
 type openBracket struct {
+	request requestID // that asks for it; immutable
+	// cancel is nil before the request is begun. Guarded by session.mu, as is what follows.
 	cancel context.CancelFunc
 	// bracket is nil while it is asked for, ended says that DONE came meanwhile. Guarded by session.mu.
 	bracket Bracket
 	ended   bool
 }
 
-// serveUse begins a bracket.
-func (s *session) serveUse(r useRequest) error {
+// expectBracket notes that a USE has come. It is the reader's, so that a DONE right behind finds it.
+func (s *session) expectBracket(id requestID, bracket bracketID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.brackets != nil && s.brackets[bracket] == nil {
+		s.brackets[bracket] = &openBracket{request: id}
+	}
+}
+
+// forgetExpected undoes expectBracket, for a request that is not begun.
+func (s *session) forgetExpected(id requestID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.brackets, func(_ bracketID, b *openBracket) bool { return b.request == id && b.cancel == nil })
+}
+
+// takeExpected begins what expectBracket noted, which cancel ends from then on.
+func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.CancelFunc) (*openBracket, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.brackets[bracket]
+	switch {
+	case b == nil:
+		return nil, failure(syscall.ECANCELED, "DONE came before the bracket was begun")
+	case b.request != id || b.cancel != nil:
+		return nil, failure(syscall.EINVAL, "bracket %d is open", bracket)
+	case len(s.mappings)+s.reserved+len(s.brackets) > s.server.opts.MaxMappings:
+		delete(s.brackets, bracket)
+		return nil, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already", s.server.opts.MaxMappings)
+	}
+	b.cancel = cancel
+	return b, nil
+}
+
+// serveUse begins a bracket that is expected.
+func (s *session) serveUse(id requestID, r useRequest) {
+	kept, err := s.useRanges(id, r)
+	if err != nil || r.flags&useKeep == 0 {
+		s.finish(id, 0, err)
+		return
+	}
+	n := numbered{}
+	if kept {
+		n.number = 1
+	}
+	s.finishNumbered(id)(n, nil)
+}
+
+// useRanges begins it, and reports whether the client may keep it.
+func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 	switch {
 	case r.count == 0 || r.count > maxRanges:
-		return failure(syscall.EINVAL, "a bracket of %d ranges; it has 1 to %d", r.count, maxRanges)
-	case r.flags&^useNested != 0:
-		return failure(syscall.EINVAL, "flags %#x of a bracket are not known", r.flags)
+		s.forgetExpected(id)
+		return false, failure(syscall.EINVAL, "a bracket of %d ranges; it has 1 to %d", r.count, maxRanges)
+	case r.flags&^(useNested|useKeep) != 0, r.flags&useKeep != 0 && s.chosen&featureKeep == 0:
+		s.forgetExpected(id)
+		return false, failure(syscall.EINVAL, "flags %#x of a bracket are not known", r.flags)
+	}
+	// An open bracket takes as much of the daemon's memory as a mapping, and counts as one.
+	if err := s.reserveMapping(); err != nil {
+		s.forgetExpected(id)
+		return false, err
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	b := &openBracket{cancel: cancel}
-	s.mu.Lock()
-	_, twice := s.brackets[r.bracket]
-	if !twice {
-		s.brackets[r.bracket] = b
-	}
-	s.mu.Unlock()
-	if twice {
+	b, err := s.takeExpected(id, r.bracket, cancel)
+	if err != nil {
 		cancel()
-		return failure(syscall.EINVAL, "bracket %d is open", r.bracket)
+		s.dropMapping()
+		return false, err
 	}
 	got, err := s.beginBracket(ctx, r)
 	s.mu.Lock()
 	ended := b.ended
 	b.bracket = got
-	if err != nil && s.brackets[r.bracket] == b {
+	if err != nil && !ended {
 		delete(s.brackets, r.bracket)
 	}
 	s.mu.Unlock()
 	if ended && got != nil {
 		got.Done()
 	}
-	if err != nil {
+	if err != nil && !ended {
 		cancel()
+		s.dropMapping()
 	}
-	return err
+	return got != nil && got.Kept(), err
 }
 
 // beginBracket finds the mappings of a bracket and asks the page cache for it.
@@ -85,9 +139,70 @@ func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, erro
 			return nil, err
 		}
 	}
-	return s.server.opts.Cache.Use(ctx, uses, pagecache.UseOptions{
+	o := pagecache.UseOptions{
 		Nested: r.flags&useNested != 0, Patience: time.Duration(r.patience) * time.Millisecond, Process: uint32(s.peer.Pid),
-	})
+	}
+	if r.flags&useKeep != 0 && s.hasRoom() {
+		o.Keeper = s
+	}
+	return s.server.opts.Cache.Use(ctx, uses, o)
+}
+
+// hasRoom reports whether the client has less than half of the mappings and brackets that it may have.
+func (s *session) hasRoom() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return 2*(len(s.mappings)+s.reserved+len(s.brackets)) < s.server.opts.MaxMappings
+}
+
+// Recall asks the client to end the brackets that it keeps without need.
+func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
+	s.mu.Lock()
+	v := s.service
+	s.mu.Unlock()
+	if v == nil {
+		return nil, errServiceEnded
+	}
+	if !s.attends() { // its brackets stay open, and nobody waits for it again
+		return nil, errInattentive
+	}
+	answered, err := v.ask(notice{typ: typeRecall})
+	if err != nil {
+		return nil, err
+	}
+	over := make(chan error, 1)
+	go func() { over <- s.recalled(v, answered) }() // also where nobody waits any more: the client takes its word for it
+	return func(ctx context.Context) error {
+		select {
+		case err := <-over:
+			return err
+		case <-ctx.Done():
+			v.late()
+			return ctx.Err()
+		}
+	}, nil
+}
+
+// recalled ends the brackets that the client says it has ended.
+func (s *session) recalled(v *service, answered func(ctx context.Context) (answer, error)) error {
+	for {
+		a, err := answered(s.ctx)
+		if err != nil {
+			return err
+		}
+		ids, more := a.ended()
+		for _, id := range ids {
+			if b := s.takeBracket(id); b != nil {
+				s.endBracket(b)
+			}
+		}
+		if !more {
+			return nil
+		}
+		if answered, err = v.ask(notice{typ: typeRecall}); err != nil {
+			return err
+		}
+	}
 }
 
 // waitService waits until there is a service connection.
@@ -124,13 +239,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 	if err != nil {
 		return breach(h.id, "%v", err)
 	}
-	s.mu.Lock()
-	b := s.brackets[id]
-	delete(s.brackets, id)
-	if b != nil {
-		b.ended = true
-	}
-	s.mu.Unlock()
+	b := s.takeBracket(id)
 	if b == nil {
 		return s.reply(h.id, 0, failure(syscall.EINVAL, "there is no bracket %d", id))
 	}
@@ -138,15 +247,31 @@ func (s *session) finishBracket(h header, body []byte) error {
 	return s.reply(h.id, 0, nil)
 }
 
+// takeBracket has a bracket be over, which is for the caller to end. It returns nil where there is none of that name.
+func (s *session) takeBracket(id bracketID) *openBracket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.brackets[id]
+	delete(s.brackets, id)
+	if b != nil {
+		b.ended = true
+	}
+	return b
+}
+
 func (s *session) endBracket(b *openBracket) {
 	s.mu.Lock()
 	b.ended = true
-	got := b.bracket
+	got, cancel := b.bracket, b.cancel
 	s.mu.Unlock()
-	b.cancel()
+	if cancel == nil {
+		return // the request is yet to find that it is over
+	}
+	cancel()
 	if got != nil {
 		got.Done()
 	}
+	s.dropMapping()
 }
 
 // endBrackets ends those that the client left.

@@ -3,6 +3,7 @@ package control_test
 import (
 	"context"
 	"encoding/binary"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 const (
 	useRanges = 40
 	doneWith  = 41
+	checked   = 0x4001
 	moved     = 0x4002
 )
 
@@ -34,7 +36,9 @@ type movingServer struct {
 	cache *pagecache.Cache
 }
 
-func startMoving(t *testing.T) *movingServer {
+func startMoving(t *testing.T) *movingServer { return startMovingWith(t, control.Options{}) }
+
+func startMovingWith(t *testing.T, o control.Options) *movingServer {
 	t.Helper()
 	d, err := emulated.New(emulated.Options{Memory: 2 * block, Granularity: block})
 	require.NoError(t, err)
@@ -48,7 +52,8 @@ func startMoving(t *testing.T) *movingServer {
 	src, err := controltest.NewFile(f)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, src.Close()) })
-	s, err := control.Listen(control.Options{Socket: filepath.Join(t.TempDir(), "s"), Cache: control.ForCache(cache)})
+	o.Socket, o.Cache = filepath.Join(t.TempDir(), "s"), control.ForCache(cache)
+	s, err := control.Listen(o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return &movingServer{&server{Server: s, t: t, file: src}, cache}
@@ -59,6 +64,7 @@ type movingPeer struct {
 	*client
 	service *client
 	mapping uint64
+	key     [16]byte
 }
 
 func (s *movingServer) peer() *movingPeer {
@@ -73,7 +79,7 @@ func (s *movingServer) peer() *movingPeer {
 	require.Equal(s.t, uint16(mapped), r.typ)
 	require.Zero(s.t, r.flags, "no extents follow")
 	require.Equal(s.t, []byte{0, 0, 0, 0, 1, 0, 0, 0}, r.body[24:32], "no extents, and movable")
-	return &movingPeer{c, service, r.mapping()}
+	return &movingPeer{c, service, r.mapping(), key}
 }
 
 func (p *movingPeer) asks(id, bracket uint64, patience uint32, from, n int64) {
@@ -83,8 +89,12 @@ func (p *movingPeer) asks(id, bracket uint64, patience uint32, from, n int64) {
 // moves answers MOVEs of n extents, and returns whether they brought memory.
 func (p *movingPeer) moves(n int) (memory []bool) {
 	p.t.Helper()
-	for range n {
+	for len(memory) < n {
 		r := p.service.read()
+		if r.typ == checked { // on a busy machine an answer may come late
+			p.service.send(frame(answer, r.id, uint32(0), uint32(0), uint64(0)))
+			continue
+		}
 		require.Equal(p.t, uint16(moved), r.typ)
 		require.Equal(p.t, p.mapping, binary.LittleEndian.Uint64(r.body))
 		tier := binary.LittleEndian.Uint32(r.body[44:])
@@ -177,6 +187,66 @@ func TestDoneBeforeGrant(t *testing.T) {
 	require.Zero(t, s.cache.Status().Devices[0].BracketsWaiting)
 }
 
+// TestDoneRightBehind ends brackets before the daemon has begun them. Nothing is held afterwards.
+func TestDoneRightBehind(t *testing.T) {
+	s := startMoving(t)
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	a.moves(2)
+	require.Zero(t, a.result(2).errno())
+	a.send(frame(doneWith, 3, uint64(1)))
+	require.Zero(t, a.result(3).errno())
+	for i := range uint64(200) {
+		a.asks(10, 100+i, 0, 0, 1) // what it has already
+		a.send(frame(doneWith, 11, 100+i))
+		for range 2 {
+			r := a.read()
+			require.Contains(t, []syscall.Errno{0, syscall.ECANCELED}, syscall.Errno(r.errno()), "of request %d", r.id)
+			require.False(t, r.id == 11 && r.errno() != 0)
+		}
+	}
+	b.asks(2, 1, 0, 2, 2)
+	a.moves(2)
+	b.moves(2)
+	require.Zero(t, b.result(2).errno())
+}
+
+// TestClosedServiceConnectionIsCharged: what a client without a service connection has of ended brackets cannot be taken
+// back, and is on its user's account until it has one again and answers there.
+func TestClosedServiceConnectionIsCharged(t *testing.T) {
+	s := startMoving(t)
+	p, q := s.peer(), s.peer()
+	for at := range int64(2) {
+		id := uint64(10 + 2*at)
+		p.asks(id, uint64(at+1), 0, at, 1)
+		p.moves(1)
+		require.Zero(t, p.result(id).errno())
+		require.Zero(t, p.call(frame(doneWith, id+1, uint64(at+1))).errno())
+	}
+	charged := func() (bytes int64) {
+		for _, u := range s.cache.Status().Devices[0].Users {
+			bytes += u.Bytes
+		}
+		return bytes
+	}
+	require.Eventually(t, func() bool { return charged() == 0 }, time.Minute, time.Millisecond)
+	p.service.close()
+	require.Eventually(t, func() bool { return s.Stats().Attentive == 1 }, time.Minute, time.Millisecond)
+
+	q.asks(10, 1, 1, 2, 1)
+	require.Equal(t, syscall.ETIMEDOUT, q.result(10).errno())
+	require.EqualValues(t, 2*block, charged())
+
+	p.service, _ = s.connect2()
+	require.Zero(t, p.service.call(frame(attach, 1, p.key)).errno())
+	p.service.answerCheck()
+	require.Eventually(t, func() bool { return charged() == 0 }, time.Minute, time.Millisecond)
+	q.asks(11, 2, 60000, 2, 1)
+	require.Equal(t, []bool{false}, p.moves(1), "it is taken back")
+	require.Equal(t, []bool{true}, q.moves(1))
+	require.Zero(t, q.result(11).errno())
+}
+
 // TestUnmapCrossesMove unmaps while the client is asked to give memory back: that there is no mapping is answer enough.
 func TestUnmapCrossesMove(t *testing.T) {
 	s := startMoving(t)
@@ -202,4 +272,93 @@ func TestMoveIsChosen(t *testing.T) {
 	movable := frame(mapFile, 2, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(block), [16]byte{})
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(movable).errno())
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(frame(useRanges, 3, uint64(1), uint64(0), uint64(0))).errno())
+}
+
+// TestBracketsAreCounted has a client that opens brackets and closes none be refused, before it takes the daemon's memory.
+func TestBracketsAreCounted(t *testing.T) {
+	s := startMovingWith(t, control.Options{MaxMappings: 8})
+	a := s.peer()
+	a.asks(2, 1, 0, 0, 1)
+	a.moves(1)
+	require.Zero(t, a.result(2).errno())
+	for id := range uint64(6) {
+		a.asks(3, 2+id, 0, 0, 1)
+		require.Zero(t, a.result(3).errno())
+	}
+	a.asks(4, 9, 0, 0, 1)
+	r := a.result(4)
+	require.Equal(t, syscall.ENOMEM, r.errno())
+	require.Contains(t, r.text(), "8 mappings and open brackets already")
+	a.asks(4, 1, 0, 0, 1)
+	require.Equal(t, syscall.EINVAL, a.result(4).errno(), "it is open")
+	require.Zero(t, a.call(frame(doneWith, 5, uint64(1))).errno())
+	a.asks(6, 9, 0, 0, 5)
+	require.Equal(t, syscall.EINVAL, a.result(6).errno(), "past the mapping")
+	a.asks(6, 9, 0, 0, 1)
+	require.Zero(t, a.result(6).errno(), "one that failed counts no more")
+}
+
+// TestKilledInEveryState ends 200 clients, of which some wait for others, in every state of brackets, MOVEs and groups.
+// Nothing of them stays.
+func TestKilledInEveryState(t *testing.T) {
+	s := startMoving(t)
+	rnd := rand.New(rand.NewPCG(13, 200))
+	for range 25 {
+		var all []*movingPeer
+		for range 8 {
+			all = append(all, s.peer())
+		}
+		for _, p := range all {
+			p.getsInto(rnd)
+		}
+		rnd.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
+		for _, p := range all {
+			if rnd.IntN(2) == 0 {
+				p.service.close()
+			}
+			p.close()
+			p.service.close()
+		}
+		s.waitSessions(0)
+	}
+	d := s.cache.Status().Devices[0]
+	require.Zero(t, d.Brackets+d.BracketsWaiting)
+	require.Zero(t, d.MappedBytes)
+	a := s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	require.Equal(t, []bool{true, true}, a.moves(2), "all of the device is there")
+	require.Zero(t, a.result(2).errno())
+}
+
+// getsInto has the client be in some state, without waiting for what others may keep it from.
+func (p *movingPeer) getsInto(rnd *rand.Rand) {
+	p.asks(2, 1, 0, int64(rnd.IntN(3)), 1+int64(rnd.IntN(2)))
+	switch rnd.IntN(6) {
+	case 0: // it asks and hears nothing
+	case 1: // it hears that it is to move, and does not answer
+		p.hears()
+	case 2: // it moves, and then says nothing any more
+		p.follows()
+	case 3: // it ends its bracket without having heard that it has it
+		p.send(frame(doneWith, 3, uint64(1)))
+	case 4: // it asks for another one while it waits for the first
+		p.follows()
+		p.send(frame(useRanges, 4, uint64(2), uint32(1), uint32(0), uint32(1), uint32(24), p.mapping, int64(0), int64(block)))
+	case 5: // it unmaps what it is told to map
+		p.hears()
+		p.send(frame(unmap, 5, p.mapping))
+	}
+}
+
+// hears waits for a MOVE, but not for long: others may have the memory.
+func (p *movingPeer) hears() (r reply, ok bool) {
+	_ = p.service.conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+	r, err := p.service.next()
+	return r, err == nil && r.typ == moved
+}
+
+func (p *movingPeer) follows() {
+	if r, ok := p.hears(); ok {
+		p.service.send(frame(answer, r.id, uint32(0), uint32(0), binary.LittleEndian.Uint64(r.body[32:])))
+	}
 }

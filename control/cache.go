@@ -43,7 +43,10 @@ type Use struct {
 }
 
 // Bracket is a pagecache.Bracket.
-type Bracket interface{ Done() }
+type Bracket interface {
+	Done()
+	Kept() bool
+}
 
 // Mapping is a client's window on a file, with the meaning of the methods of pagecache.Mapping. They are called
 // from many goroutines; Unmap is called once, after every other call has returned.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -31,6 +32,7 @@ func (s *session) begin(h header, body []byte) error {
 	if s.version >= 2 && h.typ == typeDone {
 		return s.finishBracket(h, body)
 	}
+	of := s.about(h.typ, body)
 	work, err := s.parse(h, body)
 	if err != nil {
 		return breach(h.id, "%v", err)
@@ -46,6 +48,9 @@ func (s *session) begin(h header, body []byte) error {
 	case twice:
 		return breach(h.id, "request id %d is still running", h.id)
 	case full:
+		if h.typ == typeUse {
+			s.forgetExpected(h.id)
+		}
 		return s.reply(h.id, 0, failure(syscall.EAGAIN, "more than %d requests at once", s.server.opts.MaxRequests))
 	}
 	// A free id and no free slot means that answers wait to be read. So does the reader then, until they are or the
@@ -66,7 +71,9 @@ func (s *session) begin(h header, body []byte) error {
 				<-s.user.slots
 			}
 		}()
+		began := time.Now()
 		work(h.id)
+		s.show(h.typ, of, began)
 	})
 	return nil
 }
@@ -85,7 +92,10 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 			return func(id requestID) { s.finish(id, 0, errNoMove) }, nil
 		}
 		r, err := s.version.decodeUse(body)
-		return func(id requestID) { s.finish(id, 0, s.serveUse(r)) }, err
+		if err == nil {
+			s.expectBracket(h.id, r.bracket)
+		}
+		return func(id requestID) { s.serveUse(id, r) }, err
 	case typeMapView:
 		if s.chosen&featureView == 0 {
 			return func(id requestID) {
@@ -123,6 +133,12 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeProfile:
 		r, err := s.version.decodeProfile(body)
 		return func(id requestID) { s.serveProfile(id, r) }, err
+	case typeWatch:
+		r, err := s.version.decodeWatch(body)
+		return func(id requestID) { s.serveWatch(id, r) }, err
+	case typeSet:
+		r, err := s.version.decodeSet(body)
+		return func(id requestID) { s.serveSet(id, r) }, err
 	case typePing:
 		return func(id requestID) { s.finish(id, 0, nil) }, s.version.wantBody(body, 0)
 	}
@@ -266,6 +282,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 			Process:  uint32(s.peer.Pid),
 			User:     s.peer.Uid,
 			Limited:  s.ordinary,
+			Cgroup:   s.cgroup,
 			Client:   client,
 			IfLarger: r.flags&mapMovable == 0,
 		})
@@ -283,7 +300,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 			"too many clients are connected: this connection is good for the status only")
 	}
 	s.mu.Lock()
-	full, draining := len(s.mappings)+s.reserved >= s.server.opts.MaxMappings, s.server.draining.Load()
+	full, draining := len(s.mappings)+s.reserved+len(s.brackets) >= s.server.opts.MaxMappings, s.server.draining.Load()
 	if !full && !draining {
 		s.reserved++
 	}
@@ -292,7 +309,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 		return nil, mapped{}, failure(syscall.ESHUTDOWN, "the file system is being unmounted")
 	}
 	if full {
-		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings already", s.server.opts.MaxMappings)
+		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already", s.server.opts.MaxMappings)
 	}
 	if err := s.reserveMapping(); err != nil {
 		s.mu.Lock()

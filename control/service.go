@@ -181,7 +181,7 @@ func (v *service) answered(id requestID, a answer) error {
 	if id == 0 || id > v.lastID {
 		return breach(id, "answer to a notice that there was not")
 	}
-	v.attentive = len(v.queue) == 0
+	v.attentive = v.attentive || len(v.queue) == 0
 	if to := v.asked[id]; to != nil {
 		delete(v.asked, id)
 		to <- a
@@ -238,12 +238,17 @@ func (v *service) ask(n notice) (wait func(ctx context.Context) (answer, error),
 		case <-v.over:
 			return answer{}, errServiceEnded
 		case <-ctx.Done():
-			v.mu.Lock()
-			v.attentive = false // until it answers after all
-			v.mu.Unlock()
+			v.late()
 			return answer{}, ctx.Err()
 		}
 	}, err
+}
+
+// late notes that an answer did not come in time: the client is inattentive until it answers after all.
+func (v *service) late() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.attentive = false
 }
 
 // end closes what will not be sent any more.

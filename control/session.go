@@ -26,6 +26,7 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	peer   unix.Ucred    // immutable
+	cgroup string        // of the peer, when it connected; immutable
 	user   *user         // immutable, as are the two below: set before run
 	// ordinary says that the user has limits, statusOnly that there are too many sessions for this one to map anything.
 	ordinary, statusOnly bool
@@ -96,6 +97,7 @@ func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
 		server:   s,
 		conn:     conn,
 		peer:     peer,
+		cgroup:   cgroupOf(peer.Pid),
 		log:      s.opts.Log.With("pid", peer.Pid, "uid", peer.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),

@@ -1,7 +1,9 @@
 package control
 
 import (
+	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -91,12 +93,13 @@ func (s *Server) discountLocked(ses *session) {
 	}
 }
 
-// reserveMapping counts a mapping of the session's user that is about to be made. dropMapping takes it back.
+// reserveMapping counts a mapping of the session's user that is about to be made, or a bracket. dropMapping takes it
+// back.
 func (s *session) reserveMapping() error {
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
 	if most := s.server.opts.MaxMappings; s.ordinary && s.user.mappings >= most {
-		return failure(syscall.ENOMEM, "the processes of this user have %d mappings already", most)
+		return failure(syscall.ENOMEM, "the processes of this user have %d mappings and open brackets already", most)
 	}
 	s.user.mappings++
 	return nil
@@ -144,4 +147,18 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 			files[id] = true
 		}
 	}
+}
+
+// cgroupOf returns the cgroup of a process in the unified hierarchy (cgroups(7)), or "" where it cannot be told.
+func cgroupOf(pid int32) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is {
+			return strings.TrimSuffix(path, " (deleted)")
+		}
+	}
+	return ""
 }

@@ -86,7 +86,7 @@ func TestTooManyMappingsOfAUser(t *testing.T) {
 	b.mapOne(s)
 	r := b.call(mapFrame(2, s.token(), 3, 0, 4096))
 	require.Equal(t, syscall.ENOMEM, r.errno())
-	require.Contains(t, r.text(), "the processes of this user have 2 mappings already")
+	require.Contains(t, r.text(), "the processes of this user have 2 mappings and open brackets already")
 	require.Zero(t, a.call(frame(unmap, 3, one)).errno())
 	b.mapOne(s)
 	b.close()

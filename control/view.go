@@ -103,6 +103,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			Launder:   r.flags&mapLaunder != 0,
 			User:      s.peer.Uid,
 			Limited:   s.ordinary,
+			Cgroup:    s.cgroup,
 		})
 		if err == nil {
 			m.length = cm.Size()

@@ -49,6 +49,8 @@ const (
 	typeEnd     frameType = 12
 	typeFile    frameType = 32
 	typeProfile frameType = 33
+	typeWatch   frameType = 34
+	typeSet     frameType = 35
 
 	typeWelcome  = replyBit | 1
 	typeMapped   = replyBit | 2

@@ -3,6 +3,7 @@ package control
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 )
 
 // What version 2 of the protocol adds.
@@ -33,6 +34,7 @@ const (
 	typeMove        = noticeBit | 2
 	typeInvalidated = noticeBit | 3
 	typeBudget      = noticeBit | 4
+	typeRecall      = noticeBit | 5
 )
 
 // features are bits of what a daemon offers and requires, and of what a client chooses.
@@ -50,8 +52,10 @@ const (
 	featureView features = 1 << 3
 	// featureGroup: the client may release groups, and acquire at a version.
 	featureGroup features = 1 << 4
+	// featureKeep: the client may keep brackets, and answers RECALL. It has to choose featureMove too.
+	featureKeep features = 1 << 8
 
-	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup
+	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup | featureKeep
 	requiredFeatures = features(0)
 )
 
@@ -86,13 +90,23 @@ func (v version) decodeAttach(body []byte) (key sessionKey, err error) {
 type answer struct {
 	errno      uint32
 	generation uint64
+	rest       []byte // what follows, as long as the frame is
 }
 
 func (v version) decodeAnswer(body []byte) (answer, error) {
 	if err := v.wantBody(body, 16); err != nil {
 		return answer{}, err
 	}
-	return answer{errno: binary.LittleEndian.Uint32(body), generation: binary.LittleEndian.Uint64(body[8:])}, nil
+	return answer{binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:]), slices.Clone(body[16:])}, nil
+}
+
+// ended returns the brackets that the answer to a RECALL lists. more says that the client has others, which did not fit.
+func (a answer) ended() (ids []bracketID, more bool) {
+	const mostEnded = 256
+	for i := range min(a.generation, mostEnded, uint64(len(a.rest)/8)) {
+		ids = append(ids, bracketID(binary.LittleEndian.Uint64(a.rest[8*i:])))
+	}
+	return ids, len(ids) == mostEnded
 }
 
 // move asks a client to have an extent of a mapping at the same addresses, from other memory. The descriptor of that
@@ -155,6 +169,9 @@ type bracketID uint64
 
 // useNested in the flags of a USE says that the thread that asks has a bracket, and waits for none.
 const useNested uint32 = 1
+
+// useKeep says that the client would keep the bracket, and wants to be told whether it may.
+const useKeep uint32 = 2
 
 const (
 	useHead = 24

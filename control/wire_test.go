@@ -2,6 +2,7 @@ package control
 
 import (
 	"encoding/hex"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 	"os"
 	"strings"
 	"syscall"
@@ -64,6 +65,7 @@ func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 		"extents":             appendFrame(nil, typeExtents, 0, 1, in(1, places)),
 		"extents2":            appendFrame(nil, typeExtents, 0, 1, in(2, places2)),
 		"check":               appendFrame(nil, typeCheck, 0, 4, nil),
+		"recall":              appendFrame(nil, typeRecall, 0, 8, nil),
 		"move":                appendFrame(nil, typeMove, 0, 5, move{7, extentPlace{0x400000, 0x200000, 2, tierHost, 6}, 5}.append),
 		"move-none":           appendFrame(nil, typeMove, 0, 6, move{7, extentPlace{0x400000, 0x200000, 1, tierNone, 0}, 6}.append),
 		"mapped-movable":      appendFrame(nil, typeMapped, 0, 10, mapped{7, 1, 3, 0x123456000, 0, [16]byte{}, true}.append),
@@ -124,10 +126,15 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, countingKey(), key)
 	a, err := v.decodeAnswer(open("answer", typeAnswer, 4))
 	require.NoError(t, err)
-	require.Equal(t, answer{0, 6}, a)
+	require.Equal(t, answer{0, 6, []byte{}}, a)
 	a, err = v.decodeAnswer(open("answer-eperm", typeAnswer, 5))
 	require.NoError(t, err)
-	require.Equal(t, answer{uint32(syscall.EPERM), 5}, a)
+	require.Equal(t, answer{uint32(syscall.EPERM), 5, []byte{}}, a)
+	a, err = v.decodeAnswer(open("answer-recall", typeAnswer, 8))
+	require.NoError(t, err)
+	ended, more := a.ended()
+	require.Equal(t, []bracketID{9, 0x123456789a}, ended)
+	require.False(t, more)
 	f, err = v.decodeFeatures(open("features-view", typeFeatures, 2))
 	require.NoError(t, err)
 	require.Equal(t, featureService|featureLarge|featureView, f)
@@ -156,6 +163,9 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	use, err := v.decodeUse(open("use", typeUse, 11))
 	require.NoError(t, err)
 	require.Equal(t, useRequest{9, useNested, 1500, 2, []rangeRequest{{7, 4096, 8192, 0}, {8, 0, 0x123456789a, 0}}}, use)
+	use, err = v.decodeUse(open("use-keep", typeUse, 13))
+	require.NoError(t, err)
+	require.Equal(t, useRequest{9, useKeep, 1500, 1, []rangeRequest{{mapping: 7, off: 4096, len: 8192}}}, use)
 	done, err := v.decodeDone(open("done", typeDone, 12))
 	require.NoError(t, err)
 	require.Equal(t, bracketID(9), done)
@@ -177,6 +187,12 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	profile, err := v.decodeProfile(open("profile", typeProfile, 12))
 	require.NoError(t, err)
 	require.Equal(t, profileRequest{token, ProfileCPU, 30000}, profile)
+	watch, err := v.decodeWatch(open("watch", typeWatch, 13))
+	require.NoError(t, err)
+	require.Equal(t, watchRequest{token: token, filter: live.Filter{Path: "a"}}, watch)
+	set, err := v.decodeSet(open("set", typeSet, 12))
+	require.NoError(t, err)
+	require.Equal(t, setRequest{token, []string{"eviction=lfu", "gpu-memory=1G"}}, set)
 	h, body, err := decodeHeader(frames["large"])
 	require.NoError(t, err)
 	require.Equal(t, header{24, typePing, flagLarge, 6}, h)

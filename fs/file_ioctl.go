@@ -175,6 +175,9 @@ func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status
 		if errno := fs.grantKept(used); errno != 0 {
 			return fuse.Status(errno)
 		}
+		if f := of.content.live(); f != nil { // SOURCE may say otherwise by now
+			f.SetPinning(fs.pinning(of.node))
+		}
 		g, err = fs.granter.Grant(of, uid)
 		of.deviceOnly.Store(true)
 	} else {

@@ -41,6 +41,7 @@ func (of *openFile) Kernel() pagecache.KernelPages { return kernelPages{of.fs, o
 
 // Attach implements pagecache.Source. It must be called without any lock that a change of home takes.
 func (of *openFile) Attach(f *pagecache.File) {
+	f.SetPinning(of.fs.pinning(of.node))
 	of.content.attach(f)
 	// Whoever took the gate before and saw no File is through once the gate was ours.
 	of.content.gate.Lock()

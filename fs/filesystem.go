@@ -175,9 +175,9 @@ func (fs *fileSystem) close() {
 // served returns what the requests of the mount go to.
 func (fs *fileSystem) served() fuse.RawFileSystem {
 	if fs.readOnly {
-		return timed{readOnly{fs}, &fs.times}
+		return timed{readOnly{fs}, fs}
 	}
-	return timed{fs, &fs.times}
+	return timed{fs, fs}
 }
 
 // String implements fuse.RawFileSystem.

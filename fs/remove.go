@@ -147,6 +147,9 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	defer fs.unhold(to)
 	defer fs.descriptors.trim()
+	if from != to {
+		defer fs.repinAll() // what is inherited may be something else; runs when the names are unlocked
+	}
 	if from != to && !sameMount(fromDir, toDir) {
 		return fuse.Status(syscall.EXDEV) // before anybody waits for the other filesystem with the names of both
 	}

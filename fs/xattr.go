@@ -51,6 +51,9 @@ func (fs *fileSystem) GetXAttr(
 	_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte,
 ) (uint32, fuse.Status) {
 	size := 0
+	if isCacheAttribute(attr) && attr != AttributePin {
+		return 0, fuse.EINVAL
+	}
 	// The kernel asks for security.capability before it writes a file for the first time.
 	if n := fs.node(header.NodeId); n != nil {
 		if n.concealsAttribute(attr) {
@@ -90,7 +93,13 @@ func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok b
 const accessACL = "system.posix_acl_access"
 
 // SetXAttr implements fuse.RawFileSystem.
-func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
+func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
+	if isCacheAttribute(attr) {
+		if status := fs.beforeCacheAttribute(cancel, in, attr, data); attr != AttributePin || !status.Ok() {
+			return status
+		}
+		defer fs.repin(in.NodeId)
+	}
 	return fs.onPath(in.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
@@ -126,6 +135,12 @@ func (fs *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, attr stri
 
 // RemoveXAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) RemoveXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string) fuse.Status {
+	if isCacheAttribute(attr) {
+		if attr != AttributePin {
+			return fuse.EINVAL
+		}
+		defer fs.repin(header.NodeId)
+	}
 	return fs.onPath(header.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
@@ -153,9 +168,9 @@ func (fs *fileSystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest [
 	if !status.Ok() {
 		return 0, status
 	}
-	if header.Uid != 0 {
-		names = withoutTrusted(names)
-	}
+	names = without(names, func(name string) bool {
+		return header.Uid != 0 && strings.HasPrefix(name, "trusted.") || isCacheAttribute(name) && name != AttributePin
+	})
 	if len(dest) == 0 {
 		return uint32(len(names)), fuse.OK
 	}
@@ -180,11 +195,12 @@ func readNames(list func([]byte) (int, error)) ([]byte, error) {
 	}
 }
 
-// withoutTrusted leaves out attributes that only the superuser sees (xattr(7)), which the daemon's own list has.
-func withoutTrusted(names []byte) []byte {
+// without leaves out attributes: those that only the superuser sees (xattr(7)), which the daemon's own list has, and
+// those that SOURCE has of names that are the mount's.
+func without(names []byte, hidden func(name string) bool) []byte {
 	kept := make([]byte, 0, len(names))
 	for name := range bytes.SplitAfterSeq(names, []byte{0}) {
-		if !strings.HasPrefix(string(name), "trusted.") {
+		if !hidden(strings.TrimSuffix(string(name), "\x00")) {
 			kept = append(kept, name...)
 		}
 	}

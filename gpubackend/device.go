@@ -27,25 +27,8 @@ var (
 	ErrClosed = errors.New("device closed")
 )
 
-// Kind tells a client how to map an exported Memory.
+// Kind tells a client how to map an exported Memory. kinds.go has them.
 type Kind uint8
-
-const (
-	// KindEmulated is host memory behind a memfd: map it with mmap.
-	KindEmulated Kind = 1
-	// KindCUDA is a CUDA virtual-memory-management allocation exported as a POSIX file descriptor.
-	KindCUDA Kind = 2
-)
-
-func (k Kind) String() string {
-	switch k {
-	case KindEmulated:
-		return "emulated"
-	case KindCUDA:
-		return "cuda"
-	}
-	return "unknown"
-}
 
 // UUID is a GPU's, in the order of bytes that the driver gives it in.
 type UUID [16]byte
@@ -60,14 +43,15 @@ func (u UUID) String() string {
 
 // Info describes a device. It never changes.
 type Info struct {
-	// Ordinal is the number that clients name the device by.
+	// Ordinal is the device's number in the mount. No other device has it, of whatever kind. Clients name a device by it
+	// that has no UUID.
 	Ordinal int
 	Kind    Kind
 	// UUID names the same GPU in every process; zero where the kind has none.
 	UUID UUID
 	// Name is for people.
 	Name string
-	// Memory is the bytes that Alloc may hand out in all.
+	// Memory is the bytes that Alloc may hand out in all, until SetBudget says otherwise.
 	Memory int64
 	// Granularity divides the size of every Memory. It is a power of two and a multiple of page.Size.
 	Granularity int64
@@ -148,7 +132,8 @@ type Device interface {
 	Key() *DigestKey
 
 	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
-	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed Info.Memory.
+	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed
+	// the budget, which is Info.Memory at first.
 	Alloc(size int64) (Memory, error)
 	// AllocHost is Alloc of pinned memory of the host, which programs map and the device reads and stores into as if it
 	// were its own, only slower. It takes nothing of Info.Memory and does not count in Used: whoever asks bounds it. It
@@ -157,6 +142,12 @@ type Device interface {
 	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep. Memory
 	// of the host is left out.
 	Used() int64
+
+	// SetBudget changes how many bytes Alloc may hand out in all. What was handed out stays, even where that is more.
+	SetBudget(bytes int64)
+	// Free returns how many bytes the device has that nobody uses, neither this process nor another one. It may block
+	// while the driver does.
+	Free() (int64, error)
 
 	// CopyIn copies from the host to the device, CopyOut from the device to the host. The pieces of one call may
 	// be copied in any order and at once.

@@ -46,9 +46,18 @@ deb rpm: stage ## Packages for Debian and Fedora and their relatives, in build/p
 	done
 
 .PHONY: image
-image: ## An OCI image, by podman or docker
-	$$(command -v podman || command -v docker) build --build-arg VERSION=$(VERSION) -t gaiafs:$(RELEASE) \
-		-f packaging/Containerfile .
+image: stage ## An image for containers in build/packages, without a container runtime, as root
+	packaging/image $(STAGE) $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar gaiafs:$(RELEASE)
+
+.PHONY: test-image
+test-image: image ## Unpack the image and mount with what is in it, as root
+	packaging/test-image $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar
+
+.PHONY: first-minutes
+first-minutes: deb wheel ## Time a newcomer's first minutes in an empty Debian, as root
+	rm -rf $(BUILD)/debian
+	mmdebstrap --quiet --variant=apt bookworm $(BUILD)/debian
+	packaging/first-minutes $(PACKAGE_DIR) $(BUILD)/wheel $(BUILD)/debian
 
 .PHONY: test-packages
 test-packages: deb ## Install, upgrade and remove the packages in a clean Debian, as root: minutes

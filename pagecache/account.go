@@ -27,11 +27,13 @@ const (
 	memoryViews
 	// memoryGroups is the ranges of open groups.
 	memoryGroups
+	// memoryFlights is released bytes that readers see and home is still to get.
+	memoryFlights
 	classes
 )
 
 func (c class) String() string {
-	return [...]string{"bases", "clean", "states", "digests", "views", "groups"}[c]
+	return [...]string{"bases", "clean", "states", "digests", "views", "groups", "flights"}[c]
 }
 
 // charge adds n bytes, which may be negative.

@@ -101,7 +101,7 @@ func (k *keeping) readParts(f *File) error {
 	if len(k.parts) == 1 && k.parts[0].Range.Len() == 1 {
 		pages, off := make([]*pageBytes, 1), k.parts[0].Range.Offset()
 		f.c.pages.take(pages)
-		n, err := f.home.ReadAt(pages[0][:], off)
+		n, err := f.homeLocked().ReadAt(pages[0][:], off)
 		if err != nil {
 			f.c.pages.give(pages[0])
 			return err

@@ -3,6 +3,8 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +27,8 @@ type UseOptions struct {
 	// Patience is how long he waits for others to end theirs. 0 stands for DefaultPatience.
 	Patience time.Duration
 	Process  uint32
+	// Keeper keeps the bracket after its end, where it may: Bracket.Kept. nil: it is not to be kept.
+	Keeper Keeper
 }
 
 // DefaultPatience is that of UseOptions.
@@ -38,7 +42,14 @@ type Bracket struct {
 	grant *residency.Grant
 	parts []*Mapping
 	done  sync.Once
+	// kept are those of the device that keep brackets, keeper is who keeps this one. nil: nobody. Immutable.
+	kept   *kept
+	keeper Keeper
 }
+
+// Kept reports whether the client may keep the bracket, and use its ranges again without asking, until its Keeper is
+// asked to Recall what it does not use.
+func (b *Bracket) Kept() bool { return b.keeper != nil }
 
 // Use returns a bracket in which all of the ranges have memory, with their bytes, at their clients' addresses: memory
 // of the device, or pinned memory of the host where that is full. Pages that the device has are not brought up to date;
@@ -93,8 +104,7 @@ func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err 
 				u.Mapping.dev.info.Ordinal)
 		}
 		if m := u.Mapping; m.client != nil {
-			n := page.Count(movableSize(dev.info))
-			whole := page.Range{Start: rg.Start &^ (n - 1), End: (rg.End + n - 1) &^ (n - 1)}
+			whole := residency.Aligned(rg, movableSize(dev.info, rg))
 			ranges[m] = union(ranges[m], []page.Range{whole.Intersect(m.pages)})
 		}
 	}
@@ -107,13 +117,16 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	var by residency.Tenant
 	for m, list := range ranges {
 		for _, rg := range list {
-			wants, of, by = append(wants, residency.Want{Key: m.h, Pages: rg, Size: movableSize(dev.info)}), append(of, m), m.tenant
+			wants, of, by = append(wants, residency.Want{Key: m.h, Pages: rg, Size: movableSize(dev.info, rg)}), append(of, m), m.tenant
 		}
 	}
 	b := &Bracket{}
 	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested, Patience: o.Patience})
 	if err != nil {
 		c.lose(dev, err)
+		if errors.Is(err, syscall.ENOMEM) && slices.ContainsFunc(of, func(m *Mapping) bool { return !m.hears() }) {
+			err = fmt.Errorf("%w; what the process used before counts until it answers MOVE on its service connection", err)
+		}
 		return nil, dev.fault(err)
 	}
 	defer func() {
@@ -134,6 +147,10 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 		}
 		part.pin.Accessed(part.pages)
 		part.f.count(func(c *Counters) { c.Brackets.Add(1) })
+	}
+	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant) {
+		b.keeper, b.kept = o.Keeper, &dev.kept
+		b.kept.add(b.keeper, 1)
 	}
 	return b, nil
 }
@@ -253,7 +270,13 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 // Done ends the bracket, once: what it used may move from now on. It does not wait for clients.
 func (b *Bracket) Done() {
 	b.done.Do(func() {
+		if b.keeper != nil {
+			b.kept.add(b.keeper, -1)
+		}
 		for _, p := range b.parts {
+			if !p.whole.hears() { // the lease that stays could not be taken back
+				p.whole.chargeLeases(nil)
+			}
 			p.f.mu.Lock()
 			delete(p.f.mappings, p)
 			p.f.mu.Unlock()

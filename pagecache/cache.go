@@ -17,6 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
@@ -46,6 +47,8 @@ type Options struct {
 	WriteBack bool
 	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
 	BufferedReads bool
+	// NeighbourLinks has views filled over the links of other devices, too, while these are idle.
+	NeighbourLinks bool
 	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
 	TrustUsers bool
 	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait
@@ -60,6 +63,8 @@ type Options struct {
 	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. ""
 	// stands for DefaultTransfers.
 	Transfers string
+	// Tenants are those of unequal shares, CheckTenants found nothing wrong. Others have weight 1.
+	Tenants []Tenant
 	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
 	PinnedMemory int64
 	// Log receives what nobody waits for. nil discards.
@@ -73,8 +78,9 @@ type Cache struct {
 	log       *slog.Logger
 	interval  time.Duration
 	writeBack bool
-	// bufferedReads is immutable.
-	bufferedReads bool
+	// bufferedReads and neighbourLinks are immutable, and so is leastRelayed: of a constant's value, but in tests.
+	bufferedReads, neighbourLinks bool
+	leastRelayed                  int64
 	// trustUsers is immutable.
 	trustUsers bool
 
@@ -92,6 +98,10 @@ type Cache struct {
 	noDirectReasons []string
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
+	// leastFlight is how many pages a read needs from devices for them to fly. Immutable.
+	leastFlight int64
+	// gather is gatherTime, but in tests. Immutable.
+	gather func(size int64) time.Duration
 	// noPeer has the devicePairs that turned out to have no direct way.
 	noPeer sync.Map
 
@@ -100,6 +110,8 @@ type Cache struct {
 	serials    atomic.Uint64 // of Files
 
 	publications publications
+	// live shows what goes on to those who watch.
+	live live.Feed
 
 	memory   account
 	pages    pageMemory // of bases
@@ -156,35 +168,30 @@ type device struct {
 	// room is who has how much of the memory, serves what CPU reads ask.
 	room   *residency.Device
 	serves *cleanread.Device
+	// kept are the brackets that clients keep.
+	kept kept
 }
+
+// HighestDevice is the highest number that a device may have.
+const HighestDevice = versions.MaxGPU
 
 // New makes a Cache over the devices. It starts one goroutine, which Close ends.
 func New(o Options) (*Cache, error) {
-	if o.HostMemory == 0 {
-		o.HostMemory = DefaultHostMemory
-	}
-	if o.WriteBackInterval == 0 {
-		o.WriteBackInterval = DefaultWriteBackInterval
-	}
-	if o.UserShare < 0 || o.UserShare > 1 {
-		return nil, errors.New("the share of a user must be between nothing and all")
-	}
-	if o.HostMemory < 0 || o.PinnedMemory < 0 || o.WriteBackInterval < 0 {
-		return nil, errors.New("the host memory, the pinned memory and the write-back interval must not be negative")
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+	if err := o.complete(); err != nil {
+		return nil, err
 	}
 	c := &Cache{
-		log:       o.Log,
-		interval:  o.WriteBackInterval,
-		leastPeer: leastPeer,
-		writeBack: o.WriteBack,
+		log:         o.Log,
+		interval:    o.WriteBackInterval,
+		leastPeer:   leastPeer,
+		gather:      gatherTime,
+		leastFlight: leastFlightFor(o.DeviceReads),
+		writeBack:   o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 
-		bufferedReads: o.BufferedReads,
-		trustUsers:    o.TrustUsers,
+		bufferedReads: o.BufferedReads, neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed,
+		trustUsers: o.TrustUsers,
 
 		files: make(map[FileID]*File),
 
@@ -223,6 +230,26 @@ func New(o Options) (*Cache, error) {
 	return c, nil
 }
 
+// complete sets what was left out, and refuses what cannot be.
+func (o *Options) complete() error {
+	if o.HostMemory == 0 {
+		o.HostMemory = DefaultHostMemory
+	}
+	if o.WriteBackInterval == 0 {
+		o.WriteBackInterval = DefaultWriteBackInterval
+	}
+	if o.UserShare < 0 || o.UserShare > 1 {
+		return errors.New("the share of a user must be between nothing and all")
+	}
+	if o.HostMemory < 0 || o.PinnedMemory < 0 || o.WriteBackInterval < 0 {
+		return errors.New("the host memory, the pinned memory and the write-back interval must not be negative")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
 // newDevice returns what the Cache knows of a device.
 func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) (own *device, err error) {
 	own = &device{
@@ -235,12 +262,40 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 		return nil, err
 	}
 	own.transfers.Store(&transfers)
-	own.moves = mover.NewDevice(d, order, func(err error) { c.lose(own, err) })
+	own.moves = mover.NewDevice(d, order, &c.live, func(err error) { c.lose(own, err) })
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
-		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned,
+		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned, Tenants: o.Tenants,
+		Recall:   own.kept.recall,
 		Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})
 	return own, err
+}
+
+// Live returns what those watch who want to see what the mount does. It is nil where there is no Cache.
+func (c *Cache) Live() *live.Feed {
+	if c == nil {
+		return nil
+	}
+	return &c.live
+}
+
+// Stage has devices with copy engines of their own make the host memory that a first load needs, in the background: the
+// mount can be used meanwhile. A device gives it back when nothing was loaded for a while. Close waits for it.
+func (c *Cache) Stage(ctx context.Context) {
+	for _, d := range c.devices {
+		if !d.info.CopyEngines {
+			continue
+		}
+		c.background.Go(func() {
+			start := time.Now()
+			if err := d.moves.Stage(ctx); err != nil {
+				c.log.Debug("no host memory for loads yet", "device", d.info.Ordinal, "error", err)
+				return
+			}
+			c.log.Info("host memory for loads is ready", "device", d.info.Ordinal,
+				"took", time.Since(start).Round(time.Millisecond).String())
+		})
+	}
 }
 
 // HostMemory returns the bytes of Options.HostMemory.
@@ -392,7 +447,7 @@ func (c *Cache) Close(ctx context.Context) error {
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	errs, left := c.onFiles(ctx, c.snapshotFiles(), choreClose, true, func(f *File) error { return f.close(ctx) })
 	for _, f := range left {
-		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", f.Name(), f.notAnswered()))
+		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", Printable(f.Name()), f.notAnswered()))
 	}
 	return errs, len(left) == 0
 }
@@ -460,7 +515,7 @@ func (f *File) close(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
-		errs = append(errs, fmt.Errorf("%d bytes of %s that devices wrote are lost: %w", f.waitingBytesLocked(), f.Name(), err))
+		errs = append(errs, fmt.Errorf("%d bytes of %s that devices wrote are lost: %w", f.waitingBytesLocked(), Printable(f.Name()), err))
 	}
 	f.orphan = true
 	f.dropIdleLocked()

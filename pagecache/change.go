@@ -111,6 +111,13 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	if c.Kind == ChangeShift {
 		rg.End = max(page.Span(before.Size, c.Len).Pages().End, f.lrc.End())
 	}
+	landing := rg
+	if c.Kind == ChangeShift {
+		landing.End = page.From(0).Pages().End
+	}
+	if err := f.landLocked(landing); err != nil {
+		return err
+	}
 	room := true
 	if f.lrc.Held(rg) {
 		if err := f.settleHomeLocked(ctx, rg); err != nil {
@@ -238,6 +245,7 @@ func (f *File) cutLocked(ctx context.Context, size int64) error {
 
 // cutPlannedLocked is cutLocked that carries out a plan.
 func (f *File) cutPlannedLocked(ctx context.Context, size int64, plan lrc.TruncatePlan) error {
+	f.cutFlightsLocked(size)
 	f.dropBasesLocked(plan.Commit())
 	return f.zeroReplicasLocked(context.WithoutCancel(ctx), page.From(size))
 }

@@ -90,6 +90,7 @@ func (f *File) changed(rg page.Range) {
 	f.c.memory.charge(memoryStates, states-f.states)
 	f.states = states
 	f.clean.Changed(rg)
+	f.flights.setShown(rg, false)
 }
 
 // servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home
@@ -170,7 +171,7 @@ func (e executor) Facts(ctx context.Context, rg page.Range) *cleanread.Facts {
 
 // Settled implements cleanread.Executor.
 func (e executor) Settled(pages page.Range, entering bool) bool {
-	if len(e.f.lrc.Pending(pages, true)) > 0 {
+	if e.f.flights.overlap(pages) || len(e.f.lrc.Pending(pages, true)) > 0 {
 		return false
 	}
 	if entering {

@@ -19,18 +19,26 @@ const collectWindow = 1 << 16
 
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
-// were not brought home are still pending.
+// were not brought home are still pending, or fly.
 func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) error {
+	if err := f.landLocked(rg); err != nil {
+		return err
+	}
+	return f.bringLocked(ctx, rg, entering, false)
+}
+
+// bringLocked is collectLocked that leaves flights alone. With fly what it brings flies where it may.
+func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
 	for part := range f.lrc.Parts(rg, collectWindow) {
-		if err := f.collectPartLocked(ctx, part, entering); err != nil {
+		if err := f.collectPartLocked(ctx, part, entering, fly); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// collectPartLocked is collectLocked for so few pages that lists of them are short.
-func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bool) error {
+// collectPartLocked is bringLocked for so few pages that lists of them are short.
+func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
 	for looked := false; ; looked = true {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
@@ -59,7 +67,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 				n++
 			}
 			owner := pending[0].Owner
-			all, err := f.collectOwnerLocked(ctx, owner, pending[:n])
+			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly)
 			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
 				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
 					err = f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
@@ -86,7 +94,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering bo
 		if !room {
 			f.relieveLocked(ctx, 0)
 		}
-		if f.collectErr != nil && len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
+		if f.collectErr != nil && !f.waitsLocked() {
 			f.recoveredLocked()
 		}
 		f.c.counters.CollectTime.Observe(time.Since(start))
@@ -109,6 +117,9 @@ func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) e
 // collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect pages
 // are pending.
 func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
+	if err := f.landLocked(rg); err != nil {
+		return rg.Start, err
+	}
 	next = rg.End
 	count := int64(0)
 	for part := range f.lrc.Parts(rg, collectWindow) {
@@ -131,11 +142,13 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 // collectOwnerLocked brings home what one owner released, a portion at a time. While a portion is written, which filesystems do
 // under one lock for a file, the next is on its way from the device. It reports false where it left the rest, since there is no room
 // for base copies of others.
-func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending []lrc.Pending) (all bool, err error) {
+func (f *File) collectOwnerLocked(
+	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly bool,
+) (all bool, err error) {
 	h := f.holdings[o]
 	portions := portionsOf(pending)
 	next := f.newPortionLocked(h, portions[0])
-	next.fetch(ctx)
+	f.landDuringLocked(func() { next.fetch(ctx) })
 	for i := range portions {
 		c := next
 		<-c.fetched
@@ -144,8 +157,10 @@ func (f *File) collectOwnerLocked(ctx context.Context, o versions.Owner, pending
 			next = f.newPortionLocked(h, portions[i+1])
 			go next.fetch(ctx)
 		}
-		err := f.storeLocked(c)
-		c.free()
+		err := f.storeLocked(c, fly)
+		if !c.flies {
+			c.free()
+		}
 		if err != nil {
 			if next != nil {
 				<-next.fetched
@@ -234,7 +249,6 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 		}
 		if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {
 			_, err = f.home.WriteAt(buf[:n], rg.Offset())
-			f.spoilLocked(rg)
 		}
 		if err == nil {
 			written += runs
@@ -256,6 +270,9 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 			f.mu.Unlock()
 		}
 	}()
+	if err := f.landLocked(page.From(0).Pages()); err != nil {
+		return err
+	}
 	whole := page.Range{End: f.lrc.End()}
 	started := time.Now()
 	for rest := whole; !rest.Empty(); {
@@ -278,7 +295,7 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 			return err
 		}
 	}
-	if len(f.lrc.Pending(whole, true)) == 0 {
+	if !f.waitsLocked() {
 		f.recoveredLocked()
 		f.nothingWaitsLocked()
 	} else if f.pendingSince.Before(started) {

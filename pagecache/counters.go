@@ -15,8 +15,10 @@ type Counters struct {
 	CachedPages, DirectPages, BufferedPages          atomic.Int64
 	PrefetchedPages                                  atomic.Int64
 	// ViewPages are pages of files that were copied to views.
-	ViewPages                                             atomic.Int64
-	CollectingReads, CollectingReadPages                  atomic.Int64
+	ViewPages                            atomic.Int64
+	CollectingReads, CollectingReadPages atomic.Int64
+	// FlightPages are pages that CPU reads could have before home had them, FlightReads those that got some.
+	FlightPages, FlightReads, FlightReadBytes             atomic.Int64
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64

@@ -20,6 +20,7 @@
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	File.readingMu     how many reads of home go on
+//	flights.mu         what readers see before home has it; a leaf
 //	publications.mu    versions of files; a leaf
 //	pageMemory.mu      a leaf, and so are the locks of package cleanread
 //	mover.Device.mu    which transfers of a device wait and are under way
@@ -64,6 +65,9 @@
 // holds it while bytes are copied. What was found out under File.mu stays valid until the region's epoch changes: the
 // lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
 // holds its extents, so whoever uses memory last gives it back; a Map that needs it waits for that.
+//
+// What a read has to bring from devices flies (flight.go): the read has it at once, and home is written beside. Home is
+// what the backing file has with flights laid over it; whoever else looks at the backing file lands them there first.
 //
 // # Views
 //

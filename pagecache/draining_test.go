@@ -1,7 +1,9 @@
 package pagecache
 
 import (
+	"bytes"
 	"context"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -58,6 +60,42 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 			defer src.attached.mu.Unlock()
 			assert.Empty(t, src.attached.drains, "a release returned while the kernel may still have old bytes of its pages")
 		})
+		other.unmap()
+	})
+}
+
+// TestReleaseWaitsForPagesThatDrainAgain has a program write a page whole while a release has the kernel drop it, so that
+// it is dropped again. Another release of the page, which waits for the first one, returns after that: what the CPU writes
+// then is later than both.
+func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		p, other := m.run(src, 0, 0, page.Size, true), m.run(src, 0, 0, page.Size, true)
+		p.store(0, 1)
+		src.read(t, 0, 1)
+		var returned atomic.Bool
+		done, again := make(chan struct{}), false
+		src.kernel.hook = func(int64, int64) {
+			src.kernel.hook = func(int64, int64) {
+				src.kernel.hook = nil
+				again = true
+				synctest.Wait()
+				assert.False(t, returned.Load(), "a release returned while its page drained again")
+			}
+			go func() {
+				defer close(done)
+				_, err := other.Release(context.Background(), 0, page.Size)
+				assert.NoError(t, err)
+				returned.Store(true)
+			}()
+			synctest.Wait()
+			src.write(t, 0, bytes.Repeat([]byte{2}, page.Size))
+		}
+		p.release()
+		<-done
+		require.True(t, again)
+		p.unmap()
 		other.unmap()
 	})
 }

@@ -96,7 +96,8 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	if x == nil || x.Extent != of {
 		return false
 	}
-	idle := func() bool { return h.has(x) && x.Mapped() == 0 && (copied || !x.Copied()) }
+	// A bracket may have come and gone whenever File.mu was free: its client has the memory then, and stored there.
+	idle := func() bool { return h.has(x) && x.Mapped() == 0 && !x.leasedLocked() && (copied || !x.Copied()) }
 	moves := idle() && f.movesLocked(x)
 	if moves {
 		dirty, err := f.dirtyLocked(ctx, x)

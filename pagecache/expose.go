@@ -95,7 +95,7 @@ func (m *Mapping) extentsOf() page.Range {
 
 // exposure is what has to be done before a client is given memory.
 type exposure struct {
-	fetch  []page.Range // stale, and used by somebody
+	fetch  []page.Range // stale, and used by somebody, who may be the client that is given the memory
 	giveUp []page.Range // stale, and used by nobody
 	absent []page.Range // not held
 }
@@ -116,7 +116,7 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 		case u.Mode == lrc.ModePatch:
 			e.fetch = page.AppendRange(e.fetch, u.Range)
 		default:
-			used = f.splitLocked(u.Range, func(o *Mapping) bool { return o != m && o.h == m.h })
+			used = f.splitLocked(u.Range, func(o *Mapping) bool { return o.h == m.h && (o != m || !m.lazy) })
 			for _, part := range used {
 				if part.track {
 					e.fetch = page.AppendRange(e.fetch, part.pages)
@@ -191,17 +191,6 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	if err := f.collectExposedLocked(ctx, m); err != nil {
 		return err
 	}
-	e := f.exposureLocked(m)
-	for _, rg := range e.fetch {
-		if err := f.acquireAllLocked(ctx, h, rg); err != nil {
-			return err
-		}
-	}
-	for _, rg := range e.giveUp {
-		if err := f.giveUpLocked(ctx, h, rg); err != nil {
-			return err
-		}
-	}
 	// Clients who had the memory for writing may have stored anywhere.
 	var stored []page.Range
 	h.each(m.extentsOf(), func(x *extent, part page.Range) {
@@ -209,13 +198,17 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 			stored = page.AppendRange(stored, part)
 		}
 	})
-	for _, rg := range intersect(e.absent, stored) {
-		if err := f.zeroLocked(ctx, h, rg); err != nil {
+	for _, rg := range stored {
+		if err := f.zeroTailLocked(ctx, m, rg); err != nil {
 			return err
 		}
 	}
-	for _, rg := range stored {
-		if err := f.zeroTailLocked(ctx, m, rg); err != nil {
+	absent, err := f.refreshExposedLocked(ctx, m)
+	if err != nil {
+		return err
+	}
+	for _, rg := range intersect(absent, stored) {
+		if err := f.zeroLocked(ctx, h, rg); err != nil {
 			return err
 		}
 	}
@@ -226,10 +219,32 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	if err := f.trackLocked(ctx, h, m.pages); err != nil {
 		return err
 	}
-	for _, rg := range intersect(union(e.absent, e.giveUp), []page.Range{m.pages}) {
+	for _, rg := range intersect(absent, []page.Range{m.pages}) {
 		f.hollowLocked(h, rg)
 	}
 	return nil
+}
+
+// refreshExposedLocked leaves nothing stale of all that m's client will be able to see, and returns the pages that the
+// device does not hold then. A look at home while pages are brought may move home on in others: so it looks again until
+// it finds nothing.
+func (f *File) refreshExposedLocked(ctx context.Context, m *Mapping) (absent []page.Range, err error) {
+	for {
+		e := f.exposureLocked(m)
+		if len(e.fetch) == 0 && len(e.giveUp) == 0 {
+			return e.absent, nil
+		}
+		for _, rg := range e.fetch {
+			if err := f.acquireAllLocked(ctx, m.h, rg); err != nil {
+				return nil, err
+			}
+		}
+		for _, rg := range e.giveUp {
+			if err := f.giveUpLocked(ctx, m.h, rg); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // hollowLocked looks for stores into the pages of rg that h does not hold. They have zeros.
@@ -241,7 +256,7 @@ func (f *File) hollowLocked(h *holding, rg page.Range) {
 }
 
 // zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for writing: they
-// may be using them.
+// may be using them. The page that the file ends in may be stale after it, on each device.
 func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
 	h, owner := m.h, m.h.owner
 	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -354,4 +355,51 @@ func TestSparseMappingTakesNoMemory(t *testing.T) {
 	src.attached.mu.Lock()
 	defer src.attached.mu.Unlock()
 	require.Zero(t, src.attached.glanceLocked().digests)
+}
+
+// TestMappingTheEndBesideAnotherDevice: programs map the page that the file ends in, which another device tracks, in
+// memory where stores past the end have to be zeroed. They find the file's bytes there, and what they store is found.
+func TestMappingTheEndBesideAnotherDevice(t *testing.T) {
+	const size = page.Size + 100
+	for _, request := range []MapRequest{
+		{Off: page.Size, Len: page.Size},
+		{Off: page.Size, Len: page.Size, Writable: true},
+		{Off: page.Size, Len: page.Size, Lazy: true},
+		{Off: page.Size, Len: page.Size, Lazy: true, Writable: true},
+	} {
+		for _, used := range []bool{false, true} {
+			t.Run(fmt.Sprintf("lazy %v, writable %v, used %v", request.Lazy, request.Writable, used), func(t *testing.T) {
+				m := newMachine(t, 2)
+				src := m.noisyFile(size)
+				want := src.home.bytes(page.Size, 100)
+				m.run(src, 0, 0, page.Size, true) // may store past the end
+				reader := m.run(src, 0, page.Size, page.Size, false)
+				other := m.run(src, 1, page.Size, page.Size, true)
+				if !used {
+					reader.unmap()
+				}
+				other.add(7)
+				p := m.attach(m.mapping(src, request), page.Size, page.Size, request.Writable)
+				if !request.Lazy {
+					requireSame(t, want, p.load(0, 100))
+				}
+				if request.Writable {
+					want[5] ^= 0x55
+					p.store(5, want[5])
+					require.EqualValues(t, 1, p.release())
+				}
+				want[7]++
+				require.EqualValues(t, 1, other.release())
+				p.acquire()
+				requireSame(t, want, p.load(0, 100))
+				if used {
+					reader.acquire()
+					requireSame(t, want, reader.load(0, 100))
+				}
+				requireSame(t, want, src.read(t, page.Size, 100))
+				other.acquire()
+				requireSame(t, want, other.load(0, 100))
+			})
+		}
+	}
 }

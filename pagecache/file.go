@@ -56,6 +56,7 @@ type File struct {
 	rights   Rights                        // those noticed last. Protected by mu
 	taken    uint64                        // counts how often rights were taken away. Protected by mu
 	bases    bases                         // protected by mu
+	flights  flights                       // come and go with mu held
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
@@ -76,6 +77,8 @@ type File struct {
 	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it. Protected
 	// by mu.
 	unreported []*Loss
+	// pinning is what SetPinning was told last.
+	pinning atomic.Pointer[Pinning]
 
 	// noDirect says that home cannot be read past the host's page cache. Set once.
 	noDirect atomic.Bool
@@ -90,7 +93,10 @@ type File struct {
 	// views have bytes of the file; viewed is how many there are, for who asks without viewsMu.
 	viewsMu sync.Mutex
 	views   []*viewPart // protected by viewsMu
-	viewed  atomic.Int32
+	// expected is how many views are about to read home, gathered is closed when that is none; nil while nobody waits.
+	expected int           // protected by viewsMu
+	gathered chan struct{} // protected by viewsMu
+	viewed   atomic.Int32
 	// viewTurn counts how often pages were taken for a view. Protected by mu.
 	viewTurn uint64
 
@@ -265,7 +271,7 @@ func (f *File) dropIdleLocked() {
 		}
 		f.dropViews()
 	}
-	if len(f.mappings) > 0 || f.viewed.Load() > 0 || len(f.unreported) > 0 && !f.orphan {
+	if len(f.mappings) > 0 || f.viewed.Load() > 0 || !f.orphan && (len(f.unreported) > 0 || f.flights.any()) {
 		return
 	}
 	for _, h := range f.holdings {
@@ -276,6 +282,7 @@ func (f *File) dropIdleLocked() {
 	if !f.detachLocked() {
 		return
 	}
+	f.discardFlights()
 	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
 	f.c.memory.charge(memoryStates, -f.states)
@@ -334,10 +341,10 @@ func (f *File) snapshotMappings() []*Mapping {
 	return list
 }
 
-// readHomeLocked reads the pages of rg from home into p, which has rg.Bytes() bytes. What lies past end of file reads
+// readHomeLocked reads the pages of rg from home, flights included, into p, which has rg.Bytes() bytes. What lies past end of file reads
 // as zero.
 func (f *File) readHomeLocked(rg page.Range, p []byte) error {
-	n, err := f.home.ReadAt(p, rg.Offset())
+	n, err := f.homeLocked().ReadAt(p, rg.Offset())
 	if err != nil {
 		return err
 	}
@@ -348,7 +355,8 @@ func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 // fileRange returns the pages that hold bytes of the file.
 func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.size)} }
 
-// waitDrains returns once no page of rg that was draining at the time of the call drains any more.
+// waitDrains returns once no page of rg that was draining at the time of the call drains any more, not even again for
+// the same release.
 func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 	f.mu.Lock()
 	drains := f.drainsLocked(rg)

@@ -26,7 +26,7 @@ func (f *File) fromHomeLocked(
 	defer f.enterReadsLocked(h)()
 	spans, spoiled, wide := h.reads.Spans(part, func(span page.Range) bool {
 		// Outside of part nobody has brought home what devices released, and there may be no memory any more.
-		return len(f.lrc.Pending(span, true)) == 0 && h.covers(span)
+		return len(f.lrc.Pending(span, true)) == 0 && !f.flights.overlap(span) && h.covers(span)
 	})
 	if wide != part {
 		plan.Widen(wide)
@@ -74,7 +74,7 @@ func (f *File) newFillLocked(
 ) *mover.Fill {
 	return &mover.Fill{
 		Device: h.dev.moves,
-		From:   &mover.Source{Home: f.home},
+		From:   &mover.Source{Home: f.homeLocked()},
 		Into:   &filling{f: f, h: h, plan: plan, stale: stale},
 		Pieces: piecesOf(stale, storing, spans),
 	}

@@ -40,6 +40,9 @@ func (f *File) glanceLocked() *glance {
 	for _, other := range f.snapshotViews() {
 		v.Views = append(v.Views, other.status())
 	}
+	if p := f.Pinning(); p.Any() {
+		v.FileStatus.Pinned, v.PinnedBy = p.String(), p.User
+	}
 	if f.collectErr != nil {
 		v.Error = f.collectErr.Error()
 	}

@@ -147,6 +147,52 @@ func TestNobodyElseReleasesAGroup(t *testing.T) {
 	m.group(p.whole()).Abort(context.Background())
 }
 
+// TestEachRangeOfAGroupIsHeldBack: a neighbour's release leaves out every range of an open group.
+func TestEachRangeOfAGroupIsHeldBack(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(8 * page.Size)
+	p, beside := m.run(src, 0, 0, 8*page.Size, true), m.run(src, 0, 0, 8*page.Size, true)
+	g := m.group(GroupRange{p.Mapping, page.Size, 1}, GroupRange{p.Mapping, 4 * page.Size, 1}, GroupRange{p.Mapping, 6*page.Size + 9, 1})
+	p.fill(3)
+	_, err := beside.Release(context.Background(), 0, 8*page.Size)
+	require.ErrorIs(t, err, syscall.EBUSY)
+	for i := range 8 {
+		want := byte(3)
+		if i == 1 || i == 4 || i == 6 {
+			want = 0
+		}
+		require.Equal(t, want, src.read(t, i*page.Size, 1)[0], "page %d", i)
+	}
+	m.releaseGroup(g)
+	require.Equal(t, bytes.Repeat([]byte{3}, 8*page.Size), src.read(t, 0, 8*page.Size))
+}
+
+// TestVersionIsToldLast: while the kernel has old pages of a group's last file, nobody is told the version.
+func TestVersionIsToldLast(t *testing.T) {
+	m := newMachine(t, 1)
+	a, b := m.file(page.Size), m.file(page.Size)
+	pa, pb := m.run(a, 0, 0, page.Size, true), m.run(b, 0, 0, page.Size, true)
+	g := m.group(pa.whole(), pb.whole())
+	pa.fill(1)
+	pb.fill(1)
+	b.read(t, 0, 1) // so the kernel has a page to drop
+	dropped, told := 0, 0
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	b.kernel.hook = func(int64, int64) {
+		dropped++
+		if _, err := a.attached.Version(now); err == nil {
+			told++
+		}
+	}
+	require.EqualValues(t, 1, m.releaseGroup(g))
+	require.Positive(t, dropped)
+	require.Zero(t, told)
+	version, err := a.attached.Version(now)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, version)
+}
+
 func TestWrongGroups(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(4 * page.Size)

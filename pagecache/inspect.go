@@ -186,13 +186,17 @@ func (f *File) compareReplicaLocked(ctx context.Context, h *holding, r lrc.Repli
 // Eviction is what Evict came to, in bytes of device memory.
 type Eviction struct {
 	Freed int64 `json:"freed_bytes"`
-	// Mapped memory stays with those who map it, Kept memory has bytes that home does not take.
-	Mapped int64  `json:"mapped_bytes"`
-	Kept   int64  `json:"kept_bytes"`
-	Error  string `json:"error,omitempty"` // why Kept is kept
+	// Mapped memory stays with those who map it, Pinned memory until PinnedBy takes the pin back, and Kept memory has
+	// bytes that home does not take.
+	Mapped   int64  `json:"mapped_bytes"`
+	Pinned   int64  `json:"pinned_bytes"`
+	PinnedBy uint32 `json:"pinned_by"`
+	Kept     int64  `json:"kept_bytes"`
+	Error    string `json:"error,omitempty"` // why Kept is kept
 }
 
-// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps, views too.
+// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps or pinned, views
+// too.
 // What only a device has comes home first. It blocks on home and on the device. ENODEV for no such device, and errors
 // of ctx.
 func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, err error) {
@@ -213,12 +217,21 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 		}
 	}
 	f.mu.Unlock()
+	pinned := func(x *extent) bool {
+		by, is := x.h.Pinned()
+		if is {
+			e.PinnedBy = by.User
+		}
+		return is
+	}
 	for _, x := range all {
 		switch {
 		case ctx.Err() != nil:
 			return e, ctx.Err()
 		case x.Mapped() > 0:
 			e.Mapped += x.Size()
+		case pinned(x):
+			e.Pinned += x.Size()
 		case f.evict(ctx, x.h, x.Extent, true):
 			e.Freed += x.Size()
 		default:
@@ -226,7 +239,11 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 		}
 	}
 	if ordinal < 0 {
-		f.dropViews()
+		for _, v := range f.snapshotViews() {
+			if _, pinned := v.Pinned(); !pinned {
+				v.drop()
+			}
+		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -25,6 +25,7 @@ const (
 	choreFlush
 	choreClose
 	choreViews // dropEmptyViews
+	choreLand
 )
 
 // differs reports whether each task of the kind has something of its own to do, or somebody who waits for its end.

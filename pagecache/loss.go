@@ -56,7 +56,8 @@ func (l *Loss) Where() string {
 }
 
 func (l *Loss) String() string {
-	return fmt.Sprintf("released bytes of %s were lost with device %d: pages %s, %d in all", l.File, l.Device, l.Where(), l.Pages)
+	return fmt.Sprintf("released bytes of %s were lost with device %d: pages %s, %d in all", Printable(l.File), l.Device, l.Where(),
+		l.Pages)
 }
 
 // gone returns what a client is told once the device is lost, else nil.
@@ -166,7 +167,7 @@ func (f *File) letGoOfLocked(h *holding) {
 	for _, x := range h.sorted() { // clients may map them: their memory goes, with its descriptors, when those have ended
 		f.loseExtentLocked(x)
 	}
-	if len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) == 0 {
+	if !f.waitsLocked() {
 		f.nothingWaitsLocked()
 	}
 }

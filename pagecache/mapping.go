@@ -38,6 +38,8 @@ type MapRequest struct {
 	// Options.UserShare.
 	User    uint32
 	Limited bool
+	// Cgroup is that of the process, as /proc/PID/cgroup has it; "" where it is not known.
+	Cgroup string
 	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and
 	// Moves say what memory it has. Nothing is fetched before.
 	Client Client
@@ -106,17 +108,8 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case req.Off < 0 || req.Off%page.Size != 0:
-		return nil, fail(syscall.EINVAL, "the offset %d is not a multiple of %d", req.Off, page.Size)
-	case req.Len <= 0:
-		return nil, fail(syscall.EINVAL, "the length %d is not positive", req.Len)
-	case req.Len > math.MaxInt64-req.Off:
-		return nil, fail(syscall.EINVAL, "the range ends past the largest file offset")
-	case !src.Readable():
-		return nil, fail(syscall.EACCES, "the descriptor is not open for reading")
-	case req.Writable && !src.Writable():
-		return nil, fail(syscall.EACCES, "a writable mapping needs a descriptor open for reading and writing")
+	if err := req.check(src); err != nil {
+		return nil, err
 	}
 	if req.Launder {
 		if err := src.Kernel().Invalidate(req.Off, req.Len); err != nil && err != syscall.ENOENT {
@@ -143,11 +136,11 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		user:     req.User,
 		held:     req.held,
 	}
-	if m.client = req.Client; req.IfLarger && m.pages.Bytes() <= dev.info.Memory {
+	if m.client = req.Client; req.IfLarger && m.pages.Bytes() <= dev.room.Budget() {
 		m.client = nil
 	}
 	if m.client != nil {
-		m.tenant = residency.Tenant{User: req.User, Limited: req.Limited}
+		m.tenant = dev.tenant(req.User, req.Limited, req.Cgroup)
 	} else if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
@@ -155,7 +148,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	m.start()
 	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
-		err := m.begin(ctx, src, residency.Tenant{User: req.User, Limited: req.Limited})
+		err := m.begin(ctx, src, dev.tenant(req.User, req.Limited, req.Cgroup))
 		if err == nil {
 			break
 		}
@@ -166,6 +159,23 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	}
 	f.count(func(c *Counters) { c.Maps.Add(1) })
 	return m, nil
+}
+
+// check refuses a request that cannot be for the source.
+func (req *MapRequest) check(src Source) error {
+	switch {
+	case req.Off < 0 || req.Off%page.Size != 0:
+		return fail(syscall.EINVAL, "the offset %d is not a multiple of %d", req.Off, page.Size)
+	case req.Len <= 0:
+		return fail(syscall.EINVAL, "the length %d is not positive", req.Len)
+	case req.Len > math.MaxInt64-req.Off:
+		return fail(syscall.EINVAL, "the range ends past the largest file offset")
+	case !src.Readable():
+		return fail(syscall.EACCES, "the descriptor is not open for reading")
+	case req.Writable && !src.Writable():
+		return fail(syscall.EACCES, "a writable mapping needs a descriptor open for reading and writing")
+	}
+	return nil
 }
 
 // mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it.
@@ -456,3 +466,6 @@ func (m *Mapping) unpin() {
 	}
 	m.f.dropIdleLocked()
 }
+
+// Name is that of the mapped file.
+func (m *Mapping) Name() string { return m.f.Name() }

@@ -24,9 +24,13 @@ import (
 // lease to put a hole in its place; only then do bytes move. So nobody stores into an extent that moves, and one that a
 // bracket uses has pins, and does not.
 
-// movePatience is how long a client is waited for that is to give memory back. One that takes longer keeps what it has
-// until it answers, and is charged for it.
-const movePatience = 500 * time.Millisecond
+const (
+	// movePatience is how long a client is waited for that is to give memory back. One that takes longer keeps what it
+	// has until it answers, and its user is charged for all of it.
+	movePatience = 500 * time.Millisecond
+	// attendsTick is how often such a client is looked at.
+	attendsTick = movePatience / 20
+)
 
 // Tier is where an extent's bytes lie.
 type Tier = residency.Tier
@@ -70,22 +74,31 @@ type lease struct {
 	// answered: then it is unsure. turn counts the Moves. Protected by mu.
 	generation, turn uint64
 	unsure           bool
+	ended            bool // the client has unmapped it. Protected by mu
 }
 
 // movable is what only a Mapping whose memory moves has.
 type movable struct {
 	client  Client
 	tenant  residency.Tenant
-	waiting sync.WaitGroup // for answers of the client that did not come in time
-	deaf    atomic.Int64   // how many these are
+	waiting sync.WaitGroup // for a client that does not answer
+	deaf    atomic.Int64   // how many wait for it; changed under File.mu
+	// charged has the leases that the client keeps meanwhile: their extents are pinned for its user. Protected by File.mu.
+	charged map[*lease]*residency.Pin
 }
 
-// movableSize is the size of new extents for movable mappings: 4 MiB, which was good for most programs of GPUswap's, or
-// so much more that a device has at most 4096.
-func movableSize(info gpubackend.Info) int64 {
-	size := max(info.Granularity, 4<<20)
-	for size < info.Memory/4096 {
-		size *= 2
+// movableSize is the size of new extents for a bracket's range of a movable mapping. Where a program uses much at once it is
+// 32 MiB: an extent takes 0.8 ms to change places on an H200, besides the copy, so that a range of 32 MiB takes 2.8 ms as
+// one extent and 6.8 as eight. It is 4 MiB, which was good for most programs of GPUswap's, where larger extents would
+// have more than an eighth of the range beside it; and so much more that a device has at most 4096.
+func movableSize(info gpubackend.Info, rg page.Range) int64 {
+	least := max(info.Granularity, 4<<20)
+	for least < info.Memory/4096 {
+		least *= 2
+	}
+	size := max(least, 32<<20)
+	for size > least && residency.Aligned(rg, size).Len() > rg.Len()+rg.Len()/8 {
+		size /= 2
 	}
 	for size > info.Granularity && size > info.Memory/8 {
 		size /= 2
@@ -103,6 +116,19 @@ func (x *extent) leaseLocked(m *Mapping) *lease {
 	l := &lease{m: m, x: x}
 	x.leases = append(x.leases, l)
 	return l
+}
+
+// leasedLocked reports whether a client may have x at its addresses. File.mu is held. A bracket that ends leaves its
+// lease, so where nobody maps x and this is false, nothing was stored into x since its clients gave it back.
+func (x *extent) leasedLocked() bool {
+	return slices.ContainsFunc(x.leases, (*lease).has)
+}
+
+// has reports whether the client may have the extent at its addresses.
+func (l *lease) has() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.generation != 0 || l.unsure
 }
 
 // give begins to have the client map the extent, which a bracket pins. wait is nil where the client has it.
@@ -162,12 +188,17 @@ func (l *lease) answered(turn, generation uint64, err error) error {
 // uses it, or the client does not answer.
 func (l *lease) takeBack(ctx context.Context) bool {
 	l.mu.Lock()
-	if l.generation == 0 && !l.unsure {
+	if l.ended || l.generation == 0 && !l.unsure {
 		l.mu.Unlock()
 		return true
 	}
-	if l.x.Mapped() > 0 || l.m.deaf.Load() > 0 || !l.m.client.Attends() {
+	if l.x.Mapped() > 0 {
 		l.mu.Unlock()
+		return false
+	}
+	if !l.m.hears() {
+		l.mu.Unlock()
+		l.m.chargeLeases(nil)
 		return false
 	}
 	wait, err := l.moveLocked(Move{Tier: TierNone})
@@ -179,30 +210,68 @@ func (l *lease) takeBack(ctx context.Context) bool {
 	patience, cancel := context.WithTimeout(ctx, movePatience)
 	err = l.answered(turn, 0, wait(patience))
 	cancel()
-	if err != nil && l.m.life.Err() == nil {
-		l.keepUntilAnswer(turn, wait)
+	if err != nil {
+		l.m.chargeLeases(func() { _ = l.answered(turn, 0, wait(l.m.life)) })
 	}
 	return err == nil
 }
 
-// keepUntilAnswer has the client keep the extent, and be charged for it, until it answers or its mapping ends.
-func (l *lease) keepUntilAnswer(turn uint64, wait func(ctx context.Context) error) {
-	m := l.m
-	pin := m.dev.room.Hold(l.x.Extent, m.tenant)
-	if pin == nil {
+// hears reports whether the client answers, as far as is known.
+func (m *Mapping) hears() bool { return m.deaf.Load() == 0 && m.client.Attends() }
+
+// chargeLeases charges the client's user for all that the client has at its addresses, since it does not answer: nobody
+// can take it back. That ends when late has returned and the client attends, or with the mapping. late waits for an
+// answer that did not come in time; nil: for none. What is charged already stays so. It does not wait for the client;
+// the caller holds no lock that a client's request needs.
+func (m *Mapping) chargeLeases(late func()) {
+	if m.enter(m.dev) != nil { // it is ending
 		return
 	}
-	if m.enter(m.dev) != nil { // it is ending
-		pin.Release()
+	defer m.calls.Done()
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	for _, x := range m.h.extents {
+		for _, l := range x.leases {
+			if l.m != m || m.charged[l] != nil || !l.has() {
+				continue
+			}
+			if pin := m.dev.room.Hold(x.Extent, m.tenant); pin != nil {
+				if m.charged == nil {
+					m.charged = make(map[*lease]*residency.Pin)
+				}
+				m.charged[l] = pin
+			}
+		}
+	}
+	if late == nil && m.deaf.Load() > 0 {
 		return
 	}
 	m.deaf.Add(1)
-	m.waiting.Go(func() {
-		_ = l.answered(turn, 0, wait(m.life))
-		m.deaf.Add(-1)
+	m.waiting.Go(func() { m.awaitClient(late) })
+}
+
+// awaitClient ends what chargeLeases began.
+func (m *Mapping) awaitClient(late func()) {
+	if late != nil {
+		late()
+	}
+	tick := time.NewTicker(attendsTick)
+	defer tick.Stop()
+	for m.life.Err() == nil && !m.client.Attends() {
+		select {
+		case <-tick.C:
+		case <-m.life.Done():
+		}
+	}
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	if m.deaf.Add(-1) > 0 {
+		return
+	}
+	for _, pin := range m.charged {
 		pin.Release()
-	})
-	m.calls.Done()
+	}
+	m.charged = nil
 }
 
 // takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller
@@ -331,6 +400,14 @@ func (m *Mapping) endLeases() {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	for _, x := range m.h.extents {
-		x.leases = slices.DeleteFunc(x.leases, func(l *lease) bool { return l.m == m })
+		x.leases = slices.DeleteFunc(x.leases, func(l *lease) bool {
+			if l.m != m {
+				return false
+			}
+			l.mu.Lock()
+			l.ended = true // for who is about to take it back
+			l.mu.Unlock()
+			return true
+		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
 var manyMoves = flag.Int("moves", 1000, "how many moves TestRandomMoves makes; 100000 take some minutes")
@@ -20,6 +21,7 @@ var manyMoves = flag.Int("moves", 1000, "how many moves TestRandomMoves makes; 1
 // random, beside programs on the CPU and a mapping that does not move. Byte i of a file belongs to writer i mod 3: two
 // devices, and the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more.
 func TestRandomMoves(t *testing.T) {
+	testdevice.Emulated(t, "clients map memory in this process")
 	left := *manyMoves
 	for seed := uint64(0); left > 0; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

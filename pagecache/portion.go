@@ -35,6 +35,7 @@ type portion struct {
 	sums    [][]gpubackend.Digest // of mine
 	merged  [][]byte              // what home is to have: mine, or a buffer
 	differ  [][]page.Range        // where merged differs from mine
+	flies   bool                  // it is a flight's
 }
 
 // portionsOf cuts what one owner released into portions.
@@ -158,21 +159,38 @@ func missingBase(p page.Index) error {
 	return fail(syscall.EIO, "page %d was changed at home and on a device, and what it was before is missing: nothing is overwritten", p)
 }
 
-// storeLocked brings a portion home that was fetched. After an error of home, the runs before the one at fault are
-// home.
-func (f *File) storeLocked(c *portion) error {
+// storeLocked brings a portion home that was fetched, or has it fly. After an error of home, the runs before the one at
+// fault are home.
+func (f *File) storeLocked(c *portion, fly bool) error {
 	if c.err != nil {
 		c.abortLocked()
 		return c.err
 	}
 	f.keepLocked(c.keeping)
-	written, err := f.writeHomeLocked(c.ranges, c.merged)
+	written, err := len(c.ranges), error(nil)
+	if c.flies = fly && f.flyLocked(c); !c.flies {
+		written, err = f.overwriteLocked(c)
+	}
 	for i, rg := range c.ranges[:written] {
 		from := c.sums[i]
 		c.h.each(rg, func(x *extent, part page.Range) { from = from[copy(x.agreeOn(part), from):] })
 	}
 	f.collectedLocked(c.plan, c.ranges[:written], c.mine, c.differ)
 	return err
+}
+
+// overwriteLocked writes a portion home, and returns how many of its runs are there.
+func (f *File) overwriteLocked(c *portion) (written int, err error) {
+	for _, rg := range joined(c.ranges) {
+		if err := f.landLocked(rg); err != nil {
+			return 0, err
+		}
+	}
+	written, err = f.writeHomeLocked(c.ranges, c.merged)
+	for _, rg := range joined(c.ranges) {
+		f.spoilLocked(rg)
+	}
+	return written, err
 }
 
 // abortLocked leaves home as it is.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,7 +58,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 	const size = pages*page.Size - 5
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m = newMachine(t, devices, options...)
-	m.cache.leastPeer = 1
+	m.cache.leastPeer, m.cache.leastFlight = 1, 1
 	for d := range devices { // readers copy themselves from some
 		m.cache.devices[d].info.CopyEngines = (int(seed)+d)%2 == 0
 	}
@@ -143,7 +144,12 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 		case op == 10:
 			from := rnd.IntN(pages) * page.Size
 			n := min(size-from, page.Size*(1+rnd.IntN(4)))
+			// What a read has seen is home's, also where home takes it later.
+			if rnd.IntN(8) == 0 {
+				src.home.fail(syscall.ENOSPC)
+			}
 			check(cpu, from, src.read(t, from, n))
+			src.home.fail(nil)
 		default:
 			p.unmap()
 			if p.writable {

@@ -52,6 +52,9 @@ func (r *collectingRuns) from(rg page.Range) page.Range {
 // home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on home
 // and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
 func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
+	if f.readFlying(p, off) {
+		return len(p), false, nil
+	}
 	size, ok := int64(0), false
 	if len(p) > 0 {
 		size, ok = f.settled(page.Covering(off, int64(len(p))), direct, home)
@@ -91,6 +94,11 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 	} else {
 		pending = f.lrc.CPURead(rg)
 	}
+	if len(pending) == 0 && f.flights.overlap(rg) {
+		n, err := f.readOverLocked(p, off)
+		f.showLocked(rg)
+		return 0, n, false, err
+	}
 	if len(pending) == 0 {
 		serves := fromDevices && f.servesLocked()
 		if serves {
@@ -102,7 +110,12 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 		return size, 0, true, nil
 	}
 	start := time.Now()
-	if err := f.collectLocked(ctx, rg, !direct); err != nil {
+	var pages int64
+	for _, q := range pending {
+		pages += q.Range.Len()
+	}
+	fly := pages >= f.c.leastFlight
+	if err := f.bringLocked(ctx, rg, !direct, fly); err != nil {
 		if ctx.Err() != nil {
 			return 0, 0, false, err
 		}
@@ -117,15 +130,19 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
 	ahead := f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
 	if ahead.End > rg.End {
-		_ = f.collectLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false)
-	}
-	var pages int64
-	for _, q := range pending {
-		pages += q.Range.Len()
+		_ = f.bringLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false, fly)
 	}
 	f.count(func(c *Counters) { c.CollectingReads.Add(1); c.CollectingReadPages.Add(pages) })
 	f.c.counters.CollectingReadTime.Observe(time.Since(start))
-	return 0, 0, true, nil
+	if brought := (page.Range{Start: rg.Start, End: max(rg.End, ahead.End)}); f.flights.overlap(brought) {
+		f.showLocked(brought)
+		f.flights.follow(brought)
+	}
+	if !f.flights.overlap(rg) {
+		return 0, 0, true, nil
+	}
+	n, err = f.readOverLocked(p, off)
+	return 0, n, false, err
 }
 
 // redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read
@@ -151,7 +168,7 @@ func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	if f.detached.Load() {
 		return nil
 	}
-	return f.collectLocked(ctx, bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)
+	return f.collectLocked(ctx, bytes.Pages(), false)
 }
 
 // readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.

@@ -147,11 +147,15 @@ func before(ranges []page.Range, end page.Index) []page.Range {
 	return ranges
 }
 
-// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. It lets
-// go of mu meanwhile.
+// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. Whoever
+// waits for the drain waits for the next ones, too: until those are over, the kernel has pages without what was
+// released, and a program's write does not bring that home before. It lets go of mu meanwhile.
 func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
-	kernel, done := f.kernel, make(chan struct{})
-	f.drains[drain.ID] = done
+	kernel, done := f.kernel, f.drains[drain.ID]
+	if done == nil {
+		done = make(chan struct{})
+		f.drains[drain.ID] = done
+	}
 	f.mu.Unlock()
 	f.dropKernelPages(kernel, drain.Pages)
 	f.mu.Lock()
@@ -162,7 +166,11 @@ func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 		next = drain.Dropped()
 	}
 	delete(f.drains, drain.ID)
-	close(done)
+	if len(next.Pages) > 0 {
+		f.drains[next.ID] = done
+	} else {
+		close(done)
+	}
 	return next
 }
 

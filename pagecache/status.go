@@ -62,12 +62,14 @@ type DeviceStatus struct {
 	// UUID names the GPU as nvidia-smi does; empty where the kind has none.
 	UUID string `json:"uuid,omitempty"`
 	Name string `json:"name"`
-	// MemoryBytes is the budget, UsedBytes what extents take of it, MappedBytes what clients map of them.
-	MemoryBytes int64 `json:"memory_bytes"`
-	UsedBytes   int64 `json:"used_bytes"`
-	MappedBytes int64 `json:"mapped_bytes"`
-	Extents     int   `json:"extents"`
-	Lost        bool  `json:"lost"`
+	// MemoryBytes is the budget of now, MemoryWhy says where it comes from where that is not how it was mounted. UsedBytes is what
+	// extents take of it, MappedBytes what clients map of them.
+	MemoryBytes int64  `json:"memory_bytes"`
+	MemoryWhy   string `json:"memory_why,omitempty"`
+	UsedBytes   int64  `json:"used_bytes"`
+	MappedBytes int64  `json:"mapped_bytes"`
+	Extents     int    `json:"extents"`
+	Lost        bool   `json:"lost"`
 	// PinnedBytes is what extents take of pinned memory of the host. MovedOutBytes moved there from the device's own
 	// memory so far, MovedInBytes back.
 	PinnedBytes   int64 `json:"pinned_bytes"`
@@ -82,6 +84,9 @@ type DeviceStatus struct {
 	Transfers string `json:"transfers"`
 	// Users is what the programs of each user map.
 	Users []UserPins `json:"users"`
+	// Pins is what extents of pinned files take on each user's account, PinnedIdleBytes what nobody maps of that.
+	Pins            []UserPins `json:"pins"`
+	PinnedIdleBytes int64      `json:"pinned_idle_bytes"`
 	// Tenants is who owns how much of it, and has a share of how much: who owns most above the share gives way first.
 	Tenants []Account `json:"tenants"`
 	// Read is what CPU reads from the device take.
@@ -132,6 +137,10 @@ type FileStatus struct {
 	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then
 	// only Name and Counters are of now, and the rest is what was seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
+	// Pinned says on which devices what there is of the file stays: "all", or their numbers; empty for none. PinnedBy is
+	// the user on whose account.
+	Pinned   string `json:"pinned,omitempty"`
+	PinnedBy uint32 `json:"pinned_by,omitempty"`
 	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are there.
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
@@ -197,6 +206,9 @@ func (c *Counters) snapshot() map[string]int64 {
 		"view_pages":            c.ViewPages.Load(),
 		"collecting_reads":      c.CollectingReads.Load(),
 		"collecting_read_pages": c.CollectingReadPages.Load(),
+		"flight_pages":          c.FlightPages.Load(),
+		"flight_reads":          c.FlightReads.Load(),
+		"flight_read_bytes":     c.FlightReadBytes.Load(),
 		"peer_copies":           c.PeerCopies.Load(),
 		"peer_copy_pages":       c.PeerCopyPages.Load(),
 		"collects":              c.Collects.Load(),
@@ -284,7 +296,8 @@ func (c *Cache) Status() Status {
 			Kind:        d.info.Kind.String(),
 			UUID:        d.info.UUID.String(),
 			Name:        d.info.Name,
-			MemoryBytes: d.info.Memory,
+			MemoryBytes: memory.Budget,
+			MemoryWhy:   memory.Why,
 			UsedBytes:   d.Used(),
 			MappedBytes: memory.Mapped,
 			Extents:     memory.Extents,
@@ -294,9 +307,10 @@ func (c *Cache) Status() Status {
 			Transfers: *d.transfers.Load(),
 			Lost:      d.lost.Load(),
 			Users:     memory.Users,
-			Tenants:   memory.Tenants,
-			Read:      readCost(d.moves.Cost.Now()),
-			Moved:     d.moves.Moved(),
+			Pins:      memory.Pins, PinnedIdleBytes: memory.PinnedIdle,
+			Tenants: memory.Tenants,
+			Read:    readCost(d.moves.Cost.Now()),
+			Moved:   d.moves.Moved(),
 		})
 	}
 	return s

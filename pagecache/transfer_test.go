@@ -407,7 +407,7 @@ func TestPatchOfTheSameBytes(t *testing.T) {
 // device, and here and there, which does not.
 func TestReadsOfReleasedPages(t *testing.T) {
 	const pages, request = 16384, 32
-	m := newMachine(t, 1, memory(128<<20))
+	m := newMachine(t, 1, memory(128<<20), readsFrom(DeviceReadsOff)) // all of it comes home
 	src := m.file(pages * page.Size)
 	p := m.run(src, 0, 0, pages*page.Size, true)
 	f := m.cache.Lookup(src.id)

@@ -20,8 +20,8 @@ const viewPages = 1 << 20
 func (v *View) name() string { return v.parts[0].f.Name() }
 
 // acquire brings bytes of the view up to date, and returns the number of pages of the files that were copied. The
-// caller's mapping pins the memory.
-func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages int64, err error) {
+// caller's mapping pins the memory. It calls begun once others know that it is about to read the first file.
+func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool, begun func()) (pages int64, err error) {
 	select {
 	case v.filling <- struct{}{}:
 		defer func() { <-v.filling }()
@@ -29,8 +29,14 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool) (pages i
 		return 0, ctx.Err()
 	}
 	sources := v.sources(b)
-	for _, p := range v.parts {
-		if pages, err = p.acquire(ctx, sources[p.of.Number()], launder, pages); err != nil {
+	for i, p := range v.parts {
+		p.f.expectViews(1)
+		if i == 0 {
+			begun()
+		}
+		pages, err = p.acquire(ctx, sources[p.of.Number()], launder, pages)
+		p.f.expectViews(-1)
+		if err != nil {
 			v.c.lose(v.dev, err)
 			return pages, v.dev.fault(err)
 		}
@@ -110,7 +116,8 @@ type viewFill struct {
 	turn    uint64       // in which the pages were taken
 	taken   int64        // pages
 	rest    []page.Range // those that did not come from where mappings have them
-	ahead   []page.Range // those of which the view may have what home does not have yet
+	reach   page.Range   // where the acquire wants what is stale
+	fill    *mover.Fill  // what comes from home; set before others see it
 
 	mu   sync.Mutex
 	from mover.Ways // protected by mu
@@ -139,7 +146,7 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if len(taken) == 0 {
 		return nil, next, nil
 	}
-	t = &viewFill{p: p, home: f.sourceLocked(), turn: f.viewTurn, taken: pagesOf(taken)}
+	t = &viewFill{p: p, home: f.sourceLocked(), turn: f.viewTurn, taken: pagesOf(taken), reach: rg}
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
@@ -150,7 +157,6 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 		p.state.GaveUp()
 		return nil, rg.Start, err
 	}
-	t.ahead = p.straight.pages
 	f.beginRead()
 	return t, next, nil
 }
@@ -158,25 +164,25 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 // run brings the rest: from views of other devices, and what these do not have from home.
 func (t *viewFill) run(ctx context.Context) error {
 	p := t.p
+	ready := sync.OnceFunc(func() { p.f.expectViews(-1) })
+	defer p.f.expectViews(1)
+	defer ready()
+	if len(p.siblings()) > 0 {
+		ready() // it may be long until it reads
+	}
 	rest, err := p.fromViews(ctx, t.rest, t)
-	if err != nil || len(rest) == 0 {
-		return err
+	pages := pagesOf(rest)
+	for err == nil && len(rest) > 0 {
+		var more int64
+		more, err = t.fromHome(ctx, rest, ready)
+		t.taken, pages = t.taken+more, pages+more
+		rest = p.state.Coming() // which others began to bring for this view, and did not
 	}
-	read := bridged(rest, t.ahead)
-	all := page.Range{Start: rest[0].Start, End: rest[len(rest)-1].End}
-	fill := &mover.Fill{
-		Device: p.v.dev.moves,
-		Class:  mover.Acquire,
-		From:   t.home,
-		Into:   t,
-		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} }, []mover.Run{{Pages: all}}, nil),
-		Reads:  new(mover.Reads),
-	}
-	if err := fill.Run(ctx, nil); err != nil {
+	if err != nil {
 		return err
 	}
 	p.f.count(func(c *Counters) {
-		c.ViewPages.Add(pagesOf(rest))
+		c.ViewPages.Add(pages)
 		c.CachedPages.Add(t.from.Cached)
 		c.DirectPages.Add(t.from.Direct)
 		c.BufferedPages.Add(t.from.Buffered)
@@ -184,23 +190,18 @@ func (t *viewFill) run(ctx context.Context) error {
 	return nil
 }
 
-// bridgePages is the widest gap between runs of pages that is read with them: the bytes cost less than another call.
+// bridgePages is the widest gap between runs of pages that is read with them, where the view has no bytes of it: they
+// cost less than another call.
 const bridgePages = 4
 
-// bridged returns ascending ranges with small gaps between them filled, in which there is no page of except.
-func bridged(ranges, except []page.Range) (out []page.Range) {
+// bridged returns ascending ranges with small gaps between them filled.
+func bridged(ranges []page.Range) (out []page.Range) {
 	for _, rg := range ranges {
 		if n := len(out); n > 0 && rg.Start-out[n-1].End <= bridgePages {
-			gap := page.Range{Start: out[n-1].End, End: rg.Start}
-			for len(except) > 0 && except[0].End <= gap.Start {
-				except = except[1:]
-			}
-			if len(except) == 0 || !except[0].Overlaps(gap) {
-				out[n-1].End = rg.End
-				continue
-			}
+			out[n-1].End = rg.End
+		} else {
+			out = append(out, rg)
 		}
-		out = append(out, rg)
 	}
 	return out
 }

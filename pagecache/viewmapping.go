@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
@@ -24,6 +25,8 @@ type ViewRequest struct {
 	Launder   bool
 	User      uint32
 	Limited   bool
+	// Cgroup is as in a MapRequest.
+	Cgroup string
 }
 
 // ViewMapping is a client's window on a View. Its methods may be called from any goroutine.
@@ -50,9 +53,9 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 		return nil, fail(syscall.EOVERFLOW, "%v", err)
 	case err != nil:
 		return nil, fail(syscall.EINVAL, "%v", err)
-	case layout.Size() > dev.info.Memory: // before anything is made that takes host memory
+	case layout.Size() > dev.room.Budget(): // before anything is made that takes host memory
 		return nil, fail(syscall.ENOMEM, "the view needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
-			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.info.Memory)))
+			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.room.Budget())))
 	}
 	for _, src := range sources {
 		if !src.Readable() {
@@ -96,14 +99,18 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest) (err error) {
 	v.mu.Lock()
 	v.mappings[m] = struct{}{}
 	v.mu.Unlock()
+	first := v.parts[0].f
+	first.expectViews(1)
+	begun := sync.OnceFunc(func() { first.expectViews(-1) })
+	defer begun()
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},
 		Size:  residency.Size(v.dev.info, v.layout.Size()),
-		By:    residency.Tenant{User: req.User, Limited: req.Limited},
+		By:    v.dev.tenant(req.User, req.Limited, req.Cgroup),
 	})
 	if err == nil && !req.Lazy {
 		_, _, err = v.c.atOneVersion(ctx, v.files, func() (int64, error) {
-			return v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder)
+			return v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder, begun)
 		})
 	}
 	if err == nil {
@@ -186,7 +193,7 @@ func (m *ViewMapping) bring(ctx context.Context, off, n int64, launder bool) (pa
 	}
 	m.v.c.counters.Acquires.Add(1)
 	m.pin.Accessed(page.Covering(b.Off, b.Len()))
-	return m.v.acquire(ctx, b, launder)
+	return m.v.acquire(ctx, b, launder, func() {})
 }
 
 // Release does nothing: nobody may store into a view.
@@ -212,7 +219,7 @@ func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 	}
 	go func() {
 		defer m.calls.Done()
-		if _, err := m.v.acquire(m.life, b, false); err != nil && m.life.Err() == nil {
+		if _, err := m.v.acquire(m.life, b, false, func() {}); err != nil && m.life.Err() == nil {
 			m.v.c.log.Warn("fetching ahead", "file", m.v.name(), "device", m.v.dev.info.Ordinal, "error", err)
 		}
 	}()

@@ -117,12 +117,17 @@ func (p *viewPart) siblings() (list []*viewPart) {
 	p.f.viewsMu.Lock()
 	defer p.f.viewsMu.Unlock()
 	for _, o := range p.f.views {
-		same := o.v.key.what == p.v.key.what && o.v.key.user == p.v.key.user && o.of.Number() == p.of.Number()
-		if same && o.v.dev != p.v.dev && p.v.c.reaches(p.v.dev, o.v.dev) {
+		if p.follows(o) {
 			list = append(list, o)
 		}
 	}
 	return list
+}
+
+// follows reports whether p may copy from another view.
+func (p *viewPart) follows(o *viewPart) bool {
+	same := o.v.key.what == p.v.key.what && o.v.key.user == p.v.key.user && o.of.Number() == p.of.Number()
+	return same && o.v.dev != p.v.dev && p.v.c.reaches(p.v.dev, o.v.dev)
 }
 
 // fromViews copies what views on other devices have of pages, or are about to have, and returns the rest.

@@ -56,6 +56,8 @@ type viewPart struct {
 	state *view.State
 	// straight is what is there before home has it. Protected by File.mu.
 	straight straight
+	// shares is the fill that others may bring pages to. Protected by File.viewsMu.
+	shares *viewFill
 }
 
 // viewKey says which view it is. Programs of different users do not share a view, since a program that was given memory

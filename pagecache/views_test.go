@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -98,6 +99,8 @@ func (s *source) released(m *machine) []byte {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	_, err := f.homeLocked().ReadAt(b, 0)
+	require.NoError(m.t, err)
 	for _, p := range f.lrc.Pending(page.Range{End: page.Count(int64(len(b)))}, true) {
 		h := f.holdings[p.Owner]
 		var copies []gpubackend.Copy
@@ -123,6 +126,9 @@ func (v *viewer) acquire() int64 {
 func (v *viewer) check() {
 	v.m.t.Helper()
 	want, got := v.want(), v.all()
+	if bytes.Equal(want, got) {
+		return
+	}
 	for i := range want {
 		if want[i] != got[i] {
 			require.Fail(v.m.t, "the view is wrong", "byte %d is %d, not %d", i, got[i], want[i])

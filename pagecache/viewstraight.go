@@ -51,6 +51,9 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 // from their memory. What it lacks of that is stale then.
 func (p *viewPart) collectRestLocked(ctx context.Context, rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f
+	if err := f.landLocked(rg); err != nil {
+		return nil, rg.Start, err
+	}
 	_, all := p.straightLocked(rg)
 	if len(all) == 0 {
 		next, err = f.collectSomeLocked(ctx, rg)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -30,7 +31,7 @@ type Waiting struct {
 }
 
 func (w Waiting) String() string {
-	text := fmt.Sprintf("%d bytes of %s", w.Bytes, w.File)
+	text := fmt.Sprintf("%d bytes of %s", w.Bytes, Printable(w.File))
 	if w.Error != "" {
 		text += ": " + w.Error
 	}
@@ -49,6 +50,11 @@ func (c *Cache) Waiting() []Waiting {
 	return all
 }
 
+// waitsLocked reports whether home lacks something that was released.
+func (f *File) waitsLocked() bool {
+	return f.flights.any() || len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) > 0
+}
+
 // waitingBytesLocked counts the bytes of the file that somebody released and home does not have.
 func (f *File) waitingBytesLocked() int64 {
 	if f.pendingSince.IsZero() {
@@ -57,6 +63,9 @@ func (f *File) waitingBytesLocked() int64 {
 	var bytes int64
 	for _, p := range f.lrc.Pending(page.Range{End: f.lrc.End()}, true) {
 		bytes += p.Range.Span().Intersect(page.Bytes{End: f.size}).Len()
+	}
+	for _, x := range f.flights.in(page.From(0).Pages(), math.MaxInt64) {
+		bytes += x.pages.Bytes() // and so does what a collect is to replace
 	}
 	return bytes
 }
@@ -165,9 +174,18 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 		return nil
 	}
 	f.mu.Lock()
+	passed := 0
+	for _, x := range f.flights.in(page.From(0).Pages(), math.MaxInt64) {
+		if passed == mostPassed {
+			break
+		}
+		if f.landLocked(x.pages) != nil {
+			passed++
+		}
+	}
 	portions := portionsOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false))
 	f.mu.Unlock()
-	passed := 0
+	passed = 0
 	for _, c := range portions {
 		part := page.Range{Start: c[0].Range.Start, End: c[len(c)-1].Range.End}
 		for !part.Empty() {

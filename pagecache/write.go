@@ -84,7 +84,7 @@ func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, k keepi
 			return plan, k, false
 		}
 	}
-	if end > f.size || slices.ContainsFunc(w.under, rg.Overlaps) {
+	if end > f.size || f.flights.overlap(rg) || slices.ContainsFunc(w.under, rg.Overlaps) {
 		return plan, k, false
 	}
 	if plan = f.lrc.BeginWrite(rg); len(plan.Collect) > 0 {

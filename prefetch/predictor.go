@@ -1,10 +1,9 @@
 package prefetch
 
 import (
-	"fmt"
 	"math"
-	"strings"
 
+	"github.com/gaiafs/gaiafs/internal/choices"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -40,45 +39,35 @@ type Predictor interface {
 }
 
 // predictors are in the order in which people want to see them.
-var predictors = []struct {
-	name, about string
-	make        func() Predictor
-}{
-	{"none", "fetches nothing ahead", func() Predictor { return none{} }},
-	{"kernel", "Linux's read-ahead with windows of 128 KiB", func() Predictor { return NewKernel(kernelWindow) }},
-	{"tree", "64 KiB blocks, and all of a part of 2 MiB of which more than half is there", func() Predictor { return NewTree() }},
-	{"streams", "sequential, strided and reverse streams, windows up to 4 MiB", func() Predictor { return NewStreams(CPUStreams) }},
-	{"streams-16m", "the same with windows up to 16 MiB, for devices", func() Predictor { return NewStreams(DeviceStreams) }},
-	{"coverage", "learns how much of the surroundings is used", func() Predictor { return NewCoverage(DefaultCoverage) }},
-	{"device", "streams-16m and coverage together, for lazy mappings of devices", func() Predictor { return NewDevice() }},
+var predictors = choices.Table[func() Predictor]{
+	{Name: "none", About: "fetches nothing ahead", Of: func() Predictor { return none{} }},
+	{Name: "kernel", About: "Linux's read-ahead with windows of 128 KiB",
+		Of: func() Predictor { return NewKernel(kernelWindow) }},
+	{Name: "tree", About: "64 KiB blocks, and all of a part of 2 MiB of which more than half is there",
+		Of: func() Predictor { return NewTree() }},
+	{Name: "streams", About: "sequential, strided and reverse streams, windows up to 4 MiB",
+		Of: func() Predictor { return NewStreams(CPUStreams) }},
+	{Name: "streams-16m", About: "the same with windows up to 16 MiB, for devices",
+		Of: func() Predictor { return NewStreams(DeviceStreams) }},
+	{Name: "coverage", About: "learns how much of the surroundings is used",
+		Of: func() Predictor { return NewCoverage(DefaultCoverage) }},
+	{Name: "device", About: "streams-16m and coverage together, for lazy mappings of devices",
+		Of: func() Predictor { return NewDevice() }},
 }
 
 // Names returns the names that New knows.
-func Names() (names []string) {
-	for _, p := range predictors {
-		names = append(names, p.name)
-	}
-	return names
-}
+func Names() []string { return predictors.Names() }
 
 // About says in one line what the predictor of that name does.
-func About(name string) string {
-	for _, p := range predictors {
-		if p.name == name {
-			return p.about
-		}
-	}
-	return ""
-}
+func About(name string) string { return predictors.About(name) }
 
 // New makes the predictor of that name for one file.
 func New(name string) (Predictor, error) {
-	for _, p := range predictors {
-		if p.name == name {
-			return p.make(), nil
-		}
+	newOne, err := predictors.Find(name, "predictor %q")
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("there is no predictor %q; there are %s", name, strings.Join(Names(), ", "))
+	return newOne(), nil
 }
 
 // endless is the end of a file of which nobody said where it ends.

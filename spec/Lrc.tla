@@ -273,7 +273,7 @@ Drop(s, p) ==
     /\ UNCHANGED <<size, map, plan, lost, hist>>
 
 (* Rule 6: the pages of a release have drained. Those that a program wrote whole meanwhile are dropped again; when there are none,
-   the release waits for others that drain its pages. *)
+   the release waits for others that drain its pages. Those that wait for this one go on waiting while it drops theirs again. *)
 Dropped(s) ==
     /\ Free /\ slot[s].on /\ slot[s].drops # {} /\ slot[s].left = {}
     /\ LET again == IF ~Has("drop again") THEN {}
@@ -283,7 +283,8 @@ Dropped(s) ==
                  THEN [slot[s] EXCEPT !.drops = again, !.left = again,
                                       !.waits = IF again # {} \/ ~Has("wait for other releases") THEN {}
                                                 ELSE {u \in Slots \ {s} : slot[u].drops \cap slot[s].pages # {}}]
-                 ELSE [slot[t] EXCEPT !.waits = @ \ {s}]])
+                 ELSE [slot[t] EXCEPT !.waits = IF again \cap slot[t].pages = {} \/ ~Has("wait for later drains") THEN @ \ {s}
+                                                ELSE @]])
            /\ pg' = TLCEval([p \in Pages |-> IF p \in again THEN [pg[p] EXCEPT !.may = FALSE] ELSE pg[p]])
     /\ UNCHANGED <<size, map, plan, lost, hist>>
 

@@ -279,7 +279,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	jsonFile, markdown := filepath.Join(t.TempDir(), "r.json"), filepath.Join(t.TempDir(), "r.md")
 	var out bytes.Buffer
 	err := run([]string{"--gpus", "emulated:2", "--gaiafs", binary, "--dir", dir, "--size", "4MiB", "--large", "8MiB", "--runs", "1",
-		"--rows", "warm,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile, "--markdown", markdown}, &out, io.Discard)
+		"--rows", "warm,shards,update,out,links,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile, "--markdown", markdown}, &out, io.Discard)
 	require.NoError(t, err, out.String())
 	var r rows.Report
 	text, err := os.ReadFile(jsonFile)
@@ -289,11 +289,11 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	for _, row := range r.Rows {
 		groups[row.Group]++
 		require.Empty(t, row.Skipped, row.Name)
-		if row.Name == "lost updates" || strings.HasPrefix(row.Name, "memory of the GPU") {
+		if row.Name == "lost updates" || strings.HasPrefix(row.Name, "torn versions") || strings.HasPrefix(row.Name, "memory of the GPU") {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict, row.Name)
 		}
 	}
-	require.Equal(t, map[string]int{"warm": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3}, groups)
+	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3}, groups)
 	text, err = os.ReadFile(markdown)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "- emulated device 1\n")

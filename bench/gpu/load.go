@@ -48,7 +48,7 @@ func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side
 			var took time.Duration
 			counters, err := s.mount.counted(func() error {
 				start := time.Now()
-				m, err = gaiafs.Map(f, 0, n, gaiafs.ProtRead, g.device())
+				m, err = gaiafs.Map(f, 0, n, gaiafs.ProtRead, g.device(), gaiafs.Stays())
 				took = time.Since(start)
 				return err
 			})

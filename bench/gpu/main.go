@@ -37,6 +37,10 @@ type group struct {
 var groups = []group{
 	{"warm", warmRows},
 	{"views", viewRows},
+	{"shards", shardRows},
+	{"update", updateRows},
+	{"out", outRows},
+	{"links", linkRows},
 	{"release", releaseRows},
 	{"acquire", acquireRows},
 	{"sharing", sharingRows},

@@ -27,9 +27,9 @@ type mount struct {
 	ended       chan struct{}
 }
 
-// startMount mounts dir/source at dir/mnt, and returns once the mount can be used. Released bytes come home only when they
+// startMount mounts dir/source at dir/mnt, with more arguments, and returns once the mount can be used. Released bytes come home only when they
 // are asked for, so that no round pays for the one before.
-func startMount(ctx context.Context, program, dir, gpus string, memory int64) (*mount, error) {
+func startMount(ctx context.Context, program, dir, gpus string, memory int64, more ...string) (*mount, error) {
 	m := &mount{source: filepath.Join(dir, "source"), dir: filepath.Join(dir, "mnt"), ended: make(chan struct{})}
 	if err := errors.Join(os.Mkdir(m.source, 0o755), os.Mkdir(m.dir, 0o755)); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func startMount(ctx context.Context, program, dir, gpus string, memory int64) (*
 	if memory > 0 {
 		args = append(args, "--gpu-memory", fmt.Sprintf("%dB", memory))
 	}
-	m.cmd = exec.Command(program, append(args, m.source, m.dir)...)
+	m.cmd = exec.Command(program, append(append(args, more...), m.source, m.dir)...)
 	m.cmd.Stdout, m.cmd.Stderr = &m.said, &m.said
 	// It gets no Ctrl-C of the terminal, and is not left behind where this program is killed.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
@@ -97,7 +97,7 @@ func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int,
 		return nil, err
 	}
 	defer f.Close()
-	return gaiafs.Map(f, off, n, prot, device, options...)
+	return gaiafs.Map(f, off, n, prot, device, append(options, gaiafs.Stays())...)
 }
 
 // forget has a device give up what it holds of the n bytes at off of a file, none of which is mapped.
@@ -115,6 +115,10 @@ type mountStatus struct {
 		Name   string `json:"name"`
 		Memory int64  `json:"memory_bytes"`
 		Used   int64  `json:"used_bytes"`
+		Moved  []struct {
+			Way   string `json:"way"`
+			Bytes int64  `json:"bytes"`
+		} `json:"moved"`
 	} `json:"devices"`
 	Counters map[string]int64 `json:"counters"`
 }

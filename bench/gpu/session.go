@@ -34,8 +34,10 @@ type session struct {
 	gpus []gpu
 	// emulated says that they are emulated devices.
 	emulated bool
-	mount    *mount
-	check    *checker
+	// memory is what a mount has of each, 0 for what there is.
+	memory int64
+	mount  *mount
+	check  *checker
 	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for, or
 	// less where the GPUs are small.
 	size, call int64
@@ -77,14 +79,12 @@ func newSession(ctx context.Context, o options) (s *session, err error) {
 			err = errors.Join(err, made.close())
 		}
 	}()
-	var memory int64 // of a real GPU gaiafs takes what there is
-	s.emulated = choice.emulated
-	if choice.emulated {
-		memory = 3*o.size + 1<<30
+	if s.emulated = choice.emulated; s.emulated {
+		s.memory = 3*o.size + 1<<30
 	}
 	ready, cancel := context.WithTimeout(ctx, mountPatience)
 	defer cancel()
-	if s.mount, err = startMount(ready, o.program, s.dir, o.gpus, memory); err != nil {
+	if s.mount, err = startMount(ready, o.program, s.dir, o.gpus, s.memory); err != nil {
 		return nil, err
 	}
 	status, err := s.mount.status()

@@ -153,26 +153,6 @@ func viewRows(_ context.Context, s *session) ([]rows.Row, error) {
 		list = append(list, rows.Row{
 			Group: "views", Name: "the same " + all, Unit: rows.GBPerSecond,
 			Sides: []rows.Side{v.whole("gaiafs, views", s.gpus), v.whole("gaiafs, a view on one", s.gpus[:1])},
-		}, rows.Row{
-			Group: "views", Name: fmt.Sprintf("a shard of the rows on each of %d GPUs", len(s.gpus)), Unit: rows.GBPerSecond,
-			Sides: []rows.Side{{
-				Name:    "gaiafs, views",
-				Prepare: func(context.Context) error { return v.ready() },
-				Measure: func(context.Context) (float64, error) {
-					v.round++
-					n := int64(0)
-					took, err := v.atOnce(s.gpus, func(i int) []gaiafs.Segment {
-						x := rank(i, v.n-8*v.round)
-						x.Offset += 8 * v.round
-						return []gaiafs.Segment{x}
-					})
-					for i := range s.gpus {
-						x := rank(i, v.n-8*v.round)
-						n += x.Length * x.Count
-					}
-					return gigabytes(n, took), err
-				},
-			}, v.whole("gaiafs, a view on one", s.gpus[:1])},
 		})
 	}
 	return list, nil

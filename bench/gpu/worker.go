@@ -133,7 +133,7 @@ func (w *workerState) carryOut(o order) (a answer, err error) {
 		}
 		defer f.Close()
 		start := time.Now()
-		w.mapping, err = gaiafs.Map(f, 0, o.Size, gaiafs.ProtRead, w.gpu.device())
+		w.mapping, err = gaiafs.Map(f, 0, o.Size, gaiafs.ProtRead, w.gpu.device(), gaiafs.Stays())
 		a.Took = time.Since(start)
 		return a, err
 	case "check":

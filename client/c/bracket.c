@@ -11,32 +11,48 @@
 #include <string.h>
 
 /* A bracket. */
-struct bracket {
-	struct gaiafs_job job;
-	struct bracket *outer; /* the thread's, opened before */
+struct gaiafs_bracket {
+	struct gaiafs_job job; /* its first member */
+	struct gaiafs_bracket *outer; /* the thread's, opened before */
 	struct gaiafs_mapping *m; /* one that it uses; NULL: nothing moves */
 	gaia_stream_t stream;
 	uint64_t id;
+	bool may;                 /* it is one range, off and len of m, and the daemon says whether it may be kept */
+	uint64_t off, len;
+	struct gaiafs_kept *kept; /* NULL: the daemon is told of the end */
 };
 
 /* The thread's open brackets, the last one first. */
-static _Thread_local struct bracket *open_brackets;
+static _Thread_local struct gaiafs_bracket *open_brackets;
 
 static uint64_t next_id; /* atomic */
 
-static void end(struct bracket *b)
+void gaiafs_bracket_end(struct gaiafs_bracket *b)
 {
 	if (b->m != NULL) {
-		if (gaiafs_mapping_mine(b->m))
+		if (!gaiafs_mapping_mine(b->m))
+			;
+		else if (b->kept != NULL)
+			gaiafs_keep_done(b->kept);
+		else
 			gaiafs_without(b->m, b->id);
 		gaiafs_mapping_unref(b->m);
 	}
 	free(b);
 }
 
+uint64_t gaiafs_bracket_open(struct gaiafs_bracket *b, const struct gaiafs_request *answered)
+{
+	if (b->may && b->kept == NULL && answered != NULL && answered->number != 0)
+		b->kept = gaiafs_keep(b->m, b->id, b->off, b->len);
+	b->outer = open_brackets;
+	open_brackets = b;
+	return b->id;
+}
+
 static void end_job(struct gaiafs_job *j)
 {
-	end((struct bracket *)j); /* its first member */
+	gaiafs_bracket_end((struct gaiafs_bracket *)j);
 }
 
 /* stream_done is a host function of CUDA's, which waits for nothing. */
@@ -68,84 +84,142 @@ static int find_all(const struct gaia_range *ranges, size_t n, struct gaiafs_map
 	return 0;
 }
 
-/* ask has the daemon begin a bracket. */
-static int ask(struct bracket *b, const struct gaia_range *ranges, size_t n, struct gaiafs_mapping *const *all, size_t moving,
-	       uint32_t patience, struct gaiafs_fail *f)
+int gaiafs_take_use(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail)
 {
-	size_t size = GAIAFS_USE_HEAD + moving * GAIAFS_USE_RANGE, at = GAIAFS_USE_HEAD;
-	uint8_t *body = malloc(size);
-	int err;
-
-	if (body == NULL)
-		return gaiafs_failed(f, ENOMEM, "out of memory");
-	gaiafs_put_use(body, b->id, open_brackets != NULL ? GAIAFS_USE_NESTED : 0, patience, (uint32_t)moving);
-	for (size_t i = 0; i < n; i++)
-		if (all[i]->movable)
-			at += gaiafs_put_use_range(body + at, all[i]->id, (uint64_t)((uintptr_t)ranges[i].address - (uintptr_t)all[i]->base),
-						   ranges[i].length);
-	err = gaiafs_simple_long(b->m->conn, GAIAFS_USE, body, size, f);
-	free(body);
-	return err;
+	if (frame->header.type != GAIAFS_NUMBERED)
+		return gaiafs_take_result(frame, fail);
+	return gaiafs_get_numbered(frame->body, frame->body_len, &r->number) ? 0 : gaiafs_failed(fail, EPROTO, "NUMBERED is too short");
 }
 
-static int use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience, struct gaiafs_fail *f)
+static uint64_t offset_of(const struct gaia_range *r, const struct gaiafs_mapping *m)
 {
-	struct gaiafs_mapping **all;
-	struct bracket *b;
-	size_t moving = 0;
-	int err;
+	return (uintptr_t)r->address - (uintptr_t)m->base;
+}
 
-	if (n == 0 || ranges == NULL)
-		return gaiafs_failed(f, EINVAL, "a bracket uses at least one range");
-	if (n > GAIAFS_MOST_RANGES)
-		return gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has at most %d", n, GAIAFS_MOST_RANGES);
-	if (gaiafs_prepare_work(f) != 0)
-		return f->errnum;
-	all = calloc(n, sizeof *all);
-	b = calloc(1, sizeof *b);
-	if (all == NULL || b == NULL) {
-		free(all);
-		free(b);
-		return gaiafs_failed(f, ENOMEM, "out of memory");
-	}
-	*b = (struct bracket){ .job = { .run = end_job }, .stream = stream };
-	b->id = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
-	err = find_all(ranges, n, all, &moving, f);
-	for (size_t i = 0; i < n && all[i] != NULL; i++) {
-		if (err == 0 && b->m == NULL && all[i]->movable)
-			b->m = all[i];
-	}
-	if (err == 0 && moving > 0) {
-		err = ask(b, ranges, n, all, moving, patience, f);
-		if (err == EINTR) /* it may be granted all the same */
-			gaiafs_without(b->m, b->id);
-	}
-	for (size_t i = 0, kept = err != 0; i < n && all[i] != NULL; i++)
+/* request_of returns the body of the request for a bracket, from malloc, or NULL. */
+static uint8_t *request_of(const struct gaiafs_bracket *b, const struct gaia_range *ranges, size_t n,
+			   struct gaiafs_mapping *const *all, size_t moving, uint32_t patience, size_t *size)
+{
+	size_t at = GAIAFS_USE_HEAD;
+	uint8_t *body;
+
+	*size = GAIAFS_USE_HEAD + moving * GAIAFS_USE_RANGE;
+	body = malloc(*size);
+	if (body == NULL)
+		return NULL;
+	gaiafs_put_use(body, b->id, (open_brackets != NULL ? GAIAFS_USE_NESTED : 0) | (b->may ? GAIAFS_USE_KEEP : 0), patience,
+		       (uint32_t)moving);
+	for (size_t i = 0; i < n; i++)
+		if (all[i]->movable)
+			at += gaiafs_put_use_range(body + at, all[i]->id, offset_of(&ranges[i], all[i]), ranges[i].length);
+	return body;
+}
+
+/* keep gives the references back, but for the one that the bracket keeps. */
+static void keep(const struct gaiafs_bracket *b, struct gaiafs_mapping **all, size_t n)
+{
+	bool kept = false;
+
+	for (size_t i = 0; i < n && all[i] != NULL; i++)
 		if (all[i] == b->m && !kept)
-			kept = 1; /* the bracket's */
+			kept = true;
 		else
 			gaiafs_mapping_unref(all[i]);
-	free(all);
-	if (err != 0) {
-		free(b);
-		return err;
+}
+
+struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience,
+					 struct gaiafs_want *want, struct gaiafs_fail *f)
+{
+	struct gaiafs_mapping **all = NULL;
+	struct gaiafs_bracket *b = NULL;
+	size_t moving = 0;
+
+	*want = (struct gaiafs_want){ 0 };
+	if (n == 0 || ranges == NULL)
+		(void)gaiafs_failed(f, EINVAL, "a bracket uses at least one range");
+	else if (n > GAIAFS_MOST_RANGES)
+		(void)gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has at most %d", n, GAIAFS_MOST_RANGES);
+	else if (gaiafs_prepare_work(f) == 0 && ((all = calloc(n, sizeof *all)) == NULL || (b = calloc(1, sizeof *b)) == NULL))
+		(void)gaiafs_failed(f, ENOMEM, "out of memory");
+	if (b == NULL) {
+		free(all);
+		return NULL;
 	}
-	b->outer = open_brackets;
-	open_brackets = b;
-	return 0;
+	*b = (struct gaiafs_bracket){ .job = { .run = end_job }, .stream = stream };
+	b->id = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
+	(void)find_all(ranges, n, all, &moving, f);
+	for (size_t i = 0; f->errnum == 0 && b->m == NULL && i < n; i++)
+		if (all[i]->movable) {
+			b->m = all[i];
+			b->off = offset_of(&ranges[i], all[i]);
+			b->len = ranges[i].length;
+			b->may = moving == 1 && (gaiafs_conn_features(b->m->conn) & GAIAFS_FEATURE_KEEP) != 0;
+		}
+	if (b->may)
+		b->kept = gaiafs_keep_find(b->m, b->off, b->len);
+	if (b->m != NULL && b->kept == NULL) {
+		want->body = request_of(b, ranges, n, all, moving, patience, &want->size);
+		if (want->body == NULL) {
+			(void)gaiafs_failed(f, ENOMEM, "out of memory");
+			b->m = NULL;
+		}
+	}
+	keep(b, all, n);
+	free(all);
+	if (f->errnum == 0) {
+		want->m = b->kept == NULL ? b->m : NULL;
+		return b;
+	}
+	free(b);
+	return NULL;
+}
+
+static void use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience, struct gaiafs_fail *f)
+{
+	struct gaiafs_request r = { .take = gaiafs_take_use };
+	struct gaiafs_want want;
+	struct gaiafs_bracket *b = gaiafs_bracket_of(ranges, n, stream, patience, &want, f);
+
+	if (b == NULL)
+		return;
+	if (want.m != NULL && gaiafs_call_long(want.m->conn, GAIAFS_USE, want.body, want.size, &r) != 0)
+		*f = r.fail;
+	free(want.body);
+	if (f->errnum == 0) {
+		(void)gaiafs_bracket_open(b, &r);
+		return;
+	}
+	if (f->errnum == EINTR) { /* it may be granted all the same */
+		gaiafs_bracket_end(b);
+		return;
+	}
+	gaiafs_bracket_forget(b);
+}
+
+void gaiafs_bracket_forget(struct gaiafs_bracket *b)
+{
+	if (b->m != NULL)
+		gaiafs_mapping_unref(b->m);
+	free(b);
 }
 
 int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f)
 {
 	const struct gaia_range r = { (void *)(uintptr_t)addr, len };
-	struct bracket b = { .m = m };
+	struct gaiafs_bracket b = { .m = m };
+	uint8_t *body;
+	size_t size;
 	int err;
 
 	*bracket = 0;
 	if (!m->movable)
 		return 0;
 	b.id = *bracket = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
-	err = ask(&b, &r, 1, &m, 1, 0, f);
+	body = request_of(&b, &r, 1, &m, 1, 0, &size);
+	if (body == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	err = gaiafs_simple_long(m->conn, GAIAFS_USE, body, size, f);
+	free(body);
 	if (err == EINTR)
 		gaiafs_without(m, b.id);
 	return err;
@@ -170,36 +244,60 @@ int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream_t stream
 	int state;
 
 	gaiafs_enter(&state);
-	(void)use(ranges, n, stream, patience, &f);
+	use(ranges, n, stream, patience, &f);
 	return gaiafs_leave(state, f.errnum, &f);
+}
+
+/* done ends a bracket of the thread's, after the work of its stream. One whose end cannot be put there stays open. */
+static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
+{
+	struct gaiafs_fail unmarked = { 0 };
+	struct gaiafs_bracket *b = *p;
+
+	if (b->m != NULL && b->m->kind->after != NULL && b->stream != GAIA_NO_STREAM && gaiafs_mapping_mine(b->m)) {
+		if (b->stream == GAIA_ALL_STREAMS) {
+			(void)b->m->kind->settle(b->m, b->stream, f);
+		} else if (b->kept != NULL && gaiafs_keep_mark(b->kept, b->stream, &unmarked) == 0) {
+			/* The stream goes on, and nobody is called. */
+		} else if (b->m->kind->after(b->m->gpu, b->stream, stream_done, &b->job, f) == 0) {
+			*p = b->outer;
+			return;
+		}
+	}
+	if (f->errnum == 0) {
+		*p = b->outer;
+		gaiafs_bracket_end(b);
+	}
 }
 
 int gaia_done(gaia_stream_t stream)
 {
+	struct gaiafs_bracket **p = &open_brackets;
 	struct gaiafs_fail f = { 0 };
-	struct bracket **p = &open_brackets, *b;
 	int state;
 
 	gaiafs_enter(&state);
 	while (*p != NULL && (*p)->stream != stream)
 		p = &(*p)->outer;
-	b = *p;
-	if (b == NULL) {
+	if (*p == NULL)
 		(void)gaiafs_failed(&f, EINVAL, "this thread has no bracket with that stream");
-		return gaiafs_leave(state, f.errnum, &f);
-	}
-	/* A bracket whose end cannot be put into the stream stays open. */
-	if (b->m != NULL && b->m->kind == &gaiafs_cuda_kind && stream != GAIA_NO_STREAM && gaiafs_mapping_mine(b->m)) {
-		if (stream == GAIA_ALL_STREAMS) {
-			(void)b->m->kind->settle(b->m, stream, &f);
-		} else if (gaiafs_cuda_after(b->m->cuda, stream, stream_done, &b->job, &f) == 0) {
-			*p = b->outer;
-			return gaiafs_leave(state, 0, &f);
-		}
-	}
-	if (f.errnum == 0) {
-		*p = b->outer;
-		end(b);
-	}
+	else
+		done(p, &f);
+	return gaiafs_leave(state, f.errnum, &f);
+}
+
+int gaia_done_use(uint64_t bracket)
+{
+	struct gaiafs_bracket **p = &open_brackets;
+	struct gaiafs_fail f = { 0 };
+	int state;
+
+	gaiafs_enter(&state);
+	while (*p != NULL && (*p)->id != bracket)
+		p = &(*p)->outer;
+	if (*p == NULL)
+		(void)gaiafs_failed(&f, EINVAL, "this thread has no bracket %llu", (unsigned long long)bracket);
+	else
+		done(p, &f);
 	return gaiafs_leave(state, f.errnum, &f);
 }

@@ -7,8 +7,8 @@ GAIAFS_VERSION ?= $(shell cat $(GAIAFS_C)/../../VERSION)
 PREFIX ?= /usr/local
 CC ?= cc
 
-GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c view.c group.c start.c copy.c status.c stream.c work.c conn.c service.c move.c bracket.c call.c parcel.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
-GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h cuda_errors.h wire.h)
+GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c view.c group.c start.c copy.c status.c stream.c work.c conn.c service.c move.c bracket.c keep.c faults.c call.c parcel.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
+GAIAFS_C_HEADERS := $(addprefix $(GAIAFS_C)/,gaiafs.h internal.h conn.h cuda.h cuda_errors.h kinds.h wire.h)
 LIBGAIAFS := $(addprefix $(GAIAFS_BUILD)/,libgaiafs.so libgaiafs.a)
 GAIAFS_C_OBJECTS := $(patsubst $(GAIAFS_C)/%.c,$(GAIAFS_BUILD)/c/%.o,$(GAIAFS_C_SOURCES))
 GAIAFS_C_WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes

@@ -56,6 +56,7 @@ static void after_fork_in_child(void)
 	gaiafs_table_after_fork();
 	gaiafs_parcels_after_fork();
 	gaiafs_work_after_fork();
+	gaiafs_keep_after_fork();
 	conns = NULL;
 	conns_changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	gaiafs_generation++;

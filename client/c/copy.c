@@ -92,8 +92,9 @@ static int make_copies(const struct gaiafs_mapping *m, size_t size, const struct
 	c->dev = m->dev;
 	c->writable = true;
 	c->kind = m->kind;
+	c->of = m->of;
 	if (c->kind->copies(c, m, list, count, f) != 0) {
-		if (c->cuda != NULL)
+		if (c->gpu != NULL)
 			(void)c->kind->drop(c, true, &second);
 		gaiafs_mapping_unref(c);
 		return f->errnum;

@@ -51,6 +51,11 @@ static const struct {
 	{ &gaiafs_cu.within, "cuMemcpyDtoDAsync_v2", NULL, false },
 	{ &gaiafs_cu.stream_ctx, "cuStreamGetCtx", NULL, false },
 	{ &gaiafs_cu.stream_query, "cuStreamQuery", NULL, false },
+	{ &gaiafs_cu.event_create, "cuEventCreate", NULL, false },
+	{ &gaiafs_cu.event_record, "cuEventRecord", NULL, false },
+	{ &gaiafs_cu.event_query, "cuEventQuery", NULL, false },
+	{ &gaiafs_cu.event_sync, "cuEventSynchronize", NULL, false },
+	{ &gaiafs_cu.event_destroy, "cuEventDestroy_v2", "cuEventDestroy", false },
 	{ &gaiafs_cu.launch, "cuLaunchHostFunc", NULL, false },
 	{ &gaiafs_cu.host_register, "cuMemHostRegister_v2", "cuMemHostRegister", false },
 	{ &gaiafs_cu.host_pointer, "cuMemHostGetDevicePointer_v2", NULL, false },
@@ -71,6 +76,12 @@ static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 #include "cuda_errors.h"
 
+/* CUDA_ERROR_ILLEGAL_ADDRESS, which the driver reports at some later call. */
+enum { ILLEGAL_ADDRESS = 700 };
+#define ILLEGAL_ADDRESS_WORDS                                                                                          \
+	". A kernel before this call used an address that has nothing behind it, or stored into what is only read: memory " \
+	"that moves is there in brackets only (gaia_use, gaiafs.use)"
+
 int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f)
 {
 	const char *name = NULL, *words = NULL;
@@ -81,7 +92,8 @@ int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f)
 		name = "error";
 	if (gaiafs_cu.words(r, &words) != 0 || words == NULL)
 		words = "no words for it";
-	return gaiafs_failed(f, errno_of(r), "%s failed: %s (%d), %s", call, name, r, words);
+	return gaiafs_failed(f, errno_of(r), "%s failed: %s (%d), %s%s", call, name, r, words,
+			     r == ILLEGAL_ADDRESS ? ILLEGAL_ADDRESS_WORDS : "");
 }
 
 static void load(void)
@@ -120,15 +132,15 @@ static void load(void)
 
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
-const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c)
+static const uint8_t *uuid_of(const struct gaiafs_gpu *gpu)
 {
-	return c->uuid;
+	return ((const struct gaiafs_cuda *)gpu)->uuid;
 }
 
-void gaiafs_cuda_free(struct gaiafs_cuda *c)
+static void free_gpu(struct gaiafs_gpu *gpu)
 {
-	if (c == NULL)
-		return;
+	struct gaiafs_cuda *c = gaiafs_cu_of(gpu);
+
 	free(c->parts);
 	free(c);
 }
@@ -207,12 +219,12 @@ void gaia_lend_context(void *c)
 	lent = c;
 }
 
-int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **out, struct gaiafs_fail *f)
+static int open_gpu(struct gaiafs_mapping *m, bool used, struct gaiafs_fail *f)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 	struct gaiafs_cuda *c;
 	struct visit v;
-	int n = 0;
+	int ordinal = m->dev, n = 0;
 
 	pthread_once(&load_once, load);
 	if (unusable.errnum != 0) {
@@ -235,7 +247,7 @@ int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **out, struct ga
 		free(c);
 		return f->errnum;
 	}
-	*out = c;
+	m->gpu = (struct gaiafs_gpu *)c;
 	if (!used)
 		return 0;
 	/* A context takes its time to be made: now, under no lock. */
@@ -243,7 +255,7 @@ int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **out, struct ga
 		if (c->primary != NULL)
 			(void)gaiafs_cu.primary_release(c->device);
 		free(c);
-		*out = NULL;
+		m->gpu = NULL;
 		return f->errnum;
 	}
 	gaiafs_cu_leave(&v);
@@ -270,7 +282,7 @@ static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_
 /* reserve_movable reserves the addresses of a movable mapping, in which move maps extents. */
 static int reserve_movable(struct gaiafs_mapping *m, address hint, struct gaiafs_fail *f)
 {
-	struct gaiafs_cuda *c = m->cuda;
+	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
 	uint64_t begin = m->off & ~(LARGEST_EXTENT - 1), end = (m->off + m->size + LARGEST_EXTENT - 1) & ~(LARGEST_EXTENT - 1);
 
 	c->first = (int64_t)begin;
@@ -298,7 +310,7 @@ static int room_for_part(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 
 static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
-	struct gaiafs_cuda *c = m->cuda;
+	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
 	struct visit v;
 	handle h;
 	int err;
@@ -397,7 +409,7 @@ static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool 
  */
 static int move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
-	struct gaiafs_cuda *c = m->cuda;
+	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
 	size_t at = (size_t)(extent->off - c->first), size = (size_t)extent->size;
 	struct visit v;
 	handle h;
@@ -432,7 +444,7 @@ static int move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int
 
 static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 {
-	struct gaiafs_cuda *c = m->cuda;
+	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
 	uint64_t in = m->off - (uint64_t)c->first;
 	address hint = (uintptr_t)addr > in ? ((uintptr_t)addr - in) / GRANULARITY * GRANULARITY : 0;
 	struct visit v;
@@ -478,7 +490,7 @@ static bool settle_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail fails[5] = { 0 };
-	struct gaiafs_cuda *c = m->cuda;
+	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
 	struct visit v = { 0 };
 	bool keep = false;
 
@@ -518,6 +530,15 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 
 const struct gaiafs_kind gaiafs_cuda_kind = {
 	.number = GAIAFS_KIND_CUDA,
+	.open = open_gpu,
+	.uuid = uuid_of,
+	.free = free_gpu,
+	.enqueue = gaiafs_cu_enqueue,
+	.after = gaiafs_cu_after,
+	.mark = gaiafs_cu_mark,
+	.passed = gaiafs_cu_passed,
+	.unmark = gaiafs_cu_unmark,
+	.lost = gaiafs_cu_lost,
 	.begin = begin,
 	.add = add,
 	.finish = finish,

@@ -27,6 +27,7 @@ enum { CAPTURE_MODE_RELAXED = 2 };           /* CUstreamCaptureMode */
 enum { UNTIL_AT_LEAST = 0 };                 /* CUstreamWaitValue_flags: cyclically */
 enum { PORTABLE = 1, MAPPED = 2 };           /* of registered memory */
 enum { WITHOUT_SYNC = 1, MOVE = 1 };         /* of user objects: CUuserObject_flags, CUuserObjectRetain_flags */
+enum { WITHOUT_TIMING = 2 };                 /* CUevent_flags */
 enum { NON_BLOCKING = 1 };                   /* CUstream_flags */
 enum { MOST_DEVICES = 64 };                  /* CUDA shows a process no more */
 enum { GRANULARITY = 2 << 20 };              /* to which hints are rounded */
@@ -70,6 +71,11 @@ struct gaiafs_cu {
 	result (*within)(address to, address from, size_t n, stream s);
 	result (*stream_ctx)(stream s, context *c);
 	result (*stream_query)(stream s);
+	result (*event_create)(void **event, unsigned flags);
+	result (*event_record)(void *event, stream s);
+	result (*event_query)(void *event);
+	result (*event_sync)(void *event);
+	result (*event_destroy)(void *event);
 	result (*launch)(stream s, void (*call)(void *), void *argument);
 	result (*host_register)(void *at, size_t n, unsigned flags);
 	result (*host_pointer)(address *a, void *at, unsigned flags);
@@ -84,12 +90,13 @@ struct gaiafs_cu {
 	result (*graph_retain)(graph g, void *object, unsigned refs, unsigned flags);
 };
 
-/* Loaded once gaiafs_cuda_open has returned 0. */
+/* Loaded once the open of gaiafs_cuda_kind has returned 0. */
 extern struct gaiafs_cu gaiafs_cu;
 
 /* gaiafs_cu_check returns 0 for success, else an errno with the call's name and the driver's words in *f. */
 int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f);
 
+/* What a struct gaiafs_gpu of this kind is. */
 struct gaiafs_cuda {
 	device device;              /* immutable */
 	uint8_t uuid[GAIAFS_UUID];  /* immutable */
@@ -120,7 +127,20 @@ void gaiafs_cu_relax(struct visit *v);
  * until the mapping ends. */
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
 void gaiafs_cu_leave(struct visit *v);
-/* The functions of gaiafs_cuda_kind that are in cuda_copy.c. */
+static inline struct gaiafs_cuda *gaiafs_cu_of(struct gaiafs_gpu *gpu)
+{
+	return (struct gaiafs_cuda *)gpu;
+}
+
+/* The functions of gaiafs_cuda_kind that are in cuda_stream.c, */
+int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t s, struct gaiafs_work *w, bool *captured, bool *launched,
+		      struct gaiafs_fail *f);
+int gaiafs_cu_after(struct gaiafs_gpu *gpu, gaia_stream_t s, void (*call)(void *), void *argument, struct gaiafs_fail *f);
+int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t s, void **event, struct gaiafs_fail *f);
+bool gaiafs_cu_passed(void *event);
+void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait);
+bool gaiafs_cu_lost(void *context, struct gaiafs_fail *f);
+/* and in cuda_copy.c. */
 int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
 int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);

@@ -9,7 +9,7 @@
 int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f)
 {
 	struct visit v;
-	int err = gaiafs_cu_enter(m->cuda, &v, f);
+	int err = gaiafs_cu_enter(gaiafs_cu_of(m->gpu), &v, f);
 
 	if (err != 0)
 		return err;
@@ -24,7 +24,7 @@ int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fa
 int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
 {
 	struct visit v;
-	int err = gaiafs_cu_enter(m->cuda, &v, f);
+	int err = gaiafs_cu_enter(gaiafs_cu_of(m->gpu), &v, f);
 
 	if (err != 0)
 		return err;
@@ -37,7 +37,7 @@ int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t 
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
 {
 	struct visit v;
-	int err = gaiafs_cu_enter(m->cuda, &v, f);
+	int err = gaiafs_cu_enter(gaiafs_cu_of(m->gpu), &v, f);
 
 	if (err != 0)
 		return err;
@@ -74,9 +74,9 @@ int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, 
 
 	if (c == NULL)
 		return gaiafs_failed(f, ENOMEM, "out of memory");
-	m->cuda = c;
-	c->device = of->cuda->device;
-	memcpy(c->uuid, of->cuda->uuid, sizeof c->uuid);
+	m->gpu = (struct gaiafs_gpu *)c;
+	c->device = gaiafs_cu_of(of->gpu)->device;
+	memcpy(c->uuid, gaiafs_cu_of(of->gpu)->uuid, sizeof c->uuid);
 	err = gaiafs_cu_enter(c, &v, f);
 	if (err != 0)
 		return err;

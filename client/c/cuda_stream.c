@@ -14,7 +14,7 @@ enum { PAGE = 4096, WORDS = PAGE / sizeof(uint32_t) };
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* no call is made under it */
 static struct gaiafs_word *free_words;                         /* guarded by words_lock */
 
-void gaiafs_word_done(struct gaiafs_word *w)
+static void word_done(struct gaiafs_word *w)
 {
 	__atomic_store_n(w->at, w->value, __ATOMIC_RELEASE);
 	pthread_mutex_lock(&words_lock);
@@ -49,6 +49,7 @@ static int more_words(struct gaiafs_fail *f)
 	pthread_mutex_lock(&words_lock);
 	for (size_t i = 0; i < WORDS; i++) {
 		all[i].at = &page[i];
+		all[i].done = word_done;
 		all[i].next = free_words;
 		free_words = &all[i];
 	}
@@ -73,7 +74,7 @@ static struct gaiafs_word *word(address *at, struct gaiafs_fail *f)
 			return NULL;
 	}
 	if (gaiafs_cu_check(gaiafs_cu.host_pointer(at, w->at, 0), "cuMemHostGetDevicePointer", f) != 0) {
-		gaiafs_word_done(w);
+		word_done(w);
 		return NULL;
 	}
 	w->value++;
@@ -110,9 +111,11 @@ static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiaf
 	return f->errnum;
 }
 
-int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *s, struct gaiafs_work *w, bool *captured, bool *launched,
-			struct gaiafs_fail *f)
+int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t in, struct gaiafs_work *w, bool *captured, bool *launched,
+		      struct gaiafs_fail *f)
 {
+	struct gaiafs_cuda *c = gaiafs_cu_of(gpu);
+	stream s = in;
 	struct gaiafs_word *mine = NULL;
 	struct visit v = { 0 };
 	address at = 0;
@@ -160,7 +163,7 @@ int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *s, struct gaiafs_work *w, b
 	return err;
 }
 
-bool gaiafs_cuda_lost(void *of, struct gaiafs_fail *f)
+bool gaiafs_cu_lost(void *of, struct gaiafs_fail *f)
 {
 	struct visit v = { 0 };
 	result r;
@@ -178,19 +181,68 @@ bool gaiafs_cuda_lost(void *of, struct gaiafs_fail *f)
 	return true;
 }
 
-int gaiafs_cuda_after(struct gaiafs_cuda *c, void *in, void (*call)(void *), void *argument, struct gaiafs_fail *f)
+/* refuse_capture fails where the stream is being captured: a bracket ends once, and a graph runs often. */
+static int refuse_capture(stream s, struct gaiafs_fail *f)
+{
+	int capturing = 0, err = 0;
+
+	if (gaiafs_cu.is_capturing != NULL)
+		err = gaiafs_cu_check(gaiafs_cu.is_capturing(s, &capturing), "cuStreamIsCapturing", f);
+	if (err == 0 && capturing != 0)
+		err = gaiafs_failed(f, EINVAL, "the stream is being captured, and a bracket ends once");
+	return err;
+}
+
+int gaiafs_cu_after(struct gaiafs_gpu *gpu, gaia_stream_t in, void (*call)(void *), void *argument, struct gaiafs_fail *f)
 {
 	struct visit v;
-	int err = gaiafs_cu_enter(c, &v, f), capturing = 0;
+	int err = gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, f);
 
 	if (err != 0)
 		return err;
-	if (gaiafs_cu.is_capturing != NULL)
-		err = gaiafs_cu_check(gaiafs_cu.is_capturing(in, &capturing), "cuStreamIsCapturing", f);
-	if (err == 0 && capturing != 0)
-		err = gaiafs_failed(f, EINVAL, "the stream is being captured, and a bracket ends once");
+	err = refuse_capture(in, f);
 	if (err == 0)
 		err = gaiafs_cu_check(gaiafs_cu.launch(in, call, argument), "cuLaunchHostFunc", f);
 	gaiafs_cu_leave(&v);
 	return err;
+}
+
+int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t in, void **event, struct gaiafs_fail *f)
+{
+	struct visit v;
+	int err = gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, f);
+
+	if (err != 0)
+		return err;
+	err = refuse_capture(in, f);
+	if (err == 0 && *event == NULL)
+		err = gaiafs_cu_check(gaiafs_cu.event_create(event, WITHOUT_TIMING), "cuEventCreate", f);
+	if (err == 0)
+		err = gaiafs_cu_check(gaiafs_cu.event_record(*event, in), "cuEventRecord", f);
+	gaiafs_cu_leave(&v);
+	return err;
+}
+
+bool gaiafs_cu_passed(void *event)
+{
+	struct visit v = { 0 };
+	bool passed;
+
+	gaiafs_cu_relax(&v);
+	passed = gaiafs_cu.event_query(event) == 0;
+	gaiafs_cu_leave(&v);
+	return passed;
+}
+
+void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait)
+{
+	struct gaiafs_fail f;
+	struct visit v;
+
+	if (gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, &f) != 0)
+		return;
+	if (wait)
+		(void)gaiafs_cu.event_sync(event); /* a failure: the context is lost, and its kernels with it */
+	(void)gaiafs_cu.event_destroy(event);
+	gaiafs_cu_leave(&v);
 }

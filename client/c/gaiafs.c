@@ -185,6 +185,7 @@ static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 	struct gaiafs_fail second = { 0 };
 
 	(void)gaiafs_later_fail(m, f);
+	gaiafs_keep_drop(m);
 	pthread_mutex_lock(&m->moving);
 	(void)m->kind->drop(m, false, f->errnum == 0 ? f : &second);
 	pthread_mutex_unlock(&m->moving);
@@ -238,6 +239,7 @@ void gaia_drop(void *addr, size_t len)
 	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE)
 		m = gaiafs_table_take(addr, gaiafs_whole_pages(len), &mine, &busy);
 	if (m != NULL && mine) {
+		gaiafs_keep_drop(m);
 		pthread_mutex_lock(&m->moving);
 		(void)m->kind->drop(m, true, &f);
 		pthread_mutex_unlock(&m->moving);

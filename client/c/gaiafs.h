@@ -51,15 +51,20 @@ GAIA_API int gaia_version(void);
 #define GAIA_MAP_LAZY (UINT64_C(1) << 32)  /* fetch nothing now: gaia_macquire does, or GAIA_MADV_WILLNEED */
 #define GAIA_MAP_PEERS (UINT64_C(1) << 33) /* let the other GPUs of this process use the pointer, too */
 #define GAIA_MAP_HOLD (UINT64_C(1) << 34)  /* have the device hold the memory, and do not map it: the address is for calls only */
-/* Start no thread for a mapping on an emulated device, for programs that fork. Its memory then never moves. */
+/* Start no thread for a mapping on an emulated device, for programs that fork; but for one that moves, which needs it. */
 #define GAIA_MAP_NO_THREAD (UINT64_C(1) << 35)
 
 /*
  * Have the mapping's memory move: it has addresses only, and memory while a bracket uses it (gaia_use). So it may be
  * larger than the device, and many programs may share a device that has no room for all. Files only. What is touched
  * outside of a bracket may not be there.
+ *
+ * A mapping of a file that is larger than the memory that its device may have (--gpu-memory) could not be had otherwise,
+ * so it moves without being asked to: the flags in gaia_info say so. GAIA_MAP_STAYS has it fail with ENOMEM instead, as
+ * GAIA_MAP_PEERS and GAIA_MAP_HOLD do. All other mappings never move.
  */
 #define GAIA_MAP_MOVABLE (UINT64_C(1) << 36)
+#define GAIA_MAP_STAYS (UINT64_C(1) << 37)
 
 /* GAIA_MAP_MOVABLE for gaia_mmap, as is GAIA_LAZY. */
 #define GAIA_MOVABLE 0x40000000
@@ -250,6 +255,15 @@ GAIA_API int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream
 GAIA_API int gaia_done(gaia_stream_t stream);
 
 /*
+ * gaia_explain_faults has a program say in words why a load or store into a mapping ended it: on stderr, in one line, with
+ * the address, the file and the reason (a byte that no bracket uses, a store into what is only read). Then the fault goes
+ * where it would have gone before: to the handler that was there, or to the program's end. It installs handlers for
+ * SIGSEGV and SIGBUS, once, and is for tests and for programs under development. It is about CPU loads and stores, on
+ * emulated devices; a GPU's fault shows as CUDA_ERROR_ILLEGAL_ADDRESS, whose words the next call of the library adds to.
+ */
+GAIA_API int gaia_explain_faults(void);
+
+/*
  * Requests that are waited for in pieces, for programs that have something else to do now and then, such as handling a
  * signal.
  */
@@ -271,6 +285,15 @@ struct gaia_call {
  * none, and so does GAIA_DO_ADVISE. On emulated devices there is nothing to wait for.
  */
 GAIA_API int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int argument, gaia_stream_t stream);
+
+/*
+ * gaia_start_use is gaia_use_for in that way. The bracket is the thread's once gaia_wait has returned 0 or, where nothing of
+ * the ranges moves and nothing runs, at once; call->pages is its number then. gaia_cancel gives it up. gaia_done_use ends
+ * the thread's bracket with that number, in the order of its stream, as gaia_done ends the last one of a stream.
+ */
+GAIA_API int gaia_start_use(struct gaia_call *call, const struct gaia_range *ranges, size_t n, gaia_stream_t stream,
+			    unsigned patience);
+GAIA_API int gaia_done_use(uint64_t bracket);
 
 /*
  * gaia_wait waits at most timeout milliseconds, or with a negative timeout as long as it takes, until the request is

@@ -8,7 +8,8 @@
  *	cudaDeviceSynchronize();
  *	out.release();                                         // now everyone sees it
  *
- * A gaiafs::view has chosen bytes of files, each piece at an aligned address.
+ * A gaiafs::view has chosen bytes of files, each piece at an aligned address. A gaiafs::bracket has memory that moves be
+ * there while kernels use it.
  *
  * Positions and counts are elements of T. A range is from an element on, so many elements; without a count, to the end.
  */
@@ -42,6 +43,13 @@ inline std::system_error failure()
 	return std::system_error(errno, std::generic_category(), gaia_error());
 }
 
+/* Whether a mapping's memory moves, and is there in brackets only. */
+enum class moves {
+	if_larger, /* than the memory that the device may have: it cannot be had otherwise */
+	always,
+	never, /* ENOMEM where it is larger */
+};
+
 /* What of a file is mapped, and how. */
 struct window {
 	off_t offset = 0;         /* in bytes, a multiple of 4096 */
@@ -50,9 +58,11 @@ struct window {
 	void *hint = nullptr;     /* an address that would be welcome */
 	bool peers = false;       /* let the other GPUs of this process use the pointer, too */
 	int kind = GAIA_KIND_ANY; /* of the device: one of the GAIA_KIND_ numbers */
+	moves moving = moves::if_larger;
 };
 
 template <typename T> class guard;
+class bracket;
 
 namespace detail {
 
@@ -177,6 +187,25 @@ public:
 	/* advise gives one of the GAIA_MADV_ hints for the whole. */
 	void advise(int advice) const { check(gaia_madvise(mapped(0), size_bytes(), advice)); }
 
+	/* movable: the memory moves, and is there in brackets only. */
+	bool movable() const
+	{
+		struct ::gaia_info found = {};
+
+		check(::gaia_info(mapped(0), &found, sizeof found));
+		return (found.flags & GAIA_MAP_MOVABLE) != 0;
+	}
+
+	/* use has a range's memory be there until the bracket ends. A mapping that does not move needs none. */
+	[[nodiscard]] bracket use(std::size_t from = 0, std::size_t count = rest) const;
+
+	/* The same in the order of a stream: the bracket can end as soon as the kernels that use the range are launched. */
+	template <typename S, typename = detail::if_stream<S>>
+	[[nodiscard]] bracket use(S stream, std::size_t from = 0, std::size_t count = rest) const;
+
+	/* A range of it, for brackets and groups. */
+	gaia_range range(std::size_t from = 0, std::size_t count = rest) const { return { mapped(from), length(from, count) }; }
+
 	/* hold acquires a range, and releases it when the guard ends. */
 	[[nodiscard]] guard<T> hold(std::size_t from = 0, std::size_t count = rest) const
 	{
@@ -232,7 +261,8 @@ private:
 		a.length = count * sizeof(T);
 		a.offset = static_cast<std::uint64_t>(w.offset);
 		a.address = w.hint;
-		a.flags = MAP_SHARED | (w.lazy ? GAIA_MAP_LAZY : 0) | (w.peers ? GAIA_MAP_PEERS : 0);
+		a.flags = MAP_SHARED | (w.lazy ? GAIA_MAP_LAZY : 0) | (w.peers ? GAIA_MAP_PEERS : 0) |
+			(w.moving == moves::always ? GAIA_MAP_MOVABLE : 0) | (w.moving == moves::never ? GAIA_MAP_STAYS : 0);
 		a.fd = fd;
 		a.prot = std::is_const_v<T> ? PROT_READ : PROT_READ | PROT_WRITE;
 		a.device = device;
@@ -367,6 +397,85 @@ private:
 	std::optional<gaia_stream_t> stream_; /* none: at once */
 };
 
+/*
+ * A bracket: ranges of mappings on one device have their memory, with their bytes, until close or the end of the scope.
+ * All of them or none: what a launch uses belongs into one bracket.
+ *
+ *	gaiafs::mapping<float> data("/mnt/data/large");        // larger than the device: its memory moves
+ *	{
+ *		auto b = data.use(stream, from, count);
+ *		kernel<<<blocks, threads, 0, stream>>>(data.data() + from, count);
+ *	}                                                      // when the kernel is done, without waiting for it
+ *
+ * A bracket of a stream ends after the stream's earlier work, and waits for none of it; one without waits for the work
+ * that was begun in the context. It can be moved, as its mappings can be, and is the thread's that opened it: it ends
+ * there. Of brackets with the same stream, the one that was opened last ends first. The mappings must stay until then.
+ *
+ * It waits for other programs at most a minute, or patience milliseconds. Failures are those of gaia_use(3). A destructor
+ * cannot report one: call close to know.
+ */
+class bracket {
+public:
+	bracket() noexcept = default; /* none is open */
+
+	explicit bracket(const std::vector<gaia_range> &ranges, gaia_stream_t stream = GAIA_ALL_STREAMS, unsigned patience = 0)
+	    : stream_(stream)
+	{
+		if (gaia_use_for(ranges.data(), ranges.size(), stream, patience) != 0)
+			throw failure();
+		open_ = true;
+	}
+
+	bracket(const bracket &) = delete;
+	bracket &operator=(const bracket &) = delete;
+
+	bracket(bracket &&other) noexcept : stream_(other.stream_), open_(std::exchange(other.open_, false)) {}
+
+	bracket &operator=(bracket &&other) noexcept
+	{
+		if (this != &other) {
+			end();
+			stream_ = other.stream_;
+			open_ = std::exchange(other.open_, false);
+		}
+		return *this;
+	}
+
+	~bracket() { end(); }
+
+	/* close ends the bracket. Where it throws, the bracket is open still. A second close does nothing. */
+	void close()
+	{
+		if (open_ && gaia_done(stream_) != 0)
+			throw failure();
+		open_ = false;
+	}
+
+	explicit operator bool() const noexcept { return open_; }
+
+private:
+	/* One whose end cannot be put into its stream, which is being captured or lost, goes with the process. */
+	void end() noexcept
+	{
+		if (open_)
+			(void)gaia_done(stream_);
+		open_ = false;
+	}
+
+	gaia_stream_t stream_ = nullptr;
+	bool open_ = false;
+};
+
+template <typename T> bracket mapping<T>::use(std::size_t from, std::size_t count) const
+{
+	return bracket(std::vector<gaia_range>{ range(from, count) });
+}
+
+template <typename T> template <typename S, typename> bracket mapping<T>::use(S stream, std::size_t from, std::size_t count) const
+{
+	return bracket(std::vector<gaia_range>{ range(from, count) }, stream);
+}
+
 /* Rows of a file's bytes, the first at offset, each stride bytes after the one before. file counts from 0. */
 struct segment {
 	std::uint64_t offset = 0, length = 0; /* length is that of a row */
@@ -487,10 +596,7 @@ private:
 };
 
 /* The whole of a mapping, or of a view. */
-template <typename T> gaia_range range_of(const mapping<T> &m)
-{
-	return { const_cast<std::remove_const_t<T> *>(m.data()), m.size_bytes() };
-}
+template <typename T> gaia_range range_of(const mapping<T> &m) { return m.range(); }
 
 /*
  * A group of ranges whose stores are released at once. One that ends without release is taken back.

@@ -20,6 +20,7 @@
 #define GAIAFS_INTERNAL_H
 
 #include "gaiafs.h"
+#include "kinds.h"
 #include "wire.h"
 
 #include <pthread.h>
@@ -82,6 +83,7 @@ struct gaiafs_request {
 	bool abandoned;                /* nobody waits for it: a signal interrupted the call */
 	bool mapped;                   /* the reply has a mapping, whose number follows */
 	uint64_t mapping;
+	uint64_t number;               /* that NUMBERED has, where take kept it */
 	struct gaiafs_parcel *parcels; /* that take is to get, in order */
 	struct gaiafs_request *next;
 };
@@ -152,6 +154,9 @@ extern unsigned gaiafs_generation;
 int gaiafs_prepare_fork(void);
 
 struct gaiafs_mapping;
+struct gaiafs_work;
+/* A GPU as a mapping uses it. Only its kind looks into it. */
+struct gaiafs_gpu;
 
 /*
  * How the memory of one kind of device is mapped: begin, add for each extent in order, finish, which leaves m in the
@@ -160,6 +165,33 @@ struct gaiafs_mapping;
  */
 struct gaiafs_kind {
 	uint32_t number;
+	/*
+	 * Of GPUs. Each process numbers them for itself, and the daemon knows them by their UUIDs; all these are NULL where a
+	 * device has the mount's number. open finds the GPU that this process counts as m->dev, makes it m->gpu, and where it
+	 * is to be used sees to a context. drop gives back what it took; free only frees memory, also after fork.
+	 */
+	int (*open)(struct gaiafs_mapping *m, bool used, struct gaiafs_fail *f);
+	const uint8_t *(*uuid)(const struct gaiafs_gpu *gpu);
+	void (*free)(struct gaiafs_gpu *gpu);
+	/*
+	 * enqueue puts work into a stream of the GPU. *captured: the work is a graph's, which frees it, also where the call
+	 * failed. Else *launched says whether it is the stream's, also where the call failed, and may have run already.
+	 */
+	int (*enqueue)(struct gaiafs_gpu *gpu, gaia_stream_t stream, struct gaiafs_work *w, bool *captured, bool *launched,
+		       struct gaiafs_fail *f);
+	/* after has call run after all work that was begun in a stream of the GPU. It must wait for nothing. EINVAL: the
+	 * stream is being captured. */
+	int (*after)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void (*call)(void *), void *argument,
+		     struct gaiafs_fail *f);
+	/* mark has *event, which is made where it is NULL, stand for all work that was begun in a stream of the GPU. EINVAL: the
+	 * stream is being captured. passed reports whether that is done; it waits for nothing. unmark frees the
+	 * event, with wait once it is done. */
+	int (*mark)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void **event, struct gaiafs_fail *f);
+	bool (*passed)(void *event);
+	void (*unmark)(struct gaiafs_gpu *gpu, void *event, bool wait);
+	/* lost: nothing that waits in a stream of the context will run any more; why is in *f. */
+	bool (*lost)(void *context, struct gaiafs_fail *f);
+
 	/* begin: the daemon made the mapping. addr is gaia_map's, and flags are those of mmap. */
 	int (*begin)(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f);
 	/* add takes an extent, with the part of the file that it is for. It keeps no descriptor. */
@@ -191,18 +223,12 @@ struct gaiafs_kind {
 
 /* gaiafs_kind_of returns NULL for a kind that this library cannot map. */
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number);
-extern const struct gaiafs_kind gaiafs_cuda_kind;
+/* gaiafs_kind_among returns that of the number, or with GAIA_KIND_ANY the first one among a daemon's kinds. NULL: none. */
+const struct gaiafs_kind *gaiafs_kind_among(int number, uint32_t kinds);
+#define GAIAFS_DECLARE_KIND(name, NAME) extern const struct gaiafs_kind gaiafs_##name##_kind;
+GAIAFS_KINDS(GAIAFS_DECLARE_KIND)
 /* Memory that the daemon holds and this process does not map: addresses alone, for the calls. It is of no kind's number. */
 extern const struct gaiafs_kind gaiafs_held_kind;
-
-/* A GPU as a mapping uses it. */
-struct gaiafs_cuda;
-
-/* gaiafs_cuda_open finds the CUDA device that this process knows by the ordinal, and its UUID, and where it is to be used sees
- * to a context. The drop of gaiafs_cuda_kind gives back what it took, and gaiafs_cuda_free only frees memory, also after fork. */
-int gaiafs_cuda_open(int ordinal, bool used, struct gaiafs_cuda **c, struct gaiafs_fail *f);
-const uint8_t *gaiafs_cuda_uuid(const struct gaiafs_cuda *c);
-void gaiafs_cuda_free(struct gaiafs_cuda *c);
 
 /*
  * A word that a stream waits for. Its value only grows for those who wait: a wait for some value is over once that was
@@ -212,6 +238,7 @@ struct gaiafs_word {
 	uint32_t *at;    /* in memory that every GPU reads */
 	uint32_t value;  /* that says "done"; one less says "not yet" */
 	struct gaiafs_word *next;
+	void (*done)(struct gaiafs_word *w); /* gives it back; it says "done" */
 };
 
 /*
@@ -222,25 +249,10 @@ struct gaiafs_work {
 	void (*run)(void *work);
 	void (*leave)(void *work); /* a graph is about to capture the work */
 	void (*free)(void *work);  /* of captured work: no graph will run it any more */
-	struct gaiafs_word *word;  /* NULL: not enqueued yet. The work's, which gives it back with gaiafs_word_done */
+	struct gaiafs_word *word;  /* NULL: not enqueued yet. The work's, which gives it back with its done */
 	void *context;             /* of the stream, once known; atomic */
 	bool captured;             /* immutable once enqueued */
 };
-
-/*
- * gaiafs_cuda_enqueue puts work into a stream of c's device. *captured: the work is a graph's, which frees it, also
- * where the call failed. Else *launched says whether it is the stream's, also where the call failed, and may have run
- * already.
- */
-int gaiafs_cuda_enqueue(struct gaiafs_cuda *c, void *stream, struct gaiafs_work *w, bool *captured, bool *launched,
-			struct gaiafs_fail *f);
-/* gaiafs_cuda_after has call run after all work that was begun in a stream of c's device. It must wait for nothing. EINVAL: the
- * stream is being captured. */
-int gaiafs_cuda_after(struct gaiafs_cuda *c, void *stream, void (*call)(void *), void *argument, struct gaiafs_fail *f);
-/* gaiafs_word_done gives a word back. It says "done". */
-void gaiafs_word_done(struct gaiafs_word *w);
-/* gaiafs_cuda_lost: nothing that waits in a stream of the context will run any more; why is in *f. */
-bool gaiafs_cuda_lost(void *context, struct gaiafs_fail *f);
 
 /* The grant of an open file: the ioctl. Tests without a mount put something else here, before the first call. */
 extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
@@ -288,8 +300,9 @@ struct gaiafs_mapping {
 	uint64_t serial; /* of no other mapping of this process; immutable once in the table */
 	unsigned generation;            /* of the process that made it; immutable once in the table */
 	const struct gaiafs_kind *kind; /* NULL: not known yet; immutable once in the table */
+	const struct gaiafs_kind *of;   /* the kind of gpu, also where that is held only; NULL: there is none */
 	struct gaiafs_conn *conn;       /* immutable once ready; NULL: memory of gaia_copies, which no daemon knows */
-	struct gaiafs_cuda *cuda;       /* where dev is a GPU */
+	struct gaiafs_gpu *gpu;         /* NULL where dev is no GPU */
 
 	/* Guarded by gaiafs_table_lock. */
 	bool ready;                  /* gaia_mmap has returned it */
@@ -352,6 +365,41 @@ struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c,
  * none. */
 int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f);
 void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket);
+/* A bracket, and the request that is to be granted before it is open: none (m is NULL) where nothing moves, and where the bracket
+ * joined one that is kept. */
+struct gaiafs_bracket;
+struct gaiafs_want {
+	struct gaiafs_mapping *m; /* the bracket's */
+	uint8_t *body;            /* from malloc; the caller's */
+	size_t size;
+};
+/* gaiafs_bracket_of makes a bracket and the request for it. NULL: *f says why. gaiafs_bracket_open makes it the thread's,
+ * keeps it where the daemon's answer allows that, and returns its number. gaiafs_take_use is the take of such requests. */
+struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience,
+					 struct gaiafs_want *want, struct gaiafs_fail *f);
+uint64_t gaiafs_bracket_open(struct gaiafs_bracket *b, const struct gaiafs_request *answered);
+int gaiafs_take_use(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
+/* gaiafs_bracket_end ends one that is no thread's: granted, or perhaps about to be. gaiafs_bracket_forget is for one that was
+ * refused. Both free it. */
+void gaiafs_bracket_end(struct gaiafs_bracket *b);
+void gaiafs_bracket_forget(struct gaiafs_bracket *b);
+/* A bracket that is kept. Each gaiafs_keep_find and gaiafs_keep that returns one is a user, until gaiafs_keep_done; a user has a
+ * reference on m. */
+struct gaiafs_kept;
+/* gaiafs_keep_find returns the one of exactly these bytes of m, or NULL. */
+struct gaiafs_kept *gaiafs_keep_find(struct gaiafs_mapping *m, uint64_t off, uint64_t len);
+/* gaiafs_keep keeps a bracket that the daemon allowed to keep. NULL: it is the caller's, as any other. */
+struct gaiafs_kept *gaiafs_keep(struct gaiafs_mapping *m, uint64_t bracket, uint64_t off, uint64_t len);
+void gaiafs_keep_done(struct gaiafs_kept *k);
+/* gaiafs_keep_mark has k be in use, also without users, until all work is done that was begun in the stream of a GPU. EBUSY: it
+ * cannot; EINVAL: the stream is being captured. */
+int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_fail *f);
+/* gaiafs_keep_recall ends those of a connection that nobody uses, and stores the brackets that the daemon may take for ended. It
+ * returns how many these are; most: there may be more. The others end by themselves. It waits for nothing. */
+size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *brackets, size_t most);
+/* gaiafs_keep_drop ends those of m, which has left the table, and waits for nothing. */
+void gaiafs_keep_drop(const struct gaiafs_mapping *m);
+void gaiafs_keep_after_fork(void);
 /* gaiafs_table_after_fork has nothing of the parent's movable mappings be in the child. */
 void gaiafs_table_after_fork(void);
 /* gaiafs_move carries a MOVE out, with the descriptor, or -1, which stays the caller's. It returns an errno. */
@@ -368,6 +416,8 @@ struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *
 void gaiafs_table_cancel(struct gaiafs_mapping *m);
 /* gaiafs_mapping_mine: this process made it, and not one that it was forked from. */
 bool gaiafs_mapping_mine(const struct gaiafs_mapping *m);
+/* gaiafs_mapping_forget_gpu frees what m knows of a GPU, and leaves the GPU alone. */
+void gaiafs_mapping_forget_gpu(struct gaiafs_mapping *m);
 /* gaiafs_mapping_unref gives a reference back; the last one closes the descriptor and leaves the connection. */
 void gaiafs_mapping_unref(struct gaiafs_mapping *m);
 
@@ -389,8 +439,9 @@ int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *
 int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fail *f);
 /* gaiafs_view_grants gets the grants of a view's files. *g is that of the first. */
 int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gaiafs_fail *f);
-/* gaiafs_view_call asks for a view on a device. */
-int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], uint32_t flags, struct gaiafs_request *r);
+/* gaiafs_view_call asks for a view on a device of a kind. */
+int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], int kind, uint32_t flags,
+		     struct gaiafs_request *r);
 /* gaiafs_view_mapped forgets what is the caller's, before others can find the mapping. */
 void gaiafs_view_mapped(struct gaiafs_view *v);
 void gaiafs_view_free(struct gaiafs_view *v);

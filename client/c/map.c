@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -13,6 +14,7 @@ struct map_request {
 	struct gaiafs_request request;
 	struct gaiafs_mapping *m;
 	const struct gaia_map_args *args;
+	int kind;   /* that is asked for */
 	bool known; /* MAPPED has come */
 	uint32_t extents, got;
 	int64_t next; /* file offset at which the next extent begins, once one has come */
@@ -33,11 +35,10 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	if (kind == NULL)
 		return gaiafs_failed(f, ENOTSUP, "device %u has memory of kind %u, which this library cannot map",
 				     reply.device, reply.kind);
-	if (r->args->kind != GAIA_KIND_ANY && (uint32_t)r->args->kind != reply.kind)
-		return gaiafs_failed(f, ENODEV, "device %u has memory of kind %u, not %d", reply.device, reply.kind, r->args->kind);
+	if (r->kind != GAIA_KIND_ANY && (uint32_t)r->kind != reply.kind)
+		return gaiafs_failed(f, ENODEV, "device %u has memory of kind %u, not %d", reply.device, reply.kind, r->kind);
 	/* A GPU was asked for, and no other one will do. */
-	if ((r->m->kind != NULL || kind == &gaiafs_cuda_kind) &&
-	    (r->m->kind != kind || memcmp(reply.uuid, gaiafs_cuda_uuid(r->m->cuda), GAIAFS_UUID) != 0))
+	if (r->m->of != NULL ? r->m->of != kind || memcmp(reply.uuid, kind->uuid(r->m->gpu), GAIAFS_UUID) != 0 : kind->open != NULL)
 		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
 	r->m->kind = kind;
 	r->m->home = reply.size;
@@ -99,31 +100,45 @@ static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *f
 	}
 }
 
+/* kind_for returns the kind of device that is asked for. Emulated ones are taken for GPUs only where the user said so. */
+static int kind_for(const struct gaiafs_mapping *m, int kind)
+{
+	const char *emulated = getenv("GAIAFS_EMULATED");
+	bool gpus = (gaiafs_conn_kinds(m->conn) & (1u << (GAIA_KIND_CUDA - 1))) != 0;
+
+	return kind == GAIA_KIND_CUDA && !gpus && emulated != NULL && strcmp(emulated, "1") == 0 ? GAIA_KIND_ANY : kind;
+}
+
 /* ask_for sends MAP for m and has its extents mapped. */
 static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], uint32_t map_flags, struct map_request *r,
 		   struct gaiafs_fail *f)
 {
 	static const uint8_t none[GAIAFS_UUID];
 	uint32_t prot = m->writable ? GAIAFS_READ | GAIAFS_WRITE : GAIAFS_READ;
+	const int kind = r->kind = kind_for(m, r->args->kind);
+	const struct gaiafs_kind *named;
 	uint8_t body[GAIAFS_MAX_BODY];
 	const uint8_t *uuid;
 	size_t n;
 
-	if (r->args->kind != GAIA_KIND_ANY && (gaiafs_conn_kinds(m->conn) & (1u << (r->args->kind - 1))) == 0)
-		return gaiafs_failed(f, ENODEV, "the mount has no devices of kind %d", r->args->kind);
-	/* A process's CUDA numbers are its own, so a GPU is asked for by its UUID. */
-	if (r->args->kind != GAIA_KIND_EMULATED && (gaiafs_conn_kinds(m->conn) & (1 << (GAIAFS_KIND_CUDA - 1))) != 0) {
-		if (gaiafs_cuda_open(m->dev, (m->flags & GAIA_MAP_HOLD) == 0, &m->cuda, f) != 0)
+	named = gaiafs_kind_among(kind, gaiafs_conn_kinds(m->conn));
+	if (named == NULL && kind != GAIA_KIND_ANY)
+		return kind == GAIA_KIND_CUDA ?
+			gaiafs_failed(f, ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these (\"emulated:%d\", or "
+				      "its number), or say GAIAFS_EMULATED=1 to have them stand in for GPUs", m->dev) :
+			gaiafs_failed(f, ENODEV, "the mount has no devices of kind %d, only GPUs", kind);
+	if (named != NULL && named->open != NULL) {
+		if (named->open(m, (m->flags & GAIA_MAP_HOLD) == 0, f) != 0)
 			return f->errnum;
-		m->kind = &gaiafs_cuda_kind;
+		m->kind = m->of = named;
 	}
-	uuid = m->cuda != NULL ? gaiafs_cuda_uuid(m->cuda) : none;
+	uuid = m->gpu != NULL ? m->of->uuid(m->gpu) : none;
 	if (m->view == NULL) {
 		n = gaiafs_put_map(body, token, (uint32_t)m->dev, uuid, prot, map_flags,
-				   gaiafs_conn_version(m->conn) >= 2 ? (uint32_t)r->args->kind : 0, m->off, m->len);
+				   gaiafs_conn_version(m->conn) >= 2 ? (uint32_t)kind : 0, m->off, m->len);
 		(void)gaiafs_call(m->conn, GAIAFS_MAP, body, n, &r->request);
 	} else {
-		(void)gaiafs_view_call(m, uuid, map_flags, &r->request);
+		(void)gaiafs_view_call(m, uuid, kind, map_flags, &r->request);
 	}
 	if (r->request.fail.errnum != 0) {
 		*f = r->request.fail;
@@ -132,6 +147,17 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 	if (r->got != r->extents || (!m->movable && r->next < (int64_t)(m->off + m->size)))
 		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
 	return m->kind->finish(m, r->args->address, f);
+}
+
+/* move_flags says when the mapping is to move: asked for, or else, where nothing speaks against it, if it is larger than its
+ * device, which the daemon knows. */
+static uint32_t move_flags(const struct gaiafs_mapping *m, const struct gaia_map_args *args)
+{
+	if (args->flags & GAIA_MAP_MOVABLE)
+		return GAIAFS_MAP_MOVABLE;
+	if (m->view != NULL || (args->flags & (GAIA_MAP_STAYS | GAIA_MAP_PEERS | GAIA_MAP_HOLD)))
+		return 0;
+	return GAIAFS_MAP_LARGE_MOVABLE;
 }
 
 /* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not ready. */
@@ -144,37 +170,40 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	uint8_t body[GAIAFS_MAX_BODY];
 	struct gaiafs_grant grant;
 	bool launder = false;
+	uint32_t moves;
 	int err;
 
 	if (!lazy && gaiafs_flush(m, 0, m->len, &launder, f) != 0)
 		return f->errnum;
 	if (launder)
 		map_flags |= GAIAFS_MAP_LAUNDER;
-	if (args->flags & GAIA_MAP_MOVABLE)
-		map_flags |= GAIAFS_MAP_MOVABLE;
 	err = m->view == NULL ? gaiafs_grant_file(m->fd, &grant, f) : gaiafs_view_grants(m->view, &grant, f);
 	if (err != 0)
 		return err;
 	m->conn = gaiafs_conn_open(grant.socket, f);
 	if (m->conn == NULL)
 		return f->errnum;
-	if ((args->flags & GAIA_MAP_MOVABLE) && (gaiafs_conn_features(m->conn) & GAIAFS_FEATURE_MOVE) == 0) {
-		gaiafs_conn_unref(m->conn);
-		m->conn = NULL;
-		return gaiafs_failed(f, ENOTSUP, "the daemon of the mount is older than this library, and moves no memory");
+	moves = move_flags(m, args);
+	if (moves != 0 && (gaiafs_conn_features(m->conn) & GAIAFS_FEATURE_MOVE) == 0) {
+		if (moves == GAIAFS_MAP_MOVABLE) {
+			gaiafs_conn_unref(m->conn);
+			m->conn = NULL;
+			return gaiafs_failed(f, ENOTSUP, "the daemon of the mount is older than this library, and moves no memory");
+		}
+		moves = 0;
 	}
+	map_flags |= moves;
 	err = ask_for(m, grant.token, map_flags, &r, f);
 	if (err == 0) {
-		/* A process that uses CUDA has threads anyhow. */
-		if ((args->flags & GAIA_MAP_NO_THREAD) == 0 || m->cuda != NULL)
+		/* A process that uses a GPU has threads anyhow. */
+		if ((args->flags & GAIA_MAP_NO_THREAD) == 0 || m->gpu != NULL || m->movable)
 			gaiafs_conn_serve(m->conn);
 		return 0;
 	}
 	gaiafs_table_cancel(m);
 	if (m->kind != NULL)
 		(void)m->kind->drop(m, true, &second);
-	gaiafs_cuda_free(m->cuda);
-	m->cuda = NULL;
+	gaiafs_mapping_forget_gpu(m);
 	m->kind = NULL;
 	if (r.request.mapped && !r.request.abandoned)
 		(void)gaiafs_simple(m->conn, GAIAFS_UNMAP, body, gaiafs_put_unmap(body, r.request.mapping), &second);
@@ -184,7 +213,7 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 }
 
 /* The flags that are this library's. */
-#define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD | GAIA_MAP_MOVABLE)
+#define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD | GAIA_MAP_MOVABLE | GAIA_MAP_STAYS)
 
 int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 {
@@ -203,8 +232,8 @@ int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
 	if ((a->flags & ~known) != 0)
 		return gaiafs_failed(f, EINVAL, "flags %#llx are not known; a mapping is MAP_SHARED",
 				     (unsigned long long)(a->flags & ~known));
-	if ((a->flags & GAIA_MAP_MOVABLE) && (a->flags & (GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD)))
-		return gaiafs_failed(f, EINVAL, "memory that moves needs a thread, and is mapped");
+	if ((a->flags & GAIA_MAP_MOVABLE) && (a->flags & (GAIA_MAP_HOLD | GAIA_MAP_STAYS)))
+		return gaiafs_failed(f, EINVAL, "memory that moves is mapped, and does not stay");
 	if ((a->flags & fixed) && (uintptr_t)a->address % GAIAFS_PAGE != 0)
 		return gaiafs_failed(f, EINVAL, "the address is not a multiple of %d", GAIAFS_PAGE);
 	if (a->kind != GAIA_KIND_ANY && (a->kind < 0 || gaiafs_kind_of((uint32_t)a->kind) == NULL))

@@ -1,4 +1,5 @@
-/* The kinds of device memory. A kind is a row of functions, so that another one is another row. cuda.c has the GPUs'. */
+/* The kinds of device memory, and that of emulated devices. A kind is a row of functions in a file of its own; kinds.h
+ * lists them. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -157,7 +158,7 @@ static int host_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of
 	return f->errnum;
 }
 
-static const struct gaiafs_kind host_kind = {
+const struct gaiafs_kind gaiafs_emulated_kind = {
 	.number = GAIAFS_KIND_EMULATED,
 	.begin = host_begin,
 	.add = host_add,
@@ -181,7 +182,7 @@ static int held_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent,
 
 static int held_drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 {
-	return m->cuda != NULL ? gaiafs_cuda_kind.drop(m, gently, f) : 0;
+	return m->gpu != NULL ? m->of->drop(m, gently, f) : 0;
 }
 
 static int held_copy(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
@@ -209,12 +210,24 @@ const struct gaiafs_kind gaiafs_held_kind = {
 	.copies = held_copies,
 };
 
-static const struct gaiafs_kind *const kinds[] = { &host_kind, &gaiafs_cuda_kind };
+#define SAME_NUMBER(name, NAME) _Static_assert(GAIA_KIND_##NAME == GAIAFS_KIND_##NAME, "gaiafs.h has another number");
+GAIAFS_KINDS(SAME_NUMBER)
+
+#define ROW(name, NAME) &gaiafs_##name##_kind,
+static const struct gaiafs_kind *const kinds[] = { GAIAFS_KINDS(ROW) };
 
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number)
 {
 	for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
 		if (kinds[i]->number == number)
+			return kinds[i];
+	return NULL;
+}
+
+const struct gaiafs_kind *gaiafs_kind_among(int number, uint32_t among)
+{
+	for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+		if ((number == GAIA_KIND_ANY || kinds[i]->number == (uint32_t)number) && (among & (1u << (kinds[i]->number - 1))) != 0)
 			return kinds[i];
 	return NULL;
 }

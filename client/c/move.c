@@ -47,7 +47,7 @@ int gaiafs_move(const struct gaiafs_conn *c, const struct gaiafs_move *move, int
 		err = EPERM;
 	else if (fd >= 0 && x->kind != m->kind->number)
 		err = ENOTSUP;
-	else if (m->kind == &gaiafs_cuda_kind)
+	else if (m->gpu != NULL)
 		gpu = true;
 	else
 		err = m->kind->move(m, x, fd, &f); /* fork and munmap find the mapping whole */

@@ -13,15 +13,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* The brackets that an ANSWER has. Where these are so many, the daemon asks again. */
+enum { MOST_ENDED = 256, ANSWER = 16 + 8 * MOST_ENDED };
+
 /* answer returns what to say to a notice that wants an answer: the size of the body. */
 static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, int fd, uint8_t *body)
 {
+	uint64_t ended[MOST_ENDED];
 	struct gaiafs_move m;
+	size_t n;
 	int err;
 
 	switch (frame->header.type) {
 	case GAIAFS_CHECK:
 		return gaiafs_put_answer(body, 0, 0);
+	case GAIAFS_RECALL:
+		n = gaiafs_keep_recall(c, ended, MOST_ENDED);
+		return gaiafs_put_ended(body, ended, n);
 	case GAIAFS_MOVE:
 		if (!gaiafs_get_move(frame->body, frame->body_len, &m))
 			return gaiafs_put_answer(body, EPROTO, 0);
@@ -36,7 +44,7 @@ static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *fra
 static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *attached)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
-	uint8_t body[GAIAFS_MAX_BODY];
+	uint8_t body[ANSWER];
 	struct gaiafs_frame frame;
 	struct gaiafs_fail f = { 0 };
 	ssize_t n;
@@ -56,7 +64,8 @@ static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *att
 	for (size_t i = 0; i < frame.nfds; i++)
 		close(fds[i]); /* before the answer: nobody has the memory by a descriptor then */
 	if (*attached && frame.header.id != 0)
-		on = gaiafs_say(fd, GAIAFS_ANSWER, frame.header.id, body, (size_t)n) == 0;
+		on = gaiafs_say_rest(fd, GAIAFS_ANSWER, frame.header.id, body, 0,
+				     &(struct gaiafs_rest){ body, (size_t)n, -1 }) == 0;
 	*attached = true;
 	return on;
 }

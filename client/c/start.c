@@ -4,12 +4,15 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* A request that runs. Its memory is a struct gaiafs_request's once it is abandoned. */
 struct started {
 	struct gaiafs_request request; /* its first member */
 	struct gaiafs_mapping *m;      /* with a reference */
 	uint64_t pages;
+	struct gaiafs_bracket *bracket; /* that is asked for; NULL: something else is. Its mapping is m */
+	struct gaiafs_rest rest;        /* of that request */
 };
 
 static int take(struct gaiafs_request *request, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
@@ -58,6 +61,62 @@ int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int arg
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
+static void release_rest(const struct gaiafs_rest *rest)
+{
+	free(rest->bytes);
+	if (rest->memfd >= 0)
+		close(rest->memfd);
+}
+
+/* start_use asks for a bracket, which the call owns. */
+static int start_use(struct gaia_call *call, struct gaiafs_bracket *b, const struct gaiafs_want *want, struct gaiafs_fail *f)
+{
+	struct started *s = calloc(1, sizeof *s);
+	uint8_t body[GAIAFS_MAX_BODY];
+	size_t head = 0;
+
+	if (s == NULL)
+		return gaiafs_failed(f, ENOMEM, "out of memory");
+	*s = (struct started){ .request = { .take = gaiafs_take_use, .rest = &s->rest }, .m = want->m, .bracket = b,
+			       .rest = { .bytes = want->body, .n = want->size, .memfd = -1 } };
+	if (want->size > GAIAFS_MAX_REQUEST - GAIAFS_HEADER) {
+		if (gaiafs_memfd_of(want->body, want->size, &s->rest.memfd, f) == 0)
+			head = gaiafs_put_large(body, want->size);
+	}
+	if (f->errnum == 0 && gaiafs_call_begin(want->m->conn, GAIAFS_USE, body, head, &s->request) != 0)
+		*f = s->request.fail;
+	if (f->errnum == 0) {
+		call->running = s;
+		return 0;
+	}
+	if (s->rest.memfd >= 0)
+		close(s->rest.memfd);
+	free(s);
+	return f->errnum;
+}
+
+int gaia_start_use(struct gaia_call *call, const struct gaia_range *ranges, size_t n, gaia_stream_t stream, unsigned patience)
+{
+	struct gaiafs_fail f = { 0 };
+	struct gaiafs_bracket *b = NULL;
+	struct gaiafs_want want = { 0 };
+	int state;
+
+	gaiafs_enter(&state);
+	call->pages = 0;
+	if (call->running != NULL)
+		(void)gaiafs_failed(&f, EBUSY, "the call runs already");
+	else
+		b = gaiafs_bracket_of(ranges, n, stream, patience, &want, &f);
+	if (b != NULL && want.m == NULL) {
+		call->pages = gaiafs_bracket_open(b, NULL); /* there is nothing to wait for */
+	} else if (b != NULL && start_use(call, b, &want, &f) != 0) {
+		free(want.body);
+		gaiafs_bracket_forget(b);
+	}
+	return gaiafs_leave(state, f.errnum, &f);
+}
+
 /* running returns what runs, if this process began it: a child leaves what its parent did. */
 static struct started *running(struct gaia_call *call)
 {
@@ -83,7 +142,15 @@ int gaia_wait(struct gaia_call *call, int timeout)
 		f = s->request.fail;
 		call->pages = s->pages;
 		call->running = NULL;
-		gaiafs_mapping_unref(s->m);
+		if (s->bracket == NULL) {
+			gaiafs_mapping_unref(s->m);
+		} else {
+			release_rest(&s->rest);
+			if (f.errnum == 0)
+				call->pages = gaiafs_bracket_open(s->bracket, &s->request);
+			else
+				gaiafs_bracket_forget(s->bracket);
+		}
 		free(s);
 	}
 	return gaiafs_leave(state, f.errnum, &f);
@@ -91,7 +158,9 @@ int gaia_wait(struct gaia_call *call, int timeout)
 
 void gaia_cancel(struct gaia_call *call)
 {
+	struct gaiafs_bracket *b;
 	struct gaiafs_mapping *m;
+	struct gaiafs_rest rest;
 	struct started *s;
 	int state;
 
@@ -100,8 +169,15 @@ void gaia_cancel(struct gaia_call *call)
 	call->running = NULL;
 	if (s != NULL) {
 		m = s->m;
-		gaiafs_call_abandon(m->conn, &s->request); /* s may be gone */
-		gaiafs_mapping_unref(m);
+		b = s->bracket;
+		rest = s->rest;
+		gaiafs_call_abandon(m->conn, &s->request); /* s may be gone, and what is not sent yet never is */
+		if (b == NULL) {
+			gaiafs_mapping_unref(m);
+		} else {
+			release_rest(&rest);
+			gaiafs_bracket_end(b); /* it may be granted all the same */
+		}
 	}
 	(void)gaiafs_leave(state, 0, NULL);
 }

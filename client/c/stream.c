@@ -114,7 +114,7 @@ static void run_once(struct gaiafs_later *l)
 	if (m != NULL)
 		perform(m, l);
 	later_free(l); /* before the stream goes on, so that it does not run into the limit */
-	gaiafs_word_done(word);
+	word->done(word);
 }
 
 /* run_again does one that a graph has. */
@@ -160,7 +160,7 @@ static void serve(struct gaiafs_job *job)
 		pthread_mutex_unlock(&runs_lock); /* l may be gone from here on */
 	} while (!done);
 	if (orphan) {
-		gaiafs_word_done(l->work.word);
+		l->work.word->done(l->work.word);
 		free(l);
 	}
 }
@@ -189,7 +189,7 @@ static void graph_free(void *work)
 	pthread_mutex_unlock(&runs_lock);
 	if (busy)
 		return;
-	gaiafs_word_done(l->work.word);
+	l->work.word->done(l->work.word);
 	free(l);
 }
 
@@ -207,7 +207,8 @@ static void leave(void *work)
 }
 
 /* enqueue makes a call of m later. The range lies within m. */
-static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool release, void *stream, struct gaiafs_fail *f)
+static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool release, gaia_stream_t stream,
+		    struct gaiafs_fail *f)
 {
 	struct gaiafs_later here = { .started = true }; /* keeps m until this is done, whatever becomes of l */
 	struct gaiafs_later *l;
@@ -241,7 +242,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 		later_free(l);
 		return;
 	}
-	(void)gaiafs_cuda_enqueue(m->cuda, stream, &l->work, &captured, &launched, f);
+	(void)m->kind->enqueue(m->gpu, stream, &l->work, &captured, &launched, f);
 	/* l is the stream's, or the graph's, and may be gone; or this function's. */
 	pthread_mutex_lock(&gaiafs_table_lock);
 	unlist_locked(m, &here);
@@ -250,7 +251,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (!launched && !captured) {
 		if (l->work.word != NULL)
-			gaiafs_word_done(l->work.word);
+			l->work.word->done(l->work.word);
 		later_free(l);
 	}
 	if (captured) /* it is a graph's, one for each of its nodes */
@@ -269,10 +270,10 @@ static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t
 	if (m != NULL && gaiafs_check_device(m, dev, &f) == 0) {
 		if (m->conn == NULL)
 			(void)gaiafs_prepare(m, GAIA_DO_RELEASE, addr, len, 0, stream, &none, &f); /* says why not */
-		else if (m->kind == &gaiafs_cuda_kind)
+		else if (m->kind->enqueue != NULL)
 			enqueue(m, addr, len, release, stream, &f);
 		else if (stream != NULL)
-			(void)gaiafs_failed(&f, EINVAL, "the mapping is on an emulated device, which has no stream but NULL");
+			(void)gaiafs_failed(&f, EINVAL, "the mapping's device has no stream but NULL");
 		else if (release)
 			(void)gaiafs_release(m, addr, len, &f);
 		else
@@ -339,6 +340,7 @@ bool gaiafs_later_settle(const void *addr, unsigned round)
 	const struct timespec pause = { .tv_nsec = round < 20 ? 50000 : 2000000 };
 	struct gaiafs_mapping *m;
 	struct gaiafs_fail f = { 0 };
+	const struct gaiafs_kind *kind = NULL;
 	void *context = NULL;
 	unsigned waiting = 0, turn;
 
@@ -354,10 +356,11 @@ bool gaiafs_later_settle(const void *addr, unsigned round)
 	for (struct gaiafs_later *l = waiting > 0 ? m->queued : NULL; l != NULL; l = l->next)
 		if (!l->started && turn-- == 0) {
 			context = __atomic_load_n(&l->work.context, __ATOMIC_ACQUIRE);
+			kind = m->kind;
 			break;
 		}
 	pthread_mutex_unlock(&gaiafs_table_lock);
-	if (context == NULL || !gaiafs_cuda_lost(context, &f))
+	if (context == NULL || !kind->lost(context, &f))
 		return true;
 	pthread_mutex_lock(&gaiafs_table_lock);
 	m = gaiafs_table_at_locked(addr);

@@ -131,7 +131,7 @@ bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id)
 void gaiafs_table_after_fork(void)
 {
 	for (size_t i = 0; i < used; i++)
-		if (table[i]->movable && table[i]->cuda == NULL)
+		if (table[i]->movable && table[i]->gpu == NULL)
 			(void)mmap(table[i]->base, (size_t)table[i]->size, PROT_NONE,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
@@ -211,6 +211,14 @@ void gaiafs_table_cancel(struct gaiafs_mapping *m)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
+void gaiafs_mapping_forget_gpu(struct gaiafs_mapping *m)
+{
+	if (m->gpu != NULL)
+		m->of->free(m->gpu);
+	m->gpu = NULL;
+	m->of = NULL;
+}
+
 void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 {
 	struct gaiafs_conn *conn = NULL;
@@ -229,7 +237,7 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 	if (m->fd >= 0)
 		close(m->fd);
 	gaiafs_view_free(m->view);
-	gaiafs_cuda_free(m->cuda);
+	gaiafs_mapping_forget_gpu(m);
 	pthread_mutex_destroy(&m->moving);
 	free(m);
 }

@@ -237,12 +237,12 @@ int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fai
 	return 0;
 }
 
-static void put_all(uint8_t *b, const struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], uint32_t flags)
+static void put_all(uint8_t *b, const struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], int kind, uint32_t flags)
 {
 	const struct gaiafs_view *v = m->view;
 	const struct gaia_view_args *a = v->args;
 
-	b += gaiafs_put_view(b, (uint32_t)m->dev, (uint32_t)a->kind, uuid, flags, v->files, alignment(a->align),
+	b += gaiafs_put_view(b, (uint32_t)m->dev, (uint32_t)kind, uuid, flags, v->files, alignment(a->align),
 			     (uint32_t)a->count);
 	for (uint32_t i = 0; i < v->files; i++, b += GAIAFS_TOKEN)
 		memcpy(b, v->file[i].token, GAIAFS_TOKEN);
@@ -254,7 +254,8 @@ static void put_all(uint8_t *b, const struct gaiafs_mapping *m, const uint8_t uu
 	}
 }
 
-int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], uint32_t flags, struct gaiafs_request *r)
+int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], int kind, uint32_t flags,
+		     struct gaiafs_request *r)
 {
 	const uint64_t needed = GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_LARGE;
 	struct gaiafs_rest rest = { .n = GAIAFS_VIEW_HEAD + GAIAFS_TOKEN * (size_t)m->view->files +
@@ -269,7 +270,7 @@ int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], 
 	rest.bytes = malloc(rest.n);
 	if (rest.bytes == NULL)
 		return gaiafs_failed(&r->fail, ENOMEM, "out of memory");
-	put_all(rest.bytes, m, uuid, flags);
+	put_all(rest.bytes, m, uuid, kind, flags);
 	if (rest.n > GAIAFS_MAX_REQUEST - GAIAFS_HEADER) {
 		err = gaiafs_memfd_of(rest.bytes, rest.n, &rest.memfd, &r->fail);
 		n = gaiafs_put_large(body, rest.n);

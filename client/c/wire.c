@@ -166,6 +166,15 @@ size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation)
 	return 16;
 }
 
+size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n)
+{
+	size_t at = gaiafs_put_answer(b, 0, n);
+
+	for (size_t i = 0; i < n; i++, at += 8)
+		put64(b + at, brackets[i]);
+	return at;
+}
+
 static bool fits(size_t n, unsigned version, size_t wanted)
 {
 	return n == wanted || (version >= 2 && n > wanted);

@@ -48,6 +48,7 @@ enum gaiafs_type {
 	GAIAFS_DONE = 41,
 	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
 	GAIAFS_MOVE = 0x4002,
+	GAIAFS_RECALL = 0x4005,
 	GAIAFS_INVALIDATED = 0x4003,
 	GAIAFS_BUDGET = 0x4004,
 	GAIAFS_WELCOME = 0x8001,
@@ -63,8 +64,7 @@ enum { GAIAFS_MORE = 1, GAIAFS_LARGE = 2 };           /* in the flags of a heade
 enum { GAIAFS_READ = 1, GAIAFS_WRITE = 2 };           /* the prot of a MAP */
 enum { GAIAFS_MAP_LAZY = 1, GAIAFS_MAP_LAUNDER = 2 }; /* the flags of a MAP and of a MAPVIEW */
 enum { GAIAFS_MAP_MOVABLE = 4, GAIAFS_MAP_LARGE_MOVABLE = 8 }; /* of a MAP */
-enum { GAIAFS_USE_NESTED = 1 };                       /* the flags of a USE */
-enum { GAIAFS_KIND_EMULATED = 1, GAIAFS_KIND_CUDA = 2 };
+enum { GAIAFS_USE_NESTED = 1, GAIAFS_USE_KEEP = 2 };  /* the flags of a USE */
 enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
 enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
@@ -75,8 +75,9 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 #define GAIAFS_FEATURE_MOVE UINT64_C(4)
 #define GAIAFS_FEATURE_VIEW UINT64_C(8)
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
+#define GAIAFS_FEATURE_KEEP UINT64_C(256)
 #define GAIAFS_USED_FEATURES \
-	(GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
+	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -145,6 +146,8 @@ size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t de
 		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len);
 size_t gaiafs_put_features(uint8_t *b, uint64_t chosen);
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
+/* gaiafs_put_ended is the answer to a RECALL: brackets that have ended. b has room for 16 bytes, and 8 for each. */
+size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
 size_t gaiafs_put_large(uint8_t *b, uint64_t size);

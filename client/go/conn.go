@@ -28,6 +28,8 @@ type conn struct {
 	lastID requestID           // guarded by mu
 	err    *Error              // why the connection is of no use any more; guarded by mu
 
+	moving movers // answers MOVE
+
 	serviceOnce sync.Once
 	service     *net.UnixConn // where the daemon speaks first; see service.go. Guarded by mu
 }
@@ -240,6 +242,11 @@ func (c *conn) do(typ frameType, body []byte, take func(header, []byte, []int) e
 func (c *conn) doAs(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
 	c.slots <- struct{}{}
 	defer func() { <-c.slots }()
+	return c.ask(typ, body, take, begun)
+}
+
+// ask is doAs for requests that count in no limit.
+func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
 	k := &call{take: take, done: make(chan struct{})}
 	c.mu.Lock()
 	if c.err != nil {

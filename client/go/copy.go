@@ -17,7 +17,7 @@ var (
 //
 // ReadAt is no Acquire: the bytes are those that the device has.
 func (m *Mapping) ReadAt(p []byte, off int64) (n int, err error) {
-	n, err = m.copyAt(p, off, func(mem memory, p []byte) error { return mem.read(p, off) })
+	n, err = m.copyAt(p, off, memory.read)
 	if err == io.EOF {
 		return n, io.EOF // plain, as an io.ReaderAt has to say it
 	}
@@ -31,7 +31,7 @@ func (m *Mapping) WriteAt(p []byte, off int64) (n int, err error) {
 	if m.prot&ProtWrite == 0 {
 		return 0, during("write", failed(syscall.EACCES, "the mapping is only read"))
 	}
-	n, err = m.copyAt(p, off, func(mem memory, p []byte) error { return mem.write(p, off) })
+	n, err = m.copyAt(p, off, memory.write)
 	if err == io.EOF {
 		err = failed(syscall.ENOSPC, "the mapping has %d bytes", m.length)
 	}
@@ -39,7 +39,7 @@ func (m *Mapping) WriteAt(p []byte, off int64) (n int, err error) {
 }
 
 // copyAt does a copy of what of p lies in the mapping. io.EOF where that is not all.
-func (m *Mapping) copyAt(p []byte, off int64, do func(mem memory, p []byte) error) (int, error) {
+func (m *Mapping) copyAt(p []byte, off int64, do func(mem memory, p []byte, off int64) error) (int, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	switch {
@@ -50,7 +50,8 @@ func (m *Mapping) copyAt(p []byte, off int64, do func(mem memory, p []byte) erro
 	}
 	n := int(min(int64(len(p)), max(m.length-off, 0)))
 	if n > 0 {
-		if err := do(m.assembly.memory, p[:n]); err != nil {
+		copied := func(p []byte, off int64) error { return do(m.assembly.memory, p, off) }
+		if err := m.within(p[:n], off, copied); err != nil {
 			return 0, err
 		}
 	}

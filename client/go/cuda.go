@@ -69,6 +69,8 @@ type cudaDriver struct {
 
 // loadCUDA loads the driver and starts it, once.
 var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
+	runtime.LockOSThread() // the loader keeps the reason of a failure for the thread that failed
+	defer runtime.UnlockOSThread()
 	handle, err := purego.Dlopen(cudaLibrary, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, failed(syscall.ENODEV, "the mount's devices are GPUs, and %s cannot be loaded here (%v): "+
@@ -148,6 +150,27 @@ type gpu struct {
 	uuid    [16]byte
 	context cudaContext
 }
+
+// cudaKind is that of GPUs by CUDA.
+var cudaKind = deviceKind{
+	number: KindCUDA,
+	open: func(ordinal int) (ownGPU, error) {
+		g, err := openGPU(ordinal)
+		if err != nil {
+			return nil, err
+		}
+		return g, nil
+	},
+	memory: func(a *assembly) (memory, error) {
+		stays := cudaMemory{gpu: a.gpu.(*gpu), off: a.off, prot: a.prot} // begin checked the kind
+		if a.reply.movable {
+			return &movingCUDA{cudaMemory: stays, length: a.size}, nil
+		}
+		return &stays, nil
+	},
+}
+
+func (g *gpu) id() [16]byte { return g.uuid }
 
 // openGPU returns the GPU that CUDA counts as ordinal in this process. ENODEV where there is none, or no CUDA.
 func openGPU(ordinal int) (*gpu, error) {
@@ -282,6 +305,11 @@ func (c *cudaMemory) forget() (first *Error) {
 	}
 	c.handles = nil
 	return first
+}
+
+// move never comes: the memory keeps its promise to stay. See movingCUDA.
+func (c *cudaMemory) move(extentPlace, int) error {
+	return failed(syscall.EPERM, "the memory of the mapping does not move")
 }
 
 // settle waits for all work that was begun in the GPU's primary context.

@@ -21,6 +21,14 @@
 // Begin opens a Group: ranges of several mappings and files of which all stores are released at once, with a version
 // that AcquireAll returns and AcquireAtLeast waits for.
 //
+// # Memory that moves
+//
+// A Movable mapping, or one that is larger than its device may have, has memory only while a Bracket uses it:
+//
+//	b, err := m.Use(ctx, off, n)
+//	process(m.Bytes()[off : off+n]) // or launch a kernel on it
+//	err = b.Done()
+//
 // # Kinds of memory
 //
 // The memory of a GPU has an address for kernels, DevicePointer, and none for the CPU: Bytes is nil. That of an
@@ -47,7 +55,7 @@
 //
 // # Locks
 //
-// Mapping.mu, then pool.mu or conn.mu. None is held while a reply is awaited but Mapping.mu for reading, which makes
+// Mapping.mu, then conn.moving.mu, pool.mu or conn.mu. None is held while a reply is awaited but Mapping.mu for reading, which makes
 // Close wait for the calls that run.
 //
 // # What it does not do

@@ -17,6 +17,9 @@ type memory interface {
 	// place takes an extent. It keeps no fd.
 	place(p extentPlace, fd int) error
 	finish() error
+	// move has other memory in the place of an extent of a movable mapping or, with -1 for fd, nothing. It keeps no fd.
+	// Where it fails, nothing is there.
+	move(p extentPlace, fd int) error
 	// settle waits for the stores that were begun. drop does, too.
 	settle() error
 	drop() error
@@ -25,6 +28,44 @@ type memory interface {
 	// read and write copy between the host and the mapping's bytes from off on, which the caller has checked.
 	read(p []byte, off int64) error
 	write(p []byte, off int64) error
+}
+
+// deviceKind is what this library does for one kind of device. Each has a file with its row.
+type deviceKind struct {
+	number Kind
+	// open returns the GPU that this process counts as ordinal. nil where a device has the mount's number.
+	open func(ordinal int) (ownGPU, error)
+	// memory returns what places the extents of a mapping whose GPU, if the kind has them, is in a.
+	memory func(a *assembly) (memory, error)
+}
+
+// ownGPU is a GPU as this process has it.
+type ownGPU interface {
+	// id is the UUID that the daemon knows it by.
+	id() [16]byte
+	release()
+}
+
+// kindOf returns nil for a kind that this library cannot map.
+func kindOf(number Kind) *deviceKind {
+	for _, k := range kinds {
+		if k.number == number {
+			return k
+		}
+	}
+	return nil
+}
+
+// emulatedKind is that of devices whose memory the CPU addresses.
+var emulatedKind = deviceKind{
+	number: KindEmulated,
+	memory: func(a *assembly) (memory, error) {
+		host, err := reserveHost(a.off, a.size, a.align, a.prot)
+		if err != nil {
+			return nil, err
+		}
+		return host, nil
+	},
 }
 
 // hostMemory is memory that the CPU addresses.
@@ -75,6 +116,26 @@ func (h *hostMemory) place(p extentPlace, fd int) error {
 
 func (h *hostMemory) finish() error { return nil }
 
+// move replaces what is mapped in one step, so nobody else can come to have the addresses.
+func (h *hostMemory) move(p extentPlace, fd int) error {
+	from, to := max(p.off, h.off), min(p.off+p.size, h.off+h.size)
+	if from >= to {
+		return failed(syscall.ERANGE, "an extent is outside of its mapping")
+	}
+	var first error
+	if fd >= 0 {
+		if first = h.place(p, fd); first == nil {
+			return nil
+		}
+	}
+	_, err := unix.MmapPtr(-1, 0, unsafe.Add(h.start, from-h.off), uintptr(to-from), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	if err != nil && first == nil {
+		first = asError(err, "an extent could not be given back")
+	}
+	return first
+}
+
 func (h *hostMemory) settle() error { return nil } // no store outlasts its instruction
 
 func (h *hostMemory) drop() error { return unix.MunmapPtr(h.start, uintptr(h.size)) }
@@ -99,8 +160,9 @@ type assembly struct {
 	off, size int64 // of the mapping in the file; whole pages
 	align     int64 // of its address; less than a page means a page
 	prot      Prot
-	version   uint16 // of the connection
-	gpu       *gpu   // that the memory is asked for of; nil: an emulated device
+	version   uint16      // of the connection
+	gpu       ownGPU      // that the memory is asked for of; nil: a device with the mount's number
+	kind      *deviceKind // of gpu
 
 	reply  mapped
 	known  bool   // reply is valid: the daemon has a mapping
@@ -141,22 +203,15 @@ func (a *assembly) begin(body []byte) error {
 		return failed(syscall.EPROTO, "the daemon answered a MAP twice")
 	}
 	a.reply, a.known = m, true
-	switch Kind(m.kind) {
-	case KindEmulated:
-		host, err := reserveHost(a.off, a.size, a.align, a.prot)
-		if err != nil {
-			return err
-		}
-		a.memory = host
-	case KindCUDA:
-		if a.gpu == nil || a.gpu.uuid != m.uuid {
-			return failed(syscall.EPROTO, "the daemon answered with memory of a GPU that was not asked for")
-		}
-		a.memory = &cudaMemory{gpu: a.gpu, off: a.off, prot: a.prot}
-	default:
+	kind := kindOf(Kind(m.kind))
+	switch {
+	case kind == nil:
 		return failed(syscall.ENOTSUP, "device %d has memory of kind %d, which this library cannot map", m.device, m.kind)
+	case kind.open != nil && (a.gpu == nil || a.kind != kind || a.gpu.id() != m.uuid):
+		return failed(syscall.EPROTO, "the daemon answered with memory of a GPU that was not asked for")
 	}
-	return nil
+	a.memory, err = kind.memory(a)
+	return err
 }
 
 func (a *assembly) add(body []byte, fds []int) error {
@@ -193,7 +248,7 @@ func (a *assembly) place(p extentPlace, fd int, first bool) error {
 
 // finish makes the memory usable once the reply is complete.
 func (a *assembly) finish() error {
-	if a.memory == nil || a.got != a.reply.extents || a.next < a.off+a.size {
+	if a.memory == nil || a.got != a.reply.extents || !a.reply.movable && a.next < a.off+a.size {
 		return failed(syscall.EPROTO, "the extents do not cover the mapping")
 	}
 	return a.memory.finish()

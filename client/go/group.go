@@ -1,10 +1,8 @@
 package gaiafs
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -149,38 +147,19 @@ func callAll(ranges []Range, request func(c *conn, list []byte) error) error {
 	if len(ranges) == 0 || len(ranges) > maxGroupRanges {
 		return failed(syscall.EINVAL, "there are %d ranges, and a request has 1 to %d", len(ranges), maxGroupRanges)
 	}
-	mappings := make([]*Mapping, len(ranges))
-	for i, r := range ranges {
-		mappings[i] = r.Of
-	}
-	// In one order, so that calls and closes do not wait for each other.
-	slices.SortFunc(mappings, func(a, b *Mapping) int { return cmp.Compare(a.assembly.reply.mapping, b.assembly.reply.mapping) })
-	for _, m := range slices.Compact(mappings) {
-		m.mu.RLock()
-		defer m.mu.RUnlock()
-	}
-	var c *conn
-	for _, r := range ranges {
-		m := r.Of
-		if err := m.checkRange(r.Off, r.Len); err != nil {
-			return err
+	return withOpen(ranges, func(c *conn) error {
+		if c.welcome.chosen()&featureGroup == 0 {
+			return failed(syscall.ENOTSUP, "the daemon of the mount is older than this library, and has no groups")
 		}
-		if c == nil {
-			c = m.conn
-		}
-		if m.conn != c {
-			return failed(syscall.EXDEV, "the mappings are of several mounts")
-		}
-	}
-	if c.welcome.chosen()&featureGroup == 0 {
-		return failed(syscall.ENOTSUP, "the daemon of the mount is older than this library, and has no groups")
-	}
-	return request(c, groupRanges(ranges))
+		return request(c, groupRanges(ranges))
+	})
 }
+
+// rangeSize is the bytes of a range in a list.
+const rangeSize = 24
 
 // groupRanges encodes ranges of open mappings.
 func groupRanges(ranges []Range) []byte {
-	const rangeSize = 24
 	b := make([]byte, 0, 8+rangeSize*len(ranges))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(ranges)))
 	b = binary.LittleEndian.AppendUint32(b, rangeSize)

@@ -33,25 +33,8 @@ const (
 	AdviceDontNeed Advice = unix.MADV_DONTNEED
 )
 
-// Kind is a kind of device memory. The numbers are those of the protocol.
+// Kind is a kind of device memory. The numbers are those of the protocol. kinds.go has them.
 type Kind uint32
-
-const (
-	// KindEmulated is host memory, of a device that stands in for a GPU.
-	KindEmulated Kind = 1
-	// KindCUDA is memory of a GPU, which the CPU cannot address.
-	KindCUDA Kind = 2
-)
-
-func (k Kind) String() string {
-	switch k {
-	case KindEmulated:
-		return "emulated"
-	case KindCUDA:
-		return "cuda"
-	}
-	return "unknown"
-}
 
 // Option changes how Map maps.
 type Option func(*options)
@@ -60,10 +43,21 @@ type options struct {
 	flags uint32
 	kind  Kind  // 0: any
 	align int64 // of a view; 0: not chosen
+	stays bool
 }
 
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
 func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
+
+// Movable makes a mapping that has addresses only, and memory while a bracket uses it: see Use. So it may be larger than
+// the device, and many programs can share one that has no room for all.
+//
+// A mapping that is larger than what its device may have (--gpu-memory) could not be had otherwise: it is movable without
+// being asked to. All others never move.
+func Movable() Option { return func(o *options) { o.flags |= mapMovable; o.stays = false } }
+
+// Stays makes Map fail with ENOMEM where the mapping is larger than what its device may have.
+func Stays() Option { return func(o *options) { o.flags &^= mapMovable; o.stays = true } }
 
 // OnKind says what kind of device is meant, where a mount has several. The device's number is then one among these.
 // Without it, it is that of a GPU on a mount that has any.
@@ -194,6 +188,9 @@ func checkFile(f *os.File, prot Prot) error {
 // open gets a grant, asks for the mapping and maps its extents.
 func (m *Mapping) open(o options) error {
 	flags := o.flags
+	if m.view == nil && !o.stays && flags&mapMovable == 0 {
+		flags |= mapIfLarger
+	}
 	if flags&mapLazy == 0 {
 		launder, err := m.flushKernel(0, m.length)
 		if err != nil {
@@ -211,18 +208,32 @@ func (m *Mapping) open(o options) error {
 	if err != nil {
 		return err
 	}
+	if c.welcome.chosen()&featureMove == 0 {
+		if flags&mapMovable != 0 {
+			c.release()
+			return failed(syscall.ENOTSUP, "the daemon of the mount is older than this library, and moves no memory")
+		}
+		flags &^= mapIfLarger
+	}
 	a := assembly{off: m.off, size: wholePages(m.length), align: o.align, prot: m.prot, version: c.welcome.version}
-	if o.kind != 0 && !c.welcome.has(o.kind) {
-		c.release()
-		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
+	if o.kind == KindCUDA && c.welcome.among(KindCUDA) == nil && os.Getenv("GAIAFS_EMULATED") == "1" {
+		o.kind = 0 // the user wants emulated devices to stand in for GPUs
 	}
 	var uuid [16]byte
-	if o.kind != KindEmulated && c.welcome.has(KindCUDA) {
-		if a.gpu, err = openGPU(m.device); err != nil {
+	switch named := c.welcome.among(o.kind); {
+	case named == nil && o.kind != 0:
+		c.release()
+		if o.kind == KindCUDA {
+			return failed(syscall.ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these, or say "+
+				"GAIAFS_EMULATED=1 to have them stand in for GPUs")
+		}
+		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
+	case named != nil && named.open != nil:
+		if a.gpu, err = named.open(m.device); err != nil {
 			c.release()
 			return err
 		}
-		uuid = a.gpu.uuid
+		a.kind, uuid = named, a.gpu.id()
 	}
 	kind := o.kind
 	if c.welcome.version < 2 {
@@ -248,6 +259,7 @@ func (m *Mapping) open(o options) error {
 		return err
 	}
 	m.conn, m.assembly, m.kind = c, a, Kind(a.reply.kind)
+	c.moving.add(&m.assembly)
 	c.serve()
 	return nil
 }
@@ -330,7 +342,8 @@ func releaseAtLeast(release string, major, minor int) bool {
 }
 
 // Bytes returns the memory of the mapping, Len bytes, where the CPU can address it: nil for a mapping on a GPU, and
-// after Close. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process
+// after Close. Of a movable mapping only what a bracket uses may be touched; all else is a fault that Go cannot recover
+// from. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process
 // that maps the file there.
 func (m *Mapping) Bytes() []byte {
 	m.mu.RLock()
@@ -458,7 +471,7 @@ func (m *Mapping) Close() error {
 	}
 	c := m.conn
 	m.conn = nil
-	dropErr := m.assembly.drop()
+	dropErr := c.moving.drop(&m.assembly)
 	_, err := c.simple(typeUnmap, unmapBody(m.assembly.reply.mapping))
 	c.release()
 	if closeErr := m.closeFiles(); err == nil {

@@ -47,7 +47,11 @@ func (c *conn) attend() {
 		if err != nil {
 			return
 		}
-		closeAll(fds) // of a MOVE, which is refused
+		var said []byte
+		if attached && h.id != 0 {
+			said = c.answer(h, body, fds)
+		}
+		closeAll(fds) // before the answer: nobody has the memory by a descriptor then
 		switch {
 		case !attached:
 			if h.typ != typeResult {
@@ -57,16 +61,16 @@ func (c *conn) attend() {
 				return
 			}
 			attached = true
-		case h.id != 0:
-			if _, err := uc.Write(frame(typeAnswer, h.id, c.answer(h, body))); err != nil {
+		case said != nil:
+			if _, err := uc.Write(frame(typeAnswer, h.id, said)); err != nil {
 				return
 			}
 		}
 	}
 }
 
-// answer returns what to say to a notice that wants an answer.
-func (c *conn) answer(h header, body []byte) []byte {
+// answer returns what to say to a notice that wants an answer, and came with these descriptors.
+func (c *conn) answer(h header, body []byte, fds []int) []byte {
 	switch h.typ {
 	case typeCheck:
 		return answerBody(0, 0)
@@ -75,8 +79,12 @@ func (c *conn) answer(h header, body []byte) []byte {
 		if err != nil {
 			return answerBody(uint32(syscall.EPROTO), 0)
 		}
-		// The memory of this package's mappings keeps its promise never to move.
-		return answerBody(uint32(syscall.EPERM), m.previousGeneration)
+		fd := -1
+		if len(fds) > 0 {
+			fd = fds[0]
+		}
+		errno, generation := c.moving.move(m, fd)
+		return answerBody(uint32(errno), generation)
 	}
 	return answerBody(uint32(syscall.ENOSYS), 0)
 }

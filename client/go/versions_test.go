@@ -72,6 +72,7 @@ func TestNoticesAreAnswered(t *testing.T) {
 	require.Eventually(t, func() bool { return d.server.Stats().Sessions == 0 }, 10*time.Second, time.Millisecond)
 
 	c := &conn{}
+	c.moving.add(&assembly{reply: mapped{mapping: 7}})
 	frames := loadFrames(t)
 	for name, want := range map[string][]byte{
 		"check":       answerBody(0, 0),
@@ -80,7 +81,7 @@ func TestNoticesAreAnswered(t *testing.T) {
 	} {
 		h, body, err := decodeHeader(frames[name])
 		require.NoError(t, err)
-		require.Equal(t, want, c.answer(h, body), name)
+		require.Equal(t, want, c.answer(h, body, nil), name)
 	}
-	require.Equal(t, answerBody(uint32(syscall.EPROTO), 0), c.answer(header{typ: typeMove}, nil))
+	require.Equal(t, answerBody(uint32(syscall.EPROTO), 0), c.answer(header{typ: typeMove}, nil, nil))
 }

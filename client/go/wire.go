@@ -48,6 +48,10 @@ const (
 	typeAcquireAll   frameType = 23
 	typeFile         frameType = 32
 	typeProfile      frameType = 33
+	typeWatch        frameType = 34
+	typeSet          frameType = 35
+	typeUse          frameType = 40
+	typeDone         frameType = 41
 
 	// What the daemon says first, on a service connection.
 	typeCheck       frameType = 0x4001
@@ -67,6 +71,8 @@ const (
 const (
 	mapLazy        uint32 = 1
 	mapLaunder     uint32 = 2
+	mapMovable     uint32 = 4
+	mapIfLarger    uint32 = 8 // movable if it is larger than what the device may have
 	acquireLaunder uint32 = 1
 	syncDurable    uint32 = 1
 	endForce       uint32 = 1
@@ -76,10 +82,11 @@ const (
 const (
 	featureService uint64 = 1 << 0
 	featureLarge   uint64 = 1 << 1
+	featureMove    uint64 = 1 << 2
 	featureView    uint64 = 1 << 3
 	featureGroup   uint64 = 1 << 4
 	// usedFeatures are those that this package has a use for.
-	usedFeatures = featureService | featureLarge | featureView | featureGroup
+	usedFeatures = featureService | featureLarge | featureMove | featureView | featureGroup
 )
 
 type (
@@ -163,6 +170,17 @@ func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
 	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
+// useBody asks for a bracket of ranges of open mappings.
+func useBody(bracket uint64, flags, patience uint32, ranges []Range) []byte {
+	b := make([]byte, 0, 24+rangeSize*len(ranges))
+	b = binary.LittleEndian.AppendUint64(b, bracket)
+	b = binary.LittleEndian.AppendUint32(b, flags)
+	b = binary.LittleEndian.AppendUint32(b, patience)
+	return append(b, groupRanges(ranges)...)
+}
+
+func doneBody(bracket uint64) []byte { return binary.LittleEndian.AppendUint64(nil, bracket) }
+
 func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(m)) }
 
 func featuresBody(chosen uint64) []byte {
@@ -218,8 +236,15 @@ type welcome struct {
 	key               [16]byte // of the connection, for its service connection
 }
 
-// has reports whether some device of the mount has memory of the kind.
-func (w welcome) has(kind Kind) bool { return w.kinds&(1<<(kind-1)) != 0 }
+// among returns the kind, or with 0 the first one, that devices of the mount have. nil: none has.
+func (w welcome) among(kind Kind) *deviceKind {
+	for _, k := range kinds {
+		if (kind == 0 || kind == k.number) && w.kinds&(1<<(k.number-1)) != 0 {
+			return k
+		}
+	}
+	return nil
+}
 
 // chosen returns the features that are in use: those that the daemon offers and this package has a use for.
 func (w welcome) chosen() uint64 { return w.offered & usedFeatures }
@@ -261,6 +286,7 @@ type mapped struct {
 	size    int64
 	extents uint32
 	uuid    [16]byte // of the GPU; zero where the kind has none
+	movable bool     // it has no extents: brackets bring them
 }
 
 func decodeMapped(version uint16, body []byte) (mapped, error) {
@@ -273,9 +299,13 @@ func decodeMapped(version uint16, body []byte) (mapped, error) {
 		device:  binary.LittleEndian.Uint32(body[12:]),
 		size:    int64(binary.LittleEndian.Uint64(body[16:])),
 		extents: binary.LittleEndian.Uint32(body[24:]),
+		movable: version >= 2 && body[28]&1 != 0,
 		uuid:    [16]byte(body[32:]),
 	}, nil
 }
+
+// tierNone is the tier of an extent that has no memory.
+const tierNone = 3
 
 // extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
 type extentPlace struct {

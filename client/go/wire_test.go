@@ -68,13 +68,19 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 		"hello2":         frame(typeHello, 0, helloBody(1, 2)),
 		"map2":           frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
 		"features":       frame(typeFeatures, 2, featuresBody(3)),
-		"features-view":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup)),
-		"features-group": frame(typeFeatures, 2, featuresBody(usedFeatures)),
-		"begin-group":    frame(typeBeginGroup, 10, groupRanges([]Range{{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789}})),
-		"large":          largeFrame(typePing, 6, 0x12345),
-		"file":           frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
-		"file-evict":     frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
-		"profile":        frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
+		"features-view":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup&^featureMove)),
+		"features-group": frame(typeFeatures, 2, featuresBody(usedFeatures&^featureMove)),
+		"features-move":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup)),
+		"use": frame(typeUse, 11, useBody(9, useNested, 1500, []Range{
+			{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789a}})),
+		"done":        frame(typeDone, 12, doneBody(9)),
+		"begin-group": frame(typeBeginGroup, 10, groupRanges([]Range{{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789}})),
+		"large":       largeFrame(typePing, 6, 0x12345),
+		"file":        frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
+		"file-evict":  frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
+		"profile":     frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
+		"watch":       frame(typeWatch, 13, append(token[:], `{"path":"a"}`...)),
+		"set":         frame(typeSet, 12, setBody(token, []string{"eviction=lfu", "gpu-memory=1G"})),
 		"mapview": frame(typeMapView, 7, viewBody(3, KindEmulated, [16]byte{}, mapLazy, 256, [][16]byte{token},
 			[]Segment{{Offset: 0x5678, Length: 0x1234, Stride: 99}})),
 		"mapview-files": frame(typeMapView, 8, viewBody(0, 0, uuid, mapLaunder, 4096, [][16]byte{token, key}, []Segment{
@@ -120,11 +126,12 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 	check("welcome2", header{typeWelcome, 0, 0}, decodeWelcome, welcome2)
 	welcome2.offered, welcome2.required = 3|1<<63|1<<62, 1<<62
 	check("welcome2-longer", header{typeWelcome, 0, 0}, decodeWelcome, welcome2)
-	first := mapped{7, uint32(KindEmulated), 3, 0x123456000, 2, [16]byte{}}
+	first := mapped{7, uint32(KindEmulated), 3, 0x123456000, 2, [16]byte{}, false}
 	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(1), first)
 	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(2), first)
 	check("mapped2-longer", header{typeMapped, flagMore, 1}, mappedIn(2), first)
-	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, mappedIn(1), mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID()})
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, mappedIn(1), mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID(), false})
+	check("mapped-movable", header{typeMapped, 0, 10}, mappedIn(2), mapped{7, uint32(KindEmulated), 3, 0x123456000, 0, [16]byte{}, true})
 	check("extents", header{typeExtents, 0, 1}, extentsIn(1),
 		extents{0, []extentPlace{{off: 0x200000, size: 0x200000}, {off: 0x400000, size: 0x200000}}})
 	places2 := []extentPlace{{0x200000, 0x200000, KindEmulated, 1, 5}, {0x400000, 0x400000, KindCUDA, 2, 0x123456789a}}

@@ -101,6 +101,30 @@ func TestPackage(t *testing.T) {
 	}
 }
 
+// The loaders of vLLM and SGLang, on fakes of them.
+func TestIntegrations(t *testing.T) {
+	python := interpreter(t)
+	m := testmount.Start(t, testmount.Options{Devices: 1, Memory: 64 << 20, Poison: true})
+	path := must(filepath.Abs(".")) + ":" + must(filepath.Abs("integrations"))
+	pytest(t, python, []string{"PYTHONPATH=" + path, "GAIAFS_TEST_MOUNT=" + m.Dir}, "integrations/tests/test_loaders.py")
+}
+
+// Memory that moves, on a mount whose devices have four extents.
+func TestBrackets(t *testing.T) {
+	python := interpreter(t)
+	const budget = 8 << 20
+	for _, kind := range []string{"emulated", "cuda"} {
+		t.Run(kind, func(t *testing.T) {
+			env := []string{"GAIAFS_TEST_KIND=" + kind, fmt.Sprint("GAIAFS_TEST_BUDGET=", budget)}
+			if kind == "cuda" {
+				env = append(env, "LD_LIBRARY_PATH="+fakecuda.Dir(t))
+			}
+			m := testmount.Start(t, testmount.Options{Memory: budget, PinnedMemory: 2 << 20, Poison: true, Disguised: kind == "cuda"})
+			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source), "tests/test_brackets.py")
+		})
+	}
+}
+
 // The package's types are consistent, and its source is free of what ruff finds.
 func TestSource(t *testing.T) {
 	for name, tool := range map[string][]string{

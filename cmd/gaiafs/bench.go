@@ -20,7 +20,7 @@ import (
 )
 
 func newBench() *cobra.Command {
-	o := benchOptions{gpus: gpuChoice{backend: "auto"}}
+	o := benchOptions{gpus: gpuChoice{"auto"}}
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Compare a mount with the bare filesystem and with go-fuse's loopback, on this machine",
@@ -48,7 +48,7 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room (default: that of temporary files)")
 	f.Lookup("dir").DefValue = "" // help says the same on every machine
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
-	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, emulated[:N] or cuda[:0,1]; auto takes two emulated "+
+	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, or several of emulated[:N] and cuda[:0,1]; auto takes two emulated "+
 		"ones where there is no GPU")
 	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
 	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
@@ -122,7 +122,7 @@ func shown(args []string) string {
 // benchDevices returns --gpus of the mounts. Without a GPU there are two devices, so that one can read what the other
 // wrote.
 func benchDevices(g gpuChoice) string {
-	if g.backend == "auto" {
+	if g.auto() {
 		if _, err := foundCUDA(slog.New(slog.DiscardHandler)); err != nil {
 			return "emulated:2"
 		}

@@ -272,7 +272,7 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		{[]string{"--run", "("}, exitUsage, "--run"},
 		{[]string{"--rounds=-1"}, exitUsage, "--rounds -1: each side is measured once at least"},
 		{[]string{"--rounds=0"}, exitUsage, "--rounds 0: each side is measured once at least"},
-		{[]string{"--gpus=nonsense"}, exitUsage, "none of auto"},
+		{[]string{"--gpus=nonsense"}, exitUsage, "write auto, none"},
 		{[]string{"extra"}, exitUsage, "takes no arguments"},
 		{[]string{"--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"--run", "^nothing/"}, exitUsage, "--list"},

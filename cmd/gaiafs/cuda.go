@@ -17,6 +17,11 @@ var (
 	openGPU   = cuda.Open
 )
 
+// cudaBackend makes devices of NVIDIA's GPUs.
+var cudaBackend = gpuBackend{
+	kind: gpubackend.KindCUDA, example: "cuda:0,1", parse: parseOrdinals, found: foundCUDA, open: openCUDA,
+}
+
 // foundCUDA returns the GPUs that can be used, by the numbers that CUDA has for them in this process.
 func foundCUDA(log *slog.Logger) (ordinals []int, err error) {
 	all, err := probeCUDA()
@@ -35,18 +40,19 @@ func foundCUDA(log *slog.Logger) (ordinals []int, err error) {
 }
 
 // openCUDA makes devices of GPUs. What clients see is the UUID; the number is CUDA's in this process.
-func openCUDA(ordinals []int, memory int64) (devices []gpubackend.Device, err error) {
+func openCUDA(wanted []numbered, memory int64) (devices []gpubackend.Device, err error) {
 	all, err := probeCUDA()
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range ordinals {
+	for _, w := range wanted {
+		o := w.ordinal
 		i := slices.IndexFunc(all, func(f cuda.Found) bool { return f.CUDA == o })
 		if i < 0 {
 			err = fmt.Errorf("there is no CUDA device %d: this machine has %s", o, describeGPUs(all))
 		} else if err = all[i].Unusable; err == nil {
 			var d gpubackend.Device
-			if d, err = openGPU(cuda.Options{Ordinal: o, CUDA: o, Memory: memory}); err == nil {
+			if d, err = openGPU(cuda.Options{Ordinal: w.number, CUDA: o, Memory: memory}); err == nil {
 				devices = append(devices, d)
 				continue
 			}

@@ -63,6 +63,12 @@ func TestGPUsAreChosen(t *testing.T) {
 	numbers, _, err = opened(t, "cuda:2,0", 8<<20)
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 0}, numbers)
+	numbers, log, err = opened(t, "emulated:2,cuda:0,2", 8<<20)
+	require.NoError(t, err)
+	require.Equal(t, []int{0, 2, 1, 3}, numbers, "GPUs keep their own numbers, and the others get what is left")
+	require.Contains(t, log, "number=3 kind=emulated")
+	_, _, err = opened(t, "emulated:2,cuda:0,1", 0)
+	require.ErrorContains(t, err, "Old GPU has compute capability 3.5")
 	_, _, err = opened(t, "cuda:0,1", 0)
 	require.ErrorContains(t, err,
 		"--gpus cuda:0,1 cannot be had: CUDA cannot be used: device 1: Old GPU has compute capability 3.5")

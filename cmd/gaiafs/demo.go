@@ -24,7 +24,7 @@ import (
 const runPrefix = "gaiafs-demo-"
 
 func newDemo() *cobra.Command {
-	o := demoOptions{gpus: gpuChoice{backend: "auto"}}
+	o := demoOptions{gpus: gpuChoice{"auto"}}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Let a CPU and a GPU program, or two GPUs, stitch one picture together",
@@ -43,7 +43,7 @@ picture. It fails if a byte differs.`,
 	}
 	cmd.Flags().StringVar(&o.input, "input", "", "use the JPEG and PNG pictures of the folder `DIR`")
 	cmd.Flags().StringVar(&o.output, "output", "gaiafs-demo.png", "leave the stitched picture in `FILE`")
-	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, emulated[:N] or cuda[:0,1]")
+	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, or several of emulated[:N] and cuda[:0,1]")
 	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and say where")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the result as JSON; docs/demo.md describes it")
 	cmd.Flags().IntVar(&o.width, "width", demo.DefaultWidth, "width of the stitched picture in `PIXELS`")
@@ -59,7 +59,7 @@ type demoOptions struct {
 
 func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 	switch {
-	case o.gpus.backend == "none":
+	case o.gpus.none():
 		return usagef("the demo needs a device: use --gpus emulated:1")
 	case o.width < 64 || o.width > 16384:
 		return usagef("--width %d: from 64 to 16384 pixels are possible", o.width)

@@ -29,7 +29,7 @@ func checkGPUs() []check {
 			all = append(all, check{name, checkWarn, text + ": " + f.Unusable.Error(), "leave it out with --gpus cuda:N"})
 			continue
 		}
-		opened, err := openCUDA([]int{f.CUDA}, measuredMemory)
+		opened, err := openCUDA([]numbered{{f.CUDA, f.CUDA}}, measuredMemory)
 		if err != nil {
 			all = append(all, check{name, checkFail, text + ": " + err.Error(), "see what nvidia-smi says of it"})
 			continue

@@ -50,7 +50,7 @@ func TestKernelCheck(t *testing.T) {
 
 // Links are measured on emulated devices, and a GPU that cannot be used is said to be.
 func TestDoctorOfGPUs(t *testing.T) {
-	devices, err := openEmulated([]int{0, 1}, measuredMemory)
+	devices, err := openEmulated([]numbered{{0, -1}, {1, -1}}, measuredMemory)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, closeDevices(devices)) }()
 	var names []string

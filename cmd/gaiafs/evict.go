@@ -17,7 +17,9 @@ func newEvict() *cobra.Command {
 		Use:   "evict PATH…",
 		Short: "Take files from devices that nobody maps",
 		Long: `evict gives back what devices hold of files and nobody maps, views too. What only a device has is written back first; what
-SOURCE does not take stays, and is named. Only root and the user who mounted may do that.`,
+SOURCE does not take stays, and is named, and so does what is pinned. Only root and the user who mounted may do that.
+
+'setfattr -n user.gaiafs.evict -v all FILE' does the same for one file; the value may be a device's number.`,
 		Example: `  gaiafs evict /mnt/data/old.safetensors
   gaiafs evict --recursive --device 1 /mnt/data/checkpoints`,
 		Args: somePaths,
@@ -33,22 +35,26 @@ SOURCE does not take stays, and is named. Only root and the user who mounted may
 			for _, f := range found.files {
 				e, err := evict(cmd, f, device.number())
 				if err != nil {
-					return fmt.Errorf("%s: %w", f.path, err)
+					return fmt.Errorf("%s: %w", f.name(), err)
 				}
-				text := f.path + ": " + bytesText(e.Freed) + " given back"
+				text := f.name() + ": " + bytesText(e.Freed) + " given back"
 				if e.Mapped > 0 {
 					text += "; " + bytesText(e.Mapped) + " stays, since programs map it"
 				}
+				if e.Pinned > 0 {
+					text += fmt.Sprintf("; %s stays: pinned on account of user %d ('gaiafs unpin' takes that back)", bytesText(e.Pinned),
+						e.PinnedBy)
+				}
 				if e.Kept > 0 {
 					text += "; " + bytesText(e.Kept) + " stays: " + e.why()
-					stays = fmt.Errorf("%s: %s could not be given back: %s", f.path, bytesText(e.Kept), e.why())
+					stays = fmt.Errorf("%s: %s could not be given back: %s", f.name(), bytesText(e.Kept), e.why())
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), text)
 			}
 			return stays
 		},
 	}
-	cmd.Flags().Var(&device, "device", "take them from this device: a number as 'gaiafs status' has it, or all")
+	cmd.Flags().Var(&device, "device", "take them from device `N|all`: a number as 'gaiafs status' has it, or all")
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "take the files below directories")
 	return cmd
 }

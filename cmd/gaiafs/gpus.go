@@ -10,63 +10,121 @@ import (
 	"strings"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// gpuBackend is a way to get devices. A new one is one more entry in gpuBackends.
+// gpuBackend is a way to get the devices of one kind. Each has a file with its row, and kinds.go lists them.
 type gpuBackend struct {
-	name string
-	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for.
+	kind gpubackend.Kind
+	// example is what --gpus says.
+	example string
+	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for, or anyOf
+	// so many where the kind's devices have no numbers of their own.
 	parse func(argument string) (ordinals []int, err error)
 	// found returns the ordinals that auto takes, or says why there are none. It tells log of those that cannot be
 	// used.
 	found func(log *slog.Logger) ([]int, error)
 	// open makes the devices, each with that much memory, 0 for a choice of its own.
-	open func(ordinals []int, memory int64) ([]gpubackend.Device, error)
+	open func(devices []numbered, memory int64) ([]gpubackend.Device, error)
 }
 
-// gpuBackends are in the order in which auto tries them.
-var gpuBackends = []gpuBackend{
-	{name: "cuda", parse: parseOrdinals, found: foundCUDA, open: openCUDA},
-	{name: "emulated", parse: parseCount, found: func(*slog.Logger) ([]int, error) { return []int{0}, nil },
-		open: openEmulated},
+// numbered is a device that is asked for: the number that it is to have in the mount, and the kind's own ordinal.
+type numbered struct{ number, ordinal int }
+
+// anyOf are n devices that need no ordinals.
+func anyOf(n int) []int { return slices.Repeat([]int{-1}, n) }
+
+// wanted is devices of one kind that are asked for.
+type wanted struct {
+	*gpuBackend
+	devices []numbered
 }
 
-// maxEmulated is the largest number of emulated devices.
-const maxEmulated = 160
+// number gives each device a number of the mount. Nobody else has it, whatever kind he is of: its own ordinal where that
+// is free, and otherwise the lowest free one. Kinds come in the order of gpuBackends, whatever order they were named in.
+func number(all map[*gpuBackend][]int) (choice []wanted, err error) {
+	taken := make(map[int]bool)
+	for _, b := range gpuBackends {
+		w := wanted{gpuBackend: b}
+		for _, ordinal := range all[b] {
+			n := ordinal
+			if n < 0 || taken[n] {
+				for n = 0; taken[n]; n++ {
+				}
+			}
+			if n > pagecache.HighestDevice {
+				return nil, fmt.Errorf("a mount has no more than %d devices", pagecache.HighestDevice+1)
+			}
+			taken[n] = true
+			w.devices = append(w.devices, numbered{n, ordinal})
+		}
+		if len(w.devices) > 0 {
+			choice = append(choice, w)
+		}
+	}
+	return choice, nil
+}
 
 // gpuChoice is the value of --gpus.
-type gpuChoice struct {
-	backend  string // "auto", "none" or the name of one
-	argument string
-}
+type gpuChoice struct{ text string }
+
+func (g *gpuChoice) auto() bool { return g.text == "auto" }
+func (g *gpuChoice) none() bool { return g.text == "none" }
 
 func (g *gpuChoice) Set(text string) error {
-	name, argument, colon := strings.Cut(strings.ToLower(strings.TrimSpace(text)), ":")
-	if name == "auto" || name == "none" {
-		if colon {
-			return fmt.Errorf("%q: nothing follows %s", text, name)
+	c := gpuChoice{strings.ToLower(strings.TrimSpace(text))}
+	if !c.auto() && !c.none() {
+		if _, err := c.wanted(); err != nil {
+			return fmt.Errorf("%q: %w", text, err)
 		}
-		*g = gpuChoice{backend: name}
-		return nil
 	}
-	i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == name })
-	if i < 0 || colon && argument == "" {
-		return fmt.Errorf("%q is none of auto, none, emulated:N and cuda:0,1", text)
-	}
-	if _, err := gpuBackends[i].parse(argument); err != nil {
-		return fmt.Errorf("%q: %w", text, err)
-	}
-	*g = gpuChoice{name, argument}
+	*g = c
 	return nil
 }
 
-func (g *gpuChoice) String() string {
-	if g.argument != "" {
-		return g.backend + ":" + g.argument
+// wanted are the devices that were named, as in "cuda:0,1,emulated:2".
+func (g *gpuChoice) wanted() ([]wanted, error) {
+	all := make(map[*gpuBackend][]int)
+	for rest, more := g.text, true; more; {
+		var part string
+		part, rest, more = cutKind(rest)
+		name, argument, colon := strings.Cut(part, ":")
+		i := slices.IndexFunc(gpuBackends, func(b *gpuBackend) bool { return b.kind.String() == name })
+		if i < 0 || colon && argument == "" {
+			return nil, fmt.Errorf("write auto, none, or one or several of %s", strings.Join(examples(), ", "))
+		}
+		b := gpuBackends[i]
+		if all[b] != nil {
+			return nil, fmt.Errorf("%s is named twice", name)
+		}
+		ordinals, err := b.parse(argument)
+		if err != nil {
+			return nil, err
+		}
+		all[b] = ordinals
 	}
-	return g.backend
+	return number(all)
 }
+
+// cutKind splits "cuda:0,1,emulated:2" where the next kind begins.
+func cutKind(text string) (part, rest string, more bool) {
+	for i := range text {
+		if text[i] == ',' && i+1 < len(text) && text[i+1] >= 'a' && text[i+1] <= 'z' {
+			return text[:i], text[i+1:], true
+		}
+	}
+	return text, "", false
+}
+
+// examples are what --gpus may say, one for each kind.
+func examples() (all []string) {
+	for _, b := range gpuBackends {
+		all = append(all, b.example)
+	}
+	return all
+}
+
+func (g *gpuChoice) String() string { return g.text }
 
 func (g *gpuChoice) Type() string { return "DEVICES" }
 
@@ -78,8 +136,8 @@ func parseOrdinals(argument string) ([]int, error) {
 	var ordinals []int
 	for _, field := range strings.Split(argument, ",") {
 		n, err := strconv.Atoi(field)
-		if err != nil || n < 0 || n > 254 {
-			return nil, fmt.Errorf("%q is no device number from 0 to 254", field)
+		if err != nil || n < 0 || n > pagecache.HighestDevice {
+			return nil, fmt.Errorf("%q is no device number from 0 to %d", field, pagecache.HighestDevice)
 		}
 		if slices.Contains(ordinals, n) {
 			return nil, fmt.Errorf("device %d is named twice", n)
@@ -89,37 +147,16 @@ func parseOrdinals(argument string) ([]int, error) {
 	return ordinals, nil
 }
 
-// parseCount reads "4"; nothing means one.
-func parseCount(argument string) ([]int, error) {
-	n := 1
-	if argument != "" {
-		var err error
-		if n, err = strconv.Atoi(argument); err != nil || n < 1 || n > maxEmulated {
-			return nil, fmt.Errorf("the number of emulated devices is from 1 to %d", maxEmulated)
-		}
-	}
-	ordinals := make([]int, n)
-	for i := range ordinals {
-		ordinals[i] = i
-	}
-	return ordinals, nil
-}
-
 // open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes
 // them. noGPU says why emulated ones stand in for GPUs that nobody found.
 func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, noGPU, err error) {
-	switch g.backend {
-	case "none":
+	switch {
+	case g.none():
 		return nil, nil, nil
-	case "auto":
+	case g.auto():
 		devices, noGPU, err = openFound(memory, log)
 	default:
-		i := slices.IndexFunc(gpuBackends, func(b gpuBackend) bool { return b.name == g.backend })
-		var ordinals []int
-		if ordinals, err = gpuBackends[i].parse(g.argument); err != nil { // Set let only those pass
-			return nil, nil, err
-		}
-		devices, err = gpuBackends[i].open(ordinals, memory)
+		devices, err = g.openWanted(memory)
 	}
 	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices are there
 		return nil, nil, fmt.Errorf("--gpus %s: %w", g, err)
@@ -138,6 +175,22 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	return devices, noGPU, nil
 }
 
+// openWanted makes the devices that were named: all, or none.
+func (g *gpuChoice) openWanted(memory int64) (devices []gpubackend.Device, err error) {
+	choice, err := g.wanted()
+	if err != nil { // Set lets only those pass that can be read
+		return nil, err
+	}
+	for _, w := range choice {
+		opened, err := w.open(w.devices, memory)
+		if err != nil {
+			return nil, errors.Join(err, closeDevices(devices))
+		}
+		devices = append(devices, opened...)
+	}
+	return devices, nil
+}
+
 // openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that
 // is because it lacks the memory that was asked for. passed says why the kinds before were passed over.
 func openFound(memory int64, log *slog.Logger) (devices []gpubackend.Device, passed, err error) {
@@ -146,42 +199,22 @@ func openFound(memory int64, log *slog.Logger) (devices []gpubackend.Device, pas
 		ordinals, err = b.found(log)
 		for _, o := range ordinals {
 			var opened []gpubackend.Device
-			opened, err = b.open([]int{o}, memory)
+			opened, err = b.open([]numbered{{max(o, 0), o}}, memory)
 			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
 				return nil, nil, errors.Join(err, closeDevices(devices))
 			}
 			if err != nil {
-				log.Warn("a device is not used", "kind", b.name, "number", o, "reason", err)
+				log.Warn("a device is not used", "kind", b.kind.String(), "number", o, "reason", err)
 			}
 			devices = append(devices, opened...)
 		}
 		if len(devices) > 0 {
 			return devices, passed, nil
 		}
-		log.Info("devices of a kind are not used", "kind", b.name, "reason", err)
+		log.Info("devices of a kind are not used", "kind", b.kind.String(), "reason", err)
 		passed = cmp.Or(passed, err)
 	}
 	return nil, passed, err
-}
-
-// openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
-func openEmulated(ordinals []int, memory int64) ([]gpubackend.Device, error) {
-	switch host := hostMemory(cgroupLimit); {
-	case memory == 0:
-		memory = emulatedMemory(availableMemory(), len(ordinals))
-	case memory > host:
-		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory, of which there are %s: "+
-			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
-	}
-	var devices []gpubackend.Device
-	for _, o := range ordinals {
-		d, err := emulated.New(emulated.Options{Ordinal: o, Memory: memory})
-		if err != nil {
-			return nil, errors.Join(err, closeDevices(devices))
-		}
-		devices = append(devices, d)
-	}
-	return devices, nil
 }
 
 func closeDevices(devices []gpubackend.Device) error {

@@ -86,7 +86,7 @@ func inspect(ctx context.Context, f target) (fileInfo, error) {
 		return decode[pagecache.Inspection](gaiafs.Inspect(ctx, file))
 	})
 	if err != nil {
-		return fileInfo{}, fmt.Errorf("%s: %w", f.path, err)
+		return fileInfo{}, fmt.Errorf("%s: %w", f.name(), err)
 	}
 	return newFileInfo(f, in), nil
 }
@@ -118,7 +118,7 @@ func newFileInfo(f target, in pagecache.Inspection) fileInfo {
 func bytesOf(pages, size int64) int64 { return min(pages<<page.Shift, size) }
 
 func (i *fileInfo) print(b *strings.Builder) {
-	fmt.Fprintf(b, "%s\n", i.Path)
+	fmt.Fprintf(b, "%s\n", pagecache.Printable(i.Path))
 	table(b, func(t io.Writer) {
 		line := func(what, format string, args ...any) {
 			fmt.Fprintf(t, "  %s\t%s\n", what, fmt.Sprintf(format, args...))
@@ -129,6 +129,9 @@ func (i *fileInfo) print(b *strings.Builder) {
 		}
 		for _, r := range i.Residency {
 			line(fmt.Sprintf("gpu%d", r.Device), "%s", r)
+		}
+		if i.Pinned != "" {
+			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
 		for _, v := range i.Views {
 			line("view", "%s", strings.TrimPrefix(viewText(v), "view "))
@@ -173,7 +176,7 @@ func (r residencyInfo) String() string {
 func windowText(w pagecache.MappingInfo) string {
 	name := "process"
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", w.Process)); err == nil {
-		name = strings.TrimSpace(string(comm)) + ", process"
+		name = pagecache.Printable(strings.TrimSuffix(string(comm), "\n")) + ", process"
 	}
 	access := "to read"
 	if w.Writable {

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -65,13 +67,27 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	if errors.As(err, &logged) {
 		return exitFailure
 	}
-	fmt.Fprintf(errs, "gaiafs: %s\n", strings.TrimPrefix(err.Error(), "gaiafs: ")) // the client library's begin so
+	text := strings.TrimPrefix(err.Error(), "gaiafs: ") // the client library's begin so
+	fmt.Fprintf(errs, "gaiafs: %s\n", withoutControls(text))
 	var usage usageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(errs, "Try '%s --help'.\n", command.CommandPath())
 		return exitUsage
 	}
 	return exitFailure
+}
+
+// withoutControls escapes what a terminal would take for a command: errors of the system name files as they are.
+func withoutControls(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if unicode.IsPrint(r) || r == '\n' || r == '\t' {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func newRoot() *cobra.Command {
@@ -105,7 +121,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newDoctor(), newProfile(),
+	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newPin(), newUnpin(), newSet(),
+		newDoctor(), newProfile(),
 		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(), newManual())
 	return root
 }
@@ -164,7 +181,10 @@ func arguments(names ...string) cobra.PositionalArgs {
 		if len(names) == 0 {
 			return usagef("%s takes no arguments, %d were given", cmd.CommandPath(), len(args))
 		}
-		return usagef("%s needs %s; %d arguments were given", cmd.CommandPath(), strings.Join(names, " and "),
-			len(args))
+		given := fmt.Sprintf("%d arguments were", len(args))
+		if len(args) == 1 {
+			given = "1 argument was"
+		}
+		return usagef("%s needs %s; %s given", cmd.CommandPath(), strings.Join(names, " and "), given)
 	}
 }

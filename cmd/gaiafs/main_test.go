@@ -202,9 +202,9 @@ func TestCommandUsage(t *testing.T) {
 	}{
 		{[]string{"mont"}, `there is no command "mont"; did you mean mount or umount?`},
 		{[]string{"mount"}, "needs SOURCE and MOUNTPOINT; 0 arguments were given"},
-		{[]string{"mount", "a"}, "1 arguments were given"},
+		{[]string{"mount", "a"}, "1 argument was given"},
 		{[]string{"mount", "--frobnicate", "a", "b"}, "unknown flag: --frobnicate"},
-		{[]string{"mount", "--gpus=quantum", "a", "b"}, "none of auto, none, emulated:N and cuda:0,1"},
+		{[]string{"mount", "--gpus=quantum", "a", "b"}, "write auto, none, or one or several of cuda:0,1, emulated:2"},
 		{[]string{"mount", "--gpus=emulated:161", "a", "b"}, "from 1 to 160"},
 		{[]string{"mount", "--gpu-memory=much", "a", "b"}, "is no size; write one as 512M"},
 		{[]string{"mount", "--write-back-interval=0s", "a", "b"}, "too short"},

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -90,6 +91,7 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 type mountPlan struct {
 	*settings
 	source, mountpoint string
+	level              slog.LevelVar // of the log
 }
 
 func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
@@ -124,10 +126,10 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			s.hostMemory, leastHostMemory>>20)
 	}
 	// A GPU may ask for more, and says so when it is opened.
-	if s.gpuMemory > 0 && s.gpuMemory < emulated.Granularity && s.gpus.backend != "none" {
+	if memory := s.gpuMemory.size; memory > 0 && memory < emulated.Granularity && !s.gpus.none() {
 		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to "+
 			"have gaiafs choose",
-			s.gpuMemory, emulated.Granularity>>20)
+			memory, emulated.Granularity>>20)
 	}
 	return m, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // onMount are files of one mount that a command is about.
@@ -25,6 +26,9 @@ type target struct {
 	path string
 	size int64
 }
+
+// name is the path in a line of text for people.
+func (f target) name() string { return pagecache.Printable(f.path) }
 
 // findFiles finds the regular files that paths name, all of one mount, those below directories too where recursive says
 // so. It asks the mount's daemon first, and fails where that does not answer.

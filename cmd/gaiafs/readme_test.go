@@ -76,20 +76,63 @@ func TestReadmeExamples(t *testing.T) {
 // What README.md and docs/ point at exists.
 func TestDocumentsPointAtFiles(t *testing.T) {
 	documents := []string{"../../README.md", "../../CHANGELOG.md"}
-	for _, folder := range []string{"docs", "docs/dev", "docs/dev/adr"} {
+	for _, folder := range []string{"docs", "docs/howto", "docs/dev", "docs/dev/adr"} {
 		more, err := filepath.Glob("../../" + folder + "/*.md")
 		require.NoError(t, err)
 		documents = append(documents, more...)
 	}
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	program := regexp.MustCompile("(?ms)^```.*?^```$") // may have brackets before parentheses, too
 	for _, name := range documents {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range link.FindAllStringSubmatch(program.ReplaceAllString(string(text), ""), -1) {
 			_, err := os.Stat(filepath.Join(filepath.Dir(name), m[1]))
 			require.NoError(t, err, "%s points at %s", name, m[1])
 		}
 	}
+}
+
+// The commands of the quick start and of the how-tos do what they say: the blocks with a comment that says run, in their
+// order, in one folder of their own.
+func TestHowTos(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/howto/*.md")
+	require.NoError(t, err)
+	block := regexp.MustCompile("(?ms)^<!-- run -->\n```sh\n(.*?)^```$")
+	ran := 0
+	for _, page := range append(pages, "../../docs/index.md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		script := ""
+		for _, m := range block.FindAllStringSubmatch(string(text), -1) {
+			script += m[1]
+		}
+		if script == "" {
+			continue
+		}
+		ran++
+		t.Run(filepath.Base(page), func(t *testing.T) {
+			dir := t.TempDir()
+			for _, d := range []string{"models", "data", "mnt/models", "mnt/data", "bin"} {
+				require.NoError(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
+			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "models/model.safetensors"), make([]byte, 3*mib), 0o600))
+			self, err := os.Executable()
+			require.NoError(t, err)
+			require.NoError(t, os.Symlink(self, filepath.Join(dir, "bin/gaiafs")))
+			run := exec.Command("bash", "-eux", "-o", "pipefail", "-c", strings.ReplaceAll(script, "/mnt/", dir+"/mnt/"))
+			run.Env = append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"), variable("gpus")+"=emulated:1",
+				variable("gpu-memory")+"=16M")
+			out, err := run.CombinedOutput()
+			if err != nil { // leave no mount behind
+				for _, name := range []string{"models", "data"} {
+					_ = gaiafsCommand(t, "umount", "--force", filepath.Join(dir, "mnt", name))
+				}
+			}
+			require.NoError(t, err, "%s", out)
+		})
+	}
+	require.GreaterOrEqual(t, ran, 4)
 }
 
 // docs/configuration.md has a row for every setting and knows no others.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -16,11 +17,13 @@ func (s *service) ready() string {
 		return text + ", without devices (--gpus none)"
 	case s.noGPU != nil:
 		text += fmt.Sprintf("; no GPU: %s; emulated devices stand in", s.noGPU)
-	case devices[0].Kind == gpubackend.KindEmulated:
+	case !slices.ContainsFunc(devices, isGPU):
 		text += "; emulated devices, as --gpus says"
 	}
 	return text + ": " + describeDevices(devices)
 }
+
+func isGPU(d gpubackend.Info) bool { return d.Kind != gpubackend.KindEmulated }
 
 // describeDevices names devices and their budgets. Very many that are alike are counted.
 func describeDevices(devices []gpubackend.Info) string {
@@ -28,7 +31,7 @@ func describeDevices(devices []gpubackend.Info) string {
 	var texts []string
 	for _, d := range devices[:min(len(devices), most)] {
 		name := d.Name
-		if d.Kind == gpubackend.KindEmulated {
+		if !isGPU(d) {
 			name = "host memory"
 		}
 		texts = append(texts, fmt.Sprintf("gpu%d (%s, %s)", d.Ordinal, name, bytesText(d.Memory)))

@@ -39,6 +39,7 @@ type service struct {
 	// noGPU says why emulated devices stand in for GPUs; nil where they do not, or were asked for.
 	noGPU   error
 	monitor *monitor.Server // nil without --metrics
+	live    liveState
 }
 
 // endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a
@@ -103,6 +104,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 			"error", err)
 		hangUp(signals)
 	}
+	s.cache.Stage(bounded)
 	if !reported { // else it is not this process that the service manager started
 		s.readyForManager(s.ready())
 		go s.watched(bounded)
@@ -117,13 +119,12 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 
 // logger returns the log, and what writes its last lines.
 func (m *mountPlan) logger(w io.Writer) (log *slog.Logger, flush func(), err error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(m.logLevel.word)); err != nil {
+	if err := setLevel(&m.level, m.logLevel.word); err != nil {
 		return nil, nil, err
 	}
-	o := &slog.HandlerOptions{Level: level}
+	o := &slog.HandlerOptions{Level: &m.level}
 	if m.debugFuse {
-		o.Level = slog.LevelDebug
+		m.level.Set(slog.LevelDebug)
 	}
 	var h slog.Handler = slog.NewTextHandler(w, o)
 	if m.logFormat.word == "json" {
@@ -142,8 +143,8 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		return nil, err
 	}
 	tellEarlier(m.mountpoint, func(text string) { log.Warn(text) })
-	s := &service{plan: m, log: log, started: time.Now(), end: newEnding()}
-	devices, noGPU, err := m.gpus.open(int64(m.gpuMemory), log)
+	s := &service{plan: m, log: log, started: time.Now(), end: newEnding(), live: liveState{now: *m.settings}}
+	devices, noGPU, err := m.gpus.open(int64(m.gpuMemory.size), log)
 	if err != nil {
 		return nil, err
 	}
@@ -171,12 +172,14 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		WriteBackInterval: m.writeBackInterval.Duration,
 		WriteBack:         options.WritesBack(),
 		BufferedReads:     m.directReads.word == "off",
+		NeighbourLinks:    m.neighbourLinks.word == "auto",
 		TrustUsers:        m.trustUsers,
 		DeviceReads:       pagecache.DeviceReadsNamed(m.deviceReads.word),
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,
 		Eviction:          m.eviction.word,
 		Transfers:         m.transfers.word,
+		Tenants:           m.tenants.list,
 		Log:               log,
 	})
 	if err != nil {
@@ -195,6 +198,8 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		End:        s.serveEnd,
 		File:       s.serveFile,
 		Profile:    serveProfile,
+		Live:       s.cache.Live(),
+		Set:        s.serveSet,
 		Log:        log,
 	})
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 // settings are what a mount can be told. docs/configuration.md describes them.
 type settings struct {
 	gpus              gpuChoice
-	gpuMemory         size
+	gpuMemory         budget
 	hostMemory        size
 	pinnedMemory      size
 	socket            string
 	allowOther        bool
 	userShare         percentage
 	trustUsers        bool
+	tenants           tenantFile
 	eviction          choice
 	transfers         choice
 	readOnly          bool
@@ -33,6 +34,7 @@ type settings struct {
 	deviceReads       choice
 	writeBackInterval span
 	directReads       choice
+	neighbourLinks    choice
 	sourceEvents      choice
 	attrTimeout       span
 	entryTimeout      span
@@ -46,7 +48,7 @@ type settings struct {
 
 func newSettings() *settings {
 	return &settings{
-		gpus:              gpuChoice{backend: "auto"},
+		gpus:              gpuChoice{"auto"},
 		hostMemory:        defaultHostMemory(cgroupLimit),
 		pinnedMemory:      pinnedShare * defaultHostMemory(cgroupLimit),
 		userShare:         75,
@@ -55,6 +57,7 @@ func newSettings() *settings {
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
+		neighbourLinks:    choice{"off", []string{"off", "auto"}},
 		sourceEvents:      choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}},
 		deviceReads:       choice{"auto", pagecache.DeviceReadsWords()},
 		attrTimeout:       span{Duration: time.Second},
@@ -64,10 +67,11 @@ func newSettings() *settings {
 	}
 }
 
-// flags returns the settings as flags. Their names are also the keys of a configuration file.
+// flags returns the settings as flags, which begin as the settings are. Their names are also the keys of a
+// configuration file.
 func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
-	f.Var(&s.gpus, "gpus", "devices: auto, none, emulated[:N] or cuda[:0,1]")
+	f.Var(&s.gpus, "gpus", "devices: auto, none, or several of cuda[:0,1] and emulated[:N], as in cuda:0,emulated:1")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
 	f.Var(&s.hostMemory, "host-memory",
 		"host memory for what grows with the work of programs: base copies, page states, pages read ahead "+
@@ -76,40 +80,43 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.pinnedMemory, "pinned-memory",
 		"host memory that may be pinned for what devices have no room for, 0 is none (default: a quarter of the machine's)")
 	f.Lookup("pinned-memory").DefValue = ""
-	f.StringVar(&s.socket, "socket", "",
+	f.StringVar(&s.socket, "socket", s.socket,
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
-	f.BoolVar(&s.allowOther, "allow-other", false, "let other users use the mount, as the files' permissions say")
+	f.BoolVar(&s.allowOther, "allow-other", s.allowOther, "let other users use the mount, as the files' permissions say")
 	f.Var(&s.userShare, "user-share",
 		"with --allow-other, what the programs of one user may map of each device's memory")
-	f.BoolVar(&s.trustUsers, "trust-users", false,
+	f.BoolVar(&s.trustUsers, "trust-users", s.trustUsers,
 		"let all users of the mount share device memory; docs/security.md says what that means")
+	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user and cgroup; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.Var(&s.transfers, "transfers", "which transfer of a device begins next; docs/transfers.md describes the disciplines")
-	f.BoolVar(&s.readOnly, "read-only", false, "refuse every change")
-	f.BoolVar(&s.kernelOpens, "kernel-opens", false,
+	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse every change")
+	f.BoolVar(&s.kernelOpens, "kernel-opens", s.kernelOpens,
 		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
 	f.Var(&s.restrict, "restrict", "what the mount forbids besides what SOURCE's does: nosuid, nodev, noexec")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
-	f.BoolVar(&s.writeBack, "write-back", false,
+	f.BoolVar(&s.writeBack, "write-back", s.writeBack,
 		"let the kernel keep writes and send them later; docs/consistency.md has the price")
 	f.Var(&s.writeBackInterval, "write-back-interval",
 		"age at which released bytes are in the backing file at the latest")
 	f.Var(&s.directReads, "direct-reads",
 		"how devices are filled from the disk: auto is past the host's page cache where that is possible")
+	f.Var(&s.neighbourLinks, "neighbour-links",
+		"whether a large view is filled over the links of idle devices, too: auto where that is faster")
 	f.Var(&s.sourceEvents, "source-events",
 		"which events of the kernel report changes made in SOURCE directly")
 	f.Var(&s.deviceReads, "device-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
-	f.StringVar(&s.metrics, "metrics", "",
+	f.StringVar(&s.metrics, "metrics", s.metrics,
 		"serve metrics and a live page at `ADDRESS`, as 127.0.0.1:9400; beyond this machine only with a token")
-	f.StringVar(&s.metricsToken, "metrics-token-file", "", "whoever asks for metrics needs the token that `PATH` has")
+	f.StringVar(&s.metricsToken, "metrics-token-file", s.metricsToken, "whoever asks for metrics needs the token that `PATH` has")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")
 	f.Var(&s.logFormat, "log-format", "form of the log")
-	f.StringVar(&s.logFile, "log-file", "",
+	f.StringVar(&s.logFile, "log-file", s.logFile,
 		"append the log to `PATH` (default: standard error; with --daemon a file of the mountpoint)")
-	f.BoolVar(&s.debugFuse, "debug-fuse", false, "log every request of the kernel")
+	f.BoolVar(&s.debugFuse, "debug-fuse", s.debugFuse, "log every request of the kernel")
 	return f
 }
 

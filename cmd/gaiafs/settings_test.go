@@ -39,7 +39,7 @@ read-only = true
 	require.NoError(t, complete(f, config, environment(map[string]string{
 		"GAIAFS_GPUS": "none", "GAIAFS_GPU_MEMORY": "2G", "GAIAFS_WRITE_BACK": "true"})))
 	require.Equal(t, "emulated:1", s.gpus.String(), "the flag")
-	require.Equal(t, size(2<<30), s.gpuMemory, "the environment")
+	require.Equal(t, size(2<<30), s.gpuMemory.size, "the environment")
 	require.True(t, s.writeBack, "the environment")
 	require.Equal(t, size(4<<20), s.hostMemory, "the file")
 	require.Equal(t, 5*time.Second, s.writeBackInterval.Duration, "the file")
@@ -117,13 +117,14 @@ func TestSizes(t *testing.T) {
 func TestDevices(t *testing.T) {
 	for text, want := range map[string]string{"auto": "auto", "NONE": "none", "emulated": "emulated",
 		"emulated:160": "emulated:160",
-		"cuda":         "cuda", "cuda:0,3": "cuda:0,3"} {
+		"cuda":         "cuda", "cuda:0,3": "cuda:0,3", "Emulated:2,CUDA:0,3": "emulated:2,cuda:0,3"} {
 		var g gpuChoice
 		require.NoError(t, g.Set(text), text)
 		require.Equal(t, want, g.String(), text)
 	}
 	for _, text := range []string{"", "emulated:", "emulated:0", "emulated:161", "emulated:x", "cuda:-1", "cuda:0,0",
-		"cuda:255", "cuda:1,", "auto:1", "none:0", "rocm:0"} {
+		"cuda:255", "cuda:1,", "auto:1", "none:0", "rocm:0", "cuda,cuda:1", "auto,cuda", "cuda:0,none", "emulated:1,",
+		",cuda"} {
 		var g gpuChoice
 		require.Error(t, g.Set(text), text)
 	}

@@ -49,6 +49,9 @@ type mountStatus struct {
 	Events      string `json:"source_events"`
 	EventsLost  int64  `json:"source_events_lost"`
 	DeviceReads string `json:"device_reads"`
+	// Settings are those that `gaiafs set` changes, Changed those of them that it did change.
+	Settings map[string]string `json:"settings"`
+	Changed  []string          `json:"settings_changed,omitempty"`
 	// Metrics is the address where metrics and the live page are served, empty without --metrics.
 	Metrics string `json:"metrics,omitempty"`
 	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
@@ -81,6 +84,7 @@ func (s *service) status() statusDocument {
 		Requests: map[string]pagecache.Latency{},
 		Status:   s.cache.Status(),
 	}
+	document.Mount.Settings, document.Mount.Changed = s.describeSettings()
 	s.end.describe(&document.Mount)
 	if s.monitor != nil {
 		document.Mount.Metrics = s.monitor.Address()
@@ -104,6 +108,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 	for i := range s.Files {
 		if f := &s.Files[i]; !v.Knows(f.ID) {
 			f.Name = "[" + f.ID.String() + "]"
+			f.PinnedBy = 0
 		}
 		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // what the page cache keeps stays
 			func(view pagecache.ViewStatus) bool { return !v.All && view.User != v.User })
@@ -118,6 +123,8 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 	for i := range s.Devices {
 		s.Devices[i].Tenants = slices.DeleteFunc(slices.Clone(s.Devices[i].Tenants),
 			func(a pagecache.Account) bool { return !v.All && string(a.Tenant) != pagecache.TenantOf(v.User) })
+		s.Devices[i].Pins = slices.DeleteFunc(slices.Clone(s.Devices[i].Pins),
+			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 		s.Devices[i].Users = slices.DeleteFunc(slices.Clone(s.Devices[i].Users),
 			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 	}
@@ -155,7 +162,7 @@ shows one while nothing else is mounted there, --pid in any case.`,
 	}
 	cmd.Flags().BoolVar(&q.asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&q.all, "all", false, "show what is zero, too")
-	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon that is this process")
+	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon that is process `PID`")
 	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for a daemon's answer")
 	return cmd
 }
@@ -310,7 +317,7 @@ func statusError(mountpoint string, err error) error {
 			"%s'",
 			mountpoint, err, what, mountpoint)
 	case isNoMount(err), errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'findmnt -t fuse.gaiafs' lists those there are",
+		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'gaiafs status' lists those there are",
 			mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)

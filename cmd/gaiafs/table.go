@@ -35,6 +35,13 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID,
 		m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
+	if len(m.Changed) > 0 {
+		b.WriteString("changed since:")
+		for i, name := range m.Changed {
+			fmt.Fprintf(&b, "%s %s=%s", strings.Repeat(",", min(i, 1)), name, m.Settings[name])
+		}
+		b.WriteString("\n")
+	}
 	if m.Detached {
 		fmt.Fprintf(&b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs "+
 			"umount --force --pid %d' gives them up\n",
@@ -66,6 +73,16 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		}
 	})
 
+	section(&b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
+		for _, d := range s.Devices {
+			for _, u := range d.Pins {
+				rows++
+				fmt.Fprintf(t, "  gpu%d\t%s\ton account of user %d\n", d.Device, bytesText(u.Bytes), u.User)
+			}
+		}
+		return rows
+	})
+
 	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
 	table(&b, s.files)
 
@@ -74,7 +91,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		table(&b, func(t io.Writer) {
 			fmt.Fprintf(t, "  file\tdevice\tpages\twhich\n")
 			for _, l := range s.Losses {
-				fmt.Fprintf(t, "  %s\tgpu%d\t%d\t%s\n", l.File, l.Device, l.Pages, l.Where())
+				fmt.Fprintf(t, "  %s\tgpu%d\t%d\t%s\n", pagecache.Printable(l.File), l.Device, l.Pages, l.Where())
 			}
 		})
 	}
@@ -212,9 +229,8 @@ func (s *statusDocument) files(t io.Writer) {
 				fmt.Fprintf(t, "  \t\t\t%s\t%d\t%d\t%d\t\t\n", where, h.Resident, h.Stale, h.Dirty)
 				continue
 			}
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", f.Name, bytesText(f.SizeBytes), f.Mappings, where,
-				h.Resident, h.Stale,
-				h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", pagecache.Printable(f.Name), bytesText(f.SizeBytes), f.Mappings,
+				where, h.Resident, h.Stale, h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
 		}
 		for _, v := range f.Views {
 			fmt.Fprintf(t, "    %s\n", viewText(v))

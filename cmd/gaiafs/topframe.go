@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -156,7 +157,7 @@ func bar(part, whole int64, width int) string {
 func cut(text string, most int) string {
 	runes := []rune(text)
 	for i, r := range runes {
-		if r < ' ' || r == 0x7f {
+		if !unicode.IsPrint(r) {
 			runes[i] = '?'
 		}
 	}

@@ -19,23 +19,46 @@ import (
 )
 
 func newTrace() *cobra.Command {
+	var l liveTrace
+	var isLive bool
 	cmd := &cobra.Command{
-		Use:   "trace",
-		Short: "Record the accesses of a mount, and replay them with other read-ahead or other evictions",
+		Use:   "trace [--live MOUNTPOINT]",
+		Short: "Show what a mount does as it happens, or record accesses and replay them with other policies",
 		Long: `trace records what programs read through a mount, and replays it offline with each of the predictors of read-ahead: how
 many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken. Or it
-plays it with each of the rules that say which extent goes first when a device is full.`,
-		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
+plays it with each of the rules that say which extent goes first when a device is full.
+
+With --live it shows what a mount does, until it is interrupted: requests of the kernel (read, write, open …), of clients (map,
+acquire, release …), and transfers to and from devices; how long each took, and which thread asked. Reads that the kernel
+answers itself are not among them. Users other than root and the one who mounted see what their own programs ask for.
+docs/trace.md describes --json.`,
+		Example: `  gaiafs trace --live /mnt/data
+  gaiafs trace --live /mnt/data --path models --kind read,map --json
+  gaiafs trace record /mnt/data -o reads.trace --for 30s
   gaiafs trace replay reads.trace
   gaiafs trace evict reads.trace`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if isLive {
+				return arguments("MOUNTPOINT")(cmd, args)
+			}
 			if len(args) > 0 {
 				return usagef("there is no command %q", args[0])
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if isLive {
+				return l.run(cmd, args[0])
+			}
+			return cmd.Help()
+		},
 	}
+	cmd.Flags().BoolVar(&isLive, "live", false, "show what the mount does as it happens")
+	cmd.Flags().StringVar(&l.filter.Path, "path", "", "only the file `PATH`, what is below this directory, or what fits this pattern")
+	cmd.Flags().Uint32Var(&l.filter.Process, "process", 0, "only what process `PID` asks for")
+	cmd.Flags().StringSliceVar(&l.filter.Kinds, "kind", nil, "only these `KINDS`: read, write, map, transfer …")
+	cmd.Flags().BoolVar(&l.asJSON, "json", false, "print JSON, a document a line")
+	cmd.Flags().DurationVar(&l.length, "for", 0, "show for this `DURATION`; 0: until interrupted")
 	cmd.AddCommand(newTraceRecord(), newTraceReplay(), newTraceEvict(), newTraceShow(), newTraceMake())
 	return cmd
 }
@@ -67,7 +90,7 @@ them: those that the kernel's page cache answers are not among them. Only root a
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
-	cmd.Flags().DurationVar(&length, "for", 0, "how long to record; 0: until interrupted")
+	cmd.Flags().DurationVar(&length, "for", 0, "record for this `DURATION`; 0: until interrupted")
 	return cmd
 }
 

@@ -56,7 +56,7 @@ nothing else is mounted there, and --pid names it in any case.`,
 	}
 	cmd.Flags().Var(&u.timeout, "timeout",
 		"how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
-	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon that is this process")
+	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon that is process `PID`")
 	cmd.Flags().BoolVar(&u.force, "force", false,
 		"give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
 	return cmd

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gfs "github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // user is a process that keeps a mount busy, or another mount of the same filesystem.
@@ -23,9 +24,9 @@ type user struct {
 
 func (u user) String() string {
 	if u.pid == 0 {
-		return u.what
+		return pagecache.Printable(u.what)
 	}
-	return fmt.Sprintf("%s (process %d, %s)", u.command, u.pid, u.what)
+	return fmt.Sprintf("%s (process %d, %s)", pagecache.Printable(u.command), u.pid, pagecache.Printable(u.what))
 }
 
 // mountUsers lists the processes that keep the mount at an absolute path busy, as far as /proc tells: other users'
@@ -46,7 +47,7 @@ func mountUsers(mountpoint string) []user {
 			if err != nil {
 				continue // it has just ended
 			}
-			users = append(users, user{pid, strings.TrimSpace(string(name)), what})
+			users = append(users, user{pid, strings.TrimSuffix(string(name), "\n"), what})
 		}
 	}
 	return users
@@ -129,7 +130,7 @@ func mountedElsewhere(device string) []user {
 		for _, m := range mounts {
 			if m.Device == device {
 				what := "mounted at " + m.Mountpoint + " in its mount namespace"
-				users = append(users, user{pid, strings.TrimSpace(string(name)), what})
+				users = append(users, user{pid, strings.TrimSuffix(string(name), "\n"), what})
 			}
 		}
 	}

@@ -46,6 +46,17 @@ func (s *size) String() string {
 
 func (s *size) Type() string { return "SIZE" }
 
+// budget is a size, or auto: gaiafs chooses.
+type budget struct{ size }
+
+func (b *budget) Set(text string) error {
+	if strings.EqualFold(strings.TrimSpace(text), "auto") {
+		b.size = 0
+		return nil
+	}
+	return b.size.Set(text)
+}
+
 // percentage is a part of something, of at least 1 %.
 type percentage int
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -67,28 +68,41 @@ func (w *warming) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return statusError(found.mountpoint, err)
 	}
-	var devices []pagecache.DeviceStatus
-	for _, d := range status.Devices {
-		if w.device.all || !w.device.host && d.Device == w.device.ordinal {
-			devices = append(devices, d)
-		}
-	}
-	switch {
-	case w.device.host:
+	if w.device.host {
 		return w.host(ctx, cmd, found.files)
-	case len(status.Devices) == 0:
-		return fmt.Errorf("the mount has no devices (--gpus none): --device host brings files into the host's memory")
-	case len(devices) == 0:
-		return fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal,
-			found.mountpoint)
+	}
+	devices, err := w.among(status.Devices, found.mountpoint)
+	switch {
+	case err != nil:
+		return err
 	case w.check:
 		return w.eachFile(found.files, func(f target) error { return w.checkFile(ctx, f, devices) })
 	case w.verify:
 		return w.eachFile(found.files, func(f target) error { return w.verifyFile(ctx, f, devices) })
 	}
-	var failed error
+	return w.bring(ctx, cmd, found.files, devices)
+}
+
+// among returns those of a mount's devices that were chosen.
+func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (devices []pagecache.DeviceStatus, err error) {
+	for _, d := range all {
+		if w.device.all || d.Device == w.device.ordinal {
+			devices = append(devices, d)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return nil, fmt.Errorf("the mount has no devices (--gpus none): 'gaiafs warm --device host' brings files into the host's memory")
+	case len(devices) == 0:
+		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal, mountpoint)
+	}
+	return devices, nil
+}
+
+// bring brings files to devices.
+func (w *warming) bring(ctx context.Context, cmd *cobra.Command, files []target, devices []pagecache.DeviceStatus) (failed error) {
 	for _, d := range devices {
-		failed = errors.Join(failed, w.warmDevice(ctx, cmd, found.files, d))
+		failed = errors.Join(failed, w.warmDevice(ctx, cmd, files, d))
 	}
 	return failed
 }
@@ -124,7 +138,7 @@ func (w *warming) checkFile(ctx context.Context, f target, devices []pagecache.D
 				r = has
 			}
 		}
-		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.path, d.Device, r)
+		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.name(), d.Device, r)
 		if r.Current < info.SizeBytes {
 			err = errNotAll
 		}
@@ -149,7 +163,7 @@ func (w *warming) verifyFile(ctx context.Context, f target, devices []pagecache.
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("%s: gpu%d: %w", f.path, d.Device, interrupted(ctx, err))
+			return fmt.Errorf("%s: gpu%d: %w", f.name(), d.Device, interrupted(ctx, err))
 		}
 		var parts []string
 		for _, part := range []struct {
@@ -168,7 +182,7 @@ func (w *warming) verifyFile(ctx context.Context, f target, devices []pagecache.
 		if len(sum.Where) > 0 {
 			text += fmt.Sprintf("; the first page that differs is at byte %d", sum.Where[0].Offset())
 		}
-		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.path, d.Device, text)
+		fmt.Fprintf(w.out, "%s: gpu%d: %s\n", f.name(), d.Device, text)
 		if sum.Different+sum.Absent > 0 {
 			wrong = errNotAll
 		}
@@ -194,39 +208,80 @@ func steps(size int64, do func(off, n int64) error) error {
 	return nil
 }
 
-// fitting returns the files that fit beside what programs map, the first ones first, and what all of them would take.
-func fitting(files []target, d pagecache.DeviceStatus) (fit []target, need, room int64) {
-	room = d.MemoryBytes - d.MappedBytes
+// fitting returns the files that fit beside what programs map and what is pinned, the first ones first, and what all of
+// them would take. stays is what a device has of a file and keeps in any case.
+func fitting(files []target, d pagecache.DeviceStatus, stays func(target) (int64, error)) (fit []target, need, room int64, err error) {
+	room = d.MemoryBytes - d.MappedBytes - d.PinnedIdleBytes
 	taken := int64(0)
 	for _, f := range files {
 		size := (f.size + emulated.Granularity - 1) &^ (emulated.Granularity - 1)
+		if d.MappedBytes+d.PinnedIdleBytes > 0 {
+			there, err := stays(f)
+			if err != nil {
+				return nil, 0, 0, err
+			}
+			size = max(size-there, 0)
+		}
 		need += size
 		if taken+size <= room {
 			taken += size
 			fit = append(fit, f)
 		}
 	}
-	return fit, need, room
+	return fit, need, room, nil
+}
+
+// staysOn returns what fitting asks for.
+func staysOn(ctx context.Context, device int) func(target) (int64, error) {
+	return func(f target) (bytes int64, err error) {
+		in, err := inspect(ctx, f)
+		if err != nil {
+			return 0, err
+		}
+		stays := slices.ContainsFunc(in.MappedBy, func(m pagecache.MappingInfo) bool { return m.Device == device })
+		if p, err := pagecache.ParsePinning(in.Pinned); err == nil {
+			stays = stays || p.On(device)
+		}
+		for _, h := range in.Holders {
+			if stays && h.Device == device {
+				bytes += h.Memory
+			}
+		}
+		return bytes, nil
+	}
 }
 
 func (w *warming) warmDevice(ctx context.Context, cmd *cobra.Command, files []target, d pagecache.DeviceStatus) error {
-	fit, need, room := fitting(files, d)
+	fit, need, room, err := fitting(files, d, staysOn(ctx, d.Device))
+	if err != nil {
+		return err
+	}
 	w.progress = newProgress(cmd.ErrOrStderr(), total(fit))
 	defer w.progress.end()
 	for _, f := range fit {
 		if err := w.warmFile(ctx, f, d.Device); err != nil {
 			w.progress.end()
-			return fmt.Errorf("%s: gpu%d: %w", f.path, d.Device, interrupted(ctx, err))
+			return fmt.Errorf("%s: gpu%d: %w", f.name(), d.Device, interrupted(ctx, err))
 		}
 	}
 	w.progress.end()
 	if len(fit) == len(files) {
 		return nil
 	}
-	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are not mapped by programs: %s of %s fit, and the "+
-		"others were left out; mount with a larger --gpu-memory, or name fewer", d.Device, bytesText(need),
-		count(len(files), "file"), bytesText(room), bytesText(d.MemoryBytes), bytesText(total(fit)),
-		count(len(fit), "file"))
+	brought := "nothing was brought"
+	if len(fit) > 0 {
+		brought = fmt.Sprintf("%s of %s fit, and the others were left out", bytesText(total(fit)), count(len(fit), "file"))
+	}
+	return fmt.Errorf("%w: %s; %s, or name fewer", noRoom(d, need, room, len(files)), brought, moreMemory)
+}
+
+// moreMemory says how a device gets room.
+const moreMemory = "give the mount more by 'gaiafs set MOUNTPOINT gpu-memory=SIZE'"
+
+// noRoom says that a device has no room for files.
+func noRoom(d pagecache.DeviceStatus, need, room int64, files int) error {
+	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are neither mapped by programs nor pinned", d.Device, bytesText(need),
+		count(files, "file"), bytesText(max(room, 0)), bytesText(d.MemoryBytes))
 }
 
 func total(files []target) (bytes int64) {
@@ -251,11 +306,11 @@ func (w *warming) warmFile(ctx context.Context, f target, device int) error {
 	err = steps(f.size, func(off, n int64) error {
 		got, err := decode[warmed](gaiafs.Warm(ctx, file, device, off, n))
 		brought += got.Pages
-		w.progress.add(n, f.path)
+		w.progress.add(n, f.name())
 		return err
 	})
 	if err == nil {
-		w.progress.line(w.out, fmt.Sprintf("%s: %s on gpu%d, %s of it were there", f.path, bytesText(f.size), device,
+		w.progress.line(w.out, fmt.Sprintf("%s: %s on gpu%d, %s of it were there", f.name(), bytesText(f.size), device,
 			bytesText(f.size-bytesOf(brought, f.size))))
 	}
 	return err
@@ -274,14 +329,14 @@ func (w *warming) host(ctx context.Context, cmd *cobra.Command, files []target) 
 		for err == nil && ctx.Err() == nil {
 			var n int
 			n, err = file.Read(buf)
-			w.progress.add(int64(n), f.path)
+			w.progress.add(int64(n), f.name())
 		}
 		file.Close()
 		if !errors.Is(err, io.EOF) {
 			w.progress.end()
-			return fmt.Errorf("%s: %w", f.path, interrupted(ctx, errno(err)))
+			return fmt.Errorf("%s: %w", f.name(), interrupted(ctx, errno(err)))
 		}
-		w.progress.line(w.out, fmt.Sprintf("%s: %s in the host's memory", f.path, bytesText(f.size)))
+		w.progress.line(w.out, fmt.Sprintf("%s: %s in the host's memory", f.name(), bytesText(f.size)))
 	}
 	return nil
 }

@@ -72,8 +72,9 @@ func TestWarmMoreThanFits(t *testing.T) {
 	}
 	r := gaiafsCommand(t, "warm", "-r", s.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Equal(t, "gaiafs: gpu0: 12 MiB are needed for 3 files, and 8.0 MiB of its 8.0 MiB are not mapped by programs: "+
-		"6.0 MiB of 2 files fit, and the others were left out; mount with a larger --gpu-memory, or name fewer\n", r.err)
+	require.Equal(t, "gaiafs: gpu0: 12 MiB are needed for 3 files, and 8.0 MiB of its 8.0 MiB are neither mapped by programs nor "+
+		"pinned: 6.0 MiB of 2 files fit, and the others were left out; give the mount more by 'gaiafs set MOUNTPOINT "+
+		"gpu-memory=SIZE', or name fewer\n", r.err)
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/a", s.mountpoint+"/b").code)
 	require.Equal(t, exitFailure, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/c").code)
 	for _, c := range []struct {
@@ -138,8 +139,16 @@ func TestProgressText(t *testing.T) {
 
 func TestFitting(t *testing.T) {
 	files := []target{{"a", 1}, {"b", 9 * mib}, {"c", 2 * mib}}
-	fit, need, room := fitting(files, pagecache.DeviceStatus{MemoryBytes: 10 * mib, MappedBytes: 2 * mib})
+	nothing := func(target) (int64, error) { return 0, nil }
+	fit, need, room, err := fitting(files, pagecache.DeviceStatus{MemoryBytes: 10 * mib, MappedBytes: 2 * mib}, nothing)
+	require.NoError(t, err)
 	require.Equal(t, []target{{"a", 1}, {"c", 2 * mib}}, fit)
 	require.EqualValues(t, 14*mib, need)
 	require.EqualValues(t, 8*mib, room)
+
+	// What stays there needs no room.
+	all := func(f target) (int64, error) { return 2 * mib, nil }
+	fit, _, _, err = fitting(files[2:], pagecache.DeviceStatus{MemoryBytes: 4 * mib, PinnedIdleBytes: 4 * mib}, all)
+	require.NoError(t, err)
+	require.Len(t, fit, 1)
 }

@@ -122,6 +122,8 @@ type bracket struct{}
 
 func (bracket) Done() {}
 
+func (bracket) Kept() bool { return false }
+
 func (c *Cache) kind() uint8 { return max(c.Kind, 1) }
 
 // Kinds has the bit of the one kind.

@@ -66,6 +66,23 @@ func testBudget(f *fixture) {
 	f.alloc(2 * g)
 	require.NoError(f, big.Free())
 	require.Equal(f, 2*g, f.dev.Used())
+
+	free, err := f.dev.Free()
+	require.NoError(f, err)
+	require.Positive(f, free)
+	f.dev.SetBudget(3 * g)
+	defer f.dev.SetBudget(f.info.Memory)
+	_, err = f.dev.Alloc(2 * g)
+	require.ErrorIs(f, err, gpubackend.ErrNoMemory)
+	more := f.alloc(g)
+	f.dev.SetBudget(g)
+	require.Equal(f, 3*g, f.dev.Used(), "what was handed out stays")
+	require.NoError(f, more.Free())
+	_, err = f.dev.Alloc(g)
+	require.ErrorIs(f, err, gpubackend.ErrNoMemory)
+	f.dev.SetBudget(whole + g)
+	require.Equal(f, f.info, f.dev.Info())
+	require.NoError(f, f.alloc(g).Free())
 }
 
 // testHostMemory has memory of the host do what the device's own does, and take nothing of its budget.

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -18,6 +19,8 @@ const (
 	maxBufferShift = 26
 	// idleBytes is the most that the pool keeps of what nobody uses.
 	idleBytes = 256 << 20
+	// idleFor is how long it keeps what nobody uses.
+	idleFor = time.Minute
 )
 
 // pinned is page-locked memory of the driver, by its address and size.
@@ -36,14 +39,24 @@ func (d *driver) pin(n int) (p pinned, err error) {
 	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
 }
 
-// buffers are the page-locked memory of HostBuffer.
+// locked is the page-locked memory of HostBuffer of all devices: each of them copies from that of the others as from its
+// own (hostPortable).
+var locked lockedMemory
+
+// lockedMemory is allocations of page-locked memory.
+type lockedMemory struct {
+	mu  sync.Mutex
+	all []pinned // protected by mu; idle or handed out, ascending by address
+}
+
+// buffers are the page-locked memory of HostBuffer of one device.
 type buffers struct {
 	mu     sync.Mutex
-	all    []pinned                                      // protected by mu; idle or handed out, ascending by address
 	idle   [maxBufferShift - minBufferShift + 1][]pinned // protected by mu
 	kept   int                                           // protected by mu; bytes in idle
 	out    int                                           // protected by mu; buffers handed out or being made
 	closed bool                                          // protected by mu
+	trim   *time.Timer                                   // protected by mu; frees what nobody has used for idleFor
 	last   func()                                        // protected by mu; called once closed and out is 0
 }
 
@@ -72,7 +85,7 @@ func (b *buffers) take(n int) (p pinned, ok bool, err error) {
 }
 
 // add lets copies know a buffer that was made.
-func (b *buffers) add(p pinned) {
+func (b *lockedMemory) add(p pinned) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(b.all, p.base, byBase)
@@ -95,7 +108,7 @@ func (b *buffers) keep(p pinned) bool {
 	defer b.mu.Unlock()
 	class := bufferClass(p.size)
 	if b.closed || class >= len(b.idle) || b.kept+p.size > idleBytes {
-		b.forgetLocked(p)
+		locked.forget(p)
 		return false
 	}
 	b.idle[class] = append(b.idle[class], p)
@@ -114,10 +127,48 @@ func (b *buffers) done() (last func()) {
 	return nil
 }
 
-func (b *buffers) forgetLocked(p pinned) {
+func (b *lockedMemory) forget(p pinned) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if i, ok := slices.BinarySearchFunc(b.all, p.base, byBase); ok {
 		b.all = slices.Delete(b.all, i, i+1)
 	}
+}
+
+// trimLater has free called when no buffer has come back for a while.
+func (b *buffers) trimLater(free func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+	case b.trim == nil:
+		b.trim = time.AfterFunc(idleFor, free)
+	default:
+		b.trim.Reset(idleFor)
+	}
+}
+
+// takeIdle returns the buffers that nobody uses, for the caller to free and then to call done; ok is false after close.
+func (b *buffers) takeIdle() (free []pinned, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, false
+	}
+	b.out++
+	return b.emptyLocked(), true
+}
+
+func (b *buffers) emptyLocked() (free []pinned) {
+	for i := range b.idle {
+		for _, p := range b.idle[i] {
+			locked.forget(p)
+			free = append(free, p)
+		}
+		b.idle[i] = nil
+	}
+	b.kept = 0
+	return free
 }
 
 // close hands out no more buffers and returns those to free. last is called after the last buffer handed out came back;
@@ -126,19 +177,14 @@ func (b *buffers) close(last func()) (free []pinned, waits bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed, b.last = true, last
-	for i := range b.idle {
-		for _, p := range b.idle[i] {
-			b.forgetLocked(p)
-			free = append(free, p)
-		}
-		b.idle[i] = nil
+	if b.trim != nil {
+		b.trim.Stop()
 	}
-	b.kept = 0
-	return free, b.out > 0
+	return b.emptyLocked(), b.out > 0
 }
 
-// holds reports whether all of p lies in one allocation of page-locked memory of this device, and in which.
-func (b *buffers) holds(p []byte) (allocation pinned, ok bool) {
+// holds reports whether all of p lies in one allocation of page-locked memory, and in which.
+func (b *lockedMemory) holds(p []byte) (allocation pinned, ok bool) {
 	start := unsafe.Pointer(unsafe.SliceData(p))
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,17 +206,14 @@ func (p pinned) has(b []byte) bool {
 
 // lookup asks of many slices of host memory whether they are page-locked: of neighbours only once. It is for one call of
 // the device, during which its caller keeps the buffers.
-type lookup struct {
-	of   *buffers
-	last pinned
-}
+type lookup struct{ last pinned }
 
-// holds is that of buffers, by the address of the allocation.
+// holds is that of lockedMemory, by the address of the allocation.
 func (l *lookup) holds(p []byte) (allocation address, ok bool) {
 	if l.last.base != nil && l.last.has(p) {
 		return l.last.at(0), true
 	}
-	last, ok := l.of.holds(p)
+	last, ok := locked.holds(p)
 	if !ok {
 		return 0, false
 	}
@@ -201,16 +244,37 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 			d.returnBuffer(pinned{})
 			return nil, nil, err
 		}
-		d.buffers.add(p)
+		locked.add(p)
 	}
 	return p.bytes()[:n:n], sync.OnceFunc(func() { d.returnBuffer(p) }), nil
 }
 
 // returnBuffer ends what take began; p is zero where no buffer could be made.
 func (d *device) returnBuffer(p pinned) {
-	if p.size > 0 && !d.buffers.keep(p) {
+	switch {
+	case p.size == 0:
+	case d.buffers.keep(p):
+		d.buffers.trimLater(d.trimBuffers)
+	default:
 		d.unpin(p)
 	}
+	d.buffersDone()
+}
+
+// trimBuffers frees the buffers that nobody uses.
+func (d *device) trimBuffers() {
+	free, ok := d.buffers.takeIdle()
+	if !ok {
+		return
+	}
+	for _, p := range free {
+		d.unpin(p)
+	}
+	d.buffersDone()
+}
+
+// buffersDone ends what take or takeIdle began.
+func (d *device) buffersDone() {
 	if last := d.buffers.done(); last != nil {
 		last()
 	}

@@ -26,7 +26,7 @@ func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces
 		}
 	}
 	moves = slices.Grow(moves, len(others))
-	look := lookup{of: &d.buffers}
+	var look lookup
 	for _, p := range others {
 		m := p.Mem.(*memory)
 		moves = cut(moves, &look, move{mem: m, dev: m.base + address(p.Off), host: p.Host})

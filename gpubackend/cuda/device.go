@@ -40,7 +40,8 @@ type device struct {
 	peers   map[deviceHandle]error // protected by peersMu; why a GPU's memory cannot be reached, nil if it can
 
 	mu       sync.Mutex
-	used     int64 // protected by mu; in [0, info.Memory]
+	budget   int64 // protected by mu
+	used     int64 // protected by mu
 	memories int   // protected by mu; Memory not freed, or being allocated
 	closed   bool  // protected by mu
 }
@@ -156,6 +157,7 @@ func (d *device) measure() error {
 			gpubackend.ErrNoMemory, asked>>20, free>>20, total>>20, d.info.Name)
 	}
 	d.info.Memory &^= d.info.Granularity - 1
+	d.budget = d.info.Memory
 	return nil
 }
 
@@ -187,6 +189,21 @@ func (d *device) Used() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used
+}
+
+func (d *device) SetBudget(bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.budget = bytes
+}
+
+// Free asks the driver, which counts what all processes have.
+func (d *device) Free() (int64, error) {
+	var free, total uint64
+	err := d.run(context.Background(), d.allocLane, func() error {
+		return d.drv.check("cuMemGetInfo", d.drv.memGetInfo(&free, &total))
+	})
+	return int64(free), err
 }
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
@@ -240,8 +257,8 @@ func (d *device) reserve(size int64) error {
 	if d.closed {
 		return gpubackend.ErrClosed
 	}
-	if size > d.info.Memory-d.used {
-		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.info.Memory, size)
+	if size > d.budget-d.used {
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.budget, size)
 	}
 	d.used += size
 	d.memories++

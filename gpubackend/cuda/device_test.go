@@ -275,21 +275,41 @@ func TestPinnedIsKnown(t *testing.T) {
 	}
 	seen := make(map[pinned]bool)
 	for _, p := range kept {
-		of, ok := d.buffers.holds(p)
+		of, ok := locked.holds(p)
 		require.True(t, ok)
 		seen[of] = true
 		for _, part := range [][]byte{p[99_999:], p[:1]} {
-			same, ok := d.buffers.holds(part)
+			same, ok := locked.holds(part)
 			require.True(t, ok)
 			require.Equal(t, of, same)
 		}
 	}
 	require.Len(t, seen, 5)
 	for _, p := range [][]byte{make([]byte, 10), nil} {
-		_, ok := d.buffers.holds(p)
+		_, ok := locked.holds(p)
 		require.False(t, ok)
 	}
 	require.NoError(t, d.Close())
+}
+
+// TestIdleBuffersAreGivenBack: and those in use are not.
+func TestIdleBuffersAreGivenBack(t *testing.T) {
+	d, _ := openFake(t, 64<<20, true)
+	used, release, err := d.HostBuffer(100_000)
+	require.NoError(t, err)
+	idle, giveBack, err := d.HostBuffer(100_000)
+	require.NoError(t, err)
+	giveBack()
+	_, ok := locked.holds(idle)
+	require.True(t, ok, "kept for the next caller")
+	d.trimBuffers()
+	require.Zero(t, d.buffers.kept)
+	_, ok = locked.holds(used)
+	require.True(t, ok)
+	release()
+	require.NotZero(t, d.buffers.kept)
+	require.NoError(t, d.Close())
+	d.trimBuffers() // the timer may come late
 }
 
 func TestRoundsHoldEveryPageOnce(t *testing.T) {

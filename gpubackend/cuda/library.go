@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -40,6 +41,8 @@ var loadedDriver = sync.OnceValues(func() (*driver, error) {
 
 // bind loads the library and looks all functions up.
 func bind(open func() (library, error)) (*driver, error) {
+	runtime.LockOSThread() // the loader keeps the reason of a failure for the thread that failed
+	defer runtime.UnlockOSThread()
 	lib, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("%w: there is no NVIDIA driver: %s cannot be loaded (%w)", ErrUnavailable, libraryName, err)

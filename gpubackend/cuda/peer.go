@@ -45,14 +45,32 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	if len(moves) == 0 {
 		return ctx.Err()
 	}
+	small, moves := splitPeer(moves)
+	if len(small) > 0 {
+		left, err := d.scatterPeer(ctx, small)
+		if err != nil {
+			return err
+		}
+		if moves = append(moves, left...); len(moves) == 0 {
+			return nil
+		}
+	}
 	return d.copyBy(ctx, d.in, func(c *copier) error {
-		for i := range moves {
-			if err := moves[i].from.openTo(d); err != nil {
-				return err
-			}
+		if err := d.openAll(moves); err != nil {
+			return err
 		}
 		return c.runPeer(ctx, moves)
 	})
+}
+
+// openAll lets this GPU use all that moves copy from by its address, in a job.
+func (d *device) openAll(moves []peerMove) error {
+	for i := range moves {
+		if err := moves[i].from.openTo(d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // peerMemory returns what a piece copies from, after checking that this GPU can reach it.

@@ -22,7 +22,7 @@ type known struct {
 
 // splitKnown splits patches into those whose base has a digest, and others.
 func (d *device) splitKnown(patches []gpubackend.Patch) (with []known, without []gpubackend.Patch) {
-	look := lookup{of: &d.buffers}
+	var look lookup
 	n := 0
 	for i := range patches {
 		if patches[i].Agreed != nil {

@@ -71,7 +71,7 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 		n += len(p.Host) / pageSize
 	}
 	pages := make([]move, 0, n)
-	look := lookup{of: &d.buffers}
+	var look lookup
 	for _, p := range pieces {
 		pinned, direct := look.holds(p.Host)
 		m := p.Mem.(*memory)
@@ -83,19 +83,35 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 		return pages, nil
 	}
 	err = d.run(ctx, d.workLane, func() error {
-		for len(pages) > 0 && !d.worker.slow.is() {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			n := min(len(pages), roundScatter)
-			if err := d.worker.scatterPages(pages[:n], toHost); err != nil {
-				return err
-			}
-			pages = pages[n:]
-		}
-		return nil
+		round := func(some []move) error { return d.worker.scatterPages(some, toHost) }
+		var err error
+		pages, err = inRounds(ctx, d.worker, pages, roundScatter, round)
+		return err
 	})
 	return pages, err
+}
+
+// inRounds has the worker copy pages, so many at a time, in its lane. It returns those that are left once its kernels
+// have to wait for others.
+func inRounds[P any](ctx context.Context, w *worker, pages []P, most int, round func(some []P) error) (left []P, err error) {
+	for len(pages) > 0 && !w.slow.is() {
+		if err := ctx.Err(); err != nil {
+			return pages, err
+		}
+		n := min(len(pages), most)
+		if err := round(pages[:n]); err != nil {
+			return pages, err
+		}
+		pages = pages[n:]
+	}
+	return pages, nil
+}
+
+// took notes how long a round of so many pages took.
+func (w *worker) took(d time.Duration, pages int) {
+	if d > w.slow.patience+time.Duration(pages)*slowPage {
+		w.slow.lasts(slowFor)
+	}
 }
 
 // scatterPages does one round, in the worker's lane.
@@ -125,9 +141,7 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 	if err = w.finish(err); err != nil {
 		return err
 	}
-	if time.Since(start) > w.slow.patience+time.Duration(len(pages))*slowPage {
-		w.slow.lasts(slowFor)
-	}
+	w.took(time.Since(start), len(pages))
 	if toHost {
 		w.stage(pagesAt, pages, true)
 	}
@@ -185,5 +199,69 @@ func (w *worker) between(there int, pages []move, toHost bool) error {
 		}
 		from = to
 	}
+	return nil
+}
+
+// roundPeer is the number of pages of one round from memory to memory: with two addresses for each they fit upSize.
+const roundPeer = min(roundScatter, pagesAt/16)
+
+// splitPeer splits moves into those that page kernels do, small ones of whole pages where there are many, and others. The kernels
+// access 16 bytes at a time.
+func splitPeer(moves []peerMove) (small, others []peerMove) {
+	for _, m := range moves {
+		if m.n%pageSize == 0 && m.n <= mostScattered && (m.to|m.base)%16 == 0 {
+			small = append(small, m)
+		} else {
+			others = append(others, m)
+		}
+	}
+	if len(small) < leastScatter {
+		return nil, moves
+	}
+	return small, others
+}
+
+// scatterPeer copies pages from memory that this GPU can address by page kernels: one gathers them side by side, and one
+// scatters them from there. It returns what is left to the copy engines.
+func (d *device) scatterPeer(ctx context.Context, moves []peerMove) (left []peerMove, err error) {
+	if d.worker.slow.is() {
+		return moves, nil
+	}
+	var pages []peerMove
+	for _, m := range moves {
+		for off := address(0); off < address(m.n); off += pageSize {
+			pages = append(pages, peerMove{from: m.from, to: m.to + off, base: m.base + off, n: pageSize})
+		}
+	}
+	err = d.run(ctx, d.workLane, func() error {
+		if err := d.openAll(moves); err != nil {
+			return err
+		}
+		var err error
+		pages, err = inRounds(ctx, d.worker, pages, roundPeer, d.worker.scatterPeerPages)
+		return err
+	})
+	return pages, err
+}
+
+// scatterPeerPages does one round, in the worker's lane.
+func (w *worker) scatterPeerPages(pages []peerMove) error {
+	host, n := w.host.bytes(), len(pages)
+	for i, m := range pages {
+		putWords(host[8*i:], uint64(m.base))
+		putWords(host[8*(n+i):], uint64(m.to))
+	}
+	start := time.Now()
+	err := w.up(0, 16*n)
+	if err == nil {
+		err = w.launch(w.gather, uint32(n), uint64(w.dev), uint64(w.dev+pagesAt))
+	}
+	if err == nil {
+		err = w.launch(w.scatter, uint32(n), uint64(w.dev)+uint64(8*n), uint64(w.dev+pagesAt))
+	}
+	if err = w.finish(err); err != nil {
+		return err
+	}
+	w.took(time.Since(start), n)
 	return nil
 }

@@ -45,7 +45,8 @@ type device struct {
 	writableExports bool
 
 	mu       sync.Mutex
-	used     int64 // protected by mu; in [0, info.Memory], that of lingering included
+	budget   int64 // protected by mu
+	used     int64 // protected by mu; that of lingering included
 	memories int   // protected by mu; Memory not freed
 	closed   bool  // protected by mu
 	// lingering was freed, and other processes have it still. Protected by mu.
@@ -88,6 +89,7 @@ func New(o Options) (gpubackend.Device, error) {
 
 			ReadOnlyExports: !o.WritableExports,
 		},
+		budget:          o.Memory &^ (o.Granularity - 1),
 		writableExports: o.WritableExports,
 
 		key:     o.Key,
@@ -106,6 +108,22 @@ func (d *device) Used() int64 {
 	defer d.mu.Unlock()
 	d.reapLocked()
 	return d.used
+}
+
+func (d *device) SetBudget(bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.budget = bytes
+}
+
+// Free returns what the host has, without what the device uses of it: the kernel takes care of the host's memory, and
+// who uses how much of it changes by the second.
+func (d *device) Free() (int64, error) {
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		return 0, fmt.Errorf("sysinfo: %w", err)
+	}
+	return int64(host.Totalram)*int64(host.Unit) - d.Used(), nil
 }
 
 // linger counts a freed memory as used until nobody has it.
@@ -191,12 +209,12 @@ func (d *device) reserve(size int64) error {
 	if d.closed {
 		return gpubackend.ErrClosed
 	}
-	if size > d.info.Memory-d.used {
+	if size > d.budget-d.used {
 		d.reapLocked()
 	}
-	if size > d.info.Memory-d.used {
+	if size > d.budget-d.used {
 		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for",
-			gpubackend.ErrNoMemory, d.used, d.info.Memory, size)
+			gpubackend.ErrNoMemory, d.used, d.budget, size)
 	}
 	d.used += size
 	d.memories++

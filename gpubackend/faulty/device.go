@@ -47,6 +47,7 @@ type Device struct {
 	fail  [ops]map[int]error // protected by mu; by the number of the call
 	gates [ops]*Gate         // protected by mu; nil where calls pass
 	slow  [ops]time.Duration // protected by mu
+	total int64              // protected by mu; 0: as the wrapped device has it
 }
 
 var _ gpubackend.Device = (*Device)(nil)
@@ -160,6 +161,27 @@ func (d *Device) Key() *gpubackend.DigestKey { return d.inner.Key() }
 
 // Used returns that of the wrapped device.
 func (d *Device) Used() int64 { return d.inner.Used() }
+
+// SetBudget sets that of the wrapped device.
+func (d *Device) SetBudget(bytes int64) { d.inner.SetBudget(bytes) }
+
+// SetFree has Free return so many bytes less what the wrapped device uses, as if other programs had the rest.
+func (d *Device) SetFree(total int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.total = total
+}
+
+// Free returns that of the wrapped device, unless SetFree says otherwise.
+func (d *Device) Free() (int64, error) {
+	d.mu.Lock()
+	total := d.total
+	d.mu.Unlock()
+	if total == 0 {
+		return d.inner.Free()
+	}
+	return max(total-d.inner.Used(), 0), nil
+}
 
 // Close closes the wrapped device. It never fails on its own.
 func (d *Device) Close() error { return d.inner.Close() }

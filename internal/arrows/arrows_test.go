@@ -53,30 +53,32 @@ var rules = []rule{
 	{"internal/locktree", nil, false},
 	{"internal/plants", nil, false},
 	{"internal/cost", nil, false},
+	{"internal/choices", nil, false},
 	{"internal/rundir", []string{sys}, false},
 	{"internal/testsummary", nil, false},
 	{"internal/model", []string{"internal/page", "versions"}, false},
 	{"versions", []string{"internal/page"}, false},
 	{"lrc", []string{"versions", "internal/page", "golang.org/x/sys/cpu"}, false},
 	{"gpubackend", []string{"internal/page", sys, purego}, false},
-	{"prefetch", []string{"internal/page"}, false},
-	{"pagecache", []string{"lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", humanize, sys, sync}, false},
+	{"prefetch", []string{"internal/page", "internal/choices"}, false},
+	{"pagecache", []string{"pagecache/live", "lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", humanize, sys, sync}, false},
 	// The rooms of pagecache know neither its other rooms nor the rules that it carries out, but that all transfers pass
 	// the mover.
-	{"pagecache/mover", []string{"internal/page", "internal/cost", "gpubackend"}, false},
+	{"pagecache/live", nil, false},
+	{"pagecache/mover", []string{"internal/page", "internal/cost", "gpubackend", "pagecache/live"}, false},
 	{"pagecache/cleanread", []string{"pagecache/mover", "gpubackend", "prefetch", "internal/page", "internal/cost", ristretto, sys}, false},
-	{"pagecache/mover/schedule", []string{"internal/page"}, false},
+	{"pagecache/mover/schedule", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
-	{"pagecache/residency/policy", []string{"internal/page"}, false},
+	{"pagecache/residency/policy", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache/residency/tenants", nil, false},
 	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
-	{"fs", []string{"pagecache", "internal/page", fuse, sys, sync}, false},
-	{"control", []string{"pagecache", "pagecache/view", "internal/page", sys, sync}, false},
+	{"fs", []string{"pagecache", "pagecache/live", "internal/page", fuse, sys, sync}, false},
+	{"control", []string{"pagecache", "pagecache/live", "pagecache/view", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
 	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml, humanize, systemd, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "pagecache/live", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml, humanize, systemd, sys}, false},
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
@@ -105,10 +107,10 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak, "go.yaml.in/yaml/v3"}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
+var keepPure = []string{"internal/page", "internal/choices", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
 
 // pure are what such a test may import of gaiafs.
-var pure = []string{"internal/page", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
+var pure = []string{"internal/page", "internal/choices", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
 
 // pkg is what the test needs of go list -json.
 type pkg struct {

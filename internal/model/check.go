@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // ErrRefused is what a System returns for a step that it cannot carry out, as a filesystem that lacks an operation. Nothing
@@ -166,12 +167,19 @@ func (r *Run) carryOut(s Step) error {
 	return r.Oracle.Event(event, got)
 }
 
-// compare compares what can be seen besides.
-func (r *Run) compare() error {
-	if r.Loose {
-		return nil
+// homePatience is how long home may lack what a CPU read brought from a device.
+const homePatience = 10 * time.Second
+
+// Follower is a System whose home has what a CPU read brings a moment later.
+type Follower interface{ HomeFollows() }
+
+// compareHome compares home with the model's.
+func (r *Run) compareHome(h Homer) error {
+	patience := time.Duration(0)
+	if _, ok := r.System.(Follower); ok {
+		patience = homePatience
 	}
-	if h, ok := r.System.(Homer); ok {
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		home, err := h.Home()
 		if err != nil {
 			return err
@@ -181,7 +189,19 @@ func (r *Run) compare() error {
 			// A page that is dirty may have been written back early, and written again since.
 			r.Model.copyDirty(want, home)
 		}
-		if err := same("home", 0, home, want); err != nil {
+		if err = same("home", 0, home, want); err == nil || time.Since(began) >= patience {
+			return err
+		}
+	}
+}
+
+// compare compares what can be seen besides.
+func (r *Run) compare() error {
+	if r.Loose {
+		return nil
+	}
+	if h, ok := r.System.(Homer); ok {
+		if err := r.compareHome(h); err != nil {
 			return err
 		}
 	}

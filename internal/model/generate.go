@@ -10,7 +10,7 @@ var weights = [numOps]int{
 	SourceWrite: 6, SourceAppend: 4, SourceTruncate: 2, SourcePunch: 2, SourceCollapse: 1, SourceInsert: 1,
 	SourceClone: 2, SourceSnapshot: 2, SourceChmod: 3, SourceLink: 3, SourceRename: 2,
 	Map: 12, Unmap: 2, Kill: 1, Store: 30, Load: 12, Acquire: 14, Release: 10, Publish: 8, Drop: 6, Finish: 6,
-	DontNeed: 1, Peek: 6, Evict: 3, Collect: 4, Untrack: 2,
+	DontNeed: 1, Peek: 6, Evict: 3, Collect: 4, Untrack: 2, Group: 6,
 	View: 6, Look: 12, Unview: 2,
 }
 

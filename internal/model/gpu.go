@@ -204,6 +204,19 @@ func (m *Model) store(s Step) {
 	})
 }
 
+// group begins a group, stores into it and releases it. What the device released of its pages before is home then.
+func (m *Model) group(s Step) {
+	start, end := m.within(s)
+	for p := start; p < end; p++ {
+		if m.pages[p].pending(m.owner(s.Client)) {
+			m.collect(p, false)
+		}
+	}
+	m.store(s)
+	m.publish(s.Client, start, end)
+	m.finish(s.Client)
+}
+
 func (m *Model) load(s Step) (out []byte) {
 	m.each(s.Off, min(s.Len, m.size-s.Off), func(p, from, to int, _ int64) {
 		out = append(out, m.pages[p].replicas[m.owner(s.Client)].data[from:to]...)
@@ -274,7 +287,7 @@ func (m *Model) reachable(s Step) bool {
 			return false
 		}
 	}
-	return s.Op == Store || s.Off < m.size
+	return s.Op != Load || s.Off < m.size
 }
 
 // Mapped reports whether a GPU client maps anything now.

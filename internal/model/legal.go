@@ -28,6 +28,8 @@ func (m *Model) Legal(s Step) bool {
 		return has
 	case Store, Load:
 		return mp != nil && (mp.writable || s.Op == Load) && m.reachable(s)
+	case Group:
+		return mp != nil && rel == nil && mp.writable && m.reachable(s)
 	case Drop, Finish:
 		return rel != nil
 	case Unmap, Kill, Peek:

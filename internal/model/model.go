@@ -324,6 +324,8 @@ func (m *Model) Do(s Step) []byte {
 		}
 	case Store:
 		m.store(s)
+	case Group:
+		m.group(s)
 	case Load:
 		return m.load(s)
 	case Acquire:

@@ -18,12 +18,16 @@ func (o *Oracle) Event(s Step, got []byte) error {
 	}
 	agent := o.layout.Device(s.Client) + 1
 	switch s.Op {
-	case Store:
+	case Store, Group:
 		if s.Off+s.Len > o.size() {
 			o.junk = true
 		}
 		o.touch(agent, s.Off, s.Len)
 		o.store(agent, s.Off, s.Len, valuesOf(s, s.Off))
+		if s.Op == Group {
+			o.publish(agent, s)
+			o.finish(s.Client)
+		}
 	case Load:
 		return o.checkLoad(agent, s.Off, got)
 	case Acquire:

@@ -79,9 +79,12 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 	case Truncate, OpenTrunc, Punch, PunchRest, Zero, Allocate, Copy, SourceWrite, SourceAppend, SourceTruncate, SourcePunch,
 		SourceCollapse, SourceInsert, SourceClone:
 		t.may = append(t.may, during)
-	case MapStore, Store:
+	case MapStore, Store, Group:
 		if t.open.IsZero() {
 			t.open = began
+		}
+		if s.Op == Group {
+			t.may = append(t.may, during)
 		}
 	case Release, DontNeed, Unmap, Kill:
 		if o.publishesAgain(s) {

@@ -111,6 +111,8 @@ const (
 	Collect
 	// Untrack stops tracking what no client maps for writing any more.
 	Untrack
+	// Group begins a group of the pages of [Off, Off+Len), stores Len bytes at Off, and releases the group.
+	Group
 
 	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look acquires
 	// a part of it, or all, and reads that. Unview ends it.
@@ -128,7 +130,7 @@ var opNames = [numOps]string{
 	"sourcewrite", "sourceappend", "sourcetruncate", "sourcepunch", "sourcecollapse", "sourceinsert",
 	"sourceclone", "sourcesnapshot", "sourcechmod", "sourcelink", "sourcerename",
 	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed", "peek",
-	"evict", "collect", "untrack", "view", "look", "unview",
+	"evict", "collect", "untrack", "group", "view", "look", "unview",
 }
 
 func (o Op) String() string { return opNames[o] }
@@ -151,12 +153,12 @@ func (o Op) hasLength() bool { return o == Append || o == SourceAppend }
 
 // wholePages reports whether programs use whole pages with the Op.
 func (o Op) wholePages() bool {
-	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load || o == SourceCollapse || o == SourceInsert)
+	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load && o != Group || o == SourceCollapse || o == SourceInsert)
 }
 
 func (o Op) stores() bool {
 	switch o {
-	case Write, MapStore, Store, Append, DirectWrite, SourceWrite, SourceAppend, SourceClone, SourceSnapshot, SetTimes:
+	case Write, MapStore, Store, Group, Append, DirectWrite, SourceWrite, SourceAppend, SourceClone, SourceSnapshot, SetTimes:
 		return true
 	}
 	return false
@@ -174,11 +176,11 @@ func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
 // InSource reports whether it happens beside the mount.
 func (o Op) InSource() bool { return o >= SourceWrite && o < Map }
 
-// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge. Steps of views
-// are exact too, but not every System has views: who has them asks for OfViews besides.
+// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge. Groups and
+// steps of views are exact too, but not every System has them: who has asks for Group and OfViews besides.
 func (o Op) Exact() bool {
 	switch o {
-	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek:
+	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek, Group:
 		return false
 	}
 	return !o.InSource() && !o.OfViews()

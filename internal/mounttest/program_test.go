@@ -25,7 +25,9 @@ type order struct {
 	// Limit is how much of the file a CPU program maps, of whatever size the file is.
 	Limit  int64
 	Device int
-	Step   model.Step
+	// Kind is the device's where that matters.
+	Kind gaiafs.Kind
+	Step model.Step
 	// SyncRange asks for the range of a Write to be written back.
 	SyncRange bool
 	// Path is of the file, for steps that need one.
@@ -167,7 +169,7 @@ func (p *program) gpu(o order) (data []byte, err error) {
 	}
 	// The pages of the step that the mapping has.
 	off, n := p.base+s.Off-p.start, s.Len
-	if m != nil && s.Op != model.Store && s.Op != model.Load {
+	if m != nil && s.Op != model.Store && s.Op != model.Load && s.Op != model.Group {
 		end := min(off+n, m.Len())
 		off = max(off, 0)
 		n = end - off
@@ -178,7 +180,7 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		if s.Writable {
 			prot |= gaiafs.ProtWrite
 		}
-		var options []gaiafs.Option
+		options := []gaiafs.Option{gaiafs.OnKind(o.Kind)}
 		if s.Lazy {
 			options = append(options, gaiafs.Lazy())
 		}
@@ -197,6 +199,8 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		data = make([]byte, n)
 		_, err = m.ReadAt(data, off)
 		return data, err
+	case model.Group:
+		err = group(m, off, s.Bytes())
 	case model.Acquire:
 		_, err = m.Acquire(off, n)
 	case model.Release:
@@ -213,6 +217,18 @@ func (p *program) gpu(o order) (data []byte, err error) {
 	return nil, err
 }
 
+// group stores bytes in a group of their pages.
+func group(m *gaiafs.Mapping, off int64, b []byte) error {
+	g, err := gaiafs.Begin(gaiafs.Range{Of: m, Off: off, Len: int64(len(b))})
+	if err != nil {
+		return err
+	}
+	if _, err = m.WriteAt(b, off); err == nil {
+		_, err = g.Release()
+	}
+	return err
+}
+
 // viewStep carries out a step of views.
 func (p *program) viewStep(o order) (data []byte, err error) {
 	s, v := o.Step, p.view
@@ -222,7 +238,7 @@ func (p *program) viewStep(o order) (data []byte, err error) {
 		for _, g := range s.Segments() {
 			segments = append(segments, gaiafs.Segment{Offset: p.base + g.Off, Length: g.Len, Stride: g.Stride, Count: g.Count})
 		}
-		options := []gaiafs.Option{gaiafs.Align(s.Align())}
+		options := []gaiafs.Option{gaiafs.Align(s.Align()), gaiafs.OnKind(o.Kind)}
 		if s.Lazy {
 			options = append(options, gaiafs.Lazy())
 		}

@@ -48,7 +48,7 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		if l.WriteBack && !run.Loose {
 			return []model.Step{flush, s}
 		}
-	case model.Store:
+	case model.Store, model.Group:
 		if !run.Loose && s.Off+s.Len > run.Model.Size() {
 			// A page of which only bytes past end of file changed is released, which does no harm but that a collect may
 			// bring home early what else the page has.
@@ -192,6 +192,14 @@ func layoutOf(writeBack bool) model.Layout {
 	return l
 }
 
+// mixedLayout is that of a mount whose last device is of another kind than the others.
+func mixedLayout(writeBack bool) model.Layout {
+	l := layoutOf(writeBack)
+	last := testdevice.Count(l.Devices - 1)
+	l.Devices, l.GPUs[len(l.GPUs)-1] = last+1, last
+	return l
+}
+
 // TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one, and through
 // libcuda.
 func TestRandomPrograms(t *testing.T) {
@@ -202,24 +210,32 @@ func TestRandomPrograms(t *testing.T) {
 		loose       bool
 		disguised   bool
 		deviceReads string
+		// emulated devices stand beside those of another kind: disguised ones, or GPUs.
+		emulated int
 	}{
-		{"write-through", false, time.Hour, false, false, ""},
-		{"write-back", true, time.Hour, false, false, ""},
-		{"write-through-busy", false, 20 * time.Millisecond, true, false, ""},
-		{"write-back-busy", true, 20 * time.Millisecond, true, false, ""},
-		{"libcuda", false, time.Hour, false, true, ""},
-		{"libcuda-busy", false, 20 * time.Millisecond, true, true, ""},
+		{"write-through", false, time.Hour, false, false, "", 0},
+		{"write-back", true, time.Hour, false, false, "", 0},
+		{"write-through-busy", false, 20 * time.Millisecond, true, false, "", 0},
+		{"write-back-busy", true, 20 * time.Millisecond, true, false, "", 0},
+		{"libcuda", false, time.Hour, false, true, "", 0},
+		{"libcuda-busy", false, 20 * time.Millisecond, true, true, "", 0},
 		// Reads come from devices wherever they can.
-		{"devices-serve", false, time.Hour, false, false, "always"},
-		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always"},
+		{"devices-serve", false, time.Hour, false, false, "always", 0},
+		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always", 0},
+		{"two-kinds", false, time.Hour, false, !testdevice.GPUs(), "", 1},
+		{"two-kinds-busy", true, 20 * time.Millisecond, true, !testdevice.GPUs(), "", 1},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			if mode.disguised {
 				testdevice.Emulated(t, "there is a libcuda that is not fake")
 			}
-			x := newSystem(t, layoutOf(mode.writeBack), testmount.Options{
-				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads,
+			layout := layoutOf(mode.writeBack)
+			if mode.emulated > 0 {
+				layout = mixedLayout(mode.writeBack)
+			}
+			x := newSystem(t, layout, testmount.Options{
+				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads, Emulated: mode.emulated,
 			})
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1)+1) + *firstFlag; done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {

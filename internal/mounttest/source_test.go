@@ -15,6 +15,9 @@ import (
 // changeSource carries out a step in SOURCE, as somebody does who does not go through the mount. It returns what the Oracle wants
 // to know of it.
 func (x *system) changeSource(s model.Step) ([]byte, error) {
+	if err := x.waitFlights(); err != nil {
+		return nil, err
+	}
 	fd, off := int(x.home.Fd()), x.base+s.Off
 	switch s.Op {
 	case model.SourceWrite:

@@ -3,6 +3,7 @@ package mounttest
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -33,6 +34,7 @@ const patience = 30 * time.Second
 type system struct {
 	t         testing.TB
 	layout    model.Layout
+	emulated  int // of the devices, the last ones, beside others that are not
 	mount     *testmount.Mount
 	env       []string // of the programs, besides that of the test
 	processes []*process
@@ -55,9 +57,9 @@ type system struct {
 
 // newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake libcuda.
 func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
-	x := &system{t: t, layout: l, took: make(map[model.Op]time.Duration)}
+	x := &system{t: t, layout: l, emulated: o.Emulated, took: make(map[model.Op]time.Duration)}
 	if o.Disguised {
-		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices)}
+		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices-o.Emulated)}
 	}
 	o.Devices, o.Poison, o.WriteBack = l.Devices, true, l.WriteBack
 	if l.Devices == 0 {
@@ -90,6 +92,14 @@ func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
 		}
 	})
 	return x
+}
+
+// kind says what kind a device is of, where the mount has two.
+func (x *system) kind(device int) gaiafs.Kind {
+	if x.emulated > 0 && device >= x.layout.Devices-x.emulated {
+		return gaiafs.KindEmulated
+	}
+	return 0
 }
 
 // begin gives the programs a fresh file.
@@ -138,6 +148,9 @@ func (x *system) cool() {
 // Home is model.Homer's.
 func (x *system) Home() ([]byte, error) { return readWhole(x.home, x.base) }
 
+// HomeFollows implements model.Follower: reads do not wait for home.
+func (x *system) HomeFollows() {}
+
 // Do is model.System's.
 func (x *system) Do(s model.Step) ([]byte, error) {
 	start := time.Now()
@@ -145,6 +158,7 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 	o := order{Step: s}
 	if !x.layout.IsCPU(s.Client) {
 		o.Device = x.layout.Device(s.Client)
+		o.Kind = x.kind(o.Device)
 	}
 	if s.Op.InSource() {
 		return x.changeSource(s)
@@ -199,7 +213,7 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 // file makes the kernel write it back.
 func (x *system) evict(device int) error {
 	for _, s := range []model.Step{{Op: model.Map, Len: x.memory}, {Op: model.Unmap}} {
-		if _, err := x.filler.do(order{Step: s, Device: device}); err != nil {
+		if _, err := x.filler.do(order{Step: s, Device: device, Kind: x.kind(device)}); err != nil {
 			return err
 		}
 	}
@@ -254,7 +268,10 @@ func (x *system) slowest() string {
 // status is what the daemon says of itself.
 type status struct {
 	Counters map[string]int64 `json:"counters"`
-	Files    []struct {
+	Memory   struct {
+		Classes map[string]int64 `json:"classes"`
+	} `json:"memory"`
+	Files []struct {
 		Mappings int `json:"mappings"`
 		Views    []struct {
 			Mappings int `json:"mappings"`
@@ -268,6 +285,21 @@ func (x *system) status() (s status, err error) {
 		return s, err
 	}
 	return s, json.Unmarshal(text, &s)
+}
+
+// waitFlights waits until what CPU reads brought from devices is home: what somebody changes in SOURCE before may be lost.
+func (x *system) waitFlights() error {
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		s, err := x.status()
+		switch {
+		case err != nil:
+			return err
+		case s.Memory.Classes["flights"] == 0:
+			return nil
+		case time.Since(began) > time.Minute:
+			return errors.New("what reads brought does not come home")
+		}
+	}
 }
 
 // mappings returns how many mappings there are. Nobody maps another file.

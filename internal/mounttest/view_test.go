@@ -204,15 +204,24 @@ func TestViewsOfManyFiles(t *testing.T) {
 // fakeCUDA is set in a process of this test that finds the fake libcuda.
 const fakeCUDA = "GAIAFS_TEST_FAKE_CUDA"
 
+// inProcessWithCUDA runs the test in another process, which finds the fake libcuda, and returns true there. The library
+// must be in reach before a process starts.
+func inProcessWithCUDA(t *testing.T) bool {
+	if os.Getenv(fakeCUDA) != "" {
+		return true
+	}
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), fakeCUDA+"=1", "LD_LIBRARY_PATH="+fakecuda.Dir(t))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
+	return false
+}
+
 func TestViewsOnAGPU(t *testing.T) {
-	if os.Getenv(fakeCUDA) == "" { // the library must be in reach before the process starts
-		exe, err := os.Executable()
-		require.NoError(t, err)
-		cmd := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v")
-		cmd.Env = append(os.Environ(), fakeCUDA+"=1", "LD_LIBRARY_PATH="+fakecuda.Dir(t))
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		require.Contains(t, string(out), "--- PASS: "+t.Name())
+	if !inProcessWithCUDA(t) {
 		return
 	}
 	m := testmount.Start(t, testmount.Options{Devices: 2, Disguised: true, Poison: true})

@@ -13,7 +13,8 @@
 // # Use
 //
 // make test-plants runs all nets of all plants, which takes about half an hour on two processors. go test checks only that
-// each plant still fits the source: a plant that does not is mended together with the code that it fitted.
+// each plant still fits the source, and that the altered file compiles: a plant that does not is mended together with the
+// code that it fitted.
 //
 // # What it does not do
 //

@@ -27,6 +27,48 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestReadsWithoutLockAreDroppedByReleases"}},
 	},
 	{
+		name: "a flight is shown although a device released its pages again",
+		file: "pagecache/cleanread.go",
+		old:  "\tf.flights.setShown(rg, false)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestFlights|TestRandomDevicesServeReads"}},
+	},
+	{
+		name: "a CPU write passes a flight of its page",
+		file: "pagecache/write.go",
+		old:  "f.flights.overlap(rg) || ",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestFlights"}},
+	},
+	{
+		name: "pages of a flight do not count as the kernel's",
+		file: "pagecache/flight.go",
+		old:  "\t\t\tf.lrc.CPURead(x.pages)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestReadAheadOfFlightsIsDropped"}},
+	},
+	{
+		name: "what is compared or merged with home misses flights",
+		file: "pagecache/flight.go",
+		old:  "\treturn overHome{f.home, &f.flights}\n",
+		new:  "\treturn f.home\n",
+		nets: []net{{pkg: "pagecache", run: "TestFlights"}},
+	},
+	{
+		name: "a file is given up with bytes that fly",
+		file: "pagecache/file.go",
+		old:  " || f.flights.any())",
+		new:  ")",
+		nets: []net{{pkg: "pagecache", run: "TestFlightOutlivesItsDevice"}},
+	},
+	{
+		name: "an acquire reads past a flight",
+		file: "pagecache/collect.go",
+		old:  "\tif err := f.landLocked(rg); err != nil {\n\t\treturn rg.Start, err\n\t}\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestFlights"}},
+	},
+	{
 		name: "a group is published in several steps",
 		file: "pagecache/publications.go",
 		old:  "\t\t\tf.published.state.Add(1)\n",
@@ -65,7 +107,8 @@ var pagecachePlants = []plant{
 		name: "an eviction collects nothing",
 		file: "pagecache/evict.go",
 		old:  "\t// Most of it comes home a part at a time, so that requests get in between.\n",
-		new:  "\tif idle() {\n\t\tf.freeExtentLocked(x)\n\t\treturn true\n\t}\n",
+		new: "\tif idle() {\n\t\tplan := f.lrc.BeginEvict(x.pages(), h.owner)\n\t\tplan.Lossy = true\n" +
+			"\t\treturn f.freeExtentLocked(x, plan)\n\t}\n",
 		nets: []net{
 			{pkg: "pagecache", run: "TestEvictionMakesRoomAndBringsModifiedBytesHome"},
 			{pkg: "fs", run: "TestEvictedBytesComeHome"},
@@ -151,13 +194,6 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestAppendedBetweenLookAndCollect"}},
 	},
 	{
-		name: "replicas are brought up to date before their bytes past the former end are zeroed",
-		file: "pagecache/beside.go",
-		old:  "f.settleOnlyLocked(ctx, ends)",
-		new:  "f.settleHomeLocked(ctx, ends)",
-		nets: []net{{pkg: "pagecache", run: "TestAppendedHomeIsKept"}},
-	},
-	{
 		name: "bytes past end of file are written home",
 		file: "pagecache/collect.go",
 		old:  "if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {",
@@ -237,7 +273,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a read that goes past the page cache collects nothing",
 		file: "pagecache/read.go",
-		old:  "return f.collectLocked(ctx, bytes.Pages().Intersect(page.Range{End: f.lrc.End()}), false)",
+		old:  "return f.collectLocked(ctx, bytes.Pages(), false)",
 		new:  "return nil",
 		nets: []net{
 			{pkg: "fs", run: "TestSparseFilesAfterADeviceWroteIntoAHole|TestCopiesSeeWhatDevicesReleased"},
@@ -283,7 +319,7 @@ var pagecachePlants = []plant{
 		name: "a collect moves the time of modification",
 		file: "pagecache/times.go",
 		old:  "if err := h.SetModified(t.mtime); err != nil {",
-		new:  "if err := error(nil); err != nil {",
+		new:  "if err := error(nil); h == nil || err != nil {",
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
 	{

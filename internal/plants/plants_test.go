@@ -38,7 +38,7 @@ type net struct {
 
 func all() []plant {
 	var list []plant
-	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants} {
+	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants, movesPlants} {
 		list = append(list, of...)
 	}
 	return list

@@ -3,17 +3,48 @@ package plants
 // residencyPlants are faults in who gets how much of a device's memory, and when.
 var residencyPlants = []plant{
 	{
+		name: "the wrong owner is charged",
+		file: "pagecache/residency/pin.go",
+		old:  "d.ledger.Add(p.by.id(), x.size)",
+		new:  "d.ledger.Add(x.owner, x.size)",
+		nets: []net{{pkg: "pagecache/residency", run: "TestOwnerIsWhoMapsFirst"}},
+	},
+	{
+		name: "who asks for memory is not counted as its owner",
+		file: "pagecache/residency/reserve.go",
+		old:  "x, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n",
+		new:  "d.ledger.Add(owner, -size)\n\tx, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n\td.ledger.Add(owner, size)\n",
+		nets: []net{{pkg: "pagecache/residency", run: "TestRequesterIsCounted"}},
+	},
+	{
+		name: "what is guaranteed to a tenant is taken",
+		file: "pagecache/residency/tenants/ledger.go",
+		old:  "if id == asks || n > l.tenant(id).Guaranteed {",
+		new:  "if id == asks || n > 0 {",
+		nets: []net{
+			{pkg: "pagecache/residency/tenants", run: "TestVictims"},
+			{pkg: "pagecache/residency", run: "TestGuaranteeHolds"},
+		},
+	},
+	{
+		name: "a tenant owns more than it may",
+		file: "pagecache/residency/tenants/ledger.go",
+		old:  "return most > 0 && l.owned[id] > most",
+		new:  "return false && l.owned[id] > most",
+		nets: []net{{pkg: "pagecache/residency", run: "TestMostOfATenant"}},
+	},
+	{
 		name: "what was evicted for one reservation is given to another",
 		file: "pagecache/residency/room.go",
-		old:  "return promised == 0 || d.backend.Used()+promised+size <= d.info.Memory",
-		new:  "_ = promised\n\treturn true",
+		old:  "return promised == 0 || d.backend.Used()+promised+size <= budget",
+		new:  "_, _ = promised, budget\n\treturn true",
 		nets: []net{{pkg: "pagecache/residency", run: "TestWhatFitsDoesNotWait"}},
 	},
 	{
 		name: "what fits waits for others' evictions",
 		file: "pagecache/residency/room.go",
-		old:  "\tif d.spare(size) {",
-		new:  "\tif d.spare(size) && len(d.turns) == 0 {",
+		old:  "\tif !d.over(owner) && d.spare(size) {",
+		new:  "\tif !d.over(owner) && d.spare(size) && len(d.turns) == 0 {",
 		nets: []net{{pkg: "pagecache/residency", run: "TestWhatFitsDoesNotWait"}},
 	},
 	{

@@ -22,8 +22,8 @@ var usersPlants = []plant{
 	{
 		name: "the share of a user is not looked at",
 		file: "pagecache/residency/pin.go",
-		old:  "by.Limited && d.charges[by.User]+n > d.share",
-		new:  "by.Limited && n > d.share",
+		old:  "by.Limited && d.charges[by.User]+n > share",
+		new:  "by.Limited && n > share",
 		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
 	},
 	{

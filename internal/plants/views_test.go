@@ -41,12 +41,53 @@ var viewsPlants = []plant{
 	{
 		name: "view: a page that changed while it was coming is fresh",
 		file: "pagecache/view/state.go",
-		old:  "			s.coming.remove(i, part, all)\n",
-		new:  "			s.coming.remove(i, part, all)\n			s.stale.remove(i, part, all)\n",
+		old:  "				sets.remove(i, part, all)\n",
+		new:  "				sets.remove(i, part, all)\n				s.stale.remove(i, part, all)\n",
 		nets: []net{
 			{pkg: "pagecache/view", run: "."},
 			{pkg: "pagecache", run: "TestViewChangesWhileItComes"},
 		},
+	},
+	{
+		name: "view: what another view read goes to the wrong offset",
+		file: "pagecache/mover/share.go",
+		old:  "from := at + left[0].Offset() - step.Pages.Offset()",
+		new:  "from := at",
+		nets: []net{
+			{pkg: "pagecache", run: "TestShardsReadTheFileOnce|TestShardsBesideChanges"},
+			{pkg: "pagecache", run: "TestRandomShards"},
+		},
+	},
+	{
+		name: "view: one that joins late misses what nobody read for it",
+		file: "pagecache/viewfill.go",
+		old:  "rest = p.state.Coming()",
+		new:  "rest = nil",
+		nets: []net{
+			{pkg: "pagecache", run: "TestShardsBesideFaults"},
+			{pkg: "pagecache", run: "TestRandomShards"},
+		},
+	},
+	{
+		name: "view: what was read before a page was claimed arrives behind what is newer",
+		file: "pagecache/view/state.go",
+		old:  "		set.minus(&busy)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache/view", run: "TestClaims"}},
+	},
+	{
+		name: "links: staging memory of a neighbour is used again before the copy out of it has ended",
+		file: "pagecache/mover/relay.go",
+		old:  "if err := to.Peer(ctx, class, out); err != nil {",
+		new:  "go to.Peer(ctx, class, out)\n\tif err := ctx.Err(); err != nil {",
+		nets: []net{{pkg: "pagecache", run: "TestStagingOfANeighbourIsKept"}},
+	},
+	{
+		name: "links: what a neighbour did not bring is lost",
+		file: "pagecache/mover/relay.go",
+		old:  "if err == nil || p.ctx.Err() != nil {",
+		new:  "if true {",
+		nets: []net{{pkg: "pagecache", run: "TestNeighboursLinksThatFail"}},
 	},
 	{
 		name: "view: an eviction does not say what is gone",
@@ -118,7 +159,7 @@ var viewsPlants = []plant{
 		new:  "released, next, err := map[*holding][]page.Range(nil), rg.End, ctx.Err()",
 		nets: []net{
 			{pkg: "pagecache", run: "TestViewIsCoherent|TestRandomViews"},
-			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=24000"}},
+			{pkg: "internal/mounttest", run: "TestViews$"},
 		},
 	},
 	{

@@ -424,7 +424,7 @@ func TestBadArguments(t *testing.T) {
 		{"a pipe", pipe, 0, 4096, gaiafs.ProtRead, 0, []error{unix.EINVAL, unix.ENOTTY, unix.ESPIPE}},
 		{"a closed file", closed, 0, 4096, gaiafs.ProtRead, 0, []error{unix.EBADF}},
 	} {
-		mapping, err := gaiafs.Map(c.f, c.off, c.len, c.prot, c.device)
+		mapping, err := gaiafs.Map(c.f, c.off, c.len, c.prot, c.device, gaiafs.Stays())
 		if !assert.Error(t, err, c.what) {
 			mapping.Close()
 			continue

@@ -45,6 +45,9 @@ func mustGPUs() int {
 	return n
 }
 
+// GPUs reports whether tests use GPUs.
+func GPUs() bool { return mustGPUs() > 0 }
+
 // Count returns how many of n devices a test has: all of emulated ones, and of GPUs those that there are.
 func Count(n int) int {
 	if g := mustGPUs(); g > 0 {

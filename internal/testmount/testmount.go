@@ -53,9 +53,12 @@ type Options struct {
 	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their memory
 	// by its libcuda.
 	Disguised bool
+	// Emulated is how many of the devices, the last ones, are emulated whatever the others are: a mount with two kinds.
+	Emulated int
 	// Poison fills the memory of emulated devices with a pattern, so that whoever takes it for zeros is noticed.
 	Poison            bool
 	HostMemory        int64
+	PinnedMemory      int64
 	WriteBackInterval time.Duration
 	WriteBack         bool
 	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else auto.
@@ -168,12 +171,13 @@ func obey(in io.Reader, devices []*faulty.Device) {
 // open makes device i of the mount.
 func (o Options) open(i int) (gpubackend.Device, error) {
 	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison, CopyEngines: i%2 == 0} // there are two ways of copying from devices
-	if !o.Disguised {
+	other := i >= o.Devices-o.Emulated
+	if !o.Disguised && !other {
 		return testdevice.Open(e)
 	}
 	d, err := emulated.New(e)
-	if err != nil {
-		return nil, err
+	if err != nil || other {
+		return d, err
 	}
 	return disguise{d}, nil
 }
@@ -213,6 +217,7 @@ func serve(j job) error {
 	cache, err := pagecache.New(pagecache.Options{
 		Devices:           devices,
 		HostMemory:        j.HostMemory,
+		PinnedMemory:      j.PinnedMemory,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
 		DeviceReads:       pagecache.DeviceReadsNamed(cmp.Or(j.DeviceReads, os.Getenv("GAIAFS_TEST_DEVICE_READS"), "auto")),
@@ -307,7 +312,7 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	}
 	if !o.Disguised && o.Devices > 0 {
 		testdevice.Require(t)
-		o.Devices = testdevice.Count(o.Devices)
+		o.Devices = testdevice.Count(o.Devices-o.Emulated) + o.Emulated
 	}
 	if o.Memory == 0 {
 		o.Memory = 256 << 20

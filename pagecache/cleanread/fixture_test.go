@@ -72,7 +72,7 @@ func newFile(t testing.TB, size int64, tune func(o *Options)) *file {
 	f := &file{t: t, device: faulty.Wrap(d), home: make([]byte, size)}
 	rnd := rand.NewChaCha8([32]byte{})
 	_, _ = rnd.Read(f.home)
-	moves := mover.NewDevice(f.device, new(schedule.FCFS), func(error) {})
+	moves := mover.NewDevice(f.device, new(schedule.FCFS), nil, func(error) {})
 	o := Options{
 		When: Always, Limit: 4 << 20, Charge: func(int64) {}, Fits: func() bool { return true },
 		Devices: []*Device{{Moves: moves, Key: d.Key(), Engines: true, Lost: func() bool { return false }}},

@@ -5,8 +5,11 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -20,8 +23,11 @@ type Device struct {
 	// ctx is that of the calls for Reads; stop ends it.
 	ctx  context.Context
 	stop context.CancelFunc
-	// moved counts what was moved.
+	// fills counts the Fills that bring bytes to it.
+	fills atomic.Int32
+	// moved counts what was moved, live shows it to those who watch. live is immutable, and may be nil.
 	moved tally
+	live  *live.Feed
 	// calls counts those that make calls for Reads.
 	calls sync.WaitGroup
 
@@ -44,10 +50,11 @@ type waiter struct {
 }
 
 // NewDevice returns a Device that moves the bytes of dev in the order that a discipline says. Whoever uses dev
-// otherwise does not use it for moving bytes. failed is called, without any lock, when a call for Reads failed.
-func NewDevice(dev gpubackend.Device, order schedule.Discipline, failed func(err error)) *Device {
+// otherwise does not use it for moving bytes. failed is called, without any lock, when a call for Reads failed. What is
+// moved is shown to watch, which may be nil.
+func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Feed, failed func(err error)) *Device {
 	d := &Device{
-		dev: dev, order: order, failed: failed, waits: make(map[schedule.ID]*waiter), begun: make(map[schedule.ID][]schedule.Request),
+		dev: dev, order: order, live: watch, failed: failed, waits: make(map[schedule.ID]*waiter), begun: make(map[schedule.ID][]schedule.Request),
 		Cost: NewPlace(deviceLatency, deviceBandwidth),
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
@@ -94,6 +101,7 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 			next = d.ask(ctx, class, sizes[i+1])
 		}
 		err := d.await(ctx, r)
+		began := time.Now()
 		if err == nil {
 			err = call(i)
 			d.end([]schedule.Request{r.Request})
@@ -104,7 +112,7 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 			}
 			return err
 		}
-		d.moved.add(class, way, n)
+		d.tally(class, way, n, began)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func newBench(t *testing.T, order schedule.Discipline) *bench {
 	b := &bench{t: t, dev: faulty.Wrap(d)}
 	b.mem, err = b.dev.Alloc(emulated.Granularity)
 	require.NoError(t, err)
-	b.Device = NewDevice(b.dev, order, func(err error) {
+	b.Device = NewDevice(b.dev, order, nil, func(err error) {
 		b.mu.Lock() // deadlocks where the caller holds a lock that the test holds
 		defer b.mu.Unlock()
 		b.failed = append(b.failed, err)

@@ -50,6 +50,19 @@
 // Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
 // Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
 //
+// Fills of one file share what they read where their Targets are Sharers: a piece is claimed before its read begins, and
+// what was read is handed to each Fill that wants it, which sends it along with its own. Pieces then have the states
+//
+//	waits ──claimed──▶ read ──▶ handed to others, ready ──▶ sent ──▶ arrived
+//	  │         └─home fails, Run ends──▶ others are told, and read it themselves
+//	  └─another Fill has claimed all of it: nothing is left to do
+//
+// No Fill waits for another one's device. It waits for what others have begun to read for it, as for its own reads.
+//
+// A Fill of much has Relays besides the own link: other devices that are idle, over whose links bytes come into staging
+// memory there, and from there to the device. A relay belongs to one sender from the copy into the staging memory until
+// the copy out of it has ended. What it does not bring goes over the own link.
+//
 // Where home can be read past the host's page cache, and the Fill has an end (Until), nobody waits for the disk in Run.
 // The pieces that lack are read beside it (Reads), and a later Fill takes them. The states of such a read:
 //
@@ -61,11 +74,13 @@
 //
 // # Locks
 //
-//	Fill.mu       which pieces are taken, read and sent; home is asked under it what the host's page cache has
+//	Fill.mu       which pieces are taken, read and sent; home is asked under it what the host's page cache has, and a
+//	              Sharer for claims
+//	  inbox.mu    what others read for a Fill; under their Fill.mu, too
 //	Device.mu     what waits and what is under way
 //	  Place.mu    what is known of the speed of a device, or of the disk
 //
-// No lock is held while a device is called, or a function of the caller. The mover takes no lock of its callers; they
+// No lock is held while a device is called, or a function of the caller but Sharer.Claim. The mover takes no lock of its callers; they
 // may hold theirs.
 //
 // # What it does not do

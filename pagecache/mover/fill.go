@@ -75,6 +75,8 @@ type Fill struct {
 	Until time.Time
 	// Reads are those that outlast Run; nil where From is not Direct.
 	Reads *Reads
+	// Relays are what it may use besides the device's own link. It keeps those that it does not use in it.
+	Relays []*Relay
 	// Cold says that home is not to be looked for in the host's page cache first.
 	Cold bool
 
@@ -91,13 +93,17 @@ type Fill struct {
 	slots chan struct{} // one for each buffer in use
 	cold  atomic.Bool
 
+	inbox inbox // of what other Fills read for this one
+
 	mu      sync.Mutex
+	claimed []*Piece      // protected by mu; the pieces as they are read, where Into is a Sharer
 	next    int           // protected by mu; pieces that workers took
 	advised int           // protected by mu; pieces that were asked for ahead
 	err     error         // protected by mu; the first
 	ready   []*Piece      // protected by mu; read, and nobody is sending them
 	waiting int64         // protected by mu; bytes of ready
-	sending int           // protected by mu; workers that are sending
+	sending int           // protected by mu; workers that are sending over the own link
+	speed   float64       // protected by mu; of the last large call over the own link, in bytes per second
 	busy    int           // protected by mu; workers that have a piece, or are sending
 	ended   bool          // protected by mu; nobody begins anything any more
 	idle    chan struct{} // closed when ended is true and busy is 0
@@ -110,6 +116,8 @@ type Fill struct {
 // such behind one that it lacks.
 func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.ctx = ctx
+	p.Device.fills.Add(1)
+	defer p.Device.fills.Add(-1)
 	p.cold.Store(p.Cold)
 	if p.From.Direct != nil {
 		p.warmth = make([]atomic.Int32, len(p.Pieces))
@@ -127,6 +135,7 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	default:
 		p.run(called)
 	}
+	p.endSharing()
 	if p.Reads != nil {
 		p.Reads.wait = p.lacks
 	}
@@ -135,11 +144,16 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 
 // alone brings the only piece, without anybody's help.
 func (p *Fill) alone() {
+	p.mu.Lock()
 	p.next = 1
-	x := &p.Pieces[0]
+	x := p.pieceLocked(0)
+	p.mu.Unlock()
+	if len(x.Steps) == 0 {
+		return // another Fill brings it
+	}
 	err := p.read(0, x)
 	if err == nil {
-		err = p.send([]*Piece{x})
+		err = p.send([]*Piece{x}, nil)
 	}
 	if err != nil {
 		p.fail(err)
@@ -159,13 +173,16 @@ func (p *Fill) run(called *Crew) {
 		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
 	}
 	p.workers, p.leastCall = n, min(max(total/fewCalls, leastCall), mostLeastCall)
-	buffers := min(int64(n*PieceBytes+senders*callBytes)/largest, int64(len(p.Pieces)))
+	buffers := min(int64(n*PieceBytes+(senders+len(p.Relays))*callBytes)/largest, int64(len(p.Pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
 	if called == nil {
 		called = CallCrew()
 	}
 	called.begin(p, n-1)
+	for range p.Relays { // whoever sends through one waits for it, and reads nothing meanwhile
+		go p.work()
+	}
 	p.work()
 	p.mu.Lock()
 	p.ended = true
@@ -180,15 +197,14 @@ func (p *Fill) run(called *Crew) {
 func (p *Fill) work() {
 	for {
 		p.slots <- struct{}{}
-		i, ok := p.take()
-		if !ok {
+		i, x := p.take()
+		if x == nil {
 			<-p.slots
 			return
 		}
 		if ahead := i + p.workers; p.From.Direct != nil && ahead < len(p.Pieces) && !p.cold.Load() {
 			p.isWarm(ahead) // not when it is its turn, which is with mu held
 		}
-		x := &p.Pieces[i]
 		if err := p.read(i, x); err != nil {
 			p.fail(err)
 			<-p.slots
@@ -198,22 +214,24 @@ func (p *Fill) work() {
 	}
 }
 
-// take gives a worker its next piece. Pieces are taken in order, so those that were are a prefix. Where there is none,
-// the worker sends what others left.
-func (p *Fill) take() (i int, ok bool) {
+// take gives a worker its next piece, which has number i. Pieces are taken in order, so those that were are a prefix.
+// Where there is none, the worker sends what others left.
+func (p *Fill) take() (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
-		return 0, false
+		return 0, nil
 	}
 	p.busy++
-	if p.overLocked() {
-		p.sendLocked()
-		p.restLocked()
-		return 0, false
+	for !p.overLocked() {
+		p.next++
+		if x := p.pieceLocked(p.next - 1); len(x.Steps) > 0 {
+			return p.next - 1, x
+		}
 	}
-	p.next++
-	return p.next - 1, true
+	p.sendLocked()
+	p.restLocked()
+	return 0, nil
 }
 
 // overLocked reports whether no more pieces are to be taken. Once it is so it stays so.
@@ -246,14 +264,19 @@ func (p *Fill) restLocked() {
 	}
 }
 
-// sendLocked sends what was read until nothing is left, unless enough others do so. It lets go of mu meanwhile.
+// sendLocked sends what was read until nothing is left, unless enough others do so over each link that there is. It lets
+// go of mu meanwhile.
 func (p *Fill) sendLocked() {
+	var through *Relay
 	if p.sending == senders {
-		return
+		if through = p.takeRelayLocked(); through == nil {
+			return
+		}
+	} else {
+		p.sending++
 	}
-	p.sending++
 	var sent []*Piece
-	for len(p.ready) > 0 {
+	for len(p.ready) > 0 && (through == nil || !through.broken && through.Device.Idle()) {
 		n, size := 0, int64(0)
 		for ; n < len(p.ready) && size < callBytes; n++ {
 			size += p.ready[n].bytes
@@ -261,24 +284,45 @@ func (p *Fill) sendLocked() {
 		call := p.ready[:n:n]
 		p.ready, p.waiting = p.ready[n:], p.waiting-size
 		p.mu.Unlock()
-		err := p.send(call)
-		if err != nil {
-			p.fail(err)
-		} else {
-			p.Into.Sent(call)
+		if p.sendCall(call, size, through) {
 			sent = append(sent, call...)
-		}
-		for range call {
-			<-p.slots
 		}
 		p.mu.Lock()
 	}
-	p.sending--
+	if through != nil {
+		p.Relays = append(p.Relays, through)
+	} else {
+		p.sending--
+	}
 	if len(sent) > 0 {
 		p.mu.Unlock() // others may send meanwhile
 		p.arrived(sent)
 		p.mu.Lock()
 	}
+}
+
+// sendCall sends pieces of so many bytes, and reports whether the device has them.
+func (p *Fill) sendCall(call []*Piece, size int64, through *Relay) bool {
+	start := time.Now()
+	err := p.send(call, through)
+	if err != nil {
+		p.fail(err)
+	} else {
+		p.Into.Sent(call)
+	}
+	if through == nil && err == nil && size >= mostLeastCall {
+		p.mu.Lock()
+		p.speed = float64(size) / time.Since(start).Seconds()
+		p.mu.Unlock()
+	}
+	for _, x := range call {
+		if x.given {
+			p.inbox.took(x.bytes)
+		} else {
+			<-p.slots
+		}
+	}
+	return err == nil
 }
 
 func (p *Fill) fail(err error) {
@@ -299,8 +343,10 @@ func (p *Fill) read(i int, x *Piece) (err error) {
 		err = p.readDirect(x)
 	}
 	if err != nil {
+		x.giveBack()
 		return err
 	}
+	x.share()
 	return p.prepare(x)
 }
 
@@ -428,8 +474,8 @@ func (l *callList) done() {
 	callLists.Put(l)
 }
 
-// send gives pieces that were read to the device, and their buffers back.
-func (p *Fill) send(pieces []*Piece) error {
+// send gives pieces that were read to the device, through a relay if it is not nil, and their buffers back.
+func (p *Fill) send(pieces []*Piece, through *Relay) error {
 	defer func() {
 		for _, x := range pieces {
 			x.release()
@@ -446,7 +492,7 @@ func (p *Fill) send(pieces []*Piece) error {
 		copies, patches = all.copies, all.patches
 	}
 	if len(copies) > 0 {
-		if err := p.Device.In(p.ctx, p.Class, copies); err != nil {
+		if err := p.in(copies, through); err != nil {
 			return err
 		}
 	}

@@ -81,7 +81,7 @@ func newFiller(t testing.TB, size int64) *filler {
 	mem, err := f.dev.Alloc(size)
 	require.NoError(t, err)
 	f.into = &flat{mem: mem}
-	f.moves = NewDevice(f.dev, new(schedule.FCFS), func(error) {})
+	f.moves = NewDevice(f.dev, new(schedule.FCFS), nil, func(error) {})
 	t.Cleanup(func() {
 		require.NoError(t, mem.Free())
 		require.NoError(t, f.dev.Close())

@@ -1,8 +1,11 @@
 package mover
 
 import (
+	"fmt"
 	"sync/atomic"
+	"time"
 
+	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -11,14 +14,15 @@ type Way uint8
 
 const (
 	// In is from the host to the device, Out from the device to the host, Peer from another device. Within is within the
-	// device: zeros.
+	// device: zeros. Through is from the host to another device over this one's link; it counts as In, too.
 	In Way = iota
 	Out
 	Peer
 	Within
+	Through
 )
 
-var wayNames = [...]string{"in", "out", "peer", "within"}
+var wayNames = [...]string{"in", "out", "peer", "within", "through"}
 
 // Moved is what a Device has moved of one class one way. Transfers that failed do not count.
 type Moved struct {
@@ -29,11 +33,20 @@ type Moved struct {
 }
 
 // tally counts transfers by class and way.
-type tally [schedule.Eviction + 1][Within + 1]struct{ calls, bytes atomic.Int64 }
+type tally [schedule.Eviction + 1][Through + 1]struct{ calls, bytes atomic.Int64 }
 
 func (t *tally) add(class Class, way Way, n int64) {
 	t[class][way].calls.Add(1)
 	t[class][way].bytes.Add(n)
+}
+
+// tally counts a transfer that began then, and shows it to those who watch. It takes no lock but of package live.
+func (d *Device) tally(class Class, way Way, n int64, began time.Time) {
+	d.moved.add(class, way, n)
+	if d.live.On() {
+		d.live.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: "transfer", Bytes: n,
+			Device: fmt.Sprint("gpu", d.dev.Info().Ordinal), Detail: class.String() + " " + wayNames[way]}, nil)
+	}
 }
 
 // Moved returns what was moved so far, by class and way, without those that moved nothing. A Read counts as one call.

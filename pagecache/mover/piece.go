@@ -51,6 +51,9 @@ type Piece struct {
 	patches []gpubackend.Patch
 	// held says that home is read by Run itself, for it changed when it was read ahead.
 	held bool
+	// shares are what others get of it; given says that it is such a share.
+	shares []Share
+	given  bool
 }
 
 // Bytes returns how many bytes the piece has.

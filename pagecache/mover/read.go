@@ -151,7 +151,7 @@ func (d *Device) carryOut(reads []*Read) {
 		d.mu.Lock()
 		r.err, r.result, r.ended = err, result, now
 		if err == nil {
-			d.moved.add(r.class(), Out, r.bytes)
+			d.tally(r.class(), Out, r.bytes, r.began)
 		}
 		givenUp := r.state == readGivenUp
 		if !r.urgent || givenUp {

@@ -114,6 +114,11 @@ func (p *Fill) isWarm(i int) bool {
 // cannot is read from now on, and what follows it.
 func (p *Fill) thereLocked(i int) bool {
 	x := &p.Pieces[i]
+	if p.claimed != nil && p.claimed[i] != nil {
+		if x = p.claimed[i]; len(x.Steps) == 0 {
+			return true
+		}
+	}
 	r := p.Reads.under[x.first()]
 	switch {
 	case x.held:
@@ -136,8 +141,10 @@ func (p *Fill) thereLocked(i int) bool {
 		return false
 	}
 	p.readAheadLocked(i)
-	r = p.Reads.under[x.first()]
-	if p.Until.IsZero() || r.fate.Load() == readArrived {
+	if p.Until.IsZero() {
+		return true
+	}
+	if r = p.Reads.under[x.first()]; r.fate.Load() == readArrived {
 		return true
 	}
 	p.lacks = r.wait
@@ -252,9 +259,8 @@ func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
 	to := min(i+DirectReads, len(p.Pieces))
 	for k := max(p.advised, i); k < to; k++ {
-		x := &p.Pieces[k]
-		first := x.first()
-		if reads.under[first] != nil || x.held {
+		x := p.pieceLocked(k)
+		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {
 			continue
 		}
 		go p.newReadLocked(x)()

@@ -2,11 +2,13 @@ package residency
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -24,6 +26,11 @@ type Options struct {
 	Patience func() time.Duration
 	// Pinned is the pinned memory of the host that devices share. nil stands for none.
 	Pinned *Pinned
+	// Tenants are those that are configured; tenants.Check found nothing wrong.
+	Tenants []tenants.Tenant
+	// Recall has clients end the brackets that they keep without need, before a victim is looked for. nil stands for
+	// nothing to do. It is called without locks, and may wait for clients.
+	Recall func(ctx context.Context)
 	// Log receives what nobody waits for.
 	Log *slog.Logger
 }
@@ -33,11 +40,13 @@ type Device struct {
 	// immutable
 	backend gpubackend.Device
 	info    gpubackend.Info
-	options Options
-	share   int64 // bytes that a limited Tenant may map
+	options Options // but for Tenants, which mu protects
 	pinned  *Pinned
 
 	mu       sync.Mutex
+	budget   int64                 // bytes of the device's own memory that may be used; protected by mu
+	why      string                // where budget comes from, for people; protected by mu
+	share    float64               // the part of it that a limited Tenant may map; protected by mu
 	rule     policy.Rule           // protected by mu
 	eviction string                // its name; protected by mu
 	ledger   *tenants.Ledger       // who owns what of extents that are made or placed; protected by mu
@@ -70,15 +79,16 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	if o.Pinned == nil {
 		o.Pinned = NewPinned(0)
 	}
+	if o.Recall == nil {
+		o.Recall = func(context.Context) {}
+	}
 	info := d.Info()
-	ledger, err := tenants.New(info.Memory, nil)
+	ledger, err := tenants.New(info.Memory, o.Tenants)
 	if err != nil {
 		return nil, err
 	}
-	share := int64(float64(info.Memory) * o.Share)
-	share = (share + info.Granularity - 1) / info.Granularity * info.Granularity // in whole allocations
 	return &Device{
-		backend: d, info: info, options: o, share: min(share, info.Memory), pinned: o.Pinned, grants: make(map[*Grant]struct{}),
+		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned, grants: make(map[*Grant]struct{}),
 		rule: rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}, nil
@@ -108,6 +118,29 @@ func (d *Device) SetEviction(name string) error {
 	return nil
 }
 
+// SetTenants replaces what is configured of tenants, which CheckTenants found right.
+func (d *Device) SetTenants(list []tenants.Tenant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.options.Tenants = list
+	d.ledger.Configure(list)
+}
+
+// CheckTenants says what is wrong with a list of tenants, for this device.
+func (d *Device) CheckTenants(list []tenants.Tenant) error {
+	if err := tenants.CheckFor(d.Budget(), list); err != nil {
+		return refuse(syscall.EINVAL, "device %d: %v", d.info.Ordinal, err)
+	}
+	return nil
+}
+
+// Account returns on whose account the memory of a user's process in a cgroup is.
+func (d *Device) Account(user uint32, cgroup string) tenants.ID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return tenants.Find(d.options.Tenants, user, cgroup)
+}
+
 // UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
 type UserPins struct {
 	User  uint32 `json:"user"`
@@ -118,16 +151,29 @@ type UserPins struct {
 type Status struct {
 	// Eviction is the rule that chooses victims.
 	Eviction string
-	Extents  int
-	Mapped   int64 // bytes of those that clients map
+	// Budget is the bytes of the device's own memory that may be used, Why says where it comes from.
+	Budget  int64
+	Why     string
+	Extents int
+	Mapped  int64 // bytes of those that clients map
 	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the
 	// device's own memory so far, MovedIn those that moved back.
 	Pinned, MovedIn, MovedOut int64
 	Brackets                  int // grants that were not given back
 	Waiting                   int // grants that are waited for
 	Users                     []UserPins
+	// Pins is what extents of pinned Keys take on each user's account, PinnedIdle what nobody maps of them and stays.
+	Pins       []UserPins
+	PinnedIdle int64
 	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so last.
 	Tenants []tenants.Account
+}
+
+// Eviction returns the name of the rule that chooses victims.
+func (d *Device) Eviction() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return cmp.Or(d.eviction, policy.Default)
 }
 
 // Status returns what is so at the moment.
@@ -136,6 +182,7 @@ func (d *Device) Status() Status {
 	defer d.mu.Unlock()
 	s := Status{
 		Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Tenants: d.ledger.Accounts(),
+		Budget: d.budget, Why: d.why,
 		Users:  make([]UserPins, 0, len(d.charges)),
 		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line),
 	}
@@ -143,6 +190,7 @@ func (d *Device) Status() Status {
 		s.Users = append(s.Users, UserPins{user, n})
 	}
 	slices.SortFunc(s.Users, func(a, b UserPins) int { return cmp.Compare(a.User, b.User) })
+	s.Pins, s.PinnedIdle = d.pinsLocked().sums()
 	return s
 }
 

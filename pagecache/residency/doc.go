@@ -66,6 +66,12 @@
 // little. Nobody takes mapped memory from anybody, and a reservation that fails gives back all it got, so no two of
 // them wait for each other.
 //
+// # Pinned files
+//
+// A Key may be pinned, on some user's account. Its extents are no victims then, but those of a limited user only as far
+// as his share goes, the oldest ones first. Which these are is found out when a victim is looked for (pinned.go has the
+// host's memory, stay.go this). Explicit eviction, and the loss of rights or of the device, do not ask.
+//
 // # Sizes
 //
 // The size of new extents follows from the size of the file at that moment (Size). Extents that are there stay as they
@@ -75,7 +81,8 @@
 //
 // # Locks
 //
-// Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called. A
+// Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called, but
+// for Key.Pinned, which takes no lock. A
 // Key may hold its own lock when it calls this package, but for Reserve and Evict, which call the Key.
 //
 // # What it does not do

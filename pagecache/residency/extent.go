@@ -55,11 +55,13 @@ type Extent struct {
 
 	id      policy.ID      // protected by Device.mu
 	owner   tenants.ID     // who maps it, or did so last; protected by Device.mu
+	counted bool           // the ledger counts it as the owner's: it is in the device's own memory; protected by Device.mu
 	state   state          // protected by Device.mu
 	pins    map[uint32]int // of each user; protected by Device.mu
 	kept    int            // pins that Keep made; protected by Device.mu
 	mapped  int            // pins of all users, and kept; protected by Device.mu
 	watches []*Pin         // protected by Device.mu
+	written bool           // a program changed some of it since it was placed; protected by Device.mu
 	moving  bool           // other memory is being filled for it; protected by Device.mu
 	had     []uint32       // users who may have been given the memory that it has; protected by Device.mu
 }
@@ -124,6 +126,17 @@ func (d *Device) free(at Placement, had []uint32) {
 	}
 }
 
+// countLocked has the ledger count x as its owner's, or no longer, with Device.mu held.
+func (d *Device) countLocked(x *Extent, is bool) {
+	switch {
+	case is && !x.counted:
+		d.ledger.Add(x.owner, x.size)
+	case !is && x.counted:
+		d.ledger.Add(x.owner, -x.size)
+	}
+	x.counted = is
+}
+
 // takenLocked counts n more bytes of a tier, with Device.mu held.
 func (d *Device) takenLocked(t Tier, n int64) {
 	if t == TierHost {
@@ -170,6 +183,7 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
 	if x.state == held {
+		x.written = x.written || write
 		x.dev.rule.Note(policy.Event{Kind: policy.Accessed, ID: x.id, Bytes: bytes, Write: write})
 	}
 }
@@ -178,7 +192,7 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left
 	delete(d.extents, x.id)
-	d.ledger.Add(x.owner, -x.size)
+	d.countLocked(x, false)
 	d.leaving++
 	d.left++
 	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})

@@ -59,6 +59,8 @@ type key struct {
 	adopts  chan struct{} // if it is not nil, Adopt sends an element, and then waits for one
 	refuses atomic.Bool   // Clean reports that the bytes cannot be brought home
 	lost    atomic.Bool
+	pinned  atomic.Pointer[Tenant] // what Pinned returns
+	asked   atomic.Int64           // how often for Extents
 }
 
 func newKey(t *testing.T, d *Device) *key {
@@ -68,6 +70,7 @@ func newKey(t *testing.T, d *Device) *key {
 }
 
 func (k *key) Extents(rg page.Range) (list []*Extent) {
+	k.asked.Add(1)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, x := range k.has {
@@ -117,6 +120,13 @@ func (k *key) Rehouse(_ context.Context, x *Extent, tier Tier, mem gpubackend.Me
 	}
 	moved, _ := x.Move(tier, mem, func(gpubackend.Memory) error { return nil })
 	return moved
+}
+
+func (k *key) Pinned() (Tenant, bool) {
+	if by := k.pinned.Load(); by != nil {
+		return *by, true
+	}
+	return Tenant{}, false
 }
 
 // letGo has all extents leave.

@@ -109,24 +109,25 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 // need is the bytes of the extents of all wants.
 func need(wants []Want) (bytes int64) {
 	for _, w := range wants {
-		bytes += aligned(w.Pages, w.Size).Bytes()
+		bytes += Aligned(w.Pages, w.Size).Bytes()
 	}
 	return bytes
 }
 
 // admitAll refuses what can never be had.
 func (d *Device) admitAll(wants []Want) error {
-	most := d.info.Memory + d.pinned.limit
+	budget := d.Budget()
+	most := budget + d.pinned.Limit()
 	bytes := int64(0)
 	for _, w := range wants {
-		pieces, n := plan(w.Key.Extents(aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
+		pieces, n := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
 		if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
 			return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be used", humanize.IBytes(uint64(last.bytes())))
 		}
 		if bytes += n; bytes > most {
 			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
 				"use less at once, or mount with a larger --gpu-memory or --pinned-memory", humanize.IBytes(uint64(max(need(wants), bytes))),
-				d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)), humanize.IBytes(uint64(d.pinned.limit)))
+				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
 	}
 	return nil
@@ -235,7 +236,7 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 func (p *Pin) complete(ctx context.Context, w Want, allocate allocator) error {
 	d := p.dev
 	for rest := w.Pages; !rest.Empty(); {
-		pieces, _ := plan(w.Key.Extents(aligned(rest, w.Size)), rest, w.Size, d.info.Granularity, d.info.Memory+d.pinned.limit)
+		pieces, _ := plan(w.Key.Extents(Aligned(rest, w.Size)), rest, w.Size, d.info.Granularity, d.Budget()+d.pinned.Limit())
 		for _, of := range pieces {
 			if of.x == nil || !slices.Contains(p.extents, of.x) {
 				ok, err := p.take(ctx, w.Key, of, allocate)
@@ -267,7 +268,7 @@ func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
 // It waits for nobody who holds memory.
 func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func() bool) (Tier, gpubackend.Memory, error) {
-	if d.spare(size) {
+	if !d.over(by.id()) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return TierVRAM, mem, err
 		}
@@ -278,10 +279,12 @@ func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func(
 	}
 	defer d.yield(mine)
 	for evicted := true; evicted; {
-		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
-			return TierVRAM, mem, err
+		if !d.over(by.id()) {
+			if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+				return TierVRAM, mem, err
+			}
 		}
-		if evicted, err = d.evict(ctx, TierVRAM, by.id(), false); err != nil {
+		if evicted, err = d.evict(ctx, TierVRAM, by.id(), sparing{copied: true}); err != nil {
 			return TierNone, nil, err
 		}
 	}
@@ -289,7 +292,7 @@ func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func(
 		if mem, err := d.allocHost(ctx, size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return TierHost, mem, err
 		}
-		if evicted, err = d.evict(ctx, TierHost, by.id(), false); err != nil {
+		if evicted, err = d.evict(ctx, TierHost, by.id(), sparing{copied: true}); err != nil {
 			return TierNone, nil, err
 		}
 	}
@@ -313,7 +316,8 @@ func (d *Device) allocHost(ctx context.Context, size int64, user uint32) (gpubac
 // Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of
 // it.
 func (d *Device) Hold(x *Extent, by Tenant) *Pin {
-	p := &Pin{dev: d, by: Tenant{User: by.User}}
+	by.Limited = false
+	p := &Pin{dev: d, by: by}
 	if ok, _ := p.pin(x); !ok {
 		return nil
 	}
@@ -321,15 +325,22 @@ func (d *Device) Hold(x *Extent, by Tenant) *Pin {
 }
 
 // Keep pins the extents of key that overlap rg and are there, so that they stay while somebody works with them. It
-// charges nobody and waits for nobody.
+// charges nobody, and waits only for extents that are moving.
 func (d *Device) Keep(key Key, rg page.Range) *Pin {
 	p := &Pin{dev: d, keeps: true}
-	for _, x := range key.Extents(rg) {
-		d.mu.Lock()
-		if x.state == held && !x.moving {
-			d.pinLocked(x, p)
+	for moves := true; moves; {
+		moves = false
+		for _, x := range key.Extents(rg) { // which waits, for the Key's lock is held while one moves
+			d.mu.Lock()
+			switch {
+			case x.moving:
+				moves = true
+			case x.state == held && !slices.Contains(p.extents, x):
+				d.pinLocked(x, p)
+			}
+			d.mu.Unlock()
 		}
-		d.mu.Unlock()
 	}
+	slices.SortFunc(p.extents, func(a, b *Extent) int { return cmp.Compare(a.pages.Start, b.pages.Start) })
 	return p
 }

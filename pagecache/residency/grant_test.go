@@ -187,6 +187,26 @@ func TestKeptExtentsStay(t *testing.T) {
 	g.Release()
 }
 
+// TestKeepsWhatMoves has an extent that is moving be kept once it has moved: whoever brings extents up to date must not
+// leave one out.
+func TestKeepsWhatMoves(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 2)
+	k := newKey(t, d)
+	k.idle(t, 0, 1)
+	x := k.Extents(granules(0, 1))[0]
+	kept := make(chan *Pin, 1)
+	moved := x.Demote(context.Background(), func(_, _ gpubackend.Memory) error {
+		asked := k.asked.Load()
+		go func() { kept <- d.Keep(k, granules(0, 2)) }()
+		require.Eventually(t, func() bool { return k.asked.Load() > asked+1 || len(kept) > 0 }, patient, time.Millisecond)
+		return nil
+	})
+	require.True(t, moved)
+	keep := <-kept
+	require.Equal(t, []*Extent{x}, keep.Extents())
+	keep.Release()
+}
+
 // TestWhoGivesUpLeavesTheLine has those behind be served.
 func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 0)

@@ -21,14 +21,16 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 		d.mu.Unlock()
 		return false, nil
 	}
-	defer x.users.Add(1 - moving)
 	x.moving = true
 	was := x.Placement()
 	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		x.users.Add(1 - moving)
+		x.moving = false
+		d.mu.Unlock()
+	}()
 	err := fill(was.Memory)
-	d.mu.Lock()
-	x.moving = false
-	d.mu.Unlock()
 	if err != nil {
 		return false, err
 	}
@@ -38,6 +40,7 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 	x.had = nil
 	d.takenLocked(was.Tier, -x.size)
 	d.takenLocked(tier, x.size)
+	d.countLocked(x, tier == TierVRAM)
 	if tier == TierHost {
 		d.movedOut += x.size
 	} else {

@@ -17,10 +17,12 @@ type Tenant struct {
 	User uint32
 	// Limited says that the user may map no more than a share of the device.
 	Limited bool
+	// Account is on whose account the memory is, "" for the user's.
+	Account tenants.ID
 }
 
 // id is the tenant's name in the ledger.
-func (t Tenant) id() tenants.ID { return tenants.User(t.User) }
+func (t Tenant) id() tenants.ID { return cmp.Or(t.Account, tenants.User(t.User)) }
 
 // Pin is a client's hold on extents: they keep their memory, and where they are changes only as Watch tells.
 type Pin struct {
@@ -118,9 +120,11 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 	}
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
-		d.ledger.Add(x.owner, -x.size)
+		if x.counted {
+			d.ledger.Add(x.owner, -x.size)
+			d.ledger.Add(p.by.id(), x.size)
+		}
 		x.owner = p.by.id()
-		d.ledger.Add(x.owner, x.size)
 		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
 	}
 	p.extents = append(p.extents, x)
@@ -157,10 +161,10 @@ func (d *Device) charge(by Tenant, n int64) error {
 
 // chargeLocked is charge for those who hold Device.mu.
 func (d *Device) chargeLocked(by Tenant, n int64) error {
-	if by.Limited && d.charges[by.User]+n > d.share {
+	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
 		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, but root and "+
 			"who mounted; unmap something, or mount with a larger --user-share", by.User, humanize.IBytes(uint64(d.charges[by.User])),
-			d.info.Ordinal, humanize.IBytes(uint64(d.share)), humanize.IBytes(uint64(d.info.Memory)))
+			d.info.Ordinal, humanize.IBytes(uint64(share)), humanize.IBytes(uint64(d.budget)))
 	}
 	d.charges[by.User] += n
 	return nil

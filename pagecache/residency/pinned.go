@@ -14,9 +14,8 @@ import (
 // for the next one, since pinning takes long, until Trim finds that nobody wanted it. Its methods may be called from
 // any goroutine.
 type Pinned struct {
-	limit int64 // bytes; immutable
-
 	mu      sync.Mutex
+	limit   int64         // bytes; protected by mu
 	used    int64         // bytes, those of spares included; protected by mu
 	spares  []spare       // the longest unused first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
@@ -34,7 +33,30 @@ type spare struct {
 func NewPinned(limit int64) *Pinned { return &Pinned{limit: limit} }
 
 // Limit returns the bytes that may be used in all.
-func (p *Pinned) Limit() int64 { return p.limit }
+func (p *Pinned) Limit() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.limit
+}
+
+// SetLimit changes it. Memory that no extent has is given back where more is used; Device.Trim has extents follow.
+func (p *Pinned) SetLimit(bytes int64) {
+	p.mu.Lock()
+	p.limit = bytes
+	p.mu.Unlock()
+	_ = p.room(0) // there may be none: then extents have it
+	p.notify()
+}
+
+// over reports whether more is used than may be.
+func (p *Pinned) over() bool {
+	if p.room(0) == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used > p.limit
+}
 
 // Used returns the bytes that are pinned now, and how many of these no extent has.
 func (p *Pinned) Used() (used, spare int64) {

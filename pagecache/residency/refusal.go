@@ -2,9 +2,12 @@ package residency
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // refusal is why there is no memory: an errno to act on and a sentence to read.
@@ -22,16 +25,35 @@ func (e *refusal) Unwrap() error { return e.errno }
 
 // full is why there is no memory where nothing can make room.
 func (d *Device) full(size int64) error {
-	if used := d.backend.Used(); used+size <= d.info.Memory {
+	budget := d.Budget()
+	if used := d.backend.Used(); used+size <= budget {
 		return refuse(syscall.ENOMEM,
 			"device %d has no memory left although only %s of its %s are used here: other programs use the GPU's memory; end one of them, "+
 				"or mount with a smaller --gpu-memory",
-			d.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(d.info.Memory)))
+			d.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(budget)))
+	}
+	d.mu.Lock()
+	users, idle := d.pinsLocked().sums()
+	d.mu.Unlock()
+	if idle > 0 {
+		return refuse(syscall.ENOMEM,
+			"device %d is full: of its %s, %s are pinned by %s and not mapped, and the rest is mapped by clients, kept by clients that "+
+				"unmapped it, or holds bytes that cannot be written back; 'gaiafs unpin' takes pins back, or mount with a larger --gpu-memory",
+			d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(idle)), named(users))
 	}
 	return refuse(syscall.ENOMEM,
 		"device %d is full: all of its %s are mapped by clients, kept by clients that unmapped it, or hold bytes that cannot be written "+
 			"back; unmap something, or mount with a larger --gpu-memory",
-		d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)))
+		d.info.Ordinal, humanize.IBytes(uint64(budget)))
+}
+
+// most is why there is no memory for a tenant that may own no more.
+func (d *Device) most(id tenants.ID) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return refuse(syscall.ENOMEM, "device %d has memory, but %s may own no more than %s (the maximum of tenant %s), and programs map all "+
+		"that it owns; unmap something, or change the maximum with 'gaiafs set MOUNTPOINT tenants=FILE'", d.info.Ordinal, id,
+		humanize.IBytes(uint64(d.ledger.Most(id))), id)
 }
 
 // slow is why there is no memory where what could make room is still used.
@@ -39,4 +61,13 @@ func (d *Device) slow() error {
 	return refuse(syscall.ENOMEM,
 		"device %d is full: memory that could make room is still being copied from for programs on the CPU; the device is slow, or hangs",
 		d.info.Ordinal)
+}
+
+// named lists users.
+func named(users []UserPins) string {
+	names := make([]string, len(users))
+	for i, u := range users {
+		names[i] = fmt.Sprintf("user %d", u.User)
+	}
+	return strings.Join(names, ", ")
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
-// Key is what a device holds of a file. Its methods are called without any lock of this package, and may block on a
-// lock of the Key's.
+// Key is what a device holds of a file. But for Pinned, its methods are called without any lock of this package, and may
+// block on a lock of the Key's.
 type Key interface {
 	// Extents returns the extents that overlap rg, in order.
 	Extents(rg page.Range) []*Extent
@@ -26,6 +26,9 @@ type Key interface {
 	// Rehouse has x Move to mem, memory of a tier, unless somebody maps it or copies from it. It reports false where x
 	// stays: then mem is the caller's.
 	Rehouse(ctx context.Context, x *Extent, tier Tier, mem gpubackend.Memory) bool
+	// Pinned reports whether the Key's extents stay although nobody maps them, and on whose account. It takes no lock:
+	// unlike the other methods it is called with Device.mu held.
+	Pinned() (by Tenant, pinned bool)
 }
 
 // Request is what Reserve is asked for.
@@ -47,7 +50,7 @@ var errThere = errors.New("somebody else reserved these pages")
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
 	p := &Pin{dev: d, by: r.By}
 	for rest := r.Pages; !rest.Empty(); {
-		pieces, bytes := plan(key.Extents(aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.info.Memory)
+		pieces, bytes := plan(key.Extents(Aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.Budget())
 		err := d.admit(r, rest, pieces, bytes)
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool
@@ -70,10 +73,10 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 		// The extent ends at 2^63, which is no offset any more, here and in every client.
 		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped", humanize.IBytes(uint64(last.bytes())))
 	}
-	if bytes > d.info.Memory {
-		need := max(uint64(bytes), uint64(aligned(rest, r.Size).Len())<<page.Shift)
+	if budget := d.Budget(); bytes > budget {
+		need := max(uint64(bytes), uint64(Aligned(rest, r.Size).Len())<<page.Shift)
 		return refuse(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
-			humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(d.info.Memory)))
+			humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(budget)))
 	}
 	return nil
 }
@@ -103,6 +106,9 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 			err = nil
 		}
 		return false, err
+	}
+	if x.counted = true; x.Placement().Tier == TierHost {
+		d.countLocked(x, false) // it was born there, since the device's own memory is for others
 	}
 	d.placeLocked(x, p)
 	d.mu.Unlock()

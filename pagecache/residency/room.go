@@ -29,7 +29,7 @@ func (d *Device) look() seen {
 // Options.Patience.
 func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID, there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
-	if d.spare(size) {
+	if !d.over(owner) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return mem, err
 		}
@@ -40,33 +40,43 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID, the
 	}
 	defer d.yield(mine)
 	for w := (waiting{}); ; {
-		if !waited {
+		if !waited || d.over(owner) {
 			if err := d.makeRoom(ctx, size, owner, before, there, &w); err != nil {
 				return nil, err
 			}
 		}
 		waited = false
 		before = d.look()
+		if d.over(owner) {
+			continue
+		}
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return mem, err
 		}
 	}
 }
 
+// over reports whether a tenant would own more than it may, with what it asks for.
+func (d *Device) over(owner tenants.ID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ledger.Over(owner)
+}
+
 // spare reports whether there may be room beside what the reservation that has the turn made free for itself.
 func (d *Device) spare(size int64) bool {
 	d.mu.Lock()
-	promised := d.promised
+	promised, budget := d.promised, d.budget
 	d.mu.Unlock()
-	return promised == 0 || d.backend.Used()+promised+size <= d.info.Memory
+	return promised == 0 || d.backend.Used()+promised+size <= budget
 }
 
 // makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
 // room.
 func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool, w *waiting) error {
-	evicted, err := d.evict(ctx, TierVRAM, owner, false)
+	evicted, err := d.evict(ctx, TierVRAM, owner, sparing{copied: true})
 	if err == nil && !evicted && before.leaving == 0 {
-		evicted, err = d.evict(ctx, TierVRAM, owner, true)
+		evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
 	}
 	switch {
 	case err != nil:
@@ -75,6 +85,8 @@ func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, bef
 		return nil
 	case there():
 		return errThere
+	case d.over(owner):
+		return d.most(owner)
 	case before.leaving+before.making == 0 && !d.kept():
 		return d.full(size)
 	}
@@ -108,18 +120,22 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 	return nil
 }
 
-// evict has one extent leave a tier, and reports whether there was one that could. copied says that it may be one that
-// somebody copies from, whose memory goes when that has ended. The caller has the turn.
-func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, copied bool) (bool, error) {
+// sparing says which extents are no victims: those that somebody copies from, whose memory would go when that has
+// ended; and all that a program changed since they were placed.
+type sparing struct{ copied, written bool }
+
+// evict has one extent leave a tier, and reports whether there was one that could. The caller has the turn.
+func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but sparing) (bool, error) {
+	d.options.Recall(ctx)
 	for asked := make(map[policy.ID]bool); ; {
-		x := d.victim(from, asks, copied, asked)
+		x := d.victim(from, asks, but, asked)
 		if x == nil {
 			return false, nil
 		}
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		if x.key.Clean(ctx, x, copied) {
+		if x.key.Clean(ctx, x, !but.copied) {
 			if from == TierVRAM {
 				d.mu.Lock()
 				d.promised += x.size
@@ -131,17 +147,17 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, copied b
 }
 
 // victim returns the next extent that may leave a tier, and notes it in asked; nil where all that may go were asked. It
-// is the first, by the rule, of the first tenant that has one, by the ledger. copied says that it may be one that
-// somebody copies from.
-func (d *Device) victim(from Tier, asks tenants.ID, copied bool, asked map[policy.ID]bool) *Extent {
+// is the first, by the rule, of the first tenant that has one, by the ledger.
+func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[policy.ID]bool) *Extent {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
 	var best *Extent
 	rank := len(order)
+	stays := d.stays()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if asked[id] || x.Placement().Tier != from || !copied && x.copiedLocked() {
+		if asked[id] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written || stays(x) {
 			continue
 		}
 		if i := slices.Index(order[:rank], x.owner); i >= 0 {

@@ -42,15 +42,15 @@ func Size(info gpubackend.Info, bytes int64) int64 {
 // the device's granularity, of which all are multiples.
 func block(p page.Index, gap page.Range, size, least int64) page.Range {
 	for ; ; size >>= 1 {
-		rg := aligned(page.Range{Start: p, End: p + 1}, size)
+		rg := Aligned(page.Range{Start: p, End: p + 1}, size)
 		if size <= least || gap.Start <= rg.Start && rg.End <= gap.End {
 			return rg
 		}
 	}
 }
 
-// aligned returns the extents of a size that rg is in.
-func aligned(rg page.Range, size int64) page.Range {
+// Aligned returns the extents of a size that rg is in.
+func Aligned(rg page.Range, size int64) page.Range {
 	n := page.Count(size)
 	return page.Range{Start: rg.Start &^ (n - 1), End: (rg.End + n - 1) &^ (n - 1)}
 }

@@ -99,7 +99,7 @@ func TestPlans(t *testing.T) {
 		rg := page.Range{Start: start, End: start + 1 + page.Index(rnd.IntN(1<<14))}
 		var near []*Extent
 		for _, x := range there {
-			if x.pages.Overlaps(aligned(rg, size)) {
+			if x.pages.Overlaps(Aligned(rg, size)) {
 				near = append(near, x)
 			}
 		}

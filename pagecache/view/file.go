@@ -205,6 +205,39 @@ func (s *pageSet) minus(o *pageSet) {
 	}
 }
 
+// within leaves in the set what is in rg, which is in the chunk that begins at first.
+func (s *pageSet) within(rg page.Range, first page.Index) {
+	var o pageSet
+	o.add(rg, first)
+	s.and(&o)
+}
+
+// none reports whether no page of rg is in the set, of the chunk that begins at first.
+func (s *pageSet) none(rg page.Range, first page.Index) bool {
+	found := uint64(0)
+	words(rg, first, func(i page.Index, bits uint64) { found |= s[i] & bits })
+	return found == 0
+}
+
+// bridge joins the ranges of list from number n on, and the one before them, across gaps of up to so many pages, none of
+// which is in the set, of the chunk that begins at first.
+func (s *pageSet) bridge(list []page.Range, n int, gap int64, first page.Index) []page.Range {
+	if len(list) == 0 {
+		return nil
+	}
+	out := list[:max(n, 1)]
+	for _, rg := range list[len(out):] {
+		last := &out[len(out)-1]
+		between := page.Range{Start: last.End, End: rg.Start}
+		if between.Len() <= gap && between.Start >= first && s.none(between, first) {
+			last.End = rg.End
+		} else {
+			out = append(out, rg)
+		}
+	}
+	return out
+}
+
 // or adds what is in o.
 func (s *pageSet) or(o *pageSet) {
 	for i := range s {

@@ -10,26 +10,34 @@ import (
 // State is what a view has of the pages of one file. Those that it has bytes of are stale at first; somebody takes them
 // in order to bring them, and from then on they are coming; then they have arrived. A page that changes is stale again,
 // whether it has arrived or is coming. Its methods may be called from any goroutine.
+//
+// While the State is shared, whoever reads pages of the file, for this view or for another one, claims them here first
+// and is the only one to bring them until he says that they have arrived, or that he does not bring them. So bytes that
+// are older never arrive behind newer ones.
 type State struct {
 	file   *File   // immutable
 	chunks []int64 // ascending; immutable
 
-	mu     sync.Mutex
-	stale  chunkSets     // protected by mu
-	coming chunkSets     // protected by mu
-	turn   uint64        // of those that are coming; protected by mu
-	moved  chan struct{} // closed when some arrive, or do not; nil while nobody waits. Protected by mu
+	mu      sync.Mutex
+	stale   chunkSets     // protected by mu
+	coming  chunkSets     // protected by mu
+	claimed chunkSets     // protected by mu; some of those that are coming
+	shared  page.Range    // where stale pages may be claimed, too; empty while nothing may be. Protected by mu
+	more    int64         // stale pages that were claimed since Share; protected by mu
+	turn    uint64        // of those that are coming; protected by mu
+	moved   chan struct{} // closed when some arrive, or do not; nil while nobody waits. Protected by mu
 }
 
 // NewState returns the state of a view that has nothing of the file yet.
 func NewState(f *File) *State {
 	s := &State{file: f, chunks: f.chunks()}
 	s.stale, s.coming = slices.Repeat(chunkSets{whole}, len(s.chunks)), make(chunkSets, len(s.chunks))
+	s.claimed = make(chunkSets, len(s.chunks))
 	return s
 }
 
 // stateChunk is the bytes that a chunk takes.
-const stateChunk = 24
+const stateChunk = 32
 
 // parts calls do for the part of rg in each chunk, until it returns false.
 func (s *State) parts(rg page.Range, do func(i int, part, all page.Range) bool) {
@@ -76,7 +84,7 @@ func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range
 		s.stale.and(i, &set)
 		if n := set.len(); n > 0 {
 			taken, count = set.appendRanges(taken, all.Start), count+n
-			s.coming[i] = &set
+			s.coming[i] = &set // nothing was coming
 		}
 		s.stale.remove(i, part, all)
 		return true
@@ -84,23 +92,108 @@ func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range
 	return taken, next
 }
 
+// Share lets those pages be claimed that are coming, and those of reach that are stale.
+func (s *State) Share(reach page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shared, s.more = reach, 0
+}
+
+// Unshare lets no more pages be claimed. It returns how many stale pages were since Share.
+func (s *State) Unshare() (more int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shared = page.Range{}
+	return s.more
+}
+
+// Claim returns those pages of rg that nobody has claimed, for the caller to bring, ascending: Arrived or Return says
+// what became of them. A range may cover up to gap pages between two of them of which the view has no bytes.
+func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shared.Empty() {
+		return nil
+	}
+	s.parts(rg, func(i int, part, all page.Range) bool {
+		has := s.file.has(part, all.Start)
+		stale, set, busy := has, has, has
+		s.stale.and(i, &stale)
+		stale.within(s.shared.Intersect(all), all.Start)
+		s.claimed.and(i, &busy)
+		stale.minus(&busy)
+		s.coming.and(i, &set)
+		set.minus(&busy)
+		stale.minus(&set)
+		s.more += stale.len()
+		set.or(&stale)
+		has.minus(&set) // what is in the way of covering a gap
+		before := len(claimed)
+		claimed = set.appendRanges(claimed, all.Start)
+		for _, r := range claimed[max(before-1, 0):] {
+			if r = r.Intersect(all); r.Empty() {
+				continue
+			}
+			if s.stale[i] != nil {
+				s.stale.remove(i, r, all)
+			}
+			s.coming.add(i, r, all)
+			s.claimed.add(i, r, all)
+		}
+		claimed = has.bridge(claimed, before, gap, all.Start)
+		return true
+	})
+	return claimed
+}
+
+// Return says that nobody brings claimed pages of rg. Others may claim them.
+func (s *State) Return(rg page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parts(rg, func(i int, part, all page.Range) bool {
+		if s.claimed[i] != nil {
+			s.claimed.remove(i, part, all)
+		}
+		return true
+	})
+}
+
+// Coming returns the pages that are coming, ascending.
+func (s *State) Coming() (list []page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, set := range s.coming {
+		switch all := chunk(s.chunks[i]); set {
+		case nil:
+		case whole:
+			list = page.AppendRange(list, all)
+		default:
+			list = set.appendRanges(list, all.Start)
+		}
+	}
+	return list
+}
+
 // Arrived says that pages which were taken have come.
 func (s *State) Arrived(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.parts(rg, func(i int, part, all page.Range) bool {
-		if s.coming[i] != nil {
-			s.coming.remove(i, part, all)
+		for _, sets := range []chunkSets{s.coming, s.claimed} {
+			if sets[i] != nil {
+				sets.remove(i, part, all)
+			}
 		}
 		return true
 	})
 	s.wakeLocked()
 }
 
-// GaveUp says that nobody brings the pages any more that are coming: they are stale.
+// GaveUp says that nobody brings the pages any more that are coming: they are stale. None may be claimed.
 func (s *State) GaveUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	clear(s.claimed)
 	for i, set := range s.coming {
 		if set == nil || set == whole {
 			continue

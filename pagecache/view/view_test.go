@@ -232,6 +232,33 @@ func TestSplit(t *testing.T) {
 	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 40, End: 100}}, lack)
 }
 
+// TestClaims: pages are claimed once, where they are coming or stale in reach, until they arrive or are returned.
+func TestClaims(t *testing.T) {
+	l, err := New(1, []Segment{{Length: page.Size, Stride: 4 * page.Size, Count: 25}, {Offset: 96 * page.Size, Length: 4 * page.Size, Count: 1}}, 256)
+	require.NoError(t, err)
+	s := NewState(l.File(0))
+	all, rg := page.Range{End: 200}, func(start, end page.Index) []page.Range { return []page.Range{{Start: start, End: end}} }
+	s.Take(page.Range{End: 40}, math.MaxInt64, 1)
+	assert.Empty(t, s.Claim(all, 8), "nobody shares")
+	s.Share(page.Range{End: 60})
+	assert.Equal(t, rg(8, 13), s.Claim(page.Range{Start: 5, End: 16}, 3), "gaps are covered of which the view has nothing")
+	assert.Equal(t, []page.Range{{Start: 4, End: 5}, {Start: 16, End: 17}}, s.Claim(page.Range{Start: 3, End: 18}, 3), "claimed pages are not")
+	s.Mark(page.Range{Start: 8, End: 9})
+	assert.Empty(t, s.Claim(page.Range{Start: 4, End: 16}, 0), "what changed is claimed by nobody while older bytes may come")
+	s.Arrived(page.Range{Start: 8, End: 9})
+	assert.Equal(t, rg(8, 9), s.Claim(page.Range{Start: 4, End: 16}, 0))
+	s.Return(page.Range{Start: 12, End: 13})
+	assert.Equal(t, rg(12, 13), s.Claim(page.Range{Start: 4, End: 16}, 0))
+	assert.Equal(t, rg(36, 57), s.Claim(page.Range{Start: 34, End: 200}, 3), "stale pages in reach, too")
+	assert.EqualValues(t, 1+5, s.Unshare())
+	assert.Empty(t, s.Claim(all, 0))
+	s.Arrived(page.Range{Start: 4, End: 200})
+	assert.Equal(t, rg(0, 1), s.Coming())
+	s.GaveUp()
+	taken, _ := s.Take(page.Range{End: 60}, math.MaxInt64, 2)
+	assert.Equal(t, rg(0, 1), taken)
+}
+
 // TestStateOfLargeFiles: chunks are taken a part at a time, and only those that the view has bytes of.
 func TestStateOfLargeFiles(t *testing.T) {
 	const tera = 1 << 40

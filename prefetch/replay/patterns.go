@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"time"
 
+	"github.com/gaiafs/gaiafs/internal/choices"
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
@@ -21,58 +21,42 @@ const (
 )
 
 // patterns are in the order in which people want to see them.
-var patterns = []struct {
-	name, about string
-	make        func(*maker)
-}{
-	{"sequential", "one thread block reads the file from start to end", sequential},
-	{"strided", "132 x 8 thread blocks read it together, each every 1056th step", stridedBlocks},
-	{"out-of-order", "one thread block for every 64 KiB, begun in random order among the next 1056", outOfOrder},
-	{"random", "132 x 8 thread blocks read 4 KiB at random places, a sixteenth of the file in all", random},
-	{"graph", "64 thread blocks visit vertices of a power-law graph and read their neighbours", graph},
-	{"sparse", "132 x 8 thread blocks read a quarter of the records of 64 KiB, in random order", sparse},
-	{"slices", "132 x 8 thread blocks each read a slice of the file from start to end", slices},
-	{"shuffled", "one thread block for every 64 KiB, begun in entirely random order", shuffled},
-	{"skewed", "132 x 8 thread blocks read 64 KiB at a time, four fifths of them from a fifth of its 80 parts", skewed},
-	{"cyclic", "132 x 8 thread blocks read the whole file together, eight times over, 64 KiB at a time", cyclic},
-	{"cpu", "eight threads: forward, backward and strided streams, and one that reads at random", cpuStreams},
+var patterns = choices.Table[func(*maker)]{
+	{Name: "sequential", About: "one thread block reads the file from start to end", Of: sequential},
+	{Name: "strided", About: "132 x 8 thread blocks read it together, each every 1056th step", Of: stridedBlocks},
+	{Name: "out-of-order", About: "one thread block for every 64 KiB, begun in random order among the next 1056", Of: outOfOrder},
+	{Name: "random", About: "132 x 8 thread blocks read 4 KiB at random places, a sixteenth of the file in all", Of: random},
+	{Name: "graph", About: "64 thread blocks visit vertices of a power-law graph and read their neighbours", Of: graph},
+	{Name: "sparse", About: "132 x 8 thread blocks read a quarter of the records of 64 KiB, in random order", Of: sparse},
+	{Name: "slices", About: "132 x 8 thread blocks each read a slice of the file from start to end", Of: slices},
+	{Name: "shuffled", About: "one thread block for every 64 KiB, begun in entirely random order", Of: shuffled},
+	{Name: "skewed", About: "132 x 8 thread blocks read 64 KiB at a time, four fifths of them from a fifth of its 80 parts", Of: skewed},
+	{Name: "cyclic", About: "132 x 8 thread blocks read the whole file together, eight times over, 64 KiB at a time", Of: cyclic},
+	{Name: "cpu", About: "eight threads: forward, backward and strided streams, and one that reads at random", Of: cpuStreams},
 }
 
 // Patterns returns the names that Make knows.
-func Patterns() (names []string) {
-	for _, p := range patterns {
-		names = append(names, p.name)
-	}
-	return names
-}
+func Patterns() []string { return patterns.Names() }
 
 // AboutPattern says in one line what a pattern is.
-func AboutPattern(name string) string {
-	for _, p := range patterns {
-		if p.name == name {
-			return p.about
-		}
-	}
-	return ""
-}
+func AboutPattern(name string) string { return patterns.About(name) }
 
 // Make makes the trace of a pattern over a file of size bytes. The same seed makes the same trace.
 func Make(pattern string, size int64, seed uint64) (*trace.Trace, error) {
 	if size < blocks*step || size > 1<<36 {
 		return nil, fmt.Errorf("a pattern needs a file of %d bytes to 64 GiB, not %d", blocks*step, size)
 	}
-	for _, p := range patterns {
-		if p.name == pattern {
-			m := &maker{
-				t:    &trace.Trace{Start: time.Unix(0, 0), Files: []trace.File{{Name: pattern, Size: size}}},
-				rand: rand.New(rand.NewPCG(seed, 0)),
-				size: size,
-			}
-			p.make(m)
-			return m.t, nil
-		}
+	play, err := patterns.Find(pattern, "pattern %q")
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("there is no pattern %q; there are %s", pattern, strings.Join(Patterns(), ", "))
+	m := &maker{
+		t:    &trace.Trace{Start: time.Unix(0, 0), Files: []trace.File{{Name: pattern, Size: size}}},
+		rand: rand.New(rand.NewPCG(seed, 0)),
+		size: size,
+	}
+	play(m)
+	return m.t, nil
 }
 
 // maker makes one trace. Blocks make accesses in the order of their clocks, as if none had to wait for its bytes.

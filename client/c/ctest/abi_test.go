@@ -27,6 +27,7 @@ var abi = []string{
 	"gaia_acquire_all@@GAIAFS_0.1.1", "gaia_group_abort@@GAIAFS_0.1.1", "gaia_group_begin@@GAIAFS_0.1.1",
 	"gaia_group_release@@GAIAFS_0.1.1",
 	"gaia_done@@GAIAFS_0.1.1", "gaia_use@@GAIAFS_0.1.1", "gaia_use_for@@GAIAFS_0.1.1",
+	"gaia_done_use@@GAIAFS_0.1.1", "gaia_explain_faults@@GAIAFS_0.1.1", "gaia_start_use@@GAIAFS_0.1.1",
 	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1",
 }
 

@@ -458,7 +458,7 @@ func TestWrapperAndCMake(t *testing.T) {
 	build := filepath.Join(t.TempDir(), "build")
 	run(t, "cmake", "-S", "testdata/wrapper", "-B", build, "-DCMAKE_PREFIX_PATH="+prefix)
 	run(t, "cmake", "--build", build)
-	m := testmount.Start(t, testmount.Options{})
+	m := testmount.Start(t, testmount.Options{Memory: 16 << 20, PinnedMemory: 4 << 20}) // as wrapper.cpp knows
 	for _, name := range []string{"wrapper-gaiafs", "wrapper-static"} {
 		run(t, filepath.Join(build, name), m.Path(name))
 	}

@@ -67,7 +67,7 @@ func waitIdle(t *testing.T, cache *pagecache.Cache) {
 func TestMoving(t *testing.T) {
 	for build := range builds {
 		client := compile(t, "moving", build)
-		for _, scenario := range []string{"basic", "holes"} {
+		for _, scenario := range []string{"basic", "holes", "large"} {
 			t.Run(build+"/"+scenario, func(t *testing.T) {
 				if build != "plain" && scenario == "holes" {
 					t.Skip("sanitizers catch the faults that this one makes")
@@ -77,6 +77,27 @@ func TestMoving(t *testing.T) {
 				waitIdle(t, cache)
 			})
 		}
+	}
+}
+
+// TestExplainFaults has programs say what ended them, which it does all the same.
+func TestExplainFaults(t *testing.T) {
+	client := compile(t, "moving", "plain")
+	for what, words := range map[string]string{
+		"load": "^gaiafs: fault at 0x[0-9a-f]+, byte 65537 of a mapping of .*/file on device 0, " +
+			"whose memory moves, and no bracket uses it: .*\n$",
+		"store":     "^gaiafs: fault at .*, which is only read, by a store: map it for writing\n$",
+		"elsewhere": "^$",
+	} {
+		t.Run(what, func(t *testing.T) {
+			d, cache, path := startMoving(t)
+			cmd := d.command(client, "explains", path, what)
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err)
+			require.Equal(t, syscall.SIGSEGV, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), "%s", out)
+			require.Regexp(t, words, string(out))
+			waitIdle(t, cache)
+		})
 	}
 }
 
@@ -135,6 +156,28 @@ func TestMovingBesideOthers(t *testing.T) {
 			expect("done")
 			<-done
 			_, err = answer.Write([]byte{1})
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait())
+			waitIdle(t, cache)
+		})
+	}
+}
+
+// TestKeptBrackets has a program use the same ranges again and again: it asks for each once. They go back when another
+// program needs the device, but for what is in use.
+func TestKeptBrackets(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "moving", build)
+			d, cache, path := startMoving(t)
+			cmd, expect, answer := d.talk(client, "keeps", path)
+			expect("kept")
+			require.EqualValues(t, deviceBlocks, cache.Status().Counters["brackets"])
+			require.Equal(t, deviceBlocks, cache.Status().Devices[0].Brackets)
+			d.run(client, "needs some", path)
+			s := cache.Status().Devices[0]
+			require.Equal(t, 1, s.Brackets)
+			_, err := answer.Write([]byte{1})
 			require.NoError(t, err)
 			require.NoError(t, cmd.Wait())
 			waitIdle(t, cache)

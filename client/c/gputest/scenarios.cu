@@ -503,16 +503,21 @@ static void lost_context(const std::string &dir)
 	std::_Exit(0);
 }
 
-/* A window larger than the device is refused with words, and leaves room for those that fit. */
+/* A window larger than the device moves. A bracket of all of it is refused with words, and leaves room for what fits. */
 static void too_large(const std::string &dir)
 {
 	int fd = make(dir + "/too-large", 1024, 3);
 
 	CHECK(ftruncate(fd, static_cast<off_t>(1) << 42) == 0);
 	for (int i = 0; i < 3; i++) {
-		errno = 0;
-		CHECK(gaia_mmap(nullptr, std::size_t(1) << 42, PROT_READ, GAIA_LAZY, fd, 0, 0) == MAP_FAILED);
-		CHECK(errno == ENOMEM && gaia_error()[0] != '\0');
+		void *all = gaia_mmap(nullptr, std::size_t(1) << 42, PROT_READ, MAP_SHARED, fd, 0, 0);
+		struct gaia_range whole = { all, std::uint64_t(1) << 42 }, first = { all, page };
+
+		CHECK(all != MAP_FAILED);
+		FAILS(gaia_use(&whole, 1, nullptr), ENOMEM);
+		CHECK(gaia_error()[0] != '\0');
+		CHECK(gaia_use(&first, 1, nullptr) == 0 && wrong(static_cast<unsigned *>(all), 1024, 3) == 0);
+		CHECK(gaia_done(nullptr) == 0 && gaia_munmap(all, std::size_t(1) << 42) == 0);
 	}
 	unsigned *p = map(fd, page);
 	CHECK(wrong(p, 1024, 3) == 0);

@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("path", help="directory on a mount, or safetensors file there")
     parser.add_argument("--size", type=int, default=64, metavar="MIB", help="size of the weights that are made (%(default)s)")
     parser.add_argument("--package", help="installed package whose weights to take: silero-vad (1 MB), wordllama (16 MB), …")
-    parser.add_argument("--device", default="cuda:0", help="device (%(default)s)")
+    parser.add_argument("--device", default="0", help="device (%(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:

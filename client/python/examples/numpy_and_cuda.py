@@ -21,7 +21,7 @@ except ImportError:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="directory on a mount")
-    parser.add_argument("--device", default="cuda:0", help="device (%(default)s)")
+    parser.add_argument("--device", default="0", help="device (%(default)s)")
     parser.add_argument("--rows", type=int, default=512, help="rows of 1000 numbers (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     arguments = parser.parse_args()

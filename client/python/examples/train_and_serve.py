@@ -85,7 +85,7 @@ def serve(path: str, device: str, patience: float, ready: Callable[[], None]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="directory on a mount")
-    parser.add_argument("--device", default="cuda:0", help="device of the trainer (%(default)s)")
+    parser.add_argument("--device", default="0", help="device of the trainer (%(default)s)")
     parser.add_argument("--serve-device", help="device of the server (the trainer's)")
     parser.add_argument("--patience", type=float, default=120, metavar="SECONDS", help="how long to wait (%(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

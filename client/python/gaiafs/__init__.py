@@ -23,6 +23,7 @@ in the daemon is carried out, and what it would have returned is given back.
 """
 
 from .array import Array
+from .brackets import Bracket, explain_faults, use
 from .datasets import Dataset
 from .dtypes import DType
 from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
@@ -43,6 +44,7 @@ __version__ = "0.1.1"
 __all__ = [
     "Acquired",
     "Array",
+    "Bracket",
     "CopiedWarning",
     "DType",
     "Dataset",
@@ -59,6 +61,7 @@ __all__ = [
     "Weights",
     "acquire",
     "atomic",
+    "explain_faults",
     "info",
     "load_file",
     "load_safetensors",
@@ -69,6 +72,7 @@ __all__ = [
     "save",
     "save_file",
     "status",
+    "use",
     "view",
     "warm",
 ]

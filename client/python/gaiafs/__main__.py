@@ -12,7 +12,7 @@ import sys
 import time
 
 from . import Error, FormatError, __version__, info, patch, warm
-from .arguments import ordinal_of
+from .arguments import device_of
 
 
 def _progress(file: str, done: int, size: int) -> None:
@@ -21,7 +21,7 @@ def _progress(file: str, done: int, size: int) -> None:
 
 def _device(text: str) -> str:
     try:
-        ordinal_of(text)
+        device_of(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
     except Error:

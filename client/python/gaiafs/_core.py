@@ -27,12 +27,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import shelter
+from ._kinds import CUDA as CUDA
+from ._kinds import EMULATED as EMULATED
 from .errors import Error
 
 PAGE = 4096
-EMULATED, CUDA = 1, 2
+ANY = 0  # of the kinds of devices
 ACQUIRE, RELEASE, SYNC, ADVISE = 1, 2, 3, 4
-LAZY, HOLD, NO_THREAD = 1 << 32, 1 << 34, 1 << 35
+LAZY, HOLD, NO_THREAD, MOVABLE, STAYS = 1 << 32, 1 << 34, 1 << 35, 1 << 36, 1 << 37
 ALL_STREAMS, NO_STREAM = 2**64 - 1, 2**64 - 2
 
 _NAME = "libgaiafs.so.0"
@@ -98,6 +100,9 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arg
     "gaia_munmap": (_int, _pointer, _size),
     "gaia_drop": (None, _pointer, _size),
     "gaia_start": (_int, _to(_Call), _int, _pointer, _size, _int, _pointer),
+    "gaia_start_use": (_int, _to(_Call), _to(_Range), _size, _pointer, ctypes.c_uint),
+    "gaia_done_use": (_int, _u64),
+    "gaia_explain_faults": (_int,),
     "gaia_wait": (_int, _to(_Call), _int),
     "gaia_cancel": (None, _to(_Call)),
     "gaia_read": (_int, _pointer, _pointer, _size),
@@ -194,9 +199,9 @@ def there(work: Callable[[], _T]) -> Callable[[], _T]:
     return lent
 
 
-def map_file(fd: int, offset: int, length: int, writable: bool, device: int, flags: int) -> int:
-    """Maps a part of a file, and returns the address. For apart."""
-    arguments = _MapArgs(length, offset, None, flags | NO_THREAD, fd, 3 if writable else 1, device, 0)
+def map_file(fd: int, offset: int, length: int, writable: bool, device: tuple[int, int], flags: int) -> int:
+    """Maps a part of a file on a device, its number and kind, and returns the address. For apart."""
+    arguments = _MapArgs(length, offset, None, flags | NO_THREAD, fd, 3 if writable else 1, *device)
     address: int = _again(_library.gaia_map, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
     return address
 
@@ -210,12 +215,14 @@ def layout(segments: array[int], align: int) -> tuple[list[int], int]:
     return list(offsets), size.value
 
 
-def map_view(fds: list[int], segments: array[int], files: array[int], align: int, device: int, flags: int) -> int:
+def map_view(
+    fds: list[int], segments: array[int], files: array[int], align: int, device: tuple[int, int], flags: int
+) -> int:
     """Maps a view of segments, each of one of the files, and returns the address. For apart."""
     descriptors = array("i", fds)
     arguments = _ViewArgs(
         *(segments.buffer_info()[0], len(segments) // 4, descriptors.buffer_info()[0], len(fds), files.buffer_info()[0]),
-        *(align, None, flags | NO_THREAD, device, 0),
+        *(align, None, flags | NO_THREAD, *device),
     )
     address: int = _again(_library.gaia_map_view, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
     return address
@@ -257,6 +264,44 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
         return int(call.pages)
     finally:
         _cancel(here)
+
+
+class Use:
+    """A bracket that is asked for, and then open in the thread that asked.
+
+    The library says itself that it is open, by the bracket's number, so no interrupt comes in between.
+    """
+
+    def __init__(self) -> None:
+        self._call, self._ended = _Call(), list[int]()
+
+    @property
+    def open(self) -> bool:
+        return bool(self._call.pages) and 0 not in self._ended
+
+    def begin(self, ranges: Sequence[tuple[int, int]], stream: int, patience: int) -> None:
+        """Waits for the bracket, at most patience milliseconds, or a minute if that is 0. An interrupt gives it up."""
+        here = ctypes.byref(self._call)
+        try:
+            _library.gaia_start_use(here, _ranges(ranges), len(ranges), stream, patience)
+            while self._call.running:
+                _wait(here, _PIECE)
+            if not self._call.pages:
+                raise _failure()
+        finally:
+            _cancel(here)
+
+    def end(self) -> None:
+        """Ends the bracket, if it is open, after the work of its stream. After an error it is open still."""
+        if self.open:
+            self._ended.extend(map(_library.gaia_done_use, (self._call.pages,)))
+            if self._ended[-1]:
+                raise _failure()
+
+
+def explain_faults() -> None:
+    if _library.gaia_explain_faults():
+        raise _failure()
 
 
 def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_Range]:
@@ -304,13 +349,11 @@ def read(address: int, n: int) -> bytes:
 
 
 def read_into(address: int, into: int, n: int) -> None:
-    if _library.gaia_read(address, into, n):
-        raise _failure()
+    _again(_library.gaia_read, -1, address, into, n)
 
 
 def write(address: int, data: bytes) -> None:
-    if _library.gaia_write(address, data, len(data)):
-        raise _failure()
+    _again(_library.gaia_write, -1, address, data, len(data))
 
 
 def copies(address: int, size: int, ranges: Sequence[tuple[int, int, int]]) -> int:

@@ -6,7 +6,7 @@ import errno
 import operator
 import os
 import sys
-from typing import Any, Protocol, SupportsIndex, Union
+from typing import Any, NamedTuple, Protocol, SupportsIndex, Union
 
 from . import _core
 from .errors import Error
@@ -18,26 +18,40 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def ordinal_of(device: Any) -> int:
-    """Returns the number in 0, "0", "cuda:0", "cuda" or a torch.device; without one it is PyTorch's current device, or 0."""
+class Device(NamedTuple):
+    """A device as the C library has it."""
+
+    number: int
+    kind: int  # ANY where only a number was given
+
+
+def device_of(device: Any) -> Device:
+    """Returns the device in 0, "0", "cuda:0", "cuda", "emulated:0" or a torch.device.
+
+    Without a number it is PyTorch's current device, or 0. A number alone is that of a GPU, or of an emulated device on a
+    mount that has no GPU.
+    """
     if isinstance(device, bool):
         raise TypeError("a device is a number, 'cuda:N' or a torch.device, not a bool")
-    if isinstance(device, SupportsIndex):
-        n = operator.index(device)
+    name = str(device)
+    if isinstance(device, SupportsIndex) or (name.isascii() and name.isdigit()):
+        n, kind = int(name) if isinstance(device, str) else operator.index(device), _core.ANY
     else:
-        kind, colon, digits = str(device).partition(":")
-        if not colon and kind.isascii() and kind.isdigit():
-            kind, colon, digits = "cuda", ":", kind
-        if kind not in ("cuda", "emulated") or (colon and not (digits.isascii() and digits.isdigit())):
-            raise ValueError(f"{device!r} is no device: use a number, 'cuda:N' or a torch.device")
-        if colon:
-            n = int(digits)
-        else:
-            torch = sys.modules.get("torch")
-            n = torch.cuda.current_device() if kind == "cuda" and torch is not None and torch.cuda.is_available() else 0
+        word, colon, digits = name.partition(":")
+        if word not in _KINDS or (colon and not (digits.isascii() and digits.isdigit())):
+            raise ValueError(f"{device!r} is no device: use a number, 'cuda:N', 'emulated:N' or a torch.device")
+        n, kind = int(digits) if colon else _current(word), _KINDS[word]
     if not 0 <= n < 1 << 31:
         raise Error(errno.ENODEV, f"there is no device {n}")
-    return n
+    return Device(n, kind)
+
+
+_KINDS = {"cuda": _core.CUDA, "emulated": _core.EMULATED}
+
+
+def _current(word: str) -> int:
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if word == "cuda" and torch is not None and torch.cuda.is_available() else 0
 
 
 def stream_of(stream: Any) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, SupportsIndex, overload
 
 from . import _core
-from .arguments import HasFileno, PathLike, ordinal_of
+from .arguments import HasFileno, PathLike, device_of
 from .array import Array, buffer
 from .errors import Error
 from .memory import Memory
@@ -24,14 +24,22 @@ def mmap(
     offset: int = 0,
     length: int | None = None,
     lazy: bool = False,
+    *,
+    movable: bool | None = None,
 ) -> Mapping:
     """Maps a file of a gaiafs mount into the memory of a device.
 
     file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process counts
-    them, "cuda:N" or a torch.device. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
+    them, "cuda:N" or a torch.device, "emulated:N"; a number alone is that of a GPU, or of an emulated device where the mount
+    has no GPUs. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
     the path, or empties the one that is there, with offset + length bytes. offset is a multiple of 4096. Without a length
     the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing is
     fetched before the first acquire; otherwise everything is when this returns.
+
+    With movable the mapping has addresses only, and memory while a bracket uses it: see ``gaiafs.use``. So it may be larger
+    than the device, and many programs can share one that has no room for all. One that is larger than what its device may
+    have (--gpu-memory) is movable without being asked to, since it could not be had otherwise; with movable=False it is an
+    error. All others never move.
 
     Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where the
     file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and ValueError.
@@ -40,7 +48,8 @@ def mmap(
         raise ValueError(f"mode is 'r', 'r+' or 'w+', not {mode!r}")
     if mode == "w+":
         _make(file, device, operator.index(offset), length)
-    return Mapping(open_window(file, device, mode != "r", offset, length, lazy))
+    flags = (_core.LAZY if lazy else 0) | {None: 0, False: _core.STAYS, True: _core.MOVABLE}[movable]
+    return Mapping(open_window(file, device, mode != "r", offset, length, flags))
 
 
 def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: int | None) -> None:
@@ -49,7 +58,7 @@ def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: in
         raise ValueError("mode 'w+' makes a file: pass its path")
     if length is None or operator.index(length) <= 0 or offset < 0 or offset % _core.PAGE:
         raise ValueError(f"mode 'w+' needs a length, and an offset that is a multiple of {_core.PAGE}")
-    ordinal_of(device)  # before there is nothing left of the file
+    device_of(device)  # before there is nothing left of the file
     name = os.fsdecode(file)
     fds: list[int] = []
     try:
@@ -63,12 +72,12 @@ def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: in
             os.close(fd)
 
 
-def _again(place: Place, device: int, mode: str, offset: int, length: int, lazy: bool) -> Mapping:
+def _again(place: Place, device: int, mode: str, offset: int, length: int, lazy: bool, movable: bool = False) -> Mapping:
     """Maps a file as another process did: what pickle calls."""
     fds: list[int] = []
     try:
         place.open(mode != "r", fds)
-        mapping = mmap(fds[0], device, mode, offset, length, lazy)
+        mapping = mmap(fds[0], device, mode, offset, length, lazy, movable=movable)
         mapping._window.name = place.path
         return mapping
     finally:
@@ -100,6 +109,11 @@ class Mapping(Memory):
         return self._window.offset
 
     @property
+    def movable(self) -> bool:
+        """Whether its memory moves, and is there in brackets only."""
+        return self._window.movable
+
+    @property
     def mode(self) -> str:
         return "r+" if self._window.writable else "r"
 
@@ -107,7 +121,7 @@ class Mapping(Memory):
         w = self._window
         if w.closed:
             raise ValueError("the mapping is closed")
-        return _again, (w.places[0], w.device, self.mode, w.offset, w.length, w.lazy)
+        return _again, (w.places[0], w.device, self.mode, w.offset, w.length, w.lazy, w.movable)
 
     @overload
     def sync(

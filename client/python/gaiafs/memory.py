@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 from . import _core
 from .arguments import sizes_of, stream_of, whole_pages
 from .array import ALIGNMENT, Array, buffer, is_misaligned
+from .brackets import Bracket
 from .dtypes import dtype_of
 from .errors import ReadOnlyWarning
 from .filelike import FileLike
@@ -178,6 +179,12 @@ class Memory(FileLike):
             return self._window.request(_core.RELEASE, offset, n, stream=handle)
 
         return work() if wait else self._window.begin(work)
+
+    def use(
+        self, offset: int = 0, length: int | None = None, *, stream: Any = None, timeout: float | None = None
+    ) -> Bracket:
+        """Has a range of a mapping that moves be there for a ``with`` block. See ``gaiafs.use``, also for several."""
+        return Bracket([(self._window, *self._range(offset, length))], stream, timeout)
 
     def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
         """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""

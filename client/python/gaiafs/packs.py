@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
-from .arguments import PathLike, ordinal_of
+from .arguments import PathLike, device_of
 from .array import Array
 from .dtypes import UINT8
 from .errors import Error
@@ -116,7 +116,7 @@ def pack(
     paths = files_of(files)
     if not paths:
         raise Error(errno.ENOENT, "there is no file to pack", os.fsdecode(files) if _is_path(files) else None)  # type: ignore[arg-type]
-    chosen, ordinal = framework_of(framework), ordinal_of(device)
+    chosen, on = framework_of(framework), device_of(device)
     numbers: dict[str, int | None] = {}
 
     def opened(fds: list[int]) -> tuple[str | None, Plan]:
@@ -140,7 +140,7 @@ def pack(
             p.sizes.append(1)
         return None, p
 
-    view = make_view(opened, min(len(paths), MAX_FILES), ordinal, _core.LAZY if lazy else 0)
+    view = make_view(opened, min(len(paths), MAX_FILES), on, _core.LAZY if lazy else 0)
     return Pack(view, numbers, chosen)
 
 

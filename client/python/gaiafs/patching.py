@@ -84,7 +84,7 @@ def _device_at(path: Any, device: Any) -> Any:
 
 
 def _kind_at(path: Any) -> str | None:
-    """Returns the kind of devices that the mount of a path has; None where it is on none."""
+    """Returns the kind of devices that the mount of a path has, and "cuda" where it has several; None where it is on none."""
     try:
         number = os.stat(path).st_dev
     except (OSError, TypeError, ValueError):
@@ -105,7 +105,7 @@ def _kind_of(number: int) -> str | None:
                     devices = status(name)["devices"]
                 except Error:
                     return None
-                return str(devices[0]["kind"]) if devices else None
+                return max((str(d["kind"]) for d in devices), key=lambda kind: kind == "cuda", default=None)
     return None
 
 

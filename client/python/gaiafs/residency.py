@@ -37,7 +37,7 @@ def _warm(file: str, device: Any, progress: Callable[[str, int, int], None] | No
     if file.endswith(safetensors.SUFFIX):
         windows = weights.map_weights({file: None}, device, flags=_core.LAZY | _core.HOLD).windows
     else:
-        windows = [open_window(file, device, False, 0, None, lazy=True, hold_only=True)] if _size_of(file) else []
+        windows = [open_window(file, device, False, 0, None, _core.LAZY | _core.HOLD)] if _size_of(file) else []
     size = sum(w.length for w in windows)
     done = 0
     for window in windows:

@@ -256,7 +256,7 @@ class _Syncing:
 def _store(fd: int, device: Any, run: list[_Piece], syncing: _Syncing) -> None:
     """Copies pieces into the file, mapped on a device: on the GPU that has them, or from the host."""
     begin = run[0].at // 4096 * 4096
-    m = mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin)
+    m = mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin, movable=False)
     try:
         for p in run:
             part = p.source.part(p.begin, p.end)

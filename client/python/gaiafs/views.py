@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
 from . import _core, dlpack
-from .arguments import HasFileno, PathLike, ordinal_of
+from .arguments import Device, HasFileno, PathLike, device_of
 from .array import Array, buffer
 from .errors import Error
 from .files import check_file, named, open_file, room_for
@@ -160,7 +160,7 @@ def view(
         names = [open_sized(file, fds)[0] for file in several]
         return names[0] if len(names) == 1 else None, p
 
-    return make_view(opened, len(several), ordinal_of(device), _core.LAZY if lazy else 0)
+    return make_view(opened, len(several), device_of(device), _core.LAZY if lazy else 0)
 
 
 def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
@@ -171,10 +171,10 @@ def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
             place.open(False, fds)
         return places[0].path if len(places) == 1 else None, p
 
-    return make_view(opened, len(places), device, flags)
+    return make_view(opened, len(places), Device(device, _core.ANY), flags)
 
 
-def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int, ordinal: int, flags: int) -> View:
+def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int, device: Device, flags: int) -> View:
     """Makes a view of so many files, which opened puts into its list of descriptors.
 
     It returns what the view is called, and what it is made of.
@@ -187,7 +187,7 @@ def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int
             offsets, size = _core.layout(p.segments, p.align)
             dlpack.sweep()
             try:
-                window = _core.apart(functools.partial(open_view, fds, p, size, name, ordinal, flags), Window.close)
+                window = _core.apart(functools.partial(open_view, fds, p, size, name, device, flags), Window.close)
             except Error as e:
                 raise named(e, name) from None
         finally:
@@ -207,7 +207,7 @@ def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
         raise named(e, name) from None
 
 
-def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: int, flags: int) -> Window:
+def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: Device, flags: int) -> Window:
     """Maps a view of all these files, and closes them. For _core.apart: an interrupted caller closes them, too."""
     mine: list[int] = []
     expected = len(fds)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from . import _core, dlpack
-from .arguments import PathLike, ordinal_of, stream_of
+from .arguments import Device, PathLike, device_of, stream_of
 from .array import Array
 from .copies import Copies
 from .errors import Error, FormatError
@@ -139,7 +139,7 @@ class _File:
         except FormatError as e:
             raise about(self.path, e) from None
 
-    def map(self, fds: list[int], device: int, flags: int) -> list[Window]:
+    def map(self, fds: list[int], device: Device, flags: int) -> list[Window]:
         """Makes the views. For _core.apart: an interrupted caller may have closed the descriptor."""
         try:
             fds.remove(self.fd)
@@ -250,7 +250,7 @@ def map_weights(
     names: dict[str, list[str] | None], device: Any, divide: Divide | None = None, flags: int = 0
 ) -> Mapped:
     """Maps tensors of files (see shards_of), or the parts of them that divide says. Files are opened side by side."""
-    ordinal = ordinal_of(device)
+    on = device_of(device)
     files = [_File(path) for path in names]
     fds: list[int] = []
     closing = map(os.close, iter(fds.pop, None))
@@ -268,7 +268,7 @@ def map_weights(
         for f in files:
             f.batches = _batches(f.parts)
         dlpack.sweep()
-        made = _core.apart_together([functools.partial(f.map, fds, ordinal, flags) for f in files], _close)
+        made = _core.apart_together([functools.partial(f.map, fds, on, flags) for f in files], _close)
     finally:
         try:
             any(closing)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from . import _core, dlpack, shelter
-from .arguments import HasFileno, PathLike, ordinal_of
+from .arguments import Device, HasFileno, PathLike, device_of
 from .errors import Error
 from .files import check_file, named, open_file
 from .places import Place, place_of
@@ -77,6 +77,7 @@ class Window:
         self.device: int = made.device
         self.file_size: int = made.size
         self.ordinal = self.device if made.kind == _core.CUDA else None
+        self.movable = bool(made.flags & _core.MOVABLE)
 
     def check(self) -> None:
         """Raises where the window cannot be used."""
@@ -149,7 +150,7 @@ class Window:
         return future
 
     def read(self, at: int, n: int) -> bytes:
-        if self.ordinal is None:
+        if self.ordinal is None and not self.movable:
             return self.using(lambda: ctypes.string_at(at, n))
         return self.using(lambda: _core.read(at, n) if n else b"")
 
@@ -157,7 +158,7 @@ class Window:
         n = len(buffer)
         if n:
             into = ctypes.addressof((ctypes.c_char * n).from_buffer(buffer))
-            if self.ordinal is None:
+            if self.ordinal is None and not self.movable:
                 self.using(lambda: ctypes.memmove(into, at, n))
             else:
                 self.using(lambda: _core.read_into(at, into, n))
@@ -200,8 +201,8 @@ class Window:
     def _check_unused(self) -> None:
         if n := len(self._leases):
             raise BufferError(
-                f"the mapping cannot be closed: arrays or tensors of its memory exist ({n}). Delete them before, or do not "
-                "close it: it goes with the last of them"
+                f"the mapping cannot be closed: arrays or tensors of its memory, or brackets, exist ({n}). Delete or end them "
+                "before, or do not close it: it goes with the last of them"
             )
 
 
@@ -217,11 +218,10 @@ def open_window(
     writable: bool,
     offset: int,
     length: int | None,
-    lazy: bool,
-    hold_only: bool = False,
+    flags: int,
 ) -> Window:
-    """Maps a file. With hold_only the memory is the daemon's, and not mapped here."""
-    ordinal = ordinal_of(device)
+    """Maps a file, with flags of gaia_map."""
+    on = device_of(device)
     offset = operator.index(offset)
     fds: list[int] = []
     closing = map(os.close, map(list.pop, (fds,)))
@@ -243,8 +243,7 @@ def open_window(
             if offset + length > (1 << 63) - 1 - _core.PAGE:
                 raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
             dlpack.sweep()
-            flags = (_core.LAZY if lazy else 0) | (_core.HOLD if hold_only else 0)
-            make = functools.partial(_window, fds, name, offset, length, writable, ordinal, flags)
+            make = functools.partial(_window, fds, name, offset, length, writable, on, flags)
             return _core.apart(make, Window.close)
         except Error as e:
             raise named(e, name) from None
@@ -257,7 +256,9 @@ def open_window(
             pass  # the window has it
 
 
-def _window(fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: int, flags: int) -> Window:
+def _window(
+    fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: Device, flags: int
+) -> Window:
     fd = fds.pop()
     try:
         return Window(

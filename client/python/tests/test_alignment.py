@@ -98,13 +98,13 @@ NOTHING = {
     "Acquired.pages", "Array.device", "Array.dtype", "Array.nbytes", "Array.readonly", "Array.shape", "Array.size",
     "Array.tobytes", "CopiedWarning", "DType", "Error", "FormatError", "Mapping.mode", "Mapping.offset", "Mapping.sync",
     "Mapping.write", "Dataset", "Group", "Pack", "acquire", "atomic", "pack", "patch", "save",
-    "ReadOnlyWarning", "Segment", "ShardPlan", "Split", "Weights.acquire", "info", "mmap", "save_file", "status", "view",
-    "warm",
+    "Bracket", "Mapping.movable", "explain_faults", "use", "ReadOnlyWarning", "Segment", "ShardPlan", "Split",
+    "Weights.acquire", "info", "mmap", "save_file", "status", "view", "warm",
 }  # fmt: skip
 NOTHING |= {
     f"{thing}.{member}"
     for thing in ("Mapping", "View")
-    for member in "acquire advise close closed device kind nbytes read readinto release seek tell".split()
+    for member in "acquire advise close closed device kind nbytes read readinto release seek tell use".split()
 }
 OF_THE_CPU = {"Array.numpy", "Array.ptr"} | {f"{t}.{m}" for t in ("Mapping", "View") for m in ("buffer", "numpy", "ptr")}
 FOR_KERNELS = {"Array.torch", "Mapping.array", "Mapping.tensor", "View.array", "View.tensor"}

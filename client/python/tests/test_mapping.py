@@ -45,9 +45,29 @@ def test_mapping_has_the_files_bytes(path, offset, length):
 @pytest.mark.parametrize("how", ["path", "str", "file", "descriptor"])
 def test_what_can_be_mapped(path, how):
     with open(path, "rb") as f:
-        m = gaiafs.mmap({"path": path, "str": str(path), "file": f, "descriptor": f.fileno()}[how], "cuda:0", length=8)
+        m = gaiafs.mmap({"path": path, "str": str(path), "file": f, "descriptor": f.fileno()}[how], f"{KIND}:0", length=8)
     assert m[:] == CONTENT[:8]  # the file is closed
     m.close()
+
+
+@pytest.mark.kind("emulated")
+@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
+def test_gpus_on_a_mount_without(path, device, monkeypatch):
+    for call in gaiafs.mmap, lambda p, d: gaiafs.view(p, [(0, 8)], d), lambda p, d: gaiafs.pack([p], d, framework="array"):
+        with pytest.raises(gaiafs.Error, match="the mount has no GPUs, only.*emulated:0.*GAIAFS_EMULATED=1") as e:
+            call(path, device)
+        assert e.value.errno == errno.ENODEV
+    monkeypatch.setenv("GAIAFS_EMULATED", "1")
+    with gaiafs.mmap(path, device) as m:
+        assert m.kind == "emulated" and m[:] == CONTENT
+    with gaiafs.view(path, [(0, 8)], device) as v:
+        assert v[:] == CONTENT[:8]
+
+
+@pytest.mark.kind("cuda")
+def test_emulated_on_a_mount_of_gpus(path):
+    with pytest.raises(gaiafs.Error, match="no devices of kind 1, only GPUs"):
+        gaiafs.mmap(path, "emulated:0")
 
 
 def test_stores_are_seen_after_release(path):
@@ -185,7 +205,7 @@ def test_threads(path):
         ({"offset": 1 << 40}, ValueError, "pass a length"),
         ({"length": 0}, ValueError, "not positive"),
         ({"length": 1 << 63}, gaiafs.Error, "largest file"),
-        ({"length": 1 << 40}, gaiafs.Error, "room|budget|memory"),
+        ({"length": 1 << 40, "movable": False}, gaiafs.Error, "room|budget|memory"),
     ],
 )
 def test_bad_arguments(path, options, error, words):
@@ -715,7 +735,7 @@ def test_tensor(path):
     del t, f
     m.close()
     with pytest.warns(gaiafs.ReadOnlyWarning, match=r"'r\+'"):
-        t = gaiafs.mmap(path, device=torch.device("cuda:1")).tensor()
+        t = gaiafs.mmap(path, device=1).tensor()
     gc.collect()
     assert t[PAGE + 3] == 0x40
 

@@ -155,7 +155,7 @@ func (j job) openCPU(f *os.File) (*target, error) {
 // stored band by band.
 func (j job) openDevice(f *os.File) (*target, error) {
 	l := j.layout()
-	m, err := gaiafs.Map(f, 0, l.size(), gaiafs.ProtRead|gaiafs.ProtWrite, j.Device)
+	m, err := gaiafs.Map(f, 0, l.size(), gaiafs.ProtRead|gaiafs.ProtWrite, j.Device, gaiafs.Stays())
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (j job) mapTile(t tile) ([]byte, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := gaiafs.Map(f, 0, t.fileSize(), gaiafs.ProtRead, j.Device)
+	m, err := gaiafs.Map(f, 0, t.fileSize(), gaiafs.ProtRead, j.Device, gaiafs.Stays())
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, nil, err
 	}

@@ -929,6 +929,105 @@ result cuLaunchHostFunc(struct stream *s, void (*call)(void *), void *argument)
 	return append(s, (struct work){.call = call, .argument = argument});
 }
 
+/* An event is as far as the last of its records that the stream came to. */
+
+struct event {
+	pthread_mutex_t mu;
+	pthread_cond_t changed;
+	unsigned records, reached, users; /* users: the program, and records that are on their way */
+};
+
+struct record {
+	struct event *event;
+	unsigned number;
+};
+
+static void drop_event(struct event *e)
+{
+	bool last;
+
+	pthread_mutex_lock(&e->mu);
+	last = --e->users == 0;
+	pthread_mutex_unlock(&e->mu);
+	if (last)
+		free(e);
+}
+
+static void reach(void *argument)
+{
+	struct record *r = argument;
+
+	pthread_mutex_lock(&r->event->mu);
+	r->event->reached = r->number;
+	pthread_cond_broadcast(&r->event->changed);
+	pthread_mutex_unlock(&r->event->mu);
+	drop_event(r->event);
+	free(r);
+}
+
+result cuEventCreate(struct event **e, unsigned flags)
+{
+	ENTER(cuEventCreate);
+	if (!current())
+		return INVALID_CONTEXT;
+	if (flags != 2) /* without timing */
+		return INVALID_VALUE;
+	*e = calloc(1, sizeof **e);
+	if (!*e)
+		return OUT_OF_MEMORY;
+	pthread_mutex_init(&(*e)->mu, NULL);
+	pthread_cond_init(&(*e)->changed, NULL);
+	(*e)->users = 1;
+	return SUCCESS;
+}
+
+result cuEventRecord(struct event *e, struct stream *s)
+{
+	struct record *r;
+	result code;
+
+	ENTER(cuEventRecord);
+	r = malloc(sizeof *r);
+	if (!r)
+		return OUT_OF_MEMORY;
+	pthread_mutex_lock(&e->mu);
+	*r = (struct record){ e, ++e->records };
+	e->users++;
+	pthread_mutex_unlock(&e->mu);
+	code = append(s, (struct work){.call = reach, .argument = r});
+	if (code)
+		reach(r);
+	return code;
+}
+
+result cuEventQuery(struct event *e)
+{
+	bool passed;
+
+	ENTER(cuEventQuery);
+	pthread_mutex_lock(&e->mu);
+	passed = e->reached == e->records;
+	pthread_mutex_unlock(&e->mu);
+	return passed ? SUCCESS : NOT_READY;
+}
+
+result cuEventSynchronize(struct event *e)
+{
+	ENTER(cuEventSynchronize);
+	pthread_mutex_lock(&e->mu);
+	while (e->reached != e->records)
+		pthread_cond_wait(&e->changed, &e->mu);
+	pthread_mutex_unlock(&e->mu);
+	return SUCCESS;
+}
+
+result cuEventDestroy_v2(struct event *e)
+{
+	ENTER(cuEventDestroy);
+	drop_event(e);
+	return SUCCESS;
+}
+
 /* A wait for a word of registered memory, by the one comparison that there is: at least value, cyclically. */
 result cuStreamWaitValue32_v2(struct stream *s, address word, uint32_t value, unsigned flags)
 {

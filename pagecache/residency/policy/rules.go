@@ -2,10 +2,10 @@ package policy
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
-	"strings"
 	"time"
+
+	"github.com/gaiafs/gaiafs/internal/choices"
 )
 
 // rule is a Rule by its order.
@@ -18,25 +18,28 @@ func (r *rule) Note(e Event) { r.note(e) }
 
 func (r *rule) Victims() iter.Seq[ID] { return r.victims(r.order) }
 
-// rules are in the order in which people want to see them. order makes the order of a rule for its book.
-var rules = []struct {
-	name, about string
-	order       func(b *book, o Options) func(x, y *facts) int
-}{
-	{"allocated", "the one that was given its memory first, as GAIA does",
-		func(*book, Options) func(x, y *facts) int { return byAge }},
-	{"lru", "the one that was not used for longest",
-		func(*book, Options) func(x, y *facts) int { return byUse }},
-	{"lfu", "the one of which 2 MiB are accessed least often, of equals the one that was not used for longest",
-		func(*book, Options) func(x, y *facts) int { return byCount }},
-	{"flexgpu", "first those that move in less time than the shortest open bracket usually takes; of these as lfu (FlexGPU)",
-		flexGPU},
-	{"gpuswap", "one of the lowest priority, at random among equals",
-		func(b *book, o Options) func(x, y *facts) int {
+// ByBrackets is the name of the rule that goes by which brackets are open.
+const ByBrackets = "flexgpu"
+
+// rules are in the order in which people want to see them. Each has what makes its order for its book; at random there
+// is none.
+var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
+	{Name: "allocated", About: "the one that was given its memory first, as GAIA does",
+		Of: func(*book, Options) func(x, y *facts) int { return byAge }},
+	{Name: "lru", About: "the one that was not used for longest",
+		Of: func(*book, Options) func(x, y *facts) int { return byUse }},
+	{Name: "lfu",
+		About: "the one of which 2 MiB are accessed least often, of equals the one that was not used for longest",
+		Of:    func(*book, Options) func(x, y *facts) int { return byCount }},
+	{Name: ByBrackets,
+		About: "first those that move in less time than the shortest open bracket usually takes; of these as lfu (FlexGPU)",
+		Of:    flexGPU},
+	{Name: "gpuswap", About: "one of the lowest priority, at random among equals",
+		Of: func(b *book, o Options) func(x, y *facts) int {
 			chance := atRandom(b, o)
 			return func(x, y *facts) int { return cmp.Or(cmp.Compare(x.priority, y.priority), chance(x, y)) }
 		}},
-	{"random", "any one", nil},
+	{Name: "random", About: "any one", Of: nil},
 }
 
 // byChance is a Rule that yields the extents in random order.
@@ -101,41 +104,27 @@ func mix(n uint64) uint64 {
 }
 
 // Names returns the names that New knows.
-func Names() (names []string) {
-	for _, r := range rules {
-		names = append(names, r.name)
-	}
-	return names
-}
+func Names() []string { return rules.Names() }
 
 // About says in one line which extent a rule has go first.
-func About(name string) string {
-	for _, r := range rules {
-		if r.name == name {
-			return r.about
-		}
-	}
-	return ""
-}
+func About(name string) string { return rules.About(name) }
 
 // New makes a rule by its name.
 func New(name string, o Options) (Rule, error) {
-	for _, of := range rules {
-		if of.name != name {
-			continue
-		}
-		if of.order == nil {
-			return &byChance{newBook(), o.Seed}, nil
-		}
-		r := &rule{book: newBook()}
-		r.order = of.order(&r.book, o)
-		if o.ReadOnlyFirst {
-			order := r.order
-			r.order = func(x, y *facts) int { return cmp.Or(first(y.written, x.written), order(x, y)) }
-		}
-		return r, nil
+	order, err := rules.Find(name, "rule %q for evictions")
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("there is no rule %q for evictions; there are %s", name, strings.Join(Names(), ", "))
+	if order == nil {
+		return &byChance{newBook(), o.Seed}, nil
+	}
+	r := &rule{book: newBook()}
+	r.order = order(&r.book, o)
+	if o.ReadOnlyFirst {
+		order := r.order
+		r.order = func(x, y *facts) int { return cmp.Or(first(y.written, x.written), order(x, y)) }
+	}
+	return r, nil
 }
 
 func newBook() book {

@@ -87,7 +87,7 @@ func New(t *trace.Trace, extent int64) (*Steps, error) {
 		s.distinct = max(s.distinct, link(steps))
 	}
 	if s.distinct == 0 {
-		return nil, errors.New("no program on a device made an access")
+		return nil, errors.New("no program on a device acquired or changed anything meanwhile: record while one does")
 	}
 	return s, nil
 }

@@ -5,13 +5,34 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // ID names a tenant.
 type ID string
 
+// Nobody asks for memory where some is only given up.
+const Nobody ID = ""
+
 // User names the tenant that a user is.
 func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
+
+// Cgroup names the tenant that the processes of a cgroup are, and of those below it. path is as /proc/PID/cgroup has it.
+func Cgroup(path string) ID { return ID("cgroup " + path) }
+
+// Find returns the tenant that a process of a user is: that of the innermost cgroup which is configured, or else the
+// user. cgroup is the process's, "" where it is not known.
+func Find(configured []Tenant, user uint32, cgroup string) ID {
+	found, best := User(user), ""
+	for _, t := range configured {
+		path, is := strings.CutPrefix(string(t.ID), "cgroup ")
+		within := is && (path == "/" || cgroup == path || strings.HasPrefix(cgroup, path+"/"))
+		if within && cgroup != "" && len(path) > len(best) {
+			found, best = t.ID, path
+		}
+	}
+	return found
+}
 
 // Tenant is what is configured of one.
 type Tenant struct {
@@ -54,19 +75,41 @@ type Ledger struct {
 // New returns the account of a device of so many bytes. It fails as Check does, and where more is guaranteed than there
 // is.
 func New(total int64, list []Tenant) (*Ledger, error) {
-	if err := Check(list); err != nil {
+	l := &Ledger{total: total, owned: make(map[ID]int64)}
+	if err := CheckFor(total, list); err != nil {
 		return nil, err
 	}
-	l := &Ledger{total: total, configured: make(map[ID]Tenant), owned: make(map[ID]int64)}
-	guaranteed := int64(0)
-	for _, t := range list {
-		l.configured[t.ID] = t
-		if guaranteed += t.Guaranteed; guaranteed > total || guaranteed < 0 {
-			return nil, fmt.Errorf("more is guaranteed to tenants than the %d bytes that the device has", total)
-		}
-	}
+	l.Configure(list)
 	return l, nil
 }
+
+// CheckFor is Check for a device of so many bytes, of which no more is guaranteed than there is.
+func CheckFor(total int64, list []Tenant) error {
+	if err := Check(list); err != nil {
+		return err
+	}
+	guaranteed := int64(0)
+	for _, t := range list {
+		if guaranteed += t.Guaranteed; guaranteed > total || guaranteed < 0 {
+			return fmt.Errorf("more is guaranteed to tenants than the %d bytes that the device has", total)
+		}
+	}
+	return nil
+}
+
+// Configure replaces what is configured. Whoever owns more than the new most gives it up when asking for more.
+func (l *Ledger) Configure(list []Tenant) {
+	l.configured = make(map[ID]Tenant)
+	for _, t := range list {
+		l.configured[t.ID] = t
+	}
+}
+
+// Most returns the bytes that a tenant may own, 0 for all.
+func (l *Ledger) Most(id ID) int64 { return l.tenant(id).Most }
+
+// Resize changes the bytes of the device.
+func (l *Ledger) Resize(total int64) { l.total = total }
 
 // tenant returns what is configured, or the default.
 func (l *Ledger) tenant(id ID) Tenant {

@@ -83,7 +83,7 @@ static void args(const char *path)
 	a.prot = PROT_READ;
 	for (unsigned bit = 0; bit < 64; bit++) {
 		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD |
-			GAIA_MAP_MOVABLE;
+			GAIA_MAP_MOVABLE | GAIA_MAP_STAYS;
 
 		a.flags = UINT64_C(1) << bit;
 		if (a.flags == MAP_FIXED || a.flags == 0x100000 /* MAP_FIXED_NOREPLACE */)

@@ -39,6 +39,72 @@ static bool dies(volatile uint8_t *p)
 	return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
+/* large has what is larger than the device move without being asked to, and nothing else. */
+static void large(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
+	struct gaia_map_args a = { .length = (uint64_t)BLOCKS * BLOCK, .flags = MAP_SHARED | GAIA_MAP_STAYS, .fd = fd, .prot = PROT_READ };
+	struct gaia_call call = { 0 };
+	struct gaia_range ranges[300];
+	struct gaia_info info;
+	uint8_t *q;
+
+	CHECK(p != MAP_FAILED && gaia_info(p, &info, sizeof info) == 0 && info.flags == GAIA_MAP_MOVABLE);
+	for (int i = 0; i < BLOCKS; i++)
+		CHECK(use(p, i, 1) == 0 && p[(size_t)i * BLOCK + 8] == at((size_t)i * BLOCK + 8) && gaia_done(NULL) == 0);
+	MMAP_FAILS(gaia_map(&a, sizeof a), ENOMEM);
+	a.flags = MAP_SHARED | GAIA_MAP_PEERS;
+	MMAP_FAILS(gaia_map(&a, sizeof a), ENOMEM);
+	a.flags = MAP_SHARED | GAIA_MAP_STAYS | GAIA_MAP_MOVABLE;
+	MMAP_FAILS(gaia_map(&a, sizeof a), EINVAL);
+	a.flags = MAP_SHARED | GAIA_MAP_NO_THREAD;
+	q = gaia_map(&a, sizeof a);
+	CHECK(q != MAP_FAILED && use(q, 9, 1) == 0 && q[9 * BLOCK] == at(9 * BLOCK) && gaia_done(NULL) == 0);
+	CHECK(gaia_munmap(q, (size_t)BLOCKS * BLOCK) == 0);
+	a.length = (uint64_t)DEVICE * BLOCK;
+	q = gaia_map(&a, sizeof a);
+	CHECK(q != MAP_FAILED && gaia_info(q, &info, sizeof info) == 0 && info.flags == GAIA_MAP_NO_THREAD);
+	CHECK(q[3 * BLOCK] == at(3 * BLOCK));
+
+	/* In pieces: of few ranges and of many, of what does not move, given up, and refused. */
+	for (size_t i = 0; i < 300; i++)
+		ranges[i] = (struct gaia_range){ p + i, 1 };
+	for (size_t n = 1; n <= 300; n += 299) {
+		CHECK(gaia_start_use(&call, ranges, n, NULL, 0) == 0);
+		FAILS(gaia_start_use(&call, ranges, n, NULL, 0), EBUSY);
+		CHECK(gaia_wait(&call, -1) == 0 && p[n - 1] == at(n - 1));
+		CHECK(use(p, 1, 1) == 0 && gaia_done_use(call.pages) == 0 && p[BLOCK] == at(BLOCK)); /* the inner one is open */
+		FAILS(gaia_done_use(call.pages), EINVAL);
+		CHECK(gaia_done(NULL) == 0);
+		CHECK(gaia_start_use(&call, ranges, n, NULL, 0) == 0);
+		gaia_cancel(&call);
+		FAILS(gaia_done(NULL), EINVAL);
+	}
+	CHECK(gaia_start_use(&call, &(struct gaia_range){ q, 1 }, 1, NULL, 0) == 0 && call.running == NULL && gaia_done(NULL) == 0);
+	CHECK(gaia_start_use(&call, &(struct gaia_range){ p, (uint64_t)BLOCKS * BLOCK }, 1, NULL, 0) == 0);
+	FAILS(gaia_wait(&call, -1), ENOMEM);
+	FAILS(gaia_start_use(&call, ranges, 0, NULL, 0), EINVAL);
+	CHECK(gaia_munmap(q, (size_t)DEVICE * BLOCK) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+}
+
+/* explains ends with a fault, of which it says what it is. */
+static void explains(const char *path, const char *what)
+{
+	uint8_t *p = map_movable(path, PROT_READ);
+	volatile uint8_t *at = p + BLOCK + 1;
+
+	CHECK(gaia_explain_faults() == 0 && gaia_explain_faults() == 0);
+	if (strcmp(what, "store") == 0) {
+		CHECK(use(p, 1, 1) == 0);
+		*at = 1;
+	} else if (strcmp(what, "elsewhere") == 0) {
+		*(volatile uint8_t *)(uintptr_t)getpagesize() = 1;
+	} else {
+		(void)*at;
+	}
+}
+
 static void basic(const char *path)
 {
 	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE), *q;
@@ -171,12 +237,39 @@ static void stays(const char *path, bool within)
 	say_and_wait("done");
 }
 
-/* One that needs the whole device. */
-static void needs(const char *path)
+/* One that uses the same ranges again and again, which asks nobody where there is room; and then what another program needs. */
+static void keeps(const char *path)
+{
+	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE);
+
+	for (int round = 0; round < 1000; round++)
+		for (int i = 0; i < DEVICE; i++) {
+			size_t b = (size_t)i * BLOCK;
+
+			CHECK(use(p, i, 1) == 0 && use(p, i, 1) == 0);
+			CHECK(p[b + 8] == (uint8_t)(at(b + 8) + round));
+			p[b + 8]++;
+			CHECK(gaia_done(NULL) == 0 && gaia_done(NULL) == 0);
+		}
+	CHECK(use(p, 0, 1) == 0);
+	say_and_wait("kept"); /* the others go, and this one stays */
+	p[8]++;
+	CHECK(gaia_done(NULL) == 0);
+	CHECK(gaia_mrelease(p, (size_t)BLOCKS * BLOCK, 0) == 0);
+	for (int i = 0; i < DEVICE; i++) {
+		size_t b = (size_t)i * BLOCK + 8;
+
+		CHECK(use(p, i, 1) == 0 && p[b] == (uint8_t)(at(b) + 1000 + (i == 0)) && gaia_done(NULL) == 0);
+	}
+	CHECK(use(p, 0, 1) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0 && gaia_done(NULL) == 0);
+}
+
+/* One that needs some of the device, or all of it. */
+static void needs(const char *path, int count)
 {
 	uint8_t *p = map_movable(path, PROT_READ);
 
-	CHECK(use(p, 8, DEVICE) == 0);
+	CHECK(use(p, 8, count) == 0);
 	CHECK(p[8 * BLOCK] == at(8 * BLOCK) && gaia_done(NULL) == 0);
 }
 
@@ -188,6 +281,10 @@ int main(int argc, char **argv)
 		basic(argv[2]);
 	else if (strcmp(argv[1], "holes") == 0)
 		holes(argv[2]);
+	else if (strcmp(argv[1], "large") == 0)
+		large(argv[2]);
+	else if (strcmp(argv[1], "explains") == 0)
+		explains(argv[2], argv[3]);
 	else if (strcmp(argv[1], "many") == 0)
 		many(argv[2], argv[3]);
 	else if (strcmp(argv[1], "within") == 0)
@@ -195,7 +292,11 @@ int main(int argc, char **argv)
 	else if (strcmp(argv[1], "between") == 0)
 		stays(argv[2], false);
 	else if (strcmp(argv[1], "needs") == 0)
-		needs(argv[2]);
+		needs(argv[2], DEVICE);
+	else if (strcmp(argv[1], "needs some") == 0)
+		needs(argv[2], DEVICE - 1);
+	else if (strcmp(argv[1], "keeps") == 0)
+		keeps(argv[2]);
 	else
 		return 2;
 	return 0;

@@ -144,10 +144,12 @@ static void wire2(const char *path)
 	same(path, "features", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 3));
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
+	const uint64_t ended[] = { 9, 0x123456789a };
+	same(path, "answer-recall", GAIAFS_ANSWER, 8, b, gaiafs_put_ended(b, ended, 2));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
-	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~(GAIAFS_FEATURE_GROUP | GAIAFS_FEATURE_MOVE)));
-	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_GROUP));
-	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, GAIAFS_USED_FEATURES & ~GAIAFS_FEATURE_MOVE));
+	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 11));
+	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 15));
+	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 27));
 
 	/* Groups: a list of ranges, behind what an ACQUIREALL asks for. */
 	uint8_t list[256], *last = list;

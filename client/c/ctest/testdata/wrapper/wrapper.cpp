@@ -55,6 +55,78 @@ static void set_home(int fd, std::size_t i, std::uint32_t v)
 	CHECK(pwrite(fd, &v, sizeof v, static_cast<off_t>(i * sizeof v)) == sizeof v);
 }
 
+// brackets uses a file that is larger than the device, 16 MiB, and a small one whose memory moves, too.
+static void brackets(const std::string &path)
+{
+	const std::size_t part = (std::size_t(2) << 20) / sizeof(std::uint32_t), parts = 20;
+	int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+
+	CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(part * parts * sizeof(std::uint32_t))) == 0);
+	for (std::size_t i = 0; i < parts; i++)
+		set_home(fd, i * part + 1, static_cast<std::uint32_t>(100 + i));
+
+	window never;
+	never.moving = gaiafs::moves::never;
+	THROWS(mapping<std::uint32_t> m(fd, 0, never), ENOMEM, "budget");
+	window always;
+	always.count = 1024;
+	always.moving = gaiafs::moves::always;
+	mapping<std::uint32_t> small(fd, 0, always), large(fd);
+	mapping<const std::uint32_t> stays(fd, 0, window{ 4096, 10 });
+	CHECK(small.movable() && large.movable() && !stays.movable());
+
+	for (std::size_t i = 0; i < parts; i++) {
+		gaiafs::bracket kept;
+		{
+			auto b = i % 2 ? large.use(i * part, part) : large.use(nullptr, i * part, part);
+			CHECK(b && large.data()[i * part + 1] == 100 + i);
+			kept = std::move(b);
+			CHECK(kept && !b);
+		}
+		large.data()[i * part + 1] += 5;
+		gaiafs::bracket other(std::move(kept));
+		large.data()[i * part + 2] = 7; // it has moved, and is open
+		other.close();
+		other.close();
+		CHECK(!other && !kept);
+	}
+	{
+		gaiafs::bracket several({ small.range(0, 10), large.range(3 * part, 10), stays.range() });
+		auto inner = large.use(part, 1);
+		CHECK(small.data()[1] == 105 && large.data()[3 * part + 1] == 108 && large.data()[part + 1] == 106 && stays.data()[0] == 0);
+		THROWS(gaiafs::bracket none(std::vector<gaia_range>{}), EINVAL, "at least one");
+		THROWS(static_cast<void>(large.use()), ENOMEM, "budget");
+		THROWS(static_cast<void>(large.use(large.size(), 1)), EINVAL, "past the end");
+	}
+	large.release();
+	for (std::size_t i = 0; i < parts; i++)
+		CHECK(home(fd, i * part + 1) == 105 + i && home(fd, i * part + 2) == 7);
+	large.close();
+	THROWS(static_cast<void>(large.use()), EINVAL, "nothing is mapped");
+	THROWS(static_cast<void>(large.movable()), EINVAL, "nothing is mapped");
+	close(fd);
+}
+
+// groups releases two ranges at once.
+static void groups(const char *path)
+{
+	mapping<std::uint32_t> a(path);
+	std::uint64_t first;
+
+	{
+		gaiafs::group g({ a.range(0, 10), a.range(100, 10) });
+		a.data()[1] = a.data()[101] = 1;
+		first = g.release();
+	}
+	{
+		gaiafs::group g({ gaiafs::range_of(a) });
+		a.data()[1] = a.data()[101] = 2; // and taken back
+	}
+	CHECK(a.data()[1] == 1 && a.data()[101] == 1);
+	CHECK(gaiafs::acquire_all({ gaiafs::range_of(a) }) == first && gaiafs::acquire_all({ a.range() }, first, 1000) == first);
+	THROWS(gaiafs::acquire_all({ a.range() }, first + 1, 1), ETIMEDOUT, "version");
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -145,7 +217,7 @@ int main(int argc, char **argv)
 		g.data()[0] = 300;
 		g.close();
 		CHECK(home(fd, 30) == 300);
-		THROWS(static_cast<void>(m.hold(reinterpret_cast<gaia_stream_t>(&fd))), EINVAL, "emulated");
+		THROWS(static_cast<void>(m.hold(reinterpret_cast<gaia_stream_t>(&fd))), EINVAL, "no stream but NULL");
 		CHECK(m.hold(0, 1).size() == 1); // a position
 	}
 	// The kind of the device, and access of others.
@@ -158,7 +230,7 @@ int main(int argc, char **argv)
 		CHECK(::gaia_info(named.data() + 1, &info, sizeof info) == 0);
 		CHECK(info.address == named.data() && info.kind == GAIA_KIND_EMULATED && info.flags == GAIA_MAP_PEERS);
 		w.kind = GAIA_KIND_CUDA;
-		THROWS(mapping<std::uint32_t> none(path, 0, w), ENODEV, "no devices of kind");
+		THROWS(mapping<std::uint32_t> none(path, 0, w), ENODEV, "the mount has no GPUs");
 		THROWS(mapping<std::uint32_t> none(path, 0, window{-4096}), EINVAL, "negative");
 	}
 
@@ -250,5 +322,8 @@ int main(int argc, char **argv)
 	r.release();
 	close(read_only);
 	close(fd);
+	r.close();
+	brackets(path + std::string("-large"));
+	groups(path);
 	return 0;
 }

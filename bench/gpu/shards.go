@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// shardSlack is by how much shards may take longer than a whole load over as many links, and mostRead how often they
+// may read the file.
+const (
+	shardSlack = 1.1
+	mostRead   = 1.05
+)
+
+// shardRows load the parts of all ranks at the same time, each on its GPU. Where there are fewer GPUs than ranks, a GPU
+// has several.
+func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	v := &viewer{s: s, d: d, n: min(d.size, s.size)}
+	gpus := make([]gpu, rankCount)
+	for r := range gpus {
+		gpus[r] = s.gpus[r%len(s.gpus)]
+	}
+	var times []float64 // how often the file was read, in each round
+	shards := rows.Side{
+		Name:    fmt.Sprintf("gaiafs, %d shards at once", rankCount),
+		Prepare: func(context.Context) error { return v.ready() },
+		Measure: func(context.Context) (speed float64, err error) {
+			v.round++
+			var n int64
+			segments := make([][]gaiafs.Segment, rankCount)
+			for r := range segments {
+				x := rank(r, v.n-8*v.round)
+				x.Offset += 8 * v.round
+				n += x.Length * x.Count
+				segments[r] = []gaiafs.Segment{x}
+			}
+			counters, err := s.mount.counted(func() error {
+				took, err := v.atOnce(gpus, func(r int) []gaiafs.Segment { return segments[r] })
+				speed = gigabytes(n, took)
+				return err
+			})
+			read := counters["cached_pages"] + counters["direct_pages"] + counters["buffered_pages"]
+			times = append(times, float64(read*pageSize)/float64(n))
+			return speed, err
+		},
+	}
+	whole := v.one("gaiafs, the whole file on one GPU")
+	links := min(len(s.gpus), rankCount)
+	name := fmt.Sprintf("%s in %d shards of rows of %s, on %d GPUs", sizeText(v.n), rankCount, sizeText(rowSize), links)
+	return []rows.Row{{
+		Group: "shards", Name: name, Unit: rows.GBPerSecond, Sides: []rows.Side{shards, whole},
+		Targets: []rows.Target{{Against: whole.Name, Limit: float64(links) / shardSlack}},
+		Note:    func() string { return "a shard is rows of a matrix; the speed is that of all of them together" },
+	}, {
+		Group: "shards", Name: "how often they read the file", Unit: rows.Count, Rounds: 1,
+		Targets: []rows.Target{{Limit: mostRead}},
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
+			if len(times) == 0 {
+				return 0, rows.Impossible{Reason: "the row before did not run"}
+			}
+			return rows.Summarise(times).Median, nil
+		}}},
+		Note: func() string { return fmt.Sprintf("in the rounds of the row before: %.3g", times) },
+	}}, nil
+}
+
+// one is the side that has all of the file in one segment of a view on the first GPU.
+func (v *viewer) one(name string) rows.Side {
+	return rows.Side{
+		Name:    name,
+		Prepare: func(context.Context) error { return v.ready() },
+		Measure: func(context.Context) (float64, error) {
+			v.round++
+			x := gaiafs.Segment{Offset: tensorAt + 8*v.round, Length: v.n - tensorAt - 8*v.round}
+			took, err := v.atOnce(v.s.gpus[:1], func(int) []gaiafs.Segment { return []gaiafs.Segment{x} })
+			return gigabytes(x.Length, took), err
+		},
+	}
+}
+
+// linkRows fill a view on one GPU over the links of all, and over its own link only.
+func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
+	if len(s.gpus) < 2 {
+		return []rows.Row{{Group: "links", Name: "a view over the links of all GPUs", Skip: "there is one"}}, nil
+	}
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(s.dir, "links")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	other := *s // a mount with the neighbours' links, which has the same file
+	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, "--neighbour-links", "auto"); err != nil {
+		return nil, err
+	}
+	s.later(other.mount.close)
+	if err := os.Link(s.mount.home(d.name), other.mount.home(d.name)); err != nil {
+		return nil, err
+	}
+	status, err := other.mount.status()
+	if err != nil {
+		return nil, err
+	}
+	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
+	alone, all := &viewer{s: s, d: d, n: n}, &viewer{s: &other, d: d, n: n}
+	const sideOwn = "gaiafs"
+	return []rows.Row{{
+		Group: "links", Name: fmt.Sprintf("%s in a view on one of %d GPUs", sizeText(n), len(s.gpus)), Unit: rows.GBPerSecond,
+		Sides:   []rows.Side{all.one("gaiafs, --neighbour-links auto"), alone.one(sideOwn)},
+		Targets: []rows.Target{{Against: sideOwn, Limit: 1}},
+		Note: func() string {
+			status, err := other.mount.status()
+			if err != nil {
+				return err.Error()
+			}
+			var through []string
+			for _, x := range status.Devices {
+				n := int64(0)
+				for _, m := range x.Moved {
+					if m.Way == "through" {
+						n += m.Bytes
+					}
+				}
+				through = append(through, sizeText(n))
+			}
+			return "went through each GPU to another so far: " + strings.Join(through, ", ")
+		},
+	}}, nil
+}

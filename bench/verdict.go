@@ -1,0 +1,72 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gaiafs/gaiafs/bench/rows"
+)
+
+// verdict says in plain words what came of the measurements: for each group how the mount stands to what it is compared
+// with, then the targets, and what was skipped or only emulated.
+func verdict(r *rows.Report) (words []string) {
+	for first := 0; first < len(r.Rows); {
+		until := first
+		for until < len(r.Rows) && r.Rows[until].Group == r.Rows[first].Group {
+			until++
+		}
+		words = append(words, standing(r.Rows[first:until])...)
+		first = until
+	}
+	if misses, all := r.Failures(); all > 0 {
+		words = append(words, fmt.Sprintf("%d of %d targets are met.", all-misses, all))
+	}
+	var skipped, failed []string
+	for _, row := range r.Rows {
+		switch name := row.Group + "/" + row.Name; {
+		case row.Failed != "":
+			failed = append(failed, name+" ("+row.Failed+")")
+		case row.Skipped != "":
+			skipped = append(skipped, name+" ("+row.Skipped+")")
+		}
+	}
+	if len(failed) > 0 {
+		words = append(words, "Failed: "+strings.Join(failed, ", ")+".")
+	}
+	if len(skipped) > 0 {
+		words = append(words, "Skipped: "+strings.Join(skipped, ", ")+".")
+	}
+	if slices.ContainsFunc(r.Mounts, func(m rows.Mount) bool { return strings.HasPrefix(m.GPUs, "emulated") }) {
+		words = append(words, "Devices were emulated by host memory: figures of devices say nothing about a GPU.")
+	}
+	return words
+}
+
+// standing says how the first sides of a group's rows stand to each of the others, in the median.
+func standing(list []rows.Result) (words []string) {
+	var names []string
+	ratios := map[string][]float64{}
+	for _, row := range list {
+		for _, side := range row.Sides {
+			if side.Ratio == nil {
+				continue
+			}
+			pair := row.Sides[0].Name + " reaches %s of " + side.Name
+			if ratios[pair] == nil {
+				names = append(names, pair)
+			}
+			ratios[pair] = append(ratios[pair], side.Ratio.Median)
+		}
+	}
+	for _, pair := range names {
+		of := ratios[pair]
+		slices.Sort(of)
+		text := list[0].Group + ": " + fmt.Sprintf(pair, fmt.Sprintf("%.2f", of[len(of)/2]))
+		if len(of) > 1 {
+			text += fmt.Sprintf(" in the median of %d rows, %.2f in the worst and %.2f in the best", len(of), of[0], of[len(of)-1])
+		}
+		words = append(words, text+".")
+	}
+	return words
+}

@@ -1,0 +1,40 @@
+package gaiafs
+
+import (
+	"context"
+	"encoding/binary"
+	"strings"
+	"syscall"
+)
+
+// Set changes settings of a mount while it is in use, all of them or none, each given as NAME=VALUE, and returns what all
+// settings are that can be changed: a JSON document of docs/status.md. With no settings it changes nothing. EPERM for
+// users other than root and the one who mounted, EINVAL for what is no setting or no value, ENOSYS as of Inspect, and
+// the errors of Status.
+func Set(ctx context.Context, mountpoint string, settings ...string) ([]byte, error) {
+	doc, err := set(ctx, mountpoint, settings)
+	return doc, during("set", err)
+}
+
+func set(ctx context.Context, mountpoint string, settings []string) ([]byte, error) {
+	c, token, err := connectTo(mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer c.release()
+	body := setBody(token, settings)
+	if headerSize+len(body) > maxRequest {
+		return nil, failed(syscall.E2BIG, "the settings are longer than the %d bytes that a request may have", maxRequest)
+	}
+	return c.document(ctx, typeSet, body)
+}
+
+// setBody has the settings one after another, each ended by a zero byte.
+func setBody(token [16]byte, settings []string) []byte {
+	text := ""
+	for _, s := range settings {
+		text += strings.ReplaceAll(s, "\x00", "") + "\x00"
+	}
+	b := binary.LittleEndian.AppendUint32(token[:], uint32(len(text)))
+	return append(append(b, 0, 0, 0, 0), text...)
+}

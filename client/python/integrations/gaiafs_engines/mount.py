@@ -1,0 +1,63 @@
+"""What the loaders of the engines have in common."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .sharing import Loading
+
+if TYPE_CHECKING:
+    _Loader = Any
+else:
+    _Loader = object
+
+
+class FromMount(_Loader):  # type: ignore[misc]
+    """Stands before an engine's ``DefaultModelLoader`` among the bases of a loader, and takes files from a mount."""
+
+    engine = ""  # whose logger is used
+    counter_before_loading_weights = 0.0  # when it began, from which the engine says how long it took
+
+    def __init__(self, load_config: Any) -> None:
+        # To choose files, safetensors is what the engine's own loader knows.
+        config = copy.copy(load_config)
+        config.load_format = "safetensors"
+        super().__init__(config)
+        self._loading = Loading(self._device(), logging.getLogger(f"{self.engine}.gaiafs"), self._framework())
+
+    def _framework(self) -> str:
+        return "torch"
+
+    def _device(self) -> Any:
+        """The device that the engine has chosen for this process; on a machine without GPUs an emulated one."""
+        import torch
+
+        return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+    def load_model(self, *arguments: Any, **options: Any) -> Any:
+        """Loads a model as the engine does, with everything that it processes, and shares what it left unchanged."""
+        model = super().load_model(*arguments, **options)
+        self._loading.share(model)
+        return model
+
+    def _files(self, source: Any) -> tuple[str, list[str]]:
+        """Returns the directory and the safetensors files that the engine chooses for a source."""
+        options = {}
+        for name in inspect.signature(self._prepare_weights).parameters:  # they differ between versions
+            options[name] = getattr(source, "model_or_path" if name == "model_name_or_path" else name)
+        options["fall_back_to_pt"] = False
+        found = self._prepare_weights(**options)
+        if not found[2]:
+            words = "load format gaiafs reads safetensors files, and there are none"
+            raise RuntimeError(f"{source.model_or_path}: {words}")
+        return found[0], list(found[1])
+
+    def _tensors(self, files: list[str]) -> Iterator[tuple[str, Any]]:
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
+        return self._loading.tensors(files)

@@ -1,0 +1,164 @@
+"""Which parameters of a loaded model are shared with other processes, and which stay the engine's own copies.
+
+An engine fills parameters of its own from the tensors of the files: it fuses some (q, k and v), stacks some (experts),
+takes a rank's part of some, and processes quantized ones after loading. It says nowhere which are left as the files
+have them. So the rule looks at the outcome. The engine loads copies, which it may store into. When it is done, a
+parameter becomes the shared tensor of a file where
+
+- it has two dimensions, of 16 or 32 bit floating-point numbers. Experts, which engines rearrange while they serve,
+  have three; scales and biases mostly have one, and are small;
+- its layer is not quantized: the layer has no ``quant_method``, or one whose class is called ``Unquantized…``;
+- it is contiguous, on the tensor's device, and has its shape, its type, and the same bits.
+
+All else stays a copy, buffers included. Rejected: giving the shared tensor to the engine's own weight loaders, which
+copy it; and sharing before the engine processes weights, which may store into them.
+
+After that, new weights cannot be loaded into the model: the store would end the process's CUDA context. The model's
+``load_weights`` refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import gaiafs
+from gaiafs import weights
+
+_FLOATS = ("bfloat16", "float16", "float32")
+_SAMPLES = 64
+_COMPARED_AT_ONCE = 64 << 20  # bytes: comparing takes as many again
+
+_ELSEWHERE = (
+    "{0} is not on a gaiafs mount, and load format gaiafs needs it there. Mount the directory that has the model "
+    "(gaiafs mount DIRECTORY MOUNTPOINT) and pass the model's path below MOUNTPOINT, or use load format auto"
+)
+
+
+class Outcome(NamedTuple):
+    """Bytes of a model's parameters on this process's device."""
+
+    shared: int
+    copied: int
+
+
+class _Seen(NamedTuple):
+    file: str
+    name: str
+
+
+class Loading:
+    """The load of one model onto one device. framework is "torch", or "numpy" for a model of NumPy's arrays."""
+
+    def __init__(self, device: Any, logger: logging.Logger, framework: str = "torch") -> None:
+        self._device, self._logger, self._framework = device, logger, framework
+        self._library = importlib.import_module(framework)
+        self._seen: dict[tuple[object, ...], list[_Seen]] = {}
+
+    def tensors(self, files: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Yields the tensors of safetensors files with their names: copies, which the engine may store into.
+
+        It holds one file at a time on the device. RuntimeError for a file that is on no mount; else what
+        ``gaiafs.safe_open`` raises.
+        """
+        for file in files:
+            try:
+                opened = gaiafs.safe_open(file, self._framework, self._device)
+            except gaiafs.Error as e:
+                if e.errno != errno.ENOTTY:
+                    raise
+                raise RuntimeError(_ELSEWHERE.format(file)) from None
+            with opened:
+                tensors = opened.get_tensors()
+            for name in list(tensors):
+                tensor = tensors.pop(name)
+                if _may_be_shared(tensor):
+                    self._seen.setdefault(_key(tensor), []).append(_Seen(file, name))
+                copy = self._library.clone(tensor) if self._framework == "torch" else tensor.copy()
+                del tensor
+                yield name, copy
+
+    def share(self, model: Any) -> Outcome:
+        """Makes parameters of a model that the engine has loaded shared, by the rule above, and logs how much.
+
+        A parameter stays a copy, too, where the device has no room for the shared one.
+        """
+        wanted: dict[str, dict[str, list[Any]]] = {}
+        for name, parameter in _unquantized(model):
+            found = self._seen.get(_key(parameter.data)) if _may_be_shared(parameter.data) else None
+            # An offloaded one is in the host's memory, though it says that it is on the GPU.
+            offloaded = getattr(parameter, "_vllm_is_uva_offloaded", False)
+            if found and parameter.is_contiguous() and not offloaded:
+                best = next((s for s in found if s.name == name), found[0])
+                wanted.setdefault(best.file, {}).setdefault(best.name, []).append(parameter)
+        total = sum(map(_bytes, {id(p): p.data for p in model.parameters()}.values()))
+        shared = sum(self._share_file(file, names) for file, names in wanted.items())
+        self._seen.clear()
+        self._logger.info(
+            "gaiafs: %d bytes of parameters are shared with other processes, %d are copies of this process alone",
+            shared,
+            total - shared,
+        )
+        if shared:
+            model.load_weights = _refuse
+        return Outcome(shared, total - shared)
+
+    def _share_file(self, file: str, names: dict[str, list[Any]]) -> int:
+        try:
+            found = weights.load({file: list(names)}, self._device, self._framework, None)
+        except (gaiafs.Error, gaiafs.FormatError) as e:
+            self._logger.warning("gaiafs: parameters from %s stay copies of this process alone: %s", file, e)
+            return 0
+        shared = 0
+        for name, parameters in names.items():
+            for parameter in parameters:
+                if parameter.data.device == found[name].device and self._same(parameter.data, found[name]):
+                    parameter.data = found[name]
+                    shared += _bytes(found[name])
+        if self._framework == "torch" and self._library.cuda.is_available():
+            self._library.cuda.empty_cache()  # the next file's tensors are not in PyTorch's memory
+        return shared
+
+    def _same(self, a: Any, b: Any) -> bool:
+        left, right = (t.reshape(-1).view(self._library.uint8) for t in (a, b))
+        steps = range(0, len(left), _COMPARED_AT_ONCE)
+        return all(bool((left[i : i + _COMPARED_AT_ONCE] == right[i : i + _COMPARED_AT_ONCE]).all()) for i in steps)
+
+
+def _unquantized(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each parameter of layers that are not quantized once, with its name. A parameter may be in several."""
+    quantized: set[int] = set()
+    found: dict[int, tuple[str, Any]] = {}
+    for prefix, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        plain = method is None or type(method).__name__.startswith("Unquantized")
+        for name, parameter in module.named_parameters(recurse=False):
+            if not plain:
+                quantized.add(id(parameter))
+            found.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
+    yield from (pair for i, pair in found.items() if i not in quantized)
+
+
+def _may_be_shared(tensor: Any) -> bool:
+    return len(tensor.shape) == 2 and 0 not in tensor.shape and str(tensor.dtype).rpartition(".")[2] in _FLOATS
+
+
+def _key(tensor: Any) -> tuple[object, ...]:
+    """What tensors with the same bits have in common, and few others: a sample is enough to find what to compare."""
+    flat = tensor.reshape(-1)
+    sample = flat[:: -(-len(flat) // _SAMPLES)].tolist()
+    return tuple(tensor.shape), str(tensor.dtype), str(sample)
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.nbytes)
+
+
+def _refuse(*arguments: object, **options: object) -> None:
+    raise RuntimeError(
+        "the model shares its weights with other processes, so new ones cannot be loaded into it: "
+        "start the engine anew, or with another load format than gaiafs"
+    )

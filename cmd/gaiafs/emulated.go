@@ -1,0 +1,52 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
+)
+
+// emulatedBackend makes devices of host memory.
+var emulatedBackend = gpuBackend{
+	kind: gpubackend.KindEmulated, example: "emulated:2", parse: parseCount, open: openEmulated,
+	found: func(*slog.Logger) ([]int, error) { return anyOf(1), nil },
+}
+
+// maxEmulated is the largest number of emulated devices.
+const maxEmulated = 160
+
+// parseCount reads "4"; nothing means one.
+func parseCount(argument string) ([]int, error) {
+	n := 1
+	if argument != "" {
+		var err error
+		if n, err = strconv.Atoi(argument); err != nil || n < 1 || n > maxEmulated {
+			return nil, fmt.Errorf("the number of emulated devices is from 1 to %d", maxEmulated)
+		}
+	}
+	return anyOf(n), nil
+}
+
+// openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
+func openEmulated(wanted []numbered, memory int64) ([]gpubackend.Device, error) {
+	switch host := hostMemory(cgroupLimit); {
+	case memory == 0:
+		memory = emulatedMemory(availableMemory(), len(wanted))
+	case memory > host:
+		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory, of which there are %s: "+
+			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
+	}
+	var devices []gpubackend.Device
+	for _, w := range wanted {
+		d, err := emulated.New(emulated.Options{Ordinal: w.number, Memory: memory})
+		if err != nil {
+			return nil, errors.Join(err, closeDevices(devices))
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}

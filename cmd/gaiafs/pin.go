@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// pinAttribute has the pin of a file or directory.
+const pinAttribute = fs.AttributePin
+
+func newPin() *cobra.Command {
+	device := deviceChoice{all: true}
+	cmd := &cobra.Command{
+		Use:   "pin PATH…",
+		Short: "Keep files on devices until they are unpinned",
+		Long: `pin brings files to devices and has what is there stay, whoever else needs room. Of a directory it pins all files below,
+those that are made later too: these stay once they are on the device. A file's own pin comes before its directory's.
+
+Who may write a file may pin it. The memory counts for the file's owner, within what one user may map (--user-share); what does
+not fit is an error, and nothing is pinned then. SOURCE keeps the pin in the extended attribute user.gaiafs.pin, so the next
+mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr -n user.gaiafs.pin -v 0,1 FILE' is the same
+without bringing anything: its value is all, none, or numbers of devices.`,
+		Example: `  gaiafs pin /mnt/data/model.safetensors
+  gaiafs pin --device 0 /mnt/data/models
+  getfattr -n user.gaiafs.pin /mnt/data/models`,
+		Args: somePaths,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if device.host {
+				return usagef("--device host: the kernel keeps the host's pages, and pins none")
+			}
+			return pin(cmd, args, device)
+		},
+	}
+	cmd.Flags().Var(&device, "device", "pin them on device `N|all`: a number as 'gaiafs status' has it, or all")
+	return cmd
+}
+
+func newUnpin() *cobra.Command {
+	return &cobra.Command{
+		Use:   "unpin PATH…",
+		Short: "Let files go from devices again when others need room",
+		Long: `unpin takes back what pin did. Nothing is evicted at once. A file below a pinned directory gets the pin none, which comes
+before the directory's.`,
+		Example: "  gaiafs unpin /mnt/data/model.safetensors",
+		Args:    somePaths,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, err := findFiles(args, true)
+			if err != nil {
+				return err
+			}
+			at, err := newPinner(found.mountpoint)
+			if err != nil {
+				return err
+			}
+			for _, path := range args {
+				if err := at.unpin(path); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: unpinned\n", pagecache.Printable(path))
+			}
+			return at.look(cmd.Context(), found.files)
+		},
+	}
+}
+
+func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
+	found, err := findFiles(args, true)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+	defer stop()
+	at, err := newPinner(found.mountpoint)
+	if err != nil {
+		return err
+	}
+	w := warming{device: device, out: cmd.OutOrStdout()}
+	devices, err := w.among(at.status.Devices, found.mountpoint)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		fit, need, room, err := fitting(found.files, d, staysOn(ctx, d.Device))
+		if err != nil {
+			return err
+		}
+		if len(fit) < len(found.files) {
+			return fmt.Errorf("%w: nothing was pinned; %s, or pin fewer", noRoom(d, need, room, len(found.files)), moreMemory)
+		}
+	}
+	for i, path := range args {
+		if err := at.set(path, device.String()); err != nil {
+			for _, done := range args[:i] {
+				err = errors.Join(err, at.unpin(done))
+			}
+			return err
+		}
+	}
+	if err := at.look(ctx, found.files); err != nil {
+		return err
+	}
+	if err := w.bring(ctx, cmd, found.files, devices); err != nil {
+		return fmt.Errorf("%w (the pins stay: 'gaiafs unpin' takes them back)", err)
+	}
+	for _, path := range args {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: pinned on %s\n", pagecache.Printable(path), pinnedText(device.String()))
+	}
+	return nil
+}
+
+// pinnedText says in words on which devices a pin is.
+func pinnedText(pin string) string {
+	if pin == "all" {
+		return "all devices"
+	}
+	return "gpu" + strings.ReplaceAll(pin, ",", ", gpu")
+}
+
+// pinner sets pins on a mount.
+type pinner struct {
+	mountpoint string
+	status     statusDocument
+}
+
+func newPinner(mountpoint string) (*pinner, error) {
+	status, err := statusOf(mountpoint, patience)
+	if err != nil {
+		return nil, statusError(mountpoint, err)
+	}
+	return &pinner{mountpoint, status}, nil
+}
+
+// place is where path's attributes can be written: in SOURCE where the mount is read-only.
+func (p *pinner) place(path string) (string, error) {
+	if !p.status.Mount.ReadOnly {
+		return path, nil
+	}
+	full, err := filepath.Abs(path)
+	if err == nil {
+		full, err = filepath.EvalSymlinks(full)
+	}
+	if err != nil {
+		return "", pathError(path, err)
+	}
+	below, err := filepath.Rel(p.mountpoint, full)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(p.status.Mount.Source, below), nil
+}
+
+func (p *pinner) set(path, value string) error {
+	at, err := p.place(path)
+	if err != nil {
+		return err
+	}
+	return p.explain(path, unix.Setxattr(at, pinAttribute, []byte(value), 0))
+}
+
+// unpin takes the attribute away, or has it say none where a directory above has one.
+func (p *pinner) unpin(path string) error {
+	at, err := p.place(path)
+	if err != nil {
+		return err
+	}
+	if err := unix.Removexattr(at, pinAttribute); err != nil && !errors.Is(err, syscall.ENODATA) {
+		return p.explain(path, err)
+	}
+	full, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	for dir := filepath.Dir(full); len(dir) >= len(p.mountpoint); dir = filepath.Dir(dir) {
+		value := make([]byte, 1<<10)
+		n, err := unix.Getxattr(dir, pinAttribute, value)
+		if err != nil {
+			continue
+		}
+		if above, err := pagecache.ParsePinning(string(value[:n])); err == nil && above.Any() {
+			return p.set(path, "none")
+		}
+		return nil
+	}
+	return nil
+}
+
+// look has the daemon look at the pins of files, which it may have had no reason to.
+func (p *pinner) look(ctx context.Context, files []target) error {
+	for _, f := range files {
+		if _, err := inspect(ctx, f); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// explain says what an error of the attribute means.
+func (p *pinner) explain(path string, err error) error {
+	path = pagecache.Printable(path)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%s: its owner may not have that much pinned: unpin something, or mount with a larger --user-share",
+			path)
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%s does not fit into the device's budget beside what is pinned: unpin something, or mount with a larger "+
+			"--gpu-memory", path)
+	case errors.Is(err, syscall.EOPNOTSUPP):
+		return fmt.Errorf("%s: the filesystem of %s takes no extended attributes, in which pins are kept", path, p.status.Mount.Source)
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%s: permission denied: who may write a file may pin it (on a read-only mount, in %s)", path, p.status.Mount.Source)
+	}
+	return fmt.Errorf("%s: %s: %w", path, strconv.Quote(pinAttribute), err)
+}

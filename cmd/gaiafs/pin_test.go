@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// attribute returns the value of an attribute, "" where there is none.
+func attribute(t *testing.T, path, name string) string {
+	t.Helper()
+	value := make([]byte, 100)
+	n, err := unix.Getxattr(path, name, value)
+	if errors.Is(err, syscall.ENODATA) {
+		return ""
+	}
+	require.NoError(t, err)
+	return string(value[:n])
+}
+
+// warmFiles makes files on a mount and brings them to its devices.
+func warmFiles(t *testing.T, size int, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		require.NoError(t, os.WriteFile(path, make([]byte, size), 0o600))
+		require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
+	}
+}
+
+// What is pinned stays on the device although others need room, until it is unpinned; evict says who pins it, and
+// SOURCE keeps the pin.
+func TestPinKeepsFiles(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M")
+	in := func(name string) string { return filepath.Join(s.mountpoint, name) }
+	ok := func(args ...string) string {
+		t.Helper()
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+		return r.out
+	}
+	require.NoError(t, os.WriteFile(in("model"), make([]byte, 4*mib), 0o600))
+	require.Equal(t, in("model")+": 4.0 MiB on gpu0, 0 B of it were there\n"+in("model")+": pinned on all devices\n", ok("pin", in("model")))
+	require.Equal(t, "all", attribute(t, filepath.Join(s.source, "model"), pinAttribute))
+	require.Contains(t, ok("info", in("model")), "pinned  on all devices, on account of user 0\n")
+	require.Contains(t, ok("status", s.mountpoint), "stays\n  gpu0  4.0 MiB  on account of user 0\n")
+	warmFiles(t, 4*mib, in("a"), in("b"), in("c"))
+	require.Contains(t, ok("warm", "--check", in("model")), "4.0 MiB current\n")
+	require.Equal(t, in("model")+": 0 B given back; 4.0 MiB stays: pinned on account of user 0 ('gaiafs unpin' takes that back)\n",
+		ok("evict", in("model")))
+	require.Contains(t, ok("pin", in("model")), "4.0 MiB of it were there", "it needs no more room")
+
+	require.NoError(t, os.WriteFile(in("large"), make([]byte, 6*mib), 0o600))
+	r := gaiafsCommand(t, "pin", in("large"))
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "6.0 MiB are needed for 1 file, and 4.0 MiB of its 8.0 MiB are neither mapped by programs nor pinned: "+
+		"nothing was pinned")
+	require.ErrorIs(t, unix.Setxattr(in("large"), pinAttribute, []byte("0"), 0), syscall.ENOSPC)
+	f, err := os.Open(in("large"))
+	require.NoError(t, err)
+	_, err = gaiafs.Map(f, 0, 6*mib, gaiafs.ProtRead, 0)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "4.0 MiB are pinned by user 0")
+
+	require.Equal(t, in("model")+": unpinned\n", ok("unpin", in("model")))
+	m, err := gaiafs.Map(f, 0, 6*mib, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	require.Equal(t, exitFailure, gaiafsCommand(t, "warm", "--check", in("model")).code)
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// A directory's pin is that of the files below it, but of those with one of their own; a file that moves has that of
+// where it is.
+func TestPinsAreInherited(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=8M")
+	in := func(name string) string { return filepath.Join(s.mountpoint, name) }
+	require.NoError(t, os.MkdirAll(in("models/small"), 0o755))
+	pinned := func(path string) string {
+		t.Helper()
+		r := gaiafsCommand(t, "info", path)
+		require.Equal(t, exitOK, r.code, r.err)
+		return r.out
+	}
+	require.Equal(t, exitOK, gaiafsCommand(t, "pin", "--device=1", in("models")).code)
+	warmFiles(t, 2*mib, in("models/small/a"), in("outside"))
+	require.Contains(t, pinned(in("models/small/a")), "pinned  on gpu1,")
+	require.NotContains(t, pinned(in("outside")), "pinned")
+	require.Equal(t, "", attribute(t, in("models/small/a"), pinAttribute))
+
+	require.NoError(t, unix.Setxattr(in("models/small/a"), pinAttribute, []byte("0,1"), 0))
+	require.Contains(t, pinned(in("models/small/a")), "pinned  on gpu0, gpu1,")
+	require.Equal(t, exitOK, gaiafsCommand(t, "unpin", in("models/small/a")).code)
+	require.Equal(t, "none", attribute(t, in("models/small/a"), pinAttribute))
+	require.NotContains(t, pinned(in("models/small/a")), "pinned")
+
+	require.NoError(t, os.Rename(in("outside"), in("models/inside")))
+	require.Contains(t, pinned(in("models/inside")), "pinned  on gpu1,")
+	require.Equal(t, exitOK, gaiafsCommand(t, "unpin", in("models")).code)
+	require.NotContains(t, pinned(in("models/inside")), "pinned")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// Attributes of the mount's own names are checked, and those of others pass.
+func TestCacheAttributes(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--allow-other")
+	path := filepath.Join(s.mountpoint, "f")
+	warmFiles(t, 2*mib, path)
+	set := func(name, value string) error { return unix.Setxattr(path, name, []byte(value), 0) }
+	require.NoError(t, set("user.mine", "1"))
+	require.NoError(t, unix.Setxattr(filepath.Join(s.source, "f"), "user.gaiafs.other", []byte("1"), 0))
+	require.NoError(t, set(pinAttribute, "0"))
+	for name, value := range map[string]string{"user.gaiafs.other": "1", pinAttribute: "x", "user.gaiafs.": "", "user.gaiafs.evict": "none"} {
+		require.ErrorIs(t, set(name, value), syscall.EINVAL, name)
+	}
+	require.ErrorIs(t, set(pinAttribute, "3"), syscall.ENODEV)
+	_, err := unix.Getxattr(path, "user.gaiafs.other", nil)
+	require.ErrorIs(t, err, syscall.EINVAL)
+	require.ErrorIs(t, unix.Removexattr(path, "user.gaiafs.other"), syscall.EINVAL)
+	names := make([]byte, 1000)
+	n, err := unix.Listxattr(path, names)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"user.mine", pinAttribute}, splitNames(names[:n]))
+
+	require.ErrorIs(t, set("user.gaiafs.evict", "all"), syscall.EBUSY, "it is pinned")
+	require.NoError(t, unix.Removexattr(path, pinAttribute))
+	require.NoError(t, set("user.gaiafs.evict", "0"))
+	require.Equal(t, exitFailure, gaiafsCommand(t, "warm", "--check", path).code)
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func splitNames(list []byte) (names []string) {
+	for name := range bytes.SplitSeq(bytes.TrimSuffix(list, []byte{0}), []byte{0}) {
+		if !bytes.HasPrefix(name, []byte("security.")) {
+			names = append(names, string(name))
+		}
+	}
+	return names
+}
+
+// Who may not write a file does not pin it, and nobody pins more than his share. On a read-only mount the pin goes to
+// SOURCE.
+func TestPinsAreOfWhoMayWrite(t *testing.T) {
+	const alice = 65534
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--user-share=50", "--allow-other")
+	path, own := filepath.Join(s.mountpoint, "f"), filepath.Join(s.mountpoint, "own")
+	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	require.NoError(t, os.WriteFile(path, make([]byte, 2*mib), 0o644))
+	require.NoError(t, os.WriteFile(own, make([]byte, 6*mib), 0o600))
+	require.NoError(t, os.Chown(own, alice, alice))
+	as := func(args ...string) result { return execute(t, asUser(t, alice, command(t, args...))) }
+	r := as("pin", path)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "permission denied: who may write a file may pin it")
+	r = as("pin", own)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "its owner may not have that much pinned")
+	require.NoError(t, os.Truncate(own, 4*mib))
+	r = as("pin", own)
+	require.Equal(t, exitOK, r.code, r.err)
+	r = gaiafsCommand(t, "evict", own)
+	require.Contains(t, r.out, "pinned on account of user 65534")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+
+	again := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--read-only")
+	require.NoError(t, os.WriteFile(filepath.Join(again.source, "f"), make([]byte, 2*mib), 0o644))
+	shown := filepath.Join(again.mountpoint, "f")
+	r = gaiafsCommand(t, "pin", shown)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, gaiafsCommand(t, "info", shown).out, "pinned  on all devices")
+	require.Equal(t, exitOK, gaiafsCommand(t, "unpin", shown).code)
+	require.NotContains(t, gaiafsCommand(t, "info", shown).out, "pinned")
+	again.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, again.end(t))
+}

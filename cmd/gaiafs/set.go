@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// setPatience is how long set waits: memory that becomes less may have to be written back first.
+const setPatience = 10 * time.Minute
+
+func newSet() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "set MOUNTPOINT [NAME=VALUE…]",
+		Short: "Change settings of a mount while it is in use",
+		Long: `set changes settings of a mount that is in use: all that are named, or none of them. Names and values are those of
+'gaiafs mount'. Without any it shows the settings that can be changed. What is set lasts as long as the mount. Only root and
+the user who mounted may change something.
+
+With less gpu-memory or pinned-memory, what nobody maps leaves first, and set returns when it has left. What programs map
+stays until they give it back.`,
+		Example: `  gaiafs set /mnt/data
+  gaiafs set /mnt/data eviction=lfu
+  gaiafs set /mnt/data gpu-memory=20G pinned-memory=64G`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return arguments("MOUNTPOINT")(cmd, args)
+			}
+			return nil
+		},
+		ValidArgsFunction: completeSet,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			states, err := set(cmd.Context(), args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(cmd, states)
+			}
+			states.print(cmd.OutOrStdout(), len(args) == 1)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// set asks the daemon of a mountpoint.
+func set(ctx context.Context, mountpoint string, settings []string) (settingStates, error) {
+	if _, err := askStatus(mountpoint, patience); err != nil {
+		return settingStates{}, statusError(mountpoint, err)
+	}
+	for i, text := range settings { // the daemon has a working directory of its own
+		if file, is := strings.CutPrefix(text, "tenants="); is && file != "" && file != "none" {
+			if at, err := filepath.Abs(file); err == nil {
+				settings[i] = "tenants=" + at
+			}
+		}
+	}
+	doc, err := within(mountpoint, setPatience, func() ([]byte, error) { return gaiafs.Set(ctx, mountpoint, settings...) })
+	var refused *gaiafs.Error
+	if errors.As(err, &refused) && refused.Errno == syscall.EINVAL && refused.Text != "" {
+		return settingStates{}, errors.New(refused.Text) // which says all
+	}
+	return decode[settingStates](doc, err)
+}
+
+// print writes what was changed, or all.
+func (s settingStates) print(w io.Writer, all bool) {
+	table(w, func(t io.Writer) {
+		for _, one := range s.Settings {
+			was := ""
+			if one.Before != "" {
+				was = "\twas " + one.Before
+			}
+			if all || was != "" {
+				fmt.Fprintf(t, "%s\t%s%s\n", one.Name, one.Value, was)
+			}
+		}
+	})
+	for _, one := range s.Settings {
+		if one.Note != "" && (all || one.Before != "") {
+			fmt.Fprintf(w, "%s: %s\n", one.Name, one.Note)
+		}
+	}
+}
+
+// completeSet completes a mountpoint, then names of settings, then values where these are words.
+func completeSet(_ *cobra.Command, args []string, begin string) (words []string, _ cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return mountpoints(), cobra.ShellCompDirectiveNoFileComp
+	}
+	name, _, valued := strings.Cut(begin, "=")
+	flags := newSettings().flags()
+	for _, l := range liveSettings {
+		f := flags.Lookup(l.name)
+		choices, isChoice := f.Value.(*choice)
+		switch {
+		case !valued && strings.HasPrefix(l.name, begin):
+			words = append(words, l.name+"=\t"+f.Usage)
+		case valued && l.name == name && isChoice:
+			for _, w := range choices.among {
+				words = append(words, l.name+"="+w)
+			}
+		}
+	}
+	if valued {
+		return words, cobra.ShellCompDirectiveNoFileComp
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}

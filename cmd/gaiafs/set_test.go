@@ -1,0 +1,104 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// Settings change while the mount is in use, all that are named or none, and the status shows them.
+func TestSet(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M", "--pinned-memory=8M", "--allow-other")
+	path := filepath.Join(s.mountpoint, "weights")
+	require.NoError(t, os.WriteFile(path, make([]byte, 12*mib), 0o644))
+	r := gaiafsCommand(t, "set", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `(?s)gpu-memory +16MiB.*pinned-memory +8.0MiB.*eviction +allocated.*log-level +info`, r.out)
+	r = gaiafsCommand(t, "set", s.mountpoint, "eviction=LFU", "transfers=shares", "log-level=debug", "user-share=50%")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `(?s)user-share +50% +was 75%.*eviction +lfu +was allocated.*transfers +shares +was fcfs`, r.out)
+	require.NotContains(t, r.out, "gpu-memory")
+
+	status := func() (all statusDocument) {
+		r := gaiafsCommand(t, "status", "--json", s.mountpoint)
+		require.Equal(t, exitOK, r.code, r.err)
+		require.NoError(t, json.Unmarshal([]byte(r.out), &all))
+		return all
+	}
+	now := status()
+	for _, d := range now.Devices {
+		require.Equal(t, "lfu", d.Eviction)
+		require.Equal(t, "shares", d.Transfers)
+	}
+	require.Equal(t, []string{"user-share", "eviction", "transfers", "log-level"}, now.Mount.Changed)
+	require.Equal(t, "lfu", now.Mount.Settings["eviction"])
+
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 4*mib, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	r = gaiafsCommand(t, "set", s.mountpoint, "gpu-memory=2M", "pinned-memory=0")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, "gpu-memory: gpu0 still has 4.0 MiB, until programs give back what they map")
+	now = status()
+	require.EqualValues(t, 2*mib, now.Devices[0].MemoryBytes)
+	require.EqualValues(t, 4*mib, now.Devices[0].UsedBytes)
+	require.Equal(t, "gaiafs set", now.Devices[0].MemoryWhy)
+	require.LessOrEqual(t, now.Devices[1].UsedBytes, int64(2*mib))
+	require.Zero(t, now.PinnedLimit)
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	require.Equal(t, exitOK, gaiafsCommand(t, "set", s.mountpoint, "gpu-memory=32M").code)
+	require.Contains(t, gaiafsCommand(t, "status", s.mountpoint).out, "changed since: gpu-memory=32MiB, pinned-memory=")
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
+
+	for says, setting := range map[string]string{
+		"there is no setting \"colour\" that can be changed; these can: gpu-memory, pinned-memory,": "colour=red",
+		"host-memory is chosen when the mount is made; these can be changed later: gpu-memory":      "host-memory=1G",
+		"eviction: \"fifo\" is none of allocated, lru":                                              "eviction=fifo",
+		"\"eviction\" is not NAME=VALUE":                                                            "eviction",
+		"gpu-memory: \"much\" is no size":                                                           "gpu-memory=much",
+		"a device needs 2MiB at least":                                                              "gpu-memory=1M",
+		"is more than there is":                                                                     "gpu-memory=1000T",
+	} {
+		r := gaiafsCommand(t, "set", s.mountpoint, "transfers=fcfs", setting)
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.err, says)
+	}
+	require.Equal(t, "shares", status().Mount.Settings["transfers"], "none is changed where one is wrong")
+	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint, "eviction=lru", "eviction=lfu").err, "eviction is given twice")
+	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	others := execute(t, asUser(t, 65534, command(t, "set", s.mountpoint, "eviction=lru")))
+	require.Contains(t, others.err, "only root and the user who mounted")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestSetIsCompleted(t *testing.T) {
+	words, _ := completeSet(nil, []string{"/mnt"}, "ev")
+	require.Equal(t, []string{"eviction=\twhich extent goes first when a device is full; docs/eviction.md describes the rules"}, words)
+	words, _ = completeSet(nil, []string{"/mnt"}, "log-level=")
+	require.Equal(t, []string{"log-level=debug", "log-level=info", "log-level=warn", "log-level=error"}, words)
+}
+
+// Who asks for the settings changes none.
+func TestSettingsAreDescribedOnly(t *testing.T) {
+	given := newSettings()
+	require.NoError(t, given.flags().Parse([]string{"--read-only", "--allow-other", "--metrics-token-file=t", "--gpu-memory=4G"}))
+	s := &service{plan: &mountPlan{settings: given}, live: liveState{now: *given}}
+	values, changed := s.describeSettings()
+	require.Empty(t, changed)
+	require.Equal(t, "4.0GiB", values["gpu-memory"])
+	require.Equal(t, []any{true, true, "t"}, []any{given.readOnly, given.allowOther, given.metricsToken})
+	now := s.settingsNow()
+	require.Equal(t, []any{true, true, "t"}, []any{now.readOnly, now.allowOther, now.metricsToken})
+}

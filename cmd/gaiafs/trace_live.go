@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/live"
+)
+
+// liveTrace is a call of trace --live.
+type liveTrace struct {
+	filter live.Filter
+	asJSON bool
+	length time.Duration
+}
+
+func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
+	if _, err := askStatus(mountpoint, patience); err != nil {
+		return statusError(mountpoint, err)
+	}
+	if l.filter.Path != "" {
+		l.filter.Path = belowMount(mountpoint, l.filter.Path)
+	}
+	if err := l.filter.Check(); err != nil {
+		return usageError{err}
+	}
+	filter, err := json.Marshal(l.filter)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+	defer stop()
+	if l.length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, l.length)
+		defer cancel()
+	}
+	out := io.Writer(cmd.OutOrStdout())
+	if !l.asJSON {
+		lines := &liveLines{w: bufio.NewWriter(out)}
+		out = lines
+	}
+	err = gaiafs.Watch(ctx, mountpoint, filter, out)
+	if errors.Is(err, syscall.EPIPE) { // whoever reads has enough
+		return nil
+	}
+	return tooOld(err)
+}
+
+// belowMount is a path below the mountpoint, of one that may begin with it.
+func belowMount(mountpoint, path string) string {
+	if full, err := filepath.Abs(mountpoint); err == nil {
+		mountpoint = full
+	}
+	if below, err := filepath.Rel(mountpoint, path); err == nil && filepath.IsAbs(path) && !strings.HasPrefix(below, "../") {
+		return below
+	}
+	return path
+}
+
+// liveLines writes events for people, a line for each.
+type liveLines struct {
+	w    *bufio.Writer
+	rest []byte // of a document that has not come whole
+}
+
+// Write takes documents as they come.
+func (l *liveLines) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, whole := bytes.Cut(l.rest, []byte{'\n'})
+		if !whole {
+			break
+		}
+		l.rest = rest
+		var e live.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return 0, fmt.Errorf("the daemon's answer cannot be read: %w", err)
+		}
+		fmt.Fprintln(l.w, liveLine(e))
+	}
+	return len(p), l.w.Flush()
+}
+
+// liveLine is an event for people.
+func liveLine(e live.Event) string {
+	var b strings.Builder
+	if e.Lost > 0 {
+		fmt.Fprintf(&b, "… %d events came too fast to be shown\n", e.Lost)
+	}
+	who := "-"
+	if e.Process != 0 {
+		who = fmt.Sprint(e.Process)
+	}
+	fmt.Fprintf(&b, "%s %9s %8s %-10s", e.At.Local().Format("15:04:05.000000"), microsText(e.Micros), who, e.Kind)
+	for _, word := range []string{e.Device, e.Detail, e.File} {
+		if word != "" {
+			b.WriteString(" " + pagecache.Printable(word))
+		}
+	}
+	switch {
+	case e.Bytes > 0 && e.Kind != "transfer":
+		fmt.Fprintf(&b, ": %s at %d", bytesText(e.Bytes), e.Offset)
+	case e.Bytes > 0:
+		b.WriteString(": " + bytesText(e.Bytes))
+	}
+	return b.String()
+}
+
+func microsText(us float64) string {
+	if us < 1e4 {
+		return fmt.Sprintf("%.0f µs", us)
+	}
+	return fmt.Sprintf("%.0f ms", us/1e3)
+}

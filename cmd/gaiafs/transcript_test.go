@@ -1,0 +1,180 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+const transcriptPage = "../../docs/transcript.md"
+
+// transcript is what commands say, as people see it, with the same places, processes and times in each run.
+type transcript struct {
+	text  strings.Builder
+	place place
+}
+
+var varying = []struct {
+	what *regexp.Regexp
+	is   string
+}{
+	{regexp.MustCompile(`gaiafs\.test, process`), "serve, process"},
+	{regexp.MustCompile(`process \d+`), "process 4711"},
+	{regexp.MustCompile(`since [0-9-]+ [0-9:]+ \([^)]*\)`), "since 2026-01-02 03:04:05 (2 hours ago)"},
+	{regexp.MustCompile(`gaiafs \S+, process`), "gaiafs 0.1.0, process"},
+	{regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d+ +\d+ .s +\d+ `), "03:04:05.000006    120 µs     4711 "},
+}
+
+var trailing = regexp.MustCompile(`(?m) +$`)
+
+// says adds what a command says.
+func (r *transcript) says(args []string, text string) {
+	line := "$ gaiafs " + strings.Join(args, " ") + "\n" + text
+	line = strings.NewReplacer(r.place.mountpoint, "/mnt/data", r.place.source, "/srv/data").Replace(line)
+	for _, v := range varying {
+		line = v.what.ReplaceAllString(line, v.is)
+	}
+	r.text.WriteString(trailing.ReplaceAllString(line, ""))
+}
+
+// run carries a command out. only, where it is not nil, chooses lines.
+func (r *transcript) run(t *testing.T, code int, only func(string) bool, args ...string) {
+	t.Helper()
+	got := gaiafsCommand(t, args...)
+	require.Equal(t, code, got.code, "%v: %s%s", args, got.out, got.err)
+	var kept strings.Builder
+	for line := range strings.Lines(got.out + got.err) {
+		if only == nil || only(line) {
+			kept.WriteString(line)
+		}
+	}
+	r.says(args, kept.String())
+}
+
+// head is what is written above the transcript.
+const head = `# A session
+
+What the commands say, on a mount with two emulated devices that another program works on meanwhile. A test makes this page:
+` + "`go test ./cmd/gaiafs -run TestTranscript -update`" + `.
+`
+
+// Each command says on a busy mount what docs/transcript.md has.
+func TestTranscript(t *testing.T) {
+	r := &transcript{place: newPlace(t)}
+	at := r.place.mountpoint
+	model, busy := filepath.Join(at, "model"), filepath.Join(at, "busy")
+	section := func(title string) { r.text.WriteString("```\n\n## " + title + "\n\n```text\n") }
+	r.text.WriteString(head)
+	r.text.WriteString("\n## Mount\n\n```text\n")
+	r.run(t, exitOK, nil, "mount", "--daemon", "--gpus=emulated:2", "--gpu-memory=16M", r.place.source, at)
+	require.NoError(t, os.WriteFile(model, make([]byte, 6*mib), 0o600))
+	stop := work(t, busy)
+
+	section("Bring a file to devices")
+	r.run(t, exitFailure, nil, "warm", "--check", "--device=0", model)
+	r.run(t, exitOK, nil, "warm", model)
+	r.run(t, exitOK, nil, "warm", "--verify", model)
+	section("Where it is, and who maps it")
+	f, err := os.Open(model)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 4*mib, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	r.run(t, exitOK, nil, "info", model)
+	before := true
+	r.run(t, exitOK, func(line string) bool {
+		before = before && !strings.HasPrefix(line, "Host memory")
+		return before && !strings.Contains(line, "busy")
+	}, "status", at)
+	section("Keep it there")
+	r.run(t, exitOK, nil, "pin", "--device=0", model)
+	r.run(t, exitOK, nil, "evict", model)
+	require.NoError(t, m.Close())
+	require.NoError(t, f.Close())
+	r.run(t, exitOK, nil, "unpin", model)
+	r.run(t, exitOK, nil, "evict", model)
+	section("What happens now")
+	live := []string{"trace", "--live", at, "--kind=acquire"}
+	r.says(live, firstLine(t, live))
+	section("Mistakes")
+	r.run(t, exitFailure, nil, "warm", "--device=3", model)
+	r.run(t, exitFailure, nil, "info", filepath.Join(at, "modle"))
+	r.run(t, exitUsage, nil, "warm", at)
+	r.run(t, exitUsage, nil, "wram", model)
+	r.run(t, exitFailure, nil, "info", filepath.Join(r.place.source, "model"))
+	section("Unmount")
+	stop()
+	r.run(t, exitOK, nil, "umount", at)
+	r.text.WriteString("```\n")
+
+	if *update {
+		require.NoError(t, os.WriteFile(transcriptPage, []byte(r.text.String()), 0o644))
+	}
+	written, err := os.ReadFile(transcriptPage)
+	require.NoError(t, err)
+	require.Equal(t, string(written), r.text.String(), "if that is right: go test ./cmd/gaiafs -run TestTranscript -update")
+}
+
+// work stores into a file on the second device, releases and reads it, until stop is called. It has begun when it returns.
+func work(t *testing.T, path string) (stop func()) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, make([]byte, 2*mib), 0o600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 2*mib, gaiafs.ProtRead|gaiafs.ProtWrite, 1)
+	require.NoError(t, err)
+	over, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		b := make([]byte, 4096)
+		for i := int64(0); ; i++ {
+			select {
+			case <-over:
+				done <- nil
+				return
+			default:
+			}
+			_, err := m.WriteAt(fmt.Append(nil, i), i%512*4096)
+			if err == nil {
+				_, err = m.Release(0, m.Len())
+			}
+			if err == nil {
+				_, err = f.ReadAt(b, i%512*4096)
+			}
+			if err == nil {
+				_, err = m.Acquire(0, m.Len())
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		require.NoError(t, <-done)
+		require.NoError(t, m.Close())
+		require.NoError(t, f.Close())
+	}
+}
+
+// firstLine is the first line that a command writes, which is interrupted then.
+func firstLine(t *testing.T, args []string) string {
+	t.Helper()
+	cmd := command(t, args...)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	_ = cmd.Wait() // it may have been writing: then it was told that nobody reads
+	return line
+}

@@ -1,0 +1,159 @@
+package control
+
+import (
+	"encoding/json"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/live"
+)
+
+// watchRequest is the body of WATCH: a token of the mountpoint and a live.Filter as JSON.
+type watchRequest struct {
+	token  [tokenSize]byte
+	filter live.Filter
+	wrong  error // of the filter
+}
+
+// mostFilter bounds the JSON of a filter.
+const mostFilter = 2 << 10
+
+func (v version) decodeWatch(body []byte) (r watchRequest, err error) {
+	if len(body) < tokenSize || len(body) > tokenSize+mostFilter {
+		return r, fmt.Errorf("%d bytes are no WATCH", len(body))
+	}
+	copy(r.token[:], body)
+	if r.wrong = json.Unmarshal(body[tokenSize:], &r.filter); r.wrong == nil {
+		r.wrong = r.filter.Check()
+	}
+	return r, nil
+}
+
+// serveWatch sends what goes on as it comes, a JSON document a line, until the client closes the connection. Root and
+// the user who mounted see all of it; others what their own programs ask for, and the names of files that they map.
+func (s *session) serveWatch(id requestID, r watchRequest) {
+	switch feed := s.server.opts.Live; {
+	case !s.redeemMount(r.token):
+		s.finish(id, 0, failure(syscall.EACCES, "the token is not valid, or no longer"))
+	case feed == nil:
+		s.finish(id, 0, failure(syscall.ENOTSUP, "this server shows nothing"))
+	case r.wrong != nil:
+		s.finish(id, 0, failure(syscall.EINVAL, "the filter cannot be read: %v", r.wrong))
+	case s.ordinary && r.filter.Path != "":
+		// Whether something comes would say whether there is such a file.
+		s.finish(id, 0, failure(syscall.EPERM, "only root and the user who mounted may watch paths"))
+	default:
+		s.watch(id, feed.Watch(r.filter))
+	}
+}
+
+func (s *session) watch(id requestID, w *live.Watch) {
+	defer w.Stop()
+	defer s.forget(id)
+	if s.sendDocument(id, flagMore, nil) != nil { // it has begun
+		return
+	}
+	const most = maxFrame - headerSize
+	for s.ctx.Err() == nil {
+		viewer := s.viewer()
+		var lines []byte
+		for _, e := range w.Next(s.ctx) {
+			if !viewer.shows(&e) {
+				continue
+			}
+			line, err := json.Marshal(e)
+			if err != nil || len(line) >= most {
+				continue // a path that no frame has room for
+			}
+			if len(lines)+len(line)+1 > most {
+				if s.sendDocument(id, flagMore, lines) != nil {
+					return
+				}
+				lines = lines[:0]
+			}
+			lines = append(append(lines, line...), '\n')
+		}
+		if len(lines) > 0 && s.sendDocument(id, flagMore, lines) != nil {
+			return
+		}
+	}
+}
+
+// shows reports whether the viewer may be told of an event, and takes from it what she may not know.
+func (v Viewer) shows(e *live.Event) bool {
+	if v.All {
+		return true
+	}
+	if e.Process == 0 || e.User != v.User {
+		return false
+	}
+	e.Lost = 0 // of others, too
+	if e.File != "" && !v.Knows(pagecache.FileID(e.ID)) {
+		e.File = "[" + pagecache.FileID(e.ID).String() + "]"
+	}
+	return true
+}
+
+// watchedNames are the requests of clients that those who watch see.
+var watchedNames = map[frameType]string{
+	typeMap: "map", typeMapView: "map-view", typeAcquire: "acquire", typeRelease: "release", typeSync: "sync", typeAdvise: "advise",
+	typeUnmap: "unmap", typeUse: "use", typeStatus: "status", typeRecord: "record", typeEnd: "end", typeFile: "file",
+	typeProfile: "profile", typeBeginGroup: "begin-group", typeReleaseGroup: "release-group", typeAbortGroup: "abort-group",
+	typeAcquireAll: "acquire-all",
+}
+
+// watched is what a request is about, for those who watch.
+type watched struct {
+	id       live.FileID
+	name     func() string
+	off, len int64
+	device   string
+}
+
+// about finds out what a request is about, where somebody watches.
+func (s *session) about(t frameType, body []byte) (w watched) {
+	if !s.server.opts.Live.On() {
+		return w
+	}
+	switch t {
+	case typeAcquire, typeRelease, typeSync, typeAdvise:
+		if r, err := s.version.decodeRange(body); err == nil {
+			w = s.aboutMapping(r.mapping)
+			w.off, w.len = r.off, r.len
+		}
+	case typeUnmap:
+		if m, err := s.version.decodeUnmap(body); err == nil {
+			w = s.aboutMapping(m)
+		}
+	case typeMap:
+		if r, err := s.version.decodeMap(body); err == nil {
+			w.off, w.len = r.off, r.len
+		}
+	}
+	return w
+}
+
+func (s *session) aboutMapping(id mappingID) (w watched) {
+	m, ok := s.use(id)
+	if !ok {
+		return w
+	}
+	defer m.users.Done()
+	w.device = fmt.Sprint("gpu", m.Device().Ordinal)
+	if named, ok := m.Mapping.(interface{ Name() string }); ok && len(m.files) == 1 {
+		w.id, w.name = live.FileID(m.files[0]), named.Name
+	}
+	return w
+}
+
+// show tells those who watch of a request that has ended.
+func (s *session) show(t frameType, of watched, began time.Time) {
+	feed := s.server.opts.Live
+	if !feed.On() || watchedNames[t] == "" {
+		return
+	}
+	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t], Process: uint32(s.peer.Pid),
+		User: s.peer.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
+}

@@ -1,0 +1,55 @@
+package arrows
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// longest is how many lines a function of the rooms may have, from func to the closing brace.
+const longest = 59
+
+// rooms are the folders, from the root, of which functions stay short.
+var rooms = []string{
+	"lrc", "pagecache", "pagecache/residency", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover",
+	"pagecache/mover/schedule", "pagecache/cleanread", "pagecache/view",
+}
+
+// longer are functions that nobody has split yet, with the lines that they may have.
+var longer = map[string]int{
+	"changeLocked": 90, "collectPartLocked": 62, "modified": 68, "readPending": 67, "Status": 63, "readDeviceOrHome": 60,
+}
+
+// TestFunctionsAreShort fails where a function of the rooms is longer than can be read at a glance: split it by meaning.
+func TestFunctionsAreShort(t *testing.T) {
+	for _, room := range rooms {
+		files, err := filepath.Glob(filepath.Join("..", "..", filepath.FromSlash(room), "*.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, room)
+		for _, path := range files {
+			if !strings.HasSuffix(path, "_test.go") {
+				requireShort(t, path)
+			}
+		}
+	}
+}
+
+func requireShort(t *testing.T, path string) {
+	t.Helper()
+	set := token.NewFileSet()
+	file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			from, to := set.Position(f.Pos()), set.Position(f.End())
+			if n := to.Line - from.Line + 1; n > max(longest, longer[f.Name.Name]) {
+				t.Errorf("%s:%d: %s has %d lines, and %d are allowed", from.Filename, from.Line, f.Name.Name, n, longest)
+			}
+		}
+	}
+}

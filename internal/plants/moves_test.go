@@ -1,0 +1,77 @@
+package plants
+
+// movesPlants are faults in memory that moves, and in groups.
+var movesPlants = []plant{
+	{
+		name: "a collect copies a moved extent from where it was",
+		file: "pagecache/residency/move.go",
+		old:  "\tx.place(tier, mem)\n",
+		new:  "\t_ = mem\n",
+		nets: []net{
+			{pkg: "pagecache", run: "TestReleaseAfterMove"},
+			{pkg: "pagecache", run: "TestRandomMoves"},
+		},
+	},
+	{
+		name: "a client that is to make a hole is not waited for",
+		file: "pagecache/movable.go",
+		old:  "err = l.answered(turn, 0, wait(patience))",
+		new:  "err = l.answered(turn, 0, patience.Err())",
+		nets: []net{{pkg: "pagecache", run: "TestStoppedClient"}},
+	},
+	{
+		name: "what a client does not give back is charged to nobody",
+		file: "pagecache/movable.go",
+		old:  "\t\tl.m.chargeLeases(nil)\n",
+		new:  "",
+		nets: []net{
+			{pkg: "pagecache", run: "TestChargeEndsWithTheMapping"},
+			{pkg: "control", run: "TestClosedServiceConnectionIsCharged"},
+		},
+	},
+	{
+		name: "of what a client does not give back one extent is charged",
+		file: "pagecache/movable.go",
+		old:  "if l.m != m || m.charged[l] != nil || !l.has() {",
+		new:  "if l.m != m || len(m.charged) > 0 || !l.has() {",
+		nets: []net{
+			{pkg: "pagecache", run: "TestUnansweredMovesAreCharged"},
+			{pkg: "control", run: "TestClosedServiceConnectionIsCharged"},
+		},
+	},
+	{
+		name: "a bracket that ends while the client does not answer is charged to nobody",
+		file: "pagecache/bracket.go",
+		old:  "\t\t\t\tp.whole.chargeLeases(nil)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestClientsThatDoNotAttendAreCharged"}},
+	},
+	{
+		name: "nobody waits for an extent that is moving",
+		file: "pagecache/residency/grant.go",
+		old:  "\t\t\t\tmoves = true\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache/residency", run: "TestKeepsWhatMoves"}},
+	},
+	{
+		name: "brackets are not counted",
+		file: "control/bracket.go",
+		old:  "s.reserved+len(s.brackets) > s.server",
+		new:  "s.reserved > s.server",
+		nets: []net{{pkg: "control", run: "TestBracketsAreCounted"}},
+	},
+	{
+		name: "only the first range of a group is held back",
+		file: "pagecache/group.go",
+		old:  "p.h.grouped = union(p.h.grouped, p.pages)",
+		new:  "p.h.grouped = union(p.h.grouped, p.pages[:1])",
+		nets: []net{{pkg: "pagecache", run: "TestEachRangeOfAGroupIsHeldBack"}},
+	},
+	{
+		name: "a version is told before its pages are there",
+		file: "pagecache/publications.go",
+		old:  "\t\t\tf.published.state.Add(1)\n",
+		new:  "\t\t\tf.published.state.Add(2)\n",
+		nets: []net{{pkg: "pagecache", run: "TestVersionIsToldLast"}},
+	},
+}

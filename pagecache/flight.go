@@ -1,0 +1,456 @@
+package pagecache
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// A CPU read of what a device released need not wait until home was written. What was fetched and merged for home stays
+// in memory for a while, as a flight, and home is written beside. docs/dev/adr/0017-reads-before-home.md has the
+// reasons. The rule:
+//
+// Home is what the backing file has, with the pages of flights laid over it. The lrc machine, digests, bases and views
+// go by that home, so a portion that flies was collected. The backing file lags behind it in the pages of flights and
+// nowhere else. Only two look at flights: reads on the CPU (Read, readOverLocked), and whoever reads home for the
+// pagecache itself (readHomeLocked, overHome). Everybody else who reads or changes the backing file in some pages has
+// flights brought there first (landLocked): ChangeHome, ReadRange, Sync, every collect that does not fly itself.
+//
+// A flight holds whole pages inside the file. Its bytes never change. Flights do not overlap: what is collected again
+// takes the place of what was there. They come, land and go with File.mu locked. Where home does not take the bytes
+// they stay, wait as released bytes do, and are tried again; no more of the file fly until then. The end of a device
+// costs them nothing.
+//
+// A read takes bytes from a flight without File.mu while the flight is shown: nothing of its pages is pending then, and
+// they count among those that the kernel may hold. Whoever changes something of a page calls File.changed before, which
+// hides the flight, and a release does so before the kernel drops pages. So a read that found the flight shown is one
+// that the kernel waits for.
+
+const (
+	// leastFlight is how many pages a read needs from devices for them to fly, 64 KiB: fewer are home at once.
+	leastFlight = 16
+	// flightShare is which part of Options.HostMemory flights may take; mostFlights is how many pages at most, 64 MiB:
+	// what is brought home under one hold of File.mu.
+	flightShare = 4
+	mostFlights = holdCollect
+	// landPages is how many pages the background brings home under one hold of File.mu, 1 MiB.
+	landPages = homeWrite >> page.Shift
+)
+
+// leastFlightFor is leastFlight with DeviceReads that are so.
+func leastFlightFor(when DeviceReads) int64 {
+	switch when {
+	case DeviceReadsAlways:
+		return 1
+	case DeviceReadsOff:
+		return math.MaxInt64
+	}
+	return leastFlight
+}
+
+// flight is the memory of a portion that readers see before home has it.
+type flight struct {
+	f       *File
+	portion *portion
+	bytes   int64 // that the account was told of
+	// users are the runs that are not home, and the reads that copy from them.
+	users atomic.Int64
+}
+
+// drop ends so many uses.
+func (x *flight) drop(n int64) {
+	if x.users.Add(-n) == 0 {
+		x.portion.free()
+		x.f.c.memory.charge(memoryFlights, -x.bytes)
+	}
+}
+
+// flown is a run of pages of a flight.
+type flown struct {
+	pages page.Range
+	bytes []byte // immutable
+	of    *flight
+	shown bool
+}
+
+// part returns the run's pages of rg, which is inside.
+func (x flown) part(rg page.Range) flown {
+	x.bytes = x.bytes[(rg.Start - x.pages.Start).Offset():][:rg.Bytes():rg.Bytes()]
+	x.pages = rg
+	return x
+}
+
+// flights are those of a file. Runs come and go with File.mu and mu held.
+type flights struct {
+	n    atomic.Int32 // len(runs), for who asks without mu
+	mu   sync.Mutex
+	runs []flown // ascending, without overlaps; protected by mu
+	// lead is what was brought last for a program that reads in order, more what it will want next. Protected by mu.
+	lead, more page.Range
+}
+
+// firstLocked returns the place of the first run that ends behind p.
+func (s *flights) firstLocked(p page.Index) int {
+	i, _ := slices.BinarySearchFunc(s.runs, p, func(x flown, p page.Index) int { return int(x.pages.End - 1 - p) })
+	return i
+}
+
+// any reports whether there are flights.
+func (s *flights) any() bool { return s.n.Load() > 0 }
+
+// overlap reports whether there are flights of pages of rg.
+func (s *flights) overlap(rg page.Range) bool {
+	if !s.any() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.firstLocked(rg.Start)
+	return i < len(s.runs) && s.runs[i].pages.Overlaps(rg)
+}
+
+// in returns the runs that have pages of rg, up to so many pages but one run at least. File.mu is held.
+func (s *flights) in(rg page.Range, most int64) (list []flown) {
+	if !s.any() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := s.firstLocked(rg.Start); i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
+		if most -= s.runs[i].pages.Len(); most < 0 && len(list) > 0 {
+			break
+		}
+		list = append(list, s.runs[i])
+	}
+	return list
+}
+
+// hold returns the parts of runs in rg, each with a use of its flight, and whether they are all of it. With shown it
+// returns none where they are not all, or not all shown. asked says that more was set.
+func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole, asked bool) {
+	if !s.any() || rg.Empty() {
+		return nil, false, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := rg.Start
+	first := s.firstLocked(rg.Start)
+	for i := first; i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
+		x := &s.runs[i]
+		if shown && (!x.shown || x.pages.Start > next) {
+			return nil, false, false
+		}
+		if x.pages.Start <= next {
+			next = x.pages.End
+		}
+	}
+	if whole = next >= rg.End; shown && !whole {
+		return nil, false, false
+	}
+	for i := first; i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
+		x := s.runs[i].part(s.runs[i].pages.Intersect(rg))
+		x.of.users.Add(1)
+		parts = append(parts, x)
+	}
+	if s.lead.Overlaps(rg) {
+		n := min(2*page.Index(s.lead.Len()), mostCollectingReadPages)
+		s.lead, s.more, asked = page.Range{}, page.Range{Start: s.lead.End, End: s.lead.End + n}, true
+	}
+	return parts, whole, asked
+}
+
+// dropParts ends what hold began.
+func dropParts(parts []flown) {
+	for _, x := range parts {
+		x.of.drop(1)
+	}
+}
+
+// copyTo copies parts into p, whose first byte is byte off of the file.
+func copyTo(p []byte, off int64, parts []flown) {
+	for _, x := range parts {
+		both := x.pages.Span().Intersect(page.Span(off, int64(len(p))))
+		if !both.Empty() {
+			copy(p[both.Off-off:both.End-off], x.bytes[both.Off-x.pages.Offset():])
+		}
+	}
+}
+
+// remove takes the pages of rg out.
+func (s *flights) remove(rg page.Range) {
+	if !s.any() {
+		return
+	}
+	s.mu.Lock()
+	first := s.firstLocked(rg.Start)
+	end := first
+	var left []flown
+	var gone []*flight
+	for ; end < len(s.runs) && s.runs[end].pages.Overlaps(rg); end++ {
+		x := s.runs[end]
+		gone = append(gone, x.of)
+		for _, rest := range page.Subtract([]page.Range{x.pages}, rg) {
+			x.of.users.Add(1)
+			left = append(left, x.part(rest))
+		}
+	}
+	s.runs = slices.Replace(s.runs, first, end, left...)
+	s.n.Store(int32(len(s.runs)))
+	s.mu.Unlock()
+	for _, x := range gone {
+		x.drop(1)
+	}
+}
+
+// put adds runs, ascending, in the place of what is there.
+func (s *flights) put(runs []flown) {
+	for _, x := range runs {
+		s.remove(x.pages)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.firstLocked(runs[0].pages.Start)
+	if i == len(s.runs) || s.runs[i].pages.Start >= runs[len(runs)-1].pages.End {
+		s.runs = slices.Insert(s.runs, i, runs...)
+	} else {
+		s.runs = append(s.runs, runs...)
+		slices.SortFunc(s.runs, func(a, b flown) int { return int(a.pages.Start - b.pages.Start) })
+	}
+	s.n.Store(int32(len(s.runs)))
+}
+
+// setShown shows or hides the runs that have pages of rg.
+func (s *flights) setShown(rg page.Range, shown bool) {
+	if !s.any() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := s.firstLocked(rg.Start); i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
+		s.runs[i].shown = shown
+	}
+}
+
+// follow has reads of what was brought of rg ask for what comes after it.
+func (s *flights) follow(rg page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lead = rg
+}
+
+// takeMore returns what hold asked for.
+func (s *flights) takeMore() (more page.Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more, s.more = s.more, page.Range{}
+	return more
+}
+
+// overHome is a home with flights laid over it.
+type overHome struct {
+	mover.Home
+	s *flights
+}
+
+// ReadAt implements mover.Home.
+func (h overHome) ReadAt(p []byte, off int64) (n int, err error) {
+	// Before home is read: what lands meanwhile is in both.
+	parts, whole, _ := h.s.hold(page.Covering(off, int64(len(p))), false)
+	defer dropParts(parts)
+	if n = len(p); !whole {
+		if n, err = h.Home.ReadAt(p, off); err != nil {
+			return n, err
+		}
+	}
+	copyTo(p[:n], off, parts)
+	return n, nil
+}
+
+// homeLocked returns home as the pagecache itself reads it. Whoever holds File.mu may wait for those who read.
+func (f *File) homeLocked() mover.Home {
+	if !f.flights.any() {
+		return f.home
+	}
+	return overHome{f.home, &f.flights}
+}
+
+// readFlying serves a read without File.mu from flights that are shown.
+func (f *File) readFlying(p []byte, off int64) (ok bool) {
+	parts, ok, asked := f.flights.hold(page.Covering(off, int64(len(p))), true)
+	if !ok {
+		return false
+	}
+	copyTo(p, off, parts)
+	dropParts(parts)
+	if asked {
+		f.landSoon()
+	}
+	f.count(func(c *Counters) { c.FlightReads.Add(1); c.FlightReadBytes.Add(int64(len(p))) })
+	return true
+}
+
+// readOverLocked reads home with flights laid over it.
+func (f *File) readOverLocked(p []byte, off int64) (n int, err error) {
+	if n, err = f.homeLocked().ReadAt(p, off); err == nil {
+		f.count(func(c *Counters) { c.FlightReads.Add(1); c.FlightReadBytes.Add(int64(n)) })
+	}
+	return n, err
+}
+
+// roomToFly reports whether so many bytes more may fly.
+func (c *Cache) roomToFly(n int64) bool {
+	most := min(c.memory.limit/flightShare, page.Index(mostFlights).Offset())
+	return c.memory.classes[memoryFlights].Load()+n <= most && c.memory.fits(n)
+}
+
+// flyLocked has a portion that was fetched fly, if it may, in the place of what is written home.
+func (f *File) flyLocked(c *portion) bool {
+	n := page.Index(pagesOf(c.ranges)).Offset()
+	if c.ranges[len(c.ranges)-1].End.Offset() > f.size || f.collectErr != nil || !f.c.roomToFly(n) {
+		return false
+	}
+	x := &flight{f: f, portion: c, bytes: n}
+	x.users.Store(int64(len(c.ranges)))
+	f.c.memory.charge(memoryFlights, n)
+	runs := make([]flown, len(c.ranges))
+	for i, rg := range c.ranges {
+		runs[i] = flown{pages: rg, bytes: c.merged[i], of: x}
+		f.spoilLocked(rg)
+	}
+	f.flights.put(runs)
+	f.count(func(c *Counters) { c.FlightPages.Add(n >> page.Shift) })
+	f.landSoon()
+	return true
+}
+
+// showLocked shows the flights of rg of which nothing is pending, and counts their pages among those that the kernel may
+// hold.
+func (f *File) showLocked(rg page.Range) {
+	for _, x := range f.flights.in(rg, math.MaxInt64) {
+		if !x.shown && len(f.lrc.Pending(x.pages, true)) == 0 {
+			f.lrc.CPURead(x.pages)
+			f.flights.setShown(x.pages, true)
+		}
+	}
+}
+
+// landLocked brings home what flies of rg.
+func (f *File) landLocked(rg page.Range) error {
+	for f.flights.overlap(rg) {
+		if err := f.landSomeLocked(rg, collectPortion); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// landSomeLocked brings home the first flights that have pages of rg, so many pages but one run at least.
+func (f *File) landSomeLocked(rg page.Range, most int64) error {
+	list := f.flights.in(rg, most)
+	if len(list) == 0 {
+		return nil
+	}
+	ranges, bufs := make([]page.Range, len(list)), make([][]byte, len(list))
+	for i, x := range list {
+		ranges[i], bufs[i] = x.pages, x.bytes
+	}
+	written, err := f.writeHomeLocked(ranges, bufs)
+	for _, rg := range joined(ranges[:written]) {
+		f.flights.remove(rg)
+	}
+	if err != nil {
+		f.failedLocked(err)
+	} else if f.collectErr != nil && !f.waitsLocked() {
+		f.recoveredLocked()
+	}
+	return err
+}
+
+// cutFlightsLocked forgets what flies past size.
+func (f *File) cutFlightsLocked(size int64) {
+	if !f.flights.any() {
+		return
+	}
+	last := page.Range{Start: page.Index(size >> page.Shift), End: page.Count(size)}
+	for _, x := range f.flights.in(last, 1) { // the page of the end, of which the rest is zeros now
+		of := &flight{f: f, portion: &portion{release: func() {}}}
+		of.users.Store(1)
+		buf := slices.Clone(x.part(last).bytes)
+		clear(buf[size-last.Offset():])
+		f.flights.put([]flown{{pages: last, bytes: buf, of: of}})
+	}
+	f.flights.remove(page.Range{Start: page.Count(size), End: page.From(0).Pages().End})
+}
+
+// landDuringLocked calls do, which needs no File.mu, and meanwhile brings home what flies.
+func (f *File) landDuringLocked(do func()) {
+	if !f.flights.any() || f.collectErr != nil {
+		do()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do()
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		if !f.flights.any() || f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
+			<-done
+			return
+		}
+	}
+}
+
+// landSoon has the background bring home what flies, and fetch what a program that reads in order will want.
+func (f *File) landSoon() { f.c.lanes.do(f, choreLand, f.land) }
+
+func (f *File) land() {
+	for f.landNext() {
+	}
+}
+
+// landNext is a part of land, and reports whether more is to be done.
+func (f *File) landNext() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return false
+	}
+	if more := f.flights.takeMore(); !more.Empty() {
+		f.bringAheadLocked(context.Background(), more)
+	}
+	if !f.flights.any() {
+		f.dropIdleLocked()
+		return false
+	}
+	return f.landSomeLocked(page.From(0).Pages(), landPages) == nil // what fails is noted, and tried again
+}
+
+// bringAheadLocked has what devices released of rg fly, for a program that will read it next. What cannot fly stays
+// where it is.
+func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) {
+	rg = f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
+	for f.flights.any() && !f.c.roomToFly(rg.Bytes()) {
+		if f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
+			return
+		}
+	}
+	if len(f.lrc.Pending(rg, false)) == 0 || f.bringLocked(ctx, rg, false, true) != nil {
+		return // what fails is noted
+	}
+	f.showLocked(rg)
+	f.flights.follow(rg)
+}
+
+// discardFlights forgets what nobody misses.
+func (f *File) discardFlights() { f.flights.remove(page.From(0).Pages()) }

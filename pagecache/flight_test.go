@@ -1,0 +1,405 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+const flightPages = 40
+
+// aloft is a file of which a CPU read has seen what a device released, and which is not home.
+type aloft struct {
+	*testing.T
+	m    *machine
+	src  *source
+	p, q *program // on the device that released, and on another one
+	want []byte   // what everybody is to see
+	// land lets the background bring home what flies.
+	land func()
+}
+
+// newAloft makes one. Each page got a byte from the device.
+func newAloft(t *testing.T, options ...machineOption) *aloft {
+	m := newMachine(t, 2, options...)
+	a := &aloft{T: t, m: m, src: m.noisyFile(flightPages * page.Size)}
+	a.p = m.run(a.src, 0, 0, flightPages*page.Size, true)
+	a.q = m.run(a.src, 1, 0, flightPages*page.Size, true)
+	a.want = a.src.home.bytes(0, flightPages*page.Size)
+	a.land = m.keepAloft(a.src)
+	for i := range flightPages {
+		a.p.store(i*page.Size, byte(i+1))
+		a.want[i*page.Size] = byte(i + 1)
+	}
+	before := a.src.home.bytes(0, flightPages*page.Size)
+	a.p.release()
+	a.seen()
+	require.Equal(t, before, a.src.home.bytes(0, flightPages*page.Size), "home was not written")
+	require.EqualValues(t, flightPages, m.counter(func(c *Counters) *atomic.Int64 { return &c.FlightPages }))
+	require.EqualValues(t, flightPages*page.Size, m.cache.memory.classes[memoryFlights].Load())
+	return a
+}
+
+// keepAloft keeps the background from bringing home what flies, until land is called or the test ends.
+func (m *machine) keepAloft(src *source) (land func()) {
+	block, begun := make(chan struct{}), make(chan struct{})
+	m.cache.lanes.do(src.attached, choreForget, func() { // one task of a file at a time
+		close(begun)
+		<-block
+	})
+	<-begun
+	land = sync.OnceFunc(func() { close(block) })
+	m.t.Cleanup(land)
+	return land
+}
+
+// seen checks what reads get, buffered ones and direct ones, whole and in parts.
+func (a *aloft) seen() {
+	a.Helper()
+	n := len(a.want)
+	require.True(a, bytes.Equal(a.want, a.src.read(a.T, 0, n)), "a read of all")
+	require.True(a, bytes.Equal(a.want[5*page.Size+9:9*page.Size], a.src.read(a.T, 5*page.Size+9, 4*page.Size-9)), "a part")
+	got := make([]byte, n)
+	read, fromHome, err := a.src.attached.Read(context.Background(), got, 0, true, a.src.reader)
+	require.NoError(a, err)
+	if fromHome {
+		got = a.src.home.bytes(0, n)
+		read = n
+	}
+	require.True(a, bytes.Equal(a.want, got[:read]), "a direct read")
+}
+
+// landed checks that all of it comes home and that nothing is left of the flights.
+func (a *aloft) landed() {
+	a.Helper()
+	a.seen()
+	a.land()
+	f := a.src.attached
+	require.NoError(a, f.Sync(context.Background(), func() error { return nil }))
+	require.True(a, bytes.Equal(a.want, a.src.home.bytes(0, len(a.want))), "home")
+	require.False(a, f.flights.any())
+	require.Zero(a, a.m.cache.memory.classes[memoryFlights].Load())
+	require.Empty(a, a.m.cache.Waiting())
+	a.seen()
+	for _, p := range []*program{a.p, a.q} {
+		if !p.dev.lost.Load() {
+			p.acquire()
+			require.True(a, bytes.Equal(a.want, p.load(0, len(a.want))), "a device")
+		}
+	}
+}
+
+// TestReadsDoNotWaitForHome reads what a device released while home does not answer.
+func TestReadsDoNotWaitForHome(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(flightPages * page.Size)
+	p := m.run(src, 0, 0, flightPages*page.Size, true)
+	for i := range flightPages {
+		p.add(i * page.Size)
+	}
+	p.release()
+	src.home.hung = make(chan struct{})
+	for range 3 {
+		require.True(t, bytes.Equal(p.load(0, p.end()), src.read(t, 0, flightPages*page.Size)))
+	}
+	close(src.home.hung)
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
+	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
+}
+
+// TestFlights has something happen to a file while released bytes that a read has seen are on their way home.
+func TestFlights(t *testing.T) {
+	for name, happens := range map[string]func(a *aloft){
+		"nothing": func(*aloft) {},
+		"a CPU write": func(a *aloft) {
+			a.src.write(a.T, 3*page.Size+7, []byte{77})
+			a.want[3*page.Size+7] = 77
+		},
+		"a CPU write of whole pages": func(a *aloft) {
+			whole := bytes.Repeat([]byte{88}, 2*page.Size)
+			a.src.write(a.T, 4*page.Size, whole)
+			copy(a.want[4*page.Size:], whole)
+		},
+		// The kernel was given the page, a program stores into it, and the device stores into it too.
+		"a dirty page of the kernel": func(a *aloft) {
+			dirty := a.src.read(a.T, 3*page.Size, page.Size)
+			dirty[100] = 55
+			a.p.store(3*page.Size+200, 66)
+			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeWrite, Off: 3 * page.Size, Len: page.Size, WriteBack: true}, dirty))
+			a.want[3*page.Size+100] = 55
+			a.seen()
+			a.p.acquire()
+			require.EqualValues(a, 66, a.p.byteAt(3*page.Size+200), "the device's store is lost")
+			a.p.release()
+			a.want[3*page.Size+200] = 66
+		},
+		"the device stores and releases more": func(a *aloft) {
+			a.src.kernel.take()
+			a.p.store(3*page.Size+1, 33)
+			a.p.store(6*page.Size, 34)
+			a.p.release()
+			require.Equal(a, []page.Range{{Start: 3, End: 7}}, a.src.kernel.take(), "the kernel may hold what flew")
+			a.want[3*page.Size+1], a.want[6*page.Size] = 33, 34
+		},
+		"another device releases": func(a *aloft) {
+			a.q.store(3*page.Size+2, 44)
+			a.q.release()
+			a.want[3*page.Size+2] = 44
+		},
+		"both devices release, and the CPU writes": func(a *aloft) {
+			for i, p := range []*program{a.p, a.q} {
+				p.store(8*page.Size+3+i, byte(90+i))
+				p.release()
+				a.want[8*page.Size+3+i] = byte(90 + i)
+			}
+			a.src.write(a.T, 8*page.Size+9, []byte{99})
+			a.want[8*page.Size+9] = 99
+		},
+		"another device acquires": func(a *aloft) {
+			a.q.acquire()
+			require.True(a, bytes.Equal(a.want, a.q.load(0, len(a.want))))
+		},
+		"the file is cut and made longer": func(a *aloft) {
+			const end = 10*page.Size + 123
+			a.src.truncate(a.T, end)
+			clear(a.want[end:])
+			require.True(a, bytes.Equal(a.want[:end], a.src.read(a.T, 0, len(a.want))))
+			a.src.truncate(a.T, int64(len(a.want)))
+		},
+		"the file is cut while home takes nothing": func(a *aloft) {
+			a.src.home.fail(syscall.ENOSPC)
+			const end = 10*page.Size + 123
+			a.src.truncate(a.T, end)
+			clear(a.want[end:])
+			require.True(a, bytes.Equal(a.want[:end], a.src.read(a.T, 0, len(a.want))))
+			a.src.home.fail(nil)
+			a.src.truncate(a.T, int64(len(a.want)))
+		},
+		"a hole": func(a *aloft) {
+			zeros := make([]byte, 2*page.Size)
+			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeZero, Off: 5*page.Size + 10, Len: int64(len(zeros))}, zeros))
+			copy(a.want[5*page.Size+10:], zeros)
+		},
+		"somebody reads home besides": func(a *aloft) {
+			require.NoError(a, a.src.attached.ReadRange(context.Background(), page.Span(7*page.Size, page.Size)))
+			require.True(a, bytes.Equal(a.want[7*page.Size:8*page.Size], a.src.home.bytes(7*page.Size, page.Size)))
+		},
+		"home takes nothing": func(a *aloft) {
+			a.src.home.fail(syscall.ENOSPC)
+			a.land()
+			sync := func() error { return a.src.attached.Sync(context.Background(), func() error { return nil }) }
+			require.ErrorIs(a, sync(), syscall.ENOSPC)
+			waiting := a.m.cache.Waiting()
+			require.Len(a, waiting, 1)
+			require.EqualValues(a, len(a.want), waiting[0].Bytes)
+			require.NotEmpty(a, waiting[0].Error)
+			a.seen()
+			err := a.src.tryWrite(Change{Kind: ChangeWrite, Off: page.Size, Len: 1}, []byte{1})
+			require.ErrorIs(a, err, syscall.ENOSPC)
+			a.p.store(3*page.Size+1, 33) // what is released now does not fly
+			a.p.release()
+			a.want[3*page.Size+1] = 33
+			a.seen()
+			a.src.home.fail(nil)
+		},
+		"home does not take one page": func(a *aloft) {
+			a.src.home.mu.Lock()
+			a.src.home.werr, a.src.home.werrAt, a.src.home.werrEnd = syscall.EIO, 0, 32*page.Size
+			a.src.home.mu.Unlock()
+			a.land()
+			require.ErrorIs(a, a.m.cache.Flush(context.Background()), syscall.EIO)
+			require.True(a, bytes.Equal(a.want[32*page.Size:], a.src.home.bytes(32*page.Size, 8*page.Size)), "the rest arrives")
+			a.src.home.fail(nil)
+		},
+		"the device is lost": func(a *aloft) {
+			a.m.devices[0].Lose()
+			_, err := a.p.Release(context.Background(), 0, a.p.len)
+			require.Error(a, err)
+			require.Error(a, a.p.Unmap(context.Background()))
+			require.Empty(a, a.m.cache.snapshotLosses(), "the flight has it")
+		},
+		"programs end": func(a *aloft) {
+			a.p.unmap()
+			a.q.unmap()
+			a.m.cache.collectDue(context.Background())
+			require.False(a, a.src.attached.Detached())
+			a.seen()
+			f := a.src.attached
+			a.p = a.m.run(a.src, 0, 0, flightPages*page.Size, true)
+			a.q = a.m.run(a.src, 1, 0, flightPages*page.Size, true)
+			require.Same(a, f, a.src.attached)
+		},
+		"a view is read": func(a *aloft) {
+			v := a.m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, flightPages*page.Size)}}, a.src)
+			require.True(a, bytes.Equal(a.want, v.all()[:len(a.want)]))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAloft(t)
+			happens(a)
+			a.landed()
+		})
+	}
+}
+
+// TestFlightOfARemovedFile: nobody misses it, and its memory goes.
+func TestFlightOfARemovedFile(t *testing.T) {
+	a := newAloft(t)
+	a.p.unmap()
+	a.q.unmap()
+	a.m.cache.Forget(a.src.id)
+	a.land()
+	a.m.cache.lanes.work.Wait()
+	require.True(t, a.src.attached.Detached())
+	require.Zero(t, a.m.cache.memory.classes[memoryFlights].Load())
+}
+
+// TestReadAheadOfFlights: a program that reads in order finds the pages that it reads next fetched.
+func TestReadAheadOfFlights(t *testing.T) {
+	const pages, request = 2048, 32
+	m := newMachine(t, 1)
+	src := m.file(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	for i := range pages {
+		p.store(i*page.Size, byte(i+1))
+	}
+	p.release()
+	f := src.attached
+	for at := 0; at < pages; at += request {
+		got := src.read(t, at*page.Size, request*page.Size)
+		for i := range request {
+			require.Equal(t, byte(at+i+1), got[i*page.Size], "page %d", at+i)
+		}
+		m.cache.lanes.work.Wait() // what was asked for is there
+	}
+	require.Less(t, f.counters.CollectingReads.Load(), int64(pages/request/4))
+	require.NoError(t, f.Sync(context.Background(), func() error { return nil }))
+	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
+}
+
+// TestReadAheadOfFlightsIsDropped: the kernel may hold what flies ahead of a read, since other reads get it without the
+// file's lock.
+func TestReadAheadOfFlightsIsDropped(t *testing.T) {
+	const pages = 512
+	m := newMachine(t, 1)
+	src := m.file(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	for i := range pages {
+		p.store(i*page.Size, 1)
+	}
+	p.release()
+	m.keepAloft(src)
+	src.read(t, 0, 32*page.Size)
+	src.kernel.take()
+	withoutLock(t, src.attached, func() { require.Equal(t, byte(1), src.read(t, 40*page.Size, 16*page.Size)[0]) })
+	p.store(40*page.Size, 2)
+	p.release()
+	require.Equal(t, []page.Range{{Start: 40, End: 41}}, src.kernel.take())
+	require.Equal(t, byte(2), src.read(t, 40*page.Size, 16*page.Size)[0])
+}
+
+// TestFlightOutlivesItsDevice: the file stays until home has what flies.
+func TestFlightOutlivesItsDevice(t *testing.T) {
+	a := newAloft(t)
+	for _, p := range []*program{a.p, a.q} {
+		p.unmap()
+	}
+	for _, d := range a.m.devices {
+		d.Lose()
+	}
+	f := a.src.attached
+	f.mu.Lock()
+	for _, d := range a.m.cache.devices {
+		d.lost.Store(true)
+		f.letGoLocked(d)
+	}
+	f.dropIdleLocked()
+	f.mu.Unlock()
+	require.False(t, f.Detached())
+	a.seen()
+	a.land()
+	a.m.cache.lanes.work.Wait()
+	require.True(t, f.Detached())
+	require.True(t, bytes.Equal(a.want, a.src.home.bytes(0, len(a.want))))
+}
+
+// TestFlightsKeepToTheirRoom reads more than may fly.
+func TestFlightsKeepToTheirRoom(t *testing.T) {
+	const pages = 2048
+	m := newMachine(t, 1, hostMemory(4<<20))
+	src := m.file(pages * page.Size)
+	p := m.run(src, 0, 0, pages*page.Size, true)
+	for i := range pages {
+		p.store(i*page.Size, byte(i+1))
+	}
+	p.release()
+	for at := 0; at < pages; at += 64 {
+		got := src.read(t, at*page.Size, 64*page.Size)
+		require.Equal(t, byte(at+1), got[0])
+		require.LessOrEqual(t, m.cache.memory.classes[memoryFlights].Load(), int64(1<<20))
+	}
+	require.Positive(t, m.counter(func(c *Counters) *atomic.Int64 { return &c.FlightReads }))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
+	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
+}
+
+// TestFlightRuns cuts and replaces runs at random.
+func TestFlightRuns(t *testing.T) {
+	f := &File{c: &Cache{}}
+	s := &f.flights
+	var users []*flight
+	put := func(v byte, runs ...page.Range) {
+		x := &flight{f: f, portion: &portion{release: func() {}}}
+		x.users.Store(int64(len(runs)))
+		users = append(users, x)
+		var list []flown
+		for _, rg := range runs {
+			list = append(list, flown{pages: rg, bytes: bytes.Repeat([]byte{v}, int(rg.Bytes())), of: x})
+		}
+		s.put(list)
+	}
+	var want [64]byte
+	for n := range 500 {
+		rnd := (n*7919 + n/3) % 1009
+		rg := page.Range{Start: page.Index(rnd % 50), End: page.Index(rnd%50 + 1 + rnd%13)}
+		v := byte(n%250 + 1)
+		switch n % 3 {
+		case 0:
+			s.remove(rg)
+			v = 0
+			clear(want[rg.Start:rg.End])
+		case 1:
+			put(v, rg)
+			copy(want[rg.Start:rg.End], slices.Repeat([]byte{v}, int(rg.Len())))
+		default:
+			other := page.Range{Start: rg.End, End: min(rg.End+2, 64)}
+			put(v, rg, other)
+			copy(want[rg.Start:other.End], slices.Repeat([]byte{v}, int(other.End-rg.Start)))
+		}
+		var got [64]byte
+		parts, _, _ := s.hold(page.Range{End: 64}, false)
+		last := page.Index(0)
+		for _, x := range parts {
+			require.GreaterOrEqual(t, x.pages.Start, last)
+			last = x.pages.End
+			for p := x.pages.Start; p < x.pages.End; p++ {
+				got[p] = x.bytes[(p - x.pages.Start).Offset()]
+			}
+		}
+		dropParts(parts)
+		require.Equal(t, want, got, "step %d", n)
+	}
+	s.remove(page.Range{End: 64})
+	for _, x := range users {
+		require.Zero(t, x.users.Load())
+	}
+}

@@ -1,0 +1,96 @@
+package mover
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// A Fill of much may use the links of other devices, its neighbours, while they have nothing to do: what its own link
+// has no turn for goes into staging memory of a neighbour, and from there to the device. Own link and relays take calls
+// from the same queue, so each gets as much as it carries. What a relay fails to bring goes over the own link.
+
+// Relay is the link of a neighbour, for one Fill.
+type Relay struct {
+	// Device is the neighbour, and Memory RelayBytes of it or more, which the Fill uses until Run has returned.
+	Device *Device
+	Memory gpubackend.Memory
+	// Failed is called without any lock with what the neighbour failed with. The relay is not used again.
+	Failed func(err error)
+
+	// speed is in bytes per second, 0 before the first call. Used by whoever has the relay, as is broken.
+	speed  float64
+	broken bool
+}
+
+// RelayBytes is the staging memory that a Relay needs.
+const RelayBytes = callBytes + PieceBytes
+
+// slowRelay is how many times as long as the own link a relay may take: what it carries last is waited for.
+const slowRelay = 3
+
+// takeRelayLocked returns a relay that nobody uses, of a neighbour that is idle, or nil.
+func (p *Fill) takeRelayLocked() *Relay {
+	for i, r := range p.Relays {
+		slow := r.speed > 0 && p.speed > slowRelay*r.speed
+		if r.broken || slow || !r.Device.Idle() {
+			continue
+		}
+		p.Relays = append(p.Relays[:i], p.Relays[i+1:]...)
+		return r
+	}
+	return nil
+}
+
+// carry brings copies to a device by way of the neighbour. After an error any of the bytes may be there.
+func (r *Relay) carry(ctx context.Context, class Class, to *Device, copies []gpubackend.Copy) error {
+	start := time.Now()
+	in, out := make([]gpubackend.Copy, len(copies)), make([]gpubackend.PeerCopy, len(copies))
+	at := int64(0)
+	for i, c := range copies {
+		n := int64(len(c.Host))
+		in[i] = gpubackend.Copy{Mem: r.Memory, Off: at, Host: c.Host}
+		out[i] = gpubackend.PeerCopy{Mem: c.Mem, Off: c.Off, From: r.Memory, FromOff: at, N: n}
+		at += n
+	}
+	if err := r.Device.In(ctx, class, in); err != nil {
+		return fmt.Errorf("to the neighbour: %w", err)
+	}
+	if err := to.Peer(ctx, class, out); err != nil {
+		return fmt.Errorf("from the neighbour: %w", err)
+	}
+	r.speed = float64(at) / time.Since(start).Seconds()
+	r.Device.moved.add(class, Through, at)
+	return nil
+}
+
+// fits reports whether the staging memory has room for copies.
+func (r *Relay) fits(copies []gpubackend.Copy) bool {
+	n := int64(0)
+	for i := range copies {
+		n += copySize(&copies[i])
+	}
+	return n <= min(r.Memory.Size(), RelayBytes)
+}
+
+// in brings copies to the device: through a relay, if it is not nil and does not fail, or over the own link.
+func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
+	if through != nil && through.fits(copies) {
+		err := through.carry(p.ctx, p.Class, p.Device, copies)
+		if err == nil || p.ctx.Err() != nil {
+			return err
+		}
+		through.broken = true
+		through.Failed(err)
+	}
+	return p.Device.In(p.ctx, p.Class, copies)
+}
+
+// Idle reports whether nothing moves to, from or within the device, or waits, and no Fill brings bytes to it.
+func (d *Device) Idle() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.fills.Load() == 0 && len(d.waits) == 0 && len(d.begun) == 0
+}

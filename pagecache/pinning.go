@@ -1,0 +1,137 @@
+package pagecache
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+)
+
+// Pinning says on which devices what there is of a file stays until somebody takes the pin back, and on whose account.
+// The zero value pins nothing.
+type Pinning struct {
+	// All says that it stays on every device; else Devices has their numbers, in order.
+	All     bool
+	Devices []int
+	// User is the file's owner: the pin holds for as much as the user may map (Options.UserShare).
+	User uint32
+}
+
+// mostPinnedText bounds the text of a Pinning.
+const mostPinnedText = 1 << 10
+
+// ParsePinning reads the text of a Pinning without its user: "all", "none", or numbers of devices with commas between.
+// EINVAL for anything else.
+func ParsePinning(text string) (p Pinning, err error) {
+	switch {
+	case text == "all":
+		return Pinning{All: true}, nil
+	case text == "none":
+		return Pinning{}, nil
+	case len(text) > mostPinnedText:
+		return p, fail(syscall.EINVAL, "a pin has at most %d letters", mostPinnedText)
+	}
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.ParseUint(word, 10, 8)
+		if err != nil {
+			return Pinning{}, fail(syscall.EINVAL, "%q is neither all, nor none, nor numbers of devices", text)
+		}
+		p.Devices = append(p.Devices, int(n))
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+	return p, nil
+}
+
+// String returns the text that ParsePinning reads.
+func (p Pinning) String() string {
+	switch {
+	case p.All:
+		return "all"
+	case len(p.Devices) == 0:
+		return "none"
+	}
+	words := make([]string, len(p.Devices))
+	for i, d := range p.Devices {
+		words[i] = strconv.Itoa(d)
+	}
+	return strings.Join(words, ",")
+}
+
+// On reports whether the pin is on a device.
+func (p Pinning) On(device int) bool { return p.All || slices.Contains(p.Devices, device) }
+
+// Any reports whether it is on any.
+func (p Pinning) Any() bool { return p.All || len(p.Devices) > 0 }
+
+// SetPinning replaces what is known of the file's pin. It does not block. What is evicted this moment may still go.
+func (f *File) SetPinning(p Pinning) { f.pinning.Store(&p) }
+
+// Pinning returns what SetPinning was told last.
+func (f *File) Pinning() Pinning {
+	if p := f.pinning.Load(); p != nil {
+		return *p
+	}
+	return Pinning{}
+}
+
+// pinnedOn returns on whose account what a device holds of the file stays there, if it does. It takes no lock.
+func (f *File) pinnedOn(d *device) (by residency.Tenant, pinned bool) {
+	p := f.pinning.Load()
+	if p == nil || !p.On(d.info.Ordinal) {
+		return by, false
+	}
+	return residency.Tenant{User: p.User, Limited: !f.c.trusts(p.User)}, true
+}
+
+// Pinned implements residency.Key.
+func (h *holding) Pinned() (by residency.Tenant, pinned bool) { return h.f.pinnedOn(h.dev) }
+
+// Pinned implements residency.Key. A view stays where one of its files does.
+func (v *View) Pinned() (by residency.Tenant, pinned bool) {
+	for _, f := range v.files {
+		if by, pinned := f.pinnedOn(v.dev); pinned {
+			return by, true
+		}
+	}
+	return by, false
+}
+
+// Repin has find say anew how each File is pinned, where it knows. It blocks on find.
+func (c *Cache) Repin(find func(FileID) (p Pinning, known bool)) {
+	for _, f := range c.snapshotFiles() {
+		if p, known := find(f.id); known {
+			f.SetPinning(p)
+		}
+	}
+}
+
+// CheckPinning says why a file of so many bytes can never be pinned so, beside what the user has pinned already and
+// maps: ENODEV for a device that the mount does not have, ENOSPC for more than a device's budget, EDQUOT for more than
+// the user's share. It does not block.
+func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
+	for _, n := range p.Devices {
+		if !slices.ContainsFunc(c.devices, func(d *device) bool { return d.info.Ordinal == n }) {
+			return fail(syscall.ENODEV, "the mount has no device %d", n)
+		}
+	}
+	for _, d := range c.devices {
+		if !p.On(d.info.Ordinal) {
+			continue
+		}
+		need := (size + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
+		by := residency.Tenant{User: p.User, Limited: !c.trusts(p.User)}
+		if f := c.Lookup(id); f != nil {
+			if now, is := f.pinnedOn(d); is && now == by {
+				continue // it is counted
+			}
+		}
+		if err := d.room.CheckPinned(by, need); err != nil {
+			return fmt.Errorf("pinning: %w", err)
+		}
+	}
+	return nil
+}

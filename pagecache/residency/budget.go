@@ -1,0 +1,106 @@
+package residency
+
+import (
+	"context"
+	"syscall"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
+)
+
+// Budget returns the bytes of the device's own memory that may be used.
+func (d *Device) Budget() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.budget
+}
+
+// CheckBudget says why the device cannot have a budget of so many bytes. It asks the device.
+func (d *Device) CheckBudget(bytes int64) error {
+	if bytes < d.info.Granularity {
+		return refuse(syscall.EINVAL, "device %d: a budget of %s is less than one allocation, of %s", d.info.Ordinal,
+			humanize.IBytes(uint64(max(bytes, 0))), humanize.IBytes(uint64(d.info.Granularity)))
+	}
+	d.mu.Lock()
+	list := d.options.Tenants
+	d.mu.Unlock()
+	if err := tenants.CheckFor(bytes, list); err != nil {
+		return refuse(syscall.EINVAL, "device %d: %v", d.info.Ordinal, err)
+	}
+	free, err := d.backend.Free()
+	if err != nil {
+		return err
+	}
+	if most := d.backend.Used() + free; bytes > max(most, d.Budget()) {
+		return refuse(syscall.ENOMEM, "device %d: a budget of %s is more than there is: %s are used here, and %s are free",
+			d.info.Ordinal, humanize.IBytes(uint64(bytes)), humanize.IBytes(uint64(d.backend.Used())), humanize.IBytes(uint64(free)))
+	}
+	return nil
+}
+
+// SetBudget changes how much of the device's own memory may be used, rounded down to whole allocations. Where more is
+// used, extents leave that nobody maps: first those that no program changed since they were placed. What programs map
+// stays until they give it back. It blocks as Reserve does. why says for people where the budget comes from.
+func (d *Device) SetBudget(ctx context.Context, bytes int64, why string) error {
+	bytes &^= d.info.Granularity - 1
+	d.mu.Lock()
+	d.budget, d.why = bytes, why
+	d.ledger.Resize(bytes)
+	d.mu.Unlock()
+	d.backend.SetBudget(bytes)
+	d.wake()
+	d.pinned.notify()
+	return d.shrink(ctx, TierVRAM, d.overBudget)
+}
+
+func (d *Device) overBudget() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.taken > d.budget
+}
+
+// Trim has extents leave pinned memory of the host as long as more of it is used than may be.
+func (d *Device) Trim(ctx context.Context) error {
+	return d.shrink(ctx, TierHost, d.pinned.over)
+}
+
+// shrink has extents leave a tier while there are too many, and while there are some that may.
+func (d *Device) shrink(ctx context.Context, from Tier, over func() bool) error {
+	for _, unwritten := range []bool{true, false} {
+		for over() {
+			left, err := d.shrinkOnce(ctx, from, unwritten)
+			if err != nil {
+				return err
+			}
+			if !left {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// shrinkOnce has one extent leave, in a turn of its own, so that others get in between.
+func (d *Device) shrinkOnce(ctx context.Context, from Tier, unwritten bool) (bool, error) {
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer d.yield(mine)
+	return d.evict(ctx, from, tenants.Nobody, sparing{copied: true, written: unwritten})
+}
+
+// shareLocked is the bytes that a limited Tenant may map, in whole allocations, with Device.mu held.
+func (d *Device) shareLocked() int64 {
+	share := int64(float64(d.budget) * d.share)
+	share = (share + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
+	return min(share, d.budget)
+}
+
+// SetShare changes Options.Share. What is mapped stays.
+func (d *Device) SetShare(share float64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.share = share
+}

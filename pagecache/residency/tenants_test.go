@@ -1,0 +1,125 @@
+package residency
+
+import (
+	"context"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
+)
+
+// owned returns what the ledger has of a user.
+func (d *Device) owned(user uint32) int64 {
+	for _, a := range d.Status().Tenants {
+		if a.Tenant == tenants.User(user) {
+			return a.Owned
+		}
+	}
+	return 0
+}
+
+// TestOwnerIsWhoMapsFirst: an idle extent becomes that of the next user who maps it, a mapped one stays who has it.
+func TestOwnerIsWhoMapsFirst(t *testing.T) {
+	d, _ := newDevice(t, 2, 1)
+	k := newKey(t, d)
+	first, err := k.take(1, 0, 1)
+	require.NoError(t, err)
+	second, err := k.take(2, 0, 1)
+	require.NoError(t, err)
+	require.EqualValues(t, granule, d.owned(1))
+	require.Zero(t, d.owned(2))
+	first.Release()
+	second.Release()
+	third, err := k.take(3, 0, 1)
+	require.NoError(t, err)
+	require.Zero(t, d.owned(1))
+	require.EqualValues(t, granule, d.owned(3))
+	third.Release()
+}
+
+// TestMostOfATenant: who may own no more makes room among what is its own, though memory is free, and is refused by the
+// limit's name where programs map all of that. A grant goes to pinned memory, which is not counted.
+func TestMostOfATenant(t *testing.T) {
+	d, _ := newPinnedDevice(t, 6, 2)
+	require.NoError(t, d.CheckTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}}))
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	other, a, b := newKey(t, d), newKey(t, d), newKey(t, d)
+	other.idle(t, 0, 1)
+	for i := range 3 {
+		p, err := a.take(1, pageOf(i), pageOf(i+1))
+		require.NoError(t, err)
+		p.Release()
+	}
+	require.EqualValues(t, 2*granule, d.owned(1))
+	require.Len(t, a.tiers(), 2, "its own made room")
+	require.Len(t, other.tiers(), 1)
+	p, err := b.take(1, 0, 2)
+	require.NoError(t, err)
+	_, err = a.take(1, 5, 6)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "no more than 128 KiB (the maximum of tenant user 1)")
+	g, err := d.Grant(context.Background(), []Want{a.want(0, 1)}, Asking{By: Tenant{User: 1}, Patience: patient})
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierHost}, a.tiers())
+	require.EqualValues(t, 2*granule, d.owned(1))
+	g.Release()
+	p.Release()
+}
+
+// TestRequesterIsCounted: what a tenant asks for counts as its own when a victim is looked for, so that who owns as much
+// as another one gives way itself.
+func TestRequesterIsCounted(t *testing.T) {
+	d, _ := newDevice(t, 4, 1)
+	mine, theirs := newKey(t, d), newKey(t, d)
+	for i := range 2 {
+		for user, k := range map[uint32]*key{1: mine, 2: theirs} {
+			p, err := k.take(user, pageOf(i), pageOf(i+1))
+			require.NoError(t, err)
+			p.Release()
+		}
+	}
+	p, err := mine.take(1, 2, 3)
+	require.NoError(t, err)
+	p.Release()
+	require.Len(t, theirs.tiers(), 2)
+	require.Len(t, mine.tiers(), 2)
+}
+
+// TestGuaranteeHolds: nobody takes what is guaranteed to another tenant.
+func TestGuaranteeHolds(t *testing.T) {
+	d, _ := newDevice(t, 4, 1)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 0.01, Guaranteed: 2 * granule}})
+	require.ErrorContains(t, d.CheckBudget(granule), "more is guaranteed to tenants than")
+	safe, k := newKey(t, d), newKey(t, d)
+	p, err := safe.take(1, 0, 1)
+	require.NoError(t, err)
+	p.Release()
+	p, err = safe.take(1, 1, 2)
+	require.NoError(t, err)
+	p.Release()
+	for i := range 5 {
+		p, err := k.take(2, pageOf(i), pageOf(i+1))
+		require.NoError(t, err)
+		p.Release()
+	}
+	require.Len(t, safe.tiers(), 2)
+	_, err = k.take(2, 10, 13)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+}
+
+// TestInnermostCgroup: a process is of the innermost cgroup that is configured, or else its user's.
+func TestInnermostCgroup(t *testing.T) {
+	d, _ := newDevice(t, 1, 1)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
+	for cgroup, want := range map[string]tenants.ID{
+		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7", "": "user 7", "/": "user 7",
+	} {
+		require.Equal(t, want, d.Account(7, cgroup), cgroup)
+	}
+}
+
+// pageOf is a granule's number as takers want it.
+func pageOf(i int) page.Index { return page.Index(i) }

@@ -1,0 +1,102 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
+)
+
+// What follows changes Options of a Cache that is in use.
+
+// CheckBudget says why a device cannot have a budget of so many bytes. It asks the devices.
+func (c *Cache) CheckBudget(bytes int64) error {
+	for _, d := range c.devices {
+		if err := d.room.CheckBudget(bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetBudget changes how much of each device's own memory the cache may use. It changes nothing where a device cannot
+// have as much. Where more is used, it blocks until what nobody maps has left; what programs map stays until they give
+// it back. why says for people where the budget comes from. Errors: EINVAL, ENOMEM, and those of ctx and of devices.
+func (c *Cache) SetBudget(ctx context.Context, bytes int64, why string) error {
+	if err := c.CheckBudget(bytes); err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range c.devices {
+		errs = append(errs, d.room.SetBudget(ctx, bytes, why))
+	}
+	return errors.Join(errs...)
+}
+
+// SetPinnedMemory changes Options.PinnedMemory. Where more is used, it blocks until what no bracket uses has left.
+func (c *Cache) SetPinnedMemory(ctx context.Context, bytes int64) error {
+	if bytes < 0 {
+		return fail(syscall.EINVAL, "the pinned memory must not be negative")
+	}
+	c.pinned.SetLimit(bytes)
+	var errs []error
+	for _, d := range c.devices {
+		errs = append(errs, d.room.Trim(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// SetUserShare changes Options.UserShare. What is mapped stays.
+func (c *Cache) SetUserShare(share float64) error {
+	if !(share > 0 && share <= 1) {
+		return fail(syscall.EINVAL, "the share of a user must be more than nothing, and no more than all")
+	}
+	for _, d := range c.devices {
+		d.room.SetShare(share)
+	}
+	return nil
+}
+
+// Tenant is on whose account memory of devices is, and what share of it is the tenant's.
+type Tenant = tenants.Tenant
+
+// TenantID names a Tenant.
+type TenantID = tenants.ID
+
+// UserTenant names the tenant that a user is, CgroupTenant that of the processes of a cgroup and of those below it.
+func UserTenant(user uint32) TenantID { return tenants.User(user) }
+
+// CgroupTenant is described at UserTenant.
+func CgroupTenant(path string) TenantID { return tenants.Cgroup(path) }
+
+// CheckTenants says what is wrong with a list of tenants on any device.
+func CheckTenants(list []Tenant) error { return tenants.Check(list) }
+
+// CheckTenants says what is wrong with a list of tenants for the devices. EINVAL.
+func (c *Cache) CheckTenants(list []Tenant) error {
+	for _, d := range c.devices {
+		if err := d.room.CheckTenants(list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetTenants replaces Options.Tenants, for what is mapped from now on. What tenants own stays until others need it, or
+// until they ask for more.
+func (c *Cache) SetTenants(list []Tenant) error {
+	if err := c.CheckTenants(list); err != nil {
+		return err
+	}
+	for _, d := range c.devices {
+		d.room.SetTenants(list)
+	}
+	return nil
+}
+
+// tenant returns who is charged for what a process maps.
+func (d *device) tenant(user uint32, limited bool, cgroup string) residency.Tenant {
+	return residency.Tenant{User: user, Limited: limited, Account: d.room.Account(user, cgroup)}
+}

@@ -1,0 +1,132 @@
+package pagecache
+
+import (
+	"context"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// Views of one file that are filled at once, as those of all ranks of a model are, read it together: what one of them
+// reads goes to all that want bytes of it. Each goes through the file from the start, and leaves out what another one
+// has begun to read for it. So a view that comes later gets what the others still have to read, and reads what they had
+// read before.
+//
+// A page goes to a view only where it was claimed for it before its read began (view.State), under File.viewsMu. So what
+// home had when the pages were taken is what arrives, or something newer.
+
+// fromHome brings pages from home, together with what other views of the file want; it calls ready once these may share
+// what they read. more is how many pages came besides. Where err is nil, those that did not come are still coming, and
+// nobody brings them.
+func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) (more int64, err error) {
+	p, read := t.p, bridged(pages)
+	all := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
+	t.fill = &mover.Fill{
+		Device: p.v.dev.moves,
+		Class:  mover.Acquire,
+		From:   t.home,
+		Into:   t,
+		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} }, []mover.Run{{Pages: all}}, nil),
+		Reads:  new(mover.Reads),
+	}
+	var giveBack func()
+	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, page.Index(pagesOf(pages)).Offset())
+	defer giveBack()
+	t.fill.Reads.Enter()
+	defer t.fill.Reads.Leave()
+	p.state.Share(t.reach)
+	p.f.viewsMu.Lock()
+	p.shares = t
+	p.f.viewsMu.Unlock()
+	ready()
+	p.f.gatherViews(ctx, p.v.c.gather(p.v.layout.Size()))
+	err = t.fill.Run(ctx, nil)
+	return p.state.Unshare(), err
+}
+
+// gatherTime is how long a view of so many bytes waits for others that are about to read the same file: about a
+// twentieth of what reading takes on a fast bus, since what it reads without them is read again.
+func gatherTime(size int64) time.Duration {
+	const most, perSecond = 10 * time.Millisecond, 1e12
+	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
+}
+
+// expectViews says that n more views are about to read home, or that -n need not be waited for any more.
+func (f *File) expectViews(n int) {
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	if f.expected += n; f.expected == 0 && f.gathered != nil {
+		close(f.gathered)
+		f.gathered = nil
+	}
+}
+
+// gatherViews waits until no view is about to read home, or for so long.
+func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
+	f.viewsMu.Lock()
+	if f.expected == 0 || limit < leastGather {
+		f.viewsMu.Unlock()
+		return
+	}
+	if f.gathered == nil {
+		f.gathered = make(chan struct{})
+	}
+	gathered := f.gathered
+	f.viewsMu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-gathered:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// leastGather is the shortest time that anybody waits for others: less is not worth a timer.
+const leastGather = 50 * time.Microsecond
+
+// Claim implements mover.Sharer.
+func (t *viewFill) Claim(pages []page.Range) (read []page.Range, shares []mover.Share) {
+	f := t.p.f
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	if read = t.p.claim(pages); len(read) == 0 {
+		return nil, nil
+	}
+	for _, o := range f.views {
+		if o == t.p || o.shares == nil || !o.shares.reads(t.home) || o.follows(t.p) {
+			continue
+		}
+		if s, ok := o.shares.fill.Offer(func() []page.Range { return o.claim(read) }); ok {
+			shares = append(shares, s)
+		}
+	}
+	return read, shares
+}
+
+func (p *viewPart) claim(pages []page.Range) (claimed []page.Range) {
+	for _, rg := range pages {
+		claimed = append(claimed, p.state.Claim(rg, bridgePages)...)
+	}
+	return claimed
+}
+
+// reads reports whether what is read from a source is what t would read: a file that was replaced or grew has another.
+func (t *viewFill) reads(from *mover.Source) bool {
+	return t.home.Home == from.Home && t.home.Direct == from.Direct && t.home.Size == from.Size
+}
+
+// Return implements mover.Sharer.
+func (t *viewFill) Return(pages []page.Range) {
+	for _, rg := range pages {
+		t.p.state.Return(rg)
+	}
+}
+
+// Close implements mover.Sharer.
+func (t *viewFill) Close() {
+	t.p.f.viewsMu.Lock()
+	defer t.p.f.viewsMu.Unlock()
+	t.p.shares = nil
+}

@@ -1,0 +1,312 @@
+package pagecache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+const ranks = 4
+
+// shardOf is what rank r of ranks has of each row of 16 KiB of a file.
+func shardOf(r int, size int64) view.Segment {
+	const row = 4 << 10
+	return view.Segment{Offset: 140 + int64(r)*row, Length: row, Stride: ranks * row, Count: (size - 140) / (ranks * row)}
+}
+
+// shards makes the views of all ranks at once, each on its device.
+type shards struct {
+	m     *machine
+	src   *source
+	views [ranks]*viewer
+	errs  [ranks]error
+	group sync.WaitGroup
+}
+
+func (s *shards) begin(ctx context.Context, r int) {
+	s.group.Go(func() {
+		req := ViewRequest{Device: r, Segments: []view.Segment{shardOf(r, int64(len(s.src.home.data)))}, Alignment: 256}
+		vm, err := s.m.cache.MapView(ctx, []Source{s.src}, req)
+		if s.errs[r] = err; err == nil {
+			s.views[r] = &viewer{vm, s.m, []*source{s.src}}
+		}
+	})
+}
+
+// expected waits until so many views are about to read, and sharing until so many read.
+func (s *shards) expected(n int) {
+	s.await(func(f *File) bool { return f.expected == n })
+}
+
+func (s *shards) sharing(n int) {
+	s.await(func(f *File) bool {
+		for _, p := range f.views {
+			if p.shares != nil {
+				n--
+			}
+		}
+		return n <= 0
+	})
+}
+
+func (s *shards) await(is func(f *File) bool) {
+	s.m.t.Helper()
+	require.Eventually(s.m.t, func() bool {
+		f := s.m.cache.Lookup(s.src.id)
+		if f == nil {
+			return false
+		}
+		f.viewsMu.Lock()
+		defer f.viewsMu.Unlock()
+		return is(f)
+	}, time.Minute, time.Millisecond)
+}
+
+func newShards(t *testing.T, size int) *shards {
+	m := newMachine(t, ranks)
+	m.cache.gather = func(int64) time.Duration { return time.Minute }
+	return &shards{m: m, src: m.noisyFile(size)}
+}
+
+// check compares the views with home, but for those that failed.
+func (s *shards) check() {
+	s.m.t.Helper()
+	for _, v := range s.views {
+		if v != nil {
+			v.check()
+		}
+	}
+}
+
+// TestShardsReadTheFileOnce: views of all ranks, made at once, read the file once and not each of them, from memory and
+// from the disk.
+func TestShardsReadTheFileOnce(t *testing.T) {
+	for name, cold := range map[string]bool{"cached": false, "on the disk": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newShards(t, 12<<20+100)
+			if cold {
+				s.src.disk = newDisk(s.src.home)
+			}
+			var gates [ranks]*faulty.Gate
+			for r := range ranks {
+				gates[r] = s.m.devices[r].Hold(faulty.Alloc)
+				s.begin(t.Context(), r)
+			}
+			s.expected(ranks)
+			for _, g := range gates {
+				g.Open()
+			}
+			s.group.Wait()
+			require.NoError(t, errors.Join(s.errs[:]...))
+			s.check()
+			all := page.Count(12 << 20).Offset()
+			require.LessOrEqual(t, float64(s.m.fromHome()*page.Size), 1.05*float64(all))
+			require.Greater(t, s.m.cache.counters.ViewPages.Load(), s.m.fromHome(), "who shares counts pages for each view")
+		})
+	}
+}
+
+// TestViewThatJoinsLate: it gets what others still have to read, and reads what they had begun.
+func TestViewThatJoinsLate(t *testing.T) {
+	s := newShards(t, 16<<20)
+	gate := s.m.devices[0].Hold(faulty.HostBuffer) // the first one has claimed a piece for each reader, and read none
+	s.begin(t.Context(), 0)
+	<-gate.Arrived()
+	for r := 1; r < ranks; r++ {
+		s.begin(t.Context(), r)
+	}
+	s.sharing(ranks)
+	gate.Open()
+	s.group.Wait()
+	require.NoError(t, errors.Join(s.errs[:]...))
+	s.check()
+}
+
+// TestShardsBesideFaults: where one of them fails, or its client gives up, the others have all they asked for.
+func TestShardsBesideFaults(t *testing.T) {
+	broken := errors.New("the bus is broken")
+	for _, op := range []faulty.Op{faulty.CopyIn, faulty.HostBuffer} {
+		for calls := range 2 {
+			t.Run(fmt.Sprintf("%v, call %d", op, calls), func(t *testing.T) {
+				s := newShards(t, 4<<20)
+				s.m.devices[1].Fail(op, calls+1, broken)
+				for r := range ranks {
+					s.begin(t.Context(), r)
+				}
+				s.group.Wait()
+				for r, err := range s.errs {
+					if r != 1 {
+						require.NoError(t, err)
+					} else if err != nil {
+						require.ErrorIs(t, err, broken)
+					}
+				}
+				s.check()
+				for r, err := range s.errs {
+					if err != nil {
+						s.begin(t.Context(), r)
+					}
+				}
+				s.group.Wait()
+				require.NoError(t, errors.Join(s.errs[:]...))
+				s.check()
+			})
+		}
+	}
+	t.Run("a client gives up", func(t *testing.T) {
+		s := newShards(t, 16<<20)
+		gate := s.m.devices[0].Hold(faulty.HostBuffer)
+		ctx, stop := context.WithCancel(t.Context())
+		s.begin(ctx, 0)
+		<-gate.Arrived()
+		for r := 1; r < ranks; r++ {
+			s.begin(t.Context(), r)
+		}
+		s.sharing(ranks)
+		stop()
+		gate.Open()
+		s.group.Wait()
+		require.ErrorIs(t, s.errs[0], context.Canceled)
+		require.NoError(t, errors.Join(s.errs[1:]...))
+		s.check()
+	})
+	t.Run("home fails", func(t *testing.T) {
+		s := newShards(t, 4<<20)
+		s.src.home.mu.Lock()
+		s.src.home.rerr = broken
+		s.src.home.mu.Unlock()
+		for r := range ranks {
+			s.begin(t.Context(), r)
+		}
+		s.group.Wait()
+		for _, err := range s.errs {
+			require.Error(t, err)
+		}
+		s.src.home.mu.Lock()
+		s.src.home.rerr = nil
+		s.src.home.mu.Unlock()
+		for r := range ranks {
+			s.begin(t.Context(), r)
+		}
+		s.group.Wait()
+		require.NoError(t, errors.Join(s.errs[:]...))
+		s.check()
+	})
+}
+
+// TestShardsBesideChanges: what is written, cut off and changed in SOURCE while all ranks load is there after the next
+// acquire, wherever it was when it changed.
+func TestShardsBesideChanges(t *testing.T) {
+	for k := range 6 {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			s := newShards(t, 8<<20)
+			gate := s.m.devices[k%ranks].Hold([]faulty.Op{faulty.HostBuffer, faulty.CopyIn}[k%2])
+			for r := range ranks {
+				s.begin(t.Context(), r)
+			}
+			<-gate.Arrived()
+			again := &source{id: s.src.id, home: s.src.home, kernel: s.src.kernel, attached: s.m.cache.Lookup(s.src.id)}
+			for i := range 64 {
+				again.write(t, i*100_000, []byte("new bytes"))
+			}
+			switch k / 2 {
+			case 1:
+				again.truncate(t, 5<<20)
+				again.write(t, 6<<20, []byte("and more"))
+			case 2:
+				s.src.home.editAt(3<<20, []byte("in SOURCE"))
+			}
+			gate.Open()
+			s.group.Wait()
+			require.NoError(t, errors.Join(s.errs[:]...))
+			var group sync.WaitGroup
+			for _, v := range s.views {
+				group.Go(func() {
+					if _, err := v.Acquire(t.Context(), 0, v.Size(), false); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			group.Wait()
+			s.check()
+		})
+	}
+}
+
+// TestNobodyWaitsForViewsThatDoNotCome: a view reads alone after a while.
+func TestNobodyWaitsForViewsThatDoNotCome(t *testing.T) {
+	require.Zero(t, gatherTime(0))
+	require.Less(t, gatherTime(1<<40), time.Second)
+	s := newShards(t, 1<<20)
+	s.m.cache.gather = func(int64) time.Duration { return time.Millisecond }
+	gate := s.m.devices[1].Hold(faulty.Alloc)
+	s.begin(t.Context(), 1)
+	<-gate.Arrived()
+	s.begin(t.Context(), 0)
+	s.await(func(*File) bool { return s.m.cache.counters.ViewPages.Load() > 0 })
+	gate.Open()
+	s.group.Wait()
+	require.NoError(t, errors.Join(s.errs[:]...))
+	s.check()
+}
+
+// TestRandomShards has views of random segments on several devices acquired at once, beside writes and failures. Each
+// acquire that ends well has brought what was written before it.
+func TestRandomShards(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomShards(t, seed) })
+	}
+}
+
+func randomShards(t *testing.T, seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 12))
+	m := newMachine(t, 3)
+	const size = 3 << 20
+	src := m.noisyFile(size)
+	if seed%2 == 0 {
+		src.disk = newDisk(src.home)
+	}
+	var views []*viewer
+	for i := range 6 {
+		var segments []view.Segment
+		for range 1 + rnd.IntN(3) {
+			s := view.Segment{Offset: rnd.Int64N(size / 2), Length: 1 + rnd.Int64N(20000), Count: 1}
+			s.Stride, s.Count = s.Length+rnd.Int64N(40000), 1+rnd.Int64N(24)
+			segments = append(segments, s)
+		}
+		views = append(views, m.view(ViewRequest{Device: i % 3, Segments: segments, Lazy: true}, src))
+	}
+	for range 8 {
+		for range 1 + rnd.IntN(6) {
+			src.write(t, rnd.IntN(size-200_000), bytes.Repeat([]byte{byte(rnd.Uint32())}, 1+rnd.IntN(200_000)))
+		}
+		if rnd.IntN(2) == 0 {
+			m.devices[rnd.IntN(3)].Fail([]faulty.Op{faulty.CopyIn, faulty.HostBuffer}[rnd.IntN(2)], 1+rnd.IntN(5), errors.New("broken"))
+		}
+		var group sync.WaitGroup
+		for _, v := range views {
+			group.Go(func() {
+				for { // until the faults are over
+					if _, err := v.Acquire(t.Context(), 0, v.Size(), false); err == nil {
+						return
+					}
+				}
+			})
+		}
+		group.Wait()
+		for _, v := range views {
+			v.check()
+		}
+	}
+}
