@@ -106,6 +106,7 @@ var watchedNames = map[frameType]string{
 
 // watched is what a request is about, for those who watch.
 type watched struct {
+	seen     bool // somebody watched when the request came
 	id       live.FileID
 	name     func() string
 	off, len int64
@@ -132,6 +133,7 @@ func (s *session) about(t frameType, body []byte) (w watched) {
 			w.off, w.len = r.off, r.len
 		}
 	}
+	w.seen = true
 	return w
 }
 
@@ -148,10 +150,11 @@ func (s *session) aboutMapping(id mappingID) (w watched) {
 	return w
 }
 
-// show tells those who watch of a request that has ended.
+// show tells those who watch of a request that has ended. It is left out if nobody watched when it came, since what it
+// was about is not known then.
 func (s *session) show(t frameType, of watched, began time.Time) {
 	feed := s.server.opts.Live
-	if !feed.On() || watchedNames[t] == "" {
+	if !of.seen || !feed.On() || watchedNames[t] == "" {
 		return
 	}
 	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t], Process: uint32(s.peer.Pid),
