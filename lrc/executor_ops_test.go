@@ -194,10 +194,12 @@ func (x *executor) drop(rg page.Range) { x.flush((rg.Start - x.first).Offset(), 
 
 func (x *executor) truncate(size int64) {
 	if size >= x.size {
+		x.moveEnd(x.size, size)
 		x.zeroReplicas(x.size, size)
 		x.size = size
 		return
 	}
+	x.moveEnd(size, x.size)
 	limit := int64(x.layout.Pages) * page.Size
 	x.rehearse("a truncation", func() { x.f.BeginTruncate(x.first + page.Count(size)).Abort() })
 	plan := x.f.BeginTruncate(x.first + page.Count(size))
@@ -213,6 +215,17 @@ func (x *executor) truncate(size int64) {
 	x.size = size
 	x.dropBases(plan.Commit())
 	x.zeroReplicas(size, limit)
+}
+
+// moveEnd keeps what home has of the page that the end or a former one is in, before it is zeroed from there on.
+func (x *executor) moveEnd(from, to int64) {
+	p := x.first + page.Index(from>>page.Shift)
+	rg := page.Range{Start: p, End: x.first + page.Count(from)}
+	if from == to || rg.Empty() || len(x.f.Keeps([]page.Range{rg}, versions.CPU)) == 0 {
+		return
+	}
+	plan := x.f.BeginCompare(rg)
+	x.keep(plan.Commit(plan.Compare))
 }
 
 func (x *executor) writers(d int, p page.Index) bool {

@@ -22,6 +22,7 @@ func (x *executor) space(s model.Step) {
 	case model.Allocate:
 		x.collect(x.covering(s.Off, s.Len), false)
 		if end := s.Off + s.Len; end > x.size && !s.Keep {
+			x.moveEnd(x.size, end)
 			x.zeroReplicas(x.size, end)
 			x.size = end
 		}

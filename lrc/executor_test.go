@@ -313,6 +313,9 @@ func mergeWordwise(dst, base, mine, theirs []byte) {
 func (x *executor) changeHome(off int64, data []byte, held page.Range) {
 	rg := x.covering(off, int64(len(data)))
 	x.collect(rg, false)
+	if end := off + int64(len(data)); end > x.size {
+		x.moveEnd(x.size, end)
+	}
 	x.abortWrite(rg)
 	plan := x.f.BeginWrite(rg)
 	x.keep(plan.Keep)

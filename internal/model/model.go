@@ -215,6 +215,7 @@ func (m *Model) writeHome(off int64, data []byte) {
 		m.collect(int(p), false)
 	}
 	if end > m.size {
+		m.moveEnd(m.size)
 		m.grow(end)
 	}
 	m.each(off, int64(len(data)), func(p, from, to int, at int64) {
@@ -233,6 +234,22 @@ func (m *Model) each(off, n int64, fn func(p, from, to int, at int64)) {
 		to := min(PageSize, from+n-at)
 		fn(int(p), int(from), int(to), at)
 		at += to - from
+	}
+}
+
+// moveEnd is called before the file ends elsewhere in a page that it ends in, or will. Its replicas are zeroed from there
+// on. If one of them agrees with home, home moves on.
+func (m *Model) moveEnd(end int64) {
+	if end%PageSize == 0 {
+		return
+	}
+	pg := m.pages[end/PageSize]
+	for _, r := range pg.replicas {
+		if r.tracked && !r.stale(pg.homeV) {
+			pg.released[cpu]++
+			pg.homeV[cpu] = pg.released[cpu]
+			return
+		}
 	}
 }
 

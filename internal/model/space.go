@@ -28,6 +28,7 @@ func (m *Model) heldWhole(off, n int64) {
 func (m *Model) allocate(s Step) {
 	m.each(s.Off, s.Len, func(p, _, _ int, _ int64) { m.collect(p, false) })
 	if end := s.Off + s.Len; end > m.size && !s.Keep {
+		m.moveEnd(m.size)
 		m.grow(end)
 	}
 }
@@ -108,9 +109,12 @@ func (m *Model) source(s Step) {
 }
 
 func (m *Model) resize(size int64) {
-	if size < m.size {
+	switch {
+	case size < m.size:
+		m.moveEnd(size)
 		m.shrink(size)
-	} else {
+	case size > m.size:
+		m.moveEnd(m.size)
 		m.grow(size)
 	}
 }
