@@ -36,6 +36,7 @@ type events struct {
 	file   *os.File         // nil without events
 	fd     int              // that of file
 	wake   chan struct{}
+	rested chan struct{} // has an element when run has read what was there
 	stop   chan struct{}
 	ended  sync.WaitGroup
 	// overflows counts how often the kernel dropped events.
@@ -68,7 +69,7 @@ const eventsRest = 10 * time.Millisecond
 func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice func(inodeKey)) *events {
 	e := &events{
 		kind: EventsOff, root: root, most: mostMarks, log: log, notice: notice, fd: -1,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}),
+		wake: make(chan struct{}, 1), rested: make(chan struct{}, 1), stop: make(chan struct{}),
 		changed: make(map[inodeKey]struct{}), marks: make(map[inodeKey]*mark), named: make(map[string]*mark),
 	}
 	if choice == EventsOff || choice == "" {
@@ -145,16 +146,28 @@ func (e *events) close() {
 	e.ended.Wait()
 }
 
-// wait wakes run when events arrive.
+// wait wakes run when events are there.
 func (e *events) wait() {
 	raw, err := e.file.SyscallConn()
 	for err == nil {
-		asked := false
-		err = raw.Read(func(uintptr) bool {
-			asked = !asked
-			return !asked // the second time there is something
-		})
+		// What became readable before Read is not told again: so the file is asked.
+		err = raw.Read(func(fd uintptr) bool { return readable(int(fd)) })
 		e.wakeUp()
+		select {
+		case <-e.stop:
+			return
+		case <-e.rested:
+		}
+	}
+}
+
+// readable reports whether fd can be read. If that cannot be found out, whoever reads finds out why.
+func readable(fd int) bool {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if err != unix.EINTR {
+			return n > 0 || err != nil
+		}
 	}
 }
 
@@ -190,6 +203,10 @@ func (e *events) run() {
 		case <-e.stop:
 			return
 		case <-time.After(eventsRest):
+		}
+		select {
+		case e.rested <- struct{}{}:
+		default:
 		}
 	}
 }

@@ -116,6 +116,34 @@ func TestEventsCallNotice(t *testing.T) {
 	}
 }
 
+// TestEventsFromBeforeTheWait: an event that came before anybody waited is not missed.
+func TestEventsFromBeforeTheWait(t *testing.T) {
+	for _, kind := range eventKinds {
+		t.Run(kind, func(t *testing.T) {
+			w := newWatched(t, kind)
+			late := &events{kind: kind, fd: -1, wake: make(chan struct{}, 1), stop: make(chan struct{})}
+			root, err := os.Open(filepath.Dir(w.Name()))
+			require.NoError(t, err)
+			defer root.Close()
+			require.NoError(t, late.open(kind, int(root.Fd())))
+			late.file = os.NewFile(uintptr(late.fd), kind)
+			defer late.close()
+			id, err := late.identify(int(w.Fd()))
+			require.NoError(t, err)
+			_, err = late.begin(int(w.Fd()), id)
+			require.NoError(t, err)
+			w.append(t)
+			time.Sleep(20 * time.Millisecond) // Go's poller has told of it by then
+			late.ended.Go(late.wait)
+			select {
+			case <-late.wake:
+			case <-time.After(eventually):
+				t.Fatal("nobody was woken")
+			}
+		})
+	}
+}
+
 // TestEventsEndWithTheLastUser watches a file twice, and ends that twice.
 func TestEventsEndWithTheLastUser(t *testing.T) {
 	for _, kind := range eventKinds {
