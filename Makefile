@@ -114,6 +114,7 @@ check-format: ## Files that gofmt would change
 check-vet: ## What go vet finds, for each set of build tags
 	$(GO) vet ./...
 	$(GO) vet -tags invariants ./...
+	$(GO) vet -tags slowtwin ./lrc
 
 .PHONY: check-static
 check-static: ## What staticcheck finds
@@ -154,6 +155,10 @@ test-race: ## All tests under the race detector, with invariants checked
 .PHONY: test-race-core
 test-race-core: ## The rules and the page cache under the race detector, with invariants checked
 	$(GO) test -json -race -tags invariants -timeout 30m ./lrc ./pagecache ./pagecache/cleanread ./pagecache/residency | $(SUMMARY)
+
+.PHONY: test-twin
+test-twin: ## Random programs on the states of pages and on their slow twin, and every answer compared
+	$(GO) test -tags slowtwin ./lrc -run 'Transcripts|Random|Rapid|AgainstPages|Aborted|FarApart' -steps=40000
 
 .PHONY: test-gpu
 test-gpu: build ## All tests, on a machine with a GPU: a test that finds none fails

@@ -95,7 +95,7 @@ func (f *File) appendStale(out []Update, rg page.Range, o versions.Owner) []Upda
 	var u Update // of the pages of state last
 	var last *state
 	behind := func(s *state) bool { r := s.find(o); return r == nil || r.stale(s.home) }
-	f.runs.scanWhere(rg, behind, func(run page.Range, s *state) {
+	f.pages.scan([]page.Range{rg}, behind, func(run page.Range, s *state) {
 		if s != last {
 			last = s
 			switch r := s.find(o); {
@@ -124,7 +124,7 @@ func (f *File) behind(rg page.Range, o versions.Owner) (out []Update) {
 		r := s.find(o)
 		return r != nil && r.tracked && r.base.kept() && r.stale(s.home)
 	}
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), behind, func(run page.Range, s *state) {
+	f.scan(rg, behind, func(run page.Range, s *state) {
 		out = append(out, Update{Range: run, Mode: ModePatch, Base: s.find(o).base})
 	})
 	return out
@@ -136,7 +136,7 @@ func (f *File) updated(ranges []page.Range, o versions.Owner, track bool) (drop 
 	if len(ranges) == 0 {
 		return nil
 	}
-	drop = f.changeNoting(ranges, func(s *state) Base { return s.ownBase(o) }, nil, func(s *state) {
+	drop = f.changeNoting(ranges, func(s *state) Base { return s.ownBase(o) }, unremembered, func(s *state) {
 		r := s.add(o)
 		r.v = r.v.Join(s.home)
 		r.base = BaseHome

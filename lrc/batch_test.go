@@ -36,7 +36,7 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 		each := func(ranges []page.Range, fn func(s *state)) (noted []PageBase) {
 			for _, rg := range ranges {
 				for p := rg.Start; p < rg.End; p++ {
-					noted = append(noted, twin.updateAll([]page.Range{{Start: p, End: p + 1}}, note, nil, fn)...)
+					noted = append(noted, twin.update([]page.Range{{Start: p, End: p + 1}}, note, unremembered, fn)...)
 				}
 			}
 			return noted
@@ -65,8 +65,8 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 						r.v = r.v.With(o, n)
 						s.released = s.released.With(o, n)
 					}
-					rs.updateAll(one, nil, nil, diverge)
-					twin.updateAll(one, nil, nil, diverge)
+					rs.update(one, nil, unremembered, diverge)
+					twin.update(one, nil, unremembered, diverge)
 				}
 			default:
 				fn = func(s *state) {
@@ -76,13 +76,13 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 				}
 			}
 			got, want := make(answers), make(answers)
-			got.bases("noted", rs.updateAll(ranges, note, nil, fn))
+			got.bases("noted", rs.update(ranges, note, unremembered, fn))
 			want.bases("noted", each(ranges, fn))
 			require.Equal(t, want, got)
 			rs.check(page.Range{End: twinPages})
 		}
 		text := func(rs *runs, want func(s *state) bool) (pages [twinPages]string) {
-			rs.scanWhere(page.Range{End: twinPages}, want, func(run page.Range, s *state) {
+			rs.scan([]page.Range{{End: twinPages}}, want, func(run page.Range, s *state) {
 				for p := run.Start; p < run.End; p++ {
 					require.Empty(t, pages[p], "page %d is in two runs", p)
 					pages[p] = s.String()
@@ -99,7 +99,7 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 			"other": func(s *state) bool { return s.find(o) == nil },
 		} {
 			found := text(&rs, want)
-			twin.scan(page.Range{End: twinPages}, func(run page.Range, s *state) {
+			twin.scan([]page.Range{{End: twinPages}}, nil, func(run page.Range, s *state) {
 				for p := run.Start; p < run.End; p++ {
 					require.Equal(t, want(s), found[p] != "", "page %d, %s", p, name)
 				}

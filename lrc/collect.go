@@ -59,7 +59,7 @@ func (p CollectPlan) Abort() {
 // collected bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any
 // more.
 func (f *File) collected(ranges []page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
-	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
+	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil {
 			return

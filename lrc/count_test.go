@@ -16,7 +16,7 @@ func TestCountPartsAgainstPages(t *testing.T) {
 		var f File
 		o := versions.GPU(0)
 		for _, rg := range scatteredRanges(t, 400, 40) {
-			f.runs.updateAll([]page.Range{rg}, func(*state) Base { return BaseHome }, nil, func(s *state) { s.add(o) })
+			f.pages.update([]page.Range{rg}, func(*state) Base { return BaseHome }, unremembered, func(s *state) { s.add(o) })
 		}
 		width := page.Index(rapid.IntRange(1, 70).Draw(t, "width"))
 		parts := make([]Counts, rapid.IntRange(1, 12).Draw(t, "parts"))
@@ -28,7 +28,7 @@ func TestCountPartsAgainstPages(t *testing.T) {
 			if i == len(parts)-1 {
 				end = max(end, f.End())
 			}
-			f.runs.scan(page.Range{Start: first, End: end}, func(run page.Range, s *state) {
+			f.pages.scan([]page.Range{{Start: first, End: end}}, nil, func(run page.Range, s *state) {
 				if s.find(o) != nil {
 					want.Resident += run.Len()
 					want.Clean += run.Len()

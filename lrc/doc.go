@@ -22,6 +22,10 @@
 // tracked when a program may be storing into it. An untracked one has no base, for it cannot differ. BaseZero is the
 // base of memory that a program may be storing into before anything was brought there.
 //
+// The rules know the place where states are kept by an interface, states, and use nothing else of it. Type runs keeps
+// the states of pages that agree once, and remembers what it decoded and changed last. Its slow twin keeps a state for
+// each page. Under the build tag slowtwin a File has both, and panics where they answer differently.
+//
 // # The states of a replica
 //
 // A device's replica of a page is in one of these states. "Stale" says that home contains releases that the replica

@@ -51,10 +51,8 @@ func (p EvictPlan) Abort() { p.f.plans.end(p.ticket) }
 // evicted says that o holds nothing of rg any more. What was pending is lost.
 func (f *File) evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 	drop = f.droppedBases([]page.Range{rg}, o)
-	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) { s.remove(o) })
-	if f.runs.trim(); f.End() == 0 {
-		f.kept, f.wrote = nil, nil
-	}
+	f.change(f.clip(rg), func(s *state) { s.remove(o) })
+	f.pages.trim()
 	f.checkInvariants(rg)
 	return drop
 }
@@ -62,7 +60,7 @@ func (f *File) evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 // droppedBases returns the bases in ranges that only o has.
 func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
 	sole := func(s *state) bool { return s.ownBase(o) != BaseHome }
-	f.runs.scanAll(f.within(ranges), sole, func(run page.Range, s *state) {
+	f.pages.scan(f.within(ranges), sole, func(run page.Range, s *state) {
 		drop = append(drop, PageBase{run, s.ownBase(o)})
 	})
 	return drop

@@ -275,7 +275,7 @@ func (x *executor) collectPage(p page.Index, c Pending) {
 	copy(x.home[p], merged[:x.valid(p)])
 	if x.fault == oldTail {
 		plan.Abort()
-		x.f.runs.update(one, func(s *state) {
+		x.f.pages.update([]page.Range{one}, nil, unremembered, func(s *state) {
 			s.home = s.home.With(c.Owner, s.find(c.Owner).v.Get(c.Owner))
 		})
 		return

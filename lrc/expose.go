@@ -53,7 +53,7 @@ func (f *File) Hollow(rg page.Range, o versions.Owner) {
 // untracked returns the runs of rg that o holds without being tracked, after an acquire of them.
 func (f *File) untracked(rg page.Range, o versions.Owner) (out []page.Range) {
 	untracked := func(s *state) bool { r := s.find(o); return r != nil && !r.tracked }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), untracked, func(run page.Range, _ *state) {
+	f.scan(rg, untracked, func(run page.Range, _ *state) {
 		out = page.AppendRange(out, run)
 	})
 	return out
@@ -62,7 +62,7 @@ func (f *File) untracked(rg page.Range, o versions.Owner) (out []page.Range) {
 // track says that programs may store into the replicas of o in rg from now on. They must not be stale: home is their
 // base. Pages that o does not hold, or holds stale, are left alone.
 func (f *File) track(rg page.Range, o versions.Owner) {
-	f.change(rg.Intersect(page.Range{End: f.runs.end()}), func(s *state) {
+	f.change(f.clip(rg), func(s *state) {
 		if r := s.find(o); r != nil && !r.tracked && !r.stale(s.home) {
 			r.tracked = true
 		}
@@ -77,7 +77,7 @@ func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 	// Callers do this again and again, and mostly there is nothing to be done: then nothing has changed.
 	var ranges []page.Range
 	idle := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && !r.pending(s.home) }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle, func(run page.Range, s *state) {
+	f.scan(rg, idle, func(run page.Range, s *state) {
 		ranges = page.AppendRange(ranges, run)
 		if b := s.ownBase(o); b != BaseHome {
 			drop = append(drop, PageBase{run, b})

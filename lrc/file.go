@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"iter"
 	"strings"
-	"unsafe"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-const segmentSize = unsafe.Sizeof(segment{})
-
 // maxPage is past every page that a file can have.
 const maxPage = page.Index(1) << (63 - page.Shift)
+
+var wholeFile = page.Range{End: maxPage}
 
 // File is the coherence state of one file. The zero File is one that no device holds anything of.
 type File struct {
@@ -29,11 +28,9 @@ type File struct {
 	Changed func(rg page.Range)
 
 	plans plans // open ones
-	runs  runs
+	pages storage
 	drain []drain
 	last  DrainID
-	// kept and wrote are what keepBases, for nobody but the CPU, and cpuChanged made of states.
-	kept, wrote transitions
 }
 
 // PageBase is the base of a run of pages.
@@ -42,27 +39,29 @@ type PageBase struct {
 	Base  Base
 }
 
-// change is runs.update for what Changed is to be told of.
+// scan calls fn for those pages of rg that some device may hold, as states.scan does.
+func (f *File) scan(rg page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
+	f.pages.scan([]page.Range{f.clip(rg)}, want, fn)
+}
+
+// change is states.update of one range for what Changed is to be told of.
 func (f *File) change(rg page.Range, fn func(s *state)) {
 	if rg.Empty() {
 		return
 	}
-	f.changeKnown([]page.Range{rg}, nil, fn)
+	f.changeAll([]page.Range{rg}, fn)
 }
 
 // changeAll is change for several ranges.
-func (f *File) changeAll(ranges []page.Range, fn func(s *state)) { f.changeKnown(ranges, nil, fn) }
-
-// changeKnown is changeAll for a kind of event whose transitions are remembered.
-func (f *File) changeKnown(ranges []page.Range, known *transitions, fn func(s *state)) {
-	f.changeNoting(ranges, nil, known, fn)
+func (f *File) changeAll(ranges []page.Range, fn func(s *state)) {
+	f.changeNoting(ranges, nil, unremembered, fn)
 }
 
-// changeNoting is changeKnown that notes what runs.updateAll does.
+// changeNoting is changeAll with all that states.update can do.
 func (f *File) changeNoting(
-	ranges []page.Range, note func(s *state) Base, known *transitions, fn func(s *state),
+	ranges []page.Range, note func(s *state) Base, kind changeKind, fn func(s *state),
 ) (noted []PageBase) {
-	noted = f.runs.updateAll(ranges, note, known, fn)
+	noted = f.pages.update(ranges, note, kind, fn)
 	if f.Changed != nil {
 		for _, rg := range ranges {
 			f.Changed(rg)
@@ -71,17 +70,20 @@ func (f *File) changeNoting(
 	return noted
 }
 
-// within returns the parts of ranges that some device may hold.
+// clip returns the part of rg that some device may hold.
+func (f *File) clip(rg page.Range) page.Range { return rg.Intersect(page.Range{End: f.pages.end()}) }
+
+// within is clip for several ranges.
 func (f *File) within(ranges []page.Range) []page.Range {
 	n := len(ranges)
-	for n > 0 && ranges[n-1].End > f.runs.end() {
+	for n > 0 && ranges[n-1].End > f.pages.end() {
 		n--
 	}
 	if n == len(ranges) {
 		return ranges
 	}
 	in := append([]page.Range(nil), ranges[:n]...)
-	if last := ranges[n].Intersect(page.Range{End: f.runs.end()}); !last.Empty() {
+	if last := f.clip(ranges[n]); !last.Empty() {
 		in = append(in, last)
 	}
 	return in
@@ -92,16 +94,9 @@ func (f *File) within(ranges []page.Range) []page.Range {
 // Parts yields the parts of rg of which the File knows something, in order, in pieces of at most n pages.
 func (f *File) Parts(rg page.Range, n page.Index) iter.Seq[page.Range] {
 	return func(yield func(page.Range) bool) {
-		rg := rg.Intersect(page.Range{End: f.runs.end()})
+		rg := f.clip(rg)
 		for p := rg.Start; p < rg.End; p += n {
-			i, there := f.runs.find(int64(p) / segmentPages)
-			if i == len(f.runs.segments) {
-				return
-			}
-			if !there {
-				p = firstPage(f.runs.segments[i].number)
-			}
-			if p >= rg.End || !yield(page.Range{Start: p, End: min(p+n, rg.End)}) {
+			if p = f.pages.next(p); p >= rg.End || !yield(page.Range{Start: p, End: min(p+n, rg.End)}) {
 				return
 			}
 		}
@@ -118,12 +113,12 @@ func (f *File) CPURead(rg page.Range) []Pending {
 // kernelHolds says that the kernel may hold the pages of rg.
 func (f *File) kernelHolds(rg page.Range) {
 	absent := false
-	if rg = rg.Intersect(page.Range{End: f.runs.end()}); rg.Empty() {
+	if rg = f.clip(rg); rg.Empty() {
 		return
 	}
-	f.runs.scan(rg, func(_ page.Range, s *state) { absent = absent || !s.cpu })
+	f.scan(rg, nil, func(_ page.Range, s *state) { absent = absent || !s.cpu })
 	if absent {
-		f.runs.update(rg, func(s *state) { s.cpu = true })
+		f.pages.update([]page.Range{rg}, nil, unremembered, func(s *state) { s.cpu = true })
 	}
 }
 
@@ -136,7 +131,7 @@ func (f *File) checkAll(ranges []page.Range) {
 
 // BaseOf returns the base of o's tracked replica of page p, and whether there is one.
 func (f *File) BaseOf(p page.Index, o versions.Owner) (b Base, tracked bool) {
-	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) {
+	f.pages.scan([]page.Range{{Start: p, End: p + 1}}, nil, func(_ page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked {
 			b, tracked = r.base, true
 		}
@@ -146,7 +141,7 @@ func (f *File) BaseOf(p page.Index, o versions.Owner) (b Base, tracked bool) {
 
 // Held reports whether any device holds a page of rg.
 func (f *File) Held(rg page.Range) (held bool) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(_ page.Range, s *state) {
+	f.scan(rg, nil, func(_ page.Range, s *state) {
 		held = held || len(s.replicas) > 0
 	})
 	return held
@@ -155,7 +150,7 @@ func (f *File) Held(rg page.Range) (held bool) {
 // Holders returns the owners that hold a page of rg, ascending.
 func (f *File) Holders(rg page.Range) []versions.Owner {
 	var seen [256]bool
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(_ page.Range, s *state) {
+	f.scan(rg, nil, func(_ page.Range, s *state) {
 		for i := range s.replicas {
 			seen[s.replicas[i].owner] = true
 		}
@@ -185,7 +180,7 @@ func (f *File) Count(o versions.Owner) Counts {
 // width of them, and to the last one those behind it, too.
 func (f *File) CountParts(o versions.Owner, width page.Index, parts []Counts) {
 	last := page.Index(len(parts) - 1)
-	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
+	f.scan(wholeFile, nil, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil || r.base == BaseZero && !r.pending(s.home) {
 			return
@@ -223,7 +218,7 @@ type Replica struct {
 
 // Replicas returns the pages of rg that owner o holds, but for hollow ones into which nothing was released.
 func (f *File) Replicas(rg page.Range, o versions.Owner) (out []Replica) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil || r.base == BaseZero && !r.pending(s.home) {
 			return
@@ -234,13 +229,13 @@ func (f *File) Replicas(rg page.Range, o versions.Owner) (out []Replica) {
 }
 
 // End returns a page past every page that a device holds.
-func (f *File) End() page.Index { return f.runs.end() }
+func (f *File) End() page.Index { return f.pages.end() }
 
 // Memory returns the bytes that the versions and states of all pages take.
-func (f *File) Memory() int64 { return f.runs.memory() + f.kept.memory() + f.wrote.memory() }
+func (f *File) Memory() int64 { return f.pages.memory() }
 
 // Tables is about that, and costs nothing.
-func (f *File) Tables() int64 { return f.runs.tables + int64(cap(f.runs.segments))*int64(segmentSize) }
+func (f *File) Tables() int64 { return f.pages.estimate() }
 
 // Dump describes every page that is not in the initial state, a line per run of equal states, for tests and debugging.
 func (f *File) Dump() string {
@@ -252,7 +247,7 @@ func (f *File) Dump() string {
 			fmt.Fprintf(&b, "%v %s\n", open, text)
 		}
 	}
-	f.runs.scan(page.Range{End: f.runs.end()}, func(run page.Range, s *state) {
+	f.scan(wholeFile, nil, func(run page.Range, s *state) {
 		t := s.String()
 		if len(s.replicas) == 0 && s.cpu {
 			return

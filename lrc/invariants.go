@@ -11,8 +11,8 @@ import (
 // checkInvariants panics if a page of rg breaks an invariant of state, if the tables of its segments are not consistent,
 // or if a drain is not sane.
 func (f *File) checkInvariants(rg page.Range) {
-	f.runs.check(rg)
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	f.pages.check(rg)
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		if fault := s.fault(); fault != "" {
 			panic(fmt.Sprintf("lrc: pages %v: %s: %v", run, fault, s))
 		}
@@ -38,7 +38,7 @@ func (f *File) checkInvariants(rg page.Range) {
 // a page is to be dropped again before the release that it belongs to returns.
 func (f *File) checkDropped(ranges []page.Range) {
 	for _, rg := range ranges {
-		f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+		f.scan(rg, nil, func(run page.Range, s *state) {
 			if !s.cpu || s.firstPending() == nil {
 				return
 			}

@@ -1,3 +1,5 @@
+//go:build !slowtwin
+
 package lrc
 
 import (
@@ -65,7 +67,7 @@ func TestMemoryWorstCase(t *testing.T) {
 				for d := range 8 {
 					f.updated([]page.Range{one}, versions.GPU(d), true)
 				}
-				f.runs.update(one, func(s *state) {
+				f.pages.update([]page.Range{one}, nil, unremembered, func(s *state) {
 					// As after so many releases that came home, of which every replica lacks its own selection.
 					for o := range versions.Owner(9) {
 						s.home = s.home.With(o, versions.Version(c.releases/2+rnd.Uint64N(c.releases/2)))
@@ -102,9 +104,9 @@ func TestMemoryOfScratch(t *testing.T) {
 		f.cpuChanged(page.Range{Start: 0, End: p + 1}, page.Range{Start: 0, End: p + 1})
 	}
 	before := f.Memory()
-	scratch := f.runs.moved
+	scratch := f.pages.moved
 	require.Greater(t, cap(scratch), segmentPages/2)
-	f.runs.moved = nil
+	f.pages.moved = nil
 	require.GreaterOrEqual(t, before-f.Memory(), int64(cap(scratch))*int64(unsafe.Sizeof(scratch[0])))
 }
 

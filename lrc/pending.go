@@ -19,7 +19,7 @@ type Pending struct {
 func (f *File) Pending(rg page.Range, entering bool) []Pending {
 	var out []Pending
 	pending := func(s *state) bool { return s.firstPending() != nil }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
+	f.scan(rg, pending, func(run page.Range, s *state) {
 		r := s.firstPending()
 		add := func(run page.Range) {
 			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base && out[n-1].Range.End == run.Start {
@@ -45,7 +45,7 @@ func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
 	if !entering && len(f.subtractDraining(rg)) == 0 {
 		return nil
 	}
-	f.runs.scan(rg, func(_ page.Range, s *state) {
+	f.pages.scan([]page.Range{rg}, nil, func(_ page.Range, s *state) {
 		for i := range s.replicas {
 			if r := &s.replicas[i]; r.pending(s.home) {
 				out = append(out, Pending{rg, r.owner, r.base})
@@ -58,7 +58,7 @@ func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
 // PendingOf returns the runs of rg that owner o released and home does not have, draining ones included.
 func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
 	pending := func(s *state) bool { r := s.find(o); return r != nil && r.pending(s.home) }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), pending, func(run page.Range, s *state) {
+	f.scan(rg, pending, func(run page.Range, s *state) {
 		out = append(out, Pending{run, o, s.find(o).base})
 	})
 	return out

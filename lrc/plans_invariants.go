@@ -142,7 +142,7 @@ func (f *File) mustBePending(runs []Pending) {
 		if p.Owner != runs[0].Owner || i > 0 && runs[i-1].Range.End > p.Range.Start {
 			panic(fmt.Sprintf("lrc: the runs %v cannot be collected together", runs))
 		}
-		f.runs.scan(p.Range, func(run page.Range, s *state) {
+		f.pages.scan([]page.Range{p.Range}, nil, func(run page.Range, s *state) {
 			if r := s.firstPending(); r == nil || r.owner != p.Owner || r.base != p.Base {
 				panic(fmt.Sprintf("lrc: %v of %v is not what is to be collected next: %v", run, p.Owner, s))
 			}
@@ -166,7 +166,7 @@ func (f *File) mustNotPendOf(what string, rg page.Range, o versions.Owner) {
 
 // mustBeStale panics if a page of ranges has nothing to be brought to o.
 func (f *File) mustBeStale(ranges []page.Range, o versions.Owner) {
-	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
+	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && !r.stale(s.home) {
 			panic(fmt.Sprintf("lrc: %v of %v was up to date: %v", run, o, s))
 		}
@@ -175,7 +175,7 @@ func (f *File) mustBeStale(ranges []page.Range, o versions.Owner) {
 
 // mustBeUntracked panics if ranges are not pages that o holds as home has them, and that nobody stores into.
 func (f *File) mustBeUntracked(ranges []page.Range, o versions.Owner) {
-	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
+	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r == nil || r.tracked || r.stale(s.home) {
 			panic(fmt.Sprintf("lrc: %v of %v cannot be tracked: %v", run, o, s))
 		}

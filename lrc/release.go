@@ -101,7 +101,7 @@ type drain struct {
 func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
 	f.checkDropped(ranges)
 	ranges = f.within(ranges)
-	f.runs.scanAll(ranges, nil, func(run page.Range, s *state) {
+	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
 			drops = page.AppendRange(drops, run)
 		}
@@ -119,7 +119,7 @@ func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Rang
 	if len(drops) > 0 {
 		f.drain = append(f.drain, drain{f.last, drops})
 	}
-	f.checkInvariants(page.Range{End: f.runs.end()})
+	f.checkInvariants(wholeFile)
 	return drops, f.last
 }
 
@@ -136,8 +136,7 @@ func (f *File) drained(id DrainID) {
 // redrop makes a drain of the runs of rg that the kernel may hold without what a device released of them: while they
 // drained, a program wrote them whole.
 func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
-	rg = rg.Intersect(page.Range{End: f.runs.end()})
-	f.runs.scan(rg, func(run page.Range, s *state) {
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		if !s.cpu || s.firstPending() == nil {
 			return
 		}
@@ -148,7 +147,7 @@ func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
 	if len(drops) == 0 {
 		return nil, 0
 	}
-	f.runs.updateAll(drops, nil, nil, func(s *state) { s.cpu = false })
+	f.pages.update(drops, nil, unremembered, func(s *state) { s.cpu = false })
 	f.last++
 	f.drain = append(f.drain, drain{f.last, drops})
 	f.checkInvariants(rg)

@@ -8,7 +8,7 @@ import (
 // TrackedBy returns the runs of rg that o tracks with a base that wanted reports true of.
 func (f *File) TrackedBy(rg page.Range, o versions.Owner, wanted func(b Base) bool) (out []page.Range) {
 	has := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && wanted(r.base) }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), has, func(run page.Range, _ *state) {
+	f.scan(rg, has, func(run page.Range, _ *state) {
 		out = page.AppendRange(out, run)
 	})
 	return out
@@ -25,7 +25,7 @@ type Current struct {
 // Current returns the runs of rg that o holds with every release that home has, no other, and home as their base: what
 // another device may be given instead of home.
 func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		r := s.find(o)
 		if r == nil || r.base != BaseHome || r.stale(s.home) || r.pending(s.home) {
 			return
@@ -42,7 +42,7 @@ func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
 // Bases returns the bases of the pages of rg that o holds and tracks, but for hollow ones.
 func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
 	tracked := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && r.base != BaseZero }
-	f.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), tracked, func(run page.Range, s *state) {
+	f.scan(rg, tracked, func(run page.Range, s *state) {
 		out = append(out, PageBase{run, s.find(o).base})
 	})
 	return out
@@ -50,7 +50,7 @@ func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
 
 // Tracked returns the runs of rg that o holds and tracks.
 func (f *File) Tracked(rg page.Range, o versions.Owner) (out []page.Range) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked {
 			out = page.AppendRange(out, run)
 		}

@@ -8,8 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// runs holds the states of all pages of a file. The initial state is that of pages that no device ever held: the
-// kernel may hold them.
+// runs are states in segments of pages, whose pages that agree share one encoding.
 type runs struct {
 	// segments are in ascending order of their numbers. The pages of a segment that is not there have the initial
 	// state: a file may be of 2^63 bytes, and a device hold a page at its end.
@@ -22,9 +21,11 @@ type runs struct {
 	// devices a state takes microseconds to decode.
 	recent map[string]*state
 	moved  []change // scratch of updateSegment
+	// known is, for each kind of change, what it made of states.
+	known [unremembered]transitions
 }
 
-// recentStates is the most states of recent, and transitions of an event, that are remembered.
+// recentStates is the most states of recent, and transitions of a kind of change, that are remembered.
 const recentStates = 16
 
 // decode returns the state that enc encodes. It must not be changed.
@@ -55,7 +56,7 @@ func (rs *runs) at(p page.Index) *state {
 	return rs.decode(g.encoding(g.index[p%segmentPages]))
 }
 
-// transitions remember, from one event of a kind to the next, what it makes of states, by their encodings. Events of
+// transitions remember, from one change of a kind to the next, what it makes of states, by their encodings. Changes of
 // single pages meet the same few again and again.
 type transitions map[string]string
 
@@ -149,22 +150,43 @@ func (rs *runs) end() page.Index {
 	return 0
 }
 
+// next returns p if its segment is there, or the first page of the first one behind it that is; maxPage if none is.
+func (rs *runs) next(p page.Index) page.Index {
+	i, there := rs.find(int64(p) / segmentPages)
+	switch {
+	case there:
+		return p
+	case i == len(rs.segments):
+		return maxPage
+	}
+	return firstPage(rs.segments[i].number)
+}
+
 // trim drops segments whose pages all have the initial state.
 func (rs *runs) trim() {
 	rs.segments = slices.DeleteFunc(rs.segments, func(g segment) bool { return g.index == nil && g.uniform == "" })
 	if len(rs.segments) == 0 {
 		rs.segments, rs.recent, rs.moved = nil, nil, nil
+		clear(rs.known[:])
 	}
 }
 
 // memory returns the bytes that the states take.
 func (rs *runs) memory() int64 {
-	n := rs.tables + int64(cap(rs.segments))*int64(segmentSize)
+	n := rs.estimate()
 	for _, s := range rs.interned {
 		n += int64(len(s)) + 48 // the string, its header twice, its share of the map
 	}
 	for enc, s := range rs.recent {
 		n += int64(len(enc)) + s.memory() + 32 // their share of the map
 	}
+	for _, known := range rs.known {
+		n += known.memory()
+	}
 	return n + int64(cap(rs.moved))*int64(unsafe.Sizeof(change{}))
+}
+
+// estimate returns the bytes of the segments and their tables.
+func (rs *runs) estimate() int64 {
+	return rs.tables + int64(cap(rs.segments))*int64(unsafe.Sizeof(segment{}))
 }

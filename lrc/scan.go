@@ -61,19 +61,8 @@ func (m *memo) of(enc []byte) *meaning {
 	return x
 }
 
-// scan calls fn for the pages of rg, run by run of equal states, in order. fn must not keep or change the state.
-// Neighbouring runs may have equal states.
-func (rs *runs) scan(rg page.Range, fn func(run page.Range, s *state)) {
-	rs.scanAll([]page.Range{rg}, nil, fn)
-}
-
-// scanWhere is scan for the pages whose states want reports true of. What has no such page costs little.
-func (rs *runs) scanWhere(rg page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
-	rs.scanAll([]page.Range{rg}, want, fn)
-}
-
-// scanAll is scanWhere for the pages of ascending ranges, which do not overlap. A nil want wants all.
-func (rs *runs) scanAll(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
+// scan is that of states. What has no page that is wanted costs little.
+func (rs *runs) scan(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
 	if len(ranges) == 1 && ranges[0].Len() == 1 {
 		if s := rs.at(ranges[0].Start); want == nil || want(s) {
 			fn(ranges[0], s)

@@ -38,7 +38,7 @@ func (p TruncatePlan) Abort() { p.f.plans.end(p.ticket) }
 // truncated says that home has no bytes in the pages from n on, and that replicas have zeros there: they
 // all agree, and whatever was pending of them is void. drop are the bases that nobody has any more.
 func (f *File) truncated(n page.Index) (drop []PageBase) {
-	rg := page.Range{Start: n, End: f.runs.end()}
+	rg := page.Range{Start: n, End: f.pages.end()}
 	if rg.Empty() {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (f *File) truncated(n page.Index) (drop []PageBase) {
 
 // keptBases returns every base of rg that is a copy, each once.
 func (f *File) keptBases(rg page.Range) (kept []PageBase) {
-	f.runs.scan(rg.Intersect(page.Range{End: f.runs.end()}), func(run page.Range, s *state) {
+	f.scan(rg, nil, func(run page.Range, s *state) {
 		seen := map[Base]bool{}
 		for i := range s.replicas {
 			if r := &s.replicas[i]; r.tracked && r.base.kept() && !seen[r.base] {

@@ -54,14 +54,14 @@ func TestRunsAgainstPages(t *testing.T) {
 			default:
 				event = func(s *state) { *s = state{cpu: true} }
 			}
-			rs.update(rg, event)
+			rs.update([]page.Range{rg}, nil, unremembered, event)
 			for p := rg.Start; p < rg.End; p++ {
 				event(pages[p])
 			}
 			rs.trim()
 		}
 		at := page.Index(0)
-		rs.scan(page.Range{End: twinPages}, func(run page.Range, s *state) {
+		rs.scan([]page.Range{{End: twinPages}}, nil, func(run page.Range, s *state) {
 			require.Equal(t, at, run.Start, "the runs leave a hole, or overlap")
 			require.False(t, run.Empty())
 			for p := run.Start; p < run.End; p++ {
@@ -78,7 +78,7 @@ func TestRunsAgainstPages(t *testing.T) {
 		rg := page.Range{Start: page.Index(min(a, b)), End: page.Index(max(a, b))}
 		want := func(s *state) bool { return s.cpu && s.find(o) != nil }
 		var found, all []page.Index
-		rs.scanWhere(rg, want, func(run page.Range, s *state) {
+		rs.scan([]page.Range{rg}, want, func(run page.Range, s *state) {
 			for p := run.Start; p < run.End; p++ {
 				require.Equal(t, pages[p].String(), s.String())
 				found = append(found, p)
@@ -255,6 +255,6 @@ func TestFileAgainstPages(t *testing.T) {
 
 // at describes page p.
 func at(f *File, p page.Index) (text string) {
-	f.runs.scan(page.Range{Start: p, End: p + 1}, func(_ page.Range, s *state) { text = s.String() })
+	f.pages.scan([]page.Range{{Start: p, End: p + 1}}, nil, func(_ page.Range, s *state) { text = s.String() })
 	return text
 }

@@ -6,17 +6,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// update calls fn for the distinct states among the pages of rg, and stores what fn made of them. fn must make the same
-// of the same state whenever it is called: what it made once may be taken again.
-func (rs *runs) update(rg page.Range, fn func(s *state)) {
-	rs.updateAll([]page.Range{rg}, nil, nil, fn)
-}
-
-// updateAll is update for the pages of ascending ranges, which do not overlap. Where note, unless it is nil, returns
-// something else than BaseHome of a state before fn changes it, noted has the pages that had it, in order. known,
-// unless it is nil, has what fn made of states before, and takes what it makes of others; there is no note then.
-func (rs *runs) updateAll(ranges []page.Range, note func(s *state) Base, known *transitions, fn func(s *state)) (noted []PageBase) {
-	changes := changes{rs: rs, note: note, fn: fn, known: known, runs: len(ranges)}
+// update is that of states.
+func (rs *runs) update(
+	ranges []page.Range, note func(s *state) Base, kind changeKind, fn func(s *state),
+) (noted []PageBase) {
+	changes := changes{rs: rs, note: note, fn: fn, runs: len(ranges)}
+	if kind != unremembered {
+		changes.known = &rs.known[kind]
+	}
 	var room [4]part
 	parts := room[:0] // of the segment at place i
 	i := -1

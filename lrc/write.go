@@ -51,7 +51,7 @@ func (p WritePlan) Abort() {
 // Keeps returns the runs of ranges whose pages a plan to change home would have kept: those for Keep.
 func (f *File) Keeps(ranges []page.Range, except versions.Owner) (out []page.Range) {
 	keeps := func(s *state) bool { return s.keeps(except) }
-	f.runs.scanAll(f.within(ranges), keeps, func(run page.Range, _ *state) { out = page.AppendRange(out, run) })
+	f.pages.scan(f.within(ranges), keeps, func(run page.Range, _ *state) { out = page.AppendRange(out, run) })
 	return out
 }
 
@@ -72,15 +72,15 @@ func (f *File) keepBases(ranges []page.Range, except versions.Owner) []PageBase 
 	var out []PageBase
 	needs := func(s *state) bool { return s.keeps(except) }
 	ranges = f.within(ranges)
-	f.runs.scanAll(ranges, needs, func(run page.Range, s *state) { out = append(out, PageBase{run, s.freeBase()}) })
+	f.pages.scan(ranges, needs, func(run page.Range, s *state) { out = append(out, PageBase{run, s.freeBase()}) })
 	if len(out) == 0 {
 		return nil
 	}
-	var known *transitions
+	kind := unremembered
 	if except == versions.CPU {
-		known = &f.kept
+		kind = keptForCPU
 	}
-	f.changeKnown(ranges, known, func(s *state) {
+	f.changeNoting(ranges, nil, kind, func(s *state) {
 		if !needs(s) {
 			return
 		}
@@ -114,11 +114,11 @@ func (f *File) notKept(bases []PageBase) {
 // cpuChanged says that home has bytes of rg that no replica has.
 func (f *File) cpuChanged(rg, held page.Range) {
 	f.kernelHolds(rg.Intersect(held))
-	rg = rg.Intersect(page.Range{End: f.runs.end()})
+	rg = f.clip(rg)
 	if rg.Empty() {
 		return
 	}
-	f.changeKnown([]page.Range{rg}, &f.wrote, func(s *state) {
+	f.changeNoting([]page.Range{rg}, nil, writtenByCPU, func(s *state) {
 		if len(s.replicas) == 0 {
 			return
 		}

@@ -45,8 +45,8 @@ var lrcPlants = []plant{
 	{
 		name: "no base is kept before home changes",
 		file: "lrc/write.go",
-		old:  "\tranges = f.within(ranges)\n\tf.runs.scanAll(ranges, needs,",
-		new:  "\tranges = nil\n\tf.runs.scanAll(ranges, needs,",
+		old:  "\tranges = f.within(ranges)\n\tf.pages.scan(ranges, needs,",
+		new:  "\tranges = nil\n\tf.pages.scan(ranges, needs,",
 		nets: []net{
 			{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"},
 			{pkg: "pagecache", run: "TestWritersOfOnePageMergeByBytes"},
@@ -99,8 +99,8 @@ var lrcPlants = []plant{
 	{
 		name: "pages with releases that are not home lose their base",
 		file: "lrc/expose.go",
-		old:  "return r != nil && r.tracked && !r.pending(s.home) }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
-		new:  "return r != nil && r.tracked }\n\tf.runs.scanWhere(rg.Intersect(page.Range{End: f.runs.end()}), idle,",
+		old:  "return r != nil && r.tracked && !r.pending(s.home) }\n\tf.scan(rg, idle,",
+		new:  "return r != nil && r.tracked }\n\tf.scan(rg, idle,",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
