@@ -282,6 +282,7 @@ func (f *File) dropIdleLocked() {
 	if !f.detachLocked() {
 		return
 	}
+	f.lrc.CheckEnded()
 	f.discardFlights()
 	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
