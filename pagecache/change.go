@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -88,52 +89,29 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 // changeLocked is ChangeHome of what is changed at once.
 func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64) error) error {
 	asked := c
-	before, err := f.home.Signature()
+	before, err := f.settleEndLocked(ctx)
 	if err != nil {
 		return err
 	}
-	if before.Size != f.size { // somebody changed SOURCE since the look
-		if err := f.changedBesideLocked(ctx, before.Size); err != nil {
-			return err
-		}
-	}
-	if err := f.settleHomeLocked(ctx, page.Span(before.Size, 1).Pages()); err != nil { // what follows may reach from the end
-		return err
-	}
 	if c.Kind == ChangeTruncate {
-		return f.truncateLocked(ctx, before.Size, c, do)
+		return f.truncateLocked(ctx, before, c, do)
 	}
 	if c.Kind == ChangeAppend {
-		c.Off = before.Size
+		c.Off = before
 	}
 	changed := page.Span(c.Off, c.Len)
 	rg := changed.Pages()
 	if c.Kind == ChangeShift {
-		rg.End = max(page.Span(before.Size, c.Len).Pages().End, f.lrc.End())
+		rg.End = max(page.Span(before, c.Len).Pages().End, f.lrc.End())
 	}
-	landing := rg
-	if c.Kind == ChangeShift {
-		landing.End = page.From(0).Pages().End
-	}
-	if err := f.landLocked(landing); err != nil {
+	room, err := f.bringForChangeLocked(ctx, c, rg)
+	if err != nil {
 		return err
 	}
-	room := true
-	if f.lrc.Held(rg) {
-		if err := f.settleHomeLocked(ctx, rg); err != nil {
-			return err
-		}
-		if err := f.collectLocked(ctx, rg, false); err != nil {
-			return err
-		}
-		if pages, _ := f.keepsLocked(rg, versions.CPU, math.MaxInt64); pages > 0 && c.Kind != ChangeAllocate {
-			room = f.relieveLocked(ctx, pages)
-		}
-	}
 	// Bytes that programs stored past end of file are not part of it when it grows.
-	grows := changed.End > before.Size && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
+	grows := changed.End > before && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
 	if grows {
-		if err := f.keepEndLocked(ctx, before.Size); err != nil {
+		if err := f.keepEndLocked(ctx, before); err != nil {
 			return err
 		}
 	}
@@ -141,7 +119,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 		if !grows {
 			return nil
 		}
-		return f.zeroReplicasLocked(ctx, page.Bytes{Off: before.Size, End: changed.End})
+		return f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: changed.End})
 	}
 	done := false
 	if c.Kind != ChangeAllocate {
@@ -159,20 +137,61 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	if !done {
 		return err
 	}
-	least, most := before.Size, max(before.Size, changed.End)
-	if c.Kind == ChangeShift {
-		least, most = 0, math.MaxInt64
-	}
-	if note := f.noteSizeLocked(least, most); err == nil {
-		err = note
-	}
+	note := f.changedSizeLocked(ctx, c, before, changed.End)
 	if !room {
 		f.relieveLocked(ctx, 0)
 	}
-	if c.Kind == ChangeShift && f.size < before.Size {
-		if zero := f.cutLocked(ctx, f.size); err == nil {
-			err = zero
+	return cmp.Or(err, note)
+}
+
+// settleEndLocked returns the size of home, after it made up for what others did to SOURCE since the last look: the end,
+// and what is in doubt there. A change may reach from the end.
+func (f *File) settleEndLocked(ctx context.Context) (size int64, err error) {
+	sig, err := f.home.Signature()
+	if err != nil {
+		return 0, err
+	}
+	if sig.Size != f.size {
+		if err := f.changedBesideLocked(ctx, sig.Size); err != nil {
+			return 0, err
 		}
+	}
+	return sig.Size, f.settleHomeLocked(ctx, page.Span(sig.Size, 1).Pages())
+}
+
+// bringForChangeLocked brings home what has to be there before rg changes. room says that there is room for the bases
+// that the change needs; otherwise replicas were brought up to date to make some.
+func (f *File) bringForChangeLocked(ctx context.Context, c Change, rg page.Range) (room bool, err error) {
+	landing := rg
+	if c.Kind == ChangeShift {
+		landing.End = page.From(0).Pages().End
+	}
+	if err := f.landLocked(landing); err != nil {
+		return false, err
+	}
+	if !f.lrc.Held(rg) {
+		return true, nil
+	}
+	if err := f.settleHomeLocked(ctx, rg); err != nil {
+		return false, err
+	}
+	if err := f.collectLocked(ctx, rg, false); err != nil {
+		return false, err
+	}
+	if pages, _ := f.keepsLocked(rg, versions.CPU, math.MaxInt64); pages > 0 && c.Kind != ChangeAllocate {
+		return f.relieveLocked(ctx, pages), nil
+	}
+	return true, nil
+}
+
+// changedSizeLocked notes the size of home after a change up to end of a file that was before bytes long.
+func (f *File) changedSizeLocked(ctx context.Context, c Change, before, end int64) error {
+	if c.Kind != ChangeShift {
+		return f.noteSizeLocked(before, max(before, end))
+	}
+	err := f.noteSizeLocked(0, math.MaxInt64)
+	if f.size < before {
+		err = cmp.Or(err, f.cutLocked(ctx, f.size))
 	}
 	return err
 }

@@ -61,7 +61,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 		start := time.Now()
 		// Pages of one owner go together, wherever they are.
 		slices.SortStableFunc(pending, func(a, b lrc.Pending) int { return cmp.Compare(a.Owner, b.Owner) })
-		for len(pending) > 0 {
+		for again := false; len(pending) > 0 && !again; {
 			n := 1
 			for n < len(pending) && pending[n].Owner == pending[0].Owner {
 				n++
@@ -70,26 +70,16 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly)
 			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
 				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
-					err = f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
-				}
-				if err == nil {
-					break // look again
+					all, err = false, f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
 				}
 			}
 			if err != nil {
-				d := f.holdings[owner].dev
-				if f.lostLocked(d, err) {
-					break // what was pending there is gone; look again
+				if err := f.collectFailedLocked(ctx, owner, err); err != nil {
+					return err
 				}
-				err = d.fault(err)
-				if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
-					f.failedLocked(err)
-				}
-				return err
+				all = false // what was pending there is gone
 			}
-			if pending = pending[n:]; !all {
-				break // there is no room for more bases; look again
-			}
+			pending, again = pending[n:], !all // there may be no room for more bases
 		}
 		if !room {
 			f.relieveLocked(ctx, 0)
@@ -99,6 +89,20 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 		}
 		f.c.counters.CollectTime.Observe(time.Since(start))
 	}
+}
+
+// collectFailedLocked notes that what an owner released does not come home. It returns nil if the device is lost: then
+// nothing of it is pending any more.
+func (f *File) collectFailedLocked(ctx context.Context, owner versions.Owner, err error) error {
+	d := f.holdings[owner].dev
+	if f.lostLocked(d, err) {
+		return nil
+	}
+	err = d.fault(err)
+	if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
+		f.failedLocked(err)
+	}
+	return err
 }
 
 // settlePendingLocked sees to it that what others did to home is known before released pages are written over it.

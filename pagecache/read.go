@@ -77,7 +77,9 @@ func (f *File) settled(rg page.Range, direct bool, home HomeReader) (size int64,
 
 // readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says
 // that devices may serve it, and they may, size is that of the file; otherwise it is 0.
-func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fromDevices bool) (size int64, n int, fromHome bool, err error) {
+func (f *File) readPending(
+	ctx context.Context, p []byte, off int64, direct, fromDevices bool,
+) (size int64, n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	if err := f.mu.LockIn(ctx); err != nil {
 		return 0, 0, false, err
@@ -94,21 +96,30 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 	} else {
 		pending = f.lrc.CPURead(rg)
 	}
-	if len(pending) == 0 && f.flights.overlap(rg) {
+	if len(pending) > 0 {
+		n, fromHome, err = f.readBringingLocked(ctx, p, off, direct, pending)
+		return 0, n, fromHome, err
+	}
+	if f.flights.overlap(rg) {
 		n, err := f.readOverLocked(p, off)
 		f.showLocked(rg)
 		return 0, n, false, err
 	}
-	if len(pending) == 0 {
-		serves := fromDevices && f.servesLocked()
-		if serves {
-			size = f.size
-		}
-		if fromDevices {
-			f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
-		}
-		return size, 0, true, nil
+	serves := fromDevices && f.servesLocked()
+	if serves {
+		size = f.size
 	}
+	if fromDevices {
+		f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
+	}
+	return size, 0, true, nil
+}
+
+// readBringingLocked is readPending of pages of which something is pending.
+func (f *File) readBringingLocked(
+	ctx context.Context, p []byte, off int64, direct bool, pending []lrc.Pending,
+) (n int, fromHome bool, err error) {
+	rg := page.Covering(off, int64(len(p)))
 	start := time.Now()
 	var pages int64
 	for _, q := range pending {
@@ -117,15 +128,14 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 	fly := pages >= f.c.leastFlight
 	if err := f.bringLocked(ctx, rg, !direct, fly); err != nil {
 		if ctx.Err() != nil {
-			return 0, 0, false, err
+			return 0, false, err
 		}
 		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not
 		// keep a page of which something is pending.
 		if !direct {
 			f.redropSoon(rg)
 		}
-		n, fromHome, err = f.readMergedLocked(ctx, p, off, !direct)
-		return 0, n, fromHome, err
+		return f.readMergedLocked(ctx, p, off, !direct)
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
 	ahead := f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
@@ -139,10 +149,10 @@ func (f *File) readPending(ctx context.Context, p []byte, off int64, direct, fro
 		f.flights.follow(brought)
 	}
 	if !f.flights.overlap(rg) {
-		return 0, 0, true, nil
+		return 0, true, nil
 	}
 	n, err = f.readOverLocked(p, off)
-	return 0, n, false, err
+	return n, false, err
 }
 
 // redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read

@@ -186,8 +186,34 @@ type scan struct {
 // device memory is made without File.mu; the mapping on whose behalf it is made pins the extents.
 func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
 	f.mu.Lock()
-	var scans []scan
-	var asked []gpubackend.Scan
+	scans, asked := f.beginScansLocked(h, ranges)
+	f.mu.Unlock()
+	found, err := h.dev.Modified(ctx, asked)
+	if gone := h.dev.gone(); err == nil && gone != nil {
+		err = gone // the pages that would have been asked about are lost
+	}
+
+	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with
+	// the older one, so it is looked at again, now that nothing moves.
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	moved := make([][]page.Range, len(scans))
+	for i, s := range scans {
+		moved[i] = f.endScanLocked(h, s)
+	}
+	var modified []page.Range
+	if err == nil {
+		modified, err = f.gatherScansLocked(ctx, h, scans, found, moved)
+	}
+	if err != nil {
+		f.lostLocked(h.dev, err)
+		return nil, h.dev.fault(err)
+	}
+	return modified, nil
+}
+
+// beginScansLocked begins the scans of the tracked pages of ranges. asked is what their device is asked, one for each.
+func (f *File) beginScansLocked(h *holding, ranges []page.Range) (scans []scan, asked []gpubackend.Scan) {
 	var tracked []page.Range
 	for _, rg := range ranges {
 		tracked = append(tracked, f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.owner)...)
@@ -206,24 +232,13 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 			})
 		})
 	}
-	f.mu.Unlock()
-	found, err := h.dev.Modified(ctx, asked)
-	if gone := h.dev.gone(); err == nil && gone != nil {
-		err = gone // the pages that would have been asked about are lost
-	}
+	return scans, asked
+}
 
-	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with
-	// the older one, so it is looked at again, now that nothing moves.
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	moved := make([][]page.Range, len(scans))
-	for i, s := range scans {
-		moved[i] = f.endScanLocked(h, s)
-	}
-	if err != nil {
-		f.lostLocked(h.dev, err)
-		return nil, h.dev.fault(err)
-	}
+// gatherScansLocked joins what scans found, and looks again at the pages of moved. It may use the lists of found.
+func (f *File) gatherScansLocked(
+	ctx context.Context, h *holding, scans []scan, found, moved [][]page.Range,
+) ([]page.Range, error) {
 	runs := 0
 	for _, list := range found {
 		runs += len(list)
@@ -239,8 +254,7 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 			for _, again := range moved[i] {
 				more, err := f.modifiedLocked(ctx, h, again)
 				if err != nil {
-					f.lostLocked(h.dev, err)
-					return nil, h.dev.fault(err)
+					return nil, err
 				}
 				runs = append(runs, more...)
 			}

@@ -290,28 +290,32 @@ func (c *Cache) Status() Status {
 	}
 	slices.SortFunc(s.Files, func(a, b FileStatus) int { return cmp.Compare(a.Name, b.Name) })
 	for _, d := range c.devices {
-		memory := d.room.Status()
-		s.Devices = append(s.Devices, DeviceStatus{
-			Device:      d.info.Ordinal,
-			Kind:        d.info.Kind.String(),
-			UUID:        d.info.UUID.String(),
-			Name:        d.info.Name,
-			MemoryBytes: memory.Budget,
-			MemoryWhy:   memory.Why,
-			UsedBytes:   d.Used(),
-			MappedBytes: memory.Mapped,
-			Extents:     memory.Extents,
-			Eviction:    memory.Eviction,
-			PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
-			Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
-			Transfers: *d.transfers.Load(),
-			Lost:      d.lost.Load(),
-			Users:     memory.Users,
-			Pins:      memory.Pins, PinnedIdleBytes: memory.PinnedIdle,
-			Tenants: memory.Tenants,
-			Read:    readCost(d.moves.Cost.Now()),
-			Moved:   d.moves.Moved(),
-		})
+		s.Devices = append(s.Devices, d.status())
 	}
 	return s
+}
+
+func (d *device) status() DeviceStatus {
+	memory := d.room.Status()
+	return DeviceStatus{
+		Device:      d.info.Ordinal,
+		Kind:        d.info.Kind.String(),
+		UUID:        d.info.UUID.String(),
+		Name:        d.info.Name,
+		MemoryBytes: memory.Budget,
+		MemoryWhy:   memory.Why,
+		UsedBytes:   d.Used(),
+		MappedBytes: memory.Mapped,
+		Extents:     memory.Extents,
+		Eviction:    memory.Eviction,
+		PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
+		Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
+		Transfers: *d.transfers.Load(),
+		Lost:      d.lost.Load(),
+		Users:     memory.Users,
+		Pins:      memory.Pins, PinnedIdleBytes: memory.PinnedIdle,
+		Tenants: memory.Tenants,
+		Read:    readCost(d.moves.Cost.Now()),
+		Moved:   d.moves.Moved(),
+	}
 }

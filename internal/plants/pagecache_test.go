@@ -263,8 +263,8 @@ var pagecachePlants = []plant{
 	{
 		name: "what devices released is not collected before home changes",
 		file: "pagecache/change.go",
-		old:  "\t\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif pages, _",
-		new:  "\t\tif pages, _",
+		old:  "\tif err := f.collectLocked(ctx, rg, false); err != nil {\n\t\treturn false, err\n\t}\n\tif pages, _",
+		new:  "\tif pages, _",
 		nets: []net{
 			{pkg: "pagecache", run: "TestRandomDevices$"},
 			{pkg: "fs", run: "TestZeroedRangesReachDevices|TestCopiesOverWhatDevicesReleased"},

@@ -78,6 +78,16 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	if err != nil || int64(before) < lo {
 		return before, err
 	}
+	end, err := f.take(plan, home, p, off, lo, hi)
+	if err != nil || end < hi { // the file has become shorter
+		return int(end), err
+	}
+	return int(hi) + after, nil
+}
+
+// take fills the bytes [lo, hi) of p, which begins at off, from the device that plan reads; what its hashes do not vouch
+// for, from home. end says how far p is filled.
+func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (end int64, err error) {
 	waited := time.Now()
 	doubtful := plan.pages
 	if plan.Err() == nil {
@@ -95,13 +105,13 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 		m, err := f.fromHome(home, p[a:b], off+a)
 		copied -= m
 		if err != nil || int64(m) < b-a { // the file has become shorter
-			return int(a) + m, err
+			return a + int64(m), err
 		}
 	}
 	if copied > 0 {
 		f.ex.Count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(copied)) })
 	}
-	return int(hi) + after, nil
+	return hi, nil
 }
 
 // fromHome reads from home, counted and measured.
