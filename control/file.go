@@ -32,6 +32,8 @@ type FileRequest struct {
 	Device   int
 	Off, Len int64
 	Process  uint32
+	// Cgroup and Tenant are as in a pagecache.MapRequest.
+	Cgroup, Tenant string
 }
 
 // fileRequest is the body of FILE.
@@ -116,7 +118,7 @@ func (s *session) askFile(r fileRequest) ([]byte, error) {
 		return nil, failure(syscall.ENODEV, "there is no device %d", r.device)
 	}
 	q := FileRequest{Operation: r.operation, Viewer: s.viewer(), Source: src, Device: int(r.device), Off: r.off, Len: r.len,
-		Process: uint32(s.peer.Pid)}
+		Process: uint32(s.peer.Pid), Cgroup: s.cgroup, Tenant: s.tenant}
 	if r.device == allDevices {
 		q.Device = -1
 	}

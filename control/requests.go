@@ -283,6 +283,7 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 			User:     s.peer.Uid,
 			Limited:  s.ordinary,
 			Cgroup:   s.cgroup,
+			Tenant:   s.tenant,
 			Client:   client,
 			IfLarger: r.flags&mapMovable == 0,
 		})

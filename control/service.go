@@ -57,11 +57,17 @@ func (s *session) negotiate(h header, body []byte) error {
 		return breach(h.id, "request id %d is still running", h.id)
 	}
 	if h.typ == typeFeatures {
-		f, err := s.version.decodeFeatures(body)
+		f, tenant, err := s.version.decodeFeatures(body)
 		if err != nil {
 			return breach(h.id, "%v", err)
 		}
-		return s.reply(h.id, 0, s.choose(f))
+		if busy && tenant != "" {
+			return s.reply(h.id, 0, failure(syscall.EINVAL, "a tenant is named before anything else is asked for"))
+		}
+		if err = s.choose(f); err == nil {
+			s.tenant = tenant
+		}
+		return s.reply(h.id, 0, err)
 	}
 	key, err := s.version.decodeAttach(body)
 	if err != nil {

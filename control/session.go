@@ -40,6 +40,9 @@ type session struct {
 	// chosen is the features that the client uses, main the session whose service connection this one is. They are the reader's.
 	chosen features
 	main   *session
+	// tenant is the name that the client gave its tenant with the features, "" for none. It is immutable once a request
+	// runs.
+	tenant string
 	// largeHeld says that the reader has user.large locked.
 	largeHeld bool
 

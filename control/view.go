@@ -104,6 +104,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			User:      s.peer.Uid,
 			Limited:   s.ordinary,
 			Cgroup:    s.cgroup,
+			Tenant:    s.tenant,
 		})
 		if err == nil {
 			m.length = cm.Size()

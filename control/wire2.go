@@ -54,8 +54,10 @@ const (
 	featureGroup features = 1 << 4
 	// featureKeep: the client may keep brackets, and answers RECALL. It has to choose featureMove too.
 	featureKeep features = 1 << 8
+	// featureTenant: FEATURES has the name of the client's tenant.
+	featureTenant features = 1 << 5
 
-	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup | featureKeep
+	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup | featureTenant | featureKeep
 	requiredFeatures = features(0)
 )
 
@@ -71,12 +73,29 @@ const (
 	tierNone   tier = 3 // nowhere: the addresses are kept, and home has the bytes
 )
 
-func (v version) decodeFeatures(body []byte) (features, error) {
-	if err := v.wantBody(body, 16); err != nil {
-		return 0, err
+// mostTenant bounds the name of a tenant, in bytes.
+const mostTenant = 255
+
+// decodeFeatures returns the features, and with featureTenant the name.
+func (v version) decodeFeatures(body []byte) (f features, tenant string, err error) {
+	if err := v.wantBody(body, featuresHead); err != nil {
+		return 0, "", err
 	}
-	return features(binary.LittleEndian.Uint64(body)), nil
+	if f = features(binary.LittleEndian.Uint64(body)); f&featureTenant == 0 {
+		return f, "", nil
+	}
+	n := binary.LittleEndian.Uint32(body[8:])
+	if n == 0 || n > mostTenant {
+		return 0, "", fmt.Errorf("the name of a tenant has 1 to %d bytes, not %d", mostTenant, n)
+	}
+	if err := v.wantBody(body, featuresHead+int(n)); err != nil {
+		return 0, "", err
+	}
+	return f, string(body[featuresHead : featuresHead+n]), nil
 }
+
+// featuresHead is the size of FEATURES without the name.
+const featuresHead = 16
 
 func (v version) decodeAttach(body []byte) (key sessionKey, err error) {
 	if err := v.wantBody(body, len(key)); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
@@ -40,6 +41,8 @@ type MapRequest struct {
 	Limited bool
 	// Cgroup is that of the process, as /proc/PID/cgroup has it; "" where it is not known.
 	Cgroup string
+	// Tenant is the name that the process gives its tenant, "" for none.
+	Tenant string
 	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and
 	// Moves say what memory it has. Nothing is fetched before.
 	Client Client
@@ -124,6 +127,10 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	if err := f.checkHome(ctx); err != nil {
 		return nil, err
 	}
+	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
+	if err != nil {
+		return nil, err
+	}
 	m := &Mapping{
 		f:        f,
 		dev:      dev,
@@ -140,7 +147,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.client = nil
 	}
 	if m.client != nil {
-		m.tenant = dev.tenant(req.User, req.Limited, req.Cgroup)
+		m.tenant = by
 	} else if req.Lazy {
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
@@ -148,7 +155,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	m.start()
 	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
-		err := m.begin(ctx, src, dev.tenant(req.User, req.Limited, req.Cgroup))
+		err := m.begin(ctx, src, by)
 		if err == nil {
 			break
 		}

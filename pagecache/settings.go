@@ -65,11 +65,15 @@ type Tenant = tenants.Tenant
 // TenantID names a Tenant.
 type TenantID = tenants.ID
 
-// UserTenant names the tenant that a user is, CgroupTenant that of the processes of a cgroup and of those below it.
+// UserTenant names the tenant that a user is, CgroupTenant that of the processes of a cgroup and of those below it,
+// NamedTenant that of processes which give this name.
 func UserTenant(user uint32) TenantID { return tenants.User(user) }
 
 // CgroupTenant is described at UserTenant.
 func CgroupTenant(path string) TenantID { return tenants.Cgroup(path) }
+
+// NamedTenant is described at UserTenant.
+func NamedTenant(name string) TenantID { return tenants.Named(name) }
 
 // CheckTenants says what is wrong with a list of tenants on any device.
 func CheckTenants(list []Tenant) error { return tenants.Check(list) }
@@ -96,7 +100,8 @@ func (c *Cache) SetTenants(list []Tenant) error {
 	return nil
 }
 
-// tenant returns who is charged for what a process maps.
-func (d *device) tenant(user uint32, limited bool, cgroup string) residency.Tenant {
-	return residency.Tenant{User: user, Limited: limited, Account: d.room.Account(user, cgroup)}
+// tenant returns who is charged for what a process maps. EACCES where it may not be the tenant that it names.
+func (d *device) tenant(p tenants.Process, limited bool) (residency.Tenant, error) {
+	account, err := d.room.Account(p)
+	return residency.Tenant{User: p.User, Limited: limited, Account: account}, err
 }

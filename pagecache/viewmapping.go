@@ -11,6 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
@@ -27,6 +28,8 @@ type ViewRequest struct {
 	Limited   bool
 	// Cgroup is as in a MapRequest.
 	Cgroup string
+	// Tenant is as in a MapRequest.
+	Tenant string
 }
 
 // ViewMapping is a client's window on a View. Its methods may be called from any goroutine.
@@ -71,6 +74,10 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 		defer done()
 		files[i] = f
 	}
+	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
+	if err != nil {
+		return nil, err
+	}
 	key, err := newViewKey(c, dev, req, files)
 	if err != nil {
 		return nil, err
@@ -81,7 +88,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	}
 	m := &ViewMapping{v: v}
 	m.start()
-	if err := m.begin(ctx, req); err != nil {
+	if err := m.begin(ctx, req, by); err != nil {
 		m.leave()
 		return nil, err
 	}
@@ -93,7 +100,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 }
 
 // begin gets memory for the view, brings it up to date, and exports it.
-func (m *ViewMapping) begin(ctx context.Context, req ViewRequest) (err error) {
+func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.Tenant) (err error) {
 	v := m.v
 	v.c.beginMapping()
 	v.mu.Lock()
@@ -106,7 +113,7 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest) (err error) {
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},
 		Size:  residency.Size(v.dev.info, v.layout.Size()),
-		By:    v.dev.tenant(req.User, req.Limited, req.Cgroup),
+		By:    by,
 	})
 	if err == nil && !req.Lazy {
 		_, _, err = v.c.atOneVersion(ctx, v.files, func() (int64, error) {

@@ -292,9 +292,9 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 			err = gaiafs_failed(f, EPROTO, "the daemon sent an error without one");
 	} else if (frame.header.type != GAIAFS_WELCOME || !gaiafs_get_welcome(frame.body, frame.body_len, w)) {
 		err = gaiafs_failed(f, EPROTO, "the daemon's answer to HELLO is not one that this library knows");
-	} else if ((w->required & ~GAIAFS_USED_FEATURES) != 0) {
+	} else if ((w->required & ~(GAIAFS_USED_FEATURES | GAIAFS_FEATURE_TENANT)) != 0) {
 		err = gaiafs_failed(f, EPROTONOSUPPORT, "the daemon requires features %#llx, which this library does not have",
-				    (unsigned long long)(w->required & ~GAIAFS_USED_FEATURES));
+				    (unsigned long long)(w->required & ~(GAIAFS_USED_FEATURES | GAIAFS_FEATURE_TENANT)));
 	}
 	for (size_t i = 0; i < frame.nfds; i++)
 		close(frame.fds[i]);
@@ -414,14 +414,23 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 /* choose tells the daemon which of its features this library uses, before anybody else uses c. It returns an errno. */
 static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 {
-	uint8_t body[GAIAFS_MAX_BODY];
+	const char *variable = getenv("GAIAFS_TENANT"), *tenant = variable != NULL ? variable : "";
+	uint64_t chosen = gaiafs_conn_features(c);
+	uint8_t body[GAIAFS_MAX_FEATURES];
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
 	int err;
 
-	if (gaiafs_conn_features(c) == 0)
+	if (strlen(tenant) > GAIAFS_MAX_TENANT)
+		return gaiafs_failed(f, EINVAL, "GAIAFS_TENANT has %zu bytes: the name of a tenant has %d at most", strlen(tenant),
+				    GAIAFS_MAX_TENANT);
+	if (*tenant != '\0' && (c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
+		return gaiafs_failed(f, EOPNOTSUPP, "GAIAFS_TENANT is set, and the daemon is older than tenants with names");
+	if (*tenant != '\0')
+		chosen |= GAIAFS_FEATURE_TENANT;
+	if (chosen == 0)
 		return 0;
-	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, gaiafs_put_features(body, gaiafs_conn_features(c)));
+	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, gaiafs_put_features(body, chosen, tenant));
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those its last words can still be read */
 		return gone(f, strerror(err));
 	while ((err = gaiafs_hear(c->fd, c->record, PATIENCE * 1000, &frame, fds, f)) == EINTR)

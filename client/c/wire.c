@@ -151,11 +151,14 @@ size_t gaiafs_put_acquire_all(uint8_t *b, uint64_t least, uint32_t milliseconds,
 	return 16;
 }
 
-size_t gaiafs_put_features(uint8_t *b, uint64_t chosen)
+size_t gaiafs_put_features(uint8_t *b, uint64_t chosen, const char *tenant)
 {
+	const size_t n = strlen(tenant);
+
 	put64(b, chosen);
-	put64(b + 8, 0);
-	return 16;
+	put64(b + 8, n);
+	memcpy(b + 16, tenant, n);
+	return 16 + n;
 }
 
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation)

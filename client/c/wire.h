@@ -15,7 +15,7 @@ enum {
 	GAIAFS_MAX_EXTENTS = 128, /* in one EXTENTS frame */
 	GAIAFS_TOKEN = 16,
 	GAIAFS_UUID = 16,
-	GAIAFS_MAX_BODY = 64, /* of a request, but for MAPVIEW */
+	GAIAFS_MAX_BODY = 64, /* of a request, but for MAPVIEW and FEATURES */
 	GAIAFS_MAX_REQUEST = 4096, /* the largest frame that a daemon takes */
 	GAIAFS_MAX_TEXT = 1024,
 	GAIAFS_KEY = 16,
@@ -75,6 +75,7 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 #define GAIAFS_FEATURE_MOVE UINT64_C(4)
 #define GAIAFS_FEATURE_VIEW UINT64_C(8)
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
+#define GAIAFS_FEATURE_TENANT UINT64_C(32) /* where GAIAFS_TENANT is set */
 #define GAIAFS_FEATURE_KEEP UINT64_C(256)
 #define GAIAFS_USED_FEATURES \
 	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
@@ -144,7 +145,11 @@ void gaiafs_put_header(uint8_t *b, uint16_t type, uint16_t flags, uint64_t id, s
 size_t gaiafs_put_hello(uint8_t *b);
 size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t device, const uint8_t uuid[GAIAFS_UUID],
 		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len);
-size_t gaiafs_put_features(uint8_t *b, uint64_t chosen);
+enum { GAIAFS_MAX_TENANT = 255, GAIAFS_MAX_FEATURES = 16 + GAIAFS_MAX_TENANT };
+
+/* gaiafs_put_features takes the name of a tenant, of GAIAFS_MAX_TENANT bytes at most, where GAIAFS_FEATURE_TENANT is
+   chosen, else "". b has room for GAIAFS_MAX_FEATURES bytes. */
+size_t gaiafs_put_features(uint8_t *b, uint64_t chosen, const char *tenant);
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
 /* gaiafs_put_ended is the answer to a RECALL: brackets that have ended. b has room for 16 bytes, and 8 for each. */
 size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n);

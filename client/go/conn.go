@@ -3,6 +3,7 @@ package gaiafs
 import (
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -109,11 +110,11 @@ func (c *conn) connect() error {
 	c.uc = uc
 	r := newReceiver(uc)
 	w, err := greet(uc, r, deadline)
-	if err == nil && w.required&^usedFeatures != 0 {
-		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have", w.required&^usedFeatures)
+	if missing := w.required &^ (usedFeatures | featureTenant); err == nil && missing != 0 {
+		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have", missing)
 	}
-	if err == nil && w.chosen() != 0 {
-		err = choose(uc, r, w.chosen())
+	if err == nil {
+		err = choose(uc, r, w)
 	}
 	if err != nil {
 		return err
@@ -167,9 +168,26 @@ func greet(uc *net.UnixConn, r *receiver, deadline time.Time) (welcome, error) {
 	return w, nil
 }
 
+// tenantVariable names the tenant that the process is of. The daemon says whether it may be.
+const tenantVariable = "GAIAFS_TENANT"
+
+// mostTenant bounds the name of a tenant, in bytes.
+const mostTenant = 255
+
 // choose tells the daemon which of its features this package uses. It is the first request of a connection.
-func choose(uc *net.UnixConn, r *receiver, features uint64) error {
-	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features))); err != nil && !errors.Is(err, syscall.EPIPE) {
+func choose(uc *net.UnixConn, r *receiver, w welcome) error {
+	features, tenant := w.chosen(), os.Getenv(tenantVariable)
+	switch {
+	case tenant == "" && features == 0:
+		return nil
+	case len(tenant) > mostTenant:
+		return failed(syscall.EINVAL, "%s has %d bytes: the name of a tenant has %d at most", tenantVariable, len(tenant), mostTenant)
+	case tenant != "" && w.offered&featureTenant == 0:
+		return failed(syscall.EOPNOTSUPP, "%s is set, and the daemon is older than tenants with names", tenantVariable)
+	case tenant != "":
+		features |= featureTenant
+	}
+	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features, tenant))); err != nil && !errors.Is(err, syscall.EPIPE) {
 		return gone(err)
 	}
 	h, body, fds, _, err := r.next()

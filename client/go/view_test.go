@@ -149,7 +149,7 @@ func TestViewRequest(t *testing.T) {
 	want := loadFrames(t)["mapview"][headerSize:]
 	copy(want[48:64], make([]byte, 16)) // the token
 	require.Equal(t, want, r.First(16))
-	require.Equal(t, featuresBody(11), r.First(13))
+	require.Equal(t, featuresBody(11, ""), r.First(13))
 	require.Empty(t, r.Unexpected())
 
 	segments[0].Length++

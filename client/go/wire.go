@@ -86,6 +86,9 @@ const (
 	featureView    uint64 = 1 << 3
 	featureGroup   uint64 = 1 << 4
 	// usedFeatures are those that this package has a use for.
+	// featureTenant is used where GAIAFS_TENANT is set.
+	featureTenant uint64 = 1 << 5
+
 	usedFeatures = featureService | featureLarge | featureMove | featureView | featureGroup
 )
 
@@ -183,8 +186,11 @@ func doneBody(bracket uint64) []byte { return binary.LittleEndian.AppendUint64(n
 
 func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(m)) }
 
-func featuresBody(chosen uint64) []byte {
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, chosen), 0)
+// featuresBody has the name of a tenant where featureTenant is chosen.
+func featuresBody(chosen uint64, tenant string) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, chosen)
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(tenant)))
+	return append(b, tenant...)
 }
 
 func answerBody(errno uint32, generation uint64) []byte {

@@ -62,15 +62,16 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	token, uuid, key := countingToken(), countingUUID(), countingKey()
 	for name, got := range map[string][]byte{
-		"hello":          frame(typeHello, 0, helloBody(1, 1)),
-		"map":            frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
-		"map-read":       frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
-		"hello2":         frame(typeHello, 0, helloBody(1, 2)),
-		"map2":           frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
-		"features":       frame(typeFeatures, 2, featuresBody(3)),
-		"features-view":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup&^featureMove)),
-		"features-group": frame(typeFeatures, 2, featuresBody(usedFeatures&^featureMove)),
-		"features-move":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup)),
+		"hello":           frame(typeHello, 0, helloBody(1, 1)),
+		"map":             frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
+		"map-read":        frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
+		"hello2":          frame(typeHello, 0, helloBody(1, 2)),
+		"map2":            frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
+		"features":        frame(typeFeatures, 2, featuresBody(3, "")),
+		"features-view":   frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup&^featureMove, "")),
+		"features-group":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureMove, "")),
+		"features-move":   frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup, "")),
+		"features-tenant": frame(typeFeatures, 2, featuresBody(usedFeatures|featureTenant, "training")),
 		"use": frame(typeUse, 11, useBody(9, useNested, 1500, []Range{
 			{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789a}})),
 		"done":        frame(typeDone, 12, doneBody(9)),

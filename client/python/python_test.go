@@ -18,6 +18,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
 	"github.com/gaiafs/gaiafs/internal/testmount"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 func TestMain(m *testing.M) {
@@ -123,6 +124,16 @@ func TestBrackets(t *testing.T) {
 			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source), "tests/test_brackets.py")
 		})
 	}
+}
+
+// A tenant that a program names.
+func TestTenant(t *testing.T) {
+	python := interpreter(t)
+	const name = "training"
+	m := testmount.Start(t, testmount.Options{Memory: 8 << 20, Tenants: []pagecache.Tenant{
+		{ID: pagecache.NamedTenant(name), Weight: 1, Users: []uint32{uint32(os.Geteuid())}},
+	}})
+	pytest(t, python, []string{"GAIAFS_TEST_TENANT=" + name, "GAIAFS_TEST_MOUNT=" + m.Dir}, "tests/test_tenant.py")
 }
 
 // The package's types are consistent, and its source is free of what ruff finds.

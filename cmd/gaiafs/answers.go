@@ -26,7 +26,7 @@ func (s *service) serveFile(ctx context.Context, r control.FileRequest) (any, er
 		return inspectionFor(in, r.Viewer), nil
 	case control.FileWarm:
 		pages, err := s.cache.Warm(ctx, r.Source, pagecache.MapRequest{Device: r.Device, Off: r.Off, Len: r.Len,
-			Process: r.Process, User: r.Viewer.User, Limited: !r.Viewer.All})
+			Process: r.Process, User: r.Viewer.User, Limited: !r.Viewer.All, Cgroup: r.Cgroup, Tenant: r.Tenant})
 		return warmed{pages}, err
 	case control.FileVerify:
 		return s.cache.Verify(ctx, r.Source, r.Device, r.Off, r.Len)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/BurntSushi/toml"
 
@@ -26,6 +27,8 @@ type tenantFile struct {
 type tenantTable struct {
 	User       any      `toml:"user"` // a name or a number
 	Cgroup     string   `toml:"cgroup"`
+	Name       string   `toml:"name"`
+	Users      []any    `toml:"users"` // names or numbers, or "*"
 	Weight     *float64 `toml:"weight"`
 	Guaranteed string   `toml:"guaranteed"`
 	Maximum    string   `toml:"maximum"`
@@ -70,7 +73,7 @@ func parseTenants(text string) (list []pagecache.Tenant, err error) {
 		return nil, err
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user or cgroup, weight, guaranteed and maximum", unknown[0].String())
+		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, or name and users; weight, guaranteed and maximum", unknown[0].String())
 	}
 	for i, table := range file.Tenant {
 		t, err := table.tenant()
@@ -101,18 +104,59 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 		}
 		*s.into = int64(bytes)
 	}
+	return of, t.whose(&of)
+}
+
+// whose fills in the tenant's ID and who may name it.
+func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
+	kinds := 0
+	for _, is := range []bool{t.User != nil, t.Cgroup != "", t.Name != ""} {
+		if is {
+			kinds++
+		}
+	}
 	switch {
-	case (t.User != nil) == (t.Cgroup != ""):
-		return of, errors.New("it needs either a user or a cgroup")
+	case kinds != 1:
+		return errors.New("it needs either a user, or a cgroup, or a name")
+	case t.Name == "" && t.Users != nil:
+		return errors.New("users are for a tenant with a name")
+	case t.Name != "":
+		return t.named(of)
 	case t.Cgroup != "" && (!strings.HasPrefix(t.Cgroup, "/") || path.Clean(t.Cgroup) != t.Cgroup):
-		return of, fmt.Errorf("the cgroup %q is no path as /proc/PID/cgroup has it, which begins with /", t.Cgroup)
+		return fmt.Errorf("the cgroup %q is no path as /proc/PID/cgroup has it, which begins with /", t.Cgroup)
 	case t.Cgroup != "":
 		of.ID = pagecache.CgroupTenant(t.Cgroup)
-		return of, nil
+		return nil
 	}
 	uid, err := userNumber(t.User)
 	of.ID = pagecache.UserTenant(uid)
-	return of, err
+	return err
+}
+
+// mostTenantName bounds a tenant's name, in bytes: clients send no longer one.
+const mostTenantName = 255
+
+// named is whose of a tenant with a name.
+func (t tenantTable) named(of *pagecache.Tenant) error {
+	if len(t.Name) > mostTenantName || strings.ContainsFunc(t.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return fmt.Errorf("the name %q is longer than %d bytes, or cannot be printed", t.Name, mostTenantName)
+	}
+	if len(t.Users) == 0 {
+		return fmt.Errorf("the name %q needs users, those who may use it: a list of names and numbers, or [\"*\"] for everyone", t.Name)
+	}
+	of.ID = pagecache.NamedTenant(t.Name)
+	for _, u := range t.Users {
+		if u == "*" {
+			of.Everyone = true
+			continue
+		}
+		uid, err := userNumber(u)
+		if err != nil {
+			return err
+		}
+		of.Users = append(of.Users, uid)
+	}
+	return nil
 }
 
 // userNumber returns the number of a user by name or number.

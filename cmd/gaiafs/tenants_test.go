@@ -24,21 +24,32 @@ user = 1234
 maximum = "64M"
 [[tenant]]
 cgroup = "/slurm/job_1"
+[[tenant]]
+name = "night shift"
+users = ["root", 7]
+[[tenant]]
+name = "all"
+users = ["*"]
 `)
 	require.NoError(t, err)
 	require.Equal(t, []pagecache.Tenant{{ID: "user 0", Weight: 2.5, Guaranteed: 2 << 30}, {ID: "user 1234", Weight: 1, Most: 64 << 20},
-		{ID: "cgroup /slurm/job_1", Weight: 1}}, list)
+		{ID: "cgroup /slurm/job_1", Weight: 1}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
+		{ID: "named all", Weight: 1, Everyone: true}}, list)
 	for says, text := range map[string]string{
-		"there is no user \"nobody-at-all\"":           "[[tenant]]\nuser = \"nobody-at-all\"",
-		"the weight 0 is not positive":                 "[[tenant]]\nuser = 0\nweight = 0",
-		"tenant 1: it needs either a user or a cgroup": "[[tenant]]\nweight = 1",
-		"tenant 2: it needs either":                    "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1\ncgroup = \"/a\"",
-		"no path as /proc/PID/cgroup has it":           "[[tenant]]\ncgroup = \"a/\"",
-		"there are two tenants \"user 1\"":             "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
-		"there is no \"tenant.share\"":                 "[[tenant]]\nuser = 1\nshare = 3",
-		"maximum: \"much\" is no size":                 "[[tenant]]\nuser = 1\nmaximum = \"much\"",
-		"line 1":                                       "tenant",
-		"more is guaranteed to it than it may own":     "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
+		"there is no user \"nobody-at-all\"":                       "[[tenant]]\nuser = \"nobody-at-all\"",
+		"the weight 0 is not positive":                             "[[tenant]]\nuser = 0\nweight = 0",
+		"tenant 1: it needs either a user, or a cgroup, or a name": "[[tenant]]\nweight = 1",
+		"tenant 3: it needs either":                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 2\n[[tenant]]\nuser = 3\nname = \"x\"\nusers = [3]",
+		"the name \"x\" needs users":                               "[[tenant]]\nname = \"x\"",
+		"users are for a tenant with a name":                       "[[tenant]]\nuser = 1\nusers = [2]",
+		"the name \"\\x1b\" is longer":                             "[[tenant]]\nname = \"\\u001b\"\nusers = [\"*\"]",
+		"tenant 2: it needs either":                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1\ncgroup = \"/a\"",
+		"no path as /proc/PID/cgroup has it":                       "[[tenant]]\ncgroup = \"a/\"",
+		"there are two tenants \"user 1\"":                         "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
+		"there is no \"tenant.share\"":                             "[[tenant]]\nuser = 1\nshare = 3",
+		"maximum: \"much\" is no size":                             "[[tenant]]\nuser = 1\nmaximum = \"much\"",
+		"line 1":                                                   "tenant",
+		"more is guaranteed to it than it may own":                 "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
 	} {
 		_, err := parseTenants(text)
 		require.ErrorContains(t, err, says)

@@ -56,9 +56,11 @@ type Options struct {
 	// Emulated is how many of the devices, the last ones, are emulated whatever the others are: a mount with two kinds.
 	Emulated int
 	// Poison fills the memory of emulated devices with a pattern, so that whoever takes it for zeros is noticed.
-	Poison            bool
-	HostMemory        int64
-	PinnedMemory      int64
+	Poison       bool
+	HostMemory   int64
+	PinnedMemory int64
+	// Tenants are those of pagecache.Options.
+	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
 	WriteBack         bool
 	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else auto.
@@ -218,6 +220,7 @@ func serve(j job) error {
 		Devices:           devices,
 		HostMemory:        j.HostMemory,
 		PinnedMemory:      j.PinnedMemory,
+		Tenants:           j.Tenants,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
 		DeviceReads:       pagecache.DeviceReadsNamed(cmp.Or(j.DeviceReads, os.Getenv("GAIAFS_TEST_DEVICE_READS"), "auto")),

@@ -134,11 +134,15 @@ func (d *Device) CheckTenants(list []tenants.Tenant) error {
 	return nil
 }
 
-// Account returns on whose account the memory of a user's process in a cgroup is.
-func (d *Device) Account(user uint32, cgroup string) tenants.ID {
+// Account returns on whose account the memory of a process is. EACCES where it may not be the tenant that it names.
+func (d *Device) Account(p tenants.Process) (tenants.ID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return tenants.Find(d.options.Tenants, user, cgroup)
+	id, err := tenants.Find(d.options.Tenants, p)
+	if err != nil {
+		return "", refuse(syscall.EACCES, "%v", err)
+	}
+	return id, nil
 }
 
 // UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.

@@ -110,15 +110,28 @@ func TestGuaranteeHolds(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOMEM)
 }
 
-// TestInnermostCgroup: a process is of the innermost cgroup that is configured, or else its user's.
+// TestInnermostCgroup: a process is of the tenant that it names and may be, else of the innermost cgroup that is
+// configured, or else its user's.
 func TestInnermostCgroup(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.SetTenants([]tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
+	d.SetTenants(append([]tenants.Tenant{{ID: tenants.Named("x"), Weight: 1, Users: []uint32{7}}}, d.options.Tenants...))
 	for cgroup, want := range map[string]tenants.ID{
 		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7", "": "user 7", "/": "user 7",
 	} {
-		require.Equal(t, want, d.Account(7, cgroup), cgroup)
+		got, err := d.Account(tenants.Process{User: 7, Cgroup: cgroup})
+		require.NoError(t, err)
+		require.Equal(t, want, got, cgroup)
 	}
+	got, err := d.Account(tenants.Process{User: 7, Cgroup: "/a", Name: "x"})
+	require.NoError(t, err)
+	require.Equal(t, tenants.Named("x"), got)
+	_, err = d.Account(tenants.Process{User: 8, Name: "x"})
+	require.ErrorIs(t, err, syscall.EACCES)
+	require.ErrorContains(t, err, "user 8 may not be the tenant of the name \"x\"")
+	_, err = d.Account(tenants.Process{User: 7, Name: "/a"})
+	require.ErrorIs(t, err, syscall.EACCES)
+	require.ErrorContains(t, err, "knows no tenant of the name \"/a\"")
 }
 
 // pageOf is a granule's number as takers want it.

@@ -20,18 +20,45 @@ func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
 // Cgroup names the tenant that the processes of a cgroup are, and of those below it. path is as /proc/PID/cgroup has it.
 func Cgroup(path string) ID { return ID("cgroup " + path) }
 
-// Find returns the tenant that a process of a user is: that of the innermost cgroup which is configured, or else the
-// user. cgroup is the process's, "" where it is not known.
-func Find(configured []Tenant, user uint32, cgroup string) ID {
-	found, best := User(user), ""
+// Named names the tenant of the processes that call themselves so.
+func Named(name string) ID { return ID("named " + name) }
+
+// Process is what says of which tenant a process is.
+type Process struct {
+	User uint32
+	// Cgroup is as /proc/PID/cgroup has it, "" where it is not known.
+	Cgroup string
+	// Name is what the process calls its tenant, "" where it says nothing.
+	Name string
+}
+
+// Find returns the tenant that a process is: the one that it names, or that of the innermost cgroup which is
+// configured, or else its user. It fails where the process names one that is not configured, or not for its user.
+func Find(configured []Tenant, p Process) (ID, error) {
+	if p.Name != "" {
+		return findNamed(configured, p)
+	}
+	found, best := User(p.User), ""
 	for _, t := range configured {
 		path, is := strings.CutPrefix(string(t.ID), "cgroup ")
-		within := is && (path == "/" || cgroup == path || strings.HasPrefix(cgroup, path+"/"))
-		if within && cgroup != "" && len(path) > len(best) {
+		within := is && (path == "/" || p.Cgroup == path || strings.HasPrefix(p.Cgroup, path+"/"))
+		if within && p.Cgroup != "" && len(path) > len(best) {
 			found, best = t.ID, path
 		}
 	}
-	return found
+	return found, nil
+}
+
+func findNamed(configured []Tenant, p Process) (ID, error) {
+	id := Named(p.Name)
+	i := slices.IndexFunc(configured, func(t Tenant) bool { return t.ID == id })
+	switch {
+	case i < 0:
+		return "", fmt.Errorf("the mount knows no tenant of the name %q: no entry of its file of tenants has it", p.Name)
+	case !configured[i].Everyone && !slices.Contains(configured[i].Users, p.User):
+		return "", fmt.Errorf("user %d may not be the tenant of the name %q: the mount's file of tenants does not list that user", p.User, p.Name)
+	}
+	return id, nil
 }
 
 // Tenant is what is configured of one.
@@ -42,6 +69,9 @@ type Tenant struct {
 	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0 stands
 	// for none of them, and for all.
 	Guaranteed, Most int64
+	// Users are those whose processes may name this tenant, with Everyone: all. They are for Named ones.
+	Users    []uint32
+	Everyone bool
 }
 
 // Check says what is wrong with a list of tenants.

@@ -273,6 +273,21 @@ static void needs(const char *path, int count)
 	CHECK(p[8 * BLOCK] == at(8 * BLOCK) && gaia_done(NULL) == 0);
 }
 
+/* One that GAIAFS_TENANT names, or that is refused, and says why. */
+static void tenant(const char *path)
+{
+	int fd = open(path, O_RDONLY);
+	uint8_t *p = gaia_mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
+
+	if (p == MAP_FAILED) {
+		printf("%d %s", errno, gaia_error());
+		return;
+	}
+	CHECK(p[1] == at(1));
+	say_and_wait("mapped");
+	CHECK(gaia_munmap(p, BLOCK) == 0 && close(fd) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 3);
@@ -295,6 +310,8 @@ int main(int argc, char **argv)
 		needs(argv[2], DEVICE);
 	else if (strcmp(argv[1], "needs some") == 0)
 		needs(argv[2], DEVICE - 1);
+	else if (strcmp(argv[1], "tenant") == 0)
+		tenant(argv[2]);
 	else if (strcmp(argv[1], "keeps") == 0)
 		keeps(argv[2]);
 	else

@@ -141,15 +141,16 @@ static void wire2(const char *path)
 	same(path, "hello2", GAIAFS_HELLO, 0, b, gaiafs_put_hello(b));
 	same(path, "map2", GAIAFS_MAP, 1, b, gaiafs_put_map(b, token, 3, no_uuid, GAIAFS_READ | GAIAFS_WRITE, GAIAFS_MAP_LAZY,
 							    GAIAFS_KIND_EMULATED, 0x200000, 0x123456789));
-	same(path, "features", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 3));
+	same(path, "features", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 3, ""));
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
 	const uint64_t ended[] = { 9, 0x123456789a };
 	same(path, "answer-recall", GAIAFS_ANSWER, 8, b, gaiafs_put_ended(b, ended, 2));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
-	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 11));
-	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 15));
-	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 27));
+	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 11, ""));
+	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 15, ""));
+	same(path, "features-tenant", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 63, "training"));
+	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 27, ""));
 
 	/* Groups: a list of ranges, behind what an ACQUIREALL asks for. */
 	uint8_t list[256], *last = list;

@@ -1,0 +1,42 @@
+package ctest
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// TestTenant: what a program maps is on the account of the tenant that GAIAFS_TENANT names, where its user may be that
+// one. Else it maps nothing, and is told why.
+func TestTenant(t *testing.T) {
+	client := compile(t, "moving", "plain")
+	d, cache, path := startMoving(t)
+	require.NoError(t, cache.SetTenants([]pagecache.Tenant{
+		{ID: pagecache.NamedTenant("training"), Weight: 1, Users: []uint32{uint32(os.Geteuid())}},
+		{ID: pagecache.NamedTenant("theirs"), Weight: 1, Users: []uint32{uint32(os.Geteuid()) + 1}},
+	}))
+	for name, says := range map[string]string{
+		"theirs":                 fmt.Sprintf("%d user %d may not be the tenant of the name \"theirs\"", syscall.EACCES, os.Geteuid()),
+		"nobody":                 fmt.Sprintf("%d the mount knows no tenant of the name \"nobody\"", syscall.EACCES),
+		strings.Repeat("x", 256): fmt.Sprintf("%d GAIAFS_TENANT has 256 bytes", syscall.EINVAL),
+	} {
+		d.env = []string{"GAIAFS_TENANT=" + name}
+		require.Contains(t, d.run(client, "tenant", path), says)
+	}
+	d.env = []string{"GAIAFS_TENANT=training"}
+	cmd, expect, answer := d.talk(client, "tenant", path)
+	expect("mapped")
+	owners := cache.Status().Devices[0].Tenants
+	require.Len(t, owners, 1)
+	require.Equal(t, pagecache.NamedTenant("training"), owners[0].Tenant)
+	_, err := answer.Write([]byte{1})
+	require.NoError(t, err)
+	require.NoError(t, cmd.Wait())
+	waitIdle(t, cache)
+}

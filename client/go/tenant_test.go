@@ -1,0 +1,51 @@
+package gaiafs
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// TestTenant: what a program maps is on the account of the tenant that GAIAFS_TENANT names, where its user may be that
+// one. Else it maps nothing, and is told why.
+func TestTenant(t *testing.T) {
+	f, cache := startMoving(t)
+	require.NoError(t, cache.SetTenants([]pagecache.Tenant{
+		{ID: pagecache.NamedTenant("training"), Weight: 1, Users: []uint32{uint32(os.Geteuid())}},
+		{ID: pagecache.NamedTenant("theirs"), Weight: 1, Users: []uint32{uint32(os.Geteuid()) + 1}},
+		{ID: pagecache.NamedTenant("everyone's"), Weight: 1, Everyone: true},
+	}))
+	for name, want := range map[string]*Error{
+		"theirs":                 {Errno: syscall.EACCES, Text: "may not be the tenant of the name \"theirs\""},
+		"nobody":                 {Errno: syscall.EACCES, Text: "knows no tenant of the name \"nobody\""},
+		strings.Repeat("x", 256): {Errno: syscall.EINVAL, Text: "GAIAFS_TENANT has 256 bytes"},
+	} {
+		t.Setenv("GAIAFS_TENANT", name)
+		_, err := Map(f, 0, brick, ProtRead, 0)
+		require.ErrorIs(t, err, want.Errno)
+		require.ErrorContains(t, err, want.Text)
+		_, err = MapView([]*os.File{f}, []Segment{{Length: 1}}, 0)
+		require.ErrorIs(t, err, want.Errno)
+		require.ErrorContains(t, err, want.Text)
+	}
+	for _, name := range []string{"training", "everyone's"} {
+		t.Setenv("GAIAFS_TENANT", name)
+		for _, options := range [][]Option{nil, {Movable()}} {
+			m, err := Map(f, 0, brick, ProtRead, 0, options...)
+			require.NoError(t, err)
+			if m.Movable() {
+				_, err = m.Use(t.Context(), 0, brick)
+				require.NoError(t, err)
+			}
+			owners := cache.Status().Devices[0].Tenants
+			require.Len(t, owners, 1)
+			require.Equal(t, pagecache.NamedTenant(name), owners[0].Tenant)
+			require.NoError(t, m.Close())
+		}
+	}
+}
