@@ -63,6 +63,9 @@ type Options struct {
 	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. ""
 	// stands for DefaultTransfers.
 	Transfers string
+	// LiveBudget has each device's budget follow what other programs take of its memory, up to what the device was made
+	// with.
+	LiveBudget bool
 	// Tenants are those of unequal shares, CheckTenants found nothing wrong. Others have weight 1.
 	Tenants []Tenant
 	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
@@ -225,6 +228,12 @@ func New(o Options) (*Cache, error) {
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
+	if o.LiveBudget {
+		c.SetLiveBudget()
+	}
+	for _, d := range c.devices {
+		c.background.Go(func() { c.follow(ctx, d) })
+	}
 	c.background.Add(1)
 	go c.run(ctx)
 	return c, nil

@@ -25,12 +25,12 @@ func (f *File) newHoldingLocked(dev *device) (*holding, error) {
 }
 
 // reserve sees to it that every page of m has memory, and pins it. The caller holds no lock.
-func (m *Mapping) reserve(ctx context.Context, by residency.Tenant) (err error) {
+func (m *Mapping) reserve(ctx context.Context) (err error) {
 	f, d := m.f, m.dev
 	f.mu.Lock()
 	size := residency.Size(d.info, max(f.size, m.pages.End.Offset()))
 	f.mu.Unlock()
-	m.pin, err = d.room.Reserve(ctx, m.h, residency.Request{Pages: m.pages, Size: size, By: by})
+	m.pin, err = d.room.Reserve(ctx, m.h, residency.Request{Pages: m.pages, Size: size, By: m.tenant})
 	if err != nil {
 		f.c.lose(d, err)
 		return d.fault(err)

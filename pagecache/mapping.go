@@ -73,6 +73,7 @@ type Mapping struct {
 	lazy     bool
 	process  uint32
 	user     uint32
+	tenant   residency.Tenant // who is charged; immutable
 	// intruder says that the client will be able to store into the memory although he may not change the file.
 	intruder bool
 	extents  []Extent       // immutable once Map returned
@@ -127,7 +128,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	if err := f.checkHome(ctx); err != nil {
 		return nil, err
 	}
-	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
+	tenant, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
 	if err != nil {
 		return nil, err
 	}
@@ -141,22 +142,20 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		lazy:     req.Lazy,
 		process:  req.Process,
 		user:     req.User,
+		tenant:   tenant,
 		held:     req.held,
 	}
 	if m.client = req.Client; req.IfLarger && m.pages.Bytes() <= dev.room.Budget() {
 		m.client = nil
 	}
-	if m.client != nil {
-		m.tenant = by
-	} else if req.Lazy {
+	if m.client == nil && req.Lazy {
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.start()
 	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
-		err := m.begin(ctx, src, by)
-		if err == nil {
+		if err = m.begin(ctx, src); err == nil {
 			break
 		}
 		if !errors.Is(err, errNotShared) || tries == mostBegins {
@@ -189,13 +188,13 @@ func (req *MapRequest) check(src Source) error {
 const mostBegins = 16
 
 // begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
-func (m *Mapping) begin(ctx context.Context, src Source, by residency.Tenant) (err error) {
+func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 	if m.h, err = m.f.choose(ctx, m, src.Writable()); err != nil {
 		return err
 	}
 	f, c := m.f, m.f.c
 	if m.client == nil {
-		if err := m.reserve(ctx, by); err != nil {
+		if err := m.reserve(ctx); err != nil {
 			return err
 		}
 	}

@@ -80,7 +80,6 @@ type lease struct {
 // movable is what only a Mapping whose memory moves has.
 type movable struct {
 	client  Client
-	tenant  residency.Tenant
 	waiting sync.WaitGroup // for a client that does not answer
 	deaf    atomic.Int64   // how many wait for it; changed under File.mu
 	// charged has the leases that the client keeps meanwhile: their extents are pinned for its user. Protected by File.mu.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"syscall"
+	"time"
 
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
@@ -33,6 +34,34 @@ func (c *Cache) SetBudget(ctx context.Context, bytes int64, why string) error {
 		errs = append(errs, d.room.SetBudget(ctx, bytes, why))
 	}
 	return errors.Join(errs...)
+}
+
+// SetLiveBudget has the budgets follow what other programs take of the devices, as Options.LiveBudget does. SetBudget ends
+// that.
+func (c *Cache) SetLiveBudget() {
+	for _, d := range c.devices {
+		d.room.SetLive()
+	}
+}
+
+// followTick is how often a live budget looks what others take of a device. What a program asks for between two looks has
+// to fit into the floor that is left free.
+const followTick = 250 * time.Millisecond
+
+// follow keeps a device's budget, where it is live, until ctx ends.
+func (c *Cache) follow(ctx context.Context, d *device) {
+	tick := time.NewTicker(followTick)
+	defer tick.Stop()
+	for !d.lost.Load() {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if err := d.room.Follow(ctx, now); err != nil && ctx.Err() == nil {
+				c.log.Debug("the budget of a device does not follow", "device", d.info.Ordinal, "error", err)
+			}
+		}
+	}
 }
 
 // SetPinnedMemory changes Options.PinnedMemory. Where more is used, it blocks until what no bracket uses has left.

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strconv"
+	"strings"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
@@ -31,6 +33,27 @@ func parseCount(argument string) ([]int, error) {
 	return anyOf(n), nil
 }
 
+// takenVariable names a file with the bytes that other programs are said to have of each emulated device, as a size. So
+// one sees without a GPU what a mount does there. Such a device has a third more memory than the mount begins with, as a
+// GPU that nobody uses.
+const takenVariable = "GAIAFS_EMULATED_TAKEN"
+
+// takenByOthers returns what reads that file, or nil. A file that is not there, or is no size, stands for nothing.
+func takenByOthers() func() int64 {
+	file := os.Getenv(takenVariable)
+	if file == "" {
+		return nil
+	}
+	return func() int64 {
+		text, err := os.ReadFile(file)
+		var bytes size
+		if err != nil || bytes.Set(strings.TrimSpace(string(text))) != nil {
+			return 0
+		}
+		return int64(bytes)
+	}
+}
+
 // openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
 func openEmulated(wanted []numbered, memory int64) ([]gpubackend.Device, error) {
 	switch host := hostMemory(cgroupLimit); {
@@ -40,9 +63,10 @@ func openEmulated(wanted []numbered, memory int64) ([]gpubackend.Device, error) 
 		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory, of which there are %s: "+
 			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
 	}
+	taken := takenByOthers()
 	var devices []gpubackend.Device
 	for _, w := range wanted {
-		d, err := emulated.New(emulated.Options{Ordinal: w.number, Memory: memory})
+		d, err := emulated.New(emulated.Options{Ordinal: w.number, Memory: memory, Taken: taken, Total: memory / 3 * 4})
 		if err != nil {
 			return nil, errors.Join(err, closeDevices(devices))
 		}

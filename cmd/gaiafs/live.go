@@ -35,6 +35,10 @@ type liveSetting struct {
 var liveSettings = []liveSetting{
 	{name: "gpu-memory", check: checkBudget, note: budgetNote,
 		apply: func(ctx context.Context, s *service, next *settings) error {
+			if next.gpuMemory.size == 0 {
+				s.cache.SetLiveBudget()
+				return nil
+			}
 			return s.cache.SetBudget(ctx, int64(next.gpuMemory.size), "gaiafs set")
 		}},
 	{name: "pinned-memory",
@@ -86,18 +90,24 @@ func checkBudget(s *service, next *settings) error {
 	switch {
 	case len(s.cache.Devices()) == 0:
 		return errors.New("the mount has no devices (--gpus none)")
+	case bytes == 0 && s.plan.gpuMemory.size != 0:
+		return errors.New("auto is for a mount that was made with it; write a size as 512M, 1.5G or 2GiB")
 	case bytes == 0:
-		return errors.New("auto is chosen when the mount is made; write a size as 512M, 1.5G or 2GiB")
+		return nil
 	case bytes < emulated.Granularity:
 		return fmt.Errorf("%d bytes are too little: a device needs %dMiB at least", bytes, emulated.Granularity>>20)
 	}
 	return s.cache.CheckBudget(bytes)
 }
 
-// budgetNote says what is used beyond the budget.
+// budgetNote says what a live budget is, and what is used beyond a budget.
 func budgetNote(s *service) string {
 	var notes []string
+	live := s.settingsNow().gpuMemory.size == 0
 	for _, d := range s.cache.Status().Devices {
+		if live && d.MemoryWhy != "" {
+			notes = append(notes, fmt.Sprintf("gpu%d has %s: %s", d.Device, bytesText(d.MemoryBytes), d.MemoryWhy))
+		}
 		if d.UsedBytes > d.MemoryBytes {
 			notes = append(notes, fmt.Sprintf("gpu%d still has %s, until programs give back what they map", d.Device, bytesText(d.UsedBytes)))
 		}

@@ -3,14 +3,17 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // Settings change while the mount is in use, all that are named or none, and the status shows them.
@@ -79,6 +82,51 @@ func TestSet(t *testing.T) {
 	}
 	others := execute(t, asUser(t, 65534, command(t, "set", s.mountpoint, "eviction=lru")))
 	require.Contains(t, others.err, "only root and the user who mounted")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// A budget that nobody chose follows what other programs take of a device: what nobody maps goes, what programs map stays,
+// and status says why; when the others have gone it grows again.
+func TestLiveBudget(t *testing.T) {
+	taken := filepath.Join(t.TempDir(), "taken")
+	say := func(bytes string) { require.NoError(t, os.WriteFile(taken, []byte(bytes), 0o644)) }
+	t.Setenv(takenVariable, taken)
+	s := mountForeground(t, "--gpus=emulated:1")
+	device := func() pagecache.DeviceStatus {
+		r := gaiafsCommand(t, "status", "--json", s.mountpoint)
+		var all statusDocument
+		require.NoError(t, json.Unmarshal([]byte(r.out), &all), r.err)
+		return all.Devices[0]
+	}
+	until := func(is func(d pagecache.DeviceStatus) bool) {
+		t.Helper()
+		require.Eventually(t, func() bool { return is(device()) }, time.Minute, 50*time.Millisecond)
+	}
+	path := filepath.Join(s.mountpoint, "weights")
+	require.NoError(t, os.WriteFile(path, make([]byte, 12*mib), 0o644))
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 4*mib, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	all := device().MemoryBytes
+	require.Empty(t, device().MemoryWhy)
+
+	say(fmt.Sprint(all / 3 * 4)) // all that the device has
+	until(func(d pagecache.DeviceStatus) bool { return d.UsedBytes == 4*mib && d.MemoryBytes == 4*mib })
+	require.Contains(t, device().MemoryWhy, "others use the device too, and 0 B are free; programs map the rest")
+	require.Contains(t, gaiafsCommand(t, "status", s.mountpoint).out, "gpu0 memory: auto, of ")
+	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint).out, "gpu-memory: gpu0 has 4.0 MiB: auto, of ")
+	require.NoError(t, errors.Join(m.Close(), f.Close()))
+	until(func(d pagecache.DeviceStatus) bool { return d.MemoryBytes == 2*mib })
+
+	say("0")
+	until(func(d pagecache.DeviceStatus) bool { return d.MemoryBytes == all && d.MemoryWhy == "" })
+	require.Equal(t, exitOK, gaiafsCommand(t, "set", s.mountpoint, "gpu-memory=16M").code)
+	require.EqualValues(t, 16*mib, device().MemoryBytes)
+	require.Equal(t, exitOK, gaiafsCommand(t, "set", s.mountpoint, "gpu-memory=auto").code)
+	until(func(d pagecache.DeviceStatus) bool { return d.MemoryBytes == all })
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }

@@ -72,6 +72,11 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 				bytesText(d.MappedBytes), d.Extents, cmp.Or(d.UUID, "-"), state)
 		}
 	})
+	for _, d := range s.Devices {
+		if d.MemoryWhy != "" {
+			fmt.Fprintf(&b, "  gpu%d memory: %s\n", d.Device, d.MemoryWhy)
+		}
+	}
 
 	section(&b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {

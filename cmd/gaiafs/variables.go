@@ -10,7 +10,7 @@ import (
 
 // otherVariables are those of the environment that begin like settings and are not: the client libraries, the guard of
 // a mount, and the tests read them.
-var otherVariables = []string{"GAIAFS_CONFIG", "GAIAFS_EMULATED", "GAIAFS_LIBRARY", "GAIAFS_GUARD", "GAIAFS_TENANT", "GAIAFS_BINARY", "GAIAFS_BUILD",
+var otherVariables = []string{"GAIAFS_CONFIG", "GAIAFS_EMULATED", takenVariable, "GAIAFS_LIBRARY", "GAIAFS_GUARD", "GAIAFS_TENANT", "GAIAFS_BINARY", "GAIAFS_BUILD",
 	"GAIAFS_VERSION", "GAIAFS_REQUIRE_GPU", "GAIAFS_REQUIRE_TOOLS"}
 
 // unknownVariables tells of variables that look like settings of a mount and are none: they are misspelt, as a rule.

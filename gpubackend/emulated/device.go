@@ -30,6 +30,10 @@ type Options struct {
 	CopyEngines bool
 	// WritableExports has whoever is given memory for reading be able to store into it, as with GPUs.
 	WritableExports bool
+	// Taken, if it is not nil, returns how many bytes other programs have of the device, which has Total then, Memory
+	// included. nil: there are no others, and Free goes by the host's memory.
+	Taken func() int64
+	Total int64
 	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
 }
@@ -43,6 +47,9 @@ type device struct {
 	buffers buffers
 	// writableExports is immutable.
 	writableExports bool
+	// taken and total are Options.Taken and Total; immutable.
+	taken func() int64
+	total int64
 
 	mu       sync.Mutex
 	budget   int64 // protected by mu
@@ -91,6 +98,8 @@ func New(o Options) (gpubackend.Device, error) {
 		},
 		budget:          o.Memory &^ (o.Granularity - 1),
 		writableExports: o.WritableExports,
+		taken:           o.Taken,
+		total:           o.Total,
 
 		key:     o.Key,
 		zero:    o.Key.Sum(make([]byte, page.Size)),
@@ -119,6 +128,9 @@ func (d *device) SetBudget(bytes int64) {
 // Free returns what the host has, without what the device uses of it: the kernel takes care of the host's memory, and
 // who uses how much of it changes by the second.
 func (d *device) Free() (int64, error) {
+	if d.taken != nil {
+		return max(d.total-d.taken()-d.Used(), 0), nil
+	}
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
 		return 0, fmt.Errorf("sysinfo: %w", err)
@@ -215,6 +227,9 @@ func (d *device) reserve(size int64) error {
 	if size > d.budget-d.used {
 		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for",
 			gpubackend.ErrNoMemory, d.used, d.budget, size)
+	}
+	if d.taken != nil && size > d.total-d.taken()-d.used {
+		return fmt.Errorf("%w: others have the memory", gpubackend.ErrNoMemory)
 	}
 	d.used += size
 	d.memories++

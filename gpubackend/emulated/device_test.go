@@ -33,6 +33,25 @@ func alloc(t testing.TB, d gpubackend.Device, size int64) gpubackend.Memory {
 	return m
 }
 
+// TestTaken: what others have of a device is neither free nor to be had.
+func TestTaken(t *testing.T) {
+	const m = emulated.Granularity
+	taken := int64(2 * m)
+	d := open(t, emulated.Options{Memory: 3 * m, Total: 4 * m, Taken: func() int64 { return taken }})
+	alloc(t, d, m)
+	free, err := d.Free()
+	require.NoError(t, err)
+	require.EqualValues(t, m, free)
+	_, err = d.Alloc(2 * m)
+	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
+	taken = m
+	alloc(t, d, 2*m)
+	taken = 3 * m
+	free, err = d.Free()
+	require.NoError(t, err)
+	require.Zero(t, free)
+}
+
 func TestOptions(t *testing.T) {
 	for name, o := range map[string]emulated.Options{
 		"no memory":             {},

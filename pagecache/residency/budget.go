@@ -41,17 +41,27 @@ func (d *Device) CheckBudget(bytes int64) error {
 
 // SetBudget changes how much of the device's own memory may be used, rounded down to whole allocations. Where more is
 // used, extents leave that nobody maps: first those that no program changed since they were placed. What programs map
-// stays until they give it back. It blocks as Reserve does. why says for people where the budget comes from.
+// stays until they give it back. It blocks as Reserve does. why says for people where the budget comes from. A live
+// budget is none any more.
 func (d *Device) SetBudget(ctx context.Context, bytes int64, why string) error {
-	bytes &^= d.info.Granularity - 1
+	d.budgeting.Lock()
 	d.mu.Lock()
-	d.budget, d.why = bytes, why
+	d.live, d.why = nil, why
+	d.mu.Unlock()
+	d.resize(bytes &^ (d.info.Granularity - 1))
+	d.budgeting.Unlock()
+	return d.shrink(ctx, TierVRAM, d.overBudget)
+}
+
+// resize sets a budget. Device.budgeting is held.
+func (d *Device) resize(bytes int64) {
+	d.mu.Lock()
+	d.budget = bytes
 	d.ledger.Resize(bytes)
 	d.mu.Unlock()
 	d.backend.SetBudget(bytes)
 	d.wake()
 	d.pinned.notify()
-	return d.shrink(ctx, TierVRAM, d.overBudget)
 }
 
 func (d *Device) overBudget() bool {

@@ -43,7 +43,10 @@ type Device struct {
 	options Options // but for Tenants, which mu protects
 	pinned  *Pinned
 
+	budgeting sync.Mutex // held while the budget changes, before mu
+
 	mu       sync.Mutex
+	live     *live                 // the budget follows what others take; nil: it does not. Protected by mu
 	budget   int64                 // bytes of the device's own memory that may be used; protected by mu
 	why      string                // where budget comes from, for people; protected by mu
 	share    float64               // the part of it that a limited Tenant may map; protected by mu

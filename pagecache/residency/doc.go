@@ -81,7 +81,7 @@
 //
 // # Locks
 //
-// Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called, but
+// Device.budgeting is held while the budget changes, and comes before Device.mu. Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called, but
 // for Key.Pinned, which takes no lock. A
 // Key may hold its own lock when it calls this package, but for Reserve and Evict, which call the Key.
 //

@@ -138,6 +138,14 @@ func (l *Ledger) Configure(list []Tenant) {
 // Most returns the bytes that a tenant may own, 0 for all.
 func (l *Ledger) Most(id ID) int64 { return l.tenant(id).Most }
 
+// Guaranteed returns the bytes that are guaranteed to tenants.
+func (l *Ledger) Guaranteed() (n int64) {
+	for _, t := range l.configured {
+		n += t.Guaranteed
+	}
+	return n
+}
+
 // Resize changes the bytes of the device.
 func (l *Ledger) Resize(total int64) { l.total = total }
 

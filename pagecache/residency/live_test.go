@@ -1,0 +1,98 @@
+package residency
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
+)
+
+// TestLiveBudget: the budget shrinks where less than the floor is left for others, grows after a while where enough is,
+// and stays between.
+func TestLiveBudget(t *testing.T) {
+	l := newLive(1600, 10) // the floor is 100
+	begin := time.Now()
+	for _, step := range []struct {
+		says         string
+		after        time.Duration
+		budget       int64
+		used, free   int64
+		least, wants int64
+	}{
+		{"others have nothing", 0, 1600, 0, 2000, 10, 1600},
+		{"they leave the floor", 0, 1600, 1000, 700, 10, 1600},
+		{"they leave less: two floors are left", 0, 1600, 1000, 699, 10, 1499},
+		{"and the same is seen again", 0, 1499, 1000, 699, 10, 1499},
+		{"they take more than there is beside", 0, 1499, 1000, 0, 10, 800},
+		{"programs map more", 0, 1499, 1000, 0, 900, 900},
+		{"as much as the budget", 0, 1499, 1499, 0, 1499, 1499},
+		{"they give a little back", 0, 800, 800, 299, 10, 800},
+		{"they give more back: not at once", 0, 800, 800, 301, 10, 800},
+		{"still so", time.Second, 800, 800, 301, 10, 800},
+		{"for long enough", 2 * time.Second, 800, 800, 301, 10, 901},
+		{"all is free", 3 * time.Second, 901, 901, 1099, 10, 901},
+		{"and taken meanwhile", 4 * time.Second, 901, 901, 250, 10, 901},
+		{"and free", 5 * time.Second, 901, 901, 1099, 10, 901},
+		{"for long enough", 8 * time.Second, 901, 901, 1099, 10, 1600},
+	} {
+		require.Equal(t, step.wants, l.next(begin.Add(step.after), step.budget, step.used, step.free, step.least), step.says)
+	}
+}
+
+// TestLiveBudgetOfADevice: a device gives up what nobody maps when others take memory, keeps what programs map, what is
+// pinned and what is guaranteed, says why, and gets it back.
+func TestLiveBudgetOfADevice(t *testing.T) {
+	d, f := newDevice(t, 16, 1)
+	ctx, now := context.Background(), time.Now()
+	f.SetFree(20 * granule)
+	idle, mapped, pinned := newKey(t, d), newKey(t, d), newKey(t, d)
+	for i := range 8 {
+		idle.idle(t, pageOf(i), pageOf(i+1))
+	}
+	pinned.pinned.Store(&Tenant{})
+	pinned.idle(t, 0, 1)
+	pin, err := mapped.take(0, 0, 2)
+	require.NoError(t, err)
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 16*granule, d.Budget(), "it does not follow before SetLive")
+	d.SetLive()
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 16*granule, d.Budget())
+	require.Empty(t, d.Status().Why)
+
+	f.SetFree(11 * granule) // all that is used
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 9*granule, d.Budget())
+	require.EqualValues(t, 9*granule, f.Used())
+	require.Contains(t, d.Status().Why, "auto, of 1.0 MiB: others use the device too")
+	require.NotContains(t, d.Status().Why, "programs map the rest")
+
+	f.SetFree(granule)
+	for range 10 { // others take what is given up
+		require.NoError(t, d.Follow(ctx, now))
+	}
+	require.EqualValues(t, 3*granule, d.Budget(), "what is mapped and pinned")
+	require.Empty(t, idle.tiers())
+	require.Len(t, pinned.tiers(), 1)
+	require.Contains(t, d.Status().Why, "programs map the rest, or it is pinned or guaranteed")
+	pin.Release()
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: 2 * granule}})
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 2*granule, d.Budget(), "what is guaranteed")
+
+	f.SetFree(20 * granule)
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 2*granule, d.Budget(), "not at once")
+	require.NoError(t, d.Follow(ctx, now.Add(growsAfter)))
+	require.EqualValues(t, 16*granule, d.Budget())
+	require.Empty(t, d.Status().Why)
+
+	require.NoError(t, d.SetBudget(ctx, 4*granule, "a test"))
+	f.SetFree(granule)
+	require.NoError(t, d.Follow(ctx, now))
+	require.EqualValues(t, 4*granule, d.Budget(), "a size is not live")
+	require.Equal(t, "a test", d.Status().Why)
+}
