@@ -33,6 +33,8 @@ type Status struct {
 	PinnedBytes      int64 `json:"pinned_bytes"`
 	PinnedSpareBytes int64 `json:"pinned_spare_bytes"`
 	PinnedLimit      int64 `json:"pinned_limit"`
+	// PinnedTenants is who owns how much of it.
+	PinnedTenants []Account `json:"pinned_tenants"`
 	// CleanBytes is what pages read ahead from devices for the CPU take of CleanLimit bytes of host memory.
 	CleanBytes int64 `json:"clean_bytes"`
 	CleanLimit int64 `json:"clean_limit"`
@@ -280,6 +282,7 @@ func (c *Cache) Status() Status {
 	}
 	s.PinnedBytes, s.PinnedSpareBytes = c.pinned.Used()
 	s.PinnedLimit = c.pinned.Limit()
+	s.PinnedTenants = c.pinned.Tenants()
 	if c.bufferedReads {
 		s.DirectReads = "off"
 	}

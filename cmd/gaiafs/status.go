@@ -120,9 +120,10 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 			s.Losses[i] = &hidden
 		}
 	}
+	others := func(a pagecache.Account) bool { return !v.All && string(a.Tenant) != pagecache.TenantOf(v.User) }
+	s.PinnedTenants = slices.DeleteFunc(slices.Clone(s.PinnedTenants), others)
 	for i := range s.Devices {
-		s.Devices[i].Tenants = slices.DeleteFunc(slices.Clone(s.Devices[i].Tenants),
-			func(a pagecache.Account) bool { return !v.All && string(a.Tenant) != pagecache.TenantOf(v.User) })
+		s.Devices[i].Tenants = slices.DeleteFunc(slices.Clone(s.Devices[i].Tenants), others)
 		s.Devices[i].Pins = slices.DeleteFunc(slices.Clone(s.Devices[i].Pins),
 			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 		s.Devices[i].Users = slices.DeleteFunc(slices.Clone(s.Devices[i].Users),

@@ -78,6 +78,28 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		}
 	}
 
+	section(&b, "Tenants: who owns most above the share gives way first", func(t io.Writer) (rows int) {
+		fmt.Fprintf(t, "  \ttenant\towns\tshare\tmaximum\t\n")
+		list := func(of string, accounts []pagecache.Account) {
+			for _, a := range accounts {
+				if len(accounts) == 1 && a.Most == 0 && !all {
+					continue // it may have all
+				}
+				rows++
+				most := "-"
+				if a.Most > 0 {
+					most = bytesText(a.Most)
+				}
+				fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t\n", of, a.Tenant, bytesText(a.Owned), bytesText(a.Share), most)
+			}
+		}
+		for _, d := range s.Devices {
+			list(fmt.Sprintf("gpu%d", d.Device), d.Tenants)
+		}
+		list("pinned memory", s.PinnedTenants)
+		return rows
+	})
+
 	section(&b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			for _, u := range d.Pins {

@@ -32,6 +32,7 @@ type tenantTable struct {
 	Weight     *float64 `toml:"weight"`
 	Guaranteed string   `toml:"guaranteed"`
 	Maximum    string   `toml:"maximum"`
+	MostPinned string   `toml:"maximum-pinned"`
 }
 
 // Set reads the file; "none" stands for no file, and equal shares.
@@ -73,7 +74,7 @@ func parseTenants(text string) (list []pagecache.Tenant, err error) {
 		return nil, err
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, or name and users; weight, guaranteed and maximum", unknown[0].String())
+		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, or name and users; weight, guaranteed, maximum and maximum-pinned", unknown[0].String())
 	}
 	for i, table := range file.Tenant {
 		t, err := table.tenant()
@@ -94,7 +95,7 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 	for _, s := range []struct {
 		name, text string
 		into       *int64
-	}{{"guaranteed", t.Guaranteed, &of.Guaranteed}, {"maximum", t.Maximum, &of.Most}} {
+	}{{"guaranteed", t.Guaranteed, &of.Guaranteed}, {"maximum", t.Maximum, &of.Most}, {"maximum-pinned", t.MostPinned, &of.MostPinned}} {
 		if s.text == "" {
 			continue
 		}

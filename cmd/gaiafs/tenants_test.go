@@ -24,6 +24,7 @@ user = 1234
 maximum = "64M"
 [[tenant]]
 cgroup = "/slurm/job_1"
+maximum-pinned = "1G"
 [[tenant]]
 name = "night shift"
 users = ["root", 7]
@@ -33,7 +34,7 @@ users = ["*"]
 `)
 	require.NoError(t, err)
 	require.Equal(t, []pagecache.Tenant{{ID: "user 0", Weight: 2.5, Guaranteed: 2 << 30}, {ID: "user 1234", Weight: 1, Most: 64 << 20},
-		{ID: "cgroup /slurm/job_1", Weight: 1}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
+		{ID: "cgroup /slurm/job_1", Weight: 1, MostPinned: 1 << 30}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
 		{ID: "named all", Weight: 1, Everyone: true}}, list)
 	for says, text := range map[string]string{
 		"there is no user \"nobody-at-all\"":                       "[[tenant]]\nuser = \"nobody-at-all\"",

@@ -90,6 +90,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Pinned.SetTenants(o.Tenants)
 	return &Device{
 		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned, grants: make(map[*Grant]struct{}),
 		rule: rule, eviction: o.Eviction, ledger: ledger,
@@ -127,6 +128,7 @@ func (d *Device) SetTenants(list []tenants.Tenant) {
 	defer d.mu.Unlock()
 	d.options.Tenants = list
 	d.ledger.Configure(list)
+	d.pinned.SetTenants(list)
 }
 
 // CheckTenants says what is wrong with a list of tenants, for this device.

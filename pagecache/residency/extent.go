@@ -55,7 +55,7 @@ type Extent struct {
 
 	id      policy.ID      // protected by Device.mu
 	owner   tenants.ID     // who maps it, or did so last; protected by Device.mu
-	counted bool           // the ledger counts it as the owner's: it is in the device's own memory; protected by Device.mu
+	counted Tier           // of which the owner's account has it, TierNone: none; protected by Device.mu
 	state   state          // protected by Device.mu
 	pins    map[uint32]int // of each user; protected by Device.mu
 	kept    int            // pins that Keep made; protected by Device.mu
@@ -126,15 +126,21 @@ func (d *Device) free(at Placement, had []uint32) {
 	}
 }
 
-// countLocked has the ledger count x as its owner's, or no longer, with Device.mu held.
-func (d *Device) countLocked(x *Extent, is bool) {
-	switch {
-	case is && !x.counted:
-		d.ledger.Add(x.owner, x.size)
-	case !is && x.counted:
-		d.ledger.Add(x.owner, -x.size)
+// countLocked has the account of a tier count x as its owner's, and no other one, with Device.mu held.
+func (d *Device) countLocked(x *Extent, in Tier) {
+	d.ownLocked(x.counted, x.owner, -x.size)
+	d.ownLocked(in, x.owner, x.size)
+	x.counted = in
+}
+
+// ownLocked says that a tenant owns n more bytes of a tier, with Device.mu held.
+func (d *Device) ownLocked(in Tier, id tenants.ID, n int64) {
+	switch in {
+	case TierVRAM:
+		d.ledger.Add(id, n)
+	case TierHost:
+		d.pinned.own(id, n)
 	}
-	x.counted = is
 }
 
 // takenLocked counts n more bytes of a tier, with Device.mu held.
@@ -192,7 +198,7 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left
 	delete(d.extents, x.id)
-	d.countLocked(x, false)
+	d.countLocked(x, TierNone)
 	d.leaving++
 	d.left++
 	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})

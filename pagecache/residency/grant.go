@@ -14,6 +14,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Want is a range of a file that a bracket uses. Pages and Size are those of a Request.
@@ -68,7 +69,7 @@ var errFull = errors.New("no memory before others give theirs back")
 // those of Reserve; ENOMEM for what can never fit; ETIMEDOUT with who holds what; EDEADLK where Nested would have to
 // wait.
 func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, error) {
-	if err := d.admitAll(wants); err != nil {
+	if err := d.admitAll(wants, a.By.id()); err != nil {
 		return nil, err
 	}
 	if d.inLine() == 0 { // what needs no memory waits for no evictions of others
@@ -92,14 +93,14 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 		}
 		if a.Nested {
 			return nil, refuse(syscall.EDEADLK, "there is no memory for a bracket within another one, which would wait for others "+
-				"while they may wait for it; ask for all ranges in one bracket. %s", d.holders())
+				"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
 		}
 		select {
 		case <-changed:
 		case <-time.After(keptTick * 16): // clients that unmapped memory give it back in silence
 		case <-timeout.C:
-			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s", a.Patience,
-				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders())
+			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s%s", a.Patience,
+				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(), d.maxima(a.By.id()))
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -115,10 +116,10 @@ func need(wants []Want) (bytes int64) {
 }
 
 // admitAll refuses what can never be had.
-func (d *Device) admitAll(wants []Want) error {
+func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	budget := d.Budget()
 	most := budget + d.pinned.Limit()
-	bytes := int64(0)
+	bytes, made := int64(0), int64(0)
 	for _, w := range wants {
 		pieces, n := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
 		if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
@@ -129,8 +130,39 @@ func (d *Device) admitAll(wants []Want) error {
 				"use less at once, or mount with a larger --gpu-memory or --pinned-memory", humanize.IBytes(uint64(max(need(wants), bytes))),
 				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
+		for _, of := range pieces {
+			if of.x == nil {
+				made += of.bytes()
+			}
+		}
+	}
+	if own, pinned := d.mostOf(by); made > own+pinned {
+		return refuse(syscall.ENOMEM, "the bracket needs %s more on device %d, and %s may own no more than %s of it and %s of pinned memory "+
+			"(the maxima of tenant %s); use less at once, or change the maxima with 'gaiafs set MOUNTPOINT tenants=FILE'",
+			humanize.IBytes(uint64(made)), d.info.Ordinal, by, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(pinned)), by)
 	}
 	return nil
+}
+
+// mostOf returns what a tenant may own of the device, and of pinned memory.
+func (d *Device) mostOf(id tenants.ID) (own, pinned int64) {
+	d.mu.Lock()
+	own = d.budget
+	if most := d.ledger.Most(id); most > 0 {
+		own = min(own, most)
+	}
+	d.mu.Unlock()
+	return own, d.pinned.most(id)
+}
+
+// maxima says for people, behind why a grant waited in vain, what keeps a tenant from more; "" for nothing.
+func (d *Device) maxima(id tenants.ID) string {
+	own, pinned := d.mostOf(id)
+	if own == d.Budget() && pinned == d.pinned.Limit() {
+		return ""
+	}
+	return fmt.Sprintf("; %s may own no more than %s of the device and %s of pinned memory (the maxima of tenant %s)", id,
+		humanize.IBytes(uint64(own)), humanize.IBytes(uint64(pinned)), id)
 }
 
 // queue waits until those who came before have their grants, or none. It must end with unqueue, unless it fails.
@@ -266,7 +298,7 @@ func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.
 }
 
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
-// It waits for nobody who holds memory.
+// It waits for nobody who holds memory. What it returns of pinned memory is counted as the tenant's.
 func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func() bool) (Tier, gpubackend.Memory, error) {
 	if !d.over(by.id()) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
@@ -288,15 +320,28 @@ func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func(
 			return TierNone, nil, err
 		}
 	}
+	d.pinned.own(by.id(), size) // so that it counts when a victim is looked for
+	mem, err := d.allocatePinned(ctx, size, by)
+	if err != nil {
+		d.pinned.own(by.id(), -size)
+	}
+	return TierHost, mem, err
+}
+
+// allocatePinned is the second half of allocateAny. The caller has the turn.
+func (d *Device) allocatePinned(ctx context.Context, size int64, by Tenant) (gpubackend.Memory, error) {
 	for evicted := true; evicted; {
-		if mem, err := d.allocHost(ctx, size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
-			return TierHost, mem, err
+		if !d.pinned.overdrawn(by.id()) {
+			if mem, err := d.allocHost(ctx, size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
+				return mem, err
+			}
 		}
+		var err error
 		if evicted, err = d.evict(ctx, TierHost, by.id(), sparing{copied: true}); err != nil {
-			return TierNone, nil, err
+			return nil, err
 		}
 	}
-	return TierNone, nil, errFull
+	return nil, errFull
 }
 
 // allocHost is alloc of pinned memory of the host, which is zeros.

@@ -29,6 +29,7 @@ func newPinnedDevice(t *testing.T, granules, pinned int64) (*Device, *faulty.Dev
 		d.pinned.Trim(0)
 		used, spare := d.pinned.Used()
 		require.Zero(t, used+spare)
+		require.Empty(t, d.pinned.Tenants())
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		require.Empty(t, d.line)

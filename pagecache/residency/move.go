@@ -40,7 +40,7 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 	x.had = nil
 	d.takenLocked(was.Tier, -x.size)
 	d.takenLocked(tier, x.size)
-	d.countLocked(x, tier == TierVRAM)
+	d.countLocked(x, tier)
 	if tier == TierHost {
 		d.movedOut += x.size
 	} else {
@@ -52,9 +52,18 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 	return true, nil
 }
 
-// Demote has x Move to pinned memory, where there is some. fill copies x's bytes. It waits for nobody's memory.
+// Demote has x Move to pinned memory, where there is some and its owner may have more of it. fill copies x's bytes. It
+// waits for nobody's memory.
 func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memory) error) bool {
 	d := x.dev
+	d.mu.Lock()
+	owner := x.owner
+	d.mu.Unlock()
+	d.pinned.own(owner, x.size)
+	defer d.pinned.own(owner, -x.size) // Move counts it
+	if d.pinned.overdrawn(owner) {
+		return false
+	}
 	mem, err := d.pinned.take(ctx, d, x.size, 0, false)
 	if err != nil {
 		return false

@@ -120,11 +120,9 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 	}
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
-		if x.counted {
-			d.ledger.Add(x.owner, -x.size)
-			d.ledger.Add(p.by.id(), x.size)
-		}
+		d.ownLocked(x.counted, x.owner, -x.size)
 		x.owner = p.by.id()
+		d.ownLocked(x.counted, x.owner, x.size)
 		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
 	}
 	p.extents = append(p.extents, x)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Pinned is the pinned memory of the host that the devices of a mount may use. Memory that an extent gives back is kept
@@ -19,6 +20,8 @@ type Pinned struct {
 	used    int64         // bytes, those of spares included; protected by mu
 	spares  []spare       // the longest unused first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
+	// ledger is who owns how much of what extents have. Protected by mu.
+	ledger *tenants.Ledger
 }
 
 // spare is memory that no extent has.
@@ -30,7 +33,55 @@ type spare struct {
 }
 
 // NewPinned returns a pool of at most limit bytes, of which none is made yet.
-func NewPinned(limit int64) *Pinned { return &Pinned{limit: limit} }
+func NewPinned(limit int64) *Pinned {
+	ledger, _ := tenants.New(limit, nil) // nothing is wrong with no tenants
+	return &Pinned{limit: limit, ledger: ledger}
+}
+
+// SetTenants has no tenant own more than the most that it may from now on. What is more stays until it asks for some.
+func (p *Pinned) SetTenants(list []tenants.Tenant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Configure(tenants.OfPinned(list))
+}
+
+// Tenants returns who owns how much of what extents have.
+func (p *Pinned) Tenants() []tenants.Account {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ledger.Accounts()
+}
+
+// own says that a tenant owns n more bytes, or asks for them; negative ones are given up.
+func (p *Pinned) own(id tenants.ID, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Add(id, n)
+}
+
+// overdrawn reports whether a tenant owns more than it may.
+func (p *Pinned) overdrawn(id tenants.ID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ledger.Over(id)
+}
+
+// most returns the bytes that a tenant may own, no more than there are.
+func (p *Pinned) most(id tenants.ID) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if most := p.ledger.Most(id); most > 0 {
+		return min(most, p.limit)
+	}
+	return p.limit
+}
+
+// victims is that of a tenants.Ledger.
+func (p *Pinned) victims(asks tenants.ID) []tenants.ID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ledger.Victims(asks)
+}
 
 // Limit returns the bytes that may be used in all.
 func (p *Pinned) Limit() int64 {
@@ -43,6 +94,7 @@ func (p *Pinned) Limit() int64 {
 func (p *Pinned) SetLimit(bytes int64) {
 	p.mu.Lock()
 	p.limit = bytes
+	p.ledger.Resize(bytes)
 	p.mu.Unlock()
 	_ = p.room(0) // there may be none: then extents have it
 	p.notify()

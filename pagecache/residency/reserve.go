@@ -107,8 +107,10 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 		}
 		return false, err
 	}
-	if x.counted = true; x.Placement().Tier == TierHost {
-		d.countLocked(x, false) // it was born there, since the device's own memory is for others
+	d.ledger.Add(owner, -size)
+	d.countLocked(x, x.Placement().Tier)
+	if x.counted == TierHost { // it was born there, since the device's own memory is for others
+		d.pinned.own(owner, -size) // what allocateAny counted
 	}
 	d.placeLocked(x, p)
 	d.mu.Unlock()

@@ -152,6 +152,9 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[polic
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
+	if from == TierHost {
+		order = d.pinned.victims(asks)
+	}
 	var best *Extent
 	rank := len(order)
 	stays := d.stays()

@@ -4,9 +4,11 @@ import (
 	"context"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
@@ -67,6 +69,60 @@ func TestMostOfATenant(t *testing.T) {
 	require.EqualValues(t, 2*granule, d.owned(1))
 	g.Release()
 	p.Release()
+}
+
+// TestMostPinned: who may own no more of pinned memory gets none beyond it although there is some, waits for his own
+// brackets with the reason, and is refused at once what he can never have; who owns nothing of the device makes room in pinned
+// memory too.
+func TestMostPinned(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 4)
+	list := []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}}
+	require.NoError(t, d.CheckTenants(list))
+	d.SetTenants(list)
+	all, a, b := newKey(t, d), newKey(t, d), newKey(t, d)
+	mapped, err := all.take(2, 0, 2)
+	require.NoError(t, err)
+	ask := func(k *key, user uint32, patience time.Duration, from, to page.Index) (*Grant, error) {
+		return d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Patience: patience})
+	}
+	g, err := ask(a, 1, patient, 0, 1)
+	require.NoError(t, err)
+	_, err = ask(a, 1, time.Millisecond, 1, 2)
+	require.ErrorIs(t, err, syscall.ETIMEDOUT)
+	require.ErrorContains(t, err, "64 KiB of pinned memory (the maxima of tenant user 1)")
+	_, err = ask(b, 1, time.Millisecond, 0, 4)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "user 1 may own no more than 128 KiB of it and 64 KiB of pinned memory")
+	g.Release()
+	g, err = ask(a, 1, patient, 1, 2)
+	require.NoError(t, err, "what is idle of his own makes room")
+	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: granule, Share: 4 * granule, Most: granule}}, d.pinned.Tenants())
+	g.Release()
+	require.Equal(t, []Tier{TierHost}, a.tiers())
+	g, err = ask(b, 3, patient, 0, 4)
+	require.NoError(t, err, "another one takes it all")
+	require.Empty(t, a.tiers())
+	g.Release()
+	mapped.Release()
+}
+
+// TestMostPinnedOfWhatLeaves: an extent whose owner may have no more pinned memory does not go there.
+func TestMostPinnedOfWhatLeaves(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 4)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}})
+	k := newKey(t, d)
+	p, err := k.take(1, 0, 1)
+	require.NoError(t, err)
+	p.Release()
+	p, err = k.take(1, 1, 2)
+	require.NoError(t, err)
+	p.Release()
+	nothing := func(_, _ gpubackend.Memory) error { return nil }
+	x := k.Extents(granules(0, 2))
+	require.True(t, x[0].Demote(context.Background(), nothing))
+	require.False(t, x[1].Demote(context.Background(), nothing))
+	d.SetTenants(nil)
+	require.True(t, x[1].Demote(context.Background(), nothing))
 }
 
 // TestRequesterIsCounted: what a tenant asks for counts as its own when a victim is looked for, so that who owns as much

@@ -69,6 +69,8 @@ type Tenant struct {
 	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0 stands
 	// for none of them, and for all.
 	Guaranteed, Most int64
+	// MostPinned is the bytes that it may own of pinned memory of the host, for all devices. 0: all.
+	MostPinned int64
 	// Users are those whose processes may name this tenant, with Everyone: all. They are for Named ones.
 	Users    []uint32
 	Everyone bool
@@ -85,7 +87,7 @@ func Check(list []Tenant) error {
 			return fmt.Errorf("there are two tenants %q", t.ID)
 		case !(t.Weight > 0) || math.IsInf(t.Weight, 0):
 			return fmt.Errorf("tenant %q: the weight %v is not positive; who shall have nothing that others need gets a small one", t.ID, t.Weight)
-		case t.Guaranteed < 0 || t.Most < 0:
+		case t.Guaranteed < 0 || t.Most < 0 || t.MostPinned < 0:
 			return fmt.Errorf("tenant %q: what is guaranteed, and the most, must not be negative", t.ID)
 		case t.Most > 0 && t.Guaranteed > t.Most:
 			return fmt.Errorf("tenant %q: more is guaranteed to it than it may own", t.ID)
@@ -93,6 +95,15 @@ func Check(list []Tenant) error {
 		seen[t.ID] = true
 	}
 	return nil
+}
+
+// OfPinned returns what the list says of pinned memory of the host, as a list for its Ledger.
+func OfPinned(list []Tenant) []Tenant {
+	of := slices.Clone(list)
+	for i := range of {
+		of[i].Guaranteed, of[i].Most = 0, of[i].MostPinned
+	}
+	return of
 }
 
 // Ledger is the account of one device.
@@ -209,13 +220,15 @@ type Account struct {
 	Tenant ID    `json:"tenant"`
 	Owned  int64 `json:"bytes"`
 	Share  int64 `json:"share_bytes"`
+	// Most is the bytes that the tenant may own, 0 for all.
+	Most int64 `json:"maximum_bytes,omitempty"`
 }
 
 // Accounts returns all who own something, by name.
 func (l *Ledger) Accounts() []Account {
 	all := make([]Account, 0, len(l.owned))
 	for id, n := range l.owned {
-		all = append(all, Account{id, n, l.Share(id)})
+		all = append(all, Account{id, n, l.Share(id), l.Most(id)})
 	}
 	slices.SortFunc(all, func(a, b Account) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return all

@@ -97,7 +97,7 @@ func TestVictims(t *testing.T) {
 	require.Equal(t, []ID{"small"}, l.Victims("small"))
 	l.Add("small", -11)
 	l.Add("safe", -42)
-	require.Equal(t, []Account{{"heavy", 80, 75}, {"other", 30, 25}}, l.Accounts())
+	require.Equal(t, []Account{{"heavy", 80, 75, 0}, {"other", 30, 25, 0}}, l.Accounts())
 
 	// Without configuration all are equal.
 	l, err = New(90, nil)
