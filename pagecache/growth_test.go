@@ -78,3 +78,38 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	requireSame(t, want, src.home.bytes(0, 2000))
 }
+
+// TestStoresPastTheEndOfACollectedPage: released bytes of the page that the file ends in come home while a device has
+// something past the end. That is nobody's where the file did not reach there for the kernel either, and the device's
+// where it did.
+func TestStoresPastTheEndOfACollectedPage(t *testing.T) {
+	for _, kept := range []bool{false, true} { // what the page is compared with is a copy
+		m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
+		src := m.file(page.Size + 100)
+		p := m.run(src, 0, 0, 2*page.Size, true)
+		release := func() {
+			p.add(page.Size + 50)
+			require.EqualValues(t, 1, p.release())
+			if kept {
+				src.home.editAt(page.Size+20, []byte{1})
+			}
+		}
+		collect := func() { require.NoError(t, src.attached.Sync(t.Context(), nil)) }
+		release()
+		p.store(page.Size+200, 7)
+		collect()
+		require.NoError(t, src.attached.BeforeWrite(t.Context()))
+		require.Zero(t, p.byteAt(page.Size+200), "kept: %v", kept)
+
+		release()
+		// A program makes the file longer, which the kernel tells later.
+		require.NoError(t, src.attached.BeforeWrite(t.Context()))
+		p.store(page.Size+300, 8)
+		collect()
+		end := Change{Kind: ChangeWrite, Off: page.Size + 399, Len: 1, WriteBack: true}
+		require.NoError(t, src.tryWrite(end, []byte{1}))
+		p.release()
+		collect()
+		require.EqualValues(t, 8, src.home.bytes(page.Size+300, 1)[0], "kept: %v", kept)
+	}
+}

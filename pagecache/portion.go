@@ -87,6 +87,8 @@ func (c *portion) fetch(ctx context.Context) {
 	}
 	c.merged, c.differ = make([][]byte, len(c.ranges)), make([][]page.Range, len(c.ranges))
 	c.err = mover.InParallel(len(c.ranges), mover.MaxReaders, func(i int) error {
+		// What lies past the end is not released: if the file grows, it is a modification, or goes.
+		clear(c.mine[i][min(max(c.size-c.ranges[i].Start.Offset(), 0), c.ranges[i].Bytes()):])
 		c.h.dev.Key().SumPages(c.mine[i], c.sums[i])
 		return c.merge(i)
 	})
