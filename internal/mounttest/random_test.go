@@ -43,9 +43,9 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		// So do ftruncate and fallocate, and every close of a descriptor.
 		return []model.Step{flush, s}
 	case model.Map:
-		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home that it
-		// keeps dirty in the model.
-		if l.WriteBack && !run.Loose {
+		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home that
+		// it keeps dirty in the model: a release has it begin that.
+		if !run.Loose {
 			return []model.Step{flush, s}
 		}
 	case model.Store, model.Group:
