@@ -61,6 +61,7 @@ type traveller struct {
 	stopped sync.Mutex // held while the client does not run
 	refuses atomic.Int64
 	silent  atomic.Bool // the daemon thinks that it does not answer
+	clings  atomic.Bool // a fault: it keeps the memory that it had first, and says that it moved
 	mu      sync.Mutex
 	has     map[int64]uint64 // generations by offset; protected by mu
 	moved   int              // protected by mu
@@ -151,6 +152,9 @@ func (c *traveller) follow(m Move) error {
 	defer c.mu.Unlock()
 	if c.has == nil {
 		return syscall.ENOENT
+	}
+	if _, has := c.has[m.Offset]; has && c.clings.Load() {
+		return nil
 	}
 	begin := c.Mapping.off
 	lo, hi := max(m.Offset, begin), min(m.Offset+m.Size, begin+int64(len(c.host)))

@@ -28,7 +28,7 @@ Store == LET w == CHOOSE w \in Event.w : TRUE
          IN  /\ Change(Op)
              /\ value' = [value EXCEPT ![w][v] = Event.v]
 
-Other == /\ CASE Event.e = "read" -> UNCHANGED h
+Other == /\ CASE Event.e \in {"read", "look"} -> UNCHANGED h
               [] Event.e = "acquire" -> LET Op(b) == Acquired(b, Event.a) IN Change(Op)
               [] Event.e = "publish" -> LET Op(b) == Published(b, Event.v, Event.a) IN Change(Op)
               [] Event.e = "finish" -> LET Op(b) == Finished(b, Event.v) IN Change(Op)
@@ -42,6 +42,9 @@ Next == /\ More
 
 Spec == Init /\ [][Next]_<<trace, at, h, value>>
 
-ReadsAreAllowed == More /\ Event.e = "read" =>
-    \A w \in Event.w : \E v \in May(h[w], Event.a) : value[w][v] = Event.v
+(* A view has no stores of its own. One that was just acquired knows what programs on the CPU know. *)
+Seen == More /\ Event.e \in {"read", "look"}
+Reader == IF Event.e = "look" THEN CPU ELSE Event.a
+ReadsAreAllowed == Seen =>
+    \A w \in Event.w : \E v \in May(h[w], Reader) : value[w][v] = Event.v
 =============================================================================

@@ -48,9 +48,7 @@ func (o *Oracle) Event(s Step, got []byte) error {
 	case View:
 		o.views[s.Client] = s
 	case Look:
-		if o.trace != nil {
-			o.trace.vague = true // the specification has no views
-		}
+		o.traceLook(s, got)
 		return o.checkLook(s, got)
 	}
 	return nil

@@ -19,6 +19,29 @@ type Trace struct {
 	vague bool
 }
 
+// NewTrace returns the trace of a program that no Oracle follows: whoever runs it says what happened. The watched bytes
+// are zero at first.
+func NewTrace(devices int, bytes ...int64) *Trace {
+	return &Trace{layout: Layout{Devices: devices, CPUs: 1}, bytes: bytes, stores: make([]int, len(bytes))}
+}
+
+// Store says that an agent stored a byte: 0 is the CPU, and 1 the first device.
+func (t *Trace) Store(agent int, off int64, b byte) {
+	t.store(agent, off, 1, []values{{same: true, first: b}})
+}
+
+// Read says what an agent saw.
+func (t *Trace) Read(agent int, off int64, got []byte) { t.read(agent, off, got) }
+
+// Acquire says that a device acquired at least [off, off+n).
+func (t *Trace) Acquire(agent int, off, n int64) { t.add("acquire", agent, t.within(off, n), 0) }
+
+// Release says that a device released the pages of [off, off+n), before anything else happened.
+func (t *Trace) Release(agent int, off, n int64) {
+	t.add("publish", agent, t.touched(off, n), 0)
+	t.add("finish", 0, t.touched(off, n), 0)
+}
+
 // Record has the Oracle record events of the given bytes of the file.
 func (o *Oracle) Record(bytes ...int64) *Trace {
 	o.trace = &Trace{layout: o.layout, bytes: bytes, stores: make([]int, len(bytes))}
@@ -59,7 +82,7 @@ func (t *Trace) touched(off, n int64) (list []int) {
 
 // add records an event of an agent, or of a client's release, and of some watched bytes.
 func (t *Trace) add(event string, who int, bytes []int, value byte) {
-	if len(bytes) == 0 {
+	if t == nil || len(bytes) == 0 {
 		return
 	}
 	names := make([]string, len(bytes))
@@ -84,6 +107,11 @@ func (t *Trace) read(agent int, off int64, got []byte) {
 	for _, w := range t.within(off, int64(len(got))) {
 		t.add("read", agent, []int{w}, got[t.bytes[w]-off])
 	}
+}
+
+// look records a byte of a view that was just acquired.
+func (t *Trace) look(off int64, got byte) {
+	t.add("look", 0, t.within(off, 1), got)
 }
 
 // Events returns the number of events recorded.

@@ -188,6 +188,20 @@ func (m *Model) Viewed(c Client) (s Step, ok bool) {
 	return s, ok
 }
 
+// traceLook records what a client reads of a view that it acquired.
+func (o *Oracle) traceLook(s Step, got []byte) {
+	if o.trace == nil {
+		return
+	}
+	all := o.views[s.Client].viewBytes()
+	off, n := s.Part(int64(len(all)))
+	for i, b := range all[off : off+min(n, int64(len(got)))] {
+		if b.row >= 0 && b.at < o.size() {
+			o.trace.look(b.at, got[i])
+		}
+	}
+}
+
 // checkLook checks what a client reads of a view that it acquired: what an acquire by a device without programs shows.
 func (o *Oracle) checkLook(s Step, got []byte) error {
 	all := o.views[s.Client].viewBytes()

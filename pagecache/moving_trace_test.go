@@ -1,0 +1,88 @@
+package pagecache
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/model"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdevice"
+)
+
+var (
+	tracesFlag   = flag.String("traces", "", "write traces of random moves into this folder, for spec/traces")
+	programsFlag = flag.Int("programs", 20, "number of random programs that write traces")
+)
+
+// traceSteps is the number of steps of a program that writes a trace.
+const traceSteps = 300
+
+// watch has a trace record some bytes.
+func (f *movingFile) watch(bytes []int) {
+	f.watched = bytes
+	offsets := make([]int64, len(bytes))
+	for i, at := range bytes {
+		offsets[i] = int64(at)
+	}
+	f.trace = model.NewTrace(worldDevices, offsets...)
+}
+
+// agent returns the number of a writer in traces.
+func (f *movingFile) agent(writer int) int { return (writer + 1) % (worldDevices + 1) }
+
+// TestMoveTraces writes traces of what programs saw of memory that moves: of each file of a world one. It writes one of a
+// client that does not do what it was told, too, which TLC must refuse.
+func TestMoveTraces(t *testing.T) {
+	testdevice.Emulated(t, "clients map memory in this process")
+	if *tracesFlag == "" {
+		t.Skip("no -traces: spec/traces gives it")
+	}
+	var traces []*model.Trace
+	for seed := uint64(1); len(traces) < *programsFlag && !t.Failed(); seed++ {
+		w := traceMoves(t, seed, false)
+		for _, f := range w.files {
+			traces = append(traces, f.trace)
+		}
+	}
+	writeTraces(t, "moves", traces)
+	for seed := uint64(1); seed < 100; seed++ {
+		if w := traceMoves(t, seed, true); w.wrong {
+			writeTraces(t, "refused-clinging-client", []*model.Trace{w.files[0].trace, w.files[1].trace})
+			return
+		}
+	}
+	t.Error("nobody saw what a client did that kept its memory")
+}
+
+// traceMoves runs the world of a seed. With clings, clients keep the memory that they had first.
+func traceMoves(t *testing.T, seed uint64, clings bool) (w *movingWorld) {
+	t.Run(fmt.Sprint(seed, clings), func(t *testing.T) {
+		// Neighbouring bytes of the three writers, and some of another extent's last page.
+		at := int(seed%worldBricks)*brick + int(seed%7)*page.Size
+		w = newMovingWorld(t, seed, at/3*3, at/3*3+1, at/3*3+2, 2*brick-6)
+		w.loose = clings
+		for range traceSteps {
+			for _, c := range w.clients {
+				c.clings.Store(clings)
+			}
+			w.step()
+		}
+		w.finish()
+	})
+	return w
+}
+
+func writeTraces(t *testing.T, name string, traces []*model.Trace) {
+	t.Helper()
+	dir := filepath.Join(*tracesFlag, name)
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	f, err := os.Create(filepath.Join(dir, "TraceData.tla"))
+	require.NoError(t, err)
+	require.NoError(t, model.WriteTraces(f, traces))
+	require.NoError(t, f.Close())
+}
