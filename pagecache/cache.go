@@ -232,7 +232,7 @@ func New(o Options) (*Cache, error) {
 		c.SetLiveBudget()
 	}
 	for _, d := range c.devices {
-		c.background.Go(func() { c.follow(ctx, d) })
+		c.background.Go(func() { c.tend(ctx, d) })
 	}
 	c.background.Add(1)
 	go c.run(ctx)

@@ -125,6 +125,33 @@ func TestMovesBack(t *testing.T) {
 	require.Positive(t, m.cache.counters.MovedIn.Load())
 }
 
+// TestMovesBackByItself: what went to pinned memory goes back in the background when others give the device back, with
+// every byte, while its client has it mapped and nobody asks.
+func TestMovesBackByItself(t *testing.T) {
+	m := newMovingMachine(t, 1, 8, 8)
+	c := m.travel(m.noisyFile(4*brick), 0, true)
+	for i := range 4 {
+		c.stores(i*brick, byte(100+i))
+	}
+	other, err := m.cache.Map(t.Context(), m.noisyFile(8*brick), MapRequest{Len: 8 * brick})
+	require.NoError(t, err)
+	_, host := c.tiers()
+	require.Equal(t, 4, host)
+	id := other.f.id
+	require.NoError(t, other.Unmap(t.Context()))
+	_, err = m.cache.Evict(t.Context(), id, -1)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		device, host := c.tiers()
+		return device == 4 && host == 0
+	}, time.Minute, 10*time.Millisecond)
+	require.Zero(t, c.mapped(), "its client gave it up")
+	for i := range 4 {
+		require.Equal(t, byte(100+i), c.loads(i*brick))
+	}
+	c.end()
+}
+
 // TestOthersKeepTheirs has mappings that were not made movable stay where they are.
 func TestOthersKeepTheirs(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 1)

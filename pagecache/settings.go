@@ -44,13 +44,13 @@ func (c *Cache) SetLiveBudget() {
 	}
 }
 
-// followTick is how often a live budget looks what others take of a device. What a program asks for between two looks has
-// to fit into the floor that is left free.
-const followTick = 250 * time.Millisecond
+// tendTick is how often a device is looked after. What others ask for between two looks has to fit into the floor that a
+// live budget leaves free.
+const tendTick = 250 * time.Millisecond
 
-// follow keeps a device's budget, where it is live, until ctx ends.
-func (c *Cache) follow(ctx context.Context, d *device) {
-	tick := time.NewTicker(followTick)
+// tend keeps a device's budget, where it is live, and has extents go back to memory that becomes free, until ctx ends.
+func (c *Cache) tend(ctx context.Context, d *device) {
+	tick := time.NewTicker(tendTick)
 	defer tick.Stop()
 	for !d.lost.Load() {
 		select {
@@ -60,6 +60,7 @@ func (c *Cache) follow(ctx context.Context, d *device) {
 			if err := d.room.Follow(ctx, now); err != nil && ctx.Err() == nil {
 				c.log.Debug("the budget of a device does not follow", "device", d.info.Ordinal, "error", err)
 			}
+			_ = d.room.Back(ctx, now)
 		}
 	}
 }

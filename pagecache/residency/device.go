@@ -63,6 +63,7 @@ type Device struct {
 	takenHost, movedIn, movedOut int64
 	line                         []*Asking           // of grants, the first to go first; protected by mu
 	grants                       map[*Grant]struct{} // that were not given back; protected by mu
+	roomy                        time.Time           // since when much of the budget is free; zero: it is not. Protected by mu
 	making                       int                 // extents that are made; protected by mu
 	leaving                      int                 // extents that left and are not freed; protected by mu
 	left                         int                 // extents that ever left; protected by mu

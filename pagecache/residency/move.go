@@ -83,12 +83,5 @@ func (d *Device) promote(ctx context.Context, x *Extent) {
 	if x.Placement().Tier != TierHost || x.Mapped() > 0 || !d.spare(x.size) {
 		return
 	}
-	mem, err := d.backend.Alloc(x.size)
-	if err != nil {
-		return
-	}
-	if !x.key.Rehouse(ctx, x, TierVRAM, mem) {
-		_ = mem.Free()
-		d.wake()
-	}
+	d.bring(ctx, x)
 }
