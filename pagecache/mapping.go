@@ -128,7 +128,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	if err := f.checkHome(ctx); err != nil {
 		return nil, err
 	}
-	tenant, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
+	tenant, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: []string{src.Name()}}, req.Limited)
 	if err != nil {
 		return nil, err
 	}

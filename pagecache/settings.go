@@ -102,6 +102,9 @@ func UserTenant(user uint32) TenantID { return tenants.User(user) }
 // CgroupTenant is described at UserTenant.
 func CgroupTenant(path string) TenantID { return tenants.Cgroup(path) }
 
+// DirectoryTenant names the tenant that owns what is below a directory, whose path is relative to the mountpoint.
+func DirectoryTenant(path string) TenantID { return tenants.Directory(path) }
+
 // NamedTenant is described at UserTenant.
 func NamedTenant(name string) TenantID { return tenants.Named(name) }
 

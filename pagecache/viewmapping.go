@@ -74,7 +74,11 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 		defer done()
 		files[i] = f
 	}
-	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant}, req.Limited)
+	names := make([]string, len(sources))
+	for i, src := range sources {
+		names[i] = src.Name()
+	}
+	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: names}, req.Limited)
 	if err != nil {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func (s *settings) flags() *pflag.FlagSet {
 		"with --allow-other, what the programs of one user may map of each device's memory")
 	f.BoolVar(&s.trustUsers, "trust-users", s.trustUsers,
 		"let all users of the mount share device memory; docs/security.md says what that means")
-	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup and name; docs/tenants.md describes it")
+	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup, name and directory; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.Var(&s.transfers, "transfers", "which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse every change")

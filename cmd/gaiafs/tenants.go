@@ -27,6 +27,7 @@ type tenantFile struct {
 type tenantTable struct {
 	User       any      `toml:"user"` // a name or a number
 	Cgroup     string   `toml:"cgroup"`
+	Directory  string   `toml:"directory"` // below the mountpoint
 	Name       string   `toml:"name"`
 	Users      []any    `toml:"users"` // names or numbers, or "*"
 	Weight     *float64 `toml:"weight"`
@@ -74,7 +75,7 @@ func parseTenants(text string) (list []pagecache.Tenant, err error) {
 		return nil, err
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, or name and users; weight, guaranteed, maximum and maximum-pinned", unknown[0].String())
+		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, directory, or name and users; weight, guaranteed, maximum and maximum-pinned", unknown[0].String())
 	}
 	for i, table := range file.Tenant {
 		t, err := table.tenant()
@@ -111,18 +112,23 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 // whose fills in the tenant's ID and who may name it.
 func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
 	kinds := 0
-	for _, is := range []bool{t.User != nil, t.Cgroup != "", t.Name != ""} {
+	for _, is := range []bool{t.User != nil, t.Cgroup != "", t.Directory != "", t.Name != ""} {
 		if is {
 			kinds++
 		}
 	}
 	switch {
 	case kinds != 1:
-		return errors.New("it needs either a user, or a cgroup, or a name")
+		return errors.New("it needs either a user, or a cgroup, or a directory, or a name")
 	case t.Name == "" && t.Users != nil:
 		return errors.New("users are for a tenant with a name")
 	case t.Name != "":
 		return t.named(of)
+	case t.Directory != "" && (path.Clean(t.Directory) != t.Directory || !filepath.IsLocal(t.Directory) || t.Directory == "."):
+		return fmt.Errorf("the directory %q is no path of one below the mountpoint, as \"models/large\"", t.Directory)
+	case t.Directory != "":
+		of.ID = pagecache.DirectoryTenant(t.Directory)
+		return nil
 	case t.Cgroup != "" && (!strings.HasPrefix(t.Cgroup, "/") || path.Clean(t.Cgroup) != t.Cgroup):
 		return fmt.Errorf("the cgroup %q is no path as /proc/PID/cgroup has it, which begins with /", t.Cgroup)
 	case t.Cgroup != "":

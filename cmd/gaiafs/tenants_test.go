@@ -26,6 +26,8 @@ maximum = "64M"
 cgroup = "/slurm/job_1"
 maximum-pinned = "1G"
 [[tenant]]
+directory = "models/large"
+[[tenant]]
 name = "night shift"
 users = ["root", 7]
 [[tenant]]
@@ -34,23 +36,25 @@ users = ["*"]
 `)
 	require.NoError(t, err)
 	require.Equal(t, []pagecache.Tenant{{ID: "user 0", Weight: 2.5, Guaranteed: 2 << 30}, {ID: "user 1234", Weight: 1, Most: 64 << 20},
-		{ID: "cgroup /slurm/job_1", Weight: 1, MostPinned: 1 << 30}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
+		{ID: "cgroup /slurm/job_1", Weight: 1, MostPinned: 1 << 30}, {ID: "directory models/large", Weight: 1}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
 		{ID: "named all", Weight: 1, Everyone: true}}, list)
 	for says, text := range map[string]string{
-		"there is no user \"nobody-at-all\"":                       "[[tenant]]\nuser = \"nobody-at-all\"",
-		"the weight 0 is not positive":                             "[[tenant]]\nuser = 0\nweight = 0",
-		"tenant 1: it needs either a user, or a cgroup, or a name": "[[tenant]]\nweight = 1",
-		"tenant 3: it needs either":                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 2\n[[tenant]]\nuser = 3\nname = \"x\"\nusers = [3]",
-		"the name \"x\" needs users":                               "[[tenant]]\nname = \"x\"",
-		"users are for a tenant with a name":                       "[[tenant]]\nuser = 1\nusers = [2]",
-		"the name \"\\x1b\" is longer":                             "[[tenant]]\nname = \"\\u001b\"\nusers = [\"*\"]",
-		"tenant 2: it needs either":                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1\ncgroup = \"/a\"",
-		"no path as /proc/PID/cgroup has it":                       "[[tenant]]\ncgroup = \"a/\"",
-		"there are two tenants \"user 1\"":                         "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
-		"there is no \"tenant.share\"":                             "[[tenant]]\nuser = 1\nshare = 3",
-		"maximum: \"much\" is no size":                             "[[tenant]]\nuser = 1\nmaximum = \"much\"",
-		"line 1":                                                   "tenant",
-		"more is guaranteed to it than it may own":                 "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
+		"there is no user \"nobody-at-all\"":                                       "[[tenant]]\nuser = \"nobody-at-all\"",
+		"the weight 0 is not positive":                                             "[[tenant]]\nuser = 0\nweight = 0",
+		"tenant 1: it needs either a user, or a cgroup, or a directory, or a name": "[[tenant]]\nweight = 1",
+		"tenant 3: it needs either":                                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 2\n[[tenant]]\nuser = 3\nname = \"x\"\nusers = [3]",
+		"the name \"x\" needs users":                                               "[[tenant]]\nname = \"x\"",
+		"the directory \"/a\" is no path":                                          "[[tenant]]\ndirectory = \"/a\"",
+		"the directory \"a/../..\" is no":                                          "[[tenant]]\ndirectory = \"a/../..\"",
+		"users are for a tenant with a name":                                       "[[tenant]]\nuser = 1\nusers = [2]",
+		"the name \"\\x1b\" is longer":                                             "[[tenant]]\nname = \"\\u001b\"\nusers = [\"*\"]",
+		"tenant 2: it needs either":                                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1\ncgroup = \"/a\"",
+		"no path as /proc/PID/cgroup has it":                                       "[[tenant]]\ncgroup = \"a/\"",
+		"there are two tenants \"user 1\"":                                         "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
+		"there is no \"tenant.share\"":                                             "[[tenant]]\nuser = 1\nshare = 3",
+		"maximum: \"much\" is no size":                                             "[[tenant]]\nuser = 1\nmaximum = \"much\"",
+		"line 1":                                                                   "tenant",
+		"more is guaranteed to it than it may own":                                 "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
 	} {
 		_, err := parseTenants(text)
 		require.ErrorContains(t, err, says)
@@ -100,6 +104,19 @@ func TestTenantsOfAMount(t *testing.T) {
 	r = execute(t, asUser(t, alice, command(t, "warm", path)))
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, fmt.Sprintf("no more than 4.0 MiB (the maximum of tenant user %d)", alice))
+
+	// What is below a directory is on its account, whoever maps it.
+	write("[[tenant]]\ndirectory = \"sets\"\nmaximum = \"4M\"\n")
+	require.Equal(t, exitOK, gaiafsCommand(t, "set", s.mountpoint, "tenants="+file).code)
+	require.NoError(t, os.Mkdir(filepath.Join(s.mountpoint, "sets"), 0o755))
+	for i := range 4 {
+		require.Equal(t, exitOK, warm(bob, fmt.Sprint("sets/", i)).code)
+	}
+	require.Equal(t, 4.0*mib, held()["directory sets"])
+	require.NoError(t, os.Rename(path, filepath.Join(s.mountpoint, "sets", "large")))
+	r = execute(t, asUser(t, bob, command(t, "warm", filepath.Join(s.mountpoint, "sets", "large"))))
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "(the maximum of tenant directory sets)")
 	write("[[tenant]]\nuser = 0\nguaranteed = \"64M\"\n")
 	r = gaiafsCommand(t, "set", s.mountpoint, "tenants="+file)
 	require.Contains(t, r.err, "more is guaranteed to tenants than")

@@ -190,5 +190,31 @@ func TestInnermostCgroup(t *testing.T) {
 	require.ErrorContains(t, err, "knows no tenant of the name \"/a\"")
 }
 
+// TestInnermostDirectory: what is below a configured directory is on its account, whoever maps it, of several the innermost
+// one that has all files.
+func TestInnermostDirectory(t *testing.T) {
+	d, _ := newDevice(t, 1, 1)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
+		{ID: tenants.Named("x"), Weight: 1, Everyone: true}, {ID: tenants.Cgroup("/c"), Weight: 1}})
+	for want, files := range map[tenants.ID][]string{
+		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"}, "cgroup /c": {"ab/c"}, "user 7": nil,
+	} {
+		p := tenants.Process{User: 7, Files: files}
+		switch want {
+		case "named x":
+			p.Name = "x"
+		case "cgroup /c":
+			p.Cgroup = "/c"
+		case "directory a":
+			p.Cgroup, p.Name = "/c", "x"
+		}
+		got, err := d.Account(p)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	_, err := d.Account(tenants.Process{Files: []string{"a/b"}, Name: "y"})
+	require.ErrorIs(t, err, syscall.EACCES, "a name that there is not is an error in any case")
+}
+
 // pageOf is a granule's number as takers want it.
 func pageOf(i int) page.Index { return page.Index(i) }

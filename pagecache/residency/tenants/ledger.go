@@ -23,6 +23,9 @@ func Cgroup(path string) ID { return ID("cgroup " + path) }
 // Named names the tenant of the processes that call themselves so.
 func Named(name string) ID { return ID("named " + name) }
 
+// Directory names the tenant that owns what is below a directory, whoever maps it. path is relative to the mountpoint.
+func Directory(path string) ID { return ID("directory " + path) }
+
 // Process is what says of which tenant a process is.
 type Process struct {
 	User uint32
@@ -30,13 +33,24 @@ type Process struct {
 	Cgroup string
 	// Name is what the process calls its tenant, "" where it says nothing.
 	Name string
+	// Files are the paths below the mountpoint of what it maps.
+	Files []string
 }
 
-// Find returns the tenant that a process is: the one that it names, or that of the innermost cgroup which is
-// configured, or else its user. It fails where the process names one that is not configured, or not for its user.
-func Find(configured []Tenant, p Process) (ID, error) {
+// Find returns the tenant that owns what a process maps: the innermost directory which is configured and has all of it,
+// or the one that the process names, or that of the innermost cgroup which is configured, or else the user. It fails where
+// the process names one that is not configured, or not for its user.
+func Find(configured []Tenant, p Process) (found ID, err error) {
 	if p.Name != "" {
-		return findNamed(configured, p)
+		if found, err = findNamed(configured, p); err != nil {
+			return "", err
+		}
+	}
+	if of, is := findDirectory(configured, p.Files); is {
+		return of, nil
+	}
+	if p.Name != "" {
+		return found, nil
 	}
 	found, best := User(p.User), ""
 	for _, t := range configured {
@@ -47,6 +61,18 @@ func Find(configured []Tenant, p Process) (ID, error) {
 		}
 	}
 	return found, nil
+}
+
+func findDirectory(configured []Tenant, files []string) (found ID, is bool) {
+	best := ""
+	for _, t := range configured {
+		path, of := strings.CutPrefix(string(t.ID), "directory ")
+		outside := func(name string) bool { return !strings.HasPrefix(name, path+"/") }
+		if of && len(path) > len(best) && len(files) > 0 && !slices.ContainsFunc(files, outside) {
+			found, best = t.ID, path
+		}
+	}
+	return found, best != ""
 }
 
 func findNamed(configured []Tenant, p Process) (ID, error) {
