@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -105,6 +106,60 @@ func TestBaseIsPutTogether(t *testing.T) {
 		q.acquire()
 		requireSame(t, want, q.load(0, page.Size+1000))
 		require.Zero(t, m.baseless())
+	}
+}
+
+// TestNeighbouringRecords: a device stored into records of a page, and the ones beside them were changed in SOURCE
+// before anybody looked.
+func TestNeighbouringRecords(t *testing.T) {
+	for _, records := range []int{1, 2} {
+		for _, size := range []int{8, 32, 500} {
+			for _, after := range []int{-1, 1} {
+				if records > 1 && size == 500 {
+					continue // in too many ways
+				}
+				m := newMachine(t, 1)
+				src := m.noisyFile(page.Size)
+				p := m.run(src, 0, 0, page.Size, true)
+				want := src.home.bytes(0, page.Size)
+				for i := range records {
+					at := 600 + 2000*i
+					theirs := at + after*size
+					for k := range size {
+						p.add(at + k)
+						want[at+k]++
+						want[theirs+k]++
+					}
+					src.home.editAt(theirs, want[theirs:theirs+size])
+				}
+				p.acquire()
+				requireSame(t, want, p.all())
+				p.release()
+				require.NoError(t, src.attached.Sync(context.Background(), nil))
+				requireSame(t, want, src.home.bytes(0, page.Size))
+				require.Zero(t, m.baseless())
+			}
+		}
+	}
+}
+
+// BenchmarkMixed is how long the search for a base takes that cannot be found.
+func BenchmarkMixed(b *testing.B) {
+	key, err := gpubackend.NewDigestKey(rand.NewChaCha8([32]byte{}))
+	require.NoError(b, err)
+	for _, places := range []int{1, 4, 12, 40} {
+		b.Run(fmt.Sprint(places), func(b *testing.B) {
+			mine, home := make([]byte, page.Size), make([]byte, page.Size)
+			for i := range places {
+				for k := range 32 {
+					mine[i*100+k] = 1
+				}
+			}
+			for b.Loop() {
+				left := allTries
+				require.Nil(b, mixed(key, 1, mine, home, &left))
+			}
+		})
 	}
 }
 

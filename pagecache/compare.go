@@ -16,7 +16,7 @@ import (
 // settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
 func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
 	plan := f.lrc.BeginCompare(part)
-	c := findings{same: make(map[versions.Owner][]page.Range)}
+	c := findings{same: make(map[versions.Owner][]page.Range), tries: allTries}
 	for _, run := range plan.Compare {
 		if err := f.compareHomeLocked(ctx, run, &c); err != nil {
 			plan.Abort()
@@ -36,6 +36,10 @@ type findings struct {
 	moved []page.Range
 	// same has the pages that a replica has as home has them now.
 	same map[versions.Owner][]page.Range
+	// lost are the pages with a replica whose base was not found.
+	lost []page.Range
+	// tries are left for the search for bases.
+	tries int
 }
 
 // comparedPage is a tracked replica whose base was home, which has changed.
@@ -84,7 +88,7 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 		f.findInHomeLocked(p)
 	}
 	for _, o := range owners {
-		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
+		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
 			return err
 		}
 	}
@@ -97,6 +101,9 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 		default:
 			if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {
 				return err
+			}
+			if p.base == nil {
+				c.lost = union(c.lost, []page.Range{p.pages()})
 			}
 			c.same[p.h.owner] = union(c.same[p.h.owner], []page.Range{p.pages()})
 		}
@@ -163,7 +170,7 @@ func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 }
 
 // findOnDeviceLocked looks for bases in what a device has.
-func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage) error {
+func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage, c *findings) error {
 	var from [][]*comparedPage // of each page that is read: a replica of some other device may be there too
 	var ranges []page.Range
 	for _, p := range pages {
@@ -192,14 +199,14 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 	}
 	for i, replicas := range from {
 		for _, p := range replicas {
-			f.findInLocked(p, buf[i<<page.Shift:][:page.Size])
+			f.findInLocked(p, buf[i<<page.Shift:][:page.Size], c)
 		}
 	}
 	return nil
 }
 
 // findInLocked looks for the base of p in the bytes that a device has of the page.
-func (f *File) findInLocked(p *comparedPage, mine []byte) {
+func (f *File) findInLocked(p *comparedPage, mine []byte, c *findings) {
 	ended := f.withoutTail(p.page, mine)
 	for _, bytes := range [][]byte{mine, ended} {
 		if f.isBase(p, bytes) {
@@ -207,67 +214,18 @@ func (f *File) findInLocked(p *comparedPage, mine []byte) {
 			return
 		}
 	}
-	p.base = f.mixed(p, ended, f.withoutTail(p.page, p.home))
-}
-
-const (
-	// mostPieces is the most places in which a page differs that mixed tries in all ways: that takes a tenth of a
-	// millisecond.
-	mostPieces = 8
-	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
-	nearBytes = 16
-)
-
-// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ,
-// it has mostly what the one or the other has. The digest tells. It returns nil if it is not found.
-func (f *File) mixed(p *comparedPage, mine, home []byte) []byte {
-	for _, near := range []int{nearBytes, 1} {
-		pieces := differences(mine, home, near)
-		if len(pieces) > mostPieces {
-			continue
-		}
-		base := slices.Clone(mine)
-		for mix := range 1 << len(pieces) {
-			for i, d := range pieces {
-				from := mine
-				if mix>>i&1 == 1 {
-					from = home
-				}
-				copy(base[d.Off:d.End], from[d.Off:d.End])
-			}
-			if f.isBase(p, base) {
-				return base
-			}
-		}
-	}
-	return nil
-}
-
-// differences returns where a and b differ. Places that are fewer than near bytes apart are one.
-func differences(a, b []byte, near int) (out []page.Bytes) {
-	for i := range a {
-		if a[i] == b[i] {
-			continue
-		}
-		at := int64(i)
-		if n := len(out); n > 0 && at < out[n-1].End+int64(near) {
-			out[n-1].End = at + 1
-		} else {
-			out = append(out, page.Bytes{Off: at, End: at + 1})
-		}
-	}
-	return out
+	p.base = mixed(p.h.dev.Key(), p.agreed, ended, f.withoutTail(p.page, p.home), &c.tries)
 }
 
 // keepFoundLocked carries out what was found, and keeps the bases. Where none was found, what home has counts as it.
 func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
-	var lost []page.Range
+	lost := c.lost
 	for _, p := range c.differ {
 		if p.base != nil {
 			continue
 		}
 		p.base = f.withoutTail(p.page, p.home)
-		lost = page.AppendRange(lost, p.pages())
+		lost = union(lost, []page.Range{p.pages()})
 		for o, h := range f.holdings {
 			for _, rg := range subtract(f.lrc.TrackedBy(p.pages(), o, onHome), c.same[o]) {
 				f.rebaseLocked(h, rg, p.base)

@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"testing"
@@ -108,6 +109,51 @@ func TestReplicasOfThreeMoments(t *testing.T) {
 		requireSame(t, want, src.home.bytes(0, page.Size))
 		require.Zero(t, m.baseless())
 	}
+}
+
+// TestAcquiresAfterThreeMoments is TestReplicasOfThreeMoments in which nobody changes anything afterwards: each program
+// has what home has after its next acquire.
+func TestAcquiresAfterThreeMoments(t *testing.T) {
+	m := newMachine(t, 3)
+	src := m.noisyFile(page.Size)
+	want := src.home.bytes(0, page.Size)
+	programs := []*program{m.run(src, 0, 0, page.Size, true)}
+	for i := range 3 {
+		src.home.unnoticed(20+i, []byte{want[20+i] + 1})
+		want[20+i]++
+		if i < 2 {
+			programs = append(programs, m.run(src, i+1, 0, page.Size, true))
+		}
+	}
+	src.home.mu.Lock()
+	src.home.beforeRead(page.Bytes{})
+	src.home.mu.Unlock()
+	for _, p := range programs {
+		p.acquire()
+		requireSame(t, want, p.all())
+	}
+	require.Zero(t, m.baseless())
+}
+
+// TestLostBaseOfASecondReplica: two replicas were filled before and after a change in SOURCE. What the second one was is
+// lost, while that of the first is known. The page is counted.
+func TestLostBaseOfASecondReplica(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(page.Size)
+	old := m.run(src, 0, 0, page.Size, true)
+	want := src.home.bytes(0, page.Size)
+	src.home.unnoticed(20, []byte{want[20] + 1})
+	fresh := m.run(src, 1, 0, page.Size, true)
+	fresh.add(0)
+	mine := bytes.Clone(fresh.all())
+	for at := 30; at < page.Size; at += 50 {
+		src.home.editAt(at, []byte{want[at] + 1})
+	}
+	old.acquire()
+	require.EqualValues(t, 1, m.baseless())
+	fresh.release()
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	requireSame(t, mine, src.home.bytes(0, page.Size))
 }
 
 // TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has

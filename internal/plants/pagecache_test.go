@@ -313,7 +313,7 @@ var pagecachePlants = []plant{
 		file: "pagecache/compare.go",
 		old:  "if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {",
 		new:  "if err := error(nil); err != nil {",
-		nets: []net{{pkg: "pagecache", run: "TestReplicasOfThreeMoments"}},
+		nets: []net{{pkg: "pagecache", run: "TestAcquiresAfterThreeMoments"}},
 	},
 	{
 		name: "a collect moves the time of modification",
