@@ -30,7 +30,7 @@ type agreement struct {
 }
 
 // changedBeside is the error of pages of which home does not have what replicas agreed on with it: somebody changed
-// them beside the mount since the last look.
+// them beside the mount since the last look. Without pages it is not known which.
 type changedBeside struct{ pages []page.Range }
 
 func (e *changedBeside) Error() string {

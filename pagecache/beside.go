@@ -31,6 +31,10 @@ import (
 //     stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
 //     counted and named in the log.
 
+// A collect looks twice: before it asks what the bases of released pages are, and again right before it writes each
+// portion home, which may be much later. What others do in the microseconds between that look and the write is
+// overwritten: no system call writes only where a file is as it was.
+//
 // A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the
 // mount changes the file. So what is about to be kept as a base is compared with what its replicas agreed on, and where
 // it is something else, home counts as changed. Nobody's bytes become a base of which they were never a part.
@@ -65,6 +69,15 @@ func (f *File) lookLocked(ctx context.Context) error {
 	}
 	f.changes = n
 	return nil
+}
+
+// asSeenLocked fails with changedBeside if somebody changed home since the last look, of which this is none.
+func (f *File) asSeenLocked() error {
+	n, err := f.home.Look()
+	if err == nil && n != f.changes {
+		err = &changedBeside{}
+	}
+	return err
 }
 
 // changedBesideLocked puts all pages in doubt, since somebody changed home beside the mount. size is what home has now.

@@ -17,6 +17,10 @@ import (
 // collectWindow is the pages that are looked at for what is pending at once, 256 MiB: of scattered pages the lists are long.
 const collectWindow = 1 << 16
 
+// carefulTries is how often a collect begins again since somebody changed home while pages were on their way. Who
+// changes it all the time does not keep them from getting there.
+const carefulTries = 3
+
 // collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
 // asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
 // were not brought home are still pending, or fly.
@@ -39,12 +43,12 @@ func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly boo
 
 // collectPartLocked is bringLocked for so few pages that lists of them are short.
 func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
-	for looked := false; ; looked = true {
+	for tries := 0; ; tries++ {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
 			return nil
 		}
-		if !looked {
+		if tries == 0 {
 			if err := f.settlePendingLocked(ctx, pending); err != nil {
 				if ctx.Err() == nil {
 					f.failedLocked(err)
@@ -67,7 +71,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 				n++
 			}
 			owner := pending[0].Owner
-			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly)
+			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly, tries <= carefulTries)
 			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
 				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
 					all, err = false, f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
@@ -143,11 +147,12 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 	return next, f.collectLocked(ctx, page.Range{Start: rg.Start, End: next}, false)
 }
 
-// collectOwnerLocked brings home what one owner released, a portion at a time. While a portion is written, which filesystems do
-// under one lock for a file, the next is on its way from the device. It reports false where it left the rest, since there is no room
-// for base copies of others.
+// collectOwnerLocked brings home what one owner released, a portion at a time. While a portion is written, which
+// filesystems do under one lock for a file, the next is on its way from the device. It reports false where it left the
+// rest, since there is no room for base copies of others. With careful it fails with changedBeside where somebody
+// changed home since the last look.
 func (f *File) collectOwnerLocked(
-	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly bool,
+	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly, careful bool,
 ) (all bool, err error) {
 	h := f.holdings[o]
 	portions := portionsOf(pending)
@@ -161,7 +166,7 @@ func (f *File) collectOwnerLocked(
 			next = f.newPortionLocked(h, portions[i+1])
 			go next.fetch(ctx)
 		}
-		err := f.storeLocked(c, fly)
+		err := f.storeLocked(c, fly, careful)
 		if !c.flies {
 			c.free()
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -115,6 +116,75 @@ func TestChangesWhileTheMountChangesHome(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestChangesInSourceWhileADeviceIsRead changes a page in SOURCE after a collect has looked at home, and before it writes
+// the page: while it waits for the device, and while it writes what comes before.
+func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
+	const pages = collectPortion + 1
+	for _, based := range []bool{false, true} {
+		for _, at := range []int{0, collectPortion} { // a page of the first portion, or of the second
+			t.Run(fmt.Sprintf("page %d, based %v", at, based), func(t *testing.T) {
+				m := newMachine(t, 1)
+				src := m.file(pages * page.Size)
+				p := m.run(src, 0, 0, pages*page.Size, true)
+				want := make([]byte, pages*page.Size)
+				for i := range pages {
+					p.store(i*page.Size, 1)
+					want[i*page.Size] = 1
+				}
+				off := at * page.Size
+				if based {
+					src.write(t, off+8, []byte{2})
+					want[off+8] = 2
+				}
+				p.release()
+				synced := make(chan error, 1)
+				sync := func() { go func() { synced <- src.attached.Sync(context.Background(), nil) }() }
+				edit := func() {
+					src.home.editAt(off+20, []byte{3})
+					want[off+20] = 3
+				}
+				if at == 0 {
+					gate := m.devices[0].Hold(faulty.CopyOut)
+					sync()
+					<-gate.Arrived()
+					edit()
+					gate.Open()
+				} else {
+					hung := make(chan struct{})
+					src.home.hung = hung
+					sync()
+					require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) >= 2 }, time.Minute, time.Millisecond)
+					edit()
+					close(hung)
+				}
+				require.NoError(t, <-synced)
+				requireSame(t, want, src.home.bytes(0, len(want)))
+				p.acquire()
+				requireSame(t, want, p.all())
+				require.Zero(t, m.baseless())
+			})
+		}
+	}
+}
+
+// TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting home.
+func TestCollectsEndWhileSourceChanges(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(2 * page.Size)
+	p := m.run(src, 0, 0, 2*page.Size, true)
+	p.store(0, 1)
+	p.release()
+	src.home.editAt(page.Size, []byte{1})
+	changes := 0
+	src.home.beforeRead = func(page.Bytes) { // each look has pages compared with home
+		changes++
+		src.home.editUnseen(page.Size, byte(changes), false)
+	}
+	require.NoError(t, src.attached.Sync(t.Context(), nil))
+	require.Greater(t, changes, 1)
+	require.Equal(t, []byte{1}, src.home.bytes(0, 1))
 }
 
 // TestRandomMeanwhile has the CPU, two devices and somebody in SOURCE change a file, each at bytes of his own. The one

@@ -162,8 +162,12 @@ func missingBase(p page.Index) error {
 }
 
 // storeLocked brings a portion home that was fetched, or has it fly. After an error of home, the runs before the one at
-// fault are home.
-func (f *File) storeLocked(c *portion, fly bool) error {
+// fault are home. With careful it looks at home first: what somebody else stored there since the portion was begun
+// would be overwritten.
+func (f *File) storeLocked(c *portion, fly, careful bool) error {
+	if c.err == nil && careful {
+		c.err = f.asSeenLocked()
+	}
 	if c.err != nil {
 		c.abortLocked()
 		return c.err
