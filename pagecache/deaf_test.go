@@ -108,3 +108,24 @@ func TestChargeEndsWithTheMapping(t *testing.T) {
 	h.beside.use(0, 8).Done()
 	require.Zero(t, h.m.cache.Status().Devices[0].MappedBytes)
 }
+
+// TestSilentClientsKeepNoMoreThanTheMaximum: a user with a maximum has no more than that at his addresses, used or not,
+// whenever he falls silent. Without one he keeps all that he had.
+func TestSilentClientsKeepNoMoreThanTheMaximum(t *testing.T) {
+	const most = 3
+	m := newMovingMachine(t, 1, 8, 0)
+	require.NoError(t, m.cache.SetTenants([]Tenant{{ID: UserTenant(7), Weight: 1, Most: most * brick}}))
+	c := m.travelAs(m.noisyFile(8*brick), 0, MapRequest{Len: 8 * brick, User: 7, Limited: true})
+	beside := m.travel(m.noisyFile(8*brick), 0, false)
+	for i := range 8 {
+		c.use(i, i+1).Done()
+		require.LessOrEqual(t, c.mapped(), most)
+	}
+	c.silent.Store(true)
+	beside.use(0, 8-most).Done()
+	require.Equal(t, most, c.mapped())
+	_, err := c.try(0, 1)
+	require.Error(t, err)
+	require.Equal(t, most, c.mapped())
+	beside.use(0, 8-most).Done()
+}

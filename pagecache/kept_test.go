@@ -1,0 +1,101 @@
+package pagecache
+
+import (
+	"context"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// keeper is a client that ends its kept brackets when it is asked to.
+type keeper struct {
+	mu    sync.Mutex
+	open  []*Bracket // protected by mu
+	asked int        // protected by mu
+}
+
+func (k *keeper) Recall() (func(ctx context.Context) error, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.asked++
+	ended := make(chan struct{})
+	go func(open []*Bracket) {
+		defer close(ended)
+		for _, b := range open {
+			b.Done()
+		}
+	}(k.open)
+	k.open = nil
+	return func(ctx context.Context) error {
+		select {
+		case <-ended:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}, nil
+}
+
+// keep begins a bracket over extents [from, to), which by keeps if it may.
+func (c *traveller) keep(by *keeper, from, to int) *Bracket {
+	c.t.Helper()
+	b, err := c.m.cache.Use(context.Background(), []Use{c.over(from, to)}, UseOptions{Patience: time.Minute, Keeper: by})
+	require.NoError(c.t, err)
+	if b.Kept() {
+		by.mu.Lock()
+		defer by.mu.Unlock()
+		by.open = append(by.open, b)
+	}
+	return b
+}
+
+// TestKeptBracketsAreRecalled: brackets that a client keeps fill a device. Who needs the memory has it at once, since the
+// client is asked to end them. For a while after that nobody keeps brackets, and then again.
+func TestKeptBracketsAreRecalled(t *testing.T) {
+	const extents = 4
+	m := newMovingMachine(t, 1, extents, 0)
+	a, b := m.travel(m.noisyFile(extents*brick), 0, true), m.travel(m.noisyFile(extents*brick), 0, false)
+	by := &keeper{}
+	for i := range extents {
+		require.True(t, a.keep(by, i, i+1).Kept())
+		a.host[i*brick] = 77
+	}
+	u, err := b.try(0, extents) // waits for nobody's bracket
+	require.NoError(t, err)
+	require.Equal(t, 1, by.asked)
+	require.Zero(t, a.mapped(), "all was taken back")
+	u.Done()
+	again := a.keep(by, 0, 1)
+	require.False(t, again.Kept(), "a device that just needed room")
+	again.Done()
+	require.EqualValues(t, 77, a.loads(0))
+	require.Eventually(t, func() bool {
+		x := a.keep(by, 0, 1)
+		defer x.Done()
+		return x.Kept()
+	}, time.Minute, time.Millisecond)
+}
+
+// TestBracketsThatAreNotRecalled: a bracket that its client uses stays where it is, also one that was begun to be kept,
+// and a limited user keeps none.
+func TestBracketsThatAreNotRecalled(t *testing.T) {
+	m := newMovingMachine(t, 1, 3, 0)
+	a := m.travel(m.noisyFile(2*brick), 0, false)
+	b := m.travelAs(m.noisyFile(2*brick), 0, MapRequest{Len: 2 * brick, User: 7, Limited: true})
+	by := &keeper{}
+	limited := b.keep(by, 0, 1)
+	require.False(t, limited.Kept())
+	limited.Done()
+	used := a.keep(by, 0, 2)
+	require.True(t, used.Kept())
+	by.open = nil // a kernel uses it
+	_, err := b.try(0, 2)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.Equal(t, 1, by.asked)
+	require.Equal(t, 2, a.mapped())
+	used.Done()
+	b.use(0, 2).Done()
+}
