@@ -31,8 +31,8 @@ import (
 //     stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
 //     counted and named in the log.
 
-// A collect looks twice: before it asks what the bases of released pages are, and again right before it writes each
-// portion home, which may be much later. What others do in the microseconds between that look and the write is
+// A collect looks again and again: before it asks what the bases of released pages are, and right before each write,
+// which may be much later. What others do in the microseconds between that look and the write is
 // overwritten: no system call writes only where a file is as it was.
 //
 // A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the

@@ -238,10 +238,11 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 // homeWrite is the bytes from which nothing is gained by giving home more at once.
 const homeWrite = 1 << 20
 
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. What somebody adds
-// to the file in SOURCE meanwhile is past the end that devices know of, and they have zeros there. Runs that follow each
-// other, in memory too, go together. It is no faster on several cores: filesystems write one file under one lock.
-func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int, err error) {
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. What
+// somebody adds to the file in SOURCE meanwhile is past the end that devices know of, and they have zeros there. With
+// careful it looks before each write, and fails with changedBeside. Runs that follow each other, in memory too, go
+// together. It is no faster on several cores: filesystems write one file under one lock.
+func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool) (written int, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
 		return 0, err
@@ -255,6 +256,11 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte) (written int,
 				break
 			}
 			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
+		}
+		if careful {
+			if err = f.asSeenLocked(); err != nil {
+				break
+			}
 		}
 		if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {
 			_, err = f.home.WriteAt(buf[:n], rg.Offset())

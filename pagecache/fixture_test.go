@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -41,8 +42,9 @@ type memoryHome struct {
 	synced  int
 	open    int
 	rights  Rights
-	// hung, if it is not nil, has writes wait until it is closed.
-	hung chan struct{}
+	// hung, if it is not nil, has writes wait until it is closed, and waiting counts them.
+	hung    chan struct{}
+	waiting atomic.Int64
 	// beforeRead, if it is not nil, is called by reads with what they ask for, with mu held.
 	beforeRead func(page.Bytes)
 }
@@ -110,6 +112,7 @@ func (h *memoryHome) failReads(err error) {
 
 func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	if h.hung != nil {
+		h.waiting.Add(1)
 		<-h.hung
 	}
 	h.mu.Lock()

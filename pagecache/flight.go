@@ -359,7 +359,7 @@ func (f *File) landSomeLocked(rg page.Range, most int64) error {
 	for i, x := range list {
 		ranges[i], bufs[i] = x.pages, x.bytes
 	}
-	written, err := f.writeHomeLocked(ranges, bufs)
+	written, err := f.writeHomeLocked(ranges, bufs, false)
 	for _, rg := range joined(ranges[:written]) {
 		f.flights.remove(rg)
 	}

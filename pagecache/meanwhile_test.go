@@ -169,6 +169,36 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	}
 }
 
+// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the one before it.
+func TestChangesInSourceBetweenWrites(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(3 * page.Size)
+	p, q := m.run(src, 0, 0, 3*page.Size, true), m.run(src, 1, 0, 3*page.Size, true)
+	want := src.home.bytes(0, 3*page.Size)
+	for _, at := range []int{0, 2 * page.Size} {
+		p.add(at)
+		want[at]++
+	}
+	p.release()
+	hung, synced := make(chan struct{}), make(chan error, 1)
+	src.home.hung = hung
+	go func() { synced <- src.attached.Sync(context.Background(), nil) }()
+	require.Eventually(t, func() bool { return src.home.waiting.Load() > 0 }, time.Minute, time.Millisecond)
+	for _, at := range []int{20, 2*page.Size + 20} {
+		want[at]++
+		src.home.editAt(at, want[at:at+1])
+	}
+	close(hung)
+	require.NoError(t, <-synced)
+	want[20]-- // in the microseconds that nobody can do anything about
+	requireSame(t, want, src.home.bytes(0, len(want)))
+	for _, x := range []*program{p, q} {
+		x.acquire()
+		requireSame(t, want, x.all())
+	}
+	require.Zero(t, m.baseless())
+}
+
 // TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting home.
 func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	m := newMachine(t, 1)

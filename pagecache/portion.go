@@ -165,7 +165,7 @@ func missingBase(p page.Index) error {
 // fault are home. With careful it looks at home first: what somebody else stored there since the portion was begun
 // would be overwritten.
 func (f *File) storeLocked(c *portion, fly, careful bool) error {
-	if c.err == nil && careful {
+	if c.err == nil && careful { // before bases are kept
 		c.err = f.asSeenLocked()
 	}
 	if c.err != nil {
@@ -175,7 +175,7 @@ func (f *File) storeLocked(c *portion, fly, careful bool) error {
 	f.keepLocked(c.keeping)
 	written, err := len(c.ranges), error(nil)
 	if c.flies = fly && f.flyLocked(c); !c.flies {
-		written, err = f.overwriteLocked(c)
+		written, err = f.overwriteLocked(c, careful)
 	}
 	for i, rg := range c.ranges[:written] {
 		from := c.sums[i]
@@ -186,13 +186,13 @@ func (f *File) storeLocked(c *portion, fly, careful bool) error {
 }
 
 // overwriteLocked writes a portion home, and returns how many of its runs are there.
-func (f *File) overwriteLocked(c *portion) (written int, err error) {
+func (f *File) overwriteLocked(c *portion, careful bool) (written int, err error) {
 	for _, rg := range joined(c.ranges) {
 		if err := f.landLocked(rg); err != nil {
 			return 0, err
 		}
 	}
-	written, err = f.writeHomeLocked(c.ranges, c.merged)
+	written, err = f.writeHomeLocked(c.ranges, c.merged, careful)
 	for _, rg := range joined(c.ranges) {
 		f.spoilLocked(rg)
 	}
