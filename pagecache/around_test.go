@@ -46,6 +46,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	for range 2000 {
 		off, n := at()
 		require.True(t, bytes.Equal(src.home.bytes(off, n), src.readDirect(t, off, n)), off)
+		src.settle(t) // the reader has its bytes before the chunk is there for others
 	}
 	m.cache.waitCopies()
 	calls := m.devices[0].Calls(faulty.CopyOut)
