@@ -1,6 +1,6 @@
 # Installing the commands, and packages. The top Makefile includes this file.
 
-# mount(8) looks for its helpers in /sbin only. Where PREFIX is nobody's own, the helper goes there.
+# mount(8) and umount(8) look for their helpers in /sbin only. Where PREFIX is nobody's own, these go there.
 SBINDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/usr/sbin,$(PREFIX)/sbin)
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 COMPLETIONS := share/bash-completion/completions/gaiafs share/zsh/site-functions/_gaiafs \
@@ -14,8 +14,9 @@ gaiafs-install: build
 		$(DESTDIR)$(PREFIX)/share/man/man8 $(dir $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS)))
 	install -m 755 $(BUILD)/gaiafs $(DESTDIR)$(PREFIX)/bin
 	ln -sf $(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/mount.fuse.gaiafs
+	ln -sf $(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/umount.fuse.gaiafs
 	$(BUILD)/gaiafs manual $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 packaging/mount.fuse.gaiafs.8 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -m 644 packaging/mount.fuse.gaiafs.8 packaging/umount.fuse.gaiafs.8 $(DESTDIR)$(PREFIX)/share/man/man8
 	$(BUILD)/gaiafs completion bash > $(DESTDIR)$(PREFIX)/$(word 1,$(COMPLETIONS))
 	$(BUILD)/gaiafs completion zsh > $(DESTDIR)$(PREFIX)/$(word 2,$(COMPLETIONS))
 	$(BUILD)/gaiafs completion fish > $(DESTDIR)$(PREFIX)/$(word 3,$(COMPLETIONS))
@@ -24,21 +25,27 @@ gaiafs-install: build
 
 .PHONY: gaiafs-uninstall
 gaiafs-uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/mount.fuse.gaiafs $(DESTDIR)$(UNITDIR)/gaiafs@.service \
+	rm -f $(DESTDIR)$(PREFIX)/bin/gaiafs $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.gaiafs umount.fuse.gaiafs) \
+		$(DESTDIR)$(UNITDIR)/gaiafs@.service \
 		$(DESTDIR)$(PREFIX)/share/man/man1/gaiafs.1 $(DESTDIR)$(PREFIX)/share/man/man1/gaiafs-*.1 \
-		$(DESTDIR)$(PREFIX)/share/man/man8/mount.fuse.gaiafs.8 $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS))
+		$(addprefix $(DESTDIR)$(PREFIX)/share/man/man8/,mount.fuse.gaiafs.8 umount.fuse.gaiafs.8) \
+		$(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS))
 
 ##@ Packages
 
 .PHONY: stage
-stage: # What is in the packages: gaiafs and libgaiafs
+stage: # What is in the packages: gaiafs and libgaiafs, with the libraries in LIBDIR
 	rm -rf $(STAGE)
 	$(MAKE) gaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/gaiafs
 	$(MAKE) libgaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/libgaiafs
 	install -d $(STAGE)/gaiafs/etc/gaiafs
 
+# The linkers of Fedora and its relatives look for 64-bit libraries in lib64.
+rpm: LIBDIR := lib64
+
 .PHONY: deb rpm
-deb rpm: stage ## Packages for Debian and Fedora and their relatives, in build/packages
+deb rpm: ## Packages for Debian and Fedora and their relatives, in build/packages
+	$(MAKE) stage LIBDIR=$(LIBDIR)
 	mkdir -p $(PACKAGE_DIR)
 	for name in gaiafs libgaiafs; do \
 		RELEASE=$(RELEASE) ARCH=$$($(GO) env GOARCH) $(GO) run $(NFPM) package -f packaging/$$name.yaml -p $@ \
@@ -62,3 +69,7 @@ first-minutes: deb wheel ## Time a newcomer's first minutes in an empty Debian, 
 .PHONY: test-packages
 test-packages: deb ## Install, upgrade and remove the packages in a clean Debian, as root: minutes
 	packaging/test $(PACKAGE_DIR)
+
+.PHONY: test-rpm
+test-rpm: rpm ## Install, upgrade and remove the rpm packages in an empty root, as root; needs rpm
+	packaging/test-rpm $(PACKAGE_DIR)

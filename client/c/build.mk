@@ -5,6 +5,8 @@ GAIAFS_BUILD ?= build
 # VERSION at the top of the repository is the version of everything.
 GAIAFS_VERSION ?= $(shell cat $(GAIAFS_C)/../../VERSION)
 PREFIX ?= /usr/local
+# Where libraries are, below PREFIX.
+LIBDIR ?= lib
 CC ?= cc
 
 GAIAFS_C_SOURCES := $(addprefix $(GAIAFS_C)/,gaiafs.c map.c view.c group.c start.c copy.c status.c stream.c work.c conn.c service.c move.c bracket.c keep.c faults.c call.c parcel.c table.c memory.c cuda.c cuda_copy.c cuda_stream.c grant.c wire.c error.c)
@@ -35,19 +37,19 @@ $(GAIAFS_BUILD)/libgaiafs.a: $(GAIAFS_C_OBJECTS)
 # What names PREFIX or the version is made here, for they may be others than at the last build. The linker finds the library in the
 # places that it knows once ldconfig ran.
 libgaiafs-install: libgaiafs
-	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
-		$(DESTDIR)$(PREFIX)/lib/cmake/gaiafs $(DESTDIR)$(PREFIX)/share/man/man3
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig \
+		$(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs $(DESTDIR)$(PREFIX)/share/man/man3
 	install -m 644 $(GAIAFS_C)/gaiafs.h $(GAIAFS_C)/gaiafs.hpp $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(GAIAFS_BUILD)/libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib
-	ln -sf libgaiafs.so.0 $(DESTDIR)$(PREFIX)/lib/libgaiafs.so
-	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/lib
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/gaiafs.pc.in \
-		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaiafs.pc
-	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaiafs.pc
-	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
+	install -m 755 $(GAIAFS_BUILD)/libgaiafs.so.0 $(DESTDIR)$(PREFIX)/$(LIBDIR)
+	ln -sf libgaiafs.so.0 $(DESTDIR)$(PREFIX)/$(LIBDIR)/libgaiafs.so
+	install -m 644 $(GAIAFS_BUILD)/libgaiafs.a $(DESTDIR)$(PREFIX)/$(LIBDIR)
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(GAIAFS_VERSION)|' \
+		$(GAIAFS_C)/gaiafs.pc.in > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/gaiafs.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/gaiafs.pc
+	install -m 644 $(GAIAFS_C)/cmake/gaiafsConfig.cmake $(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs
 	sed -e 's|@VERSION@|$(GAIAFS_VERSION)|' $(GAIAFS_C)/cmake/gaiafsConfigVersion.cmake.in \
-		> $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
-	chmod 644 $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs/gaiafsConfigVersion.cmake
+		> $(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs/gaiafsConfigVersion.cmake
+	chmod 644 $(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs/gaiafsConfigVersion.cmake
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(GAIAFS_C)/gaia_group_begin.3 $(GAIAFS_C)/gaia_use.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_drop gaia_start gaia_wait gaia_cancel gaia_read gaia_write gaia_copies \
@@ -64,9 +66,9 @@ libgaiafs-install: libgaiafs
 
 .PHONY: libgaiafs-uninstall
 libgaiafs-uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,include/gaiafs.h include/gaiafs.hpp lib/libgaiafs.so.0 lib/libgaiafs.so \
-		lib/libgaiafs.a lib/pkgconfig/gaiafs.pc)
-	rm -rf $(DESTDIR)$(PREFIX)/lib/cmake/gaiafs
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/include/,gaiafs.h gaiafs.hpp) \
+		$(addprefix $(DESTDIR)$(PREFIX)/$(LIBDIR)/,libgaiafs.so.0 libgaiafs.so libgaiafs.a pkgconfig/gaiafs.pc)
+	rm -rf $(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/gaia_*.3
 	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ! command -v ldconfig > /dev/null || ldconfig
 

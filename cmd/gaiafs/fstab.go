@@ -6,10 +6,13 @@ import (
 	"strings"
 )
 
-// mountHelper is the name by which mount(8) calls this program for the type fuse.gaiafs.
-const mountHelper = "mount.fuse.gaiafs"
+// The names by which mount(8) and umount(8) call this program for the type fuse.gaiafs.
+const (
+	mountHelper   = "mount.fuse.gaiafs"
+	unmountHelper = "umount.fuse.gaiafs"
+)
 
-// Exit codes of mount(8).
+// Exit codes of mount(8) and umount(8).
 const (
 	mountUsage   = 1
 	mountFailure = 32
@@ -88,6 +91,40 @@ func asHelper(args []string) (command []string, done bool, err error) {
 	return command, fake, nil
 }
 
+// asUnmountHelper returns the command line of gaiafs for one of umount(8): MOUNTPOINT [-flnrv] [-N NAMESPACE]
+// [-t TYPE]. Where lazy is set, the mount of command's last argument is to be detached instead.
+func asUnmountHelper(args []string) (command []string, lazy bool, err error) {
+	var places []string
+	command = []string{"umount"}
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if len(arg) < 2 || arg[0] != '-' {
+			places = append(places, arg)
+			continue
+		}
+		for at := 1; at < len(arg); at++ {
+			switch arg[at] {
+			case 'n', 'v', 'r': // no /etc/mtab; more words; read-only where it is busy, which gaiafs cannot be made
+			case 'f':
+				command = append(command, "--force")
+			case 'l':
+				lazy = true
+			case 'N', 't': // umount(8) is in the namespace already
+				if at+1 == len(arg) {
+					i++
+				}
+				at = len(arg)
+			default:
+				return nil, false, usagef("-%c is not known", arg[at])
+			}
+		}
+	}
+	if len(places) != 1 {
+		return nil, false, usagef("MOUNTPOINT is needed; %d were given", len(places))
+	}
+	return append(command, "--", places[0]), lazy, nil
+}
+
 // splitOptions splits options at commas, but for those within double quotes, which are taken away.
 func splitOptions(text string) (options []string) {
 	var b strings.Builder
@@ -144,8 +181,9 @@ func settingFlag(name, value string, valued bool) (string, error) {
 	return "--" + known.Name + "=" + value, nil
 }
 
-// isHelper reports whether mount(8) called.
-func isHelper(program string) bool { return filepath.Base(program) == mountHelper }
+// isHelper and isUnmountHelper report whether mount(8) or umount(8) called.
+func isHelper(program string) bool        { return filepath.Base(program) == mountHelper }
+func isUnmountHelper(program string) bool { return filepath.Base(program) == unmountHelper }
 
 // helperCode returns mount(8)'s exit code for one of gaiafs.
 func helperCode(code int) int {
@@ -170,5 +208,22 @@ func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
 		return 0
 	}
 	*args = append([]string{"gaiafs"}, command...)
+	return helperCode(run(command))
+}
+
+// runUnmountHelper is run for a command line of umount(8).
+func runUnmountHelper(args []string, run func([]string) int, tell func(string)) int {
+	command, lazy, err := asUnmountHelper(args[1:])
+	if err != nil {
+		tell(fmt.Sprintf("%s: %s", unmountHelper, err))
+		return mountUsage
+	}
+	if lazy {
+		if err := detach(command[len(command)-1]); err != nil {
+			tell(fmt.Sprintf("%s: %s cannot be detached: %s", unmountHelper, command[len(command)-1], err))
+			return mountFailure
+		}
+		return 0
+	}
 	return helperCode(run(command))
 }

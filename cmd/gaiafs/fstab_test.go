@@ -3,8 +3,10 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -56,16 +58,44 @@ func TestMountHelperOptions(t *testing.T) {
 	require.Error(t, err, "%v", got)
 }
 
-// helper is this program under the name by which mount(8) calls it.
-func helper(t *testing.T, args ...string) result {
+func TestUnmountHelperOptions(t *testing.T) {
+	for line, want := range map[string]string{
+		"mnt":                             "-- mnt",
+		"mnt -n -v -r -t fuse.gaiafs":     "-- mnt",
+		"mnt -f":                          "--force -- mnt",
+		"mnt -nvf -N /proc/1/ns/mnt":      "--force -- mnt",
+		"mnt -N/proc/1/ns/mnt -tfuse":     "-- mnt",
+		"-t fuse.gaiafs -n /mnt/models/x": "-- /mnt/models/x",
+	} {
+		got, lazy, err := asUnmountHelper(strings.Fields(line))
+		require.NoError(t, err, line)
+		require.False(t, lazy, line)
+		require.Equal(t, strings.Fields("umount "+want), got, line)
+	}
+	_, lazy, err := asUnmountHelper([]string{"mnt", "-nl"})
+	require.NoError(t, err)
+	require.True(t, lazy)
+	for line, says := range map[string]string{"mnt -x": "-x is not known", "": "0 were given", "a b": "2 were given"} {
+		_, _, err := asUnmountHelper(strings.Fields(line))
+		require.ErrorContains(t, err, says, line)
+	}
+}
+
+// helperNamed is this program under the name by which mount(8) or umount(8) calls it.
+func helperNamed(t *testing.T, name string, args ...string) result {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), mountHelper)
+	program := filepath.Join(t.TempDir(), name)
 	self, err := os.Executable()
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(self, program))
 	cmd := command(t)
 	cmd.Path, cmd.Args = program, append([]string{program}, args...)
 	return execute(t, cmd)
+}
+
+func helper(t *testing.T, args ...string) result {
+	t.Helper()
+	return helperNamed(t, mountHelper, args...)
 }
 
 // TestMountHelper mounts as mount(8) has it done, and answers as that expects.
@@ -98,4 +128,36 @@ func TestMountHelper(t *testing.T) {
 	require.Equal(t, mountUsage, helper(t, p.source, p.mountpoint, "-o", "gpu_memory=lots").code)
 	r = gaiafsCommand(t, "umount", p.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
+}
+
+// TestUnmountHelper unmounts as umount(8) has it done: it waits for the daemon, says who is in the way, and detaches.
+func TestUnmountHelper(t *testing.T) {
+	p := newPlace(t)
+	mount := func() {
+		r := helper(t, p.source, p.mountpoint, "-o", "gpus=none,log_file="+p.log)
+		require.Equal(t, 0, r.code, r.err)
+	}
+	mount()
+	f, err := os.Create(filepath.Join(p.mountpoint, "open"))
+	require.NoError(t, err)
+	defer f.Close()
+	r := helperNamed(t, unmountHelper, p.mountpoint, "-n")
+	require.Equal(t, mountFailure, r.code)
+	require.Contains(t, r.err, "is in use by gaiafs.test (process "+strconv.Itoa(os.Getpid()))
+	pid, err := daemonPID(p.mountpoint)
+	require.NoError(t, err)
+	r = helperNamed(t, unmountHelper, p.mountpoint, "-l")
+	require.Equal(t, 0, r.code, r.err)
+	require.NoError(t, f.Close())
+	require.Eventually(t, func() bool { return endsWithin(pid, 0) }, 30*time.Second, 10*time.Millisecond)
+	r = helperNamed(t, unmountHelper, p.mountpoint, "-l")
+	require.Equal(t, mountFailure, r.code)
+	require.Contains(t, r.err, "cannot be detached")
+	mount()
+	pid, err = daemonPID(p.mountpoint)
+	require.NoError(t, err)
+	r = helperNamed(t, unmountHelper, p.mountpoint, "-n", "-v")
+	require.Equal(t, 0, r.code, r.err)
+	require.True(t, endsWithin(pid, 0), "umount returned before the daemon had ended")
+	require.Equal(t, mountUsage, helperNamed(t, unmountHelper).code)
 }

@@ -25,8 +25,12 @@ func main() {
 	fs.Guard()
 	nameProcess()
 	run := func(args []string) int { return run(args, os.Stdin, os.Stdout, os.Stderr) }
-	if isHelper(os.Args[0]) {
-		os.Exit(runHelper(&os.Args, run, func(text string) { fmt.Fprintln(os.Stderr, text) }))
+	tell := func(text string) { fmt.Fprintln(os.Stderr, text) }
+	switch {
+	case isHelper(os.Args[0]):
+		os.Exit(runHelper(&os.Args, run, tell))
+	case isUnmountHelper(os.Args[0]):
+		os.Exit(runUnmountHelper(os.Args, run, tell))
 	}
 	os.Exit(run(os.Args[1:]))
 }
