@@ -22,6 +22,8 @@ type Options struct {
 	// Dir is the directory on the backing filesystem to measure on, File a file of the user's for rows that read: "" for files
 	// of the bench's own. File is never written to.
 	Dir, File string
+	// Model is a safetensors file of the user's: only the rows about it run. Python is the program that loads it.
+	Model, Python string
 	// Match says which rows run, by GROUP/NAME.
 	Match *regexp.Regexp
 	// Rounds is how often each side is measured; 0 stands for 5, or 3 with Quick.
@@ -54,7 +56,7 @@ var ErrNoMatch = errors.New("no row matches")
 // destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
 func (o *Options) CheckReports() error {
 	type named struct{ name, path string }
-	taken := []named{{"--file", o.File}}
+	taken := []named{{"--file", o.File}, {"--model", o.Model}}
 	if f, ok := o.Out.(*os.File); ok {
 		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
 			taken = append(taken, named{"the table", fmt.Sprintf("/proc/self/fd/%d", f.Fd())})
@@ -92,10 +94,16 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Match == nil {
 		o.Match = regexp.MustCompile("")
 	}
+	if o.Model != "" {
+		o.File = o.Model
+	}
 	wanted := o.wanted(ctx)
 	if len(wanted) == 0 {
 		which := ""
-		if o.File != "" {
+		switch {
+		case o.Model != "":
+			which = " of those about --model"
+		case o.File != "":
 			which = " of those that can read --file"
 		}
 		return fmt.Errorf("%w %q%s; 'gaiafs bench --list' names the groups, and a run of one its rows", ErrNoMatch, o.Match, which)
@@ -151,7 +159,7 @@ func (o *Options) wanted(ctx context.Context) (wanted []*group) {
 func (o *Options) groups() (wanted []*group) {
 	for i := range groups {
 		g := &groups[i]
-		if g.wanted(o.Match) && (o.File == "" || g.reads) {
+		if g.wanted(o.Match) && (o.File == "" || g.reads) && (o.Model != "") == (g.name == modelGroup) {
 			wanted = append(wanted, g)
 		}
 	}
@@ -322,6 +330,9 @@ func (o *Options) write(r *rows.Report) error {
 	}
 	if passing := r.Passing(); passing != "" {
 		fmt.Fprintf(o.Out, "\n(%s)\n", passing)
+	}
+	if o.Model != "" {
+		fmt.Fprintf(o.Out, "\n%s\n", strings.Join(verdict(r), "\n"))
 	}
 	misses, all := r.Failures()
 	fmt.Fprintf(o.Out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(), r.Seconds, r.Machine.Command)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -58,6 +59,44 @@ const (
 
 // leastOfFile is what a file of the user's must have, so that there is something to measure.
 const leastOfFile = 1 << 20
+
+// give looks at the user's file: of one to be read, at the bytes that are; a model is used whole, and not read here.
+func (s *session) give() (*dataFile, error) {
+	if s.Model == "" {
+		return giveFile(s.File, s.Quick)
+	}
+	st, err := os.Stat(s.File)
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("--model %s: it is no regular file", s.File)
+	}
+	if err := isSafetensors(s.File, st.Size()); err != nil {
+		return nil, fmt.Errorf("--model %s: it is no safetensors file: %w", s.File, err)
+	}
+	d := &dataFile{name: filepath.Base(s.File), path: s.File, whole: st.Size(), size: st.Size()}
+	d.given, err = stampOf(s.File)
+	return d, err
+}
+
+// isSafetensors fails where a file of that size does not begin with the length of a header and a header. The loaders
+// judge the rest.
+func isSafetensors(path string, size int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var begin [9]byte
+	if _, err := io.ReadFull(f, begin[:]); err != nil {
+		return err
+	}
+	if n := binary.LittleEndian.Uint64(begin[:]); n > uint64(size-8) || begin[8] != '{' {
+		return errors.New("it does not begin with a header")
+	}
+	return nil
+}
 
 // giveFile looks at the user's file.
 func giveFile(path string, quick bool) (*dataFile, error) {

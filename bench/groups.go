@@ -70,6 +70,10 @@ var groups = []group{
 		name: "small", about: "a data set of small files, on read-only mounts",
 		rows: smallRows, share: 3, room: 700, quickRoom: 100,
 	},
+	{
+		name: modelGroup, about: "loading a model, and computing with it, against safetensors",
+		rows: modelRows, share: 90, reads: true,
+	},
 }
 
 // List writes the names of the groups, and what they are about.
@@ -77,7 +81,10 @@ func List(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, g := range groups {
 		note := ""
-		if g.reads {
+		switch {
+		case g.name == modelGroup:
+			note = " (with --model only)"
+		case g.reads:
 			note = " (can read --file)"
 		}
 		fmt.Fprintf(w, "%s\t%s%s\n", g.name, g.about, note)

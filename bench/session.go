@@ -118,7 +118,7 @@ func (s *session) leaveFolder(folder string) error {
 		}
 		s.mounts = s.dir
 	}
-	return fmt.Errorf("--file: there is nowhere to mount outside of %s: move the file to a folder of its own", folder)
+	return fmt.Errorf("there is nowhere to mount outside of %s: move the file to a folder of its own", folder)
 }
 
 // prepare looks at what the run will need.
@@ -126,9 +126,9 @@ func (s *session) prepare(wanted []*group) (err error) {
 	if s.File != "" {
 		// A link may lead out of the folder that is mounted, past the mount.
 		if s.File, err = filepath.EvalSymlinks(s.File); err != nil {
-			return fmt.Errorf("--file: %w", err)
+			return err // it names the path
 		}
-		if s.given, err = giveFile(s.File, s.Quick); err != nil {
+		if s.given, err = s.give(); err != nil {
 			return err
 		}
 		if err := s.leaveFolder(filepath.Dir(s.File)); err != nil {
@@ -319,6 +319,7 @@ type mountStatus struct {
 		Kind   string `json:"kind"`
 		Name   string `json:"name"`
 		Memory int64  `json:"memory_bytes"`
+		UUID   string `json:"uuid"`
 	} `json:"devices"`
 	Files []struct {
 		Name    string `json:"name"`

@@ -16,7 +16,11 @@ func verdict(r *rows.Report) (words []string) {
 		for until < len(r.Rows) && r.Rows[until].Group == r.Rows[first].Group {
 			until++
 		}
-		words = append(words, standing(r.Rows[first:until])...)
+		if r.Rows[first].Group == modelGroup {
+			words = append(words, modelVerdict(r.Rows[first:until])...)
+		} else {
+			words = append(words, standing(r.Rows[first:until])...)
+		}
 		first = until
 	}
 	if misses, all := r.Failures(); all > 0 {

@@ -30,12 +30,14 @@ small files; git and a Go build; what many devices cost; mapping, acquire and re
 after round, and shows medians, quartiles, the median of the ratios within the rounds, and how it stands to its target.
 
 It makes its own files in --dir and takes them and its mounts away again, also after Ctrl-C; what was measured by then is kept. With --file
-it reads a file of yours instead, which it never writes to. It needs fio, git and go for the rows that use them, and root for cold
-names. Groups of rows are listed by --list. With --quick it is done in %.0f minutes. docs/bench.md describes the rows and the JSON.`,
+it reads a file of yours instead, which it never writes to. With --model it compares with safetensors how long a model takes to load, and
+to compute with, which needs Python with gaiafs and safetensors. It needs fio, git and go for the rows that use them, and
+root for cold names. Groups of rows are listed by --list. With --quick it is done in %.0f minutes. docs/bench.md describes the rows and the JSON.`,
 			bench.QuickTime.Round(time.Minute).Minutes()),
 		Example: `  gaiafs bench --quick --html report.html
   gaiafs bench --run '^fio/.*cold' --rounds 3 --json cold.json
   gaiafs bench --file /data/model.safetensors --gpus cuda:0
+  gaiafs bench --model /data/model.safetensors --html model.html
   gaiafs bench --run '^cached/' --dir /mnt/nvme --html cached.html`,
 		Args:              arguments(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -48,6 +50,9 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room (default: that of temporary files)")
 	f.Lookup("dir").DefValue = "" // help says the same on every machine
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
+	f.StringVar(&o.Model, "model", "",
+		"compare with safetensors how the model in the safetensors file `PATH` loads and runs")
+	f.StringVar(&o.Python, "python", "python3", "the Python `PROGRAM` for --model")
 	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, or several of emulated[:N] and cuda[:0,1]; auto takes two emulated "+
 		"ones where there is no GPU")
 	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
@@ -55,6 +60,7 @@ names. Groups of rows are listed by --list. With --quick it is done in %.0f minu
 	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")
 	f.BoolVar(&o.list, "list", false, "list the groups of rows and end")
 	if err := errors.Join(cmd.MarkFlagDirname("dir"), cmd.MarkFlagFilename("file"),
+		cmd.MarkFlagFilename("model", "safetensors"),
 		cmd.MarkFlagFilename("json", "json"),
 		cmd.MarkFlagFilename("html", "html"), cmd.MarkFlagFilename("markdown", "md")); err != nil {
 		panic(err) // a flag is not named as above
@@ -80,7 +86,10 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("rounds") && o.Rounds < 1 { // 0 stands for the default only where nobody asked for it
 		return usagef("--rounds %d: each side is measured once at least", o.Rounds)
 	}
-	for _, path := range []*string{&o.Dir, &o.File} {
+	if o.Model != "" && o.File != "" {
+		return usagef("--file and --model cannot be used together: --model reads its file")
+	}
+	for _, path := range []*string{&o.Dir, &o.File, &o.Model} {
 		if *path != "" {
 			if *path, err = filepath.Abs(*path); err != nil {
 				return err

@@ -282,6 +282,10 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
 		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
 		{[]string{"--file", dir}, exitFailure, "no regular file"},
+		{[]string{"--model", dir + "/missing"}, exitFailure, "no such file"},
+		{[]string{"--model", dir}, exitFailure, "no regular file"},
+		{[]string{"--model", "bench_test.go"}, exitFailure, "bench_test.go: it is no safetensors file"},
+		{[]string{"--model", "a", "--file", "b"}, exitUsage, "--file and --model cannot be used together"},
 	} {
 		r := gaiafsCommand(t, append([]string{"bench"}, c.args...)...)
 		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
@@ -383,6 +387,62 @@ func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
 		require.Equal(t, gpus, report.Mounts[0].GPUs)
 		require.Equal(t, gpus == "none", report.Machine.Devices == nil)
 	}
+}
+
+// A model is loaded by gaiafs and by safetensors, in processes of their own, with the same bytes. The words below the
+// table say how they compare.
+func TestCommandBenchModel(t *testing.T) {
+	python, err := filepath.Abs("../../build/python/bin/python")
+	require.NoError(t, err)
+	library, err := filepath.Abs("../../build/libgaiafs.so.0")
+	require.NoError(t, err)
+	for _, needed := range []string{python, library} {
+		if _, err := os.Stat(needed); err != nil {
+			t.Skip(err) // make test makes them
+		}
+	}
+	packages, err := filepath.Abs("../../client/python")
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	const tensors = `import sys, numpy, safetensors.numpy as s
+a = numpy.arange(1 << 20, dtype=numpy.float32)
+s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy(), "steps": numpy.arange(3),
+	"scale": a[7:8].reshape(())}, sys.argv[1])`
+	out, err := exec.Command(python, "-c", tensors, path).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	p := newBenchPlace(t)
+	bench := func(flags ...string) result {
+		cmd := p.command(t, append([]string{"--model", path, "--rounds=1"}, flags...)...)
+		cmd.Env = append(cmd.Env, "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1", "GAIAFS_LIBRARY="+library)
+		return execute(t, cmd)
+	}
+	r := bench("--python", python)
+	require.Equal(t, exitOK, r.code, r.err+r.out)
+	report := p.report(t)
+	require.Len(t, report.Rows, 4)
+	for _, row := range report.Rows {
+		require.Empty(t, row.Failed)
+		if row.Skipped != "" {
+			require.Regexp(t, "cannot be made cold|tmpfs|time of --quick", row.Skipped)
+		}
+	}
+	for _, words := range []string{"From the host's page cache, it is there after ",
+		"A second process, while the first has it, has it after ", "A pass over all weights takes ", "Processes share one copy", "Devices were emulated"} {
+		require.Contains(t, r.out, words)
+	}
+	p.requireClean(t)
+
+	r = bench("--python", "/nonexistent/python")
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.out, "choose another Python by --python")
+	r = bench("--python", python, "--gpus=none")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, "--gpus none gives 0 devices and 1 are needed")
+	require.NoError(t, os.Truncate(path, 1<<20))
+	r = bench("--python", python)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.out, "FormatError")
+	p.requireClean(t)
 }
 
 func TestBenchShowsItsCommand(t *testing.T) {
