@@ -238,13 +238,7 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 			e.Kept += x.Size()
 		}
 	}
-	if ordinal < 0 {
-		for _, v := range f.snapshotViews() {
-			if _, pinned := v.Pinned(); !pinned {
-				v.drop()
-			}
-		}
-	}
+	f.evictViews(ordinal, &e)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if e.Kept > 0 && f.collectErr != nil {
@@ -252,4 +246,22 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 	}
 	f.dropIdleLocked()
 	return e, nil
+}
+
+// evictViews gives up the views on a device, or on every one, that nobody maps or pinned, and adds to e what became of
+// their memory.
+func (f *File) evictViews(ordinal int, e *Eviction) {
+	for _, v := range f.snapshotViews() {
+		if ordinal >= 0 && v.dev.info.Ordinal != ordinal {
+			continue
+		}
+		bytes := v.status().DeviceBytes
+		if by, pinned := v.Pinned(); pinned {
+			e.Pinned, e.PinnedBy = e.Pinned+bytes, by.User
+		} else if freed, idle := v.drop(); idle {
+			e.Freed += freed
+		} else {
+			e.Mapped += bytes
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
 // TestWarmAndEvict: a file is brought to a device for nobody, is found there as home has it, and goes again.
@@ -50,6 +51,29 @@ func TestWarmAndEvict(t *testing.T) {
 	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 	_, err = m.cache.Evict(ctx, src.id, 7)
 	require.ErrorIs(t, err, syscall.ENODEV)
+}
+
+// TestEvictViews: what is said to be given back, mapped or pinned has the views among it, of the device that was named.
+func TestEvictViews(t *testing.T) {
+	ctx := context.Background()
+	m := newMachine(t, 2)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(1, 1<<19)}}
+	first := m.view(req, src)
+	bytes := m.used()
+	req.Device = 1
+	m.view(req, src).unmap()
+	e, err := m.cache.Evict(ctx, src.id, -1)
+	require.NoError(t, err)
+	require.Equal(t, Eviction{Freed: bytes, Mapped: bytes}, e)
+	first.unmap()
+	e, err = m.cache.Evict(ctx, src.id, 1)
+	require.NoError(t, err)
+	require.Zero(t, e, "device 1 has nothing of it any more")
+	e, err = m.cache.Evict(ctx, src.id, 0)
+	require.NoError(t, err)
+	require.Equal(t, Eviction{Freed: bytes}, e)
+	require.Zero(t, m.used())
 }
 
 // TestVerifyTellsWhatDiffers: pages that a program wrote or that SOURCE has newer are no faults, and others are.

@@ -217,7 +217,7 @@ func (v *View) empty() bool {
 }
 
 // drop forgets the view, and gives its memory back, unless somebody uses it or has dropped it.
-func (v *View) drop() {
+func (v *View) drop() (freed int64, dropped bool) {
 	c := v.c
 	c.mu.Lock()
 	idle := v.users == 0 && c.viewsByKey[v.key] == v
@@ -226,10 +226,11 @@ func (v *View) drop() {
 	}
 	c.mu.Unlock()
 	if !idle {
-		return
+		return 0, false
 	}
 	v.mu.Lock()
 	for _, x := range v.extents {
+		freed += x.Size()
 		x.Leave(v.dev.lost.Load())
 	}
 	v.extents = nil
@@ -243,6 +244,7 @@ func (v *View) drop() {
 			c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
 		}
 	}
+	return freed, true
 }
 
 // dropViews forgets the views of the file that nobody uses.
