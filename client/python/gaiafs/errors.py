@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TypeVar
 
@@ -9,13 +10,43 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 class Error(OSError):
-    """A call failed: ``errno`` says why as the C library would, ``strerror`` in words, the daemon's own where it failed there."""
+    """A call failed: ``errno`` says why as the C library would, ``strerror`` in words: the daemon's if it failed there.
+
+    Where Python has a class of its own for that errno, such as FileNotFoundError, the error is one of these, too.
+    """
+
+    def __new__(cls, errno: int, text: str = "", filename: str | None = None) -> Error:
+        kind = _kinds.get(errno, cls) if cls is Error else cls
+        named = () if filename is None else (filename,)
+        return super().__new__(kind, errno, text or os.strerror(errno), *named)
 
     def __init__(self, errno: int, text: str = "", filename: str | None = None) -> None:
-        if filename is None:
-            super().__init__(errno, text or os.strerror(errno))
-        else:
-            super().__init__(errno, text or os.strerror(errno), filename)
+        pass  # OSError has it all when it is made
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """An Error with ENOENT."""
+
+
+class NotPermittedError(Error, PermissionError):
+    """An Error with EPERM or EACCES."""
+
+
+class DirectoryError(Error, IsADirectoryError):
+    """An Error with EISDIR."""
+
+
+class LateError(Error, TimeoutError):
+    """An Error with ETIMEDOUT."""
+
+
+_kinds: dict[int, type[Error]] = {
+    errno.ENOENT: NotFoundError,
+    errno.EPERM: NotPermittedError,
+    errno.EACCES: NotPermittedError,
+    errno.EISDIR: DirectoryError,
+    errno.ETIMEDOUT: LateError,
+}
 
 
 class ReadOnlyWarning(UserWarning):

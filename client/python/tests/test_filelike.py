@@ -220,3 +220,13 @@ def test_a_forked_child_maps_again(memory):
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_errors_are_also_those_of_python(path):
+    """A missing file and a directory fail with the classes that open() has for them, which pickle."""
+    for name, kind in ((path + ".none", FileNotFoundError), (os.path.dirname(path), IsADirectoryError)):
+        with pytest.raises(kind) as caught:
+            gaiafs.mmap(name)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert isinstance(again, gaiafs.Error) and (again.errno, again.filename) == (caught.value.errno, name)
+    assert type(gaiafs.Error(errno.EIO)) is gaiafs.Error

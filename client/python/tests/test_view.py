@@ -235,7 +235,7 @@ def test_bad_arguments(path, tmp_path, directory):
         assert e.value.errno == code and e.value.filename == str(file)
     with pytest.raises(ValueError, match="there are 0"):
         gaiafs.view([], [(0, 1)])
-    with pytest.raises(gaiafs.Error, match="larger --gpu-memory"):
+    with pytest.raises(gaiafs.Error, match="raise gpu-memory"):
         gaiafs.view(path, [(0, 1 << 40)])
 
 
