@@ -296,7 +296,7 @@ func TestViewRefuses(t *testing.T) {
 		"no segments":        {ViewRequest{}, syscall.EINVAL, "0 segments"},
 		"no file":            {ViewRequest{Segments: []view.Segment{{File: 1, Length: 1, Count: 1}}}, syscall.EINVAL, "no file 1"},
 		"past what files":    {ViewRequest{Segments: []view.Segment{bytesOf(1<<63-1, 1)}}, syscall.EOVERFLOW, "largest file"},
-		"more than is there": {ViewRequest{Segments: []view.Segment{bytesOf(0, 9<<20)}}, syscall.ENOMEM, "--gpu-memory"},
+		"more than is there": {ViewRequest{Segments: []view.Segment{bytesOf(0, 9<<20)}}, syscall.ENOMEM, "raise gpu-memory"},
 		"no device":          {ViewRequest{Device: 5, Segments: []view.Segment{bytesOf(0, 1)}}, syscall.ENODEV, "device 5"},
 	} {
 		t.Run(name, func(t *testing.T) {

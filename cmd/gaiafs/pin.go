@@ -214,11 +214,11 @@ func (p *pinner) explain(path string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%s: its owner may not have that much pinned: unpin something, or mount with a larger --user-share",
-			path)
+		return fmt.Errorf("%s: its owner may not have that much pinned: unpin something, or raise user-share "+
+			"with 'gaiafs set'", path)
 	case errors.Is(err, syscall.ENOSPC):
-		return fmt.Errorf("%s does not fit into the device's budget beside what is pinned: unpin something, or mount with a larger "+
-			"--gpu-memory", path)
+		return fmt.Errorf("%s does not fit into the device's budget beside what is pinned: unpin something, or "+
+			moreMemory, path)
 	case errors.Is(err, syscall.EOPNOTSUPP):
 		return fmt.Errorf("%s: the filesystem of %s takes no extended attributes, in which pins are kept", path, p.status.Mount.Source)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EROFS):

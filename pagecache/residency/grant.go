@@ -127,7 +127,7 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 		}
 		if bytes += n; bytes > most {
 			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
-				"use less at once, or mount with a larger --gpu-memory or --pinned-memory", humanize.IBytes(uint64(max(need(wants), bytes))),
+				"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(max(need(wants), bytes))),
 				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
 		for _, of := range pieces {

@@ -161,7 +161,7 @@ func (d *Device) charge(by Tenant, n int64) error {
 func (d *Device) chargeLocked(by Tenant, n int64) error {
 	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
 		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, but root and "+
-			"who mounted; unmap something, or mount with a larger --user-share", by.User, humanize.IBytes(uint64(d.charges[by.User])),
+			"who mounted; unmap something, or raise user-share with 'gaiafs set'", by.User, humanize.IBytes(uint64(d.charges[by.User])),
 			d.info.Ordinal, humanize.IBytes(uint64(share)), humanize.IBytes(uint64(d.budget)))
 	}
 	d.charges[by.User] += n

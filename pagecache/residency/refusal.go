@@ -29,7 +29,7 @@ func (d *Device) full(size int64) error {
 	if used := d.backend.Used(); used+size <= budget {
 		return refuse(syscall.ENOMEM,
 			"device %d has no memory left although only %s of its %s are used here: other programs use the GPU's memory; end one of them, "+
-				"or mount with a smaller --gpu-memory",
+				"or lower gpu-memory with 'gaiafs set'",
 			d.info.Ordinal, humanize.IBytes(uint64(used)), humanize.IBytes(uint64(budget)))
 	}
 	d.mu.Lock()
@@ -38,12 +38,12 @@ func (d *Device) full(size int64) error {
 	if idle > 0 {
 		return refuse(syscall.ENOMEM,
 			"device %d is full: of its %s, %s are pinned by %s and not mapped, and the rest is mapped by clients, kept by clients that "+
-				"unmapped it, or holds bytes that cannot be written back; 'gaiafs unpin' takes pins back, or mount with a larger --gpu-memory",
+				"unmapped it, or holds bytes that cannot be written back; 'gaiafs unpin' takes pins back, or raise gpu-memory with 'gaiafs set'",
 			d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(idle)), named(users))
 	}
 	return refuse(syscall.ENOMEM,
 		"device %d is full: all of its %s are mapped by clients, kept by clients that unmapped it, or hold bytes that cannot be written "+
-			"back; unmap something, or mount with a larger --gpu-memory",
+			"back; unmap something, or raise gpu-memory with 'gaiafs set'",
 		d.info.Ordinal, humanize.IBytes(uint64(budget)))
 }
 

@@ -75,7 +75,7 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 	}
 	if budget := d.Budget(); bytes > budget {
 		need := max(uint64(bytes), uint64(Aligned(rest, r.Size).Len())<<page.Shift)
-		return refuse(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or mount with a larger --gpu-memory",
+		return refuse(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
 			humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(budget)))
 	}
 	return nil
