@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -208,7 +210,24 @@ func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
 		return 0
 	}
 	*args = append([]string{"gaiafs"}, command...)
-	return helperCode(run(command))
+	code := run(command)
+	if code == exitOK {
+		register(command[len(command)-2], command[len(command)-1])
+	}
+	return helperCode(code)
+}
+
+// register has umount(8) look for the helper of this type when root unmounts: it would see a filesystem of the type fuse
+// otherwise, and take it away without one. What it does is noted in /run/mount/utab, which is root's; umount(8) of other
+// users asks the kernel for the type.
+func register(source, mountpoint string) {
+	const helper = "/sbin/" + unmountHelper
+	if _, err := os.Stat(helper); err != nil || os.Geteuid() != 0 {
+		return
+	}
+	// Without the note umount(8) works as for any filesystem.
+	_ = exec.Command("mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options", "uhelper=fuse.gaiafs", source,
+		mountpoint).Run()
 }
 
 // runUnmountHelper is run for a command line of umount(8).

@@ -272,6 +272,9 @@ func (u *unmounting) refused(answer endDocument, pid int) error {
 }
 
 func (u *unmounting) busy(users []user) error {
+	if isUnmountHelper(os.Args[0]) { // umount(8) is where its caller is
+		users, _ = without(users, os.Getppid())
+	}
 	if len(users) == 0 {
 		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again",
 			u.mountpoint)
@@ -292,7 +295,7 @@ func (u *unmounting) withoutDaemon(why error) error {
 		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
 			"then, and what is not written back is lost", u.remains(), why, u.detached.pid())
 	case refused && os.Geteuid() != 0:
-		return fmt.Errorf("%s is not unmounted: only root and the user who mounted may do that (%w)", u.mountpoint, why)
+		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
 	case refused && !u.force: // the kernel keeps root out of mounts of users
 		return fmt.Errorf("%s is not unmounted: the user who mounted it shares it with nobody, so that its daemon "+
 			"cannot be asked whether everything is written back; unmount it as that user, or all the same with "+
