@@ -224,7 +224,7 @@ def test_a_forked_child_maps_again(memory):
 
 def test_errors_are_also_those_of_python(path):
     """A missing file and a directory fail with the classes that open() has for them, which pickle."""
-    for name, kind in ((path + ".none", FileNotFoundError), (os.path.dirname(path), IsADirectoryError)):
+    for name, kind in ((f"{path}.none", FileNotFoundError), (os.path.dirname(path), IsADirectoryError)):
         with pytest.raises(kind) as caught:
             gaiafs.mmap(name)
         again = pickle.loads(pickle.dumps(caught.value))

@@ -249,7 +249,7 @@ def test_errors_can_be_sent_between_processes(directory):
     with pytest.raises(gaiafs.Error) as e:
         gaiafs.mmap(directory / "none")
     again = pickle.loads(pickle.dumps(e.value))
-    assert type(again) is gaiafs.Error and str(again) == str(e.value) and again.filename == e.value.filename
+    assert type(again) is type(e.value) and str(again) == str(e.value) and again.filename == e.value.filename
 
 
 def test_write_takes_bytes(path):
