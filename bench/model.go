@@ -101,7 +101,7 @@ func (l *loader) ask(o loaderOrder) (a loaderAnswer, err error) {
 		_ = l.cmd.Process.Kill()
 		_ = l.cmd.Wait() // so that all it said is there
 		lines := strings.Split(strings.TrimSpace(l.said.String()), "\n")
-		return a, fmt.Errorf("Python ended: %s", lines[len(lines)-1])
+		return a, fmt.Errorf("the Python process ended: %s", lines[len(lines)-1])
 	case a.Missing != "":
 		return a, errors.New(a.Missing)
 	case a.Full:

@@ -35,7 +35,7 @@ SOURCE does not take stays, and is named, and so does what is pinned. Only root 
 			for _, f := range found.files {
 				e, err := evict(cmd, f, device.number())
 				if err != nil {
-					return fmt.Errorf("%s: %w", f.name(), err)
+					return about(f.name(), "", err)
 				}
 				text := f.name() + ": " + bytesText(e.Freed) + " given back"
 				if e.Mapped > 0 {

@@ -225,8 +225,8 @@ func register(source, mountpoint string) {
 	if _, err := os.Stat(helper); err != nil || os.Geteuid() != 0 {
 		return
 	}
-	// Without the note umount(8) works as for any filesystem.
-	_ = exec.Command("mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options", "uhelper=fuse.gaiafs", source,
+	// Without the note umount(8) works as for any filesystem. mount(8) calls its helper with no PATH.
+	_ = exec.Command("/bin/mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options", "uhelper=fuse.gaiafs", source,
 		mountpoint).Run()
 }
 

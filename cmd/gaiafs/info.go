@@ -86,7 +86,7 @@ func inspect(ctx context.Context, f target) (fileInfo, error) {
 		return decode[pagecache.Inspection](gaiafs.Inspect(ctx, file))
 	})
 	if err != nil {
-		return fileInfo{}, fmt.Errorf("%s: %w", f.name(), err)
+		return fileInfo{}, about(f.name(), "", err)
 	}
 	return newFileInfo(f, in), nil
 }

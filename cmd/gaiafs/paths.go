@@ -7,10 +7,12 @@ import (
 	iofs "io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -102,6 +104,34 @@ func pathError(path string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", path, errno(err))
 }
+
+// about says once which file or mountpoint an error is about. part, where it is not "", is what of it.
+func about(name, part string, err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	var e *gaiafs.Error // its words begin with the library and the call
+	if errors.As(err, &e) && text == e.Error() {
+		text = strings.TrimPrefix(text, "gaiafs: "+e.Op+": ")
+	}
+	if strings.HasPrefix(text, name+":") || strings.HasPrefix(text, name+" ") {
+		return err
+	}
+	if part != "" {
+		name += ": " + part
+	}
+	return reworded{name + ": " + text, err}
+}
+
+// reworded is an error in other words.
+type reworded struct {
+	text string
+	error
+}
+
+func (r reworded) Error() string { return r.text }
+func (r reworded) Unwrap() error { return r.error }
 
 // errno is the reason without the names that os puts around it.
 func errno(err error) error {

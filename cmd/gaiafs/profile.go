@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/signal"
 	"time"
 
@@ -71,7 +70,7 @@ func profile(ctx context.Context, mountpoint, kind string, length time.Duration)
 	case ctx.Err() != nil:
 		return nil, errors.New("interrupted")
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w", mountpoint, tooOld(err))
+		return nil, about(mountpoint, "", tooOld(err))
 	}
 	return doc, nil
 }

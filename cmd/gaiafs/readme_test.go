@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -93,46 +95,133 @@ func TestDocumentsPointAtFiles(t *testing.T) {
 	}
 }
 
-// The commands of the quick start and of the how-tos do what they say: the blocks with a comment that says run, in their
-// order, in one folder of their own.
-func TestHowTos(t *testing.T) {
-	pages, err := filepath.Glob("../../docs/howto/*.md")
+// marked are blocks of a page that a test runs, by the comment above them:
+//
+//	run             in their order, in one folder of their own
+//	run on a mount  the same, where /mnt/data is mounted already and another program works on it
+//	run until Enter a program that goes on meanwhile
+//	Enter, run      after that program was given its Enter, and has ended
+var marked = regexp.MustCompile(
+	"(?ms)^<!-- (run|run on a mount|run until Enter|Enter, run) -->\n```(sh|python)\n(.*?)^```$")
+
+// pageScript makes a script of the marked blocks of a page; python is "" where there is none to run theirs.
+func pageScript(page, python string) (script string, mounted bool) {
+	for i, m := range marked.FindAllStringSubmatch(page, -1) {
+		how, language, text := m[1], m[2], m[3]
+		mounted = mounted || how == "run on a mount"
+		switch {
+		case language == "python" && python == "":
+			continue
+		case language == "python":
+			name := fmt.Sprintf("program%d.py", i)
+			script += "cat > " + name + " <<'END'\n" + text + "END\n"
+			if how != "run until Enter" {
+				script += python + " " + name + "\n"
+				continue
+			}
+			script += "mkfifo enter; " + python + " " + name + " < enter > said &\nexec 3> enter\n" +
+				"until grep -q Enter said; do kill -0 $!; sleep 0.05; done\n"
+			continue
+		case how == "Enter, run" && python != "":
+			script += "echo >&3; exec 3>&-; wait\n"
+		}
+		script += text
+	}
+	return strings.ReplaceAll(script, "--for 30s", "--for 1s"), mounted
+}
+
+// The commands and programs of the quick start, the how-tos and other pages do what they say.
+func TestPagesRun(t *testing.T) {
+	howTos, err := filepath.Glob("../../docs/howto/*.md")
 	require.NoError(t, err)
-	block := regexp.MustCompile("(?ms)^<!-- run -->\n```sh\n(.*?)^```$")
+	pages, err := filepath.Glob("../../docs/*.md")
+	require.NoError(t, err)
+	python, _ := filepath.Abs("../../build/python/bin/python")
+	library, _ := filepath.Abs("../../build/libgaiafs.so.0")
+	packages, _ := filepath.Abs("../../client/python")
+	for _, needed := range []string{python, library} {
+		if _, err := os.Stat(needed); err != nil {
+			t.Logf("programs in Python are left out: %v", err) // make test makes both
+			python = ""
+		}
+	}
 	ran := 0
-	for _, page := range append(pages, "../../docs/index.md") {
+	for _, page := range append(pages, howTos...) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
-		script := ""
-		for _, m := range block.FindAllStringSubmatch(string(text), -1) {
-			script += m[1]
-		}
+		script, mounted := pageScript(string(text), python)
 		if script == "" {
 			continue
 		}
 		ran++
 		t.Run(filepath.Base(page), func(t *testing.T) {
 			dir := t.TempDir()
-			for _, d := range []string{"models", "data", "mnt/models", "mnt/data", "bin"} {
+			for _, d := range []string{"models", "data/models", "mnt/models", "mnt/data", "bin"} {
 				require.NoError(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 			}
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "models/model.safetensors"), make([]byte, 3*mib), 0o600))
+			header := `{"w":{"dtype":"F32","shape":[786432],"data_offsets":[0,3145728]}}`
+			model := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+			model = append(model, make([]byte, 3*mib)...)
+			for _, name := range []string{"models/model.safetensors", "data/model.safetensors", "data/models/second"} {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), model, 0o600))
+			}
 			self, err := os.Executable()
 			require.NoError(t, err)
 			require.NoError(t, os.Symlink(self, filepath.Join(dir, "bin/gaiafs")))
+			env := append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"), variable("gpus")+"=emulated:2",
+				variable("gpu-memory")+"=32M", "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1", "GAIAFS_LIBRARY="+library)
+			stop := func() {}
+			if mounted {
+				r := gaiafsCommand(t, "mount", "--daemon", "--gpus=emulated:2", dir+"/data", dir+"/mnt/data")
+				require.Equal(t, exitOK, r.code, r.err)
+				stop = work(t, dir+"/mnt/data/busy")
+			}
 			run := exec.Command("bash", "-eux", "-o", "pipefail", "-c", strings.ReplaceAll(script, "/mnt/", dir+"/mnt/"))
-			run.Env = append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"), variable("gpus")+"=emulated:1",
-				variable("gpu-memory")+"=16M")
+			run.Env, run.Dir = env, dir
 			out, err := run.CombinedOutput()
-			if err != nil { // leave no mount behind
+			stop()
+			if err != nil || mounted { // leave no mount behind
 				for _, name := range []string{"models", "data"} {
 					_ = gaiafsCommand(t, "umount", "--force", filepath.Join(dir, "mnt", name))
 				}
 			}
 			require.NoError(t, err, "%s", out)
+			if filepath.Base(page) == "cowrite.md" && python != "" {
+				require.Regexp(t, `"merged_pages": [1-9]`, string(out))
+			}
 		})
 	}
-	require.GreaterOrEqual(t, ran, 4)
+	require.GreaterOrEqual(t, ran, 6)
+}
+
+// Each command of gaiafs in a block of the documents is one that there is, with flags that it has.
+func TestCommandsInDocuments(t *testing.T) {
+	pages := []string{"../../README.md", "../../client/python/README.md"}
+	for _, folder := range []string{"docs", "docs/howto"} {
+		more, err := filepath.Glob("../../" + folder + "/*.md")
+		require.NoError(t, err)
+		pages = append(pages, more...)
+	}
+	seen := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+			for line := range strings.Lines(strings.ReplaceAll(block[1], "\\\n", " ")) {
+				line, _, _ = strings.Cut(line, " #")
+				line, _, _ = strings.Cut(line, " | ")
+				words := strings.Fields(strings.ReplaceAll(line, "'", ""))
+				if len(words) < 2 || strings.TrimPrefix(words[0], "build/") != "gaiafs" {
+					continue
+				}
+				seen++
+				cmd, rest, err := newRoot().Find(words[1:])
+				require.NoError(t, err, "%s: %s", page, line)
+				require.NoError(t, cmd.ParseFlags(rest), "%s: %s", page, line)
+			}
+		}
+	}
+	require.Greater(t, seen, 30)
 }
 
 // docs/configuration.md has a row for every setting and knows no others.

@@ -56,7 +56,7 @@ func TestTopFrame(t *testing.T) {
 		s.at = at
 		s.Mount.Mountpoint = "/mnt/data"
 		s.Devices = []pagecache.DeviceStatus{{MemoryBytes: 8 << 30, UsedBytes: 4 << 30,
-			Moved: []mover.Moved{{Way: "in", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
+			Moved: []mover.Moved{{Way: "in", Bytes: in / 3}, {Way: "peer", Bytes: in - in/3}, {Way: "within", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
 		s.Counters = map[string]int64{"disk_read_bytes": read}
 		s.Files = []pagecache.FileStatus{{Name: "large", Inode: 1, Holders: []pagecache.HoldingStatus{{Resident: 9, Map: "cs"}}},
 			{Name: "busy\x1b[2J", Inode: 2, Counters: map[string]int64{"disk_read_bytes": read},
@@ -72,6 +72,8 @@ func TestTopFrame(t *testing.T) {
 	require.Contains(t, frame, "\n  large")
 	require.Contains(t, frame, "\ngpu0   d.\n")
 	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n")
+	now.Mount.Mountpoint = "/mnt/" + strings.Repeat("x", 200)
+	require.Regexp(t, `^gaiafs /mnt/x+…  0 clients  0 mappings\n`, topFrame(before, now, 0, 80, 24))
 	for range 100 {
 		now.Files = append(now.Files, now.Files[0])
 	}

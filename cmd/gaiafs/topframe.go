@@ -24,14 +24,14 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	slices.SortStableFunc(files, func(a, b pagecache.FileStatus) int {
 		return cmp.Or(cmp.Compare(moved(before, b), moved(before, a)), cmp.Compare(held(b), held(a)))
 	})
-	lines := []string{fmt.Sprintf("gaiafs %s  %s  %s", now.Mount.Mountpoint, count(now.Mount.Clients, "client"),
-		count(now.Mount.Mappings, "mapping"))}
+	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
+	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
 	lines = append(lines, fmt.Sprintf("%-6s %-14s %10s %10s %10s %10s %s", "", "", "used of", "clean", "dirty", "stale", "in, out"))
 	for i, d := range now.Devices {
 		clean, dirty, stale := held3(now.Files, d.Device)
 		in, out := "-", "-"
 		if i < len(before.Devices) {
-			in = rate(movedBy(before.Devices[i], "in"), movedBy(d, "in"))
+			in = rate(movedBy(before.Devices[i], "in", "peer"), movedBy(d, "in", "peer"))
 			out = rate(movedBy(before.Devices[i], "out"), movedBy(d, "out"))
 		}
 		lines = append(lines, fmt.Sprintf("gpu%-3d %s %10s %10s %10s %10s %s, %s", d.Device, bar(d.UsedBytes, d.MemoryBytes, 14),
@@ -112,9 +112,10 @@ func held3(files []pagecache.FileStatus, device int) (clean, dirty, stale string
 	return bytesText(c << page.Shift), bytesText(d << page.Shift), bytesText(s << page.Shift)
 }
 
-func movedBy(d pagecache.DeviceStatus, way string) (bytes int64) {
+// movedBy is what was moved to or from a device in these ways.
+func movedBy(d pagecache.DeviceStatus, ways ...string) (bytes int64) {
 	for _, m := range d.Moved {
-		if m.Way == way {
+		if slices.Contains(ways, m.Way) {
 			bytes += m.Bytes
 		}
 	}

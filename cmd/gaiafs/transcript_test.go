@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"text/tabwriter"
 
 	"github.com/stretchr/testify/require"
 
@@ -31,7 +33,82 @@ var varying = []struct {
 	{regexp.MustCompile(`process \d+`), "process 4711"},
 	{regexp.MustCompile(`since [0-9-]+ [0-9:]+ \([^)]*\)`), "since 2026-01-02 03:04:05 (2 hours ago)"},
 	{regexp.MustCompile(`gaiafs \S+, process`), "gaiafs 0.1.0, process"},
+	{regexp.MustCompile(`(?m)^gaiafs \S+  (\d+ clients  )`), "gaiafs /mnt/data  $1"}, // top cuts what is long
+	{regexp.MustCompile(`(?m)^(gpu1 +\[.{12}\] +16 MiB)( +\d\S* [KMi]*B){3} `), "$1    8.0 MiB        0 B        0 B "},
 	{regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d+ +\d+ .s +\d+ `), "03:04:05.000006    120 µs     4711 "},
+}
+
+// columns are what two blanks and more are between.
+var columns = regexp.MustCompile(" {2,}")
+
+// aligned has columns, two blanks apart, begin where those of the other lines do.
+func aligned(text string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for line := range strings.Lines(text) {
+		fmt.Fprint(w, columns.ReplaceAllString(line, "\t"))
+	}
+	_ = w.Flush() // into memory
+	return b.String()
+}
+
+// What doctor finds differs from machine to machine: each check says what it says on this one.
+var examined = map[string]string{
+	"kernel": "ok    kernel      Linux 6.18.44\n",
+	"fuse":   "ok    fuse        /dev/fuse can be used\n",
+	"limits": "ok    limits      1048576 open files\n",
+	"memory": "ok    memory      22 GiB of 24 GiB available; --host-memory would be 1.5 GiB\n",
+	"driver": "warn  driver      CUDA cannot be used: there is no NVIDIA driver; emulated devices stand in\n" +
+		"                  → install NVIDIA's driver for CUDA 11.0 or later, and see what nvidia-smi says\n",
+	"disk":   "ok    disk        /srv/data: reads 2.1 GiB/s, writes 1.4 GiB/s, past the host's page cache\n",
+	"mounts": "ok    mounts      1 mount of gaiafs\n",
+}
+
+// doctor adds what doctor says of what every machine has.
+func (r *transcript) doctor(t *testing.T) {
+	t.Helper()
+	args := []string{"doctor", "--dir", r.place.source}
+	var kept strings.Builder
+	seen := make(map[string]bool)
+	for line := range strings.Lines(gaiafsCommand(t, args...).out) { // a machine's fault is none of the transcript's
+		state, rest, _ := strings.Cut(line, " ")
+		name, _, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
+		if text := examined[name]; text != "" && !seen[name] && state != "" {
+			require.Regexp(t, "^(ok|warn|fail)$", state)
+			seen[name] = true
+			kept.WriteString(text)
+		}
+	}
+	require.Len(t, seen, len(examined))
+	r.says(args, kept.String())
+}
+
+// bench adds a short run of bench, whose figures are always the same.
+func (r *transcript) bench(t *testing.T) {
+	t.Helper()
+	args := []string{"bench", "--quick", "--rounds=2", "--run=^merge/"}
+	got := gaiafsCommand(t, args...)
+	require.Equal(t, exitOK, got.code, got.err)
+	_, text, found := strings.Cut(got.out, "[merge]")
+	require.True(t, found, got.out)
+	title, table, _ := strings.Cut(text, "\n")
+	table, rest, _ := strings.Cut(table, "\n\n")
+	head, table, _ := strings.Cut(table, "\n")
+	shown := head + "\n"
+	for line := range strings.Lines(table) {
+		switch cells := columns.Split(line, -1); {
+		case cells[1] == "gaiafs":
+			require.Regexp(t, `µs .*≤ 0\.7: (met|missed|within spread)`, line)
+			shown += cells[0] + "\tgaiafs\t0.52 µs\t0.51–0.53\t\t≤ 0.7: met\n"
+		default:
+			require.Regexp(t, `^ +copy +.* µs .*\d\.\d+ \(\S+\)`, line)
+			shown += "\tcopy\t0.26 µs\t0.25–0.26\t0.50 (0.49–0.50)\n"
+		}
+	}
+	require.Regexp(t, `^\d of 2 targets missed, .*\nTo repeat: gaiafs bench .*\n$`, rest)
+	r.says(args, "[merge]"+strings.TrimSpace(title)+"\n"+aligned(shown)+
+		"\n0 of 2 targets missed, Linux 6.18.44, AMD EPYC, 16 cores, 128 GiB, go1.26, 0 s.\nTo repeat: gaiafs "+
+		strings.Join(args, " ")+"\n")
 }
 
 var trailing = regexp.MustCompile(`(?m) +$`)
@@ -94,6 +171,8 @@ func TestTranscript(t *testing.T) {
 		before = before && !strings.HasPrefix(line, "Host memory")
 		return before && !strings.Contains(line, "busy")
 	}, "status", at)
+	section("Look at it")
+	r.run(t, exitOK, nil, "top", "--once", at)
 	section("Keep it there")
 	r.run(t, exitOK, nil, "pin", "--device=0", model)
 	r.run(t, exitOK, nil, "evict", model)
@@ -104,6 +183,16 @@ func TestTranscript(t *testing.T) {
 	section("What happens now")
 	live := []string{"trace", "--live", at, "--kind=acquire"}
 	r.says(live, firstLine(t, live))
+	section("Is this machine fit for it?")
+	r.doctor(t)
+	section("To report a fault")
+	r.run(t, exitOK, nil, "debug", "-o", filepath.Join(r.place.source, "fault.tar.gz"), at)
+	list, err := exec.Command("tar", "tzf", filepath.Join(r.place.source, "fault.tar.gz")).CombinedOutput()
+	require.NoError(t, err, "%s", list)
+	r.text.WriteString("$ tar tzf /srv/data/fault.tar.gz\n" + string(list))
+	r.run(t, exitOK, nil, "profile", "--kind=stacks", "-o", filepath.Join(r.place.source, "stacks.txt"), at)
+	section("Measure")
+	r.bench(t)
 	section("Mistakes")
 	r.run(t, exitFailure, nil, "warm", "--device=3", model)
 	r.run(t, exitFailure, nil, "info", filepath.Join(at, "modle"))

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -273,7 +274,9 @@ func (u *unmounting) refused(answer endDocument, pid int) error {
 
 func (u *unmounting) busy(users []user) error {
 	if isUnmountHelper(os.Args[0]) { // umount(8) is where its caller is
-		users, _ = without(users, os.Getppid())
+		users = slices.DeleteFunc(users, func(w user) bool {
+			return w.pid == os.Getppid() && w.what == "working directory"
+		})
 	}
 	if len(users) == 0 {
 		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again",

@@ -163,7 +163,7 @@ func (w *warming) verifyFile(ctx context.Context, f target, devices []pagecache.
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("%s: gpu%d: %w", f.name(), d.Device, interrupted(ctx, err))
+			return about(f.name(), fmt.Sprintf("gpu%d", d.Device), interrupted(ctx, err))
 		}
 		var parts []string
 		for _, part := range []struct {
@@ -261,7 +261,7 @@ func (w *warming) warmDevice(ctx context.Context, cmd *cobra.Command, files []ta
 	for _, f := range fit {
 		if err := w.warmFile(ctx, f, d.Device); err != nil {
 			w.progress.end()
-			return fmt.Errorf("%s: gpu%d: %w", f.name(), d.Device, interrupted(ctx, err))
+			return about(f.name(), fmt.Sprintf("gpu%d", d.Device), interrupted(ctx, err))
 		}
 	}
 	w.progress.end()
@@ -334,7 +334,7 @@ func (w *warming) host(ctx context.Context, cmd *cobra.Command, files []target) 
 		file.Close()
 		if !errors.Is(err, io.EOF) {
 			w.progress.end()
-			return fmt.Errorf("%s: %w", f.name(), interrupted(ctx, errno(err)))
+			return about(f.name(), "", interrupted(ctx, errno(err)))
 		}
 		w.progress.line(w.out, fmt.Sprintf("%s: %s in the host's memory", f.name(), bytesText(f.size)))
 	}
