@@ -448,6 +448,20 @@ func TestInstalledElsewhere(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 0o644, st.Mode(), "whatever the umask")
 	}
+
+	apart := t.TempDir() // as on Fedora
+	run(t, "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+apart, "LIBDIR=lib64", "libgaiafs-install")
+	text, err := os.ReadFile(filepath.Join(apart, "lib64/pkgconfig/gaiafs.pc"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "\nlibdir=${prefix}/lib64\n")
+	for _, name := range []string{"libgaiafs.so.0", "libgaiafs.a", "cmake/gaiafs/gaiafsConfig.cmake"} {
+		require.FileExists(t, filepath.Join(apart, "lib64", name))
+	}
+	require.NoDirExists(t, filepath.Join(apart, "lib"))
+	run(t, "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+apart, "LIBDIR=lib64", "libgaiafs-uninstall")
+	left, err := filepath.Glob(filepath.Join(apart, "lib64", "*gaiafs*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 // TestWrapperAndCMake builds a project that finds the library by CMake and uses gaiafs.hpp, and runs it on a mount.
