@@ -47,7 +47,7 @@ func writtenFields(text string) (fields, folded []string) {
 		name   string
 	}
 	var outer []open
-	field := regexp.MustCompile(`^( *)"([a-z_]+)": *(\{ \.\.\. \})?`)
+	field := regexp.MustCompile(`^( *)"([a-z_]+)": *(\{ \.\.\. \}|\[ \.\.\. \])?`)
 	for line := range strings.Lines(text) {
 		m := field.FindStringSubmatch(line)
 		if m == nil {
