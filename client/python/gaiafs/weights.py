@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import fnmatch
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -16,10 +18,11 @@ from .copies import Copies
 from .errors import Error, FormatError
 from .files import check_file, named, open_file
 from .frameworks import framework_of, tensor_of
+from .fusing import Fuse, Groups, Run, alignment, grouping, runs_of
 from .groups import acquire_windows
 from .safetensors import Header, Tensor, about, read_header, shards_of, shown
 from .shards import Part, ShardPlan, whole
-from .views import MAX_ROWS, MAX_SEGMENTS, Plan, plan
+from .views import ALIGN, MAX_ROWS, MAX_SEGMENTS, Plan, close_all, plan
 from .window import Lease, Window
 
 Private = bool | str | Iterable[str]
@@ -104,11 +107,11 @@ def window_of(a: Array) -> Window:
 
 
 class _Batch(NamedTuple):
-    """A view, and what it has of a file."""
+    """A view, and what it has of files."""
 
-    parts: list[Part]
+    runs: list[Run]
     plan: Plan
-    offsets: list[int]
+    offsets: list[int]  # of the runs
     size: int
 
 
@@ -117,8 +120,6 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.parts: list[Part] = []  # what is wanted of it
-        self.batches: list[_Batch] = []
 
     def open(self, names: list[str] | None, fds: list[int]) -> list[Tensor]:
         """Opens it, and returns the tensors that are wanted of it."""
@@ -139,31 +140,50 @@ class _File:
         except FormatError as e:
             raise about(self.path, e) from None
 
+
+class _Maker:
+    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files."""
+
+    def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
+        """places says which of the files a tensor is in. fds has the descriptors that the caller closes."""
+        self.files = files
+        self.batches = _batches(runs, places)
+        self.fds = [f.fd for f in files]
+        if len(files) > 1:  # these have makers of their own
+            first = len(fds)
+            fds.extend(map(fcntl.fcntl, self.fds, *map(itertools.repeat, (fcntl.F_DUPFD_CLOEXEC, 3))))  # in one step
+            self.fds = fds[first:]
+
     def map(self, fds: list[int], device: Device, flags: int) -> list[Window]:
-        """Makes the views. For _core.apart: an interrupted caller may have closed the descriptor."""
-        try:
-            fds.remove(self.fd)
-        except ValueError:
-            raise Error(errno.EINTR) from None  # which nobody hears of
+        """Makes the views. For _core.apart: an interrupted caller may have closed the descriptors."""
+        mine: list[int] = []
         windows: list[Window] = []
+        name = self.files[0].path if len(self.files) == 1 else None
         try:
+            for fd in self.fds:
+                try:
+                    fds.remove(fd)
+                except ValueError:
+                    raise Error(errno.EINTR) from None  # which nobody hears of
+                mine.append(fd)
             for b in self.batches:
                 make = functools.partial(
-                    _core.map_view, [self.fd], b.plan.segments, b.plan.files, b.plan.align, device, flags
+                    _core.map_view, mine, b.plan.segments, b.plan.files, b.plan.align, device, flags
                 )
-                windows.append(Window(make, self.path, 0, b.size, False))
-            if (size := os.fstat(self.fd).st_size) < self.header.size:
-                raise FormatError(
-                    f"{self.path}: the file shrank from {self.header.size} to {size} bytes while it was loaded"
-                )
+                windows.append(Window(make, name, 0, b.size, False))
+            for f, fd in zip(self.files, mine, strict=True):
+                if (size := os.fstat(fd).st_size) < f.header.size:
+                    raise FormatError(
+                        f"{f.path}: the file shrank from {f.header.size} to {size} bytes while it was loaded"
+                    )
             return windows
         except BaseException as e:
             _close(windows)
             if isinstance(e, Error):
-                raise named(e, self.path) from None
+                raise named(e, name or self.files[0].path) from None
             raise
         finally:
-            os.close(self.fd)
+            close_all(mine)
 
 
 def _close(windows: list[Window]) -> None:
@@ -175,22 +195,45 @@ def _close(windows: list[Window]) -> None:
             pass
 
 
-def _batches(parts: Iterable[Part]) -> list[_Batch]:
-    """Divides what is wanted of a file into as many views as it takes, in the order of the file. Mostly that is one."""
-    groups: list[list[Part]] = []
-    rows = 0
-    for p in sorted((p for p in parts if p.length), key=lambda p: (p.offset, p.tensor.end)):
-        rows += p.rows
-        if not groups or len(groups[-1]) == MAX_SEGMENTS or rows > MAX_ROWS:
+def _batches(runs: Iterable[Run], places: dict[str, int]) -> list[_Batch]:
+    """Divides what is wanted of files into as many views as it takes, in the order of the files. Mostly that is one."""
+
+    def order(run: Run) -> tuple[int, int, int]:
+        return min((places[p.tensor.name], p.offset, p.tensor.end) for p in run.parts)
+
+    full = sorted((run for run in runs if run.length), key=order)
+    gaps = int(alignment(full, ALIGN) < ALIGN)  # which are segments, too
+    groups: list[list[Run]] = []
+    rows = segments = 0
+    for run in full:
+        pieces, its_rows = gaps + len(run.parts), gaps + sum(p.rows for p in run.parts)
+        segments, rows = segments + pieces, rows + its_rows
+        if not groups or segments > MAX_SEGMENTS or rows > MAX_ROWS:
             groups.append([])
-            rows = p.rows
-        groups[-1].append(p)
-    made = []
-    for group in groups or [[]]:
-        # A file without a byte of tensors is mapped, too: what is wrong with the device or the mount is to be known.
-        of = plan([(p.offset, p.length, p.stride, p.rows) for p in group] or [(0, 8)], 1)
-        made.append(_Batch(group, of, *_core.layout(of.segments, of.align)))
-    return made
+            segments, rows = pieces, its_rows
+        groups[-1].append(run)
+    # Files without a byte of tensors are mapped, too: what is wrong with the device or the mount is to be known.
+    return [_batch(group, places) for group in groups or [[]]]
+
+
+def _batch(runs: list[Run], places: dict[str, int]) -> _Batch:
+    """Plans a view in which each run begins at a multiple of ALIGN, and has its parts without gaps between them."""
+    align = alignment(runs, ALIGN)
+    segments: list[tuple[int, int, int, int, int]] = []
+    first: list[int] = []
+    at = 0
+    for run in runs:
+        if gap := -at % align:
+            at += gap
+        if gap := -at % ALIGN:
+            segments.append((0, gap, 0, 1, 0))  # whatever bytes
+            at += gap
+        first.append(len(segments))
+        segments += [(p.offset, p.length, p.stride, p.rows, places[p.tensor.name]) for p in run.parts if p.length]
+        at += run.length
+    of = plan(segments or [(0, 8)], max(places.values(), default=0) + 1, align)
+    offsets, size = _core.layout(of.segments, of.align)
+    return _Batch(runs, of, [offsets[i] for i in first], size)
 
 
 def load_safetensors(
@@ -201,6 +244,7 @@ def load_safetensors(
     shard: ShardPlan | None = None,
     rank: int | None = None,
     world: int | None = None,
+    fuse: Fuse | None = None,
     private: Private = False,
 ) -> Weights:
     """Returns the tensors of safetensors files, in the one copy that all processes of the machine share on the device.
@@ -219,18 +263,34 @@ def load_safetensors(
 
     With shard the tensors are the parts that the plan gives to rank, one of world (see ``ShardPlan``).
 
+    With fuse some tensors take the place of those that they are made of. It maps the name of each to those of its
+    pieces, which are concatenated along dimension 0::
+
+        fuse = {
+            "layers.*.qkv.weight": ["layers.*.q.weight", "layers.*.k.weight", "layers.*.v.weight"],
+            "layers.*.experts.gate_up": ["layers.*.experts.#.gate.weight", "layers.*.experts.#.up.weight"],
+        }
+
+    ``*`` stands for anything without a dot, the same in all names of a rule. With ``#``, which stands for a number,
+    what is made for each number is stacked along a new first dimension. A shard is divided before: plans have rules for
+    names in the files, and a rank gets what is made of its parts. Processes share a fused tensor where they fuse alike.
+
     It blocks until all is on the device. Raises FormatError for a file that is not what the format demands,
     ImportError where the library is not installed, TypeError where it has no such elements, ValueError for a plan
-    that does not fit, and what ``gaiafs.mmap`` raises.
+    or a rule that does not fit, and what ``gaiafs.mmap`` raises.
     """
     if (rank is None or world is None) if shard is not None else (rank is not None or world is not None):
         raise ValueError("shard, rank and world are passed together, or none of them")
     chosen = framework_of(framework)
     divide = None if shard is None else functools.partial(shard.parts, rank=rank or 0, world=world or 0)
-    weights = load(shards_of(path), device, chosen, divide)
-    if private:
-        weights.private(*(() if private is True else [private] if isinstance(private, str) else private))
+    weights = load(shards_of(path), device, chosen, divide, None if fuse is None else grouping(fuse))
+    make_private(weights, private)
     return weights
+
+
+def make_private(weights: Weights, which: Private) -> None:
+    if which:
+        weights.private(*(() if which is True else [which] if isinstance(which, str) else which))
 
 
 def load_file(path: PathLike, device: Any = 0, *, framework: str | None = None) -> Weights:
@@ -247,49 +307,77 @@ class Mapped(NamedTuple):
 
 
 def map_weights(
-    names: dict[str, list[str] | None], device: Any, divide: Divide | None = None, flags: int = 0
+    names: dict[str, list[str] | None],
+    device: Any,
+    divide: Divide | None = None,
+    flags: int = 0,
+    group: Callable[[dict[str, Part]], Groups] | None = None,
 ) -> Mapped:
-    """Maps tensors of files (see shards_of), or the parts of them that divide says. Files are opened side by side."""
+    """Maps tensors of files (see shards_of), or the parts of them that divide says, those in a group as one. Files are
+    mapped side by side."""
     on = device_of(device)
     files = [_File(path) for path in names]
     fds: list[int] = []
     closing = map(os.close, iter(fds.pop, None))
     try:
-        tensors: dict[str, Tensor] = {}
         holders: dict[str, _File] = {}
+        tensors: list[Tensor] = []
         for f in files:
             for t in f.open(names[f.path], fds):
-                if t.name in tensors:
+                if t.name in holders:
                     raise FormatError(f"{f.path}: tensor {shown(t.name)} is in another file, too")
-                tensors[t.name], holders[t.name] = t, f
-        parts = {n: whole(t) for n, t in tensors.items()} if divide is None else divide(tensors.values())
-        for name, part in parts.items():
-            holders[name].parts.append(part)
-        for f in files:
-            f.batches = _batches(f.parts)
+                holders[t.name] = f
+                tensors.append(t)
+        parts = {t.name: whole(t) for t in tensors} if divide is None else divide(tensors)
+        runs = runs_of(parts, group(parts) if group is not None else {})
+        makers = _makers(files, runs, holders, fds)
         dlpack.sweep()
-        made = _core.apart_together([functools.partial(f.map, fds, on, flags) for f in files], _close)
+        made = _core.apart_together([functools.partial(m.map, fds, on, flags) for m in makers], _close)
     finally:
         try:
             any(closing)
         except IndexError:
             pass  # all that were left
     arrays: dict[str, Array] = {}
-    for f, windows in zip(files, made, strict=True):
-        for b, window in zip(f.batches, windows, strict=True):
+    for maker, windows in zip(makers, made, strict=True):
+        for b, window in zip(maker.batches, windows, strict=True):
             lease = window.lease()
-            for p, at in zip(b.parts, b.offsets, strict=False):
-                arrays[p.tensor.name] = Array(lease, window.ptr + at, p.tensor.dtype, p.shape, readonly=True)
-        for p in f.parts:
-            if not p.length:
-                arrays[p.tensor.name] = Array(lease, lease.window.ptr, p.tensor.dtype, p.shape, readonly=True)
+            for run, at in zip(b.runs, b.offsets, strict=True):
+                arrays[run.name] = Array(lease, window.ptr + at, run.dtype, run.shape, readonly=True)
+    for run in runs:
+        if not run.length:
+            arrays[run.name] = Array(lease, lease.window.ptr, run.dtype, run.shape, readonly=True)
     return Mapped(
-        {name: arrays[name] for name in parts}, [w for windows in made for w in windows], [f.header for f in files]
+        {run.name: arrays[run.name] for run in runs}, [w for windows in made for w in windows], [f.header for f in files]
     )
 
 
-def load(names: dict[str, list[str] | None], device: Any, framework: str, divide: Divide | None = None) -> Weights:
-    arrays, windows, _ = map_weights(names, device, divide)
+def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File], fds: list[int]) -> list[_Maker]:
+    """Divides runs among those who make views: one for each file, and one for the runs that are of several files."""
+    of_one: dict[_File, list[Run]] = {f: [] for f in files}
+    of_several: list[Run] = []
+    for run in runs:
+        f, *others = {holders[p.tensor.name] for p in run.parts}
+        (of_several if others else of_one[f]).append(run)
+    together = [f for f in files if any(holders[p.tensor.name] is f for run in of_several for p in run.parts)]
+    makers = []
+    for f, its in of_one.items():
+        if its or f not in together:
+            makers.append(_Maker([f], its, {p.tensor.name: 0 for run in its for p in run.parts}, fds))
+    if together:
+        places = {p.tensor.name: together.index(holders[p.tensor.name]) for run in of_several for p in run.parts}
+        makers.append(_Maker(together, of_several, places, fds))
+    return makers
+
+
+def load(
+    names: dict[str, list[str] | None],
+    device: Any,
+    framework: str,
+    divide: Divide | None = None,
+    group: Callable[[dict[str, Part]], Groups] | None = None,
+) -> Weights:
+    arrays, windows, _ = map_weights(names, device, divide, group=group)
     check_kind(framework, windows)
     return Weights(framework, arrays, windows)
 

@@ -23,6 +23,9 @@ MODELS = {
     "Qwen2": {**SMALL, "tie_word_embeddings": True},
     "Gemma": {**SMALL, "head_dim": 16},
     "Mixtral": {**SMALL, "num_local_experts": 4},
+    "Qwen2Moe": {**SMALL, "hidden_size": 72, "num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                 "shared_expert_intermediate_size": 40},
+    "Qwen3Moe": {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 131, "n_positions": 64},
 }
 
@@ -32,13 +35,13 @@ def classes(name):
     return getattr(transformers, f"{name}Config"), getattr(transformers, model)
 
 
-def saved(name, directory, dtype):
+def saved(name, directory, dtype, **options):
     config, model = classes(name)
     torch.manual_seed(3)
     made = model(config(**MODELS[name], bos_token_id=1, eos_token_id=2, pad_token_id=0)).to(dtype)
     made.generation_config.temperature = 0.7
     made.generation_config.do_sample = True
-    made.save_pretrained(directory / name)
+    made.save_pretrained(directory / name, **options)
     return directory / name, model
 
 
@@ -68,11 +71,57 @@ def test_the_same_logits(directory, name, dtype, auto):
     assert not any(p.requires_grad for p in got.parameters())
     assert got.generation_config.temperature == 0.7 and got.name_or_path == str(path)
     shared = {t.data_ptr() for t in weights_of(got).values()}
-    merged = [n for n, p in got.named_parameters() if p.data_ptr() not in shared]
-    assert all("experts" in n for n in merged) and bool(merged) == bool(said), merged
+    assert [n for n, p in got.named_parameters() if p.data_ptr() not in shared] == [] and not said
+    assert all(address % 256 == 0 for address in shared)
     if name == "Qwen2":
         assert got.lm_head.weight is got.model.embed_tokens.weight
     assert weights_of(got).acquire() == 0
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen2Moe"])
+def test_experts_in_several_files(directory, name):
+    from gaiafs.transformers import from_pretrained, weights_of
+
+    path, cls = saved(name, directory, torch.bfloat16, max_shard_size="40KB")
+    assert len(list(path.glob("*.safetensors"))) > 5
+    want = cls.from_pretrained(path, dtype="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", gaiafs.CopiedWarning)
+        got = from_pretrained(cls, path, dtype="auto")
+    assert torch.equal(logits(got), logits(want))
+    assert weights_of(got).acquire() == 0
+
+
+def test_experts_are_saved_as_they_were(directory, tmp_path):
+    import safetensors.torch
+
+    from gaiafs.transformers import from_pretrained
+
+    path, cls = saved("Mixtral", directory, torch.bfloat16)
+    from_pretrained(cls, path, dtype="auto").save_pretrained(tmp_path)
+    want = safetensors.torch.load_file(path / "model.safetensors")
+    got = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert got.keys() == want.keys() and any(".experts.3.w1." in k for k in got)
+    assert all(torch.equal(got[k], want[k]) for k in want)
+
+
+def test_an_expert_is_missing(directory):
+    import safetensors.torch
+
+    from gaiafs.transformers import from_pretrained
+
+    path, cls = saved("Mixtral", directory, torch.float32)
+    tensors = {k: v.clone() for k, v in safetensors.torch.load_file(path / "model.safetensors").items()}
+    del tensors["model.layers.0.block_sparse_moe.experts.1.w1.weight"]
+    gaiafs.save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    said = []
+    for load in (cls.from_pretrained, lambda path: from_pretrained(cls, path)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", gaiafs.CopiedWarning)
+            with pytest.raises(RuntimeError) as e:
+                load(path)
+        said.append(str(e.value))
+    assert said[0] == said[1]
 
 
 def test_another_dtype_takes_copies_and_says_so(directory):
