@@ -25,6 +25,8 @@
 // A read-only mount may let the kernel open files without asking (kernel_opens.go). Then tree.go reports changes in
 // SOURCE.
 //
+// Where programs read small files one after the other, the host reads the next ones ahead (ahead.go).
+//
 // The kernel caches pages across opens and is told explicitly what to drop: at an open that finds SOURCE changed
 // (witness.go) and when package pagecache says so. kernel_pages.go has the rule that keeps a reader from getting old
 // bytes for good when an invalidation meets a write in flight.
@@ -43,7 +45,7 @@
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
 //	events.reading     held while events are read
 //	events.mu          what is watched; no system call is made under it
-//	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu: leaves
+//	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu, ahead.mu: leaves
 //
 // Nobody holds the names of a directory, or node.mu, while asking the server of a filesystem that is mounted in that
 // directory: the server may hang. LOOKUP and READDIRPLUS, for which the kernel locks the directory too, answer with

@@ -48,6 +48,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) 
 		}
 	}
 	n, err := readAt(of.fd, buf, off)
+	if off == 0 && 0 < n && n < aheadLargest {
+		fs.ahead.read(of.node)
+	}
 	return readResult(buf[:n], err, direct)
 }
 

@@ -57,6 +57,7 @@ type fileSystem struct {
 	dirs        index[*openDir]
 	lastHandle  atomic.Uint64
 	kept        keptOpens
+	ahead       *ahead
 	tree        *tree // nil without kernelOpens, or where SOURCE's filesystem cannot be watched; immutable
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
@@ -138,6 +139,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
 	fs.remote = mayBeRemote(fd)
+	fs.ahead = newAhead(fs)
 	fs.passes.Store(o.Passthrough)
 	if o.KernelOpens {
 		fs.kernelOpens = true
@@ -153,6 +155,7 @@ func (fs *fileSystem) close() {
 	fs.events.close()
 	fs.tree.close()
 	fs.background.Wait()
+	fs.ahead.running.Wait()
 	fs.kept.closeAll()
 	for _, of := range fs.files.all() {
 		of.close()

@@ -1,0 +1,329 @@
+package fs
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ahead reads ahead across files: where programs read the small files of a directory one after the other, the host's
+// page cache gets the next ones before they are asked for. Else each would take requests and a wait for the disk, one
+// after the other, and the kernel's own read-ahead ends with the file.
+//
+// A directory is read in order if the last few files that were read there are near each other in one of three orders:
+// by name with numbers counted as numbers, by name, and as the directory lists its names. Several readers that take
+// turns are one reader with small steps. Files that are read without order are left alone, and so are those that the
+// host has in its cache already.
+//
+// Rejected: pushing the bytes on into the kernel's cache of the mount, so that no request is left. It took as much
+// processor time as the requests, came later, and could meet a change in SOURCE.
+type ahead struct {
+	fs *fileSystem
+
+	mu      sync.Mutex
+	dirs    map[*node]*aheadDir // protected by mu
+	trusted int                 // the order in which the last directory was read to its end, or noOrder; protected by mu
+
+	running sync.WaitGroup
+	fetched atomic.Int64 // files that the host was asked to read
+}
+
+const (
+	// aheadLargest is the most bytes of a file that is read ahead, and of a read that tells of a small file.
+	aheadLargest = maxRead
+	// aheadNear is how far apart files that are read one after the other may be in an order.
+	aheadNear = 16
+	// aheadTold is how many files must have been read in a directory.
+	aheadTold = 3
+	// aheadFirst and aheadMost are how many files are read ahead at once, at first and at most.
+	aheadFirst, aheadMost = 32, 256
+	// aheadBytes are the most bytes that are read ahead at once.
+	aheadBytes = 8 << 20
+	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have.
+	aheadDirs, aheadNames = 64, 1 << 14
+	// aheadProbe is how many files in a row that the host has already end it for a directory.
+	aheadProbe = 8
+)
+
+// noOrder is that of a directory that is read at random, as far as is known.
+const noOrder = -1
+
+// aheadDir is a directory in which files are read. All is protected by ahead.mu.
+type aheadDir struct {
+	used    time.Time
+	last    []string // the last files that were read, aheadTold at most
+	reads   int
+	listing bool // is being listed, or was
+	over    bool
+	orders  []aheadOrder // nil before it was listed
+	order   int
+	next    int // in the order, the first that was not asked for
+	mark    int // the read of this one or a later one has the next ones asked for
+	window  int
+	busy    bool // some are being asked for
+}
+
+// aheadOrder is the names of a directory in an order, and where each of them is. It is immutable.
+type aheadOrder struct {
+	names []string
+	at    map[string]int
+}
+
+func newAhead(fs *fileSystem) *ahead {
+	return &ahead{fs: fs, dirs: make(map[*node]*aheadDir), trusted: noOrder}
+}
+
+// read notes that a program reads n, a small file, from its beginning, and that its bytes come from home.
+func (a *ahead) read(n *node) {
+	n.mu.Lock()
+	where := n.where
+	n.mu.Unlock()
+	if where.parent == nil || a.fs.remote || a.fs.mayHang(n) || a.fs.mayHang(where.parent) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	d := a.dirLocked(where.parent)
+	if d.over {
+		return
+	}
+	d.used = time.Now()
+	d.reads++
+	if len(d.last) == aheadTold {
+		d.last = append(d.last[:0], d.last[1:]...)
+	}
+	d.last = append(d.last, where.name)
+	switch {
+	case d.orders != nil:
+		a.stepLocked(where.parent, d)
+	case !d.listing && (d.reads >= aheadTold || a.trusted != noOrder):
+		d.listing = true
+		a.running.Go(func() { a.list(where.parent, d) })
+	}
+}
+
+// dirLocked returns what is known of a directory. It forgets the one that was not used for longest where there are many.
+func (a *ahead) dirLocked(n *node) *aheadDir {
+	if d := a.dirs[n]; d != nil {
+		return d
+	}
+	if len(a.dirs) >= aheadDirs {
+		var oldest *node
+		for n, d := range a.dirs {
+			if oldest == nil || d.used.Before(a.dirs[oldest].used) {
+				oldest = n
+			}
+		}
+		delete(a.dirs, oldest)
+	}
+	d := &aheadDir{order: noOrder, window: aheadFirst}
+	a.dirs[n] = d
+	return d
+}
+
+// stepLocked reads ahead after a read in a directory that was listed.
+func (a *ahead) stepLocked(n *node, d *aheadDir) {
+	if d.order == noOrder || d.spread(d.order) > aheadNear {
+		d.order, d.next = d.chooseOrder(a.trusted), 0
+	}
+	if d.order == noOrder {
+		if d.reads > aheadNear {
+			d.over, d.orders, a.trusted = true, nil, noOrder
+		}
+		return
+	}
+	names, at := d.orders[d.order].names, d.orders[d.order].at[d.last[len(d.last)-1]]
+	d.next = max(d.next, at+1)
+	if d.busy || at+d.window/2 < d.next {
+		return
+	}
+	if d.next == len(names) {
+		d.over, d.orders, a.trusted = true, nil, d.order
+		return
+	}
+	batch := names[d.next:min(d.next+d.window, len(names))]
+	d.busy = true
+	order, begin := d.order, d.next
+	a.running.Go(func() { a.fetch(n, d, order, begin, batch) })
+}
+
+// chooseOrder returns the order in which the last files were read, or noOrder. Where another directory was just read in
+// one, the first files of that order are enough.
+func (d *aheadDir) chooseOrder(trusted int) int {
+	best, least := noOrder, aheadNear+1
+	for i := range d.orders {
+		if spread := d.spread(i); spread < least && (len(d.last) == aheadTold || i == trusted) {
+			best, least = i, spread
+		}
+	}
+	return best
+}
+
+// spread returns how far apart the last files are in an order, or from its beginning where there are few. It is more
+// than aheadNear where one of them is not in it.
+func (d *aheadDir) spread(order int) int {
+	least, most := math.MaxInt, 0
+	for _, name := range d.last {
+		at, known := d.orders[order].at[name]
+		if !known {
+			return aheadNear + 1
+		}
+		least, most = min(least, at), max(most, at)
+	}
+	if len(d.last) < aheadTold {
+		least = 0
+	}
+	return most - least
+}
+
+// list lists a directory, and reads ahead in it if it is read in order.
+func (a *ahead) list(n *node, d *aheadDir) {
+	orders := a.ordersOf(n)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if d.orders = orders; orders == nil {
+		d.over = true
+		return
+	}
+	a.stepLocked(n, d)
+}
+
+// ordersOf returns the names of the regular files in a directory, or nil where it has too many or cannot be listed.
+func (a *ahead) ordersOf(n *node) []aheadOrder {
+	d, err := a.fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil
+	}
+	defer d.close()
+	var listed []string
+	buf := make([]byte, direntBuffer)
+	for {
+		size, err := unix.Getdents(d.fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || len(listed) > aheadNames {
+			return nil
+		}
+		if size == 0 {
+			break
+		}
+		for b := buf[:size]; len(b) > 0; {
+			e := parseDirent(b)
+			if e.kind == unix.DT_REG {
+				listed = append(listed, string(e.name))
+			}
+			b = b[e.size:]
+		}
+	}
+	byName, byNumber := slices.Clone(listed), slices.Clone(listed)
+	slices.Sort(byName)
+	slices.SortFunc(byNumber, compareNumbers)
+	orders := []aheadOrder{{names: byNumber}, {names: byName}, {names: listed}}
+	for i := range orders {
+		o := &orders[i]
+		o.at = make(map[string]int, len(o.names))
+		for at, name := range o.names {
+			o.at[name] = at
+		}
+	}
+	return orders
+}
+
+// compareNumbers orders names as people do: f9 comes before f10.
+func compareNumbers(a, b string) int {
+	x, y := a, b
+	for x != "" && y != "" {
+		p, q := digits(x), digits(y)
+		if p == 0 || q == 0 {
+			if x[0] != y[0] {
+				return int(x[0]) - int(y[0])
+			}
+			x, y = x[1:], y[1:]
+			continue
+		}
+		v, w := strings.TrimLeft(x[:p], "0"), strings.TrimLeft(y[:q], "0")
+		if len(v) != len(w) {
+			return len(v) - len(w)
+		}
+		if c := strings.Compare(v, w); c != 0 {
+			return c
+		}
+		x, y = x[p:], y[q:]
+	}
+	if len(x) != len(y) {
+		return len(x) - len(y)
+	}
+	return strings.Compare(a, b)
+}
+
+// digits returns how many digits s begins with.
+func digits(s string) int {
+	n := 0
+	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
+		n++
+	}
+	return n
+}
+
+// fetch has the host read files of a directory, of which the first is at begin in the order.
+func (a *ahead) fetch(n *node, d *aheadDir, order, begin int, names []string) {
+	done, useless := a.fetchNames(n, names)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	d.busy = false
+	if d.order == order { // programs may have come further meanwhile
+		d.next = max(d.next, begin+done)
+	}
+	d.window = min(2*d.window, aheadMost)
+	if useless {
+		d.over, d.orders = true, nil
+	}
+}
+
+// fetchNames returns how many names it came to, and whether that is of no use: the host has those files already, or the
+// directory is gone.
+func (a *ahead) fetchNames(n *node, names []string) (done int, useless bool) {
+	dir, errno := a.fs.hold(n)
+	if errno != 0 {
+		return 0, true
+	}
+	defer a.fs.unhold(n)
+	had, bytes := 0, int64(0)
+	for i, name := range names {
+		size, cached := a.fetchName(n, dir, name)
+		if had++; !cached {
+			had = 0
+		}
+		if bytes += size; had == aheadProbe || bytes > aheadBytes {
+			return i + 1, had == aheadProbe
+		}
+	}
+	return len(names), false
+}
+
+// fetchName has the host begin to read a file, unless it has it already, or the file is large.
+func (a *ahead) fetchName(n *node, dir int, name string) (size int64, cached bool) {
+	var st unix.Statx_t
+	foreign, err := a.fs.statxIn(n, dir, name, &st)
+	if err != nil || foreign || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 || st.Size > aheadLargest {
+		return 0, false
+	}
+	fd, err := a.fs.openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(fd)
+	size = int64(st.Size)
+	if cached, _ := isCached(fd, 0, size); cached {
+		return 0, true
+	}
+	a.fetched.Add(1)
+	_ = unix.Fadvise(fd, 0, size, unix.FADV_WILLNEED)
+	return size, false
+}
