@@ -3,12 +3,12 @@
 An engine fills parameters of its own from the tensors of the files: it fuses some (q, k and v), stacks some (experts),
 takes a rank's part of some, and processes quantized ones after loading. It says nowhere which are left as the files
 have them. So the rule looks at the outcome. The engine loads copies, which it may store into. When it is done, a
-parameter becomes the shared tensor of a file where
+parameter becomes the shared tensor of a file, or tensors of files one below the other, where
 
 - it has two dimensions, of 16 or 32 bit floating-point numbers. Experts, which engines rearrange while they serve,
   have three; scales and biases mostly have one, and are small;
 - its layer is not quantized: the layer has no ``quant_method``, or one whose class is called ``Unquantized…``;
-- it is contiguous, on the tensor's device, and has its shape, its type, and the same bits.
+- it is contiguous, on the tensors' device, and has their shape, their type, and the same bits.
 
 All else stays a copy, buffers included. Rejected: giving the shared tensor to the engine's own weight loaders, which
 copy it; and sharing before the engine processes weights, which may store into them.
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gaiafs
-from gaiafs import weights
+from gaiafs import fusing, weights
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _SAMPLES = 64
@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
 class _Seen(NamedTuple):
     file: str
     name: str
+    rows: int
 
 
 class Loading:
@@ -57,6 +58,7 @@ class Loading:
         self._device, self._logger, self._framework = device, logger, framework
         self._library = importlib.import_module(framework)
         self._seen: dict[tuple[object, ...], list[_Seen]] = {}
+        self._begins: dict[tuple[object, ...], list[_Seen]] = {}  # by their first rows
 
     def tensors(self, files: Iterable[str]) -> Iterator[tuple[str, Any]]:
         """Yields the tensors of safetensors files with their names: copies, which the engine may store into.
@@ -76,7 +78,9 @@ class Loading:
             for name in list(tensors):
                 tensor = tensors.pop(name)
                 if _may_be_shared(tensor):
-                    self._seen.setdefault(_key(tensor), []).append(_Seen(file, name))
+                    seen = _Seen(file, name, tensor.shape[0])
+                    self._seen.setdefault(_key(tensor), []).append(seen)
+                    self._begins.setdefault(_key(tensor[0]), []).append(seen)
                 copy = self._library.clone(tensor) if self._framework == "torch" else tensor.copy()
                 del tensor
                 yield name, copy
@@ -86,17 +90,26 @@ class Loading:
 
         A parameter stays a copy, too, where the device has no room for the shared one.
         """
-        wanted: dict[str, dict[str, list[Any]]] = {}
+        wanted: dict[tuple[_Seen, ...], list[Any]] = {}
         for name, parameter in _unquantized(model):
-            found = self._seen.get(_key(parameter.data)) if _may_be_shared(parameter.data) else None
             # An offloaded one is in the host's memory, though it says that it is on the GPU.
             offloaded = getattr(parameter, "_vllm_is_uva_offloaded", False)
-            if found and parameter.is_contiguous() and not offloaded:
-                best = next((s for s in found if s.name == name), found[0])
-                wanted.setdefault(best.file, {}).setdefault(best.name, []).append(parameter)
+            if _may_be_shared(parameter.data) and parameter.is_contiguous() and not offloaded:
+                found = self._seen.get(_key(parameter.data))
+                best = (next((s for s in found if s.name == name), found[0]),) if found else self._pieces(parameter.data)
+                if best:
+                    wanted.setdefault(best, []).append(parameter)
         total = sum(map(_bytes, {id(p): p.data for p in model.parameters()}.values()))
-        shared = sum(self._share_file(file, names) for file, names in wanted.items())
+        # What is shared by itself, and not in one piece with others, comes first; and a tensor is in one view only.
+        taken: set[_Seen] = set()
+        by_files: dict[tuple[str, ...], dict[tuple[_Seen, ...], list[Any]]] = {}
+        for pieces, parameters in sorted(wanted.items(), key=lambda item: len(item[0])):
+            if taken.isdisjoint(pieces) and len(set(pieces)) == len(pieces):
+                taken.update(pieces)
+                by_files.setdefault(tuple(sorted({s.file for s in pieces})), {})[pieces] = parameters
+        shared = sum(self._share_files(files, those) for files, those in by_files.items())
         self._seen.clear()
+        self._begins.clear()
         self._logger.info(
             "gaiafs: %d bytes of parameters are shared with other processes, %d are copies of this process alone",
             shared,
@@ -106,23 +119,44 @@ class Loading:
             model.load_weights = _refuse
         return Outcome(shared, total - shared)
 
-    def _share_file(self, file: str, names: dict[str, list[Any]]) -> int:
+    def _pieces(self, data: Any) -> tuple[_Seen, ...]:
+        """Returns tensors that may be the parameter's rows, one below the other, or none."""
+        pieces: list[_Seen] = []
+        row, rows = 0, data.shape[0]
+        while row < rows:
+            found = self._begins.get(_key(data[row]), [])
+            seen = next((s for s in found if s not in pieces and s.rows <= rows - row), None)
+            if seen is None:
+                return ()
+            pieces.append(seen)
+            row += seen.rows
+        return tuple(pieces)
+
+    def _share_files(self, files: tuple[str, ...], wanted: dict[tuple[_Seen, ...], list[Any]]) -> int:
+        names: dict[str, list[str] | None] = {f: [s.name for p in wanted for s in p if s.file == f] for f in files}
+        targets = {pieces: pieces[0].name if len(pieces) == 1 else f"{pieces[0].name} and others" for pieces in wanted}
+        groups = {t: fusing.Group([[s.name for s in p]], stacked=False) for p, t in targets.items() if len(p) > 1}
         try:
-            found = weights.load({file: list(names)}, self._device, self._framework, None)
-        except (gaiafs.Error, gaiafs.FormatError) as e:
-            self._logger.warning("gaiafs: parameters from %s stay copies of this process alone: %s", file, e)
+            found = weights.load(names, self._device, self._framework, group=lambda parts: groups)
+        except (gaiafs.Error, gaiafs.FormatError, ValueError) as e:
+            self._logger.warning(
+                "gaiafs: parameters from %s stay copies of this process alone: %s", ", ".join(files), e
+            )
             return 0
         shared = 0
-        for name, parameters in names.items():
+        for pieces, parameters in wanted.items():
+            tensor = found[targets[pieces]]
             for parameter in parameters:
-                if parameter.data.device == found[name].device and self._same(parameter.data, found[name]):
-                    parameter.data = found[name]
-                    shared += _bytes(found[name])
+                if parameter.data.device == tensor.device and self._same(parameter.data, tensor):
+                    parameter.data = tensor
+                    shared += _bytes(tensor)
         if self._framework == "torch" and self._library.cuda.is_available():
             self._library.cuda.empty_cache()  # the next file's tensors are not in PyTorch's memory
         return shared
 
     def _same(self, a: Any, b: Any) -> bool:
+        if a.shape != b.shape:
+            return False
         left, right = (t.reshape(-1).view(self._library.uint8) for t in (a, b))
         steps = range(0, len(left), _COMPARED_AT_ONCE)
         return all(bool((left[i : i + _COMPARED_AT_ONCE] == right[i : i + _COMPARED_AT_ONCE]).all()) for i in steps)

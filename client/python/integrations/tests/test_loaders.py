@@ -64,7 +64,8 @@ def loader(request, monkeypatch):
 
 
 def wait_for_segments(path, n):
-    """Waits until n segments of views are mapped. Views that nothing uses go a little later, in a thread."""
+    """Waits until n segments of views are mapped, those of two files twice. Views that nothing uses go a little later, in a
+    thread."""
     until = time.monotonic() + 60
     while True:
         views = [v for f in gaiafs.info(path)["files"] for v in f["views"] if v["mappings"]]
@@ -115,26 +116,45 @@ def test_what_is_shared_and_what_is_copied(loader, path, caplog):
     with caplog.at_level(logging.INFO):
         assert loader.load_model(model=made, path=path) is made
     shared = {n for n, p in parameters.items() if not p.data.flags.writeable}
-    assert shared == {"m.embed", "m.head", "m.o"}
+    assert shared == {"m.embed", "m.head", "m.o", "m.qkv"}  # q is in one file, k in the other
     want = {f"m.{n}": t for n, t in TENSORS.items()}
     want |= {"m.head": TENSORS["embed"], "m.offloaded": TENSORS["k"], "m.up": TENSORS["up"] * 2}
     want["m.qkv"] = np.concatenate([TENSORS["q"], TENSORS["k"]])
     assert all(np.array_equal(p.data, want[n]) for n, p in parameters.items())
-    one = sum(TENSORS[n].nbytes for n in ("embed", "o"))
+    one = sum(TENSORS[n].nbytes for n in ("embed", "o", "q", "k"))
     rest = sum(p.data.nbytes for n, p in parameters.items() if n not in shared)
     assert caplog.messages == [
         f"gaiafs: {one} bytes of parameters are shared with other processes, {rest} are copies of this process alone"
     ]
     assert caplog.records[0].name in ("vllm.gaiafs", "sglang.gaiafs")
     # The device keeps what is shared, and not the rest of the files.
-    wait_for_segments(path, 2)
+    wait_for_segments(path, 6)
+
+
+def test_what_is_fused_of_a_tensor_is_shared_once(loader, path):
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    a, b, same = TENSORS["q"], TENSORS["up"], TENSORS["q"].copy()
+    same[-1] = 0  # which begins as a does
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save({"a": a, "b": b, "same": same}))
+    want = {"first": np.concatenate([b, a]), "again": np.concatenate([a, b]), "torn": np.concatenate([b, a[:8]])}
+    layers = {f"m.{n}": Layer(UnquantizedLinearMethod(), weight=np.zeros_like(t)) for n, t in want.items()}
+
+    def load(weights):
+        for n, t in want.items():
+            layers[f"m.{n}"].own["weight"].data[:] = t
+
+    loader.load_model(model=Model(layers, load), path=path)
+    got = {n: layers[f"m.{n}"].own["weight"].data for n in want}
+    assert all(np.array_equal(got[n], t) for n, t in want.items())
+    assert [n for n in want if not got[n].flags.writeable] == ["first"]
 
 
 def test_a_second_model_has_the_same_memory(loader, path):
     (one, first), (two, second) = model(), model()
     loader.load_model(model=one, path=path)
     loader.load_model(model=two, path=path)
-    wait_for_segments(path, 2)
+    wait_for_segments(path, 6)
     assert np.array_equal(first["m.o"].data, second["m.o"].data)
 
 
@@ -155,7 +175,7 @@ def test_a_model_of_which_nothing_can_be_shared(loader, path, caplog):
 
 
 def test_no_room_for_what_could_be_shared(loader, path, caplog, monkeypatch):
-    def refuse(*arguments):
+    def refuse(*arguments, **options):
         raise gaiafs.Error(12, "no room")
 
     monkeypatch.setattr("gaiafs.weights.load", refuse)
