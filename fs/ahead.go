@@ -63,7 +63,6 @@ type aheadDir struct {
 	orders  []aheadOrder // nil before it was listed
 	order   int
 	next    int // in the order, the first that was not asked for
-	mark    int // the read of this one or a later one has the next ones asked for
 	window  int
 	busy    bool // some are being asked for
 }
