@@ -5,8 +5,8 @@ var residencyPlants = []plant{
 	{
 		name: "the wrong owner is charged",
 		file: "pagecache/residency/pin.go",
-		old:  "d.ledger.Add(p.by.id(), x.size)",
-		new:  "d.ledger.Add(x.owner, x.size)",
+		old:  "x.owner = p.by.id()",
+		new:  "_ = p.by.id()",
 		nets: []net{{pkg: "pagecache/residency", run: "TestOwnerIsWhoMapsFirst"}},
 	},
 	{
