@@ -359,7 +359,9 @@ func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(
 // waitDrains returns once no page of rg that was draining at the time of the call drains any more, not even again for
 // the same release.
 func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	drains := f.drainsLocked(rg)
 	f.mu.Unlock()
 	for _, ch := range drains {

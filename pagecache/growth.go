@@ -55,7 +55,9 @@ func (f *File) sendGrowth() error {
 
 // prepareRelease prepares for a release of rg, of which what lies past end of file goes nowhere, now or later.
 func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	past := f.c.writeBack && rg.End.Offset() > f.size
 	f.mu.Unlock()
 	if !past {
@@ -70,9 +72,11 @@ func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
 // longerLocked reports whether the kernel may know the file to be longer than home is.
 func (f *File) longerLocked() bool { return f.c.writeBack && f.sentAll != f.asked.Load() }
 
-// ReachesPast reports whether a device maps the file for writing past size.
+// ReachesPast reports whether a device maps the file for writing past size, or may: it does not wait for others.
 func (f *File) ReachesPast(size int64) bool {
-	f.mu.RLock()
+	if !f.mu.TryRLock() {
+		return true
+	}
 	defer f.mu.RUnlock()
 	for m := range f.mappings {
 		if m.writable && m.pages.End.Offset() > size {
@@ -85,7 +89,9 @@ func (f *File) ReachesPast(size int64) bool {
 // BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the kernel.
 func (f *File) BeforeWrite(ctx context.Context) error {
 	defer f.asked.Add(1)
-	f.mu.RLock()
+	if err := f.mu.RLockIn(ctx); err != nil {
+		return err
+	}
 	end := page.Count(f.size) + askedPages
 	f.mu.RUnlock()
 	return f.forgetPastEnd(ctx, page.Range{End: end})
@@ -111,7 +117,9 @@ func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) (err error) {
 func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	for range 3 {
 		var found []pastEnd
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return rg.Start, err
+		}
 		size := f.size
 		found, next, err = f.pastEndLocked(ctx, rg)
 		f.mu.Unlock()
@@ -121,7 +129,9 @@ func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.
 		if err := f.sendGrowth(); err != nil {
 			return next, err
 		}
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return next, err
+		}
 		same := f.size == size
 		if same {
 			err = f.zeroPastEndLocked(ctx, found)

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"math"
 	"sync"
 	"testing"
 
@@ -50,6 +51,19 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 		},
 		"sync":       func(ctx context.Context, src *source) error { return src.attached.Sync(ctx, nil) },
 		"bring home": func(ctx context.Context, src *source) error { return src.attached.BringHome(ctx) },
+		"before a write without a request": func(ctx context.Context, src *source) error {
+			return src.attached.BeforeWrite(ctx)
+		},
+		"stores past end of file": func(ctx context.Context, src *source) error {
+			return src.attached.forgetPastEnd(ctx, page.From(0).Pages())
+		},
+		"releases that drain": func(ctx context.Context, src *source) error {
+			return src.attached.waitDrains(ctx, page.From(0).Pages())
+		},
+		"release": func(ctx context.Context, src *source) error {
+			_, err := src.attached.modified(ctx, nil, nil)
+			return err
+		},
 		"check": func(ctx context.Context, src *source) error {
 			_, err := src.attached.CheckHome(ctx)
 			return err
@@ -61,6 +75,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			m.run(src, 0, 0, sharedSize, true)
 			f := src.attached
 			f.mu.Lock()
+			require.True(t, f.ReachesPast(math.MaxInt64), "who only asks does not wait at all")
 			require.ErrorIs(t, call(newWaitedContext(t), src), context.Canceled)
 			f.mu.Unlock()
 			require.NoError(t, f.Sync(t.Context(), nil), "who gave up has let go of the lock, or will")

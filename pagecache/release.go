@@ -35,7 +35,9 @@ func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified
 		f.c.hold.take()
 		defer f.c.hold.drop()
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return nil, 0, err
+	}
 	if all := pagesOf(modified); len(h.grouped) > 0 {
 		modified = subtract(modified, h.grouped)
 		grouped = all - pagesOf(modified)
@@ -185,7 +187,9 @@ type scan struct {
 // modified returns the tracked pages of ascending ranges whose digests are not those of their bases. The pass over
 // device memory is made without File.mu; the mapping on whose behalf it is made pins the extents.
 func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
 	scans, asked := f.beginScansLocked(h, ranges)
 	f.mu.Unlock()
 	found, err := h.dev.Modified(ctx, asked)

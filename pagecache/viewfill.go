@@ -71,7 +71,9 @@ func (p *viewPart) acquire(ctx context.Context, list []page.Range, launder bool,
 	}
 	f := p.f
 	if launder {
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return pages, err
+		}
 		kernel := f.kernel
 		f.mu.Unlock()
 		from := page.Range{Start: list[0].Start, End: list[len(list)-1].End}
@@ -128,7 +130,9 @@ type viewFill struct {
 // otherwise endRead is to be called.
 func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next page.Index, err error) {
 	f := p.f
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return nil, rg.Start, err
+	}
 	defer f.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return nil, rg.Start, err
