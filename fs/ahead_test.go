@@ -61,8 +61,21 @@ func (s *scene) readSmall(t *testing.T, dir string, names ...string) {
 		b, err := os.ReadFile(filepath.Join(s.mnt, dir, name))
 		require.NoError(t, err)
 		require.NotEmpty(t, b)
-		s.fs.ahead.running.Wait()
+		s.settleAhead()
 	}
+}
+
+// settleAhead waits for what reads of programs have begun. The kernel orders those reads before this and later ones after
+// it; the race detector sees that by the lock.
+func (s *scene) settleAhead() {
+	locked := func() int {
+		s.fs.ahead.mu.Lock()
+		defer s.fs.ahead.mu.Unlock()
+		return len(s.fs.ahead.dirs)
+	}
+	locked()
+	s.fs.ahead.running.Wait()
+	locked()
 }
 
 func numbered(i int) string { return fmt.Sprintf("f%d", i) }
@@ -125,7 +138,7 @@ func TestReadsAheadForSeveralReaders(t *testing.T) {
 		})
 	}
 	all.Wait()
-	s.fs.ahead.running.Wait()
+	s.settleAhead()
 	assert.LessOrEqual(t, s.fs.ahead.fetched.Load(), int64(dirs*files))
 	for i := range dirs {
 		assert.Equal(t, files, s.cachedFiles(t, fmt.Sprint("d", i)))
@@ -181,6 +194,8 @@ func TestReadsAheadSmallFilesOnly(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(s.source, dir, "f"), []byte("x"), 0o644))
 		s.readSmall(t, dir, "f")
 	}
+	s.fs.ahead.mu.Lock()
+	defer s.fs.ahead.mu.Unlock()
 	assert.LessOrEqual(t, len(s.fs.ahead.dirs), aheadDirs)
 }
 
