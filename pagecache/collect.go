@@ -43,12 +43,13 @@ func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly boo
 
 // collectPartLocked is bringLocked for so few pages that lists of them are short.
 func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
-	for tries := 0; ; tries++ {
+	found := 0 // how often somebody had changed home meanwhile
+	for looked := false; ; looked = true {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
 			return nil
 		}
-		if tries == 0 {
+		if !looked {
 			if err := f.settlePendingLocked(ctx, pending); err != nil {
 				if ctx.Err() == nil {
 					f.failedLocked(err)
@@ -71,8 +72,9 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 				n++
 			}
 			owner := pending[0].Owner
-			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly, tries <= carefulTries)
+			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly, found < carefulTries)
 			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
+				found++
 				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
 					all, err = false, f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
 				}

@@ -199,6 +199,45 @@ func TestChangesInSourceBetweenWrites(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
+// TestCollectsOfManyDevicesLookAgain: each device that released a page has it brought home in a turn of its own. The last
+// one looks at home before each of its writes, too.
+func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
+	const devices = carefulTries + 1
+	m := newMachine(t, devices)
+	src := m.noisyFile(3 * page.Size)
+	want := src.home.bytes(0, 3*page.Size)
+	var programs []*program
+	for d := range devices {
+		programs = append(programs, m.run(src, d, 0, 3*page.Size, true))
+	}
+	for d, p := range programs {
+		for _, at := range []int{4 * d, 2*page.Size + 4*d} {
+			p.add(at)
+			want[at]++
+		}
+		p.release()
+	}
+	gate := m.devices[devices-1].Hold(faulty.CopyOut)
+	synced := make(chan error, 1)
+	go func() { synced <- src.attached.Sync(context.Background(), nil) }()
+	<-gate.Arrived()
+	hung := make(chan struct{})
+	src.home.hung = hung
+	gate.Open()
+	require.Eventually(t, func() bool { return src.home.waiting.Load() > 0 }, time.Minute, time.Millisecond)
+	at := 2*page.Size + 100
+	want[at]++
+	src.home.editAt(at, want[at:at+1])
+	close(hung)
+	require.NoError(t, <-synced)
+	requireSame(t, want, src.home.bytes(0, len(want)))
+	for _, p := range programs {
+		p.acquire()
+		requireSame(t, want, p.all())
+	}
+	require.Zero(t, m.baseless())
+}
+
 // TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting home.
 func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	m := newMachine(t, 1)

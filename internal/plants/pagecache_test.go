@@ -339,8 +339,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a collect begins again whenever SOURCE changed",
 		file: "pagecache/collect.go",
-		old:  "tries <= carefulTries)",
-		new:  "tries >= 0)",
+		old:  "found < carefulTries)",
+		new:  "found >= 0)",
 		nets: []net{{pkg: "pagecache", run: "TestCollectsEndWhileSourceChanges", args: []string{"-timeout=20s"}}},
 	},
 	{
