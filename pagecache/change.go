@@ -108,6 +108,9 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	if err != nil {
 		return err
 	}
+	if f.size != before { // which a collect found out
+		return f.changeLocked(ctx, asked, do)
+	}
 	// Bytes that programs stored past end of file are not part of it when it grows.
 	grows := changed.End > before && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
 	if grows {

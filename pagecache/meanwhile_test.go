@@ -238,6 +238,51 @@ func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
+// TestSizesOfOthersWhileAWriteBringsPagesHome has somebody in SOURCE make the file longer, or shorter, while a CPU program's
+// request brings home what a device released.
+func TestSizesOfOthersWhileAWriteBringsPagesHome(t *testing.T) {
+	const size = 2*page.Size + 100
+	for _, other := range []int{3*page.Size + 50, page.Size + 50} {
+		for name, c := range map[string]Change{
+			"write":        {Kind: ChangeWrite, Off: 8, Len: 1},
+			"longer write": {Kind: ChangeWrite, Off: 8, Len: 4 * page.Size},
+			"append":       {Kind: ChangeAppend, Len: 1},
+			"allocate":     {Kind: ChangeAllocate, Len: 1},
+		} {
+			t.Run(fmt.Sprintf("%s, %d", name, other), func(t *testing.T) {
+				m := newMachine(t, 1)
+				src := m.noisyFile(size)
+				p := m.run(src, 0, 0, 6*page.Size, true)
+				for _, at := range []int{0, page.Size, 2 * page.Size} {
+					p.add(at)
+				}
+				p.release()
+				gate := m.devices[0].Hold(faulty.CopyOut)
+				wrote := make(chan error, 1)
+				bytes := slices.Repeat([]byte{7}, int(c.Len))
+				if c.Kind == ChangeAllocate {
+					bytes = nil
+				}
+				go func() { wrote <- src.tryWrite(c, bytes) }()
+				<-gate.Arrived()
+				src.home.resize(other)
+				src.home.editAt(other-10, []byte{9})
+				gate.Open()
+				require.NoError(t, <-wrote)
+				p.acquire()
+				all := src.home.bytes(0, len(src.home.data))
+				p.store(len(all)-1, 66)
+				p.release()
+				require.NoError(t, src.attached.Sync(t.Context(), nil))
+				require.Equal(t, []byte{66}, src.home.bytes(len(all)-1, 1))
+				all[len(all)-1] = 66
+				requireSame(t, all, p.load(0, len(all)))
+				require.Zero(t, p.byteAt(len(all)))
+			})
+		}
+	}
+}
+
 // TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting home.
 func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	m := newMachine(t, 1)
