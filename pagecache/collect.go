@@ -245,11 +245,15 @@ const homeWrite = 1 << 20
 // careful it looks before each write, and fails with changedBeside. Runs that follow each other, in memory too, go
 // together. It is no faster on several cores: filesystems write one file under one lock.
 func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool) (written int, err error) {
+	noticed, err := f.home.Look()
+	if err != nil {
+		return 0, err
+	}
 	sig, err := f.home.Signature()
 	if err != nil {
 		return 0, err
 	}
-	f.beginWritingLocked(sig)
+	f.beginWritingLocked(sig, noticed)
 	for written < len(ranges) && err == nil {
 		rg, buf, runs := ranges[written], bufs[written], 1
 		for _, next := range ranges[written+1:] {

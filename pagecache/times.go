@@ -30,6 +30,7 @@ type shownTimes struct {
 	mtime      time.Time // while collecting
 	ctime      time.Time
 	began      time.Time // while collecting, the ctime of home before
+	noticed    uint64    // while collecting, what Home.Look counted before
 }
 
 // ShownTimes returns what programs are to see where home has these times.
@@ -44,16 +45,21 @@ func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.T
 	return mtime, ctime
 }
 
-// beginWritingLocked says that released bytes are about to be written to a home with these times. endWritingLocked gives home
-// its mtime back.
-func (f *File) beginWritingLocked(sig Signature) {
+// beginWritingLocked says that released bytes are about to be written to a home with these times, of which so many
+// changes of others were noticed. endWritingLocked gives home its mtime back.
+func (f *File) beginWritingLocked(sig Signature, noticed uint64) {
 	_, ctime := f.ShownTimes(sig.Mtime, sig.Ctime)
-	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime})
+	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime, noticed: noticed})
 }
 
 // endWritingLocked leaves an mtime alone that the writes cannot have given home: somebody set it in SOURCE meanwhile.
+// Where somebody changed home meanwhile, the times say so.
 func (f *File) endWritingLocked() {
 	t := f.shown.Load()
+	if f.home.Noticed() != t.noticed {
+		f.shown.Store(nil)
+		return
+	}
 	sig, err := f.home.Signature()
 	if h, ok := f.home.(TimedHome); ok && err == nil && !sig.Mtime.Before(t.began) && !sig.Mtime.After(sig.Ctime) {
 		if err := h.SetModified(t.mtime); err != nil {
