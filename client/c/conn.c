@@ -91,7 +91,7 @@ int gaiafs_say_rest(int fd, uint16_t type, uint64_t id, const uint8_t *body, siz
 		struct cmsghdr align;
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control = { 0 };
-	uint8_t frame[GAIAFS_HEADER + GAIAFS_MAX_BODY];
+	uint8_t frame[GAIAFS_HEADER + GAIAFS_MAX_FEATURES];
 	struct iovec parts[2] = { { .iov_base = frame, .iov_len = GAIAFS_HEADER + n } };
 	struct msghdr msg = { .msg_iov = parts, .msg_iovlen = 1 };
 	bool large = rest != NULL && rest->memfd >= 0;

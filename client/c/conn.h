@@ -43,7 +43,8 @@ int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame
 		struct gaiafs_fail *f);
 /* gaiafs_greet connects a socket with a daemon and shakes hands. It returns an errno. */
 int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcome *w, struct gaiafs_fail *f);
-/* gaiafs_say sends one frame, without waiting. It returns an errno. gaiafs_say_rest adds the rest of a body, if any. */
+/* gaiafs_say sends one frame, of GAIAFS_MAX_FEATURES bytes at most, without waiting. It returns an errno.
+   gaiafs_say_rest adds the rest of a body, if any. */
 int gaiafs_say(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n);
 int gaiafs_say_rest(int fd, uint16_t type, uint64_t id, const uint8_t *body, size_t n, const struct gaiafs_rest *rest);
 /* gaiafs_read_fail decodes the body of a RESULT or ERROR into *f. */

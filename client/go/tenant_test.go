@@ -23,6 +23,7 @@ func TestTenant(t *testing.T) {
 	for name, want := range map[string]*Error{
 		"theirs":                 {Errno: syscall.EACCES, Text: "may not be the tenant of the name \"theirs\""},
 		"nobody":                 {Errno: syscall.EACCES, Text: "knows no tenant of the name \"nobody\""},
+		strings.Repeat("x", 255): {Errno: syscall.EACCES, Text: "knows no tenant of the name \"xxx"},
 		strings.Repeat("x", 256): {Errno: syscall.EINVAL, Text: "GAIAFS_TENANT has 256 bytes"},
 	} {
 		t.Setenv("GAIAFS_TENANT", name)
