@@ -35,9 +35,9 @@ func (l *live) next(now time.Time, budget, used, free, least int64) int64 {
 	there := used + free
 	want := min(l.most, max(there-2*l.floor, least))
 	switch {
-	case budget > there-l.floor:
+	case budget > min(there-l.floor, l.most): // somebody may have set more than most
 		l.since = time.Time{}
-		return min(budget, want) // which is more than the budget where least is
+		return min(budget, max(want, least)) // which is more than the budget where least is
 	case want <= budget || want < l.most && budget >= there-3*l.floor:
 		l.since = time.Time{}
 		return budget
@@ -74,6 +74,10 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	}
 	if d.shrinks(free) {
 		d.options.Recall(ctx) // what clients keep without need is not held
+		// Clients may have given memory back meanwhile.
+		if free, err = d.backend.Free(); err != nil {
+			return err
+		}
 	}
 	if d.follow(now, free) {
 		return d.shrink(ctx, TierVRAM, d.overBudget)

@@ -29,6 +29,8 @@ func TestLiveBudget(t *testing.T) {
 		{"they take more than there is beside", 0, 1499, 1000, 0, 10, 800},
 		{"programs map more", 0, 1499, 1000, 0, 900, 900},
 		{"as much as the budget", 0, 1499, 1499, 0, 1499, 1499},
+		{"more was set than it may become", 0, 1700, 1000, 2000, 10, 1600},
+		{"and is mapped", 0, 1700, 1000, 2000, 1650, 1650},
 		{"they give a little back", 0, 800, 800, 299, 10, 800},
 		{"they give more back: not at once", 0, 800, 800, 301, 10, 800},
 		{"still so", time.Second, 800, 800, 301, 10, 800},
@@ -95,4 +97,19 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.NoError(t, d.Follow(ctx, now))
 	require.EqualValues(t, 4*granule, d.Budget(), "a size is not live")
 	require.Equal(t, "a test", d.Status().Why)
+}
+
+// TestLiveBudgetAfterRecall: what is free is looked at again once clients gave back what they kept.
+func TestLiveBudgetAfterRecall(t *testing.T) {
+	d, f := newDevice(t, 16, 1)
+	k := newKey(t, d)
+	k.idle(t, 0, 8)
+	d.SetLive()
+	f.SetFree(granule)
+	d.options.Recall = func(context.Context) {
+		k.letGo(t)
+		f.SetFree(20 * granule)
+	}
+	require.NoError(t, d.Follow(context.Background(), time.Now()))
+	require.EqualValues(t, 16*granule, d.Budget())
 }
