@@ -76,7 +76,7 @@ func (d *Device) winner(most int64, asked map[policy.ID]bool) (best *Extent) {
 	above := make(map[tenants.ID]int64)
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if x.Placement().Tier != TierHost || x.size > most || x.mapped > 0 || asked[id] || d.exceedsLocked(x) {
+		if x.Placement().Tier != TierHost || x.size > most || x.mapped > 0 || asked[id] || d.exceedsLocked(x.owner, x.size) {
 			continue
 		}
 		if _, known := above[x.owner]; !known {
@@ -92,10 +92,17 @@ func (d *Device) winner(most int64, asked map[policy.ID]bool) (best *Extent) {
 	return best
 }
 
-// exceedsLocked reports whether x's owner may not own x of the device's own memory too, with Device.mu held.
-func (d *Device) exceedsLocked(x *Extent) bool {
-	most := d.ledger.Most(x.owner)
-	return most > 0 && d.ledger.Owned(x.owner)+x.size > most
+// exceedsLocked reports whether a tenant may not own so much more of the device's own memory, with Device.mu held.
+func (d *Device) exceedsLocked(id tenants.ID, size int64) bool {
+	most := d.ledger.Most(id)
+	return most > 0 && d.ledger.Owned(id)+size > most
+}
+
+// exceeds is exceedsLocked for those who do not hold Device.mu.
+func (d *Device) exceeds(id tenants.ID, size int64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.exceedsLocked(id, size)
 }
 
 // bring has x move to the device's own memory, where it has some.

@@ -244,7 +244,7 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 		p := &Pin{dev: d, by: a.By}
 		g.pins = append(g.pins, p)
 		for _, x := range w.Key.Extents(w.Pages) {
-			d.promote(ctx, x)
+			d.promote(ctx, x, a.By.id())
 			if _, err := p.pin(x); err != nil {
 				return nil, err
 			}

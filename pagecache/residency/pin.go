@@ -120,10 +120,12 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 	}
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
+		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
+	}
+	if !p.keeps && x.mapped == x.kept+1 { // the first who maps it; Keep maps nothing
 		d.ownLocked(x.counted, x.owner, -x.size)
 		x.owner = p.by.id()
 		d.ownLocked(x.counted, x.owner, x.size)
-		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
 	}
 	p.extents = append(p.extents, x)
 	d.checkLocked()

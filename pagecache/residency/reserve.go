@@ -85,7 +85,7 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 // they were.
 func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (bool, error) {
 	if of.x != nil {
-		p.dev.promote(ctx, of.x)
+		p.dev.promote(ctx, of.x, p.by.id())
 		return p.pin(of.x)
 	}
 	d, size := p.dev, of.bytes()

@@ -71,6 +71,45 @@ func TestMostOfATenant(t *testing.T) {
 	p.Release()
 }
 
+// TestMostOfATenantInBrackets: what a bracket uses again stays in pinned memory where its tenant may own no more of the
+// device, though there is room.
+func TestMostOfATenantInBrackets(t *testing.T) {
+	d, _ := newPinnedDevice(t, 6, 2)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	a, b := newKey(t, d), newKey(t, d)
+	used, err := d.Grant(context.Background(), []Want{a.want(0, 2)}, Asking{By: Tenant{User: 1}, Patience: patient})
+	require.NoError(t, err)
+	for range 2 {
+		g, err := d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 1}, Patience: patient})
+		require.NoError(t, err)
+		require.Equal(t, []Tier{TierHost}, b.tiers())
+		require.EqualValues(t, 2*granule, d.owned(1))
+		g.Release()
+	}
+	used.Release()
+	g, err := d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 2}, Patience: patient})
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierVRAM}, b.tiers(), "another one may own it")
+	g.Release()
+}
+
+// TestKeepLeavesTheOwner: what is kept for a while stays on its owner's account, until somebody else maps it.
+func TestKeepLeavesTheOwner(t *testing.T) {
+	d, _ := newDevice(t, 2, 1)
+	k := newKey(t, d)
+	p, err := k.take(1, 0, 1)
+	require.NoError(t, err)
+	p.Release()
+	keep := d.Keep(k, granules(0, 1))
+	require.EqualValues(t, granule, d.owned(1))
+	p, err = k.take(2, 0, 1)
+	require.NoError(t, err)
+	require.EqualValues(t, granule, d.owned(2))
+	keep.Release()
+	p.Release()
+	require.EqualValues(t, granule, d.owned(2))
+}
+
 // TestMostPinned: who may own no more of pinned memory gets none beyond it although there is some, waits for his own
 // brackets with the reason, and is refused at once what he can never have; who owns nothing of the device makes room in pinned
 // memory too.
