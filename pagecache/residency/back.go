@@ -52,6 +52,9 @@ func (d *Device) room() int64 { return d.Budget() - d.backend.Used() }
 // backOnce moves one extent, in a turn of its own, and notes in asked which it tried. It reports whether there may be
 // more.
 func (d *Device) backOnce(ctx context.Context, asked map[policy.ID]bool) (bool, error) {
+	if d.needless() {
+		return false, nil
+	}
 	mine, waited, err := d.turn(ctx)
 	if err != nil {
 		return false, err
@@ -66,6 +69,13 @@ func (d *Device) backOnce(ctx context.Context, asked map[policy.ID]bool) (bool, 
 	}
 	d.bring(ctx, x)
 	return true, ctx.Err()
+}
+
+// needless reports whether nothing is in pinned memory, or others wait for memory, maybe as long as a disk is slow.
+func (d *Device) needless() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.takenHost == 0 || len(d.turns)+len(d.line) > 0
 }
 
 // winner returns the extent that goes back next, of at most so many bytes: the last one to leave, by the rule, of the

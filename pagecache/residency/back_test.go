@@ -112,3 +112,27 @@ func TestBackByShare(t *testing.T) {
 		p.Release()
 	}
 }
+
+// TestBackDoesNotWait: it leaves at once where others wait for memory, so that its caller can look after the budget.
+func TestBackDoesNotWait(t *testing.T) {
+	d, _ := newPinnedDevice(t, 8, 2)
+	ctx, now := context.Background(), time.Now()
+	full, k := newKey(t, d), newKey(t, d)
+	mapped, err := full.take(0, 0, 8)
+	require.NoError(t, err)
+	g, err := k.grant(false, 0, 1)
+	require.NoError(t, err)
+	g.Release()
+	mapped.Release()
+	full.letGo(t)
+	require.NoError(t, d.Back(ctx, now))
+	mine, _, err := d.turn(ctx)
+	require.NoError(t, err)
+	short, cancel := context.WithTimeout(ctx, patient/10)
+	defer cancel()
+	require.NoError(t, d.Back(short, now.Add(backAfter)))
+	require.Equal(t, []Tier{TierHost}, k.tiers())
+	d.yield(mine)
+	require.NoError(t, d.Back(ctx, now.Add(backAfter)))
+	require.Equal(t, []Tier{TierVRAM}, k.tiers())
+}
