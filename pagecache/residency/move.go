@@ -79,8 +79,8 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 	return moved
 }
 
-// promote has x, in pinned memory, move to the device's own where there is room for it, and where the tenant who asks may
-// own that. Nobody makes room.
+// promote has x, in pinned memory, move to the device's own where there is room for it, and where the tenant who asks
+// may own that. Nobody makes room.
 func (d *Device) promote(ctx context.Context, x *Extent, asks tenants.ID) {
 	if x.Placement().Tier != TierHost || x.Mapped() > 0 || !d.spare(x.size) || d.exceeds(asks, x.size) {
 		return

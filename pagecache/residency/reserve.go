@@ -10,6 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // Key is what a device holds of a file. But for Pinned, its methods are called without any lock of this package, and may
@@ -54,7 +55,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 		err := d.admit(r, rest, pieces, bytes)
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool
-			if ok, err = p.take(ctx, key, pieces[i], d.allocateOwn); !ok {
+			if ok, err = p.afford(ctx, key, pieces[i]); !ok {
 				break // the Key's extents are others by now
 			}
 			rest.Start = pieces[i].pages.End
@@ -65,6 +66,58 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 		}
 	}
 	return p, nil
+}
+
+// afford is take, of what is the tenant's from then on too only where that may own as much.
+func (p *Pin) afford(ctx context.Context, key Key, of piece) (bool, error) {
+	d, owner := p.dev, p.by.id()
+	if of.x != nil && d.asks(owner, of.x) {
+		err := d.settle(ctx, owner)
+		d.mu.Lock()
+		d.ledger.Add(owner, -of.x.size)
+		d.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+	}
+	return p.take(ctx, key, of, d.allocateOwn)
+}
+
+// asks counts x as a tenant's that has a maximum, where it becomes that by being mapped. It reports false where it does
+// not.
+func (d *Device) asks(owner tenants.ID, x *Extent) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ledger.Most(owner) == 0 || x.counted != TierVRAM || x.mapped > x.kept || x.owner == owner {
+		return false
+	}
+	d.ledger.Add(owner, x.size)
+	return true
+}
+
+// settle has extents leave that are a tenant's, until it owns no more than it may. It fails where programs map them.
+func (d *Device) settle(ctx context.Context, owner tenants.ID) error {
+	if !d.over(owner) {
+		return nil
+	}
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.yield(mine)
+	for d.over(owner) {
+		evicted, err := d.evict(ctx, TierVRAM, owner, sparing{copied: true})
+		if err == nil && !evicted {
+			evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
+		}
+		switch {
+		case err != nil:
+			return err
+		case !evicted && d.over(owner):
+			return d.most(owner)
+		}
+	}
+	return nil
 }
 
 // admit refuses what can never be had: bytes are those of the pieces.

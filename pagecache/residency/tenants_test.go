@@ -71,6 +71,37 @@ func TestMostOfATenant(t *testing.T) {
 	p.Release()
 }
 
+// TestMostOfATenantOfWhatOthersHad: what others had mapped counts for the maximum of who maps it next, and what is his
+// own makes room.
+func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
+	d, _ := newDevice(t, 8, 1)
+	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	theirs, mine := newKey(t, d), newKey(t, d)
+	for i := range 4 {
+		p, err := theirs.take(2, pageOf(i), pageOf(i+1))
+		require.NoError(t, err)
+		p.Release()
+	}
+	p, err := mine.take(1, 0, 1)
+	require.NoError(t, err)
+	p.Release()
+	p, err = theirs.take(1, 0, 2)
+	require.NoError(t, err)
+	require.Empty(t, mine.tiers(), "it made room")
+	require.EqualValues(t, 2*granule, d.owned(1))
+	_, err = theirs.take(1, 2, 3)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.ErrorContains(t, err, "(the maximum of tenant user 1)")
+	used, err := theirs.take(2, 2, 3)
+	require.NoError(t, err)
+	both, err := theirs.take(1, 2, 3)
+	require.NoError(t, err, "it is on another one's account")
+	require.EqualValues(t, 2*granule, d.owned(1))
+	both.Release()
+	used.Release()
+	p.Release()
+}
+
 // TestMostOfATenantInBrackets: what a bracket uses again stays in pinned memory where its tenant may own no more of the
 // device, though there is room.
 func TestMostOfATenantInBrackets(t *testing.T) {
