@@ -118,12 +118,12 @@ func (d *Device) follow(now time.Time, free int64) bool {
 }
 
 // heldLocked is the bytes of the device's own memory that cannot leave, with Device.mu held: what is mapped, used by a
-// bracket, or pinned.
-func (d *Device) heldLocked() (n int64) {
-	stays := d.stays()
+// bracket, or pinned, what is being made for those who asked, and what has left and is not free yet.
+func (d *Device) heldLocked() int64 {
+	n, stays := d.taken, d.stays()
 	for _, x := range d.extents {
-		if x.Placement().Tier == TierVRAM && (x.mapped > 0 || stays(x)) {
-			n += x.size
+		if x.Placement().Tier == TierVRAM && x.mapped == 0 && !stays(x) {
+			n -= x.size
 		}
 	}
 	return (n + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity

@@ -113,3 +113,19 @@ func TestLiveBudgetAfterRecall(t *testing.T) {
 	require.NoError(t, d.Follow(context.Background(), time.Now()))
 	require.EqualValues(t, 16*granule, d.Budget())
 }
+
+// TestLiveBudgetWhileMemoryIsMade: the budget is not less than what somebody is being given.
+func TestLiveBudgetWhileMemoryIsMade(t *testing.T) {
+	d, f := newDevice(t, 16, 1)
+	newKey(t, d).idle(t, 0, 4)
+	mem, err := d.alloc(8 * granule)
+	require.NoError(t, err)
+	d.SetLive()
+	f.SetFree(granule) // less than is used
+	require.NoError(t, d.Follow(context.Background(), time.Now()))
+	require.EqualValues(t, 10*granule, d.Budget(), "two floors are left")
+	require.NoError(t, d.Follow(context.Background(), time.Now()))
+	require.EqualValues(t, 8*granule, d.Budget(), "what is made")
+	require.NoError(t, mem.Free())
+	d.unmade(TierVRAM, 8*granule)
+}
