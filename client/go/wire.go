@@ -85,10 +85,10 @@ const (
 	featureMove    uint64 = 1 << 2
 	featureView    uint64 = 1 << 3
 	featureGroup   uint64 = 1 << 4
-	// usedFeatures are those that this package has a use for.
 	// featureTenant is used where GAIAFS_TENANT is set.
 	featureTenant uint64 = 1 << 5
 
+	// usedFeatures are those that this package always has a use for.
 	usedFeatures = featureService | featureLarge | featureMove | featureView | featureGroup
 )
 

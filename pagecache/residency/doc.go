@@ -84,9 +84,10 @@
 //
 // # Locks
 //
-// Device.budgeting is held while the budget changes, and comes before Device.mu. Device.mu is a leaf: it is held for a few instructions, and never while a Key, a watcher or the device is called, but
-// for Key.Pinned, which takes no lock. A
-// Key may hold its own lock when it calls this package, but for Reserve and Evict, which call the Key.
+// Device.budgeting is held while the budget changes, and comes before Device.mu. Device.mu is held while nobody waits:
+// never while a Key, a watcher or the device is called, but for Key.Pinned, which takes no lock. Who looks for a victim
+// looks at every extent under it. Pinned.mu comes after it, and is a leaf. A Key may hold its own lock when it calls
+// this package, but for Reserve, Grant, Evict and Back, which call Keys.
 //
 // # What it does not do
 //

@@ -9,8 +9,8 @@ import (
 )
 
 // A device's budget may follow what others take of its memory. Two looks that see the same never change it twice: it
-// shrinks where less than the floor would be left for others, by enough to leave them two floors, and it grows where more than
-// three would be left.
+// shrinks where less than the floor would be left for others, by enough to leave them two floors, and it grows where
+// more than three would be left.
 
 const (
 	// liveFloor is the part of a device's largest budget that is left to others: what a program asks for between two looks
