@@ -45,8 +45,8 @@ type locator struct {
 // node is an inode of the mount.
 //
 // Invariants: fd >= 0 or where is set, unless the node is the victim of a change underneath (then requests get ESTALE).
-// A descriptor is closed only while users is 0 and, before the node is dropped, while where is set. parent.kids counts
-// the nodes whose where names parent.
+// A descriptor is closed only while users is 0 and, before the node is dropped, while where is set. Requests keep their
+// node from being dropped; what the daemon does by itself does not. parent.kids counts the nodes whose where names parent.
 type node struct {
 	id nodeID
 	identity
@@ -277,11 +277,22 @@ func (fs *fileSystem) adoptLocked(n *node, fd int) {
 	fs.descriptors.add(n)
 }
 
-// unhold ends what hold began.
+// unhold ends what hold began. The last one closes the descriptor of a node that was dropped meanwhile.
 func (fs *fileSystem) unhold(n *node) {
 	n.mu.Lock()
-	n.users--
-	n.mu.Unlock()
+	defer n.mu.Unlock()
+	if n.users--; n.dropped {
+		fs.closeUnusedLocked(n)
+	}
+}
+
+// closeUnusedLocked closes the descriptor of a node that was dropped, if it has one and nobody uses it. n.mu is held.
+func (fs *fileSystem) closeUnusedLocked(n *node) {
+	if n.fd >= 0 && n.users == 0 {
+		unix.Close(n.fd)
+		n.fd = -1
+		fs.descriptors.remove(n)
+	}
 }
 
 // openVerified opens name in the directory dir, without following it, and makes sure that it is n. With O_PATH it asks no

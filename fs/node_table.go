@@ -202,11 +202,7 @@ func (fs *fileSystem) drop(n *node) (parent *node) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.dropped = true
-	if n.fd >= 0 {
-		unix.Close(n.fd)
-		n.fd = -1
-		fs.descriptors.remove(n)
-	}
+	fs.closeUnusedLocked(n)
 	parent = n.where.parent
 	n.where = locator{}
 	return parent
