@@ -27,9 +27,11 @@ type ahead struct {
 
 	mu      sync.Mutex
 	dirs    map[*node]*aheadDir // protected by mu
-	trusted int                 // the order in which the last directory was read to its end, or noOrder; protected by mu
+	trusted int                 // the order in which the next directory is taken to be read, or noOrder; protected by mu
+	listing bool                // some directory is being listed; protected by mu
 
 	running sync.WaitGroup
+	ending  atomic.Bool
 	fetched atomic.Int64 // files that the host was asked to read
 }
 
@@ -44,8 +46,9 @@ const (
 	aheadFirst, aheadMost = 32, 256
 	// aheadBytes are the most bytes that are read ahead at once.
 	aheadBytes = 8 << 20
-	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have.
-	aheadDirs, aheadNames = 64, 1 << 14
+	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have, aheadAllNames how
+	// many all of them: some 300 bytes each.
+	aheadDirs, aheadNames, aheadAllNames = 64, 1 << 14, 1 << 17
 	// aheadProbe is how many files in a row that the host has already end it for a directory.
 	aheadProbe = 8
 )
@@ -59,6 +62,7 @@ type aheadDir struct {
 	last    []string // the last files that were read, aheadTold at most
 	reads   int
 	listing bool // is being listed, or was
+	trusts  bool // its order was chosen before enough files were read
 	over    bool
 	orders  []aheadOrder // nil before it was listed
 	order   int
@@ -75,6 +79,12 @@ type aheadOrder struct {
 
 func newAhead(fs *fileSystem) *ahead {
 	return &ahead{fs: fs, dirs: make(map[*node]*aheadDir), trusted: noOrder}
+}
+
+// close ends reading ahead. No request is under way.
+func (a *ahead) close() {
+	a.ending.Store(true)
+	a.running.Wait()
 }
 
 // read notes that a program reads n, a small file, from its beginning, and that its bytes come from home.
@@ -100,8 +110,8 @@ func (a *ahead) read(n *node) {
 	switch {
 	case d.orders != nil:
 		a.stepLocked(where.parent, d)
-	case !d.listing && (d.reads >= aheadTold || a.trusted != noOrder):
-		d.listing = true
+	case !d.listing && !a.listing && (d.reads >= aheadTold || a.trusted != noOrder):
+		d.listing, a.listing = true, true
 		a.running.Go(func() { a.list(where.parent, d) })
 	}
 }
@@ -125,10 +135,36 @@ func (a *ahead) dirLocked(n *node) *aheadDir {
 	return d
 }
 
-// stepLocked reads ahead after a read in a directory that was listed.
+// boundLocked forgets directories that were not used for longest, but not d, until all have aheadAllNames at most.
+func (a *ahead) boundLocked(d *aheadDir) {
+	for {
+		names, oldest := len(d.orders[0].names), (*node)(nil)
+		for n, other := range a.dirs {
+			if other == d || other.orders == nil {
+				continue
+			}
+			names += len(other.orders[0].names)
+			if oldest == nil || other.used.Before(a.dirs[oldest].used) {
+				oldest = n
+			}
+		}
+		if names <= aheadAllNames || oldest == nil {
+			return
+		}
+		delete(a.dirs, oldest)
+	}
+}
+
+// stepLocked reads ahead after a read in a directory that was listed. The order of the last directory is trusted once:
+// where more files are read in it, it is trusted again. So who reads a file of each directory costs no more than one.
 func (a *ahead) stepLocked(n *node, d *aheadDir) {
 	if d.order == noOrder || d.spread(d.order) > aheadNear {
 		d.order, d.next = d.chooseOrder(a.trusted), 0
+		if len(d.last) < aheadTold {
+			a.trusted, d.trusts = noOrder, true
+		}
+	} else if d.trusts && len(d.last) == aheadTold {
+		a.trusted, d.trusts = d.order, false
 	}
 	if d.order == noOrder {
 		if d.reads > aheadNear {
@@ -185,16 +221,18 @@ func (a *ahead) list(n *node, d *aheadDir) {
 	orders := a.ordersOf(n)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.listing = false
 	if d.orders = orders; orders == nil {
 		d.over = true
 		return
 	}
+	a.boundLocked(d)
 	a.stepLocked(n, d)
 }
 
 // ordersOf returns the names of the regular files in a directory, or nil where it has too many or cannot be listed.
 func (a *ahead) ordersOf(n *node) []aheadOrder {
-	d, err := a.fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY)
+	d, err := a.fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOATIME)
 	if err != nil {
 		return nil
 	}
@@ -206,7 +244,7 @@ func (a *ahead) ordersOf(n *node) []aheadOrder {
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil || len(listed) > aheadNames {
+		if err != nil {
 			return nil
 		}
 		if size == 0 {
@@ -218,6 +256,9 @@ func (a *ahead) ordersOf(n *node) []aheadOrder {
 				listed = append(listed, string(e.name))
 			}
 			b = b[e.size:]
+		}
+		if len(listed) > aheadNames {
+			return nil
 		}
 	}
 	byName, byNumber := slices.Clone(listed), slices.Clone(listed)
@@ -295,6 +336,9 @@ func (a *ahead) fetchNames(n *node, names []string) (done int, useless bool) {
 	defer a.fs.unhold(n)
 	had, bytes := 0, int64(0)
 	for i, name := range names {
+		if a.ending.Load() { // each file may take the disk a while
+			return i, true
+		}
 		size, cached := a.fetchName(n, dir, name)
 		if had++; !cached {
 			had = 0

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -197,6 +198,61 @@ func TestReadsAheadSmallFilesOnly(t *testing.T) {
 	s.fs.ahead.mu.Lock()
 	defer s.fs.ahead.mu.Unlock()
 	assert.LessOrEqual(t, len(s.fs.ahead.dirs), aheadDirs)
+}
+
+// Who reads one file of each directory has files read ahead in one of them in vain, though the directory before was read
+// in order, and who reads them at random has one of them listed.
+func TestReadsAheadOnTrustOnce(t *testing.T) {
+	for first, ahead := range map[string]int{"f0": aheadFirst, "f50": 0} {
+		t.Run(first, func(t *testing.T) {
+			s := mount(t)
+			s.smallFiles(t, "d", 10, numbered)
+			for i := range 10 {
+				s.readSmall(t, "d", numbered(i))
+			}
+			before := s.fs.ahead.fetched.Load()
+			const dirs = 5
+			for i := range dirs {
+				s.smallFiles(t, fmt.Sprint("e", i), 60, numbered)
+				s.readSmall(t, fmt.Sprint("e", i), first)
+			}
+			assert.EqualValues(t, ahead, s.fs.ahead.fetched.Load()-before)
+			listed := 0
+			for _, d := range s.fs.ahead.dirs {
+				if d.listing {
+					listed++
+				}
+			}
+			assert.Equal(t, 2, listed)
+		})
+	}
+}
+
+// The end of the mount does not wait until all files that were to be read ahead have been.
+func TestReadsNothingAheadAtTheEnd(t *testing.T) {
+	s := mount(t)
+	s.smallFiles(t, "d", 20, numbered)
+	s.fs.ahead.ending.Store(true)
+	s.readSmall(t, "d", numbered(0), numbered(1), numbered(2), numbered(3))
+	assert.Zero(t, s.fs.ahead.fetched.Load())
+}
+
+// Directories that are followed have so many names together. Those that are not read in order have none.
+func TestReadsAheadInBoundedMemory(t *testing.T) {
+	a := newAhead(nil)
+	began := time.Now()
+	for i := range aheadDirs - 1 {
+		n := new(node)
+		d := a.dirLocked(n)
+		d.used, d.orders = began.Add(time.Duration(i)), []aheadOrder{{names: make([]string, aheadNames)}}
+		if i == 0 {
+			d.over, d.orders = true, nil
+			continue
+		}
+		a.boundLocked(d)
+		assert.Same(t, d, a.dirs[n])
+	}
+	assert.Len(t, a.dirs, 1+aheadAllNames/aheadNames)
 }
 
 func TestCompareNumbers(t *testing.T) {

@@ -155,7 +155,7 @@ func (fs *fileSystem) close() {
 	fs.events.close()
 	fs.tree.close()
 	fs.background.Wait()
-	fs.ahead.running.Wait()
+	fs.ahead.close()
 	fs.kept.closeAll()
 	for _, of := range fs.files.all() {
 		of.close()
