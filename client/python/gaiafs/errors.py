@@ -12,7 +12,7 @@ _E = TypeVar("_E", bound=BaseException)
 class Error(OSError):
     """A call failed: ``errno`` says why as the C library would, ``strerror`` in words: the daemon's if it failed there.
 
-    Where Python has a class of its own for that errno, such as FileNotFoundError, the error is one of these, too.
+    It is also a FileNotFoundError, PermissionError, IsADirectoryError or TimeoutError where errno is that of one.
     """
 
     def __new__(cls, errno: int, text: str = "", filename: str | None = None) -> Error:

@@ -77,7 +77,8 @@ def _joined(name: str, group: Group, parts: Mapping[str, Part]) -> Run:
     members = [part for row in rows for part in row]
     first = members[0]
     for part in members:
-        if part.tensor.dtype != first.tensor.dtype or part.shape[1:] != first.shape[1:]:
+        dims = len(part.shape)
+        if part.tensor.dtype != first.tensor.dtype or dims != len(first.shape) or part.shape[1:] != first.shape[1:]:
             raise ValueError(
                 f"tensor {shown(name)} cannot be made of {shown(first.tensor.name)}, {first.tensor.dtype} "
                 f"{list(first.shape)}, and {shown(part.tensor.name)}, {part.tensor.dtype} {list(part.shape)}"
@@ -139,7 +140,10 @@ class _Rule:
                     at = pattern.groupindex.get("number", 0)
                     stars = tuple(v for k, v in enumerate(match.groups(), 1) if k != at)
                     number = int(match[at]) if at else 0
-                    found.setdefault(stars, {}).setdefault(number, {})[i] = name
+                    row = found.setdefault(stars, {}).setdefault(number, {})
+                    if i in row:
+                        raise ValueError(f"tensors {shown(row[i])} and {shown(name)} have the same number")
+                    row[i] = name
         if not found:
             raise ValueError(f"no tensors fit {', '.join(map(repr, self.sources))}, of which {self.target!r} is to be made")
         return {target: self._group(target, rows) for target, rows in ((self._named(s), r) for s, r in found.items())}

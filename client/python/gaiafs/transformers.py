@@ -43,7 +43,8 @@ def from_pretrained(
     cls is a class of models (``LlamaForCausalLM``) or an auto class (``AutoModelForCausalLM``). path is a directory
     on a mount that ``save_pretrained`` wrote or that was downloaded. options are those of ``cls.from_pretrained``:
     ``dtype``, ``attn_implementation``, ``output_loading_info`` and so on; those that choose files, devices or
-    quantization are not taken. private is as in ``load_safetensors``, by the names in the files.
+    quantization are not taken. private is as in ``load_safetensors``, by the names in the files; what is merged, see
+    below, has the model's name.
 
     The model is in evaluation mode, and its parameters require no gradient: they cannot be trained, and a store into
     one ends the process's context of CUDA. Buffers are this process's own.

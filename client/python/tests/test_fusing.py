@@ -140,3 +140,19 @@ def test_a_missing_expert(directory):
     path.write_bytes(safetensors.numpy.save({k: v for k, v in FUSED.items() if ".experts.2." not in k}))
     with pytest.raises(ValueError, match="lacks some"):
         gaiafs.load_safetensors(path, framework=FRAMEWORK, fuse=FUSE)
+
+
+def test_pieces_of_other_dimensions(directory):
+    path = directory / "model.safetensors"
+    one, several = np.array(1, "f4"), np.arange(5, dtype="f4")
+    for tensors in ({"e.0.s": one, "e.1.s": several}, {"e.0.s": several, "e.1.s": one}):
+        path.write_bytes(safetensors.numpy.save(tensors))
+        with pytest.raises(ValueError, match="cannot be made of"):
+            gaiafs.load_safetensors(path, framework=FRAMEWORK, fuse={"s": "e.#.s"})
+
+
+def test_two_experts_of_one_number(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(safetensors.numpy.save({f"e.{n}.s": np.ones(4, "f4") for n in ("0", "1", "01")}))
+    with pytest.raises(ValueError, match="the same number"):
+        gaiafs.load_safetensors(path, framework=FRAMEWORK, fuse={"s": "e.#.s"})
