@@ -70,10 +70,10 @@ def load(order):
 def step(w):
     """A matrix-vector product with a weight of floats; all others are added up by bytes."""
     if framework == "torch":
-        if w.is_floating_point() and w.element_size() > 1 and w.dim() > 1:
+        if w.is_floating_point() and w.element_size() > 1 and w.dim() > 1 and w.numel():
             return torch.mv(w.reshape(w.shape[0], -1), torch.ones(w[0].numel(), dtype=w.dtype, device=w.device))
         return w.reshape(-1).view(torch.uint8).sum()
-    if w.dtype in (numpy.float32, numpy.float64) and w.ndim > 1:
+    if w.dtype in (numpy.float32, numpy.float64) and w.ndim > 1 and w.size:
         return w.reshape(w.shape[0], -1) @ numpy.ones(w[0].size, w.dtype)
     return numpy.ascontiguousarray(w).reshape(-1).view(numpy.uint8).sum()
 

@@ -407,7 +407,7 @@ func TestCommandBenchModel(t *testing.T) {
 	const tensors = `import sys, numpy, safetensors.numpy as s
 a = numpy.arange(1 << 20, dtype=numpy.float32)
 s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy(), "steps": numpy.arange(3),
-	"scale": a[7:8].reshape(())}, sys.argv[1])`
+	"scale": a[7:8].reshape(()), "none": a[:0].reshape(0, 5)}, sys.argv[1])`
 	out, err := exec.Command(python, "-c", tensors, path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	p := newBenchPlace(t)
