@@ -25,7 +25,8 @@ type access struct {
 	verify func(p []byte, off int64) error
 }
 
-// run returns how long that took. Where the file is cold, each byte is touched once, so no job finds what another brought.
+// run returns how long that took. Where the file is cold, each byte is touched once, so no job finds what another
+// brought.
 func (a *access) run(ctx context.Context, path string, seed uint64) (time.Duration, error) {
 	mode := os.O_RDONLY
 	if a.write {

@@ -19,8 +19,8 @@ import (
 
 // Options are what a run is told.
 type Options struct {
-	// Dir is the directory on the backing filesystem to measure on, File a file of the user's for rows that read: "" for files
-	// of the bench's own. File is never written to.
+	// Dir is the directory on the backing filesystem to measure on, File a file of the user's for rows that read: ""
+	// for files of the bench's own. File is never written to.
 	Dir, File string
 	// Model is a safetensors file of the user's: only the rows about it run. Python is the program that loads it.
 	Model, Python string
@@ -37,8 +37,8 @@ type Options struct {
 
 	// Command is the command line and Version that of gaiafs, for the report.
 	Command, Version string
-	// Mount starts a gaiafs that shows source at mountpoint, with these flags and no other settings, and returns once the
-	// mount can be used. prepare is called before the start.
+	// Mount starts a gaiafs that shows source at mountpoint, with these flags and no other settings, and returns once
+	// the mount can be used. prepare is called before the start.
 	Mount func(flags []string, source, mountpoint string, prepare func(*exec.Cmd)) (*exec.Cmd, error)
 	// Process returns the command that has this program call Process with these arguments.
 	Process func(ctx context.Context, args ...string) *exec.Cmd
@@ -52,8 +52,8 @@ var ErrOverwrites = errors.New("would write over")
 // ErrNoMatch says that Match names no row. Nothing was measured.
 var ErrNoMatch = errors.New("no row matches")
 
-// CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites where one would
-// destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
+// CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites
+// where one would destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
 func (o *Options) CheckReports() error {
 	type named struct{ name, path string }
 	taken := []named{{"--file", o.File}, {"--model", o.Model}}
@@ -82,8 +82,8 @@ func (o *Options) CheckReports() error {
 // QuickTime is how long a run with Quick takes at most, but for the last row.
 const QuickTime = 105 * time.Second
 
-// Run measures and writes the reports. If ctx ends, or a row fails, what was measured until then is written all the same,
-// and the error says why that is not all. Nothing that was made is left, whatever happened.
+// Run measures and writes the reports. If ctx ends, or a row fails, what was measured until then is written all the
+// same, and the error says why that is not all. Nothing that was made is left, whatever happened.
 func Run(ctx context.Context, o Options) (err error) {
 	if o.Rounds == 0 {
 		o.Rounds = 5
@@ -106,7 +106,8 @@ func Run(ctx context.Context, o Options) (err error) {
 		case o.File != "":
 			which = " of those that can read --file"
 		}
-		return fmt.Errorf("%w %q%s; 'gaiafs bench --list' names the groups, and a run of one its rows", ErrNoMatch, o.Match, which)
+		return fmt.Errorf("%w %q%s; 'gaiafs bench --list' names the groups, and a run of one its rows", ErrNoMatch,
+			o.Match, which)
 	}
 	s, err := newSession(o)
 	if err != nil {
@@ -117,7 +118,8 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	begin := time.Now()
-	r := &rows.Report{Rounds: o.Rounds, Started: begin.UTC().Truncate(time.Second), Version: o.Version, Ended: "still running",
+	r := &rows.Report{Rounds: o.Rounds, Started: begin.UTC().Truncate(time.Second), Version: o.Version,
+		Ended:   "still running",
 		Machine: rows.Describe(s.backingDir(), o.Command)}
 	fmt.Fprintln(o.Progress, r.Machine.String())
 	if r.Machine.Load > float64(r.Machine.Cores)/2 {
@@ -143,12 +145,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	return errors.Join(err, o.write(r))
 }
 
-// wanted returns the groups that have a row that matches. What a group cannot name without being made is its own to say.
+// wanted returns the groups that have a row that matches. What a group cannot name without being made is its own to
+// say.
 func (o *Options) wanted(ctx context.Context) (wanted []*group) {
 	s := newListing(*o)
 	for _, g := range o.groups() {
 		list, err := g.rows(ctx, s)
-		if err != nil || slices.ContainsFunc(list, func(row rows.Row) bool { return o.Match.MatchString(row.Title()) }) {
+		if err != nil || slices.ContainsFunc(list,
+			func(row rows.Row) bool { return o.Match.MatchString(row.Title()) }) {
 			wanted = append(wanted, g)
 		}
 	}
@@ -166,8 +170,8 @@ func (o *Options) groups() (wanted []*group) {
 	return wanted
 }
 
-// wanted reports whether match may name a row of the group: each of its alternatives is taken to begin with the group's name, or
-// to be about names only.
+// wanted reports whether match may name a row of the group: each of its alternatives is taken to begin with the group's
+// name, or to be about names only.
 func (g *group) wanted(match *regexp.Regexp) bool {
 	return slices.ContainsFunc(alternatives(match.String()), func(text string) bool {
 		first, _, cut := strings.Cut(strings.TrimPrefix(text, "^"), "/")
@@ -221,8 +225,8 @@ func (s *session) runGroups(ctx context.Context, wanted []*group, r *rows.Report
 	return nil
 }
 
-// runGroup measures the rows of a group. until is when they should be done, the zero time for whenever they are. What fails is a
-// line of the table, and the others are measured all the same; an error is one that they would meet, too.
+// runGroup measures the rows of a group. until is when they should be done, the zero time for whenever they are. What
+// fails is a line of the table, and the others are measured all the same; an error is one that they would meet, too.
 func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *rows.Report) error {
 	defer s.endGroup()
 	all, at := rows.Row{Group: g.name, Name: "all"}, "["+g.name+"] "
@@ -313,7 +317,8 @@ var errNoRoom = errors.New("choose another folder with --dir, or take less with 
 
 // explain adds to an error what can be done about it. What programs say of a full disk is known by its words.
 func explain(err error, dir string) error {
-	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
+		strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
 	if full && !errors.Is(err, errNoRoom) {
 		return fmt.Errorf("%w: there is no room left in %s: %w", err, dir, errNoRoom)
 	}
@@ -335,7 +340,8 @@ func (o *Options) write(r *rows.Report) error {
 		fmt.Fprintf(o.Out, "\n%s\n", strings.Join(verdict(r), "\n"))
 	}
 	misses, all := r.Failures()
-	fmt.Fprintf(o.Out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(), r.Seconds, r.Machine.Command)
+	fmt.Fprintf(o.Out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(),
+		r.Seconds, r.Machine.Command)
 	var errs []error
 	if o.JSON != "" {
 		errs = append(errs, r.WriteJSON(o.JSON))

@@ -22,7 +22,8 @@ import (
 )
 
 func TestFioRate(t *testing.T) {
-	rate, err := fioRate([]byte("fio: a warning\n" + `{"jobs":[{"error":0,"read":{"bw_bytes":1000},"write":{"bw_bytes":24}}]}`))
+	rate, err := fioRate([]byte("fio: a warning\n" +
+		`{"jobs":[{"error":0,"read":{"bw_bytes":1000},"write":{"bw_bytes":24}}]}`))
 	require.NoError(t, err)
 	require.Equal(t, 1024.0, rate)
 	for _, bad := range []string{"", "{", `{"jobs":[]}`, `{"jobs":[{"error":5,"read":{"bw_bytes":1}}]}`} {
@@ -140,7 +141,8 @@ func TestAFileThatChangesIsNoticed(t *testing.T) {
 	require.NoError(t, err)
 	p := &place{name: placeBacking, source: filepath.Dir(path), dir: filepath.Dir(path)}
 	row := rows.Row{Group: "g", Name: "n", Sides: []rows.Side{d.reading(rows.Side{Name: "backing",
-		Measure: func(context.Context) (float64, error) { return 1, nil }}, func(context.Context) error { return d.checkBytes(p) })}}
+		Measure: func(context.Context) (float64, error) { return 1, nil }},
+		func(context.Context) error { return d.checkBytes(p) })}}
 	_, err = row.Run(t.Context(), 2, func(int, int, string) {})
 	require.NoError(t, err)
 
@@ -159,7 +161,8 @@ func TestGivenFilesThatSayNothing(t *testing.T) {
 	dir := t.TempDir()
 	small := filepath.Join(dir, "small")
 	require.NoError(t, os.WriteFile(small, make([]byte, 1000), 0o600))
-	for path, says := range map[string]string{dir: "no regular file", small: "1000 bytes", dir + "/none": "no such file"} {
+	for path, says := range map[string]string{dir: "no regular file", small: "1000 bytes",
+		dir + "/none": "no such file"} {
 		_, err := giveFile(path, false)
 		require.ErrorContains(t, err, says)
 	}
@@ -333,8 +336,9 @@ func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
 	slow := func(name string) func(context.Context, *session) ([]rows.Row, error) {
 		return func(context.Context, *session) (list []rows.Row, err error) {
 			for range 100 {
-				list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count, Sides: []rows.Side{{Name: "gaiafs",
-					Measure: func(context.Context) (float64, error) { time.Sleep(5 * time.Millisecond); return 1, nil }}}})
+				list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count,
+					Sides: []rows.Side{{Name: "gaiafs",
+						Measure: func(context.Context) (float64, error) { time.Sleep(5 * time.Millisecond); return 1, nil }}}})
 			}
 			return list, nil
 		}
@@ -420,11 +424,13 @@ func sample() *rows.Report {
 		}
 		return all
 	}
-	r := &rows.Report{Rounds: 3, Machine: rows.Machine{Command: "gaiafs bench --run '<&>'", Devices: []string{"device 0"}}}
+	r := &rows.Report{Rounds: 3, Machine: rows.Machine{Command: "gaiafs bench --run '<&>'",
+		Devices: []string{"device 0"}}}
 	for _, w := range fioWorkloads(false) {
 		r.Rows = append(r.Rows, rows.Result{Group: "fio", Name: w.String(), Labels: w.labels(), Unit: "MB/s",
-			Sides:   sides(placeGaiafs, placeLoopback, placeBacking),
-			Targets: []rows.TargetResult{{Target: "≥ 1× loopback", Verdict: rows.Missed, Against: placeLoopback, Limit: 1}}})
+			Sides: sides(placeGaiafs, placeLoopback, placeBacking),
+			Targets: []rows.TargetResult{{Target: "≥ 1× loopback", Verdict: rows.Missed, Against: placeLoopback,
+				Limit: 1}}})
 	}
 	for _, percent := range []string{"0", "50", "100"} {
 		for _, p := range cachedPatterns {

@@ -36,7 +36,8 @@ func buildRows(ctx context.Context, s *session, places []*place) ([]rows.Row, er
 		for module := range builtModules {
 			dir, _, err := command(ctx, "", nil, "go", "list", "-m", "-f", "{{.Dir}}", module)
 			if err != nil || dir == "" {
-				return []rows.Row{skippedRow("go build", "run it in the folder of the source of gaiafs, after `go mod download`")}, nil
+				return []rows.Row{skippedRow("go build",
+					"run it in the folder of the source of gaiafs, after `go mod download`")}, nil
 			}
 			b.sources[module] = dir
 		}

@@ -70,7 +70,8 @@ func cachedRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return list, nil
 }
 
-func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern, jobs, percent int, cuda bool) rows.Row {
+func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern, jobs, percent int,
+	cuda bool) rows.Row {
 	name := fmt.Sprintf("%s %s %d job", pattern.name, blockText(pattern.block), jobs)
 	if jobs > 1 {
 		name += "s"
@@ -111,7 +112,8 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 	return r
 }
 
-// cachedTarget is how many times the disk's speed is asked for. What a GPU's memory makes of it says nothing of an emulated one's.
+// cachedTarget is how many times the disk's speed is asked for. What a GPU's memory makes of it says nothing of an
+// emulated one's.
 func cachedTarget(pattern cachedPattern, jobs, percent int, cuda bool) float64 {
 	switch {
 	case !cuda || percent < 100 || jobs < 16 && pattern.random:
@@ -123,7 +125,8 @@ func cachedTarget(pattern cachedPattern, jobs, percent int, cuda bool) float64 {
 }
 
 // readBeside reads the file, with busy beside others who use the disk, and returns MB per second.
-func (s *session) readBeside(ctx context.Context, a *access, p *place, d *dataFile, busy bool, seed uint64) (float64, error) {
+func (s *session) readBeside(ctx context.Context, a *access, p *place, d *dataFile, busy bool,
+	seed uint64) (float64, error) {
 	if busy {
 		l, err := startLoad(ctx, p.home(d.name), d.size)
 		if errors.Is(err, unix.EINVAL) {
@@ -166,7 +169,8 @@ func (d *dataFile) partOnDevice(p *place, percent int) error {
 	}
 	share, err := d.onDevice(p, 0)
 	if err == nil && int64(share*float64(d.size)+0.5) != want {
-		err = fmt.Errorf("%.1f %% of %s are on the device and not %.1f", 100*share, d.name, 100*float64(want)/float64(d.size))
+		err = fmt.Errorf("%.1f %% of %s are on the device and not %.1f", 100*share, d.name,
+			100*float64(want)/float64(d.size))
 	}
 	return err
 }

@@ -113,7 +113,8 @@ func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &deviceFile{session: s, place: p, name: "device.dat", size: 1 << 30, mappings: make(map[mappingKey]*gaiafs.Mapping)}
+	d := &deviceFile{session: s, place: p, name: "device.dat", size: 1 << 30,
+		mappings: make(map[mappingKey]*gaiafs.Mapping)}
 	if s.Quick {
 		d.size = 256 << 20
 	}
@@ -128,7 +129,8 @@ func deviceRows(_ context.Context, s *session) ([]rows.Row, error) {
 		_ = os.Remove(backing.path(d.name))
 	})
 	size := fmt.Sprintf("%d MiB", d.size>>20)
-	list := []rows.Row{d.mapRow("gaia_mmap cold, "+size, backing, cold), d.mapRow("gaia_mmap warm, "+size, backing, hostWarm)}
+	list := []rows.Row{d.mapRow("gaia_mmap cold, "+size, backing, cold),
+		d.mapRow("gaia_mmap warm, "+size, backing, hostWarm)}
 	list = append(list, d.secondMapRow("second gaia_mmap, another process, "+size))
 	return append(list, d.callRows(size, s.emulated(p))...), nil
 }
@@ -228,7 +230,8 @@ func (p *place) filledPages() (int64, error) {
 // callRows ask what acquire and release cost on a mapping of the whole file.
 func (d *deviceFile) callRows(size string, emulatedDevices bool) []rows.Row {
 	// timed measures one call on a mapping.
-	timed := func(device int, writable bool, call func(m *gaiafs.Mapping) error) func(context.Context) (float64, error) {
+	timed := func(device int, writable bool,
+		call func(m *gaiafs.Mapping) error) func(context.Context) (float64, error) {
 		return func(context.Context) (float64, error) {
 			m, err := d.mapping(device, writable)
 			if err != nil {
@@ -258,12 +261,14 @@ func (d *deviceFile) callRows(size string, emulatedDevices bool) []rows.Row {
 		Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, release)}}}
 	if emulatedDevices {
 		pass.Targets = []rows.Target{{Against: "read pass", Limit: 1 / 1.5}}
-		pass.Sides = append(pass.Sides, rows.Side{Name: "read pass", Prepare: settle(0, true), Measure: timed(0, true, func(m *gaiafs.Mapping) error {
-			readPass(m.Bytes())
-			return nil
-		})})
+		pass.Sides = append(pass.Sides, rows.Side{Name: "read pass", Prepare: settle(0, true),
+			Measure: timed(0, true, func(m *gaiafs.Mapping) error {
+				readPass(m.Bytes())
+				return nil
+			})})
 	}
-	other := rows.Row{Group: "device", Name: "macquire by another device, 1 % of the pages changed, " + size, Unit: rows.Milliseconds}
+	other := rows.Row{Group: "device", Name: "macquire by another device, 1 % of the pages changed, " + size,
+		Unit: rows.Milliseconds}
 	if err := d.session.needDevices(d.place, 2); err != nil {
 		other.Skip = err.Error()
 	}
@@ -280,10 +285,12 @@ func (d *deviceFile) callRows(size string, emulatedDevices bool) []rows.Row {
 		},
 		Measure: timed(1, true, acquire)}}
 	return []rows.Row{
-		{Group: "device", Name: "macquire, nothing changed, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
-			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, acquire)}}},
-		{Group: "device", Name: "mrelease, read-only, " + size, Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: 1}},
-			Sides: []rows.Side{{Name: "gaiafs", Prepare: settle(0, false), Measure: timed(0, false, release)}}},
+		{Group: "device", Name: "macquire, nothing changed, " + size, Unit: rows.Milliseconds,
+			Targets: []rows.Target{{Limit: 1}},
+			Sides:   []rows.Side{{Name: "gaiafs", Prepare: settle(0, true), Measure: timed(0, true, acquire)}}},
+		{Group: "device", Name: "mrelease, read-only, " + size, Unit: rows.Milliseconds,
+			Targets: []rows.Target{{Limit: 1}},
+			Sides:   []rows.Side{{Name: "gaiafs", Prepare: settle(0, false), Measure: timed(0, false, release)}}},
 		pass,
 		{Group: "device", Name: "mrelease, 1 % of the pages changed, " + size, Unit: rows.Milliseconds,
 			Sides: []rows.Side{{Name: "gaiafs", Prepare: modified, Measure: timed(0, true, release)}}},

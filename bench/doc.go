@@ -2,10 +2,11 @@
 //
 // # Model
 //
-// A row is one question: how fast does each of several sides do the same work? The sides of a row are measured in turns,
-// round after round and each round beginning with another side, so that a slow minute of the machine meets all of them.
-// The table shows the median of each side and the median of the ratios taken within the rounds, with their quartiles.
-// A ratio is always speed over speed: 1.20 says that gaiafs is 1.2 times as fast as what it is compared with.
+// A row is one question: how fast does each of several sides do the same work? The sides of a row are measured in
+// turns, round after round and each round beginning with another side, so that a slow minute of the machine meets all
+// of them. The table shows the median of each side and the median of the ratios taken within the rounds, with their
+// quartiles. A ratio is always speed over speed: 1.20 says that gaiafs is 1.2 times as fast as what it is compared
+// with.
 //
 // Rows come in groups (groups.go), which share what they run on. A group makes its rows when its turn comes.
 //
@@ -20,16 +21,16 @@
 //
 // # States
 //
-// What a read costs depends on who holds the bytes. Cold: nobody but the disk. Host-warm: the host's page cache. Device-cached:
-// a device, and nobody else but the disk; the sides that know no devices are cold then. The state is brought about before
-// each measurement and looked at where the kernel tells (state.go): a row whose state cannot be had is left out with the
-// reason.
+// What a read costs depends on who holds the bytes. Cold: nobody but the disk. Host-warm: the host's page cache.
+// Device-cached: a device, and nobody else but the disk; the sides that know no devices are cold then. The state is
+// brought about before each measurement and looked at where the kernel tells (state.go): a row whose state cannot be
+// had is left out with the reason.
 //
 // # Right bytes
 //
-// After the first round of a row that reads, each side's file is read once more in the same state and compared with what was
-// written to it; a row that writes has fio write, read back and verify, and the mount compared with the backing file. A file
-// of the user's is only ever opened for reading, and a row during which it changed is an error.
+// After the first round of a row that reads, each side's file is read once more in the same state and compared with
+// what was written to it; a row that writes has fio write, read back and verify, and the mount compared with the
+// backing file. A file of the user's is only ever opened for reading, and a row during which it changed is an error.
 //
 // # Ownership
 //
@@ -38,6 +39,6 @@
 //
 // # What it does not do
 //
-// It measures through the mount and the client library, as a user would; only package parts looks inside. What programs on GPUs
-// see is measured by bench/gpu. Correctness is the tests' business.
+// It measures through the mount and the client library, as a user would; only package parts looks inside. What programs
+// on GPUs see is measured by bench/gpu. Correctness is the tests' business.
 package bench

@@ -110,7 +110,8 @@ func giveFile(path string, quick bool) (*dataFile, error) {
 	if st.Size() < leastOfFile {
 		return nil, fmt.Errorf("--file %s: it has %d bytes, and less than %d say nothing", path, st.Size(), leastOfFile)
 	}
-	d := &dataFile{name: filepath.Base(path), path: path, whole: st.Size(), size: min(st.Size(), mostOfFile) &^ (pageSize - 1)}
+	d := &dataFile{name: filepath.Base(path), path: path, whole: st.Size(),
+		size: min(st.Size(), mostOfFile) &^ (pageSize - 1)}
 	if quick {
 		d.size = min(d.size, mostOfFileQuick)
 	}
@@ -138,7 +139,8 @@ func (d *dataFile) unchanged() error {
 	return err
 }
 
-// newFile makes a file of that name and size in each of the places, until the group ends. Where the user gave a file, it is that.
+// newFile makes a file of that name and size in each of the places, until the group ends. Where the user gave a file,
+// it is that.
 func (s *session) newFile(name string, size int64, places ...*place) (*dataFile, error) {
 	d := s.given
 	if d == nil {
@@ -237,7 +239,8 @@ func (d *dataFile) verify(p []byte, off int64) error {
 	first := off / pageSize
 	for i, sum := range appendSums(nil, p) {
 		if sum != d.sums[first+int64(i)] {
-			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s was read with bytes that the file has not", first+int64(i), d.name))
+			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s was read with bytes that the file has not",
+				first+int64(i), d.name))
 		}
 	}
 	return nil
@@ -257,8 +260,8 @@ func (d *dataFile) checkBytes(p *place) error {
 	return nil
 }
 
-// reading makes a side of one that reads the file: check is done in the same state, and compares bytes; a file of the user's that changed
-// is an error.
+// reading makes a side of one that reads the file: check is done in the same state, and compares bytes; a file of the
+// user's that changed is an error.
 func (d *dataFile) reading(x rows.Side, check func(ctx context.Context) error) rows.Side {
 	measure := x.Measure
 	x.Measure = func(ctx context.Context) (float64, error) {

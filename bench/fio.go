@@ -50,7 +50,8 @@ func (w *fioWork) random() bool { return strings.HasPrefix(w.pattern, "rand") }
 func (w *fioWork) writes() bool { return strings.HasSuffix(w.pattern, "write") }
 
 func (w *fioWork) labels() map[string]string {
-	return map[string]string{"pattern": w.pattern, "block": strconv.FormatInt(w.block, 10), "jobs": strconv.Itoa(w.jobs), "state": string(w.state)}
+	return map[string]string{"pattern": w.pattern, "block": strconv.FormatInt(w.block, 10),
+		"jobs": strconv.Itoa(w.jobs), "state": string(w.state)}
 }
 
 // fio is the program, and what all workloads of a session share.
@@ -58,8 +59,8 @@ type fio struct {
 	session *session
 	program string
 	jobDir  string
-	// runtime is how long a workload takes that can go on as long as it likes, few how many bytes of random pages are a moment's
-	// work for a disk.
+	// runtime is how long a workload takes that can go on as long as it likes, few how many bytes of random pages are a
+	// moment's work for a disk.
 	runtime time.Duration
 	few     int64
 }
@@ -76,7 +77,8 @@ func newFio(s *session) (*fio, error) {
 	if err != nil {
 		return nil, rows.Impossible{Reason: fioHint}
 	}
-	x := &fio{session: s, program: program, jobDir: filepath.Join(s.dir, "fio"), runtime: 300 * time.Millisecond, few: 16 << 20}
+	x := &fio{session: s, program: program, jobDir: filepath.Join(s.dir, "fio"), runtime: 300 * time.Millisecond,
+		few: 16 << 20}
 	if s.Quick {
 		x.runtime, x.few = 100*time.Millisecond, 8<<20
 	}
@@ -108,8 +110,8 @@ func (w *fioWork) part(d *dataFile) int64 { return d.size / int64(w.jobs) / w.bl
 
 // measure returns the MB (10^6 bytes) per second that fio reports.
 func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (float64, error) {
-	// What the host has may be gone through as often as the time allows. A cold file is only cold once; of random pages so
-	// many are read or written as take a moment.
+	// What the host has may be gone through as often as the time allows. A cold file is only cold once; of random pages
+	// so many are read or written as take a moment.
 	amount, timeBased, limit := w.part(d), 1, x.runtime
 	if w.state != hostWarm {
 		timeBased, limit = 0, 5*time.Second
@@ -117,7 +119,8 @@ func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (fl
 			amount = min(amount, max(x.few/int64(w.jobs), w.block))
 		}
 	}
-	out, err := x.run(ctx, p, d, w, w.pattern, fmt.Sprintf("IO_SIZE=%d", amount), fmt.Sprintf("TIME_BASED=%d", timeBased),
+	out, err := x.run(ctx, p, d, w, w.pattern, fmt.Sprintf("IO_SIZE=%d", amount),
+		fmt.Sprintf("TIME_BASED=%d", timeBased),
 		fmt.Sprintf("RUNTIME=%dms", limit.Milliseconds()))
 	if err != nil {
 		return 0, err
@@ -150,7 +153,8 @@ func (x *fio) verify(ctx context.Context, p *place, d *dataFile, w fioWork) erro
 }
 
 // run has fio carry out a job file and returns its report.
-func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job string, variables ...string) ([]byte, error) {
+func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job string,
+	variables ...string) ([]byte, error) {
 	args := []string{"--output-format=json"}
 	if !w.writes() {
 		args = append(args, "--readonly")
@@ -161,7 +165,8 @@ func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job str
 	cmd.Env = append(os.Environ(),
 		// To fio a colon in a name separates two.
 		"FILE="+strings.ReplaceAll(p.path(d.name), ":", `\:`),
-		fmt.Sprintf("BS=%d", w.block), fmt.Sprintf("SIZE=%d", w.part(d)), fmt.Sprintf("STEP=%d", w.part(d)), fmt.Sprintf("JOBS=%d", w.jobs))
+		fmt.Sprintf("BS=%d", w.block), fmt.Sprintf("SIZE=%d", w.part(d)), fmt.Sprintf("STEP=%d", w.part(d)),
+		fmt.Sprintf("JOBS=%d", w.jobs))
 	cmd.Env = append(cmd.Env, variables...)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -174,8 +179,8 @@ func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job str
 	return out.Bytes(), nil
 }
 
-// fioRate returns the bytes per second, of reads and writes together, in fio's JSON output. What comes before the document,
-// which fio begins with its warnings, is passed over.
+// fioRate returns the bytes per second, of reads and writes together, in fio's JSON output. What comes before the
+// document, which fio begins with its warnings, is passed over.
 func fioRate(out []byte) (float64, error) {
 	start := bytes.IndexByte(out, '{')
 	if start < 0 {

@@ -20,8 +20,8 @@ var (
 // fioSize is the size of the files, a multiple of what the most jobs need for one of the largest blocks.
 const fioSize, fioSizeQuick = 128 << 20, 64 << 20
 
-// fioWorkloads returns every combination, or with quick those that tell most. Those that need a device come last: the file is mapped
-// from then on.
+// fioWorkloads returns every combination, or with quick those that tell most. Those that need a device come last: the
+// file is mapped from then on.
 func fioWorkloads(quick bool) (all []fioWork) {
 	if quick { // fio takes a third of a second to begin and end, so these are few
 		return []fioWork{
@@ -152,7 +152,8 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 			if s.Quick && (w.random() || block > 4<<10) {
 				continue
 			}
-			r := rows.Row{Group: "fio", Name: w.String() + ", --write-back", Labels: w.labels(), Unit: rows.MBPerSecond, Skip: skip,
+			r := rows.Row{Group: "fio", Name: w.String() + ", --write-back", Labels: w.labels(), Unit: rows.MBPerSecond,
+				Skip:    skip,
 				Targets: []rows.Target{{Against: placeLoopback, Limit: 1}}}
 			r.Labels["mount"] = "write-back"
 			if !w.random() {
@@ -167,8 +168,8 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 	return list, nil
 }
 
-// mappedRows compare a file that a device maps for writing, so that every request consults the page cache. skip is why they
-// cannot, if it is not empty.
+// mappedRows compare a file that a device maps for writing, so that every request consults the page cache. skip is why
+// they cannot, if it is not empty.
 func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 	s := x.session
 	d, err := s.newFile("fio-mapped.dat", fioSizeQuick, places...)
@@ -200,7 +201,8 @@ func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 				continue
 			}
 			w := fioWork{pattern, block, 1, hostWarm}
-			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Labels: w.labels(), Unit: rows.MBPerSecond, Skip: skip}
+			r := rows.Row{Group: "fio", Name: w.String() + ", mapped by a device", Labels: w.labels(),
+				Unit: rows.MBPerSecond, Skip: skip}
 			r.Labels["mapped"] = "writable"
 			for i, p := range places {
 				side := x.side(p, d, w)

@@ -14,7 +14,8 @@ type group struct {
 	name string
 	// about is the group in a line.
 	about string
-	// rows makes the rows when the group's turn comes; rows.Impossible leaves the group out, with the reason in the table.
+	// rows makes the rows when the group's turn comes; rows.Impossible leaves the group out, with the reason in the
+	// table.
 	rows func(ctx context.Context, s *session) ([]rows.Row, error)
 	// reads says that the rows, or some of them, can read a file of the user's.
 	reads bool

@@ -83,7 +83,8 @@ func stateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	ask := func(name string, n page.Index, limit float64, weigh func(page.Index, int) parts.Memory) rows.Row {
 		var heap float64
 		return rows.Row{
-			Group: "state", Name: fmt.Sprintf("%d pages on %d devices, %s", n, stateDevices, name), Unit: rows.BytesPerPage, Rounds: 1,
+			Group: "state", Name: fmt.Sprintf("%d pages on %d devices, %s", n, stateDevices, name),
+			Unit: rows.BytesPerPage, Rounds: 1,
 			Sides: []rows.Side{
 				{Name: "accounted", Measure: func(context.Context) (float64, error) {
 					m := weigh(n, stateDevices)

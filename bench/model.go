@@ -264,7 +264,8 @@ func modelVerdict(list []rows.Result) (words []string) {
 	} {
 		if r := row(of.name); r != nil {
 			words = append(words, fmt.Sprintf("%s%s ms; with safetensors %s ms: %s.", of.begins,
-				rows.Number(r.Sides[0].Summary.Median), rows.Number(r.Sides[1].Summary.Median), speed(r.Sides[1].Ratio.Median)))
+				rows.Number(r.Sides[0].Summary.Median), rows.Number(r.Sides[1].Summary.Median),
+				speed(r.Sides[1].Ratio.Median)))
 		}
 	}
 	if row(modelSecond) != nil {

@@ -104,7 +104,8 @@ func ratioChart(list []rows.Result) template.HTML {
 			}
 			line := plot.Ratio{Name: row.Name, Against: "against " + side.Name, Class: "even",
 				Median: side.Ratio.Median, Low: side.Ratio.Q1, High: side.Ratio.Q3}
-			line.Title = fmt.Sprintf("%s against %s: %.2f (%.2f–%.2f)", row.Sides[0].Name, side.Name, line.Median, line.Low, line.High)
+			line.Title = fmt.Sprintf("%s against %s: %.2f (%.2f–%.2f)", row.Sides[0].Name, side.Name, line.Median,
+				line.Low, line.High)
 			for _, t := range row.Targets {
 				if t.Against == side.Name {
 					line.Limit, line.Class = t.Limit, classes[t.Verdict]
@@ -136,7 +137,8 @@ func sideColour(name string) int {
 // valued makes a point of a side's values, and related one of a ratio.
 func valued(x int, row *rows.Result, side *rows.SideResult) plot.Point {
 	s := side.Summary
-	return plot.Point{X: x, Y: s.Median, Low: s.Q1, High: s.Q3, Title: fmt.Sprintf("%s, %s: %s %s (%s–%s)", row.Name, side.Name,
+	return plot.Point{X: x, Y: s.Median, Low: s.Q1, High: s.Q3, Title: fmt.Sprintf("%s, %s: %s %s (%s–%s)", row.Name,
+		side.Name,
 		rows.Number(s.Median), row.Unit, rows.Number(s.Q1), rows.Number(s.Q3))}
 }
 
@@ -170,7 +172,10 @@ func fioCharts(list []rows.Result) (all []charts) {
 	var blocks []string // those there are
 	for _, b := range fioBlocks {
 		label := strconv.FormatInt(b, 10)
-		if slices.ContainsFunc(list, func(r rows.Result) bool { return r.Labels["block"] == label && len(r.Sides) > 0 }) {
+		if slices.ContainsFunc(list, func(r rows.Result) bool {
+			return r.Labels["block"] == label &&
+				len(r.Sides) > 0
+		}) {
 			blocks = append(blocks, blockText(b))
 		}
 	}
@@ -179,7 +184,8 @@ func fioCharts(list []rows.Result) (all []charts) {
 		var pictures []*plot.Lines
 		for k := range list {
 			row := &list[k]
-			if row.Labels["state"] != string(st) || row.Labels["mount"] != "" || row.Labels["mapped"] != "" || len(row.Sides) == 0 {
+			if row.Labels["state"] != string(st) || row.Labels["mount"] != "" || row.Labels["mapped"] != "" ||
+				len(row.Sides) == 0 {
 				continue
 			}
 			jobs := row.Labels["jobs"] + " jobs"
@@ -188,7 +194,8 @@ func fioCharts(list []rows.Result) (all []charts) {
 			}
 			i := index(&titles, row.Labels["pattern"]+", "+jobs)
 			if i == len(pictures) {
-				pictures = append(pictures, &plot.Lines{Title: titles[i], X: "size of a request", Y: "MB/s", Ticks: blocks, Log: true})
+				pictures = append(pictures, &plot.Lines{Title: titles[i], X: "size of a request", Y: "MB/s",
+					Ticks: blocks, Log: true})
 			}
 			block, err := strconv.ParseInt(row.Labels["block"], 10, 64)
 			if x := slices.Index(blocks, blockText(block)); err == nil && x >= 0 {
@@ -226,7 +233,8 @@ func cachedCharts(list []rows.Result) []charts {
 	slices.SortFunc(ticks, func(a, b string) int { return len(a)*1000 - len(b)*1000 + strings.Compare(a, b) })
 	c := charts{Words: "How many times as fast as the disk alone, by the share of the file that is on a device."}
 	for _, pattern := range cachedPatterns {
-		picture := plot.Lines{Title: pattern.name + ", " + blockText(pattern.block), X: "% of the file on a device", Y: "× disk alone", Ticks: ticks, Level: 1}
+		picture := plot.Lines{Title: pattern.name + ", " + blockText(pattern.block), X: "% of the file on a device",
+			Y: "× disk alone", Ticks: ticks, Level: 1}
 		for k := range list {
 			row := &list[k]
 			if row.Labels["pattern"] != pattern.name || len(row.Sides) < 2 || row.Sides[1].Ratio == nil {
@@ -250,7 +258,10 @@ func versionCharts(list []rows.Result) []charts {
 	ticks := []string{"0"}
 	for _, n := range versionCounts {
 		label := strconv.Itoa(n)
-		if slices.ContainsFunc(list, func(r rows.Result) bool { return r.Labels["devices"] == label && len(r.Sides) > 0 }) {
+		if slices.ContainsFunc(list, func(r rows.Result) bool {
+			return r.Labels["devices"] == label &&
+				len(r.Sides) > 0
+		}) {
 			ticks = append(ticks, label)
 		}
 	}

@@ -87,8 +87,8 @@ func (s *session) makeDir(parent string) (string, error) {
 	return d.Path, nil
 }
 
-// newListing returns a session in which rows are made for their names: there is whatever they need, and nothing is made or looked at.
-// The rows must not be run.
+// newListing returns a session in which rows are made for their names: there is whatever they need, and nothing is made
+// or looked at. The rows must not be run.
 func newListing(o Options) *session {
 	s := &session{Options: o, listing: true, places: make(map[string]*place)}
 	if o.File != "" {
@@ -135,7 +135,8 @@ func (s *session) prepare(wanted []*group) (err error) {
 			return err
 		}
 		if s.given.size < s.given.whole {
-			s.remarks = append(s.remarks, fmt.Sprintf("of %s the first %s are read", s.File, humanize.IBytes(uint64(s.given.size))))
+			s.remarks = append(s.remarks, fmt.Sprintf("of %s the first %s are read", s.File,
+				humanize.IBytes(uint64(s.given.size))))
 		}
 	} else if err := s.checkRoom(wanted); err != nil {
 		return err
@@ -146,7 +147,8 @@ func (s *session) prepare(wanted []*group) (err error) {
 		if s.given != nil {
 			what = s.File
 		}
-		s.cold = fmt.Sprintf("%s is on %s, where files are always in host memory: choose a folder on a disk", what, kind)
+		s.cold = fmt.Sprintf("%s is on %s, where files are always in host memory: choose a folder on a disk", what,
+			kind)
 		s.remarks = append(s.remarks, s.cold+"; rows about a cold cache are left out")
 	}
 	if os.Geteuid() != 0 {
@@ -192,7 +194,8 @@ func (s *session) close() error {
 	}
 	for _, p := range s.places {
 		var at, up unix.Stat_t
-		if p.dir != p.source && unix.Stat(p.dir, &at) == nil && unix.Stat(filepath.Dir(p.dir), &up) == nil && at.Dev != up.Dev {
+		if p.dir != p.source && unix.Stat(p.dir, &at) == nil && unix.Stat(filepath.Dir(p.dir), &up) == nil &&
+			at.Dev != up.Dev {
 			return fmt.Errorf("%s is still mounted, so %s is left", p.dir, s.dir)
 		}
 	}
@@ -227,8 +230,8 @@ const (
 	placeBacking    = "backing"
 )
 
-// place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but where
-// there is a file of the user's, all show the one that it is in.
+// place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but
+// where there is a file of the user's, all show the one that it is in.
 func (s *session) place(name string) (*place, error) {
 	return s.placeWith(name, s.GPUs)
 }
@@ -349,7 +352,8 @@ func (p *place) describe() error {
 	p.mount.Passthrough = st.Mount.Passthrough
 	p.devices = nil
 	for _, d := range st.Devices {
-		p.devices = append(p.devices, fmt.Sprintf("device %d: %s, %s, %s", d.Device, d.Kind, d.Name, humanize.IBytes(uint64(d.Memory))))
+		p.devices = append(p.devices, fmt.Sprintf("device %d: %s, %s, %s", d.Device, d.Kind, d.Name,
+			humanize.IBytes(uint64(d.Memory))))
 	}
 	return nil
 }
@@ -375,7 +379,8 @@ func (s *session) needDevices(p *place, n int) error {
 		return err
 	}
 	if len(st.Devices) < n {
-		return rows.Impossible{Reason: fmt.Sprintf("--gpus %s gives %d devices and %d are needed", s.GPUs, len(st.Devices), n)}
+		return rows.Impossible{Reason: fmt.Sprintf("--gpus %s gives %d devices and %d are needed", s.GPUs,
+			len(st.Devices), n)}
 	}
 	return nil
 }

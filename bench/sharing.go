@@ -65,7 +65,8 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 			}
 			s.later(x.close)
 			list = append(list, rows.Row{
-				Group: "sharing", Name: fmt.Sprintf("%d KiB, strides of %d B", size>>10, stride), Unit: rows.Milliseconds,
+				Group: "sharing", Name: fmt.Sprintf("%d KiB, strides of %d B", size>>10, stride),
+				Unit: rows.Milliseconds,
 				Sides: []rows.Side{
 					{Name: "gaiafs", Prepare: x.prepare, Measure: func(context.Context) (float64, error) {
 						written += int64(size)
@@ -78,8 +79,11 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}
 	return append(list, rows.Row{
 		Group: "sharing", Name: "lost updates", Unit: rows.Count, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
-		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return float64(lost), nil }}},
-		Note:  func() string { return fmt.Sprintf("of %d bytes", written) },
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
+			return float64(lost),
+				nil
+		}}},
+		Note: func() string { return fmt.Sprintf("of %d bytes", written) },
 	}), nil
 }
 

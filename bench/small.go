@@ -133,7 +133,8 @@ func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		return nil
 	}
-	row := func(title string, prepare func(context.Context, *place) error, readers int, fn func(string, []byte) error) rows.Row {
+	row := func(title string, prepare func(context.Context, *place) error, readers int,
+		fn func(string, []byte) error) rows.Row {
 		r := perPlace(title, rows.PerSecond, places, prepare, func(_ context.Context, p *place) (float64, error) {
 			return each(p, readers, fn)
 		})

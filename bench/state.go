@@ -68,8 +68,8 @@ func warm(ctx context.Context, path string, n int64) error {
 // stillWarm is the share of a file that may stay in host memory where it is called cold.
 const stillWarm = 0.01
 
-// makeCold has the host forget a file, on the mount and below it. It needs no rights for that; but what other programs have
-// mapped stays.
+// makeCold has the host forget a file, on the mount and below it. It needs no rights for that; but what other programs
+// have mapped stays.
 func makeCold(p *place, d *dataFile) error {
 	paths := []string{p.path(d.name)}
 	if p.home() != p.path() {
@@ -91,7 +91,8 @@ func makeCold(p *place, d *dataFile) error {
 			return nil
 		}
 	}
-	return rows.Impossible{Reason: d.name + " cannot be made cold: the host keeps it in memory, perhaps since another program has it mapped, or since it belongs to another user"}
+	return rows.Impossible{Reason: d.name +
+		" cannot be made cold: the host keeps it in memory, perhaps since another program has it mapped, or since it belongs to another user"}
 }
 
 func dropPages(path string) error {
@@ -106,8 +107,8 @@ func dropPages(path string) error {
 	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// inHostMemory returns the share of a file's first n bytes that the kernel's page cache has. Of a file that the caller may not
-// write and does not own, the kernel says that it has all.
+// inHostMemory returns the share of a file's first n bytes that the kernel's page cache has. Of a file that the caller
+// may not write and does not own, the kernel says that it has all.
 func inHostMemory(path string, n int64) (float64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -121,7 +122,8 @@ func inHostMemory(path string, n int64) (float64, error) {
 	defer func() { _ = unix.Munmap(p) }()
 	held := make([]byte, (n+pageSize-1)/pageSize)
 	// The kernel reads neither: p is an address range, and held is written before the call returns.
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), uintptr(unsafe.Pointer(&held[0])))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
+		uintptr(unsafe.Pointer(&held[0])))
 	if errno != 0 {
 		return 0, errno
 	}

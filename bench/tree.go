@@ -56,7 +56,8 @@ func perPlace(name string, u rows.Unit, places []*place, prepare func(context.Co
 }
 
 // command runs a program and returns what it printed, and how long it took.
-func command(ctx context.Context, dir string, env []string, name string, args ...string) (string, time.Duration, error) {
+func command(ctx context.Context, dir string, env []string, name string,
+	args ...string) (string, time.Duration, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
@@ -77,17 +78,20 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 	var source string
 	if !s.listing {
 		if _, err := exec.LookPath("git"); err != nil {
-			return []rows.Row{skippedRow("git", "git is not installed: `apt-get install git` or `dnf install git`")}, nil
+			return []rows.Row{skippedRow("git", "git is not installed: `apt-get install git` or `dnf install git`")},
+				nil
 		}
 		var err error
 		if source, _, err = command(ctx, "", nil, "go", "env", "GOROOT"); err != nil {
-			return []rows.Row{skippedRow("git", "there is no go command to find a source tree with: https://go.dev/dl/")}, nil
+			return []rows.Row{skippedRow("git",
+				"there is no go command to find a source tree with: https://go.dev/dl/")}, nil
 		}
 	}
 	origin := filepath.Join(s.dir, "origin")
 	// No program is to go on in the background by itself, where it would be in the way of what is measured.
 	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_CONFIG_COUNT=2",
-		"GIT_CONFIG_KEY_0=gc.auto", "GIT_CONFIG_VALUE_0=0", "GIT_CONFIG_KEY_1=maintenance.auto", "GIT_CONFIG_VALUE_1=false"}
+		"GIT_CONFIG_KEY_0=gc.auto", "GIT_CONFIG_VALUE_0=0", "GIT_CONFIG_KEY_1=maintenance.auto",
+		"GIT_CONFIG_VALUE_1=false"}
 	var files int
 	make := func(ctx context.Context) error {
 		if files > 0 {
@@ -134,10 +138,11 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 	}
 	list := []rows.Row{
 		perPlace("git clone", rows.Seconds, places, absent, clone),
-		perPlace("git status of the clone", rows.Seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
-			_, took, err := command(ctx, p.path("clone"), env, "git", "status", "--porcelain")
-			return took.Seconds(), err
-		}),
+		perPlace("git status of the clone", rows.Seconds, places, present,
+			func(ctx context.Context, p *place) (float64, error) {
+				_, took, err := command(ctx, p.path("clone"), env, "git", "status", "--porcelain")
+				return took.Seconds(), err
+			}),
 		perPlace("git grep in the clone, cold", rows.Seconds, places,
 			func(ctx context.Context, p *place) error {
 				return errors.Join(present(ctx, p), dropNames())
@@ -146,10 +151,11 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 				_, took, err := command(ctx, p.path("clone"), env, "git", "grep", "-c", "func main", "--", "*.go")
 				return took.Seconds(), err
 			}),
-		perPlace("rm -r of the clone", rows.Seconds, places, present, func(ctx context.Context, p *place) (float64, error) {
-			_, took, err := command(ctx, p.dir, nil, "rm", "-r", "clone")
-			return took.Seconds(), err
-		}),
+		perPlace("rm -r of the clone", rows.Seconds, places, present,
+			func(ctx context.Context, p *place) (float64, error) {
+				_, took, err := command(ctx, p.dir, nil, "rm", "-r", "clone")
+				return took.Seconds(), err
+			}),
 	}
 	list[0].Targets = []rows.Target{{Against: placeLoopback, Limit: 1.3}}
 	list[0].Note = func() string { return fmt.Sprintf("%d files", files) }

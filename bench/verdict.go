@@ -68,7 +68,8 @@ func standing(list []rows.Result) (words []string) {
 		slices.Sort(of)
 		text := list[0].Group + ": " + fmt.Sprintf(pair, fmt.Sprintf("%.2f", of[len(of)/2]))
 		if len(of) > 1 {
-			text += fmt.Sprintf(" in the median of %d rows, %.2f in the worst and %.2f in the best", len(of), of[0], of[len(of)-1])
+			text += fmt.Sprintf(" in the median of %d rows, %.2f in the worst and %.2f in the best", len(of), of[0],
+				of[len(of)-1])
 		}
 		words = append(words, text+".")
 	}

@@ -34,7 +34,8 @@ func TestModelVerdict(t *testing.T) {
 	}
 	r := &rows.Report{Rows: []rows.Result{
 		{Group: modelGroup, Name: modelCold + ", 8.0 GiB", Skipped: "it is on tmpfs"},
-		row(modelWarm+", 8.0 GiB", 200, 1140), row(modelSecond+", 8.0 GiB", 3.5, 1140), row(modelRun+", a pass", 10, 9.8),
+		row(modelWarm+", 8.0 GiB", 200, 1140), row(modelSecond+", 8.0 GiB", 3.5, 1140),
+		row(modelRun+", a pass", 10, 9.8),
 	}}
 	require.Equal(t, []string{
 		"From the host's page cache, it is there after 200 ms; with safetensors 1140 ms: 5.70 times as fast.",

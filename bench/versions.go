@@ -36,8 +36,8 @@ func sideName(devices int) string {
 	return fmt.Sprintf("%d devices", devices)
 }
 
-// versionRows ask what the number of devices costs programs on the CPU. Every request is one of 4 KiB that the daemon sees: reads bypass
-// the kernel's page cache, which would answer them.
+// versionRows ask what the number of devices costs programs on the CPU. Every request is one of 4 KiB that the daemon
+// sees: reads bypass the kernel's page cache, which would answer them.
 func versionRows(_ context.Context, s *session) ([]rows.Row, error) {
 	counts := versionCounts
 	if s.Quick {
@@ -92,9 +92,11 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 	if mapped {
 		what, against = "mapped by all", 1
 	}
-	r := rows.Row{Group: "versions", Name: fmt.Sprintf("%s 4 KiB, %s, %s", operation, what, sideName(n)), Unit: rows.Microseconds,
+	r := rows.Row{Group: "versions", Name: fmt.Sprintf("%s 4 KiB, %s, %s", operation, what, sideName(n)),
+		Unit:   rows.Microseconds,
 		Rounds: 3 * s.Rounds, // short ones: the differences are small, and turns close together tell them best
-		Labels: map[string]string{"operation": operation, "mapped": strconv.FormatBool(mapped), "devices": strconv.Itoa(n)}}
+		Labels: map[string]string{"operation": operation, "mapped": strconv.FormatBool(mapped),
+			"devices": strconv.Itoa(n)}}
 	switch n {
 	case 32: // met, or within the spread: not measurable
 		r.Targets = []rows.Target{{Against: sideName(against), Limit: 1}}
@@ -137,14 +139,16 @@ func (m *versionMount) seesRequests() error {
 	return nil
 }
 
-// request returns the time of a request in µs: the median of passes over the file that take at least so long, so that one who is in the
-// way for a moment does not count. Before each pass the devices have an up-to-date copy, if they have one at all.
+// request returns the time of a request in µs: the median of passes over the file that take at least so long, so that
+// one who is in the way for a moment does not count. Before each pass the devices have an up-to-date copy, if they have
+// one at all.
 func (m *versionMount) request(ctx context.Context, write, mapped bool, least time.Duration) (float64, error) {
 	d := m.free
 	if mapped {
 		d = m.mapped
 	}
-	a := &access{write: write, random: true, block: pageSize, jobs: 1, size: d.size, amount: d.size, flags: unix.O_DIRECT}
+	a := &access{write: write, random: true, block: pageSize, jobs: 1, size: d.size, amount: d.size,
+		flags: unix.O_DIRECT}
 	var passes []float64
 	var took time.Duration
 	begin := time.Now()

@@ -58,7 +58,8 @@ func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.C
 		return nil, failure(syscall.EINVAL, "bracket %d is open", bracket)
 	case len(s.mappings)+s.reserved+len(s.brackets) > s.server.opts.MaxMappings:
 		delete(s.brackets, bracket)
-		return nil, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already", s.server.opts.MaxMappings)
+		return nil, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already",
+			s.server.opts.MaxMappings)
 	}
 	b.cancel = cancel
 	return b, nil
@@ -129,7 +130,8 @@ func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, erro
 		defer m.users.Done()
 		off, n, ok := m.clip(rg.off, rg.len)
 		if !ok {
-			return nil, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(rg.len), uint64(rg.off), m.length)
+			return nil, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(rg.len),
+				uint64(rg.off), m.length)
 		}
 		uses[i] = Use{m.Mapping, off, n}
 		moves = moves || m.Movable()
@@ -140,7 +142,8 @@ func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, erro
 		}
 	}
 	o := pagecache.UseOptions{
-		Nested: r.flags&useNested != 0, Patience: time.Duration(r.patience) * time.Millisecond, Process: uint32(s.peer.Pid),
+		Nested: r.flags&useNested != 0, Patience: time.Duration(r.patience) * time.Millisecond,
+		Process: uint32(s.peer.Pid),
 	}
 	if r.flags&useKeep != 0 && s.hasRoom() {
 		o.Keeper = s
@@ -171,7 +174,8 @@ func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
 		return nil, err
 	}
 	over := make(chan error, 1)
-	go func() { over <- s.recalled(v, answered) }() // also where nobody waits any more: the client takes its word for it
+	// also where nobody waits any more: the client takes its word for it
+	go func() { over <- s.recalled(v, answered) }()
 	return func(ctx context.Context) error {
 		select {
 		case err := <-over:
@@ -223,7 +227,8 @@ func (s *session) waitService(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(attachPatience):
-		return failure(syscall.ENOTCONN, "the process has no service connection, on which it would be told where its memory is")
+		return failure(syscall.ENOTCONN,
+			"the process has no service connection, on which it would be told where its memory is")
 	}
 }
 
@@ -322,7 +327,8 @@ func (c *movingClient) Move(m pagecache.Move) (wait func(ctx context.Context) er
 	return func(ctx context.Context) error {
 		a, err := answered(ctx)
 		if err == nil && a.errno != 0 {
-			err = failure(syscall.Errno(a.errno), "the process could not map memory that was granted to it: %v", syscall.Errno(a.errno))
+			err = failure(syscall.Errno(a.errno), "the process could not map memory that was granted to it: %v",
+				syscall.Errno(a.errno))
 		}
 		return err
 	}, nil

@@ -74,7 +74,8 @@ func (s *movingServer) peer() *movingPeer {
 	service, _ := s.connect2()
 	require.Zero(s.t, service.call(frame(attach, 1, key)).errno())
 	service.answerCheck()
-	c.send(frame(mapFile, 1, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(4*block), [16]byte{}))
+	c.send(frame(mapFile, 1, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(4*block),
+		[16]byte{}))
 	r := c.read()
 	require.Equal(s.t, uint16(mapped), r.typ)
 	require.Zero(s.t, r.flags, "no extents follow")
@@ -165,7 +166,8 @@ func TestKilledInBracket(t *testing.T) {
 	require.Zero(t, c.result(2).errno())
 	c.close()
 	s.waitSessions(0)
-	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].Brackets == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].Brackets == 0 }, time.Minute,
+		time.Millisecond)
 }
 
 // TestDoneBeforeGrant ends a bracket that waits.
@@ -176,7 +178,8 @@ func TestDoneBeforeGrant(t *testing.T) {
 	a.moves(2)
 	require.Zero(t, a.result(2).errno())
 	b.asks(2, 1, 0, 2, 2)
-	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute,
+		time.Millisecond)
 	b.send(frame(doneWith, 3, uint64(1)))
 	got := map[uint64]syscall.Errno{}
 	for range 2 {
@@ -211,8 +214,8 @@ func TestDoneRightBehind(t *testing.T) {
 	require.Zero(t, b.result(2).errno())
 }
 
-// TestClosedServiceConnectionIsCharged: what a client without a service connection has of ended brackets cannot be taken
-// back, and is on its user's account until it has one again and answers there.
+// TestClosedServiceConnectionIsCharged: what a client without a service connection has of ended brackets cannot be
+// taken back, and is on its user's account until it has one again and answers there.
 func TestClosedServiceConnectionIsCharged(t *testing.T) {
 	s := startMoving(t)
 	p, q := s.peer(), s.peer()
@@ -269,12 +272,14 @@ func TestUnmapCrossesMove(t *testing.T) {
 func TestMoveIsChosen(t *testing.T) {
 	s := startMoving(t)
 	c, _ := s.connectAll()
-	movable := frame(mapFile, 2, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(block), [16]byte{})
+	movable := frame(mapFile, 2, s.token(), uint32(0), uint32(3), uint32(4), uint32(0), int64(0), int64(block),
+		[16]byte{})
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(movable).errno())
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(frame(useRanges, 3, uint64(1), uint64(0), uint64(0))).errno())
 }
 
-// TestBracketsAreCounted has a client that opens brackets and closes none be refused, before it takes the daemon's memory.
+// TestBracketsAreCounted has a client that opens brackets and closes none be refused, before it takes the daemon's
+// memory.
 func TestBracketsAreCounted(t *testing.T) {
 	s := startMovingWith(t, control.Options{MaxMappings: 8})
 	a := s.peer()
@@ -343,7 +348,8 @@ func (p *movingPeer) getsInto(rnd *rand.Rand) {
 		p.send(frame(doneWith, 3, uint64(1)))
 	case 4: // it asks for another one while it waits for the first
 		p.follows()
-		p.send(frame(useRanges, 4, uint64(2), uint32(1), uint32(0), uint32(1), uint32(24), p.mapping, int64(0), int64(block)))
+		p.send(frame(useRanges, 4, uint64(2), uint32(1), uint32(0), uint32(1), uint32(24), p.mapping, int64(0),
+			int64(block)))
 	case 5: // it unmaps what it is told to map
 		p.hears()
 		p.send(frame(unmap, 5, p.mapping))

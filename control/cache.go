@@ -94,7 +94,8 @@ func (p pageCache) Map(ctx context.Context, src pagecache.Source, req pagecache.
 	return pageMapping{m}, nil
 }
 
-func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error) {
+func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source,
+	req pagecache.ViewRequest) (ViewMapping, error) {
 	m, err := p.cache.MapView(ctx, sources, req)
 	if err != nil {
 		return nil, err
@@ -132,7 +133,8 @@ func (p pageCache) AwaitVersion(ctx context.Context, ranges []Range, least uint6
 	return p.cache.AwaitVersion(ctx, windows(ranges), least)
 }
 
-func (p pageCache) AcquireAll(ctx context.Context, ranges []Range, launder bool) (version uint64, pages int64, err error) {
+func (p pageCache) AcquireAll(ctx context.Context, ranges []Range,
+	launder bool) (version uint64, pages int64, err error) {
 	return p.cache.AcquireAll(ctx, windows(ranges), launder)
 }
 
@@ -140,7 +142,8 @@ func (p pageCache) AcquireAll(ctx context.Context, ranges []Range, launder bool)
 func windows(ranges []Range) []pagecache.AcquireRange {
 	list := make([]pagecache.AcquireRange, len(ranges))
 	for i, r := range ranges {
-		list[i] = pagecache.AcquireRange{Of: r.Of.(interface{ window() pagecache.Window }).window(), Off: r.Off, Len: r.Len}
+		list[i] = pagecache.AcquireRange{Of: r.Of.(interface{ window() pagecache.Window }).window(), Off: r.Off,
+			Len: r.Len}
 	}
 	return list
 }

@@ -12,8 +12,8 @@
 // A session is one connection. When it ends, by UNMAP of everything, a closed socket, a killed client or a protocol
 // error, its mappings are unmapped, which is an implicit release: stores outlive the process that made them.
 //
-// From version 2 of the protocol on, a client may have a second connection, on which the daemon speaks first (service.go), and send
-// requests that are larger than a frame (large.go).
+// From version 2 of the protocol on, a client may have a second connection, on which the daemon speaks first
+// (service.go), and send requests that are larger than a frame (large.go).
 //
 // # Bounds
 //
@@ -36,8 +36,8 @@
 //
 // # Goroutines
 //
-// One accepts; each session has one that reads and one for each running request, and a service connection one that writes. The Server owns all of them and
-// Close waits for them, the implicit releases included.
+// One accepts; each session has one that reads and one for each running request, and a service connection one that
+// writes. The Server owns all of them and Close waits for them, the implicit releases included.
 //
 // # What it does not do
 //

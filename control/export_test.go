@@ -15,7 +15,8 @@ func (s *Server) TellForTesting(mapping uint64) error {
 		if v == nil {
 			continue
 		}
-		if err := v.tell(notice{typ: typeInvalidated, body: invalidated{mappingID(mapping), 0, 4096}.append}); err != nil {
+		if err := v.tell(notice{typ: typeInvalidated, body: invalidated{mappingID(mapping), 0,
+			4096}.append}); err != nil {
 			return err
 		}
 	}

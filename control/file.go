@@ -117,7 +117,8 @@ func (s *session) askFile(r fileRequest) ([]byte, error) {
 	case r.device == allDevices && r.operation != FileEvict, r.device != allDevices && r.device > 1<<16:
 		return nil, failure(syscall.ENODEV, "there is no device %d", r.device)
 	}
-	q := FileRequest{Operation: r.operation, Viewer: s.viewer(), Source: src, Device: int(r.device), Off: r.off, Len: r.len,
+	q := FileRequest{Operation: r.operation, Viewer: s.viewer(), Source: src, Device: int(r.device), Off: r.off,
+		Len:     r.len,
 		Process: uint32(s.peer.Pid), Cgroup: s.cgroup, Tenant: s.tenant}
 	if r.device == allDevices {
 		q.Device = -1

@@ -126,7 +126,8 @@ func (s *session) finishNumbered(id requestID) func(n numbered, err error) {
 // useAll holds the mappings of ranges until done, and returns the ranges as the page cache knows them.
 func (s *session) useAll(list []groupRange) (ranges []Range, done func(), err error) {
 	if len(list) == 0 || len(list) > pagecache.MaxGroupRanges {
-		return nil, nil, failure(syscall.EINVAL, "a request of %d ranges; it has 1 to %d", len(list), pagecache.MaxGroupRanges)
+		return nil, nil, failure(syscall.EINVAL, "a request of %d ranges; it has 1 to %d", len(list),
+			pagecache.MaxGroupRanges)
 	}
 	used := make(map[mappingID]*openMap)
 	done = func() {
@@ -147,7 +148,8 @@ func (s *session) useAll(list []groupRange) (ranges []Range, done func(), err er
 		off, n, ok := m.clip(r.off, r.len)
 		if !ok {
 			done()
-			return nil, nil, failure(syscall.EINVAL, "%d bytes at %d are not within the %d of mapping %d", uint64(r.len), uint64(r.off),
+			return nil, nil, failure(syscall.EINVAL, "%d bytes at %d are not within the %d of mapping %d",
+				uint64(r.len), uint64(r.off),
 				m.length, r.mapping)
 		}
 		ranges = append(ranges, Range{m.Mapping, off, n})

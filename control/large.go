@@ -100,7 +100,8 @@ func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, er
 	}
 	h.flags &^= flagLarge
 	if n < 0 || n > maxLarge {
-		return h, nil, &refusal{h.id, failure(syscall.E2BIG, "a request has %d bytes, and at most %d are taken", uint64(n), maxLarge)}
+		return h, nil, &refusal{h.id, failure(syscall.E2BIG, "a request has %d bytes, and at most %d are taken",
+			uint64(n), maxLarge)}
 	}
 	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if got, err := seals(r.files[0]); err != nil || got&sealed != sealed {

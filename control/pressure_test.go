@@ -187,8 +187,8 @@ func seedFrames(t testing.TB) (all [][]byte) {
 }
 
 // play sends frames made of data to the server: a byte of options, then records with two bytes of length. The options
-// decide whether the client shakes hands first, and in which version, whether lengths in headers are made right, whether tokens of MAPs are
-// made good, and whether the client reads.
+// decide whether the client shakes hands first, and in which version, whether lengths in headers are made right,
+// whether tokens of MAPs are made good, and whether the client reads.
 func play(s *server, data []byte) {
 	conn := s.dial()
 	defer conn.close()

@@ -310,7 +310,8 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 		return nil, mapped{}, failure(syscall.ESHUTDOWN, "the file system is being unmounted")
 	}
 	if full {
-		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already", s.server.opts.MaxMappings)
+		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already",
+			s.server.opts.MaxMappings)
 	}
 	if err := s.reserveMapping(); err != nil {
 		s.mu.Lock()

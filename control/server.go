@@ -33,16 +33,16 @@ type Options struct {
 	End func(ctx context.Context, r EndRequest) error
 	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
 	Record func() (*pagecache.Recording, error)
-	// File answers a FILE; what it returns is marshalled to JSON. Its errors wrap a syscall.Errno, and their text is shown
-	// to the client's user. Nil: such requests fail with ENOTSUP.
+	// File answers a FILE; what it returns is marshalled to JSON. Its errors wrap a syscall.Errno, and their text is
+	// shown to the client's user. Nil: such requests fail with ENOTSUP.
 	File func(context.Context, FileRequest) (any, error)
 	// Profile makes a profile of this process, for so long where it is one over time. Nil: requests for it fail with
 	// ENOTSUP.
 	Profile func(ctx context.Context, kind ProfileKind, length time.Duration) ([]byte, error)
 	// Live shows what goes on to those who watch. Nil: requests for it fail with ENOTSUP.
 	Live *live.Feed
-	// Set changes settings, all of them or none, and answers with a JSON document of all. Its errors wrap a syscall.Errno,
-	// and their text is shown to the client's user. Nil: such requests fail with ENOTSUP.
+	// Set changes settings, all of them or none, and answers with a JSON document of all. Its errors wrap a
+	// syscall.Errno, and their text is shown to the client's user. Nil: such requests fail with ENOTSUP.
 	Set func(context.Context, SetRequest) ([]byte, error)
 	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
 	Log *slog.Logger
@@ -52,8 +52,8 @@ type Options struct {
 	MaxSessions int
 	// MaxRequests bounds the requests that run at once in a session, by default 128.
 	MaxRequests int
-	// MaxMappings bounds the mappings and open brackets of a session, by default 65536, and those of all sessions of a user other than
-	// the daemon's own and root.
+	// MaxMappings bounds the mappings and open brackets of a session, by default 65536, and those of all sessions of a
+	// user other than the daemon's own and root.
 	MaxMappings int
 	// HandshakeTimeout is how long a connection may say nothing, by default 5 s.
 	HandshakeTimeout time.Duration

@@ -107,7 +107,8 @@ func (s *session) attach(id requestID, key sessionKey) error {
 	if main == nil {
 		return s.reply(id, 0, failure(syscall.EACCES, "no connection of this process has that key"))
 	}
-	v := &service{ses: s, wake: make(chan struct{}, 1), over: make(chan struct{}), asked: make(map[requestID]chan<- answer)}
+	v := &service{ses: s, wake: make(chan struct{}, 1), over: make(chan struct{}),
+		asked: make(map[requestID]chan<- answer)}
 	main.mu.Lock()
 	var err error
 	switch {

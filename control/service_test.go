@@ -61,7 +61,8 @@ func TestFeatures(t *testing.T) {
 	binary.LittleEndian.PutUint16(flagged[6:], 4)
 	require.Equal(t, syscall.EINVAL, c.call(flagged).errno(), "an unknown flag")
 	require.Equal(t, syscall.ENOSYS, c.call(frame(99, 4)).errno())
-	require.Equal(t, syscall.ENOSYS, c.call(frame(answer, 5, uint64(0), uint64(0))).errno(), "an answer on a main connection")
+	require.Equal(t, syscall.ENOSYS, c.call(frame(answer, 5, uint64(0), uint64(0))).errno(),
+		"an answer on a main connection")
 
 	old := s.connect() // version 1 knows none of it
 	require.Equal(t, syscall.ENOSYS, old.call(frame(choose, 1, uint64(1), uint64(0))).errno())
@@ -75,7 +76,8 @@ func TestFeatures(t *testing.T) {
 func TestExtentsOfVersion2(t *testing.T) {
 	s := start(t, &controltest.Cache{Extent: 4 * 4096})
 	c, _ := s.connect2()
-	c.send(frame(mapFile, 1, s.token(), uint32(0), uint32(3), uint32(0), uint32(1), int64(0), int64(5*4096), [16]byte{}))
+	c.send(frame(mapFile, 1, s.token(), uint32(0), uint32(3), uint32(0), uint32(1), int64(0), int64(5*4096),
+		[16]byte{}))
 	require.Equal(t, uint16(mapped), c.read().typ)
 	e := c.read()
 	require.Equal(t, uint16(extents), e.typ)
@@ -124,7 +126,8 @@ func TestAttachIsRefused(t *testing.T) {
 	second, _ := s.connect2()
 	require.Equal(t, syscall.EBUSY, second.call(frame(attach, 1, key)).errno())
 	first.close()
-	require.Eventually(t, func() bool { return second.call(frame(attach, 1, key)).errno() == 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return second.call(frame(attach, 1, key)).errno() == 0 }, 30*time.Second,
+		time.Millisecond)
 	second.answerCheck()
 	s.waitAttentive(1)
 	// A second answer, and one to what was never asked.
@@ -133,7 +136,8 @@ func TestAttachIsRefused(t *testing.T) {
 	require.Equal(t, syscall.EPROTO, second.ended().errno())
 	require.Zero(t, c.call(frame(ping, 3)).errno())
 	third, _ := s.connect2()
-	require.Eventually(t, func() bool { return third.call(frame(attach, 1, key)).errno() == 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return third.call(frame(attach, 1, key)).errno() == 0 }, 30*time.Second,
+		time.Millisecond)
 	require.Equal(t, uint16(check), third.read().typ)
 	third.send(frame(ping, 2))
 	require.Equal(t, syscall.EPROTO, third.ended().errno(), "a request on a service connection")
@@ -168,7 +172,8 @@ func TestInattentiveClient(t *testing.T) {
 	service.answerCheck()
 	s.waitAttentive(1)
 	told := 0
-	for last, id := time.Now(), uint64(1); time.Since(last) < 100*time.Millisecond; id++ { // longer than a main connection has
+	// longer than a main connection has
+	for last, id := time.Now(), uint64(1); time.Since(last) < 100*time.Millisecond; id++ {
 		if s.TellForTesting(7) == nil {
 			told, last = told+1, time.Now()
 			continue

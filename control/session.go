@@ -37,7 +37,8 @@ type session struct {
 	// version and key are set by the handshake, before any request runs, and immutable afterwards.
 	version version
 	key     sessionKey
-	// chosen is the features that the client uses, main the session whose service connection this one is. They are the reader's.
+	// chosen is the features that the client uses, main the session whose service connection this one is. They are the
+	// reader's.
 	chosen features
 	main   *session
 	// tenant is the name that the client gave its tenant with the features, "" for none. It is immutable once a request

@@ -28,8 +28,8 @@ type user struct {
 	mappings int // and those being made; guarded by Server.mu
 	// slots has an element for each request that runs, where their number is limited. It is nil for the privileged.
 	slots chan struct{}
-	// large is held while the long body of a request is read and decoded, stuck counts descriptors that are being closed; see
-	// large.go. stuck is guarded by Server.mu.
+	// large is held while the long body of a request is read and decoded, stuck counts descriptors that are being
+	// closed; see large.go. stuck is guarded by Server.mu.
 	large sync.Mutex
 	stuck int
 	// waiting is how many requests wait for a version. Guarded by Server.mu.

@@ -45,7 +45,8 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 	}
 	want := mapViewSize + uint64(files)*tokenSize + uint64(r.count)*size
 	if size < segmentSize || uint64(len(body)) < want {
-		return r, fmt.Errorf("body has %d bytes for %d files and %d segments of %d bytes", len(body), files, r.count, size)
+		return r, fmt.Errorf("body has %d bytes for %d files and %d segments of %d bytes", len(body), files, r.count,
+			size)
 	}
 	body = body[mapViewSize:]
 	for range files {

@@ -27,7 +27,8 @@ func (r viewRequest) body() []byte {
 	if r.size == 0 {
 		r.size = 40
 	}
-	b := frame(mapView, 0, r.device, r.kind, [16]byte{}, r.flags, uint32(len(r.tokens)), r.alignment, r.count, r.size)[16:]
+	b := frame(mapView, 0, r.device, r.kind, [16]byte{}, r.flags, uint32(len(r.tokens)), r.alignment, r.count,
+		r.size)[16:]
 	for _, token := range r.tokens {
 		b = append(b, token[:]...)
 	}
@@ -132,5 +133,6 @@ func TestMapViewIsRefused(t *testing.T) {
 
 	// Who did not choose views cannot ask for them, and is told.
 	plain, _ := s.connectAll()
-	require.Equal(t, syscall.EOPNOTSUPP, plain.call(viewRequest{alignment: 1, tokens: tokens[:1], segments: one}.frame(2)).errno())
+	require.Equal(t, syscall.EOPNOTSUPP,
+		plain.call(viewRequest{alignment: 1, tokens: tokens[:1], segments: one}.frame(2)).errno())
 }

@@ -98,9 +98,11 @@ func (v Viewer) shows(e *live.Event) bool {
 
 // watchedNames are the requests of clients that those who watch see.
 var watchedNames = map[frameType]string{
-	typeMap: "map", typeMapView: "map-view", typeAcquire: "acquire", typeRelease: "release", typeSync: "sync", typeAdvise: "advise",
-	typeUnmap: "unmap", typeUse: "use", typeStatus: "status", typeRecord: "record", typeEnd: "end", typeFile: "file",
-	typeProfile: "profile", typeBeginGroup: "begin-group", typeReleaseGroup: "release-group", typeAbortGroup: "abort-group",
+	typeMap: "map", typeMapView: "map-view", typeAcquire: "acquire", typeRelease: "release", typeSync: "sync",
+	typeAdvise: "advise",
+	typeUnmap:  "unmap", typeUse: "use", typeStatus: "status", typeRecord: "record", typeEnd: "end", typeFile: "file",
+	typeProfile: "profile", typeBeginGroup: "begin-group", typeReleaseGroup: "release-group",
+	typeAbortGroup: "abort-group",
 	typeAcquireAll: "acquire-all",
 }
 
@@ -157,6 +159,7 @@ func (s *session) show(t frameType, of watched, began time.Time) {
 	if !of.seen || !feed.On() || watchedNames[t] == "" {
 		return
 	}
-	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t], Process: uint32(s.peer.Pid),
-		User: s.peer.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
+	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t],
+		Process: uint32(s.peer.Pid),
+		User:    s.peer.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
 }

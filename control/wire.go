@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The wire format, versions 1 and 2. docs/dev/protocol.md describes it; the clients have their own copies of these numbers, and
-// testdata/frames.txt and testdata/frames2.txt keep the copies equal.
+// The wire format, versions 1 and 2. docs/dev/protocol.md describes it; the clients have their own copies of these
+// numbers, and testdata/frames.txt and testdata/frames2.txt keep the copies equal.
 const (
 	// helloMagic opens the first frame of a connection: the bytes "GAIA".
 	helloMagic = 0x41494147
@@ -74,7 +74,8 @@ const (
 
 	mapLazy    uint32 = 1
 	mapLaunder uint32 = 2
-	// mapMovable asks for a mapping whose memory moves, mapLargeMovable for one if it is larger than the device's budget.
+	// mapMovable asks for a mapping whose memory moves, mapLargeMovable for one if it is larger than the device's
+	// budget.
 	mapMovable      uint32 = 4
 	mapLargeMovable uint32 = 8
 )

@@ -119,7 +119,8 @@ func (v version) decodeAnswer(body []byte) (answer, error) {
 	return answer{binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:]), slices.Clone(body[16:])}, nil
 }
 
-// ended returns the brackets that the answer to a RECALL lists. more says that the client has others, which did not fit.
+// ended returns the brackets that the answer to a RECALL lists. more says that the client has others, which did not
+// fit.
 func (a answer) ended() (ids []bracketID, more bool) {
 	const mostEnded = 256
 	for i := range min(a.generation, mostEnded, uint64(len(a.rest)/8)) {
@@ -217,7 +218,8 @@ func (v version) decodeUse(body []byte) (r useRequest, err error) {
 	r.ranges = make([]rangeRequest, r.count)
 	for i := range r.ranges {
 		b := body[useHead+uint64(i)*size:]
-		r.ranges[i] = rangeRequest{mapping: mappingID(le.Uint64(b)), off: int64(le.Uint64(b[8:])), len: int64(le.Uint64(b[16:]))}
+		r.ranges[i] = rangeRequest{mapping: mappingID(le.Uint64(b)), off: int64(le.Uint64(b[8:])),
+			len: int64(le.Uint64(b[16:]))}
 	}
 	return r, nil
 }

@@ -56,21 +56,29 @@ func TestRepliesAreEncodedAsDocumented(t *testing.T) {
 	places2 := extents{places: []extentPlace{{0x200000, 0x200000, 1, tierDevice, 5},
 		{0x400000, 0x400000, 2, tierHost, 0x123456789a}}}
 	in := func(v version, e extents) func([]byte) []byte { return func(b []byte) []byte { return e.append(b, v) } }
-	welcome2 := welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge, key: countingKey()}
+	welcome2 := welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge,
+		key: countingKey()}
 	for name, got := range map[string][]byte{
-		"welcome":             appendFrame(nil, typeWelcome, 0, 0, welcome{version: 1, maxRequests: 128, kinds: 3}.append),
-		"welcome2":            appendFrame(nil, typeWelcome, 0, 0, welcome2.append),
-		"mapped":              appendFrame(nil, typeMapped, flagMore, 1, mapped{7, 1, 3, 0x123456000, 2, [16]byte{}, false}.append),
-		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2, mapped{8, 2, 0, -1, 1, countingUUID(), false}.append),
-		"extents":             appendFrame(nil, typeExtents, 0, 1, in(1, places)),
-		"extents2":            appendFrame(nil, typeExtents, 0, 1, in(2, places2)),
-		"check":               appendFrame(nil, typeCheck, 0, 4, nil),
-		"recall":              appendFrame(nil, typeRecall, 0, 8, nil),
-		"move":                appendFrame(nil, typeMove, 0, 5, move{7, extentPlace{0x400000, 0x200000, 2, tierHost, 6}, 5}.append),
-		"move-none":           appendFrame(nil, typeMove, 0, 6, move{7, extentPlace{0x400000, 0x200000, 1, tierNone, 0}, 6}.append),
-		"mapped-movable":      appendFrame(nil, typeMapped, 0, 10, mapped{7, 1, 3, 0x123456000, 0, [16]byte{}, true}.append),
+		"welcome": appendFrame(nil, typeWelcome, 0, 0,
+			welcome{version: 1, maxRequests: 128, kinds: 3}.append),
+		"welcome2": appendFrame(nil, typeWelcome, 0, 0, welcome2.append),
+		"mapped": appendFrame(nil, typeMapped, flagMore, 1,
+			mapped{7, 1, 3, 0x123456000, 2, [16]byte{}, false}.append),
+		"mapped-unknown-size": appendFrame(nil, typeMapped, flagMore, 2,
+			mapped{8, 2, 0, -1, 1, countingUUID(), false}.append),
+		"extents":  appendFrame(nil, typeExtents, 0, 1, in(1, places)),
+		"extents2": appendFrame(nil, typeExtents, 0, 1, in(2, places2)),
+		"check":    appendFrame(nil, typeCheck, 0, 4, nil),
+		"recall":   appendFrame(nil, typeRecall, 0, 8, nil),
+		"move": appendFrame(nil, typeMove, 0, 5, move{7, extentPlace{0x400000, 0x200000, 2, tierHost, 6},
+			5}.append),
+		"move-none": appendFrame(nil, typeMove, 0, 6, move{7, extentPlace{0x400000, 0x200000, 1, tierNone, 0},
+			6}.append),
+		"mapped-movable": appendFrame(nil, typeMapped, 0, 10,
+			mapped{7, 1, 3, 0x123456000, 0, [16]byte{}, true}.append),
 		"welcome-move": appendFrame(nil, typeWelcome, 0, 0,
-			welcome{version: 2, maxRequests: 128, kinds: 3, offered: featureService | featureLarge | featureMove | featureView, key: countingKey()}.append),
+			welcome{version: 2, maxRequests: 128, kinds: 3,
+				offered: featureService | featureLarge | featureMove | featureView, key: countingKey()}.append),
 		"invalidated": appendFrame(nil, typeInvalidated, 0, 0, invalidated{7, 4096, 8192}.append),
 		"budget":      appendFrame(nil, typeBudget, 0, 0, budget{3, 2, countingUUID(), 0x123456000, 0x1000}.append),
 		"result":      appendFrame(nil, typeResult, 0, 3, result{pages: 0x1234567890}.append),
@@ -106,7 +114,8 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	for _, v := range []version{1, 2} { // what a version-1 client says, both take
 		m, err := v.decodeMap(open("map", typeMap, 1))
 		require.NoError(t, err)
-		require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0, 0x200000, 0x123456789, countingUUID()}, m)
+		require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0, 0x200000, 0x123456789,
+			countingUUID()}, m)
 		m, err = v.decodeMap(open("map-read", typeMap, 2))
 		require.NoError(t, err)
 		require.Equal(t, mapRequest{token, 0, protRead, 0, 0, 0, 1, [16]byte{}}, m)
@@ -153,7 +162,8 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.EqualValues(t, 3, g)
 	all, err := decodeAcquireAll(open("acquire-all", typeAcquireAll, 13))
 	require.NoError(t, err)
-	require.Equal(t, acquireAllRequest{0x1122334455, 500 * time.Millisecond, acquireLaunder, []groupRange{{7, 0, 1}}}, all)
+	require.Equal(t, acquireAllRequest{0x1122334455, 500 * time.Millisecond, acquireLaunder, []groupRange{{7, 0, 1}}},
+		all)
 	require.Equal(t, frames["numbered"], appendFrame(nil, typeNumbered, 0, 11, numbered{0x1122334455, 0x1234}.append))
 	f, name, err = v.decodeFeatures(open("features-move", typeFeatures, 2))
 	require.NoError(t, err)
@@ -168,7 +178,8 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapMovable, 1, 0x200000, 0x123456789, [16]byte{}}, m)
 	use, err := v.decodeUse(open("use", typeUse, 11))
 	require.NoError(t, err)
-	require.Equal(t, useRequest{9, useNested, 1500, 2, []rangeRequest{{7, 4096, 8192, 0}, {8, 0, 0x123456789a, 0}}}, use)
+	require.Equal(t, useRequest{9, useNested, 1500, 2, []rangeRequest{{7, 4096, 8192, 0}, {8, 0, 0x123456789a, 0}}},
+		use)
 	use, err = v.decodeUse(open("use-keep", typeUse, 13))
 	require.NoError(t, err)
 	require.Equal(t, useRequest{9, useKeep, 1500, 1, []rangeRequest{{mapping: 7, off: 4096, len: 8192}}}, use)
@@ -181,7 +192,8 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 		[]view.Segment{{Offset: 0x5678, Length: 0x1234, Count: 1}}}, w)
 	w, err = v.decodeMapView(open("mapview-files", typeMapView, 8))
 	require.NoError(t, err)
-	require.Equal(t, mapViewRequest{0, 0, countingUUID(), mapLaunder, 4096, [][tokenSize]byte{token, [tokenSize]byte(countingKey())}, 3,
+	require.Equal(t, mapViewRequest{0, 0, countingUUID(), mapLaunder, 4096,
+		[][tokenSize]byte{token, [tokenSize]byte(countingKey())}, 3,
 		[]view.Segment{{File: 1, Offset: 0x123456789a, Length: 0x1001, Stride: 0x2000, Count: 3},
 			{Length: 1, Count: 1}, {Length: 1, Count: 1}}}, w)
 	file, err := v.decodeFile(open("file", typeFile, 10))

@@ -25,10 +25,11 @@ import (
 type ahead struct {
 	fs *fileSystem
 
-	mu      sync.Mutex
-	dirs    map[*node]*aheadDir // protected by mu
-	trusted int                 // the order in which the next directory is taken to be read, or noOrder; protected by mu
-	listing bool                // some directory is being listed; protected by mu
+	mu   sync.Mutex
+	dirs map[*node]*aheadDir // protected by mu
+	// the order in which the next directory is taken to be read, or noOrder; protected by mu
+	trusted int
+	listing bool // some directory is being listed; protected by mu
 
 	running sync.WaitGroup
 	ending  atomic.Bool
@@ -46,8 +47,8 @@ const (
 	aheadFirst, aheadMost = 32, 256
 	// aheadBytes are the most bytes that are read ahead at once.
 	aheadBytes = 8 << 20
-	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have, aheadAllNames how
-	// many all of them: some 300 bytes each.
+	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have, aheadAllNames
+	// how many all of them: some 300 bytes each.
 	aheadDirs, aheadNames, aheadAllNames = 64, 1 << 14, 1 << 17
 	// aheadProbe is how many files in a row that the host has already end it for a directory.
 	aheadProbe = 8
@@ -116,7 +117,8 @@ func (a *ahead) read(n *node) {
 	}
 }
 
-// dirLocked returns what is known of a directory. It forgets the one that was not used for longest where there are many.
+// dirLocked returns what is known of a directory. It forgets the one that was not used for longest where there are
+// many.
 func (a *ahead) dirLocked(n *node) *aheadDir {
 	if d := a.dirs[n]; d != nil {
 		return d

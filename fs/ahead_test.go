@@ -66,8 +66,8 @@ func (s *scene) readSmall(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// settleAhead waits for what reads of programs have begun. The kernel orders those reads before this and later ones after
-// it; the race detector sees that by the lock.
+// settleAhead waits for what reads of programs have begun. The kernel orders those reads before this and later ones
+// after it; the race detector sees that by the lock.
 func (s *scene) settleAhead() {
 	locked := func() int {
 		s.fs.ahead.mu.Lock()
@@ -200,8 +200,8 @@ func TestReadsAheadSmallFilesOnly(t *testing.T) {
 	assert.LessOrEqual(t, len(s.fs.ahead.dirs), aheadDirs)
 }
 
-// Who reads one file of each directory has files read ahead in one of them in vain, though the directory before was read
-// in order, and who reads them at random has one of them listed.
+// Who reads one file of each directory has files read ahead in one of them in vain, though the directory before was
+// read in order, and who reads them at random has one of them listed.
 func TestReadsAheadOnTrustOnce(t *testing.T) {
 	for first, ahead := range map[string]int{"f0": aheadFirst, "f50": 0} {
 		t.Run(first, func(t *testing.T) {
@@ -256,7 +256,8 @@ func TestReadsAheadInBoundedMemory(t *testing.T) {
 }
 
 func TestCompareNumbers(t *testing.T) {
-	names := []string{"", "a", "a1", "a01", "a2", "a2b", "a10", "a10.1", "a10.02", "a10.10", "a99999999999999999999", "b", "b0"}
+	names := []string{"", "a", "a1", "a01", "a2", "a2b", "a10", "a10.1", "a10.02", "a10.10", "a99999999999999999999",
+		"b", "b0"}
 	sorted := slices.Clone(names)
 	rand.New(rand.NewPCG(3, 4)).Shuffle(len(sorted), func(i, j int) { sorted[i], sorted[j] = sorted[j], sorted[i] })
 	slices.SortFunc(sorted, compareNumbers)
@@ -266,7 +267,8 @@ func TestCompareNumbers(t *testing.T) {
 			assert.Equal(t, i == j, compareNumbers(a, b) == 0, "%q and %q", a, b)
 		}
 	}
-	for i, name := range []string{"", "a", "a01", "a1", "a2", "a2b", "a10", "a10.1", "a10.02", "a10.10", "a99999999999999999999", "b", "b0"} {
+	for i, name := range []string{"", "a", "a01", "a1", "a2", "a2b", "a10", "a10.1", "a10.02", "a10.10",
+		"a99999999999999999999", "b", "b0"} {
 		assert.Equal(t, name, sorted[i])
 	}
 }

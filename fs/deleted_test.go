@@ -26,7 +26,10 @@ var losses = []struct {
 		require.NoError(t, os.RemoveAll(path+".new"))
 	}},
 	{"renamed", func(t *testing.T, path string) { require.NoError(t, os.Rename(path, path+".moved")) }},
-	{"removed with its directory", func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) }},
+	{"removed with its directory", func(t *testing.T, path string) {
+		require.NoError(t,
+			os.RemoveAll(filepath.Dir(path)))
+	}},
 	{"moved with its directory", func(t *testing.T, path string) {
 		require.NoError(t, os.Rename(filepath.Dir(path), filepath.Dir(path)+".moved"))
 	}},

@@ -113,14 +113,16 @@ func (w window) load(t *testing.T, n int) string {
 func (w window) loadAt(t *testing.T, at int64, n int) string {
 	t.Helper()
 	b := make([]byte, n)
-	require.NoError(t, w.device.CopyOut(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
+	require.NoError(t, w.device.CopyOut(context.Background(),
+		[]gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
 	return string(b)
 }
 
 // store stores b at an offset of the file.
 func (w window) store(t *testing.T, at int64, b []byte) {
 	t.Helper()
-	assert.NoError(t, w.device.CopyIn(context.Background(), []gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
+	assert.NoError(t, w.device.CopyIn(context.Background(),
+		[]gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
 }
 
 // release releases all of the mapping.
@@ -131,7 +133,8 @@ func (w window) release(t *testing.T, n int64) {
 }
 
 // bothModesWithDevices runs a test on mounts with one emulated device, with each way of writing.
-func bothModesWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary), change ...func(*Options)) {
+func bothModesWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary),
+	change ...func(*Options)) {
 	t.Helper()
 	for _, mode := range []struct {
 		name   string
@@ -223,7 +226,8 @@ func TestNoStaleReadsWhileDevicesRelease(t *testing.T) {
 				drops = append(drops, func() {
 					releases[d]++
 					for slot := range slotCount {
-						w.store(t, int64(slot*slotStride+slotSize+8*d), binary.NativeEndian.AppendUint64(nil, releases[d]))
+						w.store(t, int64(slot*slotStride+slotSize+8*d),
+							binary.NativeEndian.AppendUint64(nil, releases[d]))
 					}
 					_, err := w.Release(ctx, 0, size)
 					assert.NoError(t, err)
@@ -232,7 +236,8 @@ func TestNoStaleReadsWhileDevicesRelease(t *testing.T) {
 				})
 			}
 			operations := *staleOperations / 10
-			assert.Zero(t, staleReadsDuring(t, s, path, operations, uint64(time.Now().UnixNano()), drops...), "reads that got old bytes")
+			assert.Zero(t, staleReadsDuring(t, s, path, operations, uint64(time.Now().UnixNano()), drops...),
+				"reads that got old bytes")
 			require.NoError(t, f.Sync())
 			got, err := os.ReadFile(filepath.Join(s.source, "slots"))
 			require.NoError(t, err)

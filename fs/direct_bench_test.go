@@ -114,7 +114,8 @@ func readRaw(b *testing.B, path string, size int64) {
 	var group sync.WaitGroup
 	for range atOnce {
 		group.Go(func() {
-			p, err := unix.Mmap(-1, 0, request, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
+			p, err := unix.Mmap(-1, 0, request, unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
 			if err != nil {
 				b.Error(err)
 				return

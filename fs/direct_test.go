@@ -43,7 +43,8 @@ func TestColdFillLeavesThePageCacheAlone(t *testing.T) {
 	clear(data[6<<20 : 7<<20])
 	_, err = backing.WriteAt(data, 0)
 	require.NoError(t, err)
-	require.NoError(t, unix.Fallocate(int(backing.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 6<<20, 1<<20))
+	require.NoError(t, unix.Fallocate(int(backing.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 6<<20,
+		1<<20))
 	require.NoError(t, backing.Sync())
 	require.NoError(t, unix.Fadvise(int(backing.Fd()), 0, 0, unix.FADV_DONTNEED))
 	require.Zero(t, cachedPages(t, backing, 0, size))

@@ -97,7 +97,8 @@ func BenchmarkEvents(b *testing.B) {
 					b.Skip("there is no fanotify")
 				}
 				for i := range 100 {
-					require.NoError(b, os.WriteFile(filepath.Join(s.source, fmt.Sprint("f", i)), make([]byte, 1<<20), 0o600))
+					require.NoError(b, os.WriteFile(filepath.Join(s.source, fmt.Sprint("f", i)), make([]byte, 1<<20),
+						0o600))
 				}
 				dirs, on = append(dirs, s.mnt), s
 			}

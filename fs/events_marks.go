@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// mostMarks limits how many files are watched. Each costs the kernel about a kilobyte, and its inode stays in memory.
+	// mostMarks limits how many files are watched. Each costs the kernel about a kilobyte, and its inode stays in
+	// memory.
 	mostMarks = 16384
 	// mostInotify does so for inotify, whose limit the daemon shares with the user's other programs.
 	mostInotify = 1024

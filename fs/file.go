@@ -242,7 +242,8 @@ func (fs *fileSystem) newOpenFile(
 	n *node, fd int, who *fuse.Caller, flags uint32, direct, appendOnly bool,
 ) (*openFile, syscall.Errno) {
 	of := &openFile{
-		fs: fs, node: n, content: n.content(), fd: fd, uid: who.Uid, flags: flags, direct: direct, appendOnly: appendOnly,
+		fs: fs, node: n, content: n.content(), fd: fd, uid: who.Uid, flags: flags, direct: direct,
+		appendOnly: appendOnly,
 		writesHome: flags&unix.O_ACCMODE != unix.O_RDONLY,
 		handle:     fs.lastHandle.Add(1),
 	}

@@ -62,7 +62,8 @@ func directPossible(fd int) error {
 	}
 	name, ok := directFilesystems[int64(in.Type)]
 	if !ok {
-		return &pagecache.NoDirect{Reason: fmt.Sprintf("SOURCE is on a filesystem (type %#x) other than ext4 and xfs", in.Type)}
+		return &pagecache.NoDirect{Reason: fmt.Sprintf("SOURCE is on a filesystem (type %#x) other than ext4 and xfs",
+			in.Type)}
 	}
 	// Where the kernel does not say what alignment it asks for, a page will do for every disk; if not, it says so.
 	var st unix.Statx_t
@@ -70,9 +71,11 @@ func directPossible(fd int) error {
 	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
 		switch {
 		case st.Dio_offset_align == 0:
-			return &pagecache.NoDirect{Reason: "this " + name + " does not take O_DIRECT for files of this kind (encrypted, journaled, or kept in the inode)"}
+			return &pagecache.NoDirect{Reason: "this " + name +
+				" does not take O_DIRECT for files of this kind (encrypted, journaled, or kept in the inode)"}
 		case page.Size%st.Dio_offset_align != 0 || page.Size%st.Dio_mem_align != 0:
-			return &pagecache.NoDirect{Reason: fmt.Sprintf("O_DIRECT needs multiples of %d bytes", max(st.Dio_offset_align, st.Dio_mem_align))}
+			return &pagecache.NoDirect{Reason: fmt.Sprintf("O_DIRECT needs multiples of %d bytes",
+				max(st.Dio_offset_align, st.Dio_mem_align))}
 		}
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 
 // Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any
 // size up to 1 MiB, and at small sizes slower, since it costs two more system calls.
-func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
+func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
+	buf []byte) (result fuse.ReadResult, status fuse.Status) {
 	used, errno := fs.useFile(&in.InHeader, in.Fh)
 	if errno != 0 {
 		return nil, fuse.Status(errno)
@@ -119,7 +120,8 @@ func (of *openFile) record(r *pagecache.Recording, in *fuse.ReadIn, result fuse.
 			_ = unix.Fstat(of.fd, &st)
 			return of.Name(), st.Size
 		},
-		Device: pagecache.OnCPU, Thread: in.Pid, Off: int64(in.Offset), Len: int64(result.Size()), Size: -1, Began: began,
+		Device: pagecache.OnCPU, Thread: in.Pid, Off: int64(in.Offset), Len: int64(result.Size()), Size: -1,
+		Began: began,
 	})
 }
 

@@ -88,7 +88,8 @@ func syncFlags(flags uint32) int {
 func (fs *fileSystem) dropBeside(node *node, off, n int64) {
 	fs.aside(func() {
 		if err := fs.invalidate(node, off, n); err != nil {
-			fs.log.Warn("pages that were read during a direct write could not be dropped", "node", node.path(), "error", err)
+			fs.log.Warn("pages that were read during a direct write could not be dropped", "node", node.path(), "error",
+				err)
 		}
 	})
 }

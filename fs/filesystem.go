@@ -42,8 +42,8 @@ type fileSystem struct {
 	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go), mountpoint where it does.
 	kernelOpens bool
 	mountpoint  string
-	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel knows
-	// may be old.
+	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel
+	// knows may be old.
 	remote      bool
 	withoutCure bool // for a test that shows what the cure of kernel_pages.go is for
 	notify      notifier

@@ -66,7 +66,8 @@ func words(said string) string {
 	var lines []string
 	for line := range strings.Lines(said) {
 		if line = strings.TrimSpace(line); line != "" {
-			if name, text, _ := strings.Cut(line, ": "); text != "" && strings.HasPrefix(path.Base(name), "fusermount") {
+			if name, text, _ := strings.Cut(line, ": "); text != "" &&
+				strings.HasPrefix(path.Base(name), "fusermount") {
 				line = text
 			}
 			lines = append(lines, line)

@@ -95,7 +95,8 @@ func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 						copy(want[49_997:], got[49_997:])
 						for i := range want {
 							if want[i] != got[i] {
-								assert.Failf(t, "wrong byte", "%d of %s, whose size was %d: %q, not %q", i, path, size, got[i], want[i])
+								assert.Failf(t, "wrong byte", "%d of %s, whose size was %d: %q, not %q", i, path, size,
+									got[i], want[i])
 								return
 							}
 						}

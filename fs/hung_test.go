@@ -88,7 +88,8 @@ func TestMountBelowSourceHangs(t *testing.T) {
 		"the list":                   {"opendir", "ls parent/nested"},
 		"a file on its way out":      {"getattr", "mv parent/nested/f parent/f"},
 		"a link of it to the parent": {"getattr", "ln parent/nested/f parent/f"},
-		"the root is moved":          {"getattr", "mv parent/nested parent/elsewhere; rmdir parent/nested; stat parent/nested"},
+		"the root is moved": {"getattr",
+			"mv parent/nested parent/elsewhere; rmdir parent/nested; stat parent/nested"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := mount(t, unasked)

@@ -63,7 +63,8 @@ func init() {
 var interruptible = []string{"read", "direct read", "write", "direct write", "sync", "seek", "times"}
 
 // whileTheDeviceHangs starts a call of a program that needs what a device released, on a device that does not answer.
-func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func() error, hung *faulty.Gate, home func() string)) {
+func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func() error, hung *faulty.Gate,
+	home func() string)) {
 	s, cache, n := mountWithDevices(t, 1)
 	dev := faulty.Wrap(n.devices[0].Device)
 	n.devices[0].Device = dev

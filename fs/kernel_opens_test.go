@@ -95,7 +95,8 @@ func (o *keptOpens) count() (n int) {
 
 func TestKernelOpensSeeChangesInSource(t *testing.T) {
 	eachWatch(t, func(t *testing.T, change func(*Options)) {
-		s := mount(t, change, withFiles(t, map[string]string{"a": "first", "gone": "x", "dir/b": "b", "dir/sub/c": "c"}))
+		s := mount(t, change, withFiles(t, map[string]string{"a": "first", "gone": "x", "dir/b": "b",
+			"dir/sub/c": "c"}))
 		in := func(name string) string { return filepath.Join(s.source, name) }
 		s.shows(t, "a", "first")
 		s.shows(t, "dir/sub/c", "c")
@@ -155,7 +156,8 @@ func TestKernelOpensOfOpenFiles(t *testing.T) {
 			text := fmt.Sprintf("%0*d", 5+i/2, i)
 			_, err = source.WriteAt([]byte(text), 0)
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { return reads() == text }, eventually, tick, "the open file never had %q", text)
+			require.Eventually(t, func() bool { return reads() == text }, eventually, tick,
+				"the open file never had %q", text)
 		}
 		s.fs.kept.closeIdle()
 		s.fs.kept.closeIdle()

@@ -239,7 +239,8 @@ func TestReadDuringDirectWrite(t *testing.T) {
 		require.Equal(t, old, got)
 
 		fresh := bytes.Repeat([]byte{2}, 2*page.Size)
-		in := fuse.WriteIn{Fh: s.fs.files.all()[0].handle, Offset: page.Size, Size: uint32(len(fresh)), Flags: unix.O_DIRECT}
+		in := fuse.WriteIn{Fh: s.fs.files.all()[0].handle, Offset: page.Size, Size: uint32(len(fresh)),
+			Flags: unix.O_DIRECT}
 		n, status := s.fs.Write(nil, &in, fresh)
 		require.Equal(t, fuse.OK, status)
 		require.EqualValues(t, len(fresh), n)

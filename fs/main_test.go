@@ -75,7 +75,8 @@ func program(name string, args ...string) *exec.Cmd {
 
 // user makes cmd run as an ordinary user with the given groups, the first of which is its own.
 func user(cmd *exec.Cmd, uid uint32, groups ...uint32) *exec.Cmd {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: groups[0], Groups: groups[1:]}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: groups[0],
+		Groups: groups[1:]}}
 	return cmd
 }
 
@@ -134,7 +135,8 @@ func mount(t testing.TB, change ...func(*Options)) *scene {
 	require.NoError(t, os.Mkdir(s.source, 0755))
 	require.NoError(t, os.Chmod(s.source, 0777))
 	require.NoError(t, os.Mkdir(s.mnt, 0755))
-	o := Options{Source: s.source, Mountpoint: s.mnt, AllowOther: os.Geteuid() == 0, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o := Options{Source: s.source, Mountpoint: s.mnt, AllowOther: os.Geteuid() == 0,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	for _, c := range change {
 		c(&o)
 	}

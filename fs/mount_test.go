@@ -100,7 +100,8 @@ func TestMountWithoutRights(t *testing.T) {
 	for _, name := range []string{"source", "mnt"} {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0755))
 	}
-	said := run(t, user(program("mount as user", filepath.Join(dir, "source"), filepath.Join(dir, "mnt")), alice, aliceOwn))
+	said := run(t, user(program("mount as user", filepath.Join(dir, "source"), filepath.Join(dir, "mnt")), alice,
+		aliceOwn))
 	assert.Contains(t, said, "/dev/fuse may not be opened")
 }
 
@@ -159,8 +160,10 @@ short line
 `))
 	require.NoError(t, err)
 	assert.Equal(t, []MountInfo{
-		{number: 36, writable: true, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4", Source: `/dev/x\y`, Device: "98:0", root: "/root dir"},
-		{number: 37, writable: true, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space", Device: "0:50", root: "/"},
+		{number: 36, writable: true, strict: noSetID | noExec, Mountpoint: "/mnt\ttab", Type: "ext4",
+			Source: `/dev/x\y`, Device: "98:0", root: "/root dir"},
+		{number: 37, writable: true, Mountpoint: "/mnt/b", Type: "fuse.gaiafs", Source: "/data/with space",
+			Device: "0:50", root: "/"},
 	}, mounts)
 }
 

@@ -35,7 +35,8 @@ func checkPlace(source, mountpoint string) (place, error) {
 	}
 	entries, err := os.ReadDir(mountpoint)
 	if err != nil {
-		return place{}, fmt.Errorf("MOUNTPOINT %s cannot be read (%w): choose a directory of your own", mountpoint, toErrno(err))
+		return place{}, fmt.Errorf("MOUNTPOINT %s cannot be read (%w): choose a directory of your own", mountpoint,
+			toErrno(err))
 	}
 	if len(entries) > 0 {
 		return place{}, fmt.Errorf("MOUNTPOINT %s is not empty: choose an empty directory, since the mount would hide what is in it", mountpoint)
@@ -53,9 +54,11 @@ func directoryPath(what, path string) (string, error) {
 	case errors.Is(err, os.ErrNotExist):
 		return "", fmt.Errorf("%s %s does not exist: create it with mkdir, or check the spelling", what, path)
 	case errors.Is(err, syscall.ENOTCONN):
-		return "", fmt.Errorf("%s %s is a mount whose daemon has ended: unmount it with `gaiafs umount %s`", what, path, path)
+		return "", fmt.Errorf("%s %s is a mount whose daemon has ended: unmount it with `gaiafs umount %s`", what, path,
+			path)
 	case err != nil:
-		return "", fmt.Errorf("%s %s cannot be reached (%w): check the permissions of the directories above it", what, path, toErrno(err))
+		return "", fmt.Errorf("%s %s cannot be reached (%w): check the permissions of the directories above it", what,
+			path, toErrno(err))
 	case !st.IsDir():
 		return "", fmt.Errorf("%s %s is not a directory: name a directory", what, path)
 	}
@@ -96,7 +99,8 @@ func checkNesting(source, mountpoint string) error {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("SOURCE %s is inside MOUNTPOINT %s, which would hide it: choose another MOUNTPOINT", source, mountpoint)
+		return fmt.Errorf("SOURCE %s is inside MOUNTPOINT %s, which would hide it: choose another MOUNTPOINT", source,
+			mountpoint)
 	}
 	return nil
 }

@@ -29,11 +29,12 @@ type identity struct {
 	kind  uint32 // S_IFMT bits
 }
 
-// is reports whether who is the same inode. Births count where both are known: the kernel does not know that of a filesystem's
-// root as long as its server was not asked.
+// is reports whether who is the same inode. Births count where both are known: the kernel does not know that of a
+// filesystem's root as long as its server was not asked.
 func (i identity) is(who identity) bool {
 	unknown := unix.StatxTimestamp{}
-	return i.key == who.key && i.kind == who.kind && (i.birth == who.birth || i.birth == unknown || who.birth == unknown)
+	return i.key == who.key && i.kind == who.kind && (i.birth == who.birth || i.birth == unknown ||
+		who.birth == unknown)
 }
 
 // locator is a way to find a node again: a name in a directory. The zero locator is none.
@@ -46,7 +47,8 @@ type locator struct {
 //
 // Invariants: fd >= 0 or where is set, unless the node is the victim of a change underneath (then requests get ESTALE).
 // A descriptor is closed only while users is 0 and, before the node is dropped, while where is set. Requests keep their
-// node from being dropped; what the daemon does by itself does not. parent.kids counts the nodes whose where names parent.
+// node from being dropped; what the daemon does by itself does not. parent.kids counts the nodes whose where names
+// parent.
 type node struct {
 	id nodeID
 	identity
@@ -69,7 +71,8 @@ type node struct {
 	lookups uint64 // the kernel's references; protected by the table's shard
 	kids    int    // locators that name this node; protected by the table's shard
 
-	// told is the size that the kernel knows, or is about to know; more where a request of the mount may be changing it.
+	// told is the size that the kernel knows, or is about to know; more where a request of the mount may be changing
+	// it.
 	told atomic.Int64
 	// touching is the number of releases that are setting mtime through the mount.
 	touching atomic.Int32
@@ -91,10 +94,11 @@ type content struct {
 	noticing atomic.Bool
 	// telling is held by whoever tells the kernel of a size that it did not know.
 	telling sync.Mutex
-	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring them home.
+	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring
+	// them home.
 	writers atomic.Int32
-	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0 if
-	// nobody has.
+	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0
+	// if nobody has.
 	ordinary atomic.Uint64
 	through  passthrough
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
@@ -110,8 +114,8 @@ type content struct {
 	opened atomic.Pointer[openFile]
 }
 
-// storer returns whose right to space counts for bytes that somebody stored into the kernel's pages: who it was is not known. With
-// several it is not the daemon's user, so that nobody else gets what is kept for that.
+// storer returns whose right to space counts for bytes that somebody stored into the kernel's pages: who it was is not
+// known. With several it is not the daemon's user, so that nobody else gets what is kept for that.
 func (c *content) storer(daemon uint32) uint32 {
 	if u := c.ordinary.Load(); u != 0 {
 		return uint32(u - 1)
@@ -151,8 +155,8 @@ func newContent(w *witness) *content {
 
 func (n *node) isRegular() bool { return n.kind == unix.S_IFREG }
 
-// hold returns an O_PATH descriptor of n, opening it if needed, that stays open until unhold. It must be called without any
-// node.names. ESTALE says that n is no longer where it was, and that no program has it open.
+// hold returns an O_PATH descriptor of n, opening it if needed, that stays open until unhold. It must be called without
+// any node.names. ESTALE says that n is no longer where it was, and that no program has it open.
 func (fs *fileSystem) hold(n *node) (int, syscall.Errno) {
 	fd, errno := fs.holdByName(n)
 	if errno == syscall.ESTALE && fs.followOpen(n) {
@@ -210,8 +214,8 @@ func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again 
 	return fd, false, 0
 }
 
-// openNamed opens n at where, whose parent's descriptor is given. again says that n moved meanwhile. The caller holds no n.mu, so
-// that nobody who wants n's path waits for a server that hangs.
+// openNamed opens n at where, whose parent's descriptor is given. again says that n moved meanwhile. The caller holds
+// no n.mu, so that nobody who wants n's path waits for a server that hangs.
 func (fs *fileSystem) openNamed(n *node, where locator, parent, flags int) (fd int, again bool, errno syscall.Errno) {
 	where.parent.names.RLock()
 	defer where.parent.names.RUnlock()
@@ -295,8 +299,8 @@ func (fs *fileSystem) closeUnusedLocked(n *node) {
 	}
 }
 
-// openVerified opens name in the directory dir, without following it, and makes sure that it is n. With O_PATH it asks no
-// server but that of the directory's filesystem.
+// openVerified opens name in the directory dir, without following it, and makes sure that it is n. With O_PATH it asks
+// no server but that of the directory's filesystem.
 func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (int, syscall.Errno) {
 	fd, err := fs.openat(dir, name, flags|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -329,8 +333,8 @@ func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int,
 	}
 }
 
-// mayHang reports whether n is on a filesystem mounted below SOURCE, whose server may hang while SOURCE's does not. Nobody
-// asks it for n while holding names.
+// mayHang reports whether n is on a filesystem mounted below SOURCE, whose server may hang while SOURCE's does not.
+// Nobody asks it for n while holding names.
 func (fs *fileSystem) mayHang(n *node) bool { return n.key.dev != fs.root.key.dev }
 
 // stat fills st for n, without opening n if that can be avoided.

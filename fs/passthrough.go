@@ -198,7 +198,8 @@ func passthroughPossible(source string) bool {
 		return false
 	}
 	var st unix.Statfs_t
-	return unix.Statfs(source, &st) == nil && st.Type != unix.OVERLAYFS_SUPER_MAGIC && st.Type != unix.ECRYPTFS_SUPER_MAGIC
+	return unix.Statfs(source, &st) == nil && st.Type != unix.OVERLAYFS_SUPER_MAGIC &&
+		st.Type != unix.ECRYPTFS_SUPER_MAGIC
 }
 
 // atLeast reports whether a release of Linux is major.minor or later.

@@ -288,7 +288,8 @@ func (r refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) { r
 // TestPassthroughRefused has the kernel refuse a file, for a reason that holds for all of them or for this one only.
 func TestPassthroughRefused(t *testing.T) {
 	for errno, all := range map[syscall.Errno]bool{
-		syscall.EPERM: true, syscall.ENOTTY: true, syscall.ELOOP: true, syscall.EOPNOTSUPP: false, syscall.EINVAL: false,
+		syscall.EPERM: true, syscall.ENOTTY: true, syscall.ELOOP: true, syscall.EOPNOTSUPP: false,
+		syscall.EINVAL: false,
 	} {
 		var log bytes.Buffer
 		s := mountThrough(t, writeBack, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
@@ -361,7 +362,8 @@ func init() {
 // TestReadOnlyMountThatIsMadeWritable: the superuser can take the kernel's own check away.
 func TestReadOnlyMountThatIsMadeWritable(t *testing.T) {
 	requireRoot(t)
-	for name, option := range map[string]func(*Options){"passthrough": passThrough, "write-through": func(*Options) {}, "write-back": writeBack} {
+	for name, option := range map[string]func(*Options){"passthrough": passThrough, "write-through": func(*Options) {},
+		"write-back": writeBack} {
 		t.Run(name, func(t *testing.T) {
 			s := mount(t, option, func(o *Options) { o.ReadOnly = true })
 			at := func(name string) string { return filepath.Join(s.mnt, name) }

@@ -93,9 +93,10 @@ func TestDirectReadsIntoMappings(t *testing.T) {
 	mnt := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), bytes.Repeat([]byte{1}, 4096), 0o600))
 	second := time.Second
-	server, err := gofuse.Mount(mnt, root, &gofuse.Options{AttrTimeout: &second, EntryTimeout: &second, MountOptions: fuse.MountOptions{
-		DirectMount: true, DisabledCapabilities: fuse.CAP_PASSTHROUGH, ExplicitDataCacheControl: true,
-	}})
+	server, err := gofuse.Mount(mnt, root, &gofuse.Options{AttrTimeout: &second, EntryTimeout: &second,
+		MountOptions: fuse.MountOptions{
+			DirectMount: true, DisabledCapabilities: fuse.CAP_PASSTHROUGH, ExplicitDataCacheControl: true,
+		}})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, server.Unmount()) }()
 	path := filepath.Join(mnt, "file")

@@ -10,12 +10,12 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Attributes with this prefix say what the page cache is to do. SOURCE keeps the pin, so that it outlives the mount, and
-// has no other that the mount shows.
+// Attributes with this prefix say what the page cache is to do. SOURCE keeps the pin, so that it outlives the mount,
+// and has no other that the mount shows.
 const (
 	cacheAttributes = "user.gaiafs."
-	// AttributePin, of a file or directory, has a text that pagecache.ParsePinning reads. A directory's is that of all files below that have none
-	// of their own, nor a nearer directory that has one.
+	// AttributePin, of a file or directory, has a text that pagecache.ParsePinning reads. A directory's is that of all
+	// files below that have none of their own, nor a nearer directory that has one.
 	AttributePin = cacheAttributes + "pin"
 	// attributeEvict, when it is set, gives up what devices hold of a file: "all", or a device's number. It is kept
 	// nowhere.
@@ -26,7 +26,8 @@ func isCacheAttribute(name string) bool { return strings.HasPrefix(name, cacheAt
 
 // beforeCacheAttribute checks a value that somebody sets, and evicts where that is what was asked for. The kernel has
 // checked that he may write the file.
-func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
+func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
+	data []byte) fuse.Status {
 	value := string(data[:min(len(data), int(in.Size))])
 	n := fs.node(in.NodeId)
 	p, err := pagecache.ParsePinning(value)

@@ -126,7 +126,8 @@ func TestTruncationAtOpenReachesDevices(t *testing.T) {
 	f, err := os.OpenFile(r.Name(), os.O_RDWR|os.O_TRUNC, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	assert.Equal(t, string(make([]byte, 2*page.Size)), r.load(t, 2*page.Size), "a mapping has zeros past end of file at once")
+	assert.Equal(t, string(make([]byte, 2*page.Size)), r.load(t, 2*page.Size),
+		"a mapping has zeros past end of file at once")
 	_, err = f.WriteAt([]byte("new"), 200)
 	require.NoError(t, err)
 	r.want = append(make([]byte, 200), "new"...)
@@ -149,7 +150,8 @@ func TestZeroedRangesReachDevices(t *testing.T) {
 		"punch": unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE,
 		"zero":  unix.FALLOC_FL_ZERO_RANGE,
 	} {
-		for part, rg := range map[string][2]int64{"inside a page": {90, 11}, "over both": {101, page.Size}, "all": {0, 2 * page.Size}} {
+		for part, rg := range map[string][2]int64{"inside a page": {90, 11}, "over both": {101, page.Size},
+			"all": {0, 2 * page.Size}} {
 			t.Run(name+", "+part, func(t *testing.T) {
 				r := releasedAt(t, 100)
 				switch err := unix.Fallocate(int(r.Fd()), mode, rg[0], rg[1]); err {

@@ -72,7 +72,8 @@ func FuzzRequests(f *testing.F) {
 			return fs.SetAttr(nil, &in, new(fuse.AttrOut))
 		}
 		read := func(off uint64, n int) []byte {
-			result, status := fs.Read(nil, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: entry.NodeId}, Fh: of.handle, Offset: off}, make([]byte, n))
+			result, status := fs.Read(nil, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: entry.NodeId}, Fh: of.handle,
+				Offset: off}, make([]byte, n))
 			if status != fuse.OK {
 				return nil
 			}
@@ -91,11 +92,13 @@ func FuzzRequests(f *testing.F) {
 
 		switch op % 6 {
 		case 0:
-			fs.Fallocate(nil, &fuse.FallocateIn{Fh: of.handle, Offset: off, Length: n, Mode: unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE})
+			fs.Fallocate(nil, &fuse.FallocateIn{Fh: of.handle, Offset: off, Length: n,
+				Mode: unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE})
 		case 1:
 			fs.Lseek(nil, &fuse.LseekIn{Fh: of.handle, Offset: off, Whence: unix.SEEK_DATA}, new(fuse.LseekOut))
 		case 2:
-			fs.CopyFileRange(nil, &fuse.CopyFileRangeIn{FhIn: of.handle, FhOut: of.handle, OffIn: off, OffOut: n, Len: min(off, n)})
+			fs.CopyFileRange(nil, &fuse.CopyFileRangeIn{FhIn: of.handle, FhOut: of.handle, OffIn: off, OffOut: n,
+				Len: min(off, n)})
 		case 3:
 			read(off, int(n%(1<<20)))
 		case 4:

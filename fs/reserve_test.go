@@ -155,7 +155,8 @@ func TestBlocksForRootAreForRoot(t *testing.T) {
 	files := filepath.Join(disk, "dir")
 	require.NoError(t, os.Mkdir(files, 0777))
 	require.NoError(t, os.Chmod(files, 0777))
-	modes := map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack, "passthrough": passThrough, "disk": nil}
+	modes := map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack,
+		"passthrough": passThrough, "disk": nil}
 	ways := []string{"write", "append", "fallocate", "mmap", "attributes", "directories", "links"}
 	for mode := range modes {
 		for _, way := range ways {
@@ -172,7 +173,8 @@ func TestBlocksForRootAreForRoot(t *testing.T) {
 	fillUp(t, disk)
 	full := map[string]string{"mmap": "true"} // what alice is told on the disk itself, where that is not by SIGBUS
 	for _, way := range slices.DeleteFunc(slices.Clone(ways), func(way string) bool { return way == "mmap" }) {
-		full[way] = run(t, user(program("take", way, filepath.Join(files, "disk"+way, strconv.Itoa(alice))), alice, aliceOwn))
+		full[way] = run(t, user(program("take", way, filepath.Join(files, "disk"+way, strconv.Itoa(alice))), alice,
+			aliceOwn))
 	}
 	assert.Equal(t, "true", full["write"])
 	delete(modes, "disk")

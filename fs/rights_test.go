@@ -24,9 +24,10 @@ func TestRightsTakenAway(t *testing.T) {
 		take   func(mnt, source string) error
 		shares bool
 	}{
-		"nothing":           {func(_, _ string) error { return nil }, true},
-		"more rights":       {func(mnt, _ string) error { return os.Chmod(mnt, 0o777) }, true},
-		"times":             {func(mnt, _ string) error { return unix.UtimesNano(mnt, make([]unix.Timespec, 2)) }, true},
+		"nothing":     {func(_, _ string) error { return nil }, true},
+		"more rights": {func(mnt, _ string) error { return os.Chmod(mnt, 0o777) }, true},
+		"times": {func(mnt, _ string) error { return unix.UtimesNano(mnt, make([]unix.Timespec, 2)) },
+			true},
 		"chmod":             {func(mnt, _ string) error { return os.Chmod(mnt, 0o600) }, false},
 		"chown":             {func(mnt, _ string) error { return os.Chown(mnt, bob, -1) }, false},
 		"chgrp":             {func(mnt, _ string) error { return os.Chown(mnt, -1, staff) }, false},

@@ -196,12 +196,14 @@ func TestRenameFlags(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "a", string(got))
 	// A file for a directory, which is then found under its new name without a new lookup.
-	require.NoError(t, unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, filepath.Join(s.mnt, "d/sub"), unix.RENAME_EXCHANGE))
+	require.NoError(t, unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, filepath.Join(s.mnt, "d/sub"),
+		unix.RENAME_EXCHANGE))
 	require.NoError(t, os.WriteFile(filepath.Join(a, "inside"), nil, 0600))
 	_, err = os.Stat(filepath.Join(s.source, "a/inside"))
 	assert.NoError(t, err)
 	if os.Geteuid() == 0 {
-		require.NoError(t, unix.Renameat2(unix.AT_FDCWD, b, unix.AT_FDCWD, filepath.Join(s.mnt, "d/c"), unix.RENAME_WHITEOUT))
+		require.NoError(t, unix.Renameat2(unix.AT_FDCWD, b, unix.AT_FDCWD, filepath.Join(s.mnt, "d/c"),
+			unix.RENAME_WHITEOUT))
 		var st unix.Stat_t
 		require.NoError(t, unix.Lstat(filepath.Join(s.source, "d/b"), &st))
 		assert.EqualValues(t, unix.S_IFCHR, st.Mode&unix.S_IFMT)
@@ -215,7 +217,8 @@ func TestTemporaryFile(t *testing.T) {
 	defer unix.Close(fd)
 	_, err = unix.Write(fd, []byte("named later"))
 	require.NoError(t, err)
-	require.NoError(t, unix.Linkat(unix.AT_FDCWD, procPath(fd), unix.AT_FDCWD, filepath.Join(s.mnt, "name"), unix.AT_SYMLINK_FOLLOW))
+	require.NoError(t, unix.Linkat(unix.AT_FDCWD, procPath(fd), unix.AT_FDCWD, filepath.Join(s.mnt, "name"),
+		unix.AT_SYMLINK_FOLLOW))
 	got, err := os.ReadFile(filepath.Join(s.source, "name"))
 	require.NoError(t, err)
 	assert.Equal(t, "named later", string(got))
@@ -228,7 +231,8 @@ func TestTemporaryFile(t *testing.T) {
 	exclusive, err := unix.Open(s.mnt, unix.O_TMPFILE|unix.O_RDWR|unix.O_EXCL, 0640)
 	require.NoError(t, err)
 	defer unix.Close(exclusive)
-	assert.Equal(t, unix.ENOENT, unix.Linkat(unix.AT_FDCWD, procPath(exclusive), unix.AT_FDCWD, filepath.Join(s.mnt, "never"), unix.AT_SYMLINK_FOLLOW))
+	assert.Equal(t, unix.ENOENT, unix.Linkat(unix.AT_FDCWD, procPath(exclusive), unix.AT_FDCWD,
+		filepath.Join(s.mnt, "never"), unix.AT_SYMLINK_FOLLOW))
 }
 
 func TestHardLinks(t *testing.T) {
@@ -250,7 +254,8 @@ func TestHardLinks(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "one", string(got))
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(s.mnt, "link")))
-	require.NoError(t, unix.Linkat(unix.AT_FDCWD, filepath.Join(s.mnt, "link"), unix.AT_FDCWD, filepath.Join(s.mnt, "link2"), 0))
+	require.NoError(t, unix.Linkat(unix.AT_FDCWD, filepath.Join(s.mnt, "link"), unix.AT_FDCWD,
+		filepath.Join(s.mnt, "link2"), 0))
 	target, err := os.Readlink(filepath.Join(s.mnt, "link2"))
 	require.NoError(t, err)
 	assert.Equal(t, "nowhere", target)
@@ -263,8 +268,10 @@ func TestTimes(t *testing.T) {
 	require.NoError(t, os.Symlink("f", filepath.Join(s.mnt, "link")))
 	for _, name := range []string{"f", "link", "."} {
 		for _, at := range []time.Time{time.Unix(1_700_000_000, 123_456_789), time.Unix(-1000, 1)} {
-			ts := []unix.Timespec{{Sec: at.Unix(), Nsec: int64(at.Nanosecond())}, {Sec: at.Unix() + 1, Nsec: 999_999_999}}
-			require.NoError(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(s.mnt, name), ts, unix.AT_SYMLINK_NOFOLLOW))
+			ts := []unix.Timespec{{Sec: at.Unix(), Nsec: int64(at.Nanosecond())},
+				{Sec: at.Unix() + 1, Nsec: 999_999_999}}
+			require.NoError(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(s.mnt, name), ts,
+				unix.AT_SYMLINK_NOFOLLOW))
 			var st unix.Stat_t
 			for _, dir := range []string{s.mnt, s.source} {
 				require.NoError(t, unix.Lstat(filepath.Join(dir, name), &st))
@@ -348,8 +355,9 @@ func TestExecute(t *testing.T) {
 	sh(t, s.mnt, "cp /bin/true program; chmod 755 program; ./program; printf '#!/bin/sh\\necho run\\n' > script; chmod +x script")
 	assert.Equal(t, "run\n", sh(t, s.mnt, "./script"))
 	// A program that runs cannot be written, as anywhere.
-	assert.Equal(t, "busy\n", sh(t, s.mnt, "cp /bin/sleep sleep; ./sleep 60 & p=$!; while [ \"$(readlink /proc/$p/exe)\" != \"$PWD/sleep\" ]; do :; done; "+
-		"(: >> sleep) 2>/dev/null || echo busy; kill $p; wait $p || :"))
+	assert.Equal(t, "busy\n", sh(t, s.mnt,
+		"cp /bin/sleep sleep; ./sleep 60 & p=$!; while [ \"$(readlink /proc/$p/exe)\" != \"$PWD/sleep\" ]; do :; done; "+
+			"(: >> sleep) 2>/dev/null || echo busy; kill $p; wait $p || :"))
 }
 
 func TestHolesAndAllocation(t *testing.T) {
@@ -447,7 +455,8 @@ func TestForeignIoctlsAreRefused(t *testing.T) {
 		for _, request := range []uint{fitrim, shutdown, freeze, IoctlGrant, 0x5501} {
 			arg := make([]byte, 256)
 			err := ioctl(f, request, arg)
-			assert.Contains(t, []error{unix.ENOTTY, unix.EOPNOTSUPP, unix.EINVAL, unix.EPERM}, err, "%s %#x", name, request)
+			assert.Contains(t, []error{unix.ENOTTY, unix.EOPNOTSUPP, unix.EINVAL, unix.EPERM}, err, "%s %#x", name,
+				request)
 		}
 		flags := make([]byte, 8)
 		assert.NoError(t, ioctl(f, unix.FS_IOC_GETFLAGS, flags))

@@ -44,7 +44,8 @@ type Options struct {
 	// in Source directly are seen that late. Zero means one second, negative not at all.
 	AttrTimeout, EntryTimeout time.Duration
 	// Events chooses what reports changes in Source, besides the files' attributes: EventsAuto, EventsFanotify,
-	// EventsInotify or EventsOff, which "" stands for. Where the kernel or Source does not have the kind, there are no events.
+	// EventsInotify or EventsOff, which "" stands for. Where the kernel or Source does not have the kind, there are no
+	// events.
 	Events string
 	// Log takes what goes wrong; nil discards it. Debug logs every request.
 	Log   *slog.Logger

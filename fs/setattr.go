@@ -118,7 +118,8 @@ func (fs *fileSystem) setAttr(
 		}
 		if c := n.data.Load(); c != nil {
 			// Not while released bytes are written, after which home gets back the time that it had.
-			return toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTimes}, func(int64, int64) error { return set() }))
+			return toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTimes},
+				func(int64, int64) error { return set() }))
 		}
 		return toErrno(set())
 	}

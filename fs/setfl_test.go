@@ -100,7 +100,8 @@ func init() {
 			if p.f, err = os.OpenFile(args[0], os.O_RDWR|with, 0); err != nil {
 				return err
 			}
-			if p.m, err = unix.Mmap(int(p.f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+			if p.m, err = unix.Mmap(int(p.f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_SHARED); err != nil {
 				return err
 			}
 			if err := p.flags(then, 0); err != nil {
@@ -138,7 +139,8 @@ func init() {
 				}
 			}
 			if got, err := os.ReadFile(args[0]); err != nil || !bytes.Equal(got, p.want) {
-				return fmt.Errorf("flags %#x and then %#x: the file has %d bytes, not the %d expected: %w", with, then, len(got), len(p.want), err)
+				return fmt.Errorf("flags %#x and then %#x: the file has %d bytes, not the %d expected: %w", with, then,
+					len(got), len(p.want), err)
 			}
 		}
 		return nil
@@ -159,7 +161,8 @@ func TestFlagsOfAnOpenChange(t *testing.T) {
 // TestSynchronousOpensReachTheDisk: whoever carries a write out makes it durable, if the open or the write says so.
 func TestSynchronousOpensReachTheDisk(t *testing.T) {
 	everyMode(t, func(t *testing.T, s *scene) {
-		for i, flags := range []int{0, unix.O_SYNC, unix.O_DSYNC, unix.O_APPEND, unix.O_APPEND | unix.O_SYNC, unix.O_APPEND | unix.O_DSYNC,
+		for i, flags := range []int{0, unix.O_SYNC, unix.O_DSYNC, unix.O_APPEND, unix.O_APPEND | unix.O_SYNC,
+			unix.O_APPEND | unix.O_DSYNC,
 			unix.O_DIRECT | unix.O_SYNC, unix.O_DIRECT | unix.O_DSYNC} {
 			name := fmt.Sprint("f", i)
 			f, err := os.OpenFile(filepath.Join(s.mnt, name), os.O_CREATE|os.O_RDWR|flags, 0600)

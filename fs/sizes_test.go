@@ -23,7 +23,8 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size, at = 2 << 20, 1 << 20
 		written := bytes.Repeat([]byte("gpu!"), 1024)
-		for i, copied := range []string{"", "cp --sparse=auto f c", "tar -Scf t f; mkdir d; tar -xSf t -C d; cp d/f c", "cat f > c"} {
+		for i, copied := range []string{"", "cp --sparse=auto f c", "tar -Scf t f; mkdir d; tar -xSf t -C d; cp d/f c",
+			"cat f > c"} {
 			name := fmt.Sprintf("f%d", i)
 			path := filepath.Join(s.mnt, name)
 			f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0644)
@@ -51,7 +52,8 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 				continue
 			}
 			out := t.TempDir()
-			sh(t, out, `ln -s "$1" f`+"\n"+"cp() { command cp -L \"$@\"; }; tar() { command tar -h \"$@\"; }\n"+copied, path)
+			sh(t, out, `ln -s "$1" f`+"\n"+"cp() { command cp -L \"$@\"; }; tar() { command tar -h \"$@\"; }\n"+copied,
+				path)
 			want := make([]byte, size)
 			copy(want[at:], written)
 			got, err := os.ReadFile(filepath.Join(out, "c"))
@@ -111,7 +113,8 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	last := (size - 1) &^ (page.Size - 1) // the last page
 	punch := math.MaxInt64 - last         // to the end of what the filesystem takes
 	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
-	if _, err := cache.Map(t.Context(), n.last(), pagecache.MapRequest{Off: last, Len: size - last}); size == math.MaxInt64 {
+	if _, err := cache.Map(t.Context(), n.last(), pagecache.MapRequest{Off: last,
+		Len: size - last}); size == math.MaxInt64 {
 		// An extent that ends at 2^63 is nothing that programs can count in.
 		assert.ErrorIs(t, err, unix.EOVERFLOW)
 		last -= 2 << 20

@@ -149,7 +149,8 @@ func staleReadsDuring(t *testing.T, s *scene, path string, operations int, seed 
 	total := 0
 	for i := range processes {
 		running.Go(func() {
-			cmd := program("read and write slots", path, expected, strconv.Itoa(operations/processes), strconv.FormatUint(seed+uint64(i), 10))
+			cmd := program("read and write slots", path, expected, strconv.Itoa(operations/processes),
+				strconv.FormatUint(seed+uint64(i), 10))
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()
 			if !assert.NoError(t, err) {
@@ -171,7 +172,8 @@ func TestNoStaleReads(t *testing.T) {
 	t.Logf("again: go test ./fs -run %s -stale-operations %d (seed %d)", t.Name(), *staleOperations, seed)
 	everyMode(t, func(t *testing.T, s *scene) {
 		assert.Zero(t, staleReads(t, s, *staleOperations, seed), "reads that got old bytes")
-		t.Logf("%d writes had pages dropped again, %d of them did not wait to the end", s.fs.corrections.Load(), s.fs.impatient.Load())
+		t.Logf("%d writes had pages dropped again, %d of them did not wait to the end", s.fs.corrections.Load(),
+			s.fs.impatient.Load())
 	})
 }
 

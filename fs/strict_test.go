@@ -18,7 +18,8 @@ func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// plant makes what flags of a mount forbid: a program with both set-id bits, one with capabilities, a device, and a symbolic link.
+// plant makes what flags of a mount forbid: a program with both set-id bits, one with capabilities, a device, and a
+// symbolic link.
 func plant(t *testing.T, dir string) {
 	t.Helper()
 	sh(t, dir, `cp "$(command -v id)" id; cp id capable; chmod 6755 id; mknod null c 1 3; chmod 666 null; ln -s id link; mkdir -m 2755 sub`)
@@ -41,13 +42,14 @@ func can(dir string) (things []string) {
 	return things
 }
 
-// TestFlagsOfTheSourceHold has mounts with every flag for SOURCE, for a directory below it, and for one that is mounted while ours
-// is there, and compares what a user can do there with what she can do in SOURCE.
+// TestFlagsOfTheSourceHold has mounts with every flag for SOURCE, for a directory below it, and for one that is mounted
+// while ours is there, and compares what a user can do there with what she can do in SOURCE.
 func TestFlagsOfTheSourceHold(t *testing.T) {
 	requireRoot(t)
 	for name, flags := range map[string]uintptr{
-		"none": 0, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV, "noexec": unix.MS_NOEXEC, "nosymfollow": unix.MS_NOSYMFOLLOW,
-		"all": unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW,
+		"none": 0, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV, "noexec": unix.MS_NOEXEC,
+		"nosymfollow": unix.MS_NOSYMFOLLOW,
+		"all":         unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", testPrefix)

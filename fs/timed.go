@@ -59,8 +59,9 @@ func (t timed) endedAt(kind requestKind, start time.Time, header *fuse.InHeader,
 	took := time.Since(start)
 	t.fs.times[kind].Observe(took)
 	if feed := t.fs.cache.Live(); feed.On() {
-		t.fs.show(feed, live.Event{At: start, Micros: float64(took) / 1e3, Kind: requestNames[kind], Process: header.Caller.Pid,
-			User: header.Caller.Uid, Offset: int64(off), Bytes: int64(n)}, header.NodeId)
+		t.fs.show(feed, live.Event{At: start, Micros: float64(took) / 1e3, Kind: requestNames[kind],
+			Process: header.Caller.Pid,
+			User:    header.Caller.Uid, Offset: int64(off), Bytes: int64(n)}, header.NodeId)
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modified are the arguments of utimensat that set mtime to now, by the clock of the filesystem, which lags behind time.Now.
+// modified are the arguments of utimensat that set mtime to now, by the clock of the filesystem, which lags behind
+// time.Now.
 var modified = []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
 
 // Modified implements pagecache.TimedHome.
@@ -44,17 +45,17 @@ func (k kernelPages) Modified() {
 	}
 }
 
-// touch sets the mtime of n to now, through the mount. A kernel that caches writes keeps the times of files itself and takes
-// them neither from an answer nor from a notification, so the daemon has to set them as a program does. The caller holds
-// no lock: the request comes back to this process.
+// touch sets the mtime of n to now, through the mount. A kernel that caches writes keeps the times of files itself and
+// takes them neither from an answer nor from a notification, so the daemon has to set them as a program does. The
+// caller holds no lock: the request comes back to this process.
 func (fs *fileSystem) touch(n *node) error {
 	n.touching.Add(1)
 	defer n.touching.Add(-1)
 	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
 }
 
-// knownSize returns the size that the kernel knows of n, which is more than home's where it caches writes that made the file
-// longer. It is 0 where that cannot be found out. The caller holds no lock.
+// knownSize returns the size that the kernel knows of n, which is more than home's where it caches writes that made the
+// file longer. It is 0 where that cannot be found out. The caller holds no lock.
 func (fs *fileSystem) knownSize(n *node) int64 {
 	var st unix.Statx_t
 	err := fs.through(n, func(fd int) error {

@@ -231,7 +231,8 @@ func (t *tree) find(handle string) *node {
 // giveUp goes back to timeouts, and has everything count as changed.
 func (t *tree) giveUp(why string, err error) {
 	t.alive.Store(false)
-	t.fs.log.Warn(why+": names and attributes are kept for --entry-timeout and --attr-timeout from now on", "error", err)
+	t.fs.log.Warn(why+": names and attributes are kept for --entry-timeout and --attr-timeout from now on", "error",
+		err)
 	for _, n := range t.fs.table.byID.all() {
 		n.mu.Lock()
 		where := n.where

@@ -54,7 +54,8 @@ func TestOwnChangesAreNotTakenForForeign(t *testing.T) {
 
 func TestNamesChangedUnderneath(t *testing.T) {
 	s := mount(t, uncached)
-	at, home := func(n string) string { return filepath.Join(s.mnt, n) }, func(n string) string { return filepath.Join(s.source, n) }
+	at, home := func(n string) string { return filepath.Join(s.mnt, n) },
+		func(n string) string { return filepath.Join(s.source, n) }
 	require.NoError(t, os.WriteFile(at("f"), []byte("first"), 0644))
 	require.NoError(t, os.Mkdir(at("d"), 0755))
 	require.NoError(t, os.WriteFile(at("d/in"), []byte("in"), 0644))
@@ -224,7 +225,8 @@ func TestOneRequestForOneWrite(t *testing.T) {
 func TestSynchronousWritesReachTheDisk(t *testing.T) {
 	r := new(requests)
 	s := mount(t, r.options)
-	for name, flag := range map[string]int{"O_SYNC": unix.O_SYNC, "O_DSYNC": unix.O_DSYNC, "O_DIRECT|O_SYNC": unix.O_DIRECT | unix.O_SYNC} {
+	for name, flag := range map[string]int{"O_SYNC": unix.O_SYNC, "O_DSYNC": unix.O_DSYNC,
+		"O_DIRECT|O_SYNC": unix.O_DIRECT | unix.O_SYNC} {
 		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_CREATE|os.O_WRONLY|flag, 0600)
 		require.NoError(t, err)
 		r.take()

@@ -172,7 +172,8 @@ const spacePatience = 50
 // spend is creator.spend that tries again while files that were removed may give space back.
 func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	for round := 0; ; {
-		waits, left := fs.unlinked.Load() > 0, fs.removed.left.Load() // before call: what goes after it says so in freed
+		// before call: what goes after it says so in freed
+		waits, left := fs.unlinked.Load() > 0, fs.removed.left.Load()
 		err := fs.creator.spend(uid, call)
 		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 			return err

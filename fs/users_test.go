@@ -208,7 +208,8 @@ func TestSetIDBitsAreCleared(t *testing.T) {
 				for _, dir := range []string{mount, bare} {
 					require.NoError(t, os.Mkdir(dir, 0777))
 					// Where the group may not execute, its bit stays for those who are in the group.
-					for _, file := range []struct{ mode, group int }{{06777, aliceOwn}, {06767, aliceOwn}, {06767, staff}, {06767, wheel}} {
+					for _, file := range []struct{ mode, group int }{{06777, aliceOwn}, {06767, aliceOwn},
+						{06767, staff}, {06767, wheel}} {
 						for _, uid := range []int{alice, 0} {
 							path := filepath.Join(dir, "f")
 							require.NoError(t, os.WriteFile(path, []byte("content"), 0777))
@@ -294,7 +295,8 @@ func TestACLClearsSetGID(t *testing.T) {
 
 func init() {
 	programs["set ACL"] = func(args []string) error {
-		return unix.Setxattr(args[0], "system.posix_acl_access", acl([3]uint32{aclUserObj, 7, noID}, [3]uint32{aclUser, 6, bob},
+		return unix.Setxattr(args[0], "system.posix_acl_access", acl([3]uint32{aclUserObj, 7, noID},
+			[3]uint32{aclUser, 6, bob},
 			[3]uint32{aclGroupObj, 5, noID}, [3]uint32{aclMask, 7, noID}, [3]uint32{aclOther, 5, noID}), 0)
 	}
 }

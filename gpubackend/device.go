@@ -43,8 +43,8 @@ func (u UUID) String() string {
 
 // Info describes a device. It never changes.
 type Info struct {
-	// Ordinal is the device's number in the mount. No other device has it, of whatever kind. Clients name a device by it
-	// that has no UUID.
+	// Ordinal is the device's number in the mount. No other device has it, of whatever kind. Clients name a device by
+	// it that has no UUID.
 	Ordinal int
 	Kind    Kind
 	// UUID names the same GPU in every process; zero where the kind has none.
@@ -55,7 +55,8 @@ type Info struct {
 	Memory int64
 	// Granularity divides the size of every Memory. It is a power of two and a multiple of page.Size.
 	Granularity int64
-	// CopyEngines says that the device's own engines copy between it and the host. Without them the host's processors do.
+	// CopyEngines says that the device's own engines copy between it and the host. Without them the host's processors
+	// do.
 	CopyEngines bool
 	// ReadOnlyExports says that nobody can store into the memory by what was exported for reading.
 	ReadOnlyExports bool
@@ -88,11 +89,11 @@ type Patch struct {
 	Mem        Memory
 	Off        int64
 	Base, Next []byte
-	// Agreed is the Digest of Base, or nil. A device may tell by it that the page is as in Base and do without that. Who
-	// has it need not find out what changed.
+	// Agreed is the Digest of Base, or nil. A device may tell by it that the page is as in Base and do without that.
+	// Who has it need not find out what changed.
 	Agreed *Digest
-	// Changed has every granule in which Base and Next differ, and may have others: no device looks at the rest. Where it
-	// has none, the device looks for them itself.
+	// Changed has every granule in which Base and Next differ, and may have others: no device looks at the rest. Where
+	// it has none, the device looks for them itself.
 	Changed Granules
 }
 
@@ -108,8 +109,9 @@ type Memory interface {
 	// Size returns the bytes allocated.
 	Size() int64
 	// Export returns a descriptor that another process maps the memory with. With writable false, that process
-	// can only read, as far as the kind of device can enforce that: CUDA leaves it to the importing process, see package
-	// cuda. The descriptor stays the Memory's and is the same every time, up to a call of Held: duplicate it to keep it.
+	// can only read, as far as the kind of device can enforce that: CUDA leaves it to the importing process, see
+	// package cuda. The descriptor stays the Memory's and is the same every time, up to a call of Held: duplicate it to
+	// keep it.
 	Export(writable bool) (*os.File, error)
 	// Held reports whether another process may still have what Export returned: a descriptor, on its way too, or a
 	// mapping. Where that cannot be found out, it is so from the first Export on. The call closes the descriptors that
@@ -118,9 +120,9 @@ type Memory interface {
 	// Zeroed reports whether the memory is known to have held nothing but zeros when Alloc returned it, so that nobody
 	// needs to zero it before it is exported.
 	Zeroed() bool
-	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails with
-	// ErrFreed. Processes that imported it keep it until they unmap it; where that can be found out, it counts as used
-	// until then. It is never handed out again.
+	// Free gives the memory back, once the calls that are using it have ended. Every call after it, Free too, fails
+	// with ErrFreed. Processes that imported it keep it until they unmap it; where that can be found out, it counts as
+	// used until then. It is never handed out again.
 	Free() error
 }
 
@@ -128,19 +130,20 @@ type Memory interface {
 type Device interface {
 	Info() Info
 	// Key returns the key of the device's digests. The host computes the same digests with it:
-	// (*DigestKey).Sum(page []byte) Digest and (*DigestKey).SumPages(pages []byte, out []Digest), declared in digest.go.
+	// (*DigestKey).Sum(page []byte) Digest and (*DigestKey).SumPages(pages []byte, out []Digest), declared in
+	// digest.go.
 	Key() *DigestKey
 
-	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports them
-	// fills or zeroes them first. It fails with ErrNoMemory where Used would exceed
-	// the budget, which is Info.Memory at first.
+	// Alloc returns size bytes, a positive multiple of Granularity. Their contents are unspecified: whoever exports
+	// them fills or zeroes them first. It fails with ErrNoMemory where Used would exceed the budget, which is
+	// Info.Memory at first.
 	Alloc(size int64) (Memory, error)
 	// AllocHost is Alloc of pinned memory of the host, which programs map and the device reads and stores into as if it
 	// were its own, only slower. It takes nothing of Info.Memory and does not count in Used: whoever asks bounds it. It
 	// fails with ErrNoMemory where the host has none, or lets nobody pin more.
 	AllocHost(size int64) (Memory, error)
-	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep. Memory
-	// of the host is left out.
+	// Used returns the bytes in Memory not yet freed, and in freed memory that other processes are known to keep.
+	// Memory of the host is left out.
 	Used() int64
 
 	// SetBudget changes how many bytes Alloc may hand out in all. What was handed out stays, even where that is more.
@@ -153,9 +156,9 @@ type Device interface {
 	// be copied in any order and at once.
 	CopyIn(ctx context.Context, pieces []Copy) error
 	CopyOut(ctx context.Context, pieces []Copy) error
-	// CopyPeer copies from other devices' memory without a detour through the host: over NVLink or PCIe between GPUs. The
-	// sources may be stored into meanwhile, as in CopyOut. It fails with ErrNoPeer, and copies nothing, where a source's
-	// device is of another kind, is lost, or cannot be reached.
+	// CopyPeer copies from other devices' memory without a detour through the host: over NVLink or PCIe between GPUs.
+	// The sources may be stored into meanwhile, as in CopyOut. It fails with ErrNoPeer, and copies nothing, where a
+	// source's device is of another kind, is lost, or cannot be reached.
 	CopyPeer(ctx context.Context, pieces []PeerCopy) error
 	// Zero stores zeros into the n bytes of mem at byte offset off.
 	Zero(ctx context.Context, mem Memory, off, n int64) error

@@ -70,8 +70,9 @@ func NewDigestKey(random io.Reader) (*DigestKey, error) {
 	return &k, nil
 }
 
-// SharedKey returns the key of the devices of this process that were given no other. It is drawn by the first call. That
-// they have one key lets them compare digests of each other's pages, and says no more about a page than two keys do.
+// SharedKey returns the key of the devices of this process that were given no other. It is drawn by the first call.
+// That they have one key lets them compare digests of each other's pages, and says no more about a page than two keys
+// do.
 var SharedKey = sync.OnceValues(func() (*DigestKey, error) { return NewDigestKey(rand.Reader) })
 
 // AppendBinary appends the key as a device's kernel takes it: the words k and then f, little-endian. It never fails.

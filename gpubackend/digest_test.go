@@ -243,7 +243,8 @@ func TestVectors(t *testing.T) {
 	for _, v := range f.Vectors {
 		p, err := vectorPage(v.Page)
 		require.NoError(t, err)
-		require.Equal(t, v.Digest, fmt.Sprintf("%016x", uint64(testKey(t, v.KeySeed).Sum(p))), "key %d, page %q", v.KeySeed, v.Page)
+		require.Equal(t, v.Digest, fmt.Sprintf("%016x", uint64(testKey(t, v.KeySeed).Sum(p))), "key %d, page %q",
+			v.KeySeed, v.Page)
 	}
 }
 

@@ -19,8 +19,8 @@
 // # Errors
 //
 // ErrNoMemory when the memory cannot be had, ErrDeviceLost when the device is gone for good; ErrRange, ErrFreed,
-// ErrInUse and ErrClosed when the call is at fault. A call whose arguments are at fault touches no memory. The Memory of
-// a lost device is freed, and the device closed, as always: they give back what the host holds and do not report the
+// ErrInUse and ErrClosed when the call is at fault. A call whose arguments are at fault touches no memory. The Memory
+// of a lost device is freed, and the device closed, as always: they give back what the host holds and do not report the
 // loss.
 //
 // # What is where

@@ -63,7 +63,8 @@ func (g *Granules) Each(fn func(from, to int)) {
 	}
 }
 
-// Differing returns what the patch names as changed, or where it names nothing the granules in which Base and Next differ.
+// Differing returns what the patch names as changed, or where it names nothing the granules in which Base and Next
+// differ.
 func (p *Patch) Differing() Granules {
 	if p.Changed != (Granules{}) {
 		return p.Changed

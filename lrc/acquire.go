@@ -107,7 +107,8 @@ func (f *File) appendStale(out []Update, rg page.Range, o versions.Owner) []Upda
 				u = Update{Mode: ModePatch, Base: r.base}
 			}
 		}
-		if n := len(out); n > 0 && out[n-1].Mode == u.Mode && out[n-1].Base == u.Base && out[n-1].Range.End == run.Start {
+		if n := len(out); n > 0 && out[n-1].Mode == u.Mode && out[n-1].Base == u.Base &&
+			out[n-1].Range.End == run.Start {
 			out[n-1].Range.End = run.End
 			return
 		}

@@ -21,8 +21,8 @@ func scatteredRanges(t *rapid.T, end, longest int) (ranges []page.Range) {
 	return ranges
 }
 
-// TestUpdateAllAgainstPages updates the states of many ranges at once, and those of a twin page by page. Segments come to have
-// more states than a byte has values, and states that no page has any more.
+// TestUpdateAllAgainstPages updates the states of many ranges at once, and those of a twin page by page. Segments come
+// to have more states than a byte has values, and states that no page has any more.
 func TestUpdateAllAgainstPages(t *testing.T) {
 	o := versions.GPU(0)
 	rapid.Check(t, func(t *rapid.T) {

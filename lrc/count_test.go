@@ -16,7 +16,8 @@ func TestCountPartsAgainstPages(t *testing.T) {
 		var f File
 		o := versions.GPU(0)
 		for _, rg := range scatteredRanges(t, 400, 40) {
-			f.pages.update([]page.Range{rg}, func(*state) Base { return BaseHome }, unremembered, func(s *state) { s.add(o) })
+			f.pages.update([]page.Range{rg}, func(*state) Base { return BaseHome }, unremembered,
+				func(s *state) { s.add(o) })
 		}
 		width := page.Index(rapid.IntRange(1, 70).Draw(t, "width"))
 		parts := make([]Counts, rapid.IntRange(1, 12).Draw(t, "parts"))

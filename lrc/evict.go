@@ -31,9 +31,9 @@ func (f *File) BeginEvict(rg page.Range, o versions.Owner) EvictPlan {
 	return EvictPlan{f: f, ticket: ticket, rg: rg, owner: o, Draining: len(f.Draining(rg)) > 0}
 }
 
-// Commit says that the owner holds nothing of the pages any more. drop are bases that nobody has any more. A plan that is
-// Lossy may be committed at any time, in the midst of others: those of other owners stand, and whoever carries out one of
-// the same owner must abort it.
+// Commit says that the owner holds nothing of the pages any more. drop are bases that nobody has any more. A plan that
+// is Lossy may be committed at any time, in the midst of others: those of other owners stand, and whoever carries out
+// one of the same owner must abort it.
 func (p EvictPlan) Commit() (drop []PageBase) {
 	if p.Lossy {
 		p.f.plans.lose(p.rg, p.owner)

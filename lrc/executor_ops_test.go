@@ -237,8 +237,8 @@ func (x *executor) writers(d int, p page.Index) bool {
 	return false
 }
 
-// expose brings what is stale on the client's device up to date, or gives it up where nobody uses it, and tracks what the client may
-// store into.
+// expose brings what is stale on the client's device up to date, or gives it up where nobody uses it, and tracks what
+// the client may store into.
 func (x *executor) expose(s model.Step) {
 	o, d := x.owner(s.Client), x.layout.Device(s.Client)
 	x.collectOthers(d)
@@ -262,7 +262,8 @@ func (x *executor) expose(s model.Step) {
 	}
 }
 
-// collectOthers brings home what other devices released of pages that a device has: only then these are known to be stale.
+// collectOthers brings home what other devices released of pages that a device has: only then these are known to be
+// stale.
 func (x *executor) collectOthers(d int) {
 	for p := x.first; p < x.all().End; p++ {
 		one := page.Range{Start: p, End: p + 1}
@@ -386,7 +387,8 @@ func (x *executor) finish(c model.Client) {
 	x.drain(rel)
 	// Another program's release of the same pages may have published what this one stored.
 	for other := range x.layout.Clients() {
-		if r := x.releases[model.Client(other)]; r != nil && len(r.drain.Pages) > 0 && slices.Contains(x.f.Draining(rel.pages), r.drain.ID) {
+		if r := x.releases[model.Client(other)]; r != nil && len(r.drain.Pages) > 0 &&
+			slices.Contains(x.f.Draining(rel.pages), r.drain.ID) {
 			x.drain(r)
 		}
 	}

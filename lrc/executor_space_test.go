@@ -41,7 +41,8 @@ func (x *executor) space(s model.Step) {
 func (x *executor) place(off int64, data []byte) {
 	n := int64(len(data))
 	x.forget(off, n)
-	x.changeHome(off, data, page.Range{Start: x.first + page.Count(off), End: x.first + page.Index((off+n)>>page.Shift)})
+	x.changeHome(off, data, page.Range{Start: x.first + page.Count(off),
+		End: x.first + page.Index((off+n)>>page.Shift)})
 }
 
 // forget has the kernel write the pages of [off, off+n) home and forget them.
@@ -68,8 +69,8 @@ func (x *executor) zero(off, n int64) {
 	})
 }
 
-// readHome reads home as SEEK_DATA and copy_file_range do. Where data begins or ends can only be asked when everything after
-// the offset is home.
+// readHome reads home as SEEK_DATA and copy_file_range do. Where data begins or ends can only be asked when everything
+// after the offset is home.
 func (x *executor) readHome(s model.Step) []byte {
 	n := min(s.Len, x.size-s.Off)
 	if s.Op == model.SeekRead {

@@ -36,8 +36,8 @@ const (
 	unwatched
 )
 
-// edge is where random programs have their pages in the file: on both sides of the edge of a segment, and so far from its
-// beginning that nothing may take memory or time for what lies before.
+// edge is where random programs have their pages in the file: on both sides of the edge of a segment, and so far from
+// its beginning that nothing may take memory or time for what lies before.
 const edge page.Index = 1<<50 - 3
 
 type executorBase struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// checkInvariants panics if a page of rg breaks an invariant of state, if the tables of its segments are not consistent,
-// or if a drain is not sane.
+// checkInvariants panics if a page of rg breaks an invariant of state, if the tables of its segments are not
+// consistent, or if a drain is not sane.
 func (f *File) checkInvariants(rg page.Range) {
 	f.pages.check(rg)
 	f.scan(rg, nil, func(run page.Range, s *state) {

@@ -110,8 +110,8 @@ func TestMemoryOfScratch(t *testing.T) {
 	require.GreaterOrEqual(t, before-f.Memory(), int64(cap(scratch))*int64(unsafe.Sizeof(scratch[0])))
 }
 
-// TestPagesFarApart has a device hold the first and the last page that a file can have: what lies between takes neither memory
-// nor time.
+// TestPagesFarApart has a device hold the first and the last page that a file can have: what lies between takes neither
+// memory nor time.
 func TestPagesFarApart(t *testing.T) {
 	const last = page.Index(1<<51 - 1)
 	whole := page.Range{End: last + 1}

@@ -44,8 +44,8 @@ func MergeMany(dst, base []byte, versions [][]byte) (overlap int) {
 // wordsAtOnce is the words that mergeWords takes through all versions before it goes on to the next.
 const wordsAtOnce = 32
 
-// mergeWords is mergeMany for any machine: eight bytes at a time, and the rest one by one. It has no branch on the bytes,
-// so that it costs the same however many changed.
+// mergeWords is mergeMany for any machine: eight bytes at a time, and the rest one by one. It has no branch on the
+// bytes, so that it costs the same however many changed.
 func mergeWords(dst, base []byte, versions [][]byte) (overlap int) {
 	const size = wordsAtOnce * 8
 	var b, merged, changed, conflict [wordsAtOnce]uint64 // merged is what was changed, xor base

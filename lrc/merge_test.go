@@ -29,8 +29,8 @@ func mergeTwin(base []byte, versions [][]byte) (dst []byte, overlap int) {
 	return dst, overlap
 }
 
-// sources returns a base and count versions of it of n bytes, with about one byte in every changed. Few values are used,
-// so that versions often agree.
+// sources returns a base and count versions of it of n bytes, with about one byte in every changed. Few values are
+// used, so that versions often agree.
 func sources(rnd *rand.Rand, n, count, every int) (base []byte, versions [][]byte) {
 	base = make([]byte, n)
 	for i := range base {

@@ -22,7 +22,8 @@ func (f *File) Pending(rg page.Range, entering bool) []Pending {
 	f.scan(rg, pending, func(run page.Range, s *state) {
 		r := s.firstPending()
 		add := func(run page.Range) {
-			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base && out[n-1].Range.End == run.Start {
+			if n := len(out); n > 0 && out[n-1].Owner == r.owner && out[n-1].Base == r.base &&
+				out[n-1].Range.End == run.Start {
 				out[n-1].Range.End = run.End
 				return
 			}

@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// TestPlanTranscripts runs the plans of testdata/plans, one file for each kind. A line that is indented says what came of
-// the line above it; the other lines are
+// TestPlanTranscripts runs the plans of testdata/plans, one file for each kind. A line that is indented says what came
+// of the line above it; the other lines are
 //
 //	NAME = KIND [OWNER] FROM END     begins a plan and gives it a name
 //	NAME VERB [FROM END [WORD]]      goes on with it

@@ -12,7 +12,8 @@ import (
 // TestPlantedFaults checks the checker: random programs find each of these mistakes, soon.
 func TestPlantedFaults(t *testing.T) {
 	race := []model.Op{
-		model.Map, model.Store, model.Acquire, model.Publish, model.Drop, model.Finish, model.Write, model.Read, model.DirectRead,
+		model.Map, model.Store, model.Acquire, model.Publish, model.Drop, model.Finish, model.Write, model.Read,
+		model.DirectRead,
 		model.Collect, model.Load,
 	}
 	for _, c := range []struct {

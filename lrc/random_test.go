@@ -23,7 +23,8 @@ const (
 )
 
 // randomProgram makes and runs the program of a seed, and returns what was run of it. ops bounds it to some operations.
-func randomProgram(l model.Layout, sys model.System, seed uint64, steps int, ops func(model.Op) bool) ([]model.Step, error) {
+func randomProgram(l model.Layout, sys model.System, seed uint64, steps int,
+	ops func(model.Op) bool) ([]model.Step, error) {
 	src := model.NewSource(seed)
 	run := model.NewRun(l, sys)
 	for tries := 0; len(run.Program) < steps; tries++ {
@@ -69,9 +70,11 @@ func report(t *testing.T, seed uint64, l model.Layout, program []model.Step, err
 	text := "(it does not fail when it is run again)"
 	if fails(program) {
 		program = model.Shrink(program, fails)
-		text = fmt.Sprintf("shrunk to %d steps: %v\n%s", len(program), model.Check(l, newExecutor(l, none), program), l.FormatProgram(program))
+		text = fmt.Sprintf("shrunk to %d steps: %v\n%s", len(program), model.Check(l, newExecutor(l, none), program),
+			l.FormatProgram(program))
 	}
-	t.Fatalf("seed %d, write-back %v: %v\nrun it again: go test ./lrc -run '^TestRandomPrograms$' -seed=%d\n%s", seed, l.WriteBack, err, seed, text)
+	t.Fatalf("seed %d, write-back %v: %v\nrun it again: go test ./lrc -run '^TestRandomPrograms$' -seed=%d\n%s", seed,
+		l.WriteBack, err, seed, text)
 }
 
 func TestRandomPrograms(t *testing.T) {

@@ -87,7 +87,10 @@ func (rs *runs) find(number int64) (i int, ok bool) {
 	if at := number - rs.segments[0].number; at >= 0 && at < n && rs.segments[at].number == number {
 		return int(at), true
 	}
-	return slices.BinarySearchFunc(rs.segments, number, func(g segment, number int64) int { return cmp.Compare(g.number, number) })
+	return slices.BinarySearchFunc(rs.segments, number, func(g segment,
+		number int64) int {
+		return cmp.Compare(g.number, number)
+	})
 }
 
 // firstPage returns the first page of a segment.

@@ -82,7 +82,8 @@ func (rs *runs) scan(ranges []page.Range, want func(s *state) bool, fn func(run 
 	}
 }
 
-// scanner is a pass over pages. Who takes what is found is an argument everywhere: as a field it would cost an allocation.
+// scanner is a pass over pages. Who takes what is found is an argument everywhere: as a field it would cost an
+// allocation.
 type scanner struct {
 	memo memo
 	// open is a run that may go on: runs are joined across segments, so that a large file that agrees is one run.

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// BenchmarkScattered is what a device's acquire of 1 GiB asks when 1 % of the pages were written by the CPU, one here and
-// one there.
+// BenchmarkScattered is what a device's acquire of 1 GiB asks when 1 % of the pages were written by the CPU, one here
+// and one there.
 func BenchmarkScattered(b *testing.B) {
 	const pages = 1 << 18
 	gpu := versions.GPU(0)
@@ -51,13 +51,15 @@ func BenchmarkUnchanged(b *testing.B) {
 	f.updated([]page.Range{whole}, versions.GPU(0), true)
 	b.ReportAllocs()
 	for b.Loop() {
-		if len(f.Pending(whole, false))+len(f.Stale(whole, versions.GPU(0)))+len(f.untracked(whole, versions.GPU(0))) > 0 {
+		if len(f.Pending(whole, false))+len(f.Stale(whole, versions.GPU(0)))+len(f.untracked(whole,
+			versions.GPU(0))) > 0 {
 			b.Fatal("something changed")
 		}
 	}
 }
 
-// BenchmarkFragmented is BenchmarkUnchanged after an acquire of scattered pages, whose states differ from their neighbours'.
+// BenchmarkFragmented is BenchmarkUnchanged after an acquire of scattered pages, whose states differ from their
+// neighbours'.
 func BenchmarkFragmented(b *testing.B) {
 	whole, gpu := page.Range{End: 1 << 18}, versions.GPU(0)
 	var f File
@@ -76,7 +78,8 @@ func BenchmarkFragmented(b *testing.B) {
 	}
 }
 
-// BenchmarkWriteOfOnePage is what a write of one page of the CPU asks and says, of pages that some other write changed last.
+// BenchmarkWriteOfOnePage is what a write of one page of the CPU asks and says, of pages that some other write changed
+// last.
 func BenchmarkWriteOfOnePage(b *testing.B) {
 	const pages = 1 << 14
 	gpu, rnd := versions.GPU(0), rand.New(rand.NewPCG(1, 2))

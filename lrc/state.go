@@ -19,8 +19,8 @@ type Base uint32
 const (
 	// BaseHome says that home still has the bytes.
 	BaseHome Base = 0
-	// BaseZero is a page of zeros, of which nobody keeps a copy. It is the base of memory that a program may be storing into
-	// although nothing was ever brought there (Hollow).
+	// BaseZero is a page of zeros, of which nobody keeps a copy. It is the base of memory that a program may be storing
+	// into although nothing was ever brought there (Hollow).
 	BaseZero Base = 1 << 30
 )
 
@@ -127,8 +127,8 @@ func (s *state) remove(o versions.Owner) {
 	}
 }
 
-// addHollow adds a replica of o that holds zeros, which are not home's bytes. It is stale by a release that home has and the
-// replica has not: where there is none, home counts as a write of the CPU that everybody else has seen.
+// addHollow adds a replica of o that holds zeros, which are not home's bytes. It is stale by a release that home has
+// and the replica has not: where there is none, home counts as a write of the CPU that everybody else has seen.
 func (s *state) addHollow(o versions.Owner) {
 	behind := false
 	for other := range s.home.Owners() {
@@ -215,9 +215,9 @@ func (s *state) String() string {
 //	uvarint    base<<1 | tracked
 //	set        which of the owners in released it is behind home in
 //
-// By how many releases a replica is behind does not matter: what it lacks it gets from home, all at once. So a vector that
-// is behind home in an owner comes back without that owner, which is still true of the bytes. Its own releases are all in
-// it. A set that is empty costs one byte; one of numbers below 13, two.
+// By how many releases a replica is behind does not matter: what it lacks it gets from home, all at once. So a vector
+// that is behind home in an owner comes back without that owner, which is still true of the bytes. Its own releases are
+// all in it. A set that is empty costs one byte; one of numbers below 13, two.
 
 // setBits is the number of members that a set has room for in its first uvarint.
 const setBits = 62

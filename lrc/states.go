@@ -2,8 +2,8 @@ package lrc
 
 import "github.com/gaiafs/gaiafs/internal/page"
 
-// states is what the rules ask of the place that keeps the states of a file's pages. All pages have the initial state at
-// first: no device ever held them, and the kernel may. Nothing else of the storage is known to the rules.
+// states is what the rules ask of the place that keeps the states of a file's pages. All pages have the initial state
+// at first: no device ever held them, and the kernel may. Nothing else of the storage is known to the rules.
 //
 // [runs] is what gaiafs uses, and [plain] its slow twin. A File has the one that the build tag slowtwin chooses, as
 // [storage], and not a value of this interface: through one, every function that is passed to scan and update would be

@@ -45,7 +45,8 @@ func traceOf(seed uint64, plant fault, bytes []int64) (*model.Trace, error) {
 	return trace, nil
 }
 
-// TestTraces writes traces: of programs that run well, and one for each planted fault that clients can see, which TLC must refuse.
+// TestTraces writes traces: of programs that run well, and one for each planted fault that clients can see, which TLC
+// must refuse.
 func TestTraces(t *testing.T) {
 	if *tracesFlag == "" {
 		t.Skip("no -traces: spec/traces gives it")
@@ -57,7 +58,8 @@ func TestTraces(t *testing.T) {
 		right = append(right, trace)
 	}
 	writeTraces(t, "lrc", right)
-	// The faults that are left out, tornAgreement and heldAgain, are found by the model: no client sees them, or hardly ever.
+	// The faults that are left out, tornAgreement and heldAgain, are found by the model: no client sees them, or hardly
+	// ever.
 	for _, c := range []struct {
 		name  string
 		fault fault
@@ -76,7 +78,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// refusedTrace returns a trace of a program in which a client sees a planted fault, nil if there is none among some hundreds.
+// refusedTrace returns a trace of a program in which a client sees a planted fault, nil if there is none among some
+// hundreds.
 func refusedTrace(plant fault) *model.Trace {
 	for seed := range uint64(200) {
 		_, err := traceOf(seed+1, plant, nil)

@@ -94,7 +94,8 @@ func TestRunsAgainstPages(t *testing.T) {
 	})
 }
 
-// answers expands what a File answered into what it said of each page, so that cutting runs otherwise makes no difference.
+// answers expands what a File answered into what it said of each page, so that cutting runs otherwise makes no
+// difference.
 type answers map[page.Index]string
 
 func (a answers) add(rg page.Range, format string, args ...any) {
@@ -201,8 +202,8 @@ func (e twinEvent) collectFirst() bool {
 	return false
 }
 
-// TestFileAgainstPages drives one File with ranges of pages, and a File of its own for each page. They must say the same
-// of every page.
+// TestFileAgainstPages drives one File with ranges of pages, and a File of its own for each page. They must say the
+// same of every page.
 func TestFileAgainstPages(t *testing.T) {
 	const spread = 173 // the pages of the test are spread over a few segments
 	const count = 8
@@ -222,7 +223,8 @@ func TestFileAgainstPages(t *testing.T) {
 				ranges = nil
 				for i := from; i < to; i++ {
 					p := page.Index(i * spread)
-					ranges = append(ranges, page.Range{Start: p, End: p + 1}, page.Range{Start: p + spread - 1, End: p + spread})
+					ranges = append(ranges, page.Range{Start: p, End: p + 1},
+						page.Range{Start: p + spread - 1, End: p + spread})
 				}
 			}
 			events := []twinEvent{e}

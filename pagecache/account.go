@@ -2,9 +2,9 @@ package pagecache
 
 import "sync/atomic"
 
-// account is the host memory of a Cache that grows with the work of others. It bounds what can be given back: who needs more than
-// there is room for gives some back first. Page states and digests are what devices hold pages by; the more they take, the less
-// is left for the rest.
+// account is the host memory of a Cache that grows with the work of others. It bounds what can be given back: who needs
+// more than there is room for gives some back first. Page states and digests are what devices hold pages by; the more
+// they take, the less is left for the rest.
 type account struct {
 	limit   int64 // immutable
 	total   atomic.Int64

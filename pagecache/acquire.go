@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// holdTime is how long an acquire begins new transfers under one hold of File.mu. Those under way then are waited for:
-	// a request of the CPU waits for two holds at worst, each of which is this and as long as home takes for the
+	// holdTime is how long an acquire begins new transfers under one hold of File.mu. Those under way then are waited
+	// for: a request of the CPU waits for two holds at worst, each of which is this and as long as home takes for the
 	// pieces that the readers are at (mover.PieceBytes for each of at most mover.MaxReaders).
 	holdTime = 20 * time.Millisecond
 	// holdPages is the most pages that one hold looks at: 4 GiB.
@@ -28,8 +28,8 @@ const (
 	digestGap = 256
 )
 
-// acquire brings the pages of rg up to date on the device of h, and returns how many were not. It lets go of File.mu now
-// and then.
+// acquire brings the pages of rg up to date on the device of h, and returns how many were not. It lets go of File.mu
+// now and then.
 func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
 	defer f.enterReads(h)()
@@ -60,7 +60,8 @@ func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) 
 
 // acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
 // Transfers from home begin for so long, or without end if hold is 0.
-func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range, hold time.Duration) (pages int64, next page.Index, err error) {
+func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
+	hold time.Duration) (pages int64, next page.Index, err error) {
 	if err := h.dev.gone(); err != nil {
 		return 0, rg.Start, err
 	}
@@ -229,9 +230,10 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	})
 }
 
-// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests sums, up
-// to date.
-func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page.Range, b lrc.Base, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
+// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests
+// sums, up to date.
+func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page.Range, b lrc.Base, home []byte,
+	sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
 	for p := rg.Start; p < rg.End; p++ {
 		base := f.bases.at(p, b)
 		x, _ := of.at(p)

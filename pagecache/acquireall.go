@@ -41,7 +41,8 @@ func filesOf(ranges []AcquireRange) (files []*File, err error) {
 // up to version, and nothing of a later one; version is that of the newest group of the files, 0 if there was none.
 // With launder, the kernel's dirty pages of the ranges are flushed before. Errors: EINVAL (a range outside its
 // window, or a window that has ended), and those of an acquire.
-func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange, launder bool) (version uint64, pages int64, err error) {
+func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange,
+	launder bool) (version uint64, pages int64, err error) {
 	files, err := filesOf(ranges)
 	if err != nil {
 		return 0, 0, err

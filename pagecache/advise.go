@@ -26,9 +26,9 @@ const (
 )
 
 // Advise gives a hint. AdviceSequential and AdviceRandom say how a lazy mapping will be acquired, AdviceNormal leaves
-// that to be found out; they hold for the whole mapping. AdviceWillNeed starts to bring the range up to date and returns
-// before it is. AdviceDontNeed releases the range, brings it home, and gives back what no other mapping needs: the next
-// Acquire fetches it again. EINVAL outside the mapping or for an unknown advice.
+// that to be found out; they hold for the whole mapping. AdviceWillNeed starts to bring the range up to date and
+// returns before it is. AdviceDontNeed releases the range, brings it home, and gives back what no other mapping needs:
+// the next Acquire fetches it again. EINVAL outside the mapping or for an unknown advice.
 func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 	rg, err := m.at(off, n)
 	if err != nil {
@@ -66,8 +66,9 @@ func (m *Mapping) fetch(rg page.Range) error {
 	return nil
 }
 
-// acquireAhead is acquire of what lies before end of file, wherever that is when the pages have their turn: a window may reach
-// beyond it, and the file be truncated while the window is fetched. It goes on with what is queued right behind.
+// acquireAhead is acquire of what lies before end of file, wherever that is when the pages have their turn: a window
+// may reach beyond it, and the file be truncated while the window is fetched. It goes on with what is queued right
+// behind.
 func (m *Mapping) acquireAhead(rg page.Range) {
 	f, pages := m.f, int64(0)
 	var err error
@@ -124,8 +125,8 @@ func (m *Mapping) predict(rg page.Range) {
 	go m.fetchQueue()
 }
 
-// fetchQueue fetches what is queued, until there is no more. One goroutine does, for those who acquire wait for what it has
-// under way, and hundreds of thread blocks may be acquiring.
+// fetchQueue fetches what is queued, until there is no more. One goroutine does, for those who acquire wait for what it
+// has under way, and hundreds of thread blocks may be acquiring.
 func (m *Mapping) fetchQueue() {
 	defer m.calls.Done()
 	defer m.f.enterReads(m.h)()

@@ -11,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestMemoryThatGoesAfterAllocFailed: a device is full, and before anybody looks for something to evict, the only extent that
-// nobody maps goes by itself, as that of a removed file does. The next one has to fit.
+// TestMemoryThatGoesAfterAllocFailed: a device is full, and before anybody looks for something to evict, the only
+// extent that nobody maps goes by itself, as that of a removed file does. The next one has to fit.
 func TestMemoryThatGoesAfterAllocFailed(t *testing.T) {
 	m := newMachine(t, 1)
 	old := m.file(page.Size)

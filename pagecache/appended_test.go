@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestAppendedHomeIsKept appends to home beside the mount while a device has the page of the end, with and without bytes stored past it,
-// and with little memory for bases. What was added must reach the device, and stay.
+// TestAppendedHomeIsKept appends to home beside the mount while a device has the page of the end, with and without
+// bytes stored past it, and with little memory for bases. What was added must reach the device, and stay.
 func TestAppendedHomeIsKept(t *testing.T) {
 	const end, added = page.Size + 1000, 2 * page.Size
 	for _, full := range []bool{false, true} {
@@ -103,7 +103,8 @@ func TestAppendedBetweenLookAndCollect(t *testing.T) {
 	requireSame(t, want, p.load(0, len(want)))
 }
 
-// TestMemoryIsSettledBeforeItIsGiven changes a page in SOURCE that a program uses, and gives another program the memory around it.
+// TestMemoryIsSettledBeforeItIsGiven changes a page in SOURCE that a program uses, and gives another program the memory
+// around it.
 func TestMemoryIsSettledBeforeItIsGiven(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(8 * page.Size)

@@ -163,7 +163,8 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	for k := range schedule.MostCalls {
 		at := page.Index(k * cleanread.ChunkPages)
 		f.clean.AheadForTesting(t.Context(), page.Range{Start: at, End: at + cleanread.ChunkPages}, sharedSize, home)
-		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute, time.Millisecond/10)
+		require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) == k+1 }, time.Minute,
+			time.Millisecond/10)
 	}
 	stuck := func() bool { return m.cache.devices[0].reads().Stuck }
 	require.False(t, stuck())

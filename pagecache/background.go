@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// run collects released pages before they are older than the write-back interval, tries again what could not be collected,
-// refreshes replicas when base copies take too much memory, and has files let go of lost devices. It ends with ctx. It never
-// waits for a file: the lanes do the work.
+// run collects released pages before they are older than the write-back interval, tries again what could not be
+// collected, refreshes replicas when base copies take too much memory, and has files let go of lost devices. It ends
+// with ctx. It never waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
 	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
@@ -51,8 +51,8 @@ func (c *Cache) run(ctx context.Context) {
 // pinnedAge is how long pinned memory is kept that no extent has: to pin some again takes long.
 const pinnedAge = 30 * time.Second
 
-// unusedAfter is how long nobody has mapped anything when everything is brought home, of whatever age it is: programs that map
-// something have the mount open, and after the last of them it should not be long until it can be unmounted.
+// unusedAfter is how long nobody has mapped anything when everything is brought home, of whatever age it is: programs
+// that map something have the mount open, and after the last of them it should not be long until it can be unmounted.
 const unusedAfter = 100 * time.Millisecond
 
 // collectUnused has everything released brought home, unless somebody maps something.
@@ -79,8 +79,8 @@ func (f *File) noteStuck() {
 	}
 }
 
-// dueLocked reports whether a release is older than half the interval: with a tick of a quarter, it is home in time. Files of
-// which a collect failed are left to retry.
+// dueLocked reports whether a release is older than half the interval: with a tick of a quarter, it is home in time.
+// Files of which a collect failed are left to retry.
 func (f *File) dueLocked() bool {
 	return f.collectErr == nil && !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
 }
@@ -111,8 +111,8 @@ func (f *File) collectDue(ctx context.Context) {
 	}
 }
 
-// refreshAll brings replicas up to date so that their base copies are no longer needed. A program may see bytes of others
-// before it acquires; release consistency allows that.
+// refreshAll brings replicas up to date so that their base copies are no longer needed. A program may see bytes of
+// others before it acquires; release consistency allows that.
 func (c *Cache) refreshAll(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
 		c.lanes.do(f, choreRefresh, func() { f.refreshBases(ctx) })

@@ -149,7 +149,8 @@ func (k *keeping) free(f *File) {
 // pageBytes is the content of a page.
 type pageBytes [page.Size]byte
 
-// zeroPage is every copy of a page of zeros: a new file is full of them, and many programs write into new files. Nobody writes it.
+// zeroPage is every copy of a page of zeros: a new file is full of them, and many programs write into new files. Nobody
+// writes it.
 var zeroPage = new(pageBytes)
 
 // Memory of buffers goes round: fresh memory costs more than what is done with it.
@@ -185,8 +186,8 @@ func (m *pageMemory) copies(buf []byte) []*pageBytes {
 	return pages
 }
 
-// basePages is the number of pages that share one block of bases: bases of scattered pages are found, and forgotten, by many
-// steps along a block and few through a map.
+// basePages is the number of pages that share one block of bases: bases of scattered pages are found, and forgotten, by
+// many steps along a block and few through a map.
 const basePages = 512
 
 // bases are the base copies of a file. Protected by File.mu.
@@ -194,7 +195,8 @@ type bases struct {
 	memory *pageMemory
 	blocks map[baseKey]*baseBlock
 	n      int // copies(content) of all of them, those vacated among them
-	// vacated is what n counts of the bases that vacate removed, and empty has the blocks that may have lost their last one with it.
+	// vacated is what n counts of the bases that vacate removed, and empty has the blocks that may have lost their last
+	// one with it.
 	vacated int
 	empty   []baseKey
 	// counted and charged are what was told of them: copies to those who look, bytes to the account.
@@ -279,7 +281,8 @@ func (s *bases) take(p page.Index, b lrc.Base) (content *pageBytes) {
 	return content
 }
 
-// vacate removes bases while others may be calling at for other pages. Before anybody calls put or take, sweep is called.
+// vacate removes bases while others may be calling at for other pages. Before anybody calls put or take, sweep is
+// called.
 func (s *bases) vacate(drop []lrc.PageBase) {
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {

@@ -28,7 +28,8 @@ func TestBasesAgainstMap(t *testing.T) {
 			}
 			return n
 		}
-		pages := rapid.OneOf(rapid.IntRange(0, 3*basePages), rapid.SampledFrom([]int{0, basePages - 1, basePages, 1 << 40}))
+		pages := rapid.OneOf(rapid.IntRange(0,
+			3*basePages), rapid.SampledFrom([]int{0, basePages - 1, basePages, 1 << 40}))
 		for range rapid.IntRange(1, 200).Draw(t, "calls") {
 			k := key{page.Index(pages.Draw(t, "page")), lrc.Base(rapid.IntRange(1, 2).Draw(t, "base"))}
 			require.True(t, twin[k] == s.at(k.page, k.base))
@@ -51,7 +52,8 @@ func TestBasesAgainstMap(t *testing.T) {
 			default: // runs, some of whose pages have no base, and one of them twice
 				before := held()
 				for range rapid.IntRange(1, 4).Draw(t, "runs") {
-					rg := page.Range{Start: k.page, End: k.page + page.Index(rapid.IntRange(1, 2*basePages).Draw(t, "pages"))}
+					rg := page.Range{Start: k.page, End: k.page +
+						page.Index(rapid.IntRange(1, 2*basePages).Draw(t, "pages"))}
 					s.vacate([]lrc.PageBase{{Range: rg, Base: k.base}, {Range: rg, Base: k.base}})
 					for p := rg.Start; p < rg.End; p++ {
 						delete(twin, key{p, k.base})
@@ -77,15 +79,16 @@ func TestBasesAgainstMap(t *testing.T) {
 	})
 }
 
-// TestBaseThatCannotBeRead has home fail when a page is to be kept, and so the write. The next one keeps the page; what both sides
-// changed is merged, and an acquire brings it.
+// TestBaseThatCannotBeRead has home fail when a page is to be kept, and so the write. The next one keeps the page; what
+// both sides changed is merged, and an acquire brings it.
 func TestBaseThatCannotBeRead(t *testing.T) {
 	for _, acquires := range []bool{false, true} {
 		m := newMachine(t, 1)
 		src := m.noisyFile(100 * page.Size)
 		p := m.run(src, 0, 0, 100*page.Size, true)
 		src.home.failReads(syscall.EIO)
-		require.ErrorIs(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 100, Len: 90 * page.Size}, make([]byte, 90*page.Size)), syscall.EIO)
+		require.ErrorIs(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 100, Len: 90 * page.Size},
+			make([]byte, 90*page.Size)), syscall.EIO)
 		src.home.failReads(nil)
 		src.write(t, 100, []byte("of the CPU"))
 		if acquires {

@@ -26,9 +26,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their files
-// are in GAIAFS_BENCH_DIR, or where temporary files are. GAIAFS_BENCH_FILE and GAIAFS_BENCH_RANGE are the bytes that
-// fills move and that other calls are about.
+// The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their
+// files are in GAIAFS_BENCH_DIR, or where temporary files are. GAIAFS_BENCH_FILE and GAIAFS_BENCH_RANGE are the bytes
+// that fills move and that other calls are about.
 
 // diskHome is a backing file as package fs has it.
 type diskHome struct {
@@ -68,7 +68,8 @@ func (h *diskHome) Cached(off, n int64) (int64, error) {
 		return 0, &NoDirect{Reason: "no O_DIRECT"}
 	}
 	var found unix.Cachestat_t
-	if err := unix.Cachestat(uint(h.file.Fd()), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found, 0); err != nil {
+	if err := unix.Cachestat(uint(h.file.Fd()), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found,
+		0); err != nil {
 		return 0, &NoDirect{Reason: err.Error()}
 	}
 	return int64(found.Cache) << page.Shift, nil
@@ -202,7 +203,8 @@ func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	word := binary.LittleEndian.AppendUint64(nil, value)
 	for _, p := range pages {
 		x, off := m.h.at(p)
-		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off + 104 + 8*int64(m.dev.info.Ordinal), Host: word})
+		copies = append(copies, gpubackend.Copy{Mem: x.Memory(), Off: off + 104 + 8*int64(m.dev.info.Ordinal),
+			Host: word})
 	}
 	require.NoError(r, m.dev.moves.In(r.ctx, mover.Acquire, copies))
 }
@@ -264,9 +266,9 @@ func (r *rig) timed(n int64, before, do, after func()) {
 	}
 }
 
-// BenchmarkFill maps a whole file that is on no device: from the host's page cache, for reading and for writing, and from the
-// disk. Program is what a program does on its own, with as many readers, page-locked buffers and no file system; raw reads the
-// disk past the host's page cache.
+// BenchmarkFill maps a whole file that is on no device: from the host's page cache, for reading and for writing, and
+// from the disk. Program is what a program does on its own, with as many readers, page-locked buffers and no file
+// system; raw reads the disk past the host's page cache.
 func BenchmarkFill(b *testing.B) {
 	for _, x := range []struct {
 		name           string
@@ -320,7 +322,8 @@ func BenchmarkFill(b *testing.B) {
 						}
 						k, err := s.home.ReadAt(buf[:min(part, n-off, size-off%size)], off)
 						if err == nil {
-							err = dev.CopyIn(r.ctx, []gpubackend.Copy{{Mem: mems[off/size], Off: off % size, Host: buf[:k]}})
+							err = dev.CopyIn(r.ctx, []gpubackend.Copy{{Mem: mems[off/size], Off: off % size,
+								Host: buf[:k]}})
 						}
 						if err != nil {
 							b.Error(err)
@@ -391,8 +394,9 @@ func scattered(n int64, every page.Index) (pages []page.Index) {
 	return pages
 }
 
-// BenchmarkAcquire acquires a range of which the CPU changed nothing, or 1 % of the pages: one here and one there, a byte in
-// each, or all of those at the start. Fragmented is a range whose pages were brought up to date one here and one there.
+// BenchmarkAcquire acquires a range of which the CPU changed nothing, or 1 % of the pages: one here and one there, a
+// byte in each, or all of those at the start. Fragmented is a range whose pages were brought up to date one here and
+// one there.
 func BenchmarkAcquire(b *testing.B) {
 	for _, x := range []struct {
 		name       string
@@ -401,8 +405,10 @@ func BenchmarkAcquire(b *testing.B) {
 		fragmented bool
 	}{
 		{"unchanged", true, 0, false}, {"unchanged-fragmented", true, 0, true},
-		{"scattered-1%-read", false, 100, false}, {"contiguous-1%-read", false, 1, false}, {"contiguous-1%-read-fragmented", false, 1, true},
-		{"scattered-1%-written", true, 100, false}, {"contiguous-1%-written", true, 1, false}, {"contiguous-1%-written-fragmented", true, 1, true},
+		{"scattered-1%-read", false, 100, false}, {"contiguous-1%-read", false, 1, false},
+		{"contiguous-1%-read-fragmented", false, 1, true},
+		{"scattered-1%-written", true, 100, false}, {"contiguous-1%-written", true, 1, false},
+		{"contiguous-1%-written-fragmented", true, 1, true},
 	} {
 		b.Run(x.name, func(b *testing.B) {
 			r := newRig(b, 1)
@@ -415,10 +421,11 @@ func BenchmarkAcquire(b *testing.B) {
 				round++
 				p := bytes.Repeat([]byte{round}, int(size))
 				for _, at := range pages {
-					require.NoError(b, f.ChangeHome(context.Background(), Change{Off: at.Offset(), Len: size}, func(off, _ int64) error {
-						_, err := s.home.WriteAt(p, off)
-						return err
-					}))
+					require.NoError(b, f.ChangeHome(context.Background(), Change{Off: at.Offset(), Len: size},
+						func(off, _ int64) error {
+							_, err := s.home.WriteAt(p, off)
+							return err
+						}))
 				}
 			}
 			acquire := func(want int) {
@@ -489,8 +496,8 @@ func benchmarkRelease(b *testing.B, collect bool) {
 	}
 }
 
-// BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs once nobody
-// stores any more.
+// BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs
+// once nobody stores any more.
 func BenchmarkMerge(b *testing.B) {
 	for _, x := range []struct {
 		name string
@@ -557,8 +564,8 @@ func BenchmarkPeer(b *testing.B) {
 	}
 }
 
-// BenchmarkLazy reads a lazy mapping of a file on disk as a program that acquires 256 KiB before it uses them: from start to
-// end, backward, or by four programs in turns. Working on 256 KiB takes 20 µs.
+// BenchmarkLazy reads a lazy mapping of a file on disk as a program that acquires 256 KiB before it uses them: from
+// start to end, backward, or by four programs in turns. Working on 256 KiB takes 20 µs.
 func BenchmarkLazy(b *testing.B) {
 	const step = 256 << 10
 	orders := []struct {

@@ -108,7 +108,8 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	}
 	ends := page.Bytes{Off: before, End: size}.Pages()
 	if size < before {
-		ends = page.Bytes{Off: size &^ (page.Size - 1), End: size}.Pages() // what is behind its page is nobody's any more
+		// what is behind its page is nobody's any more
+		ends = page.Bytes{Off: size &^ (page.Size - 1), End: size}.Pages()
 	}
 	if err := f.settleOnlyLocked(ctx, ends); err != nil {
 		return err

@@ -22,12 +22,14 @@ func requireSame(t *testing.T, want, got []byte) {
 	require.Len(t, got, len(want))
 	for at := range want {
 		if want[at] != got[at] {
-			require.FailNow(t, "bytes differ", "byte %d of page %d is %#x, not %#x", at%page.Size, at/page.Size, got[at], want[at])
+			require.FailNow(t, "bytes differ", "byte %d of page %d is %#x, not %#x", at%page.Size, at/page.Size,
+				got[at], want[at])
 		}
 	}
 }
 
-// TestBasesSurviveADirectChange changes one page in SOURCE. Others have bytes of the CPU and of a device that nobody has merged yet.
+// TestBasesSurviveADirectChange changes one page in SOURCE. Others have bytes of the CPU and of a device that nobody
+// has merged yet.
 func TestBasesSurviveADirectChange(t *testing.T) {
 	for _, where := range []int{0, 1, 2} { // the page that both changed, one that the device changed, another one
 		for _, released := range []bool{false, true} {
@@ -58,7 +60,8 @@ func TestBasesSurviveADirectChange(t *testing.T) {
 	}
 }
 
-// TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another one has it as it was.
+// TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another one has it as it
+// was.
 func TestBaseIsFoundOnAnotherDevice(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		m := newMachine(t, 2)
@@ -79,7 +82,8 @@ func TestBaseIsFoundOnAnotherDevice(t *testing.T) {
 	}
 }
 
-// TestBaseIsPutTogether: a device stored into a page, and it was changed in SOURCE before anybody looked, here and there.
+// TestBaseIsPutTogether: a device stored into a page, and it was changed in SOURCE before anybody looked, here and
+// there.
 func TestBaseIsPutTogether(t *testing.T) {
 	for _, near := range []int{3, 200} {
 		m := newMachine(t, 2)
@@ -163,8 +167,8 @@ func BenchmarkMixed(b *testing.B) {
 	}
 }
 
-// TestLostBase: a device stored into a page, it was changed in SOURCE in many places before anybody looked, and nobody else has what
-// it was. The device's bytes are kept, and the page is counted.
+// TestLostBase: a device stored into a page, it was changed in SOURCE in many places before anybody looked, and nobody
+// else has what it was. The device's bytes are kept, and the page is counted.
 func TestLostBase(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -183,7 +187,8 @@ func TestLostBase(t *testing.T) {
 	requireSame(t, mine, src.read(t, 0, page.Size))
 }
 
-// TestChangedSizeInSource: with and without a change in front of the end, of which the device has or has not stored into the page.
+// TestChangedSizeInSource: with and without a change in front of the end, of which the device has or has not stored
+// into the page.
 func TestChangedSizeInSource(t *testing.T) {
 	const before = page.Size + 100
 	for _, after := range []int{50, page.Size, page.Size + 50, page.Size + 200, 2 * page.Size, 3*page.Size + 10} {
@@ -258,8 +263,8 @@ func TestBackgroundNoticesDirectChanges(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestRandomDirectChanges has the CPU, two devices and somebody in SOURCE change a file in turns. What the one in SOURCE changes are
-// pages of which no device has unreleased bytes; all else is anybody's, at a byte of his own.
+// TestRandomDirectChanges has the CPU, two devices and somebody in SOURCE change a file in turns. What the one in
+// SOURCE changes are pages of which no device has unreleased bytes; all else is anybody's, at a byte of his own.
 func TestRandomDirectChanges(t *testing.T) {
 	const pages, steps = 12, 3000
 	seed := uint64(time.Now().UnixNano())
@@ -300,7 +305,8 @@ func TestRandomDirectChanges(t *testing.T) {
 			require.NoError(t, src.attached.Sync(context.Background(), nil))
 		case 7:
 			p := at / page.Size
-			require.NoError(t, src.attached.ReadRange(context.Background(), page.Span(int64(p*page.Size), page.Size))) // else a release would be older than the change
+			// else a release would be older than the change
+			require.NoError(t, src.attached.ReadRange(context.Background(), page.Span(int64(p*page.Size), page.Size)))
 			modified := false
 			for _, s := range stored {
 				for x := range s {

@@ -100,7 +100,8 @@ func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err 
 			dev = u.Mapping.dev
 		}
 		if u.Mapping.dev != dev {
-			return nil, nil, fail(syscall.EINVAL, "a bracket has mappings of one device: not of %d and %d", dev.info.Ordinal,
+			return nil, nil, fail(syscall.EINVAL, "a bracket has mappings of one device: not of %d and %d",
+				dev.info.Ordinal,
 				u.Mapping.dev.info.Ordinal)
 		}
 		if m := u.Mapping; m.client != nil {
@@ -111,21 +112,25 @@ func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err 
 	return ranges, dev, nil
 }
 
-func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *device, o UseOptions) (_ *Bracket, err error) {
+func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *device,
+	o UseOptions) (_ *Bracket, err error) {
 	var wants []residency.Want
 	var of []*Mapping
 	var by residency.Tenant
 	for m, list := range ranges {
 		for _, rg := range list {
-			wants, of, by = append(wants, residency.Want{Key: m.h, Pages: rg, Size: movableSize(dev.info, rg)}), append(of, m), m.tenant
+			wants, of, by = append(wants, residency.Want{Key: m.h, Pages: rg, Size: movableSize(dev.info, rg)}),
+				append(of, m), m.tenant
 		}
 	}
 	b := &Bracket{}
-	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested, Patience: o.Patience})
+	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested,
+		Patience: o.Patience})
 	if err != nil {
 		c.lose(dev, err)
 		if errors.Is(err, syscall.ENOMEM) && slices.ContainsFunc(of, func(m *Mapping) bool { return !m.hears() }) {
-			err = fmt.Errorf("%w; what the process used before counts until it answers MOVE on its service connection", err)
+			err = fmt.Errorf("%w; what the process used before counts until it answers MOVE on its service connection",
+				err)
 		}
 		return nil, dev.fault(err)
 	}
@@ -158,7 +163,8 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 // part returns what a bracket uses of m: a mapping of its own, as long as the bracket lasts.
 func (m *Mapping) part(pin *residency.Pin) *Mapping {
 	p := &Mapping{
-		f: m.f, h: m.h, dev: m.dev, writable: m.writable, process: m.process, user: m.user, intruder: m.intruder, pin: pin, whole: m,
+		f: m.f, h: m.h, dev: m.dev, writable: m.writable, process: m.process, user: m.user, intruder: m.intruder,
+		pin: pin, whole: m,
 	}
 	p.pages = p.extentsOf().Intersect(m.pages)
 	p.off, p.len = p.pages.Offset(), p.pages.Bytes()

@@ -40,8 +40,8 @@ type Options struct {
 	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
-	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them takes
-	// half of HostMemory at most, and 4 GiB.
+	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them
+	// takes half of HostMemory at most, and 4 GiB.
 	DeviceReads DeviceReads
 	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
 	WriteBack bool
@@ -51,17 +51,17 @@ type Options struct {
 	NeighbourLinks bool
 	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
 	TrustUsers bool
-	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none wait
-	// any more. Neither may block. A release waits until held is closed, but no longer than a second.
+	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none
+	// wait any more. Neither may block. A release waits until held is closed, but no longer than a second.
 	Hold func() (held <-chan struct{}, end func())
-	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited says
-	// so. 0 stands for all of it.
+	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited
+	// says so. 0 stands for all of it.
 	UserShare float64
-	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames. ""
-	// stands for DefaultEviction.
+	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames.
+	// "" stands for DefaultEviction.
 	Eviction string
-	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames. ""
-	// stands for DefaultTransfers.
+	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames.
+	// "" stands for DefaultTransfers.
 	Transfers string
 	// LiveBudget has each device's budget follow what other programs take of its memory, up to what the device was made
 	// with.
@@ -332,7 +332,8 @@ func (c *Cache) device(kind gpubackend.Kind, ordinal int, uuid gpubackend.UUID) 
 		return d, nil
 	}
 	if byUUID {
-		return nil, fail(syscall.ENODEV, "the mount does not use %s; 'gaiafs status' lists its devices, --gpus chooses them", uuid)
+		return nil, fail(syscall.ENODEV,
+			"the mount does not use %s; 'gaiafs status' lists its devices, --gpus chooses them", uuid)
 	}
 	if len(c.devices) == 0 {
 		return nil, fail(syscall.ENODEV, "there is no device %d: the mount has no devices (--gpus none)", ordinal)
@@ -456,14 +457,16 @@ func (c *Cache) Close(ctx context.Context) error {
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	errs, left := c.onFiles(ctx, c.snapshotFiles(), choreClose, true, func(f *File) error { return f.close(ctx) })
 	for _, f := range left {
-		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", Printable(f.Name()), f.notAnswered()))
+		errs = append(errs, fmt.Errorf("bytes of %s that devices wrote may be lost: %w", Printable(f.Name()),
+			f.notAnswered()))
 	}
 	return errs, len(left) == 0
 }
 
 // onFiles does something for each of files on its own, so that one that hangs holds up no other. It returns what went
 // wrong, and the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
-func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient bool, do func(*File) error) (errs []error, late []*File) {
+func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient bool,
+	do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
 	type end struct {
 		f   *File
@@ -524,7 +527,8 @@ func (f *File) close(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
-		errs = append(errs, fmt.Errorf("%d bytes of %s that devices wrote are lost: %w", f.waitingBytesLocked(), Printable(f.Name()), err))
+		errs = append(errs, fmt.Errorf("%d bytes of %s that devices wrote are lost: %w", f.waitingBytesLocked(),
+			Printable(f.Name()), err))
 	}
 	f.orphan = true
 	f.dropIdleLocked()

@@ -42,8 +42,9 @@ type Change struct {
 	Known int64
 }
 
-// held returns the pages that the kernel may hold after the change although it did not before: those that a program wrote
-// whole, without reading them. A part of a page is only written into a copy that the kernel has, and write-back is of such.
+// held returns the pages that the kernel may hold after the change although it did not before: those that a program
+// wrote whole, without reading them. A part of a page is only written into a copy that the kernel has, and write-back
+// is of such.
 func (c Change) held() page.Range {
 	if c.WriteBack || c.Kind != ChangeWrite && c.Kind != ChangeAppend {
 		return page.Range{}
@@ -51,11 +52,12 @@ func (c Change) held() page.Range {
 	return page.Span(c.Off, c.Len).Whole()
 }
 
-// ChangeHome carries out a change of home under the rules: do is called with the offset and the length of the change, and its
-// error is returned. A ChangeZero may be made in parts, by a call for each. What devices released of the pages comes home first,
-// since the writer has seen it; where that fails, do is not called. ErrDetached says that no device holds anything of the file
-// any more and that do was not called: the caller changes home as if there were no File. It blocks on home and on devices, never on
-// the kernel. Where ctx ends before do was called, home is as it was; a change that has begun is carried through.
+// ChangeHome carries out a change of home under the rules: do is called with the offset and the length of the change,
+// and its error is returned. A ChangeZero may be made in parts, by a call for each. What devices released of the pages
+// comes home first, since the writer has seen it; where that fails, do is not called. ErrDetached says that no device
+// holds anything of the file any more and that do was not called: the caller changes home as if there were no File. It
+// blocks on home and on devices, never on the kernel. Where ctx ends before do was called, home is as it was; a change
+// that has begun is carried through.
 func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) error) error {
 	if c.Kind == ChangeWrite && c.Len > 0 {
 		if done, err := f.writeBeside(ctx, c, do); done {
@@ -147,8 +149,8 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	return cmp.Or(err, note)
 }
 
-// settleEndLocked returns the size of home, after it made up for what others did to SOURCE since the last look: the end,
-// and what is in doubt there. A change may reach from the end.
+// settleEndLocked returns the size of home, after it made up for what others did to SOURCE since the last look: the
+// end, and what is in doubt there. A change may reach from the end.
 func (f *File) settleEndLocked(ctx context.Context) (size int64, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -199,8 +201,10 @@ func (f *File) changedSizeLocked(ctx context.Context, c Change, before, end int6
 	return err
 }
 
-// writeLocked changes the bytes of rg, of which nothing is pending. begin is called before do. done says that do was called.
-func (f *File) writeLocked(c Change, rg page.Range, begin func() error, do func(off, n int64) error) (done bool, err error) {
+// writeLocked changes the bytes of rg, of which nothing is pending. begin is called before do. done says that do was
+// called.
+func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
+	do func(off, n int64) error) (done bool, err error) {
 	plan := f.lrc.BeginWrite(rg)
 	k := f.newKeepingLocked(plan.Keep)
 	if err := k.read(f); err != nil {
@@ -259,8 +263,8 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 	return f.cutPlannedLocked(ctx, size, plan)
 }
 
-// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there. The end of
-// ctx does not stop it.
+// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there. The
+// end of ctx does not stop it.
 func (f *File) cutLocked(ctx context.Context, size int64) error {
 	return f.cutPlannedLocked(ctx, size, f.lrc.BeginTruncate(page.Count(size)))
 }

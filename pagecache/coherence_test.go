@@ -230,10 +230,11 @@ func TestPunchHole(t *testing.T) {
 	copy(src.home.data, bytes.Repeat([]byte{1}, 2*page.Size))
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(0, 2)
-	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Off: 100, Len: page.Size}, func(off, _ int64) error {
-		_, err := src.home.WriteAt(make([]byte, page.Size), off)
-		return err
-	}))
+	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Off: 100, Len: page.Size},
+		func(off, _ int64) error {
+			_, err := src.home.WriteAt(make([]byte, page.Size), off)
+			return err
+		}))
 	p.acquire()
 	assert.Equal(t, make([]byte, page.Size), p.load(100, 100+page.Size))
 	assert.Equal(t, byte(2), p.byteAt(0))
@@ -291,7 +292,8 @@ func TestFullDisk(t *testing.T) {
 	p.release()
 	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are seen though home cannot take them")
 	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
-	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC, "kept and tried again")
+	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC,
+		"kept and tried again")
 	assert.NotEmpty(t, m.cache.Status().Files[0].Error)
 	src.home.fail(nil)
 	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
@@ -359,7 +361,8 @@ func TestAdvise(t *testing.T) {
 	mp, err := m.cache.Map(context.Background(), src, MapRequest{Len: 4 << 20, Lazy: true})
 	require.NoError(t, err)
 	p := m.attach(mp, 0, 4<<20, false)
-	assert.Equal(t, make([]byte, page.Size), p.load(0, page.Size), "lazy mappings read as zero before they are acquired")
+	assert.Equal(t, make([]byte, page.Size), p.load(0, page.Size),
+		"lazy mappings read as zero before they are acquired")
 	require.NoError(t, p.Advise(context.Background(), 0, page.Size, AdviceWillNeed))
 	require.Eventually(t, func() bool { return p.byteAt(0) == 3 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, p.Advise(context.Background(), 0, 4<<20, AdviceSequential))
@@ -393,7 +396,8 @@ func TestBadRequests(t *testing.T) {
 		_, err := m.cache.Map(ctx, src, c.req)
 		assert.ErrorIs(t, err, c.want, "%+v", c.req)
 	}
-	_, err := m.cache.Map(ctx, &source{id: FileID{1, 99}, home: newHome(1), kernel: &kernel{}, readonly: true}, MapRequest{Len: 1, Writable: true})
+	_, err := m.cache.Map(ctx, &source{id: FileID{1, 99}, home: newHome(1), kernel: &kernel{}, readonly: true},
+		MapRequest{Len: 1, Writable: true})
 	assert.ErrorIs(t, err, syscall.EACCES)
 	p := m.run(src, 0, 0, 100, true)
 	for _, r := range [][2]int64{{0, 0}, {-1, 1}, {0, page.Size + 1}, {page.Size, 1}, {1 << 62, 1 << 62}} {
@@ -446,8 +450,8 @@ func TestReleaseWithUnreadDirtyPages(t *testing.T) {
 	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "an overwritten release does not come back")
 }
 
-// A release that ends with its client publishes nothing before what was released earlier is home: the implicit release at the
-// client's end does both, and a page that a program overwrote after the earlier release keeps what it wrote.
+// A release that ends with its client publishes nothing before what was released earlier is home: the implicit release
+// at the client's end does both, and a page that a program overwrote after the earlier release keeps what it wrote.
 func TestReleaseThatIsCutShort(t *testing.T) {
 	var logged bytes.Buffer
 	m := newMachine(t, 1, func(o *Options, _ *int64) {
@@ -457,8 +461,9 @@ func TestReleaseThatIsCutShort(t *testing.T) {
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(0, 1)
 	p.release()
-	dirty := bytes.Repeat([]byte{2}, page.Size) // in the kernel, which does not ask for a page that a program writes whole
-	p.store(9, 9)                               // found by the scan, so that the release has both pages
+	// in the kernel, which does not ask for a page that a program writes whole
+	dirty := bytes.Repeat([]byte{2}, page.Size)
+	p.store(9, 9) // found by the scan, so that the release has both pages
 	p.store(page.Size, 3)
 	src.kernel.take()
 	once := true

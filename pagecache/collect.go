@@ -14,16 +14,17 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// collectWindow is the pages that are looked at for what is pending at once, 256 MiB: of scattered pages the lists are long.
+// collectWindow is the pages that are looked at for what is pending at once, 256 MiB: of scattered pages the lists are
+// long.
 const collectWindow = 1 << 16
 
 // carefulTries is how often a collect begins again since somebody changed home while pages were on their way. Who
 // changes it all the time does not keep them from getting there.
 const carefulTries = 3
 
-// collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the kernel
-// asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages that
-// were not brought home are still pending, or fly.
+// collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the
+// kernel asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages
+// that were not brought home are still pending, or fly.
 func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) error {
 	if err := f.landLocked(rg); err != nil {
 		return err
@@ -124,8 +125,8 @@ func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) e
 	return nil
 }
 
-// collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect pages
-// are pending.
+// collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect
+// pages are pending.
 func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	if err := f.landLocked(rg); err != nil {
 		return rg.Start, err
@@ -187,8 +188,8 @@ func (f *File) collectOwnerLocked(
 	return all, nil
 }
 
-// collectedLocked reports ranges of a plan that are home. parts has the owner's bytes of each. Where home differs from them,
-// somebody else's bytes are in home too, and the owner's are kept as its base.
+// collectedLocked reports ranges of a plan that are home. parts has the owner's bytes of each. Where home differs from
+// them, somebody else's bytes are in home too, and the owner's are kept as its base.
 func (f *File) collectedLocked(plan lrc.CollectPlan, ranges []page.Range, parts [][]byte, differences [][]page.Range) {
 	var differ []page.Range
 	for _, d := range differences[:len(ranges)] {
@@ -258,7 +259,8 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool)
 		rg, buf, runs := ranges[written], bufs[written], 1
 		for _, next := range ranges[written+1:] {
 			more := bufs[written+runs]
-			if next.Start != rg.End || len(buf) >= homeWrite || cap(buf) == len(buf) || &buf[:len(buf)+1][len(buf)] != &more[0] {
+			if next.Start != rg.End || len(buf) >= homeWrite || cap(buf) == len(buf) ||
+				&buf[:len(buf)+1][len(buf)] != &more[0] {
 				break
 			}
 			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
@@ -279,8 +281,8 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool)
 	return written, err
 }
 
-// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if it is
-// not nil, is called without File.mu after each part.
+// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if
+// it is not nil, is called without File.mu after each part.
 func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err

@@ -88,7 +88,8 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 		f.findInHomeLocked(p)
 	}
 	for _, o := range owners {
-		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c); err != nil && !f.lostLocked(f.holdings[o].dev, err) {
+		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c); err != nil &&
+			!f.lostLocked(f.holdings[o].dev, err) {
 			return err
 		}
 	}
@@ -121,7 +122,8 @@ func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
 	x, off := p.h.at(p.page)
 	if p.base != nil {
 		patch := gpubackend.Patch{Mem: x.Memory(), Off: off, Base: p.base, Next: p.home}
-		if err := p.h.dev.moves.Patch(context.WithoutCancel(ctx), mover.WriteBack, []gpubackend.Patch{patch}); err != nil {
+		if err := p.h.dev.moves.Patch(context.WithoutCancel(ctx), mover.WriteBack,
+			[]gpubackend.Patch{patch}); err != nil {
 			return err
 		}
 	}
@@ -136,7 +138,8 @@ func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*
 		for i, agreed := range x.agreedAt(part) {
 			p := part.Start + page.Index(i)
 			if at := int(p - run.Start); sums[at] != agreed {
-				differ = append(differ, &comparedPage{page: p, h: h, agreed: agreed, home: home[at<<page.Shift:][:page.Size]})
+				differ = append(differ, &comparedPage{page: p, h: h, agreed: agreed,
+					home: home[at<<page.Shift:][:page.Size]})
 			}
 		}
 	})
@@ -234,9 +237,11 @@ func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 	}
 	for _, k := range plan.Commit(c.moved) {
 		for ; !k.Range.Empty(); k.Range.Start++ {
-			i, found := slices.BinarySearchFunc(c.differ, k.Range.Start, func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
+			i, found := slices.BinarySearchFunc(c.differ, k.Range.Start,
+				func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
 			if found {
-				f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base, f.c.pages.copies(c.differ[i].base))
+				f.putBasesLocked(page.Range{Start: k.Range.Start, End: k.Range.Start + 1}, k.Base,
+					f.c.pages.copies(c.differ[i].base))
 			}
 		}
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
-// Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size bytes.
+// Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size
+// bytes.
 type Counters struct {
 	Maps, Acquires, Releases, ReleasedPages          atomic.Int64
 	Fills, FilledPages, RefreshedPages, PatchedPages atomic.Int64

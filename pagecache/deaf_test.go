@@ -47,8 +47,10 @@ func (h *hoarder) refused() {
 	h.t.Helper()
 	_, err := h.try(7, 8)
 	require.ErrorIs(h.t, err, syscall.ENOMEM)
-	require.ErrorContains(h.t, err, "user 7 maps 384 KiB of device 0 already, and no user may map more than 256 KiB of its 512 KiB")
-	require.ErrorContains(h.t, err, "what the process used before counts until it answers MOVE on its service connection")
+	require.ErrorContains(h.t, err,
+		"user 7 maps 384 KiB of device 0 already, and no user may map more than 256 KiB of its 512 KiB")
+	require.ErrorContains(h.t, err,
+		"what the process used before counts until it answers MOVE on its service connection")
 }
 
 // answersAgain checks that all is as before the client fell silent.
@@ -61,8 +63,8 @@ func (h *hoarder) answersAgain() {
 	h.use(0, 4).Done()
 }
 
-// TestUnansweredMovesAreCharged: a client that answers no MOVE keeps what it has, all of it on its user's account. It is
-// asked once, others go on with the rest, and the charge ends with its answer.
+// TestUnansweredMovesAreCharged: a client that answers no MOVE keeps what it has, all of it on its user's account. It
+// is asked once, others go on with the rest, and the charge ends with its answer.
 func TestUnansweredMovesAreCharged(t *testing.T) {
 	h := newHoarder(t)
 	h.stopped.Lock()
@@ -100,7 +102,8 @@ func TestChargeEndsWithTheMapping(t *testing.T) {
 	h := newHoarder(t)
 	h.silent.Store(true)
 	h.beside.use(0, 2).Done()
-	_, err := h.m.cache.Use(context.Background(), []Use{h.beside.over(0, 8)}, UseOptions{Nested: true, Process: uint32(os.Getpid())})
+	_, err := h.m.cache.Use(context.Background(), []Use{h.beside.over(0, 8)},
+		UseOptions{Nested: true, Process: uint32(os.Getpid())})
 	require.ErrorIs(t, err, syscall.EDEADLK, "nobody waits for it")
 	require.EqualValues(t, hoards, h.charged())
 	h.end()

@@ -73,8 +73,8 @@ func fallbacks(c *Counters) *atomic.Int64   { return &c.DeviceReadFallbacks }
 
 const sharedSize = 4<<20 + 100
 
-// TestReadFromDevice: what a device has as home has is read there, mapped for reading, for writing, or by nobody any more, and up to
-// the last byte of the file.
+// TestReadFromDevice: what a device has as home has is read there, mapped for reading, for writing, or by nobody any
+// more, and up to the last byte of the file.
 func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
@@ -123,8 +123,8 @@ func TestHostCacheFirst(t *testing.T) {
 	require.EqualValues(t, 33, m.counter(hostReads))
 }
 
-// TestUnreleasedStoresAreNotRead: pages that a program stores into are home's until it releases, and are not copied in vain again
-// and again.
+// TestUnreleasedStoresAreNotRead: pages that a program stores into are home's until it releases, and are not copied in
+// vain again and again.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
@@ -148,8 +148,8 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	require.Greater(t, m.counter(deviceReads)+m.counter(cleanReads), before)
 }
 
-// TestStoresAfterTheEnd: what a program stores after its mapping was released, as one can that is being killed, is nobody's, and is
-// not read.
+// TestStoresAfterTheEnd: what a program stores after its mapping was released, as one can that is being killed, is
+// nobody's, and is not read.
 func TestStoresAfterTheEnd(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
@@ -172,8 +172,8 @@ func TestStoresAfterTheEnd(t *testing.T) {
 	require.True(t, bytes.Equal(want, src.home.bytes(0, sharedSize)))
 }
 
-// TestStoresBesideTheMapping: memory is given away an extent at a time. What a program stores into it where it has no mapping is
-// nobody's. What it stores without an acquire is released as anything else.
+// TestStoresBesideTheMapping: memory is given away an extent at a time. What a program stores into it where it has no
+// mapping is nobody's. What it stores without an acquire is released as anything else.
 func TestStoresBesideTheMapping(t *testing.T) {
 	for name, request := range map[string]MapRequest{
 		"past its end":       {Len: page.Size, Writable: true},
@@ -218,7 +218,8 @@ func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte
 	return <-got
 }
 
-// TestChangesDuringTheCopy: whatever happens to the pages while a device copies them for a read, the read gives what home has.
+// TestChangesDuringTheCopy: whatever happens to the pages while a device copies them for a read, the read gives what
+// home has.
 func TestChangesDuringTheCopy(t *testing.T) {
 	const off, n = 8 * page.Size, 16 * page.Size
 	for name, do := range map[string]func(t *testing.T, m *machine, src *source){
@@ -258,8 +259,8 @@ func TestChangesDuringTheCopy(t *testing.T) {
 	}
 }
 
-// TestStoresFarBesideTheMapping: a program stores into memory that it was given while a device copies it for a read, 2 MiB behind
-// all that it mapped.
+// TestStoresFarBesideTheMapping: a program stores into memory that it was given while a device copies it for a read, 2
+// MiB behind all that it mapped.
 func TestStoresFarBesideTheMapping(t *testing.T) {
 	const size, off, n = 66 << 20, 3 << 20, 16 * page.Size
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(128<<20))
@@ -274,7 +275,8 @@ func TestStoresFarBesideTheMapping(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.bytes(off, n), got))
 }
 
-// TestMemoryIsKeptForACopy: extents are not given to others while a copy of them is under way, also where the file is gone.
+// TestMemoryIsKeptForACopy: extents are not given to others while a copy of them is under way, also where the file is
+// gone.
 func TestMemoryIsKeptForACopy(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
@@ -305,8 +307,8 @@ func TestNoEvictionDuringACopy(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
 }
 
-// TestMapWaitsForCopies: where only memory that is being read can make room, a Map waits for it. No client maps it, or the file is
-// gone.
+// TestMapWaitsForCopies: where only memory that is being read can make room, a Map waits for it. No client maps it, or
+// the file is gone.
 func TestMapWaitsForCopies(t *testing.T) {
 	const size = 4 << 20
 	for _, deleted := range []bool{false, true} {
@@ -335,8 +337,8 @@ func TestMapWaitsForCopies(t *testing.T) {
 	}
 }
 
-// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and says why it failed. It takes no more from the
-// file than it would have needed, and is done once the device answers.
+// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and says why it failed. It takes no
+// more from the file than it would have needed, and is done once the device answers.
 func TestMapDuringAHungCopy(t *testing.T) {
 	const size = 4 << 20
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(size))
@@ -362,8 +364,8 @@ func TestMapDuringAHungCopy(t *testing.T) {
 	m.run(other, 0, 0, size, false)
 }
 
-// TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device again
-// until it answers.
+// TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device
+// again until it answers.
 func TestHungDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -392,7 +394,8 @@ func TestHungDevice(t *testing.T) {
 	require.True(t, m.cache.Status().Devices[0].Read.Stuck)
 
 	gate.Open()
-	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
+		time.Millisecond)
 	before := m.counter(deviceReads)
 	require.True(t, bytes.Equal(src.home.bytes(0, 4096), src.read(t, 0, 4096)))
 	require.Equal(t, before+1, m.counter(deviceReads))
@@ -416,7 +419,8 @@ func TestHungReadAhead(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second)
 	require.LessOrEqual(t, m.counter(fallbacks), int64(40), "what was on its way, and one")
 	gate.Open()
-	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
+		time.Millisecond)
 	src.settle(t)
 	require.LessOrEqual(t, m.cache.clean.Bytes(), m.cache.clean.Limit+cleanread.ChunkSize)
 }
@@ -473,7 +477,8 @@ func TestReadsMove(t *testing.T) {
 	until(diskReads, "the disk is idle again")
 }
 
-// TestHomeStaysOpenWhileItIsMeasured: home is not closed, nor replaced by one that can be written, while a probe reads it.
+// TestHomeStaysOpenWhileItIsMeasured: home is not closed, nor replaced by one that can be written, while a probe reads
+// it.
 func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
@@ -503,7 +508,8 @@ func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
 			m := newMachine(t, 1)
 			src, _ := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, false)
-			home := &syncingHome{closingHome: closingHome{Home: src.home, arrived: make(chan struct{}), open: make(chan struct{})}}
+			home := &syncingHome{closingHome: closingHome{Home: src.home, arrived: make(chan struct{}),
+				open: make(chan struct{})}}
 			held(home).Store(true)
 			f := src.attached
 			f.mu.Lock()
@@ -566,7 +572,8 @@ func (h *closingHome) Close() error {
 	return h.Home.Close()
 }
 
-// TestReadInPart: what a device has of the beginning or the end of a read comes from there, the rest from home, in one piece.
+// TestReadInPart: what a device has of the beginning or the end of a read comes from there, the rest from home, in one
+// piece.
 func TestReadInPart(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -615,8 +622,8 @@ func (s *source) settle(t *testing.T) {
 
 func (s *source) chunks() (n int) { return s.attached.clean.ChunksForTesting() }
 
-// TestReadAheadFromDevice: of several streams, each direction, what comes next is there before it is asked for, and goes once it
-// was read.
+// TestReadAheadFromDevice: of several streams, each direction, what comes next is there before it is asked for, and
+// goes once it was read.
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
@@ -689,8 +696,8 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	}
 }
 
-// TestCleanPagesAreBounded: streams that nobody goes on with do not take more than their share, and what follows them is still
-// read ahead.
+// TestCleanPagesAreBounded: streams that nobody goes on with do not take more than their share, and what follows them
+// is still read ahead.
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
@@ -715,8 +722,8 @@ func TestCleanPagesAreBounded(t *testing.T) {
 	require.Greater(t, m.counter(cleanReads), before+20)
 }
 
-// TestReadersSeeWhatWasWritten: many read while programs on the CPU and on devices write, map and unmap. Every word of a page
-// is a number that only grows; nobody reads one that is older than when the read began.
+// TestReadersSeeWhatWasWritten: many read while programs on the CPU and on devices write, map and unmap. Every word of
+// a page is a number that only grows; nobody reads one that is older than when the read began.
 func TestReadersSeeWhatWasWritten(t *testing.T) {
 	const pages, words = 256, page.Size / 8
 	const size = pages * page.Size
@@ -757,7 +764,8 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 			}
 		})
 	}
-	// One device refreshes its pages, and serves. Another one is mapped and unmapped for writing too, and stores nothing new.
+	// One device refreshes its pages, and serves. Another one is mapped and unmapped for writing too, and stores
+	// nothing new.
 	group.Go(func() {
 		rnd := rand.New(rand.NewPCG(8, 8))
 		for {
@@ -769,7 +777,8 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 			first := rnd.IntN(pages - 32)
 			device := rnd.IntN(2)
 			q, err := m.cache.Map(context.Background(), src, MapRequest{
-				Device: device, Off: int64(first) * page.Size, Len: 32 * page.Size, Writable: device == 1 && rnd.IntN(2) == 0,
+				Device: device, Off: int64(first) * page.Size, Len: 32 * page.Size, Writable: device == 1 &&
+					rnd.IntN(2) == 0,
 			})
 			if err == nil {
 				err = q.Unmap(context.Background())
@@ -795,8 +804,8 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 	require.Positive(t, m.counter(deviceReads))
 }
 
-// BenchmarkSharedRead is what reads of 4 KiB cost besides the request: with the bytes in the host's page cache, from a device, and of
-// what no device has.
+// BenchmarkSharedRead is what reads of 4 KiB cost besides the request: with the bytes in the host's page cache, from a
+// device, and of what no device has.
 func BenchmarkSharedRead(b *testing.B) {
 	const size = 64 << 20
 	for _, where := range []string{"host", "device", "disk"} {

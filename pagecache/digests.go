@@ -16,8 +16,8 @@ const (
 	leastMapped = 16 * digestBlock
 )
 
-// digests has one for each page of an extent. Memory is taken, and charged, for the blocks that were asked for; the others have those
-// of zeros. Protected by File.mu.
+// digests has one for each page of an extent. Memory is taken, and charged, for the blocks that were asked for; the
+// others have those of zeros. Protected by File.mu.
 type digests struct {
 	memory *account
 	zero   gpubackend.Digest
@@ -31,7 +31,8 @@ type digests struct {
 func newDigests(memory *account, pages int64, zero gpubackend.Digest) *digests {
 	d := &digests{memory: memory, zero: zero, users: 1, blocks: make([]uint64, pages/digestBlock/64+1)}
 	if pages >= leastMapped {
-		mapped, err := unix.Mmap(-1, 0, int(pages)*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		mapped, err := unix.Mmap(-1, 0, int(pages)*8, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err == nil {
 			// Nobody uses them when the last user is gone, which unmaps them.
 			d.mapped, d.sums = mapped, unsafe.Slice((*gpubackend.Digest)(unsafe.Pointer(&mapped[0])), pages)

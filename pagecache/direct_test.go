@@ -16,8 +16,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was written
-// and not dropped since is in the page cache only.
+// disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was
+// written and not dropped since is in the page cache only.
 type disk struct {
 	*memoryHome
 	mu     sync.Mutex
@@ -159,7 +159,8 @@ func (m *machine) coldFile(size int) *source {
 func (m *machine) requireWays(cached, direct, buffered int64) {
 	m.t.Helper()
 	c := &m.cache.counters
-	require.Equal(m.t, [3]int64{cached, direct, buffered}, [3]int64{c.CachedPages.Load(), c.DirectPages.Load(), c.BufferedPages.Load()},
+	require.Equal(m.t, [3]int64{cached, direct, buffered}, [3]int64{c.CachedPages.Load(), c.DirectPages.Load(),
+		c.BufferedPages.Load()},
 		"pages from the page cache, past it, through it")
 }
 
@@ -191,7 +192,8 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	m := newMachine(t, 1, memory(64<<20))
 	src := m.coldFile(pages * page.Size)
 	kept := int64(0)
-	for _, rg := range []page.Range{{Start: 7, End: 8}, {Start: 100, End: 600}, {Start: 1024, End: 2048}, {Start: 4999, End: 5000}} {
+	for _, rg := range []page.Range{{Start: 7, End: 8}, {Start: 100, End: 600}, {Start: 1024, End: 2048},
+		{Start: 4999, End: 5000}} {
 		kept += rg.Len()
 		p := bytes.Repeat([]byte{byte(rg.Len())}, int(rg.Bytes()))
 		_, err := src.disk.WriteAt(p, rg.Offset())
@@ -201,20 +203,26 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 	c := &m.cache.counters
 	require.EqualValues(t, pages, c.CachedPages.Load()+c.DirectPages.Load()+c.BufferedPages.Load())
-	require.Less(t, int64(src.disk.filled), 6*int64(mover.MixedRun>>page.Shift), "few pages around those that are there")
+	require.Less(t, int64(src.disk.filled), 6*int64(mover.MixedRun>>page.Shift),
+		"few pages around those that are there")
 	require.Greater(t, c.CachedPages.Load(), kept*9/10)
 	for _, rg := range src.disk.direct {
 		for i := rg.Start; i < rg.End; i++ {
-			require.False(t, src.disk.cached[i] && src.disk.bytes[i.Offset()] != src.home.data[i.Offset()], "page %d is dirty", i)
+			require.False(t, src.disk.cached[i] && src.disk.bytes[i.Offset()] != src.home.data[i.Offset()],
+				"page %d is dirty", i)
 		}
 	}
 }
 
-// TestHomeChangesUnderReads: a CPU program writes, and another one truncates, between the reading of bytes and their use.
+// TestHomeChangesUnderReads: a CPU program writes, and another one truncates, between the reading of bytes and their
+// use.
 func TestHomeChangesUnderReads(t *testing.T) {
 	const size = mover.DirectReads * mover.PieceBytes
 	for name, change := range map[string]func(src *source){
-		"write":    func(src *source) { src.write(t, 3*mover.PieceBytes+5, []byte{src.home.data[3*mover.PieceBytes+5] + 1}) },
+		"write": func(src *source) {
+			src.write(t, 3*mover.PieceBytes+5,
+				[]byte{src.home.data[3*mover.PieceBytes+5] + 1})
+		},
 		"truncate": func(src *source) { src.truncate(t, size-100); src.truncate(t, size) },
 		"punch": func(src *source) {
 			c := Change{Kind: ChangeZero, Off: mover.PieceBytes, Len: mover.PieceBytes}
@@ -259,7 +267,10 @@ func TestHomeChangesUnderReads(t *testing.T) {
 func TestDirectReadsAreRefused(t *testing.T) {
 	const size = 5 * mover.PieceBytes
 	var log bytes.Buffer
-	m := newMachine(t, 1, memory(64<<20), func(o *Options, _ *int64) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	m := newMachine(t, 1, memory(64<<20), func(o *Options,
+		_ *int64) {
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	})
 	for round := range 3 {
 		src := m.coldFile(size)
 		src.disk.never = &NoDirect{Reason: "planned"}

@@ -135,8 +135,8 @@ func TestAcquiresAfterThreeMoments(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestLostBaseOfASecondReplica: two replicas were filled before and after a change in SOURCE. What the second one was is
-// lost, while that of the first is known. The page is counted.
+// TestLostBaseOfASecondReplica: two replicas were filled before and after a change in SOURCE. What the second one was
+// is lost, while that of the first is known. The page is counted.
 func TestLostBaseOfASecondReplica(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(page.Size)

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// duringRelease stores a byte, releases it, and calls do while the kernel is dropping its page. It returns when all is over.
-// do runs in a goroutine of its own, and the kernel goes on when that waits.
+// duringRelease stores a byte, releases it, and calls do while the kernel is dropping its page. It returns when all is
+// over. do runs in a goroutine of its own, and the kernel goes on when that waits.
 func duringRelease(t *testing.T, m *machine, src *source, do func()) {
 	t.Helper()
 	p := m.run(src, 0, 0, page.Size, true)
@@ -58,15 +58,16 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 			require.NoError(t, err)
 			src.attached.mu.Lock()
 			defer src.attached.mu.Unlock()
-			assert.Empty(t, src.attached.drains, "a release returned while the kernel may still have old bytes of its pages")
+			assert.Empty(t, src.attached.drains,
+				"a release returned while the kernel may still have old bytes of its pages")
 		})
 		other.unmap()
 	})
 }
 
-// TestReleaseWaitsForPagesThatDrainAgain has a program write a page whole while a release has the kernel drop it, so that
-// it is dropped again. Another release of the page, which waits for the first one, returns after that: what the CPU writes
-// then is later than both.
+// TestReleaseWaitsForPagesThatDrainAgain has a program write a page whole while a release has the kernel drop it, so
+// that it is dropped again. Another release of the page, which waits for the first one, returns after that: what the
+// CPU writes then is later than both.
 func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 1)
@@ -100,8 +101,8 @@ func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
 	})
 }
 
-// TestReadsWhileTheDiskIsFull reads a page that a CPU program wrote and a device released. Home cannot take the release, so
-// the answer is merged, and the kernel must not keep it.
+// TestReadsWhileTheDiskIsFull reads a page that a CPU program wrote and a device released. Home cannot take the
+// release, so the answer is merged, and the kernel must not keep it.
 func TestReadsWhileTheDiskIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 1)

@@ -9,9 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// Who is given the memory of an extent can look at all of it, whatever he mapped. So nothing may be there that he could not read
-// in the file: bytes that were overwritten, punched out or cut off since they were brought to the device. These are the pages that
-// it holds stale. Pages that it does not hold have zeros; whoever takes pages from the device zeroes them.
+// Who is given the memory of an extent can look at all of it, whatever he mapped. So nothing may be there that he could
+// not read in the file: bytes that were overwritten, punched out or cut off since they were brought to the device.
+// These are the pages that it holds stale. Pages that it does not hold have zeros; whoever takes pages from the device
+// zeroes them.
 
 // zeroPages is the most pages of zeros that are compared in one scan, 64 MiB.
 const zeroPages = 1 << 14
@@ -19,8 +20,8 @@ const zeroPages = 1 << 14
 func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
 func onHome(b lrc.Base) bool    { return b == lrc.BaseHome }
 
-// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. Where all of them are zeros there are
-// none of x's own.
+// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. Where all of them are zeros
+// there are none of x's own.
 func (x *extent) eachAgreed(part page.Range, fn func(part page.Range, agreed []gpubackend.Digest)) {
 	first := x.pages().Start
 	for rest := part; !rest.Empty(); {
@@ -129,7 +130,8 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 	return e
 }
 
-// collectExposedLocked brings home what other devices released of pages that m's device holds: only then these are known to be stale.
+// collectExposedLocked brings home what other devices released of pages that m's device holds: only then these are
+// known to be stale.
 func (f *File) collectExposedLocked(ctx context.Context, m *Mapping) error {
 	all := m.extentsOf()
 	var absent []page.Range
@@ -181,8 +183,8 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 	return nil
 }
 
-// exposeLocked makes every byte that m's client will be able to see current, or zero, and sees to it that whatever he stores into
-// his pages will be found. Nothing of that may change before he has the memory.
+// exposeLocked makes every byte that m's client will be able to see current, or zero, and sees to it that whatever he
+// stores into his pages will be found. Nothing of that may change before he has the memory.
 func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	h := m.h
 	if err := f.settleHomeLocked(ctx, m.extentsOf()); err != nil { // what was changed in SOURCE is stale
@@ -255,8 +257,8 @@ func (f *File) hollowLocked(h *holding, rg page.Range) {
 	f.lrc.Hollow(rg, h.owner)
 }
 
-// zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for writing: they
-// may be using them. The page that the file ends in may be stale after it, on each device.
+// zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for
+// writing: they may be using them. The page that the file ends in may be stale after it, on each device.
 func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
 	h, owner := m.h, m.h.owner
 	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})

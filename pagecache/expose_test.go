@@ -55,8 +55,8 @@ func memoryOf(t *testing.T, mp *Mapping) (all []byte) {
 	return all
 }
 
-// TestSecretsAreNotExposed: whatever was brought to a device, and however it was overwritten since, who maps one page of the file
-// finds nothing in the memory but what the file has.
+// TestSecretsAreNotExposed: whatever was brought to a device, and however it was overwritten since, who maps one page
+// of the file finds nothing in the memory but what the file has.
 func TestSecretsAreNotExposed(t *testing.T) {
 	const size = exposedPages * page.Size
 	zero := make([]byte, size)
@@ -69,10 +69,16 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		before func(t *testing.T, m *machine, src *source) // what is done with the secrets
 		erase  []eraser
 	}{
-		"mapped for reading":               {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, false) }, overwrite},
+		"mapped for reading": {func(t *testing.T, m *machine,
+			src *source) {
+			m.run(src, 0, 0, size, false)
+		}, overwrite},
 		"mapped for reading, and unmapped": {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, false).unmap() }, overwrite},
-		"mapped for writing":               {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, overwrite},
-		"mapped and unmapped":              {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() }, overwrite},
+		"mapped for writing": {func(t *testing.T, m *machine,
+			src *source) {
+			m.run(src, 0, 0, size, true)
+		}, overwrite},
+		"mapped and unmapped": {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() }, overwrite},
 		"mapped lazily": {func(t *testing.T, m *machine, src *source) {
 			p := m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true})
 			_, err := p.Acquire(t.Context(), 0, size/2, false)
@@ -87,16 +93,19 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			p := m.run(src, 0, 0, size, false)
 			require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
 		}, overwrite},
-		"punched out": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, []eraser{func(t *testing.T, src *source) {
-			require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Len: size}, func(off, _ int64) error {
-				_, err := src.home.WriteAt(zero, off)
-				return err
-			}))
-		}}},
-		"cut": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) }, []eraser{func(t *testing.T, src *source) {
-			src.truncate(t, 100)
-			src.write(t, 0, zero[:100])
-		}}},
+		"punched out": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) },
+			[]eraser{func(t *testing.T, src *source) {
+				require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeZero, Len: size},
+					func(off, _ int64) error {
+						_, err := src.home.WriteAt(zero, off)
+						return err
+					}))
+			}}},
+		"cut": {func(t *testing.T, m *machine, src *source) { m.run(src, 0, 0, size, true) },
+			[]eraser{func(t *testing.T, src *source) {
+				src.truncate(t, 100)
+				src.write(t, 0, zero[:100])
+			}}},
 		"stored past end of file": {func(t *testing.T, m *machine, src *source) {
 			m.keep(src)
 			src.truncate(t, 10)
@@ -132,7 +141,8 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		}, overwrite},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for i, r := range []MapRequest{{Len: page.Size}, {Len: page.Size, Lazy: true}, {Len: size, Lazy: true}, {Len: page.Size, Writable: true}} {
+			for i, r := range []MapRequest{{Len: page.Size}, {Len: page.Size, Lazy: true}, {Len: size, Lazy: true},
+				{Len: page.Size, Writable: true}} {
 				for way, erase := range c.erase {
 					m, src := exposed(t)
 					c.before(t, m, src)
@@ -150,7 +160,8 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	}
 }
 
-// TestSecretsThatAnotherDeviceOverwrote are not exposed either, although the backing file has them until somebody wants the new bytes.
+// TestSecretsThatAnotherDeviceOverwrote are not exposed either, although the backing file has them until somebody wants
+// the new bytes.
 func TestSecretsThatAnotherDeviceOverwrote(t *testing.T) {
 	const size = exposedPages * page.Size
 	testdevice.Emulated(t, "the memory is looked at by its descriptor")
@@ -160,7 +171,8 @@ func TestSecretsThatAnotherDeviceOverwrote(t *testing.T) {
 		"mapped and unmapped": func(m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for i, r := range []MapRequest{{Len: page.Size}, {Len: size, Lazy: true}, {Len: page.Size, Writable: true, Lazy: true}} {
+			for i, r := range []MapRequest{{Len: page.Size}, {Len: size, Lazy: true},
+				{Len: page.Size, Writable: true, Lazy: true}} {
 				m := newMachine(t, 2)
 				src := m.file(size)
 				for p := range exposedPages {
@@ -201,8 +213,8 @@ func (c *Cache) evictAll(t *testing.T) (any bool) {
 	return any
 }
 
-// TestExposingKeepsWhatOthersDo: somebody who maps a part brings nobody else's stores to an end, and nobody sees his page become
-// something that was never in the file.
+// TestExposingKeepsWhatOthersDo: somebody who maps a part brings nobody else's stores to an end, and nobody sees his
+// page become something that was never in the file.
 func TestExposingKeepsWhatOthersDo(t *testing.T) {
 	m, src := exposed(t)
 	writer := m.run(src, 0, 0, 4*page.Size, true)
@@ -228,7 +240,8 @@ func TestMappingAgainCostsNothing(t *testing.T) {
 	const size = exposedPages * page.Size
 	m.run(src, 0, 0, size, false)
 	count := func() (n int) {
-		for _, op := range []faulty.Op{faulty.CopyIn, faulty.CopyOut, faulty.Zero, faulty.Patch, faulty.Digests, faulty.Modified} {
+		for _, op := range []faulty.Op{faulty.CopyIn, faulty.CopyOut, faulty.Zero, faulty.Patch, faulty.Digests,
+			faulty.Modified} {
 			n += m.devices[0].Calls(op)
 		}
 		return n
@@ -241,8 +254,8 @@ func TestMappingAgainCostsNothing(t *testing.T) {
 	require.Equal(t, before, count())
 }
 
-// TestStoresWithoutAnAcquire: what a program stores into pages of a lazy mapping that it never acquired is released, and merged
-// with what home has there.
+// TestStoresWithoutAnAcquire: what a program stores into pages of a lazy mapping that it never acquired is released,
+// and merged with what home has there.
 func TestStoresWithoutAnAcquire(t *testing.T) {
 	const size = exposedPages * page.Size
 	m := newMachine(t, 2)
@@ -368,38 +381,39 @@ func TestMappingTheEndBesideAnotherDevice(t *testing.T) {
 		{Off: page.Size, Len: page.Size, Lazy: true, Writable: true},
 	} {
 		for _, used := range []bool{false, true} {
-			t.Run(fmt.Sprintf("lazy %v, writable %v, used %v", request.Lazy, request.Writable, used), func(t *testing.T) {
-				m := newMachine(t, 2)
-				src := m.noisyFile(size)
-				want := src.home.bytes(page.Size, 100)
-				m.run(src, 0, 0, page.Size, true) // may store past the end
-				reader := m.run(src, 0, page.Size, page.Size, false)
-				other := m.run(src, 1, page.Size, page.Size, true)
-				if !used {
-					reader.unmap()
-				}
-				other.add(7)
-				p := m.attach(m.mapping(src, request), page.Size, page.Size, request.Writable)
-				if !request.Lazy {
+			t.Run(fmt.Sprintf("lazy %v, writable %v, used %v", request.Lazy, request.Writable, used),
+				func(t *testing.T) {
+					m := newMachine(t, 2)
+					src := m.noisyFile(size)
+					want := src.home.bytes(page.Size, 100)
+					m.run(src, 0, 0, page.Size, true) // may store past the end
+					reader := m.run(src, 0, page.Size, page.Size, false)
+					other := m.run(src, 1, page.Size, page.Size, true)
+					if !used {
+						reader.unmap()
+					}
+					other.add(7)
+					p := m.attach(m.mapping(src, request), page.Size, page.Size, request.Writable)
+					if !request.Lazy {
+						requireSame(t, want, p.load(0, 100))
+					}
+					if request.Writable {
+						want[5] ^= 0x55
+						p.store(5, want[5])
+						require.EqualValues(t, 1, p.release())
+					}
+					want[7]++
+					require.EqualValues(t, 1, other.release())
+					p.acquire()
 					requireSame(t, want, p.load(0, 100))
-				}
-				if request.Writable {
-					want[5] ^= 0x55
-					p.store(5, want[5])
-					require.EqualValues(t, 1, p.release())
-				}
-				want[7]++
-				require.EqualValues(t, 1, other.release())
-				p.acquire()
-				requireSame(t, want, p.load(0, 100))
-				if used {
-					reader.acquire()
-					requireSame(t, want, reader.load(0, 100))
-				}
-				requireSame(t, want, src.read(t, page.Size, 100))
-				other.acquire()
-				requireSame(t, want, other.load(0, 100))
-			})
+					if used {
+						reader.acquire()
+						requireSame(t, want, reader.load(0, 100))
+					}
+					requireSame(t, want, src.read(t, page.Size, 100))
+					other.acquire()
+					requireSame(t, want, other.load(0, 100))
+				})
 		}
 	}
 }

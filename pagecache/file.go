@@ -41,8 +41,8 @@ type File struct {
 	kernel KernelPages            // protected by mu
 	// size is home's, as this mount left it. Protected by mu.
 	size int64
-	// changes is the number of changes of home beside the mount that were looked at, and doubt are the pages of which it is not
-	// known yet whether they changed (beside.go). Protected by mu.
+	// changes is the number of changes of home beside the mount that were looked at, and doubt are the pages of which
+	// it is not known yet whether they changed (beside.go). Protected by mu.
 	changes uint64
 	doubt   []page.Range
 	// orphan says that no name and no descriptor leads to the file any more. Protected by mu.
@@ -63,19 +63,20 @@ type File struct {
 	pendingSince time.Time
 	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
-	// asked counts the times that the kernel may have begun to make the file longer, and sentAll is what it was when the kernel had
-	// last sent everything. sentAll is protected by mu.
+	// asked counts the times that the kernel may have begun to make the file longer, and sentAll is what it was when
+	// the kernel had last sent everything. sentAll is protected by mu.
 	asked   atomic.Uint64
 	sentAll uint64
 	// shown is changed with mu held.
 	shown atomic.Pointer[shownTimes]
 	// collectingRuns are where CPU reads had runs brought from devices. Protected by mu.
 	collectingRuns collectingRuns
-	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by mu.
+	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by
+	// mu.
 	collectErr error
 	failing    atomic.Bool // collectErr is set
-	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it. Protected
-	// by mu.
+	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it.
+	// Protected by mu.
 	unreported []*Loss
 	// pinning is what SetPinning was told last.
 	pinning atomic.Pointer[Pinning]
@@ -244,8 +245,8 @@ func (f *File) meetHomeLocked() (err error) {
 	return f.noteSizeLocked(0, math.MaxInt64)
 }
 
-// noteSizeLocked takes the size that a change through the mount gave home, which is least or more, and no more than most. The rest is
-// somebody else's doing in SOURCE, and will be noticed as that.
+// noteSizeLocked takes the size that a change through the mount gave home, which is least or more, and no more than
+// most. The rest is somebody else's doing in SOURCE, and will be noticed as that.
 func (f *File) noteSizeLocked(least, most int64) error {
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -311,8 +312,9 @@ func (f *File) detachLocked() bool {
 	return true
 }
 
-// WhenDetached has letGo called when the File is detached, in the place of what it was told before: whoever keeps the File for
-// requests to consult needs it no more then, and it takes some KiB. letGo must not block, and may be called twice.
+// WhenDetached has letGo called when the File is detached, in the place of what it was told before: whoever keeps the
+// File for requests to consult needs it no more then, and it takes some KiB. letGo must not block, and may be called
+// twice.
 func (f *File) WhenDetached(letGo func()) {
 	f.letGo.Store(&letGo)
 	if f.Detached() {
@@ -342,8 +344,8 @@ func (f *File) snapshotMappings() []*Mapping {
 	return list
 }
 
-// readHomeLocked reads the pages of rg from home, flights included, into p, which has rg.Bytes() bytes. What lies past end of file reads
-// as zero.
+// readHomeLocked reads the pages of rg from home, flights included, into p, which has rg.Bytes() bytes. What lies past
+// end of file reads as zero.
 func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 	n, err := f.homeLocked().ReadAt(p, rg.Offset())
 	if err != nil {

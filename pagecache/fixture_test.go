@@ -395,7 +395,8 @@ func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 	}
 	for _, x := range mp.Extents() {
 		lo, hi := max(off, x.Offset), min(off+length, x.Offset+x.Size)
-		_, err := unix.MmapPtr(int(x.Descriptor.Fd()), lo-x.Offset, addPointer(base, lo-off), uintptr(hi-lo), prot, unix.MAP_SHARED|unix.MAP_FIXED)
+		_, err := unix.MmapPtr(int(x.Descriptor.Fd()), lo-x.Offset, addPointer(base, lo-off), uintptr(hi-lo), prot,
+			unix.MAP_SHARED|unix.MAP_FIXED)
 		require.NoError(m.t, err)
 	}
 	p.host = bytesAt(base, int(length))
@@ -437,7 +438,8 @@ func (p *program) copies(from int, b []byte) (all []gpubackend.Copy) {
 	for _, x := range p.pieces {
 		lo, hi := max(int64(from), x.start), min(int64(from+len(b)), x.end)
 		if lo < hi {
-			all = append(all, gpubackend.Copy{Mem: x.mem, Off: x.off + lo - x.start, Host: b[lo-int64(from) : hi-int64(from)]})
+			all = append(all, gpubackend.Copy{Mem: x.mem, Off: x.off + lo - x.start,
+				Host: b[lo-int64(from) : hi-int64(from)]})
 		}
 	}
 	return all
@@ -522,7 +524,8 @@ func (s *source) tryWrite(c Change, p []byte) error {
 
 func (s *source) truncate(t *testing.T, size int64) {
 	t.Helper()
-	require.NoError(t, s.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: size}, func(size, _ int64) error { return s.backing().truncate(size) }))
+	require.NoError(t, s.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: size},
+		func(size, _ int64) error { return s.backing().truncate(size) }))
 }
 
 var (

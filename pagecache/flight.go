@@ -328,8 +328,8 @@ func (f *File) flyLocked(c *portion) bool {
 	return true
 }
 
-// showLocked shows the flights of rg of which nothing is pending, and counts their pages among those that the kernel may
-// hold.
+// showLocked shows the flights of rg of which nothing is pending, and counts their pages among those that the kernel
+// may hold.
 func (f *File) showLocked(rg page.Range) {
 	for _, x := range f.flights.in(rg, math.MaxInt64) {
 		if !x.shown && len(f.lrc.Pending(x.pages, true)) == 0 {

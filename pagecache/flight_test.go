@@ -67,7 +67,8 @@ func (a *aloft) seen() {
 	a.Helper()
 	n := len(a.want)
 	require.True(a, bytes.Equal(a.want, a.src.read(a.T, 0, n)), "a read of all")
-	require.True(a, bytes.Equal(a.want[5*page.Size+9:9*page.Size], a.src.read(a.T, 5*page.Size+9, 4*page.Size-9)), "a part")
+	require.True(a, bytes.Equal(a.want[5*page.Size+9:9*page.Size], a.src.read(a.T, 5*page.Size+9, 4*page.Size-9)),
+		"a part")
 	got := make([]byte, n)
 	read, fromHome, err := a.src.attached.Read(context.Background(), got, 0, true, a.src.reader)
 	require.NoError(a, err)
@@ -134,7 +135,8 @@ func TestFlights(t *testing.T) {
 			dirty := a.src.read(a.T, 3*page.Size, page.Size)
 			dirty[100] = 55
 			a.p.store(3*page.Size+200, 66)
-			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeWrite, Off: 3 * page.Size, Len: page.Size, WriteBack: true}, dirty))
+			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeWrite, Off: 3 * page.Size, Len: page.Size,
+				WriteBack: true}, dirty))
 			a.want[3*page.Size+100] = 55
 			a.seen()
 			a.p.acquire()
@@ -186,7 +188,8 @@ func TestFlights(t *testing.T) {
 		},
 		"a hole": func(a *aloft) {
 			zeros := make([]byte, 2*page.Size)
-			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeZero, Off: 5*page.Size + 10, Len: int64(len(zeros))}, zeros))
+			require.NoError(a, a.src.tryWrite(Change{Kind: ChangeZero, Off: 5*page.Size + 10, Len: int64(len(zeros))},
+				zeros))
 			copy(a.want[5*page.Size+10:], zeros)
 		},
 		"somebody reads home besides": func(a *aloft) {
@@ -217,7 +220,8 @@ func TestFlights(t *testing.T) {
 			a.src.home.mu.Unlock()
 			a.land()
 			require.ErrorIs(a, a.m.cache.Flush(context.Background()), syscall.EIO)
-			require.True(a, bytes.Equal(a.want[32*page.Size:], a.src.home.bytes(32*page.Size, 8*page.Size)), "the rest arrives")
+			require.True(a, bytes.Equal(a.want[32*page.Size:], a.src.home.bytes(32*page.Size, 8*page.Size)),
+				"the rest arrives")
 			a.src.home.fail(nil)
 		},
 		"the device is lost": func(a *aloft) {

@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// lookPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it shows as
-// they were seen last.
+// lookPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it
+// shows as they were seen last.
 const lookPatience = 500 * time.Millisecond
 
 // glance is what the status shows of a File, as of one moment.
@@ -63,7 +63,8 @@ func (f *File) glanceLocked() *glance {
 			continue
 		}
 		held := HoldingStatus{
-			Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory, PinnedExtents: pinned,
+			Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory,
+			PinnedExtents: pinned,
 		}
 		held.count(&f.lrc, o, page.Count(f.size), page.Index(v.MapPages))
 		v.Holders = append(v.Holders, held)
@@ -105,8 +106,8 @@ func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width pag
 	h.Map = string(letters)
 }
 
-// look has the file looked at, and returns a channel that is closed once seen is no older than the call. At most one goroutine
-// waits for mu on behalf of all who look.
+// look has the file looked at, and returns a channel that is closed once seen is no older than the call. At most one
+// goroutine waits for mu on behalf of all who look.
 func (f *File) look() <-chan struct{} {
 	f.lookMu.Lock()
 	defer f.lookMu.Unlock()

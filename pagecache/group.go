@@ -79,7 +79,8 @@ func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, er
 			return nil, fail(syscall.EACCES, "a mapping of %s is only read, and a group is of stores", m.f.Name())
 		}
 		if m.client != nil {
-			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s moves, and what moves is in no group", m.f.Name())
+			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s moves, and what moves is in no group",
+				m.f.Name())
 		}
 		if !seen[m] {
 			if err := m.enter(m.dev); err != nil {
@@ -128,7 +129,8 @@ func (g *Group) open(ctx context.Context) error {
 	if g.host > leastList && !g.c.memory.fits(0) {
 		g.c.memory.charge(memoryGroups, -g.host)
 		return fail(syscall.ENOMEM, "the list of the group's ranges takes %s of host memory, of which %s are left; use fewer ranges, "+
-			"or mount with a larger --host-memory", humanize.IBytes(uint64(g.host)), humanize.IBytes(uint64(g.c.memory.left())))
+			"or mount with a larger --host-memory", humanize.IBytes(uint64(g.host)),
+			humanize.IBytes(uint64(g.c.memory.left())))
 	}
 	for i, p := range g.parts {
 		if err := p.take(); err != nil {
@@ -155,7 +157,8 @@ func (p *groupPart) take() error {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
 	if other := intersect(p.h.grouped, p.pages); len(other) > 0 {
-		return fail(syscall.EBUSY, "pages %s of %s are in another open group on device %d", other[0], p.f.Name(), p.h.dev.info.Ordinal)
+		return fail(syscall.EBUSY, "pages %s of %s are in another open group on device %d", other[0], p.f.Name(),
+			p.h.dev.info.Ordinal)
 	}
 	p.h.grouped = union(p.h.grouped, p.pages)
 	return nil

@@ -51,20 +51,23 @@ func TestGroupIsPublishedAtOnce(t *testing.T) {
 	m := newMachine(t, 2)
 	a, b := m.file(16*page.Size), m.file(16*page.Size)
 	pa, pb := m.run(a, 0, 0, 16*page.Size, true), m.run(b, 0, 0, 16*page.Size, true)
-	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 16*page.Size), {File: 1, Offset: 0, Length: 16 * page.Size, Count: 1}}}, a, b)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 16*page.Size),
+		{File: 1, Offset: 0, Length: 16 * page.Size, Count: 1}}}, a, b)
 	far := m.run(b, 1, 0, 16*page.Size, false)
 	for k := byte(1); k < 5; k++ {
 		g := m.group(pa.whole(), pb.whole())
 		pa.fill(k)
 		pb.fill(k)
-		version, _, err := m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
+		version, _, err := m.cache.AcquireAll(context.Background(),
+			[]AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
 		require.NoError(t, err)
 		require.EqualValues(t, k-1, version)
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 32*page.Size), v.all())
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 16*page.Size), far.all())
 		require.Equal(t, bytes.Repeat([]byte{k - 1}, 16*page.Size), a.read(t, 0, 16*page.Size))
 		require.EqualValues(t, k, m.releaseGroup(g))
-		version, _, err = m.cache.AcquireAll(context.Background(), []AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
+		version, _, err = m.cache.AcquireAll(context.Background(),
+			[]AcquireRange{{v.ViewMapping, 0, v.Size()}, {far.Mapping, 0, far.len}}, false)
 		require.NoError(t, err)
 		require.EqualValues(t, k, version)
 		require.Equal(t, bytes.Repeat([]byte{k}, 32*page.Size), v.all())
@@ -152,7 +155,8 @@ func TestEachRangeOfAGroupIsHeldBack(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(8 * page.Size)
 	p, beside := m.run(src, 0, 0, 8*page.Size, true), m.run(src, 0, 0, 8*page.Size, true)
-	g := m.group(GroupRange{p.Mapping, page.Size, 1}, GroupRange{p.Mapping, 4 * page.Size, 1}, GroupRange{p.Mapping, 6*page.Size + 9, 1})
+	g := m.group(GroupRange{p.Mapping, page.Size, 1}, GroupRange{p.Mapping, 4 * page.Size, 1},
+		GroupRange{p.Mapping, 6*page.Size + 9, 1})
 	p.fill(3)
 	_, err := beside.Release(context.Background(), 0, 8*page.Size)
 	require.ErrorIs(t, err, syscall.EBUSY)
@@ -282,7 +286,8 @@ func TestWaitingForAVersion(t *testing.T) {
 			err := m.cache.AwaitVersion(context.Background(), ranges, least)
 			if err == nil {
 				var version uint64
-				if version, _, err = m.cache.AcquireAll(context.Background(), ranges, false); err == nil && version < least {
+				if version, _, err = m.cache.AcquireAll(context.Background(), ranges, false); err == nil &&
+					version < least {
 					err = errors.New("too old")
 				}
 			}
@@ -411,7 +416,8 @@ func TestTornVersions(t *testing.T) {
 	m := newMachine(t, 2)
 	a, b := m.file(pages*page.Size), m.file(pages*page.Size)
 	pa, pb := m.run(a, 0, 0, pages*page.Size, true), m.run(b, 0, 0, pages*page.Size, true)
-	both := []view.Segment{bytesOf(0, pages*page.Size), {File: 1, Offset: 1, Length: page.Size - 2, Stride: page.Size, Count: pages}}
+	both := []view.Segment{bytesOf(0, pages*page.Size), {File: 1, Offset: 1, Length: page.Size - 2, Stride: page.Size,
+		Count: pages}}
 	near, far := m.view(ViewRequest{Segments: both}, a, b), m.view(ViewRequest{Device: 1, Segments: both}, a, b)
 	ma, mb := m.run(a, 1, 0, pages*page.Size, false), m.run(b, 1, 0, pages*page.Size, false)
 

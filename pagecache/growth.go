@@ -9,9 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// What devices store past end of file is not part of the file, also not when it grows. Where every write goes home at once, a
-// request that makes the file longer has such bytes zeroed before. A kernel that caches writes makes files longer without a
-// request, so by the time that home grows a device may have stored inside the length that only the kernel knew. Therefore:
+// What devices store past end of file is not part of the file, also not when it grows. Where every write goes home at
+// once, a request that makes the file longer has such bytes zeroed before. A kernel that caches writes makes files
+// longer without a request, so by the time that home grows a device may have stored inside the length that only the
+// kernel knew. Therefore:
 //
 //   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as the
 //     kernel knows.
@@ -86,7 +87,8 @@ func (f *File) ReachesPast(size int64) bool {
 	return false
 }
 
-// BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the kernel.
+// BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the
+// kernel.
 func (f *File) BeforeWrite(ctx context.Context) error {
 	defer f.asked.Add(1)
 	if err := f.mu.RLockIn(ctx); err != nil {
@@ -104,8 +106,8 @@ type pastEnd struct {
 	bytes []byte
 }
 
-// forgetPastEnd zeroes what devices stored past end of file in the pages of rg. The end may move meanwhile, and programs store
-// inside what they know to be the file by then: only bytes that are as they were before go.
+// forgetPastEnd zeroes what devices stored past end of file in the pages of rg. The end may move meanwhile, and
+// programs store inside what they know to be the file by then: only bytes that are as they were before go.
 func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) (err error) {
 	for err == nil && !rg.Empty() {
 		rg.Start, err = f.forgetSomePastEnd(ctx, rg)

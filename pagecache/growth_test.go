@@ -10,7 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestForgettingWhatIsPastTheEndTakesLittleMemory: however much devices store past end of file, little of it is copied at once.
+// TestForgettingWhatIsPastTheEndTakesLittleMemory: however much devices store past end of file, little of it is copied
+// at once.
 func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	const size = 3 * pastPages * page.Size
 	m := newMachine(t, 1, memory(2*size+emulated.Granularity), func(o *Options, _ *int64) { o.WriteBack = true })
@@ -37,8 +38,8 @@ func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	p.unmap()
 }
 
-// TestStoresPastTheEndAreNoModification: a release finds what was stored into the page that the file ends in, but not what was stored
-// there past the end.
+// TestStoresPastTheEndAreNoModification: a release finds what was stored into the page that the file ends in, but not
+// what was stored there past the end.
 func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(page.Size + 100)
@@ -59,8 +60,8 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 }
 
-// TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel knew, and then somebody
-// makes the file longer in SOURCE.
+// TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel knew,
+// and then somebody makes the file longer in SOURCE.
 func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
 	src := m.file(0)

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// There may be garbage of half of the host memory, but of a quarter and mostGarbage at most, and of leastGarbage in any case: with
-	// less, a small daemon would collect it all the time, and a large one needs no more.
+	// There may be garbage of half of the host memory, but of a quarter and mostGarbage at most, and of leastGarbage in
+	// any case: with less, a small daemon would collect it all the time, and a large one needs no more.
 	leastGarbage, mostGarbage = 16 << 20, 64 << 20
 	// heapLook is how often the limit is set anew.
 	heapLook = time.Second
@@ -32,7 +32,8 @@ func BoundHeap(ctx context.Context, hostMemory int64) {
 	}
 }
 
-// garbageOf is how much garbage there may be beside what is in use. Go waits for as much garbage as is in use where that is less.
+// garbageOf is how much garbage there may be beside what is in use. Go waits for as much garbage as is in use where
+// that is less.
 func garbageOf(live, hostMemory int64) int64 {
 	return live/4 + max(leastGarbage, hostMemory/4+min(hostMemory/4, mostGarbage))
 }

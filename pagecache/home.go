@@ -31,9 +31,9 @@ type Home interface {
 	Writable() bool
 	// Signature stats the file.
 	Signature() (Signature, error)
-	// Look finds out whether somebody changed the bytes of the file beside the mount, and returns how many such changes were
-	// noticed since the file is known. One may be counted twice, and several as one. What requests of the mount and WriteAt do
-	// does not count. It is called with File.mu held.
+	// Look finds out whether somebody changed the bytes of the file beside the mount, and returns how many such changes
+	// were noticed since the file is known. One may be counted twice, and several as one. What requests of the mount
+	// and WriteAt do does not count. It is called with File.mu held.
 	Look() (changes uint64, err error)
 	// ChangedBeside says that somebody did, of which the caller found out from the bytes: the next Look counts it.
 	ChangedBeside()

@@ -37,8 +37,8 @@ func (m *machine) hungFile(name string) (src *source, answer func()) {
 	return src, answer
 }
 
-// TestAHungFileHoldsUpNoOther: files of one backing filesystem hang, more of them than the background works on at once. The others
-// come home, the status tells which ones hang, and a close that may not wait names them.
+// TestAHungFileHoldsUpNoOther: files of one backing filesystem hang, more of them than the background works on at once.
+// The others come home, the status tells which ones hang, and a close that may not wait names them.
 func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	book := &logbook{}
 	m := newMachine(t, 1, interval(20*time.Millisecond), stuckAfter(10*time.Millisecond), logTo(book))
@@ -72,7 +72,8 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	p.store(0, 9)
 	p.release()
 	require.Eventually(t, func() bool { return src.home.bytes(0, 1)[0] == 9 }, patient, time.Millisecond)
-	require.Contains(t, book.String(), "a file waits for its backing filesystem, or for a device, which does not answer; other files go on")
+	require.Contains(t, book.String(),
+		"a file waits for its backing filesystem, or for a device, which does not answer; other files go on")
 
 	done := make(chan struct{})
 	go func() {
@@ -93,7 +94,8 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "all that can come home does")
 	waiting := m.cache.Waiting()
 	require.Len(t, waiting, len(answers))
-	require.Contains(t, waiting[0].String(), "4096 bytes of hung0: its backing filesystem, or a device, has not answered for")
+	require.Contains(t, waiting[0].String(),
+		"4096 bytes of hung0: its backing filesystem, or a device, has not answered for")
 
 	p.store(0, 11)
 	p.release()
@@ -115,8 +117,8 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestNoFlushWaitsBehindHungFiles: so many files hang that nothing else of their filesystem begins. A flush says so, and leaves
-// nothing behind however often it is asked for.
+// TestNoFlushWaitsBehindHungFiles: so many files hang that nothing else of their filesystem begins. A flush says so,
+// and leaves nothing behind however often it is asked for.
 func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	const files = laneMost + 2
 	m := newMachine(t, 1, memory(files*emulated.Granularity), stuckAfter(10*time.Millisecond))
@@ -129,7 +131,8 @@ func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	for range 3 {
-		require.ErrorContains(t, m.cache.Flush(ctx), "it waits behind others of its backing filesystem, which do not answer")
+		require.ErrorContains(t, m.cache.Flush(ctx),
+			"it waits behind others of its backing filesystem, which do not answer")
 		require.NoError(t, ctx.Err())
 		require.Len(t, m.cache.Waiting(), files)
 	}
@@ -179,8 +182,8 @@ func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
 }
 
-// TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are flushed
-// meanwhile, and so is whatever else those files have.
+// TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are
+// flushed meanwhile, and so is whatever else those files have.
 func TestNoFlushWaitsBehindReleases(t *testing.T) {
 	m := newMachine(t, 1)
 	drop := make(chan struct{})
@@ -239,8 +242,8 @@ func TestForgetWaitsForNoDevice(t *testing.T) {
 	require.Zero(t, m.devices[0].Used())
 }
 
-// TestWhatIsDueIsNotAllThatWaits: while a file's lane is busy, a tick of the background asks for what is due, and then somebody asks
-// for everything.
+// TestWhatIsDueIsNotAllThatWaits: while a file's lane is busy, a tick of the background asks for what is due, and then
+// somebody asks for everything.
 func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -257,7 +260,8 @@ func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
 	require.EqualValues(t, 7, src.home.bytes(0, 1)[0])
 }
 
-// slowEviction is a machine of which device 0 has an extent that nobody maps, of a file whose home takes its time to get its bytes.
+// slowEviction is a machine of which device 0 has an extent that nobody maps, of a file whose home takes its time to
+// get its bytes.
 func slowEviction(t *testing.T, size int64) (m *machine, mapped func(device int) <-chan error, answer func()) {
 	m = newMachine(t, 2, memory(size), stuckAfter(time.Hour))
 	slow, answer := m.hungFile("slow")
@@ -291,7 +295,8 @@ func soon(t *testing.T, done <-chan error, late string) {
 	}
 }
 
-// TestNoDeviceWaitsForAnothersEviction: the home of what has to leave one device takes its time. Another device goes on.
+// TestNoDeviceWaitsForAnothersEviction: the home of what has to leave one device takes its time. Another device goes
+// on.
 func TestNoDeviceWaitsForAnothersEviction(t *testing.T) {
 	m, mapped, answer := slowEviction(t, emulated.Granularity)
 	before := m.devices[0].Calls(faulty.Alloc)

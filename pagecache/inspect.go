@@ -48,10 +48,12 @@ func (c *Cache) Inspect(id FileID) Inspection {
 		return in // a look at the mappings would wait, too
 	}
 	for _, m := range f.snapshotMappings() {
-		in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len, m.writable, m.lazy})
+		in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len, m.writable,
+			m.lazy})
 	}
 	slices.SortFunc(in.MappedBy, func(a, b MappingInfo) int {
-		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Offset, b.Offset))
+		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Device, b.Device),
+			cmp.Compare(a.Offset, b.Offset))
 	})
 	return in
 }
@@ -120,7 +122,8 @@ func (c *Cache) Verify(ctx context.Context, src Source, ordinal int, off, n int6
 const mostOffset = 1<<63 - page.Size
 
 // verifySome adds to v what the first pages of rg, up to next, came to.
-func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range, v *Verification) (next page.Index, err error) {
+func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range,
+	v *Verification) (next page.Index, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	part := page.Range{Start: rg.Start, End: min(rg.End, rg.Start+verifiedPages)}
@@ -195,10 +198,9 @@ type Eviction struct {
 	Error    string `json:"error,omitempty"` // why Kept is kept
 }
 
-// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps or pinned, views
-// too.
-// What only a device has comes home first. It blocks on home and on the device. ENODEV for no such device, and errors
-// of ctx.
+// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps or pinned,
+// views too. What only a device has comes home first. It blocks on home and on the device. ENODEV for no such device,
+// and errors of ctx.
 func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, err error) {
 	if ordinal >= 0 {
 		if _, err := c.device(0, ordinal, gpubackend.UUID{}); err != nil {

@@ -107,7 +107,8 @@ func TestVerifyTellsWhatDiffers(t *testing.T) {
 	for h := range f.holdersLocked() {
 		if h.dev.info.Ordinal == 1 {
 			x, off := h.at(5)
-			require.NoError(t, m.devices[1].CopyIn(ctx, []gpubackend.Copy{{Mem: x.Memory(), Off: off, Host: []byte{1, 2, 3}}}))
+			require.NoError(t, m.devices[1].CopyIn(ctx,
+				[]gpubackend.Copy{{Mem: x.Memory(), Off: off, Host: []byte{1, 2, 3}}}))
 		}
 	}
 	f.mu.Unlock()

@@ -42,7 +42,8 @@ func (k *keeper) Recall() (func(ctx context.Context) error, error) {
 // keep begins a bracket over extents [from, to), which by keeps if it may.
 func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 	c.t.Helper()
-	b, err := c.m.cache.Use(context.Background(), []Use{c.over(from, to)}, UseOptions{Patience: time.Minute, Keeper: by})
+	b, err := c.m.cache.Use(context.Background(), []Use{c.over(from, to)},
+		UseOptions{Patience: time.Minute, Keeper: by})
 	require.NoError(c.t, err)
 	if b.Kept() {
 		by.mu.Lock()
@@ -52,8 +53,8 @@ func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 	return b
 }
 
-// TestKeptBracketsAreRecalled: brackets that a client keeps fill a device. Who needs the memory has it at once, since the
-// client is asked to end them. For a while after that nobody keeps brackets, and then again.
+// TestKeptBracketsAreRecalled: brackets that a client keeps fill a device. Who needs the memory has it at once, since
+// the client is asked to end them. For a while after that nobody keeps brackets, and then again.
 func TestKeptBracketsAreRecalled(t *testing.T) {
 	const extents = 4
 	m := newMovingMachine(t, 1, extents, 0)

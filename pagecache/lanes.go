@@ -8,7 +8,8 @@ import (
 const (
 	// laneWorkers is how many files of one backing filesystem the background works on at once.
 	laneWorkers = 4
-	// laneMost bounds them where some are stuck. Each stuck one costs a thread and the bytes that it was about to write.
+	// laneMost bounds them where some are stuck. Each stuck one costs a thread and the bytes that it was about to
+	// write.
 	laneMost = 64
 )
 
@@ -32,8 +33,8 @@ const (
 func (c chore) differs() bool { return c == choreFlush || c == choreFree }
 
 // lanes do the background's work on files. One goroutine at a time works on a file, and laneWorkers on the files of one
-// backing filesystem, its lane. A stuck file does not count: another one takes its place in the lane. So a file that hangs
-// delays no other, whether it alone hangs or its whole filesystem.
+// backing filesystem, its lane. A stuck file does not count: another one takes its place in the lane. So a file that
+// hangs delays no other, whether it alone hangs or its whole filesystem.
 type lanes struct {
 	mu    sync.Mutex
 	lanes map[uint64]*lane // by FileID.Dev; protected by mu

@@ -9,17 +9,18 @@ import (
 )
 
 // defaultStuckAfter is how long one hold of File.mu lasts before the file counts as stuck: its backing filesystem, or a
-// device, does not answer. An ordinary hold is much shorter (package comment). A slow disk may exceed it; then others merely
-// stop waiting for the file.
+// device, does not answer. An ordinary hold is much shorter (package comment). A slow disk may exceed it; then others
+// merely stop waiting for the file.
 const defaultStuckAfter = 2 * time.Second
 
-// fileLock is File.mu. It tells how long it has been held, so that nobody who works for several files has to wait for one
-// that hangs.
+// fileLock is File.mu. It tells how long it has been held, so that nobody who works for several files has to wait for
+// one that hangs.
 type fileLock struct {
 	rw      sync.RWMutex
 	readers atomic.Int32
-	since   atomic.Int64 // when the hold, or the first of several read holds, began: nanoseconds since lockEpoch, 0 for none
-	ended   atomic.Int64 // when the last read hold ended
+	// when the hold, or the first of several read holds, began: nanoseconds since lockEpoch, 0 for none
+	since atomic.Int64
+	ended atomic.Int64 // when the last read hold ended
 }
 
 var lockEpoch = time.Now()
@@ -110,8 +111,9 @@ func (l *fileLock) RUnlock() {
 	l.rw.RUnlock()
 }
 
-// heldFor returns how long the lock has been held without a break. Readers who come and go, so that there is always one, are no
-// single hold: it counts from the last that ended. One of them that hangs shows once somebody wants the lock, who lets no others in.
+// heldFor returns how long the lock has been held without a break. Readers who come and go, so that there is always
+// one, are no single hold: it counts from the last that ended. One of them that hangs shows once somebody wants the
+// lock, who lets no others in.
 func (l *fileLock) heldFor() time.Duration {
 	since := l.since.Load()
 	if since == 0 {
@@ -125,7 +127,8 @@ func (f *File) notAnswered() error {
 	if f.mu.heldFor() == 0 {
 		return fail(syscall.ETIMEDOUT, "it waits behind others of its backing filesystem, which do not answer")
 	}
-	return fail(syscall.ETIMEDOUT, "its backing filesystem, or a device, has not answered for %.1f s", f.mu.heldFor().Seconds())
+	return fail(syscall.ETIMEDOUT, "its backing filesystem, or a device, has not answered for %.1f s",
+		f.mu.heldFor().Seconds())
 }
 
 // stuck reports whether whoever holds mu seems to wait for something that does not answer.

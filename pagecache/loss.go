@@ -13,7 +13,8 @@ import (
 // maxLossRuns is the most runs of pages that a Loss names.
 const maxLossRuns = 256
 
-// Loss is what a device took with it when it was lost: pages of a file that programs had released and that were not home.
+// Loss is what a device took with it when it was lost: pages of a file that programs had released and that were not
+// home.
 type Loss struct {
 	Device int    `json:"device"`
 	ID     FileID `json:"-"`
@@ -56,7 +57,8 @@ func (l *Loss) Where() string {
 }
 
 func (l *Loss) String() string {
-	return fmt.Sprintf("released bytes of %s were lost with device %d: pages %s, %d in all", Printable(l.File), l.Device, l.Where(),
+	return fmt.Sprintf("released bytes of %s were lost with device %d: pages %s, %d in all", Printable(l.File),
+		l.Device, l.Where(),
 		l.Pages)
 }
 
@@ -66,7 +68,8 @@ func (d *device) gone() error {
 		return nil
 	}
 	return &failure{syscall.ENODEV, fmt.Sprintf("device %d is lost, and with it what was not in the backing files; "+
-		"'gaiafs status' names what had been released; mount again to use the device", d.info.Ordinal), gpubackend.ErrDeviceLost}
+		"'gaiafs status' names what had been released; mount again to use the device", d.info.Ordinal),
+		gpubackend.ErrDeviceLost}
 }
 
 // fault returns err of a call of the device, or of home, as a client is told it.
@@ -81,8 +84,8 @@ func (d *device) fault(err error) error {
 	return err
 }
 
-// lose looks whether err of a call of the device says that it is lost, and sees to it that every File lets go of it then. The
-// caller may hold one File.mu.
+// lose looks whether err of a call of the device says that it is lost, and sees to it that every File lets go of it
+// then. The caller may hold one File.mu.
 func (c *Cache) lose(d *device, err error) bool {
 	if !errors.Is(err, gpubackend.ErrDeviceLost) {
 		return false
@@ -122,8 +125,8 @@ func (f *File) lostLocked(d *device, err error) bool {
 	return true
 }
 
-// letGoLocked drops what a lost device held of the file. What was only there is named in the log, in the status, by the next
-// Sync and by Close.
+// letGoLocked drops what a lost device held of the file. What was only there is named in the log, in the status, by the
+// next Sync and by Close.
 func (f *File) letGoLocked(d *device) {
 	for h := range f.holdersLocked() {
 		if h.dev == d && !h.empty() {
@@ -147,7 +150,8 @@ func (f *File) letGoOfLocked(h *holding) {
 	if len(runs) > 0 && !f.orphan {
 		l := newLoss(d.info.Ordinal, f.Name(), runs)
 		l.ID = f.id
-		f.c.log.Error("released bytes were lost with the device", "device", l.Device, "file", l.File, "pages", l.Pages, "where", l.Where())
+		f.c.log.Error("released bytes were lost with the device", "device", l.Device, "file", l.File, "pages", l.Pages,
+			"where", l.Where())
 		f.count(func(c *Counters) { c.LostPages.Add(l.Pages) })
 		f.unreported = append(f.unreported, l)
 		f.c.mu.Lock()
@@ -161,10 +165,12 @@ func (f *File) letGoOfLocked(h *holding) {
 		}
 	}
 	if writers > 0 {
-		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal, "file", f.Name(),
+		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal,
+			"file", f.Name(),
 			"mappings", writers)
 	}
-	for _, x := range h.sorted() { // clients may map them: their memory goes, with its descriptors, when those have ended
+	// clients may map them: their memory goes, with its descriptors, when those have ended
+	for _, x := range h.sorted() {
 		f.loseExtentLocked(x)
 	}
 	if !f.waitsLocked() {

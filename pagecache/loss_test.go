@@ -40,8 +40,8 @@ func logTo(l *logbook) machineOption {
 	return func(o *Options, _ *int64) { o.Log = slog.New(slog.NewTextHandler(l, nil)) }
 }
 
-// TestDeviceLost loses a device in each call that goes to it. The mount goes on, home and the other device have what was
-// home and what the other released, and what was lost is named.
+// TestDeviceLost loses a device in each call that goes to it. The mount goes on, home and the other device have what
+// was home and what the other released, and what was lost is named.
 func TestDeviceLost(t *testing.T) {
 	for name, lose := range map[string]func(p *program, src *source) error{
 		"acquire": func(p *program, src *source) error {
@@ -86,7 +86,8 @@ func TestDeviceLost(t *testing.T) {
 				want[3*page.Size] = 9
 			}
 			synced := false
-			err := errors.Join(src.attached.Sync(context.Background(), func() error { synced = true; return nil }), syncErr)
+			err := errors.Join(src.attached.Sync(context.Background(),
+				func() error { synced = true; return nil }), syncErr)
 			require.ErrorIs(t, err, syscall.EIO, "the next fsync, once")
 			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file has what it had before")
 			require.True(t, synced)
@@ -99,12 +100,15 @@ func TestDeviceLost(t *testing.T) {
 			require.True(t, status.Devices[0].Lost)
 			require.False(t, status.Devices[1].Lost)
 			require.EqualValues(t, 1, status.Counters["lost_pages"])
-			require.Equal(t, []*Loss{{Device: 0, ID: src.id, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}}, status.Losses)
+			require.Equal(t, []*Loss{{Device: 0, ID: src.id, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}},
+				status.Losses)
 			require.Zero(t, status.Devices[0].Extents)
 			require.NotZero(t, status.Devices[0].UsedBytes, "a client maps it still")
 			require.Contains(t, book.String(), "device lost; the mount goes on without it")
-			require.Contains(t, book.String(), `msg="released bytes were lost with the device" device=0 file=file pages=1 where=[1,2)`)
-			require.Contains(t, book.String(), `msg="what programs stored since their last release is lost with the device" device=0 file=file mappings=1`)
+			require.Contains(t, book.String(),
+				`msg="released bytes were lost with the device" device=0 file=file pages=1 where=[1,2)`)
+			require.Contains(t, book.String(),
+				`msg="what programs stored since their last release is lost with the device" device=0 file=file mappings=1`)
 
 			_, err = m.cache.Map(context.Background(), src, MapRequest{Len: page.Size})
 			require.ErrorIs(t, err, syscall.ENODEV)
@@ -122,8 +126,8 @@ func TestDeviceLost(t *testing.T) {
 	}
 }
 
-// TestFilesThatNobodyTouchesLetGo: a loss is found out by one file, and named for all of them, also where nobody maps them any
-// more. Each keeps its error for the next fsync.
+// TestFilesThatNobodyTouchesLetGo: a loss is found out by one file, and named for all of them, also where nobody maps
+// them any more. Each keeps its error for the next fsync.
 func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	m := newMachine(t, 1)
 	found, quiet, deleted := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
@@ -189,7 +193,8 @@ func TestLossInRareCalls(t *testing.T) {
 	}
 }
 
-// TestLossWhileHomeTakesNothing: a read merges what a device has with a home that cannot be written, until the device is gone.
+// TestLossWhileHomeTakesNothing: a read merges what a device has with a home that cannot be written, until the device
+// is gone.
 func TestLossWhileHomeTakesNothing(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -222,8 +227,8 @@ func TestNoMemoryForACopy(t *testing.T) {
 	require.False(t, m.cache.Status().Devices[0].Lost)
 }
 
-// TestOthersTakeTheGPUsMemory: the driver has no memory although the budget is not used up. Idle extents make room first;
-// then the words say who has it.
+// TestOthersTakeTheGPUsMemory: the driver has no memory although the budget is not used up. Idle extents make room
+// first; then the words say who has it.
 func TestOthersTakeTheGPUsMemory(t *testing.T) {
 	m := newMachine(t, 1)
 	idle := m.noisyFile(page.Size)

@@ -88,8 +88,8 @@ type Mapping struct {
 	filled int64
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody fetches
-	// yet, fetching says that somebody does. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody
+	// fetches yet, fetching says that somebody does. Protected by readAheadMu.
 	readAheadMu sync.Mutex
 	readAhead   *prefetch.Device
 	queue       []page.Range
@@ -128,13 +128,13 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	if err := f.checkHome(ctx); err != nil {
 		return nil, err
 	}
-	tenant, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: []string{src.Name()}}, req.Limited)
+	who := tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: []string{src.Name()}}
+	tenant, err := dev.tenant(who, req.Limited)
 	if err != nil {
 		return nil, err
 	}
 	m := &Mapping{
-		f:        f,
-		dev:      dev,
+		f: f, dev: dev,
 		pages:    page.Covering(req.Off, req.Len),
 		off:      req.Off,
 		len:      req.Len,
@@ -314,7 +314,8 @@ func (m *Mapping) revealLocked(ctx context.Context) error {
 // at returns the pages of the file at the n bytes at off of the mapping.
 func (m *Mapping) at(off, n int64) (page.Range, error) {
 	if off < 0 || n <= 0 || off > m.len || n > m.pages.Bytes()-off {
-		return page.Range{}, fail(syscall.EINVAL, "%d bytes at %d are not inside the mapping of %d bytes", n, off, m.len)
+		return page.Range{}, fail(syscall.EINVAL, "%d bytes at %d are not inside the mapping of %d bytes", n, off,
+			m.len)
 	}
 	return page.Covering(m.off+off, n), nil
 }

@@ -118,8 +118,8 @@ func TestChangesWhileTheMountChangesHome(t *testing.T) {
 	}
 }
 
-// TestChangesInSourceWhileADeviceIsRead changes a page in SOURCE after a collect has looked at home, and before it writes
-// the page: while it waits for the device, and while it writes what comes before.
+// TestChangesInSourceWhileADeviceIsRead changes a page in SOURCE after a collect has looked at home, and before it
+// writes the page: while it waits for the device, and while it writes what comes before.
 func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	const pages = collectPortion + 1
 	for _, based := range []bool{false, true} {
@@ -155,7 +155,8 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 					hung := make(chan struct{})
 					src.home.hung = hung
 					sync()
-					require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) >= 2 }, time.Minute, time.Millisecond)
+					require.Eventually(t, func() bool { return m.devices[0].Calls(faulty.CopyOut) >= 2 }, time.Minute,
+						time.Millisecond)
 					edit()
 					close(hung)
 				}
@@ -199,8 +200,8 @@ func TestChangesInSourceBetweenWrites(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestCollectsOfManyDevicesLookAgain: each device that released a page has it brought home in a turn of its own. The last
-// one looks at home before each of its writes, too.
+// TestCollectsOfManyDevicesLookAgain: each device that released a page has it brought home in a turn of its own. The
+// last one looks at home before each of its writes, too.
 func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	const devices = carefulTries + 1
 	m := newMachine(t, devices)
@@ -238,8 +239,8 @@ func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestSizesOfOthersWhileAWriteBringsPagesHome has somebody in SOURCE make the file longer, or shorter, while a CPU program's
-// request brings home what a device released.
+// TestSizesOfOthersWhileAWriteBringsPagesHome has somebody in SOURCE make the file longer, or shorter, while a CPU
+// program's request brings home what a device released.
 func TestSizesOfOthersWhileAWriteBringsPagesHome(t *testing.T) {
 	const size = 2*page.Size + 100
 	for _, other := range []int{3*page.Size + 50, page.Size + 50} {
@@ -283,7 +284,8 @@ func TestSizesOfOthersWhileAWriteBringsPagesHome(t *testing.T) {
 	}
 }
 
-// TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting home.
+// TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting
+// home.
 func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(2 * page.Size)
@@ -329,8 +331,8 @@ func TestRandomMeanwhile(t *testing.T) {
 	// src.home.mu: it is called with that held.
 	others, chance := rand.New(rand.NewPCG(seed, 2)), 0
 	foreign := make([]byte, len(want))
-	// changes are those by devices and in SOURCE since all was home, and known: of too many nobody can tell what the page
-	// was.
+	// changes are those by devices and in SOURCE since all was home, and known: of too many nobody can tell what the
+	// page was.
 	var changes [pages]int
 	src.home.beforeRead = func(read page.Bytes) {
 		if rg := read.Intersect(page.Bytes{End: pages * page.Size}); !rg.Empty() && others.IntN(4) < chance {

@@ -12,8 +12,8 @@ const (
 	mostPieces = 12
 	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
 	nearBytes = 16
-	// mostTries is the most mixtures of one page that are tried, leastTries how many are tried of each page, and allTries
-	// about how many of all pages that are settled at once: that takes some 10 ms (BenchmarkMixed).
+	// mostTries is the most mixtures of one page that are tried, leastTries how many are tried of each page, and
+	// allTries about how many of all pages that are settled at once: that takes some 10 ms (BenchmarkMixed).
 	mostTries  = 1 << 15
 	leastTries = 1 << 9
 	allTries   = 1 << 16

@@ -57,8 +57,9 @@ type Move struct {
 // Client is the process that has a movable mapping, as its mapping sees it. Its methods may be called from any
 // goroutine.
 type Client interface {
-	// Move passes m on and does not wait. The client gets the Moves of one extent in the order of the calls. wait returns
-	// what became of it: nil, an error that wraps the client's errno, or ctx's error, after which it may be called again.
+	// Move passes m on and does not wait. The client gets the Moves of one extent in the order of the calls. wait
+	// returns what became of it: nil, an error that wraps the client's errno, or ctx's error, after which it may be
+	// called again.
 	Move(m Move) (wait func(ctx context.Context) error, err error)
 	// Attends reports whether the client hears and answers.
 	Attends() bool
@@ -82,14 +83,15 @@ type movable struct {
 	client  Client
 	waiting sync.WaitGroup // for a client that does not answer
 	deaf    atomic.Int64   // how many wait for it; changed under File.mu
-	// charged has the leases that the client keeps meanwhile: their extents are pinned for its user. Protected by File.mu.
+	// charged has the leases that the client keeps meanwhile: their extents are pinned for its user. Protected by
+	// File.mu.
 	charged map[*lease]*residency.Pin
 }
 
-// movableSize is the size of new extents for a bracket's range of a movable mapping. Where a program uses much at once it is
-// 32 MiB: an extent takes 0.8 ms to change places on an H200, besides the copy, so that a range of 32 MiB takes 2.8 ms as
-// one extent and 6.8 as eight. It is 4 MiB, which was good for most programs of GPUswap's, where larger extents would
-// have more than an eighth of the range beside it; and so much more that a device has at most 4096.
+// movableSize is the size of new extents for a bracket's range of a movable mapping. Where a program uses much at once
+// it is 32 MiB: an extent takes 0.8 ms to change places on an H200, besides the copy, so that a range of 32 MiB takes
+// 2.8 ms as one extent and 6.8 as eight. It is 4 MiB, which was good for most programs of GPUswap's, where larger
+// extents would have more than an eighth of the range beside it; and so much more that a device has at most 4096.
 func movableSize(info gpubackend.Info, rg page.Range) int64 {
 	least := max(info.Granularity, 4<<20)
 	for least < info.Memory/4096 {
@@ -147,7 +149,8 @@ func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a descriptor of an extent: %w", err)
 	}
-	answer, err := l.moveLocked(Move{Tier: at.Tier, Generation: at.Generation, Descriptor: os.NewFile(uintptr(fd), "gaiafs extent")})
+	answer, err := l.moveLocked(Move{Tier: at.Tier, Generation: at.Generation,
+		Descriptor: os.NewFile(uintptr(fd), "gaiafs extent")})
 	if err != nil {
 		return nil, err
 	}

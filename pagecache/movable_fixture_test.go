@@ -113,7 +113,8 @@ func (c *traveller) end() {
 
 // hole has nothing at some of the addresses.
 func (c *traveller) hole(off, n int64) {
-	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&c.host[off]), uintptr(n), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&c.host[off]), uintptr(n), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED)
 	if err != nil {
 		panic(err)
 	}
@@ -186,7 +187,8 @@ func (c *traveller) mapped() int {
 
 // try begins a bracket over extents [from, to) of the mapping, without waiting for others.
 func (c *traveller) try(from, to int) (*Bracket, error) {
-	return c.m.cache.Use(context.Background(), []Use{c.over(from, to)}, UseOptions{Nested: true, Process: uint32(os.Getpid())})
+	return c.m.cache.Use(context.Background(), []Use{c.over(from, to)},
+		UseOptions{Nested: true, Process: uint32(os.Getpid())})
 }
 
 func (c *traveller) over(from, to int) Use {

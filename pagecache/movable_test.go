@@ -208,7 +208,8 @@ func TestWaitsForOthers(t *testing.T) {
 			mu.Unlock()
 			v.Done()
 		})
-		require.Eventually(t, func() bool { return m.cache.devices[0].room.Status().Waiting == i+1 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return m.cache.devices[0].room.Status().Waiting == i+1 }, time.Minute,
+			time.Millisecond)
 	}
 	u.Done()
 	wg.Wait()

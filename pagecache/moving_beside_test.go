@@ -20,8 +20,8 @@ import (
 )
 
 // TestMovesBesideEachOther has clients of two devices use, store, release, acquire and unmap at the same time, some of
-// which stop for a while, beside programs on the CPU and views. Each byte has one writer, who adds 1 to it, so everybody
-// knows how old what he sees is.
+// which stop for a while, beside programs on the CPU and views. Each byte has one writer, who adds 1 to it, so
+// everybody knows how old what he sees is.
 func TestMovesBesideEachOther(t *testing.T) {
 	for seed := range uint64(max(1, *manyMoves/1000)) {
 		w := newBusyWorld(t, seed)
@@ -62,7 +62,8 @@ func newBusyWorld(t *testing.T, seed uint64) *busyWorld {
 
 // run has every program make so many steps.
 func (w *busyWorld) run(steps int) {
-	v := w.m.view(ViewRequest{Device: int(w.seed) % worldDevices, Segments: []view.Segment{bytesOf(5, brick-10)}}, w.src)
+	v := w.m.view(ViewRequest{Device: int(w.seed) % worldDevices, Segments: []view.Segment{bytesOf(5, brick-10)}},
+		w.src)
 	for i := range busyWriters - 1 {
 		w.work.Go(func() { w.client(i, steps) })
 	}
@@ -118,7 +119,8 @@ func (w *busyWorld) check(first int, got []byte, least []uint32, who string) {
 		}
 		most := w.stored[at].Load()
 		if age := uint32(b - w.first[at]); age < least[i] || age > most {
-			w.t.Errorf("%s of %d sees byte %d of page %d, of writer %d, after %d stores; want %d to %d", who, w.seed, at%page.Size, at/page.Size,
+			w.t.Errorf("%s of %d sees byte %d of page %d, of writer %d, after %d stores; want %d to %d", who, w.seed,
+				at%page.Size, at/page.Size,
 				at%busyWriters, age, least[i], most)
 			return
 		}
@@ -171,7 +173,8 @@ func (w *busyWorld) client(writer, steps int) {
 				continue
 			}
 			for range 1 + rnd.IntN(3) {
-				w.look(device, first*brick, c.host[first*brick:min(last*brick, len(c.host))], fmt.Sprintf("a bracket of device %d", device))
+				w.look(device, first*brick, c.host[first*brick:min(last*brick, len(c.host))],
+					fmt.Sprintf("a bracket of device %d", device))
 				for range rnd.IntN(4) {
 					at := (first*brick+rnd.IntN((last-first)*brick))/busyWriters*busyWriters + writer
 					if at >= first*brick && at < min(last*brick, worldBytes) && mine[at] < 200 {

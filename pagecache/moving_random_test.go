@@ -95,7 +95,8 @@ func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
 		for _, at := range watched {
 			src.home.data[at] = 0
 		}
-		f := &movingFile{source: src, first: bytes.Clone(src.home.data), values: map[int][]byte{}, published: map[int]int{}}
+		f := &movingFile{source: src, first: bytes.Clone(src.home.data), values: map[int][]byte{},
+			published: map[int]int{}}
 		if watched != nil {
 			f.watch(watched)
 		}
@@ -161,7 +162,8 @@ func (w *movingWorld) check(f *movingFile, viewer, first int, got []byte) {
 				w.wrong = w.wrong || slices.Contains(f.watched, at)
 				continue
 			}
-			w.fail("%d sees %d at byte %d of page %d, want one of %v of %v", viewer, b, at, at>>page.Shift, all[least:], all)
+			w.fail("%d sees %d at byte %d of page %d, want one of %v of %v", viewer, b, at, at>>page.Shift, all[least:],
+				all)
 		}
 		untouched[at-first] = f.first[at]
 	}

@@ -35,8 +35,8 @@ func (f *movingFile) watch(bytes []int) {
 // agent returns the number of a writer in traces.
 func (f *movingFile) agent(writer int) int { return (writer + 1) % (worldDevices + 1) }
 
-// TestMoveTraces writes traces of what programs saw of memory that moves: of each file of a world one. It writes one of a
-// client that does not do what it was told, too, which TLC must refuse.
+// TestMoveTraces writes traces of what programs saw of memory that moves: of each file of a world one. It writes one of
+// a client that does not do what it was told, too, which TLC must refuse.
 func TestMoveTraces(t *testing.T) {
 	testdevice.Emulated(t, "clients map memory in this process")
 	if *tracesFlag == "" {

@@ -12,8 +12,9 @@ import (
 // slabSize is the memory that is mapped at once, at a multiple of itself.
 const slabSize = 1 << 20
 
-// pageMemory is memory for copies of pages, outside of Go's heap: there the garbage collector would let as much garbage pile up
-// as they take. A slab of which no page is in use goes back to the system, but for one. The zero value is empty.
+// pageMemory is memory for copies of pages, outside of Go's heap: there the garbage collector would let as much garbage
+// pile up as they take. A slab of which no page is in use goes back to the system, but for one. The zero value is
+// empty.
 type pageMemory struct {
 	mu    sync.Mutex
 	slabs map[uintptr]*slab // protected by mu; by their addresses
@@ -47,7 +48,8 @@ func (m *pageMemory) take(pages []*pageBytes) {
 
 // growLocked maps another slab.
 func (m *pageMemory) growLocked() bool {
-	room, err := unix.MmapPtr(-1, 0, nil, 2*slabSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	room, err := unix.MmapPtr(-1, 0, nil, 2*slabSize, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return false
 	}
@@ -57,7 +59,8 @@ func (m *pageMemory) growLocked() bool {
 		_ = unix.MunmapPtr(room, before)
 	}
 	_ = unix.MunmapPtr(unsafe.Add(start, slabSize), slabSize-before)
-	s := &slab{memory: unsafe.Slice((*byte)(start), slabSize), free: make([]*pageBytes, 0, slabSize/page.Size), at: len(m.usable)}
+	s := &slab{memory: unsafe.Slice((*byte)(start), slabSize), free: make([]*pageBytes, 0, slabSize/page.Size),
+		at: len(m.usable)}
 	for off := slabSize - page.Size; off >= 0; off -= page.Size {
 		s.free = append(s.free, (*pageBytes)(unsafe.Add(start, off)))
 	}

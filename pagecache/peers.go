@@ -18,7 +18,8 @@ const leastPeer = 16
 // devicePair names the way from one device's memory to another's.
 type devicePair struct{ to, from versions.Owner }
 
-// A device may be given another one's copy of a page instead of home's where that copy is home's bytes and nothing else:
+// A device may be given another one's copy of a page instead of home's where that copy is home's bytes and nothing
+// else:
 //
 //   - it has every release that home has and no other (lrc.Current), and
 //   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing; or the digest
@@ -30,7 +31,8 @@ type devicePair struct{ to, from versions.Owner }
 
 // fromPeersLocked brings what can be had from other devices of the updates of part, which are stale. storing covers
 // part and tells where programs may be storing. It returns the number of pages and up to which page it looked.
-func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, plan lrc.AcquirePlan) (
+func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking,
+	plan lrc.AcquirePlan) (
 	pages int64, next page.Index, err error,
 ) {
 	next = part.End
@@ -105,8 +107,8 @@ func (c *Cache) noteWay(to, from *device, err error) bool {
 	return true
 }
 
-// sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and those
-// that must be compared with what was agreed on.
+// sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and
+// those that must be compared with what was agreed on.
 func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, written []page.Range) {
 	for _, c := range f.lrc.Current(part, source.owner) {
 		if c.Tracked {
@@ -129,9 +131,10 @@ func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, wr
 	return unwritten, written
 }
 
-// copyPeerLocked copies ranges from one device to another and returns those that are home's bytes: all, unless compare says
-// that what arrived is to be compared with what the source agreed on.
-func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool, plan lrc.AcquirePlan) (arrived []page.Range, err error) {
+// copyPeerLocked copies ranges from one device to another and returns those that are home's bytes: all, unless compare
+// says that what arrived is to be compared with what the source agreed on.
+func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool,
+	plan lrc.AcquirePlan) (arrived []page.Range, err error) {
 	var pieces []gpubackend.PeerCopy
 	for _, rg := range ranges {
 		h.each(rg, func(x *extent, to page.Range) {
@@ -161,13 +164,15 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 }
 
 // comparedLocked returns the pages of ranges whose digests on the device of h are those that source agreed on.
-func (f *File) comparedLocked(ctx context.Context, h, source *holding, ranges []page.Range) (same []page.Range, err error) {
+func (f *File) comparedLocked(ctx context.Context, h, source *holding,
+	ranges []page.Range) (same []page.Range, err error) {
 	var scans []gpubackend.Scan
 	var parts []page.Range
 	for _, rg := range ranges {
 		h.each(rg, func(x *extent, to page.Range) {
 			source.each(to, func(y *extent, from page.Range) {
-				scans = append(scans, gpubackend.Scan{Mem: x.Memory(), Off: x.off(from.Start), Agreed: y.agreedAt(from)})
+				scans = append(scans, gpubackend.Scan{Mem: x.Memory(), Off: x.off(from.Start),
+					Agreed: y.agreedAt(from)})
 				parts = append(parts, from)
 			})
 		})

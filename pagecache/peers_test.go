@@ -17,8 +17,8 @@ const peerFile = 300 * page.Size
 
 func peerPages(f *File) int64 { return f.counters.PeerCopyPages.Load() }
 
-// TestPeerCopies: what another device has as home has it comes from there: of pages that nobody maps for writing, and of
-// pages that programs may have stored into and did not.
+// TestPeerCopies: what another device has as home has it comes from there: of pages that nobody maps for writing, and
+// of pages that programs may have stored into and did not.
 func TestPeerCopies(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		m := newMachine(t, 3)
@@ -41,8 +41,8 @@ func TestPeerCopies(t *testing.T) {
 	}
 }
 
-// TestPeerWithUnreleasedStores: a device's bytes that it did not release are not home's, and nobody else sees them; what it
-// released is.
+// TestPeerWithUnreleasedStores: a device's bytes that it did not release are not home's, and nobody else sees them;
+// what it released is.
 func TestPeerWithUnreleasedStores(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)
@@ -82,7 +82,8 @@ func TestPeerStoresDuringTheCopy(t *testing.T) {
 	require.EqualValues(t, 299, peerPages(src.attached))
 }
 
-// TestPeersOfDifferentKeys: digests say nothing to a device with another key. What nobody can store into is copied all the same.
+// TestPeersOfDifferentKeys: digests say nothing to a device with another key. What nobody can store into is copied all
+// the same.
 func TestPeersOfDifferentKeys(t *testing.T) {
 	keys := make([]*gpubackend.DigestKey, 2)
 	for i := range keys {
@@ -116,8 +117,8 @@ func TestNoWayBetweenDevices(t *testing.T) {
 	require.Equal(t, 1, m.devices[1].Calls(faulty.CopyPeer))
 }
 
-// TestRefreshFromPeer: stale pages that nobody stores into are refreshed from a device that is up to date, small runs from
-// home.
+// TestRefreshFromPeer: stale pages that nobody stores into are refreshed from a device that is up to date, small runs
+// from home.
 func TestRefreshFromPeer(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)

@@ -59,8 +59,9 @@ func portionsOf(pending []lrc.Pending) (portions [][]lrc.Pending) {
 // newPortionLocked returns a portion that is to be fetched. The bases that it refers to stay until it is stored.
 func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 	c := &portion{
-		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)), bases: make([][]*pageBytes, len(runs)),
-		size: f.size, fetched: make(chan struct{}), release: func() {},
+		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)),
+		bases: make([][]*pageBytes, len(runs)),
+		size:  f.size, fetched: make(chan struct{}), release: func() {},
 	}
 	for i, p := range runs {
 		c.ranges[i] = p.Range

@@ -148,7 +148,8 @@ func (p *publications) unsteady(files []*File) {
 // atOneVersion calls acquire, which brings bytes of files up to date and returns how many pages it brought, until no
 // group of them was published meanwhile: what it brought then has all of each group up to version, and nothing of
 // later ones.
-func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() (pages int64, err error)) (version uint64, pages int64, err error) {
+func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() (pages int64,
+	err error)) (version uint64, pages int64, err error) {
 	for turn := 0; ; turn++ {
 		steady := turn == steadyTurn
 		before, version, err := c.publications.settled(ctx, files, steady)
@@ -178,7 +179,8 @@ func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) e
 			writers += f.published.writers
 		}
 		if version < least && had && writers == 0 {
-			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; it has version %d", files[0].Name(), least, version)
+			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; it has version %d",
+				files[0].Name(), least, version)
 		}
 		had = writers > 0
 		return version >= least, nil

@@ -14,10 +14,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// TestRandomDevices has programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte i
-// belongs to writer i mod 4, so that what each must see is known: of its device all it stored, of others what they released
-// or stored since, for a collect may carry more than what was released.
-// Peer copies are of any length, so that they meet everything else.
+// TestRandomDevices has programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte
+// i belongs to writer i mod 4, so that what each must see is known: of its device all it stored, of others what they
+// released or stored since, for a collect may carry more than what was released. Peer copies are of any length, so that
+// they meet everything else.
 func TestRandomDevices(t *testing.T) {
 	randomSeeds(t, 40, func(uint64) bool { return false })
 }
@@ -33,7 +33,8 @@ func TestRandomDevicesServeReads(t *testing.T) {
 	require.Positive(t, reads)
 }
 
-// randomSeeds runs randomDevices with seeds. Of all of them some must have peer copies; it returns how often devices served reads.
+// randomSeeds runs randomDevices with seeds. Of all of them some must have peer copies; it returns how often devices
+// served reads.
 func randomSeeds(t *testing.T, seeds uint64, onDisk func(seed uint64) bool, options ...machineOption) (reads int64) {
 	if n := testdevice.Count(manyDevices); n < manyDevices {
 		t.Skipf("%d devices are needed, and there are %d GPUs", manyDevices, n)
@@ -100,7 +101,8 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 			case mine && len(all) > 0 && b == all[len(all)-1], !mine && bytes.IndexByte(all, b) >= 0:
 			case (!mine || len(all) == 0) && b == released[at]:
 			default:
-				t.Fatalf("seed %d: %d has %d at byte %d of page %d, want %d or of %v", seed, viewer, b, at%page.Size, at>>page.Shift, released[at], all)
+				t.Fatalf("seed %d: %d has %d at byte %d of page %d, want %d or of %v", seed, viewer, b, at%page.Size,
+					at>>page.Shift, released[at], all)
 			}
 		}
 	}

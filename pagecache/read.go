@@ -51,7 +51,8 @@ func (r *collectingRuns) from(rg page.Range) page.Range {
 // When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes are in p.
 // home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on home
 // and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
-func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool, home HomeReader) (n int, fromHome bool, err error) {
+func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
+	home HomeReader) (n int, fromHome bool, err error) {
 	if f.readFlying(p, off) {
 		return len(p), false, nil
 	}
@@ -182,7 +183,8 @@ func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 }
 
 // readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.
-func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64, entering bool) (n int, fromHome bool, err error) {
+func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
+	entering bool) (n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
 	buf := make([]byte, rg.Bytes())
 	if err := f.readHomeLocked(rg, buf); err != nil {

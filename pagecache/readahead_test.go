@@ -95,8 +95,8 @@ func TestReadAheadWhileTheFileIsTruncated(t *testing.T) {
 	require.True(t, bytes.Equal(want, p.all()))
 }
 
-// TestReadAheadDisplacesNothing: on a device that is full of what programs map, read-ahead fills what its mapping has and
-// makes no room for itself.
+// TestReadAheadDisplacesNothing: on a device that is full of what programs map, read-ahead fills what its mapping has
+// and makes no room for itself.
 func TestReadAheadDisplacesNothing(t *testing.T) {
 	const size = 8 << 20
 	m := newMachine(t, 1, memory(2*size))

@@ -59,7 +59,8 @@ func TestReadsOfWhatDidNotChangeTakeNoLock(t *testing.T) {
 	withoutLock(t, src.attached, func() { require.True(t, bytes.Equal(want[:4096], src.read(t, 0, 4096))) })
 }
 
-// Pages that a program may get without the lock are dropped by the next release, also those that no read asked for with it.
+// Pages that a program may get without the lock are dropped by the next release, also those that no read asked for with
+// it.
 func TestReadsWithoutLockAreDroppedByReleases(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -137,7 +138,8 @@ func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A read past the kernel's page cache takes nothing from what a snapshot lets pass, also where it has to publish another.
+// A read past the kernel's page cache takes nothing from what a snapshot lets pass, also where it has to publish
+// another.
 func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)

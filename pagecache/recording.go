@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// recordingMost is the most bytes of a recording that wait to be taken. What comes when they are there is counted, and
-	// lost.
+	// recordingMost is the most bytes of a recording that wait to be taken. What comes when they are there is counted,
+	// and lost.
 	recordingMost = 4 << 20
 	// recordingNames is the most files, and the most programs, that one recording tells apart.
 	recordingNames = 1 << 16
@@ -106,7 +106,8 @@ func (r *Recording) Access(a Access) {
 			f.size = end // it has grown since
 			r.enc.Event(trace.Event{Time: at, File: f.number, Len: end, Resize: true})
 		}
-		return trace.Event{Time: at, Took: took, File: f.number, Source: source, Off: a.Off, Len: a.Len, Pattern: a.Pattern, Write: a.Write}, ok
+		return trace.Event{Time: at, Took: took, File: f.number, Source: source, Off: a.Off, Len: a.Len,
+			Pattern: a.Pattern, Write: a.Write}, ok
 	})
 }
 

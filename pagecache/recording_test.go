@@ -119,7 +119,8 @@ func TestARecordingKnowsSizes(t *testing.T) {
 	for _, x := range got.Events {
 		what = append(what, fmt.Sprint(x.File, x.Resize, x.Off, x.Len))
 	}
-	require.Equal(t, []string{"0 false 0 4096", "0 true 0 1048676", "0 false 1048576 100", "0 true 0 7", "1 false 0 5"}, what)
+	require.Equal(t, []string{"0 false 0 4096", "0 true 0 1048676", "0 false 1048576 100", "0 true 0 7", "1 false 0 5"},
+		what)
 }
 
 // TestARecordingThatNobodyTakesIsBounded: what does not fit is counted.

@@ -31,7 +31,8 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, release f
 		}
 		list = append(list, &mover.Relay{Device: o.moves, Memory: mem, Failed: func(err error) {
 			if !c.noteWay(dev, o, err) {
-				c.log.Warn("a neighbour's link fails; its bytes go over others", "device", o.info.Ordinal, "to", dev.info.Ordinal,
+				c.log.Warn("a neighbour's link fails; its bytes go over others", "device", o.info.Ordinal, "to",
+					dev.info.Ordinal,
 					"error", err)
 			}
 		}})

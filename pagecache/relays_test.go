@@ -46,8 +46,8 @@ func whileStuck(m *machine, src *source, req ViewRequest, done func() bool) (*vi
 	return v, err
 }
 
-// TestNeighboursLinksAreUsed: what the device's own link has no turn for goes through the others, and what these lend is
-// given back.
+// TestNeighboursLinksAreUsed: what the device's own link has no turn for goes through the others, and what these lend
+// is given back.
 func TestNeighboursLinksAreUsed(t *testing.T) {
 	m, src, req := relayed(t, 3)
 	before := m.used()
@@ -108,7 +108,8 @@ func TestBusyNeighboursLinksAreNotUsed(t *testing.T) {
 			gate := m.devices[1].Hold(faulty.CopyIn)
 			var group sync.WaitGroup
 			group.Go(func() {
-				if _, err := m.tryView(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, 8<<20)}}, other); err != nil {
+				if _, err := m.tryView(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, 8<<20)}},
+					other); err != nil {
 					m.t.Error(err)
 				}
 			})
@@ -130,8 +131,8 @@ func TestBusyNeighboursLinksAreNotUsed(t *testing.T) {
 	}
 }
 
-// TestStagingOfANeighbourIsKept: what is on its way through a neighbour has not arrived, and its staging memory is not used
-// for anything else, until the copy to the device has ended.
+// TestStagingOfANeighbourIsKept: what is on its way through a neighbour has not arrived, and its staging memory is not
+// used for anything else, until the copy to the device has ended.
 func TestStagingOfANeighbourIsKept(t *testing.T) {
 	m, src, req := relayed(t, 2)
 	in, out := m.devices[0].Hold(faulty.CopyIn), m.devices[0].Hold(faulty.CopyPeer)

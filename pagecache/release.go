@@ -23,7 +23,8 @@ const maxRedrops = 100
 // release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ
 // from their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the
 // pages are published, none of them is. It leaves out pages of open groups, and counts those that differ.
-func (f *File) release(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, grouped int64, err error) {
+func (f *File) release(ctx context.Context, h *holding,
+	rg page.Range) (modified []page.Range, grouped int64, err error) {
 	start := time.Now()
 	if err := f.prepareRelease(ctx, rg); err != nil {
 		return nil, 0, err
@@ -74,7 +75,8 @@ type released struct {
 
 // releaseLocked publishes modified pages, which are among rg. It fails only where ctx ends while earlier releases of
 // the pages are brought home, as they have to be where the kernel caches writes: then nothing is published.
-func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Range, rg page.Range) (p released, err error) {
+func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Range,
+	rg page.Range) (p released, err error) {
 	p.pages = pagesOf(modified)
 	plan := f.lrc.BeginRelease(modified, rg, h.owner)
 	for _, run := range plan.Collect {
@@ -339,7 +341,8 @@ func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 	for _, d := range joined {
 		err := kernel.Invalidate(d.Offset(), d.Bytes())
 		if err != nil && !errors.Is(err, syscall.ENOENT) {
-			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", d.String(), "error", err)
+			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", d.String(),
+				"error", err)
 		}
 	}
 	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(joined))) })

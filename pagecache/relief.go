@@ -11,20 +11,21 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Base copies are what a replica needs to be brought up to date. So when there is no room for more, replicas are brought up to
-// date before anybody asks, and their copies go: a program may see bytes of others before it acquires, which release consistency
-// allows. Whoever needs the room does so for the file that he changes, of which he has File.mu; the background's lanes
-// do it for all files, before there is none left. Where other files have all of it, what a change keeps goes again right after it. So
-// the account is exceeded by no more than what the changes under way keep, each of at most holdBases pages.
+// Base copies are what a replica needs to be brought up to date. So when there is no room for more, replicas are
+// brought up to date before anybody asks, and their copies go: a program may see bytes of others before it acquires,
+// which release consistency allows. Whoever needs the room does so for the file that he changes, of which he has
+// File.mu; the background's lanes do it for all files, before there is none left. Where other files have all of it,
+// what a change keeps goes again right after it. So the account is exceeded by no more than what the changes under way
+// keep, each of at most holdBases pages.
 //
-// A device that hangs is waited for, as by a collect. Where it fails in another way, and is not lost, nobody is to lose bytes for
-// that: the copies stay, beyond the limit, and the log says so.
+// A device that hangs is waited for, as by a collect. Where it fails in another way, and is not lost, nobody is to lose
+// bytes for that: the copies stay, beyond the limit, and the log says so.
 
 // holdBases is the most pages of which copies are kept at once where there is no room, 8 MiB: those of a portion.
 const holdBases = collectPortion
 
-// relieveLocked makes room for copies of so many pages by bringing replicas of f up to date, and reports whether there is enough. No
-// portion is on its way home, which refers to bases.
+// relieveLocked makes room for copies of so many pages by bringing replicas of f up to date, and reports whether there
+// is enough. No portion is on its way home, which refers to bases.
 func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	m := &f.c.memory
 	if m.fits(pages * page.Size) {
@@ -40,7 +41,8 @@ func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	return m.fits(pages * page.Size)
 }
 
-// refreshLocked brings the tracked pages of rg whose bases are copies up to date, on all devices. What is pending stays pending.
+// refreshLocked brings the tracked pages of rg whose bases are copies up to date, on all devices. What is pending stays
+// pending.
 func (f *File) refreshLocked(ctx context.Context, rg page.Range) (err error) {
 	for part := range f.lrc.Parts(rg, holdCollect) {
 		// What others did to home is known of a page before it is taken for home's.
@@ -84,8 +86,8 @@ func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, pla
 	return err
 }
 
-// keepsLocked returns how many pages of rg need copies before home changes, but no more than most, and where the last of these
-// ends: that of rg, if they are all.
+// keepsLocked returns how many pages of rg need copies before home changes, but no more than most, and where the last
+// of these ends: that of rg, if they are all.
 func (f *File) keepsLocked(rg page.Range, except versions.Owner, most int64) (pages int64, end page.Index) {
 	for part := range f.lrc.Parts(rg, holdPeer) {
 		for _, run := range f.lrc.Keeps([]page.Range{part}, except) {

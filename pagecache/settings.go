@@ -36,16 +36,16 @@ func (c *Cache) SetBudget(ctx context.Context, bytes int64, why string) error {
 	return errors.Join(errs...)
 }
 
-// SetLiveBudget has the budgets follow what other programs take of the devices, as Options.LiveBudget does. SetBudget ends
-// that.
+// SetLiveBudget has the budgets follow what other programs take of the devices, as Options.LiveBudget does. SetBudget
+// ends that.
 func (c *Cache) SetLiveBudget() {
 	for _, d := range c.devices {
 		d.room.SetLive()
 	}
 }
 
-// tendTick is how often a device is looked after. What others ask for between two looks has to fit into the floor that a
-// live budget leaves free.
+// tendTick is how often a device is looked after. What others ask for between two looks has to fit into the floor that
+// a live budget leaves free.
 const tendTick = 250 * time.Millisecond
 
 // tend keeps a device's budget, where it is live, and has extents go back to memory that becomes free, until ctx ends.

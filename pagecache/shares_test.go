@@ -13,8 +13,8 @@ import (
 
 func userShare(part float64) machineOption { return func(o *Options, _ *int64) { o.UserShare = part } }
 
-// TestNoUserMapsMoreThanAShare: memory that a user's programs share counts once, who has no limit may map all, and everything is
-// given back.
+// TestNoUserMapsMoreThanAShare: memory that a user's programs share counts once, who has no limit may map all, and
+// everything is given back.
 func TestNoUserMapsMoreThanAShare(t *testing.T) {
 	m := newMachine(t, 1, memory(4*emulated.Granularity), userShare(0.5))
 	mapAs := func(src *source, user uint32, limited bool) (*Mapping, error) {
@@ -48,10 +48,12 @@ func TestNoUserMapsMoreThanAShare(t *testing.T) {
 		all = append(all, free)
 	}
 	const g = emulated.Granularity
-	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}}, m.cache.Status().Devices[0].Users)
+	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}},
+		m.cache.Status().Devices[0].Users)
 
 	require.NoError(t, one.Unmap(context.Background()))
-	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}}, m.cache.Status().Devices[0].Users)
+	require.Equal(t, []UserPins{{User: 0, Bytes: 4 * g}, {User: 7, Bytes: 2 * g}, {User: 8, Bytes: 2 * g}},
+		m.cache.Status().Devices[0].Users)
 	require.NoError(t, again.Unmap(context.Background()))
 	last, err := mapAs(files[3], 7, true)
 	require.NoError(t, err)

@@ -12,19 +12,20 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Users of one file on one device share its memory, as programs on the CPU share the kernel's pages. But what was given away cannot
-// be taken back: a program that keeps a descriptor sees whatever comes into that memory, and may store into it. So memory is not
-// shared
+// Users of one file on one device share its memory, as programs on the CPU share the kernel's pages. But what was given
+// away cannot be taken back: a program that keeps a descriptor sees whatever comes into that memory, and may store into
+// it. So memory is not shared
 //
 //   - with users who had it before rights to the file were taken away from anybody, since that may have been from them;
 //   - with users who had it and unmapped it, once nobody maps it any more;
 //   - with users who can store into it although they may not change the file: where the device cannot keep a program that was given
 //     memory for reading from writing there.
 //
-// Who must not share gets memory of his own. Where nobody maps the old memory any more, it goes. Otherwise the device gets one more
-// holding of the file, with an owner of its own among those that lrc knows: it is kept coherent with the first as another device
-// would be. Root and the daemon's own user share with everybody, since they get at everything anyway, but not with those of the last
-// kind. Programs of one user share in any case: the kernel lets them get at each other's memory.
+// Who must not share gets memory of his own. Where nobody maps the old memory any more, it goes. Otherwise the device
+// gets one more holding of the file, with an owner of its own among those that lrc knows: it is kept coherent with the
+// first as another device would be. Root and the daemon's own user share with everybody, since they get at everything
+// anyway, but not with those of the last kind. Programs of one user share in any case: the kernel lets them get at each
+// other's memory.
 
 // given is what is known of a user who was given memory.
 type given struct {
@@ -144,7 +145,8 @@ func (f *File) freeOwnerLocked(dev *device) (versions.Owner, error) {
 	return 0, fail(syscall.ENOMEM, "too many users map the file who must not share memory")
 }
 
-// choose finds the holding that m is to be a mapping of. writable says that the client's descriptor is open for writing.
+// choose finds the holding that m is to be a mapping of. writable says that the client's descriptor is open for
+// writing.
 func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding, error) {
 	var failed []*holding
 	for {
@@ -226,8 +228,8 @@ func (f *File) sharesLocked(x *extent, m *Mapping) bool {
 	return true
 }
 
-// givenToOthersLocked reports whether another mapping has x whose client was given the memory: somebody has mapped it ever since the
-// users were given it who are noted. Who is about to be given it has not.
+// givenToOthersLocked reports whether another mapping has x whose client was given the memory: somebody has mapped it
+// ever since the users were given it who are noted. Who is about to be given it has not.
 func (f *File) givenToOthersLocked(x *extent, m *Mapping) bool {
 	for o := range f.mappings {
 		if o != m && o.h == x.h && o.exported && o.pages.Overlaps(x.pages()) {

@@ -36,7 +36,8 @@ func (m *machine) used() int64 { return m.cache.Status().Devices[0].UsedBytes }
 
 const extentBytes = exposedPages * page.Size
 
-// TestUsersShareMemory: who has the rights shares, whoever he is, while somebody maps the file; and a user shares with himself.
+// TestUsersShareMemory: who has the rights shares, whoever he is, while somebody maps the file; and a user shares with
+// himself.
 func TestUsersShareMemory(t *testing.T) {
 	m, src := shared(t)
 	a := m.as(alice, src, true)
@@ -51,7 +52,8 @@ func TestUsersShareMemory(t *testing.T) {
 	require.EqualValues(t, extentBytes, m.used(), "nobody lost a right")
 }
 
-// TestMappingAgain: the next process of a user finds the memory as it was, and so does another user once the first one gave it back.
+// TestMappingAgain: the next process of a user finds the memory as it was, and so does another user once the first one
+// gave it back.
 func TestMappingAgain(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)
@@ -73,8 +75,8 @@ func TestMemoryThatWasGivenBackIsShared(t *testing.T) {
 	require.Equal(t, before, m.cache.counters.FilledPages.Load())
 }
 
-// TestKeptMemoryAfterUnmap: who keeps memory that he unmapped sees nothing new there, and what he stores is seen by nobody. It
-// counts as used until he gives it back.
+// TestKeptMemoryAfterUnmap: who keeps memory that he unmapped sees nothing new there, and what he stores is seen by
+// nobody. It counts as used until he gives it back.
 func TestKeptMemoryAfterUnmap(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)
@@ -115,7 +117,8 @@ func TestKeptMemoryIsOfTheBudget(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 }
 
-// TestRightsTakenAway: who had memory before somebody lost rights finds nothing of what comes later, even while he maps it.
+// TestRightsTakenAway: who had memory before somebody lost rights finds nothing of what comes later, even while he maps
+// it.
 func TestRightsTakenAway(t *testing.T) {
 	for name, take := range map[string]func(r *Rights){
 		"mode":  func(r *Rights) { r.Mode = 0o600 },
@@ -179,8 +182,8 @@ func TestTwoMemoriesOfOneDevice(t *testing.T) {
 	m.devices[0].Lose()
 }
 
-// TestReadersWhoCanStore: on a device that cannot keep readers from storing, readers who may not change the file have memory of
-// their own, each user one.
+// TestReadersWhoCanStore: on a device that cannot keep readers from storing, readers who may not change the file have
+// memory of their own, each user one.
 func TestReadersWhoCanStore(t *testing.T) {
 	for _, trust := range []bool{false, true} {
 		m := newMachine(t, 0, func(o *Options, _ *int64) { o.TrustUsers = trust })
@@ -220,8 +223,8 @@ func TestReadersWhoCanStore(t *testing.T) {
 	}
 }
 
-// TestWhoWasGivenNothingKeepsNoMemoryShared: alice keeps memory that she unmapped, while carol's mapping has it and she was not given it
-// yet. Bob must not share it.
+// TestWhoWasGivenNothingKeepsNoMemoryShared: alice keeps memory that she unmapped, while carol's mapping has it and she
+// was not given it yet. Bob must not share it.
 func TestWhoWasGivenNothingKeepsNoMemoryShared(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)

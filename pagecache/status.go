@@ -47,8 +47,8 @@ type Status struct {
 	HeapLiveBytes int64 `json:"heap_live_bytes"`
 	// WriteBackInterval is in seconds.
 	WriteBackInterval float64 `json:"write_back_interval_s"`
-	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off"; Buffered
-	// has the reasons why it was not possible for some file.
+	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off";
+	// Buffered has the reasons why it was not possible for some file.
 	DirectReads string   `json:"direct_reads"`
 	Buffered    []string `json:"direct_reads_refused"`
 	// Losses is what was lost with devices since the mount was made.
@@ -64,8 +64,8 @@ type DeviceStatus struct {
 	// UUID names the GPU as nvidia-smi does; empty where the kind has none.
 	UUID string `json:"uuid,omitempty"`
 	Name string `json:"name"`
-	// MemoryBytes is the budget of now, MemoryWhy says where it comes from where that is not how it was mounted. UsedBytes is what
-	// extents take of it, MappedBytes what clients map of them.
+	// MemoryBytes is the budget of now, MemoryWhy says where it comes from where that is not how it was mounted.
+	// UsedBytes is what extents take of it, MappedBytes what clients map of them.
 	MemoryBytes int64  `json:"memory_bytes"`
 	MemoryWhy   string `json:"memory_why,omitempty"`
 	UsedBytes   int64  `json:"used_bytes"`
@@ -136,14 +136,15 @@ type FileStatus struct {
 	Mappings  int   `json:"mappings"`
 	// MapPages is how many pages a letter of the holders' maps stands for.
 	MapPages int64 `json:"map_pages"`
-	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long. Then
-	// only Name and Counters are of now, and the rest is what was seen last.
+	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long.
+	// Then only Name and Counters are of now, and the rest is what was seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
-	// Pinned says on which devices what there is of the file stays: "all", or their numbers; empty for none. PinnedBy is
-	// the user on whose account.
+	// Pinned says on which devices what there is of the file stays: "all", or their numbers; empty for none. PinnedBy
+	// is the user on whose account.
 	Pinned   string `json:"pinned,omitempty"`
 	PinnedBy uint32 `json:"pinned_by,omitempty"`
-	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are there.
+	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are
+	// there.
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
 	Holders []HoldingStatus `json:"holders"`
@@ -181,8 +182,8 @@ type HoldingStatus struct {
 type ViewStatus struct {
 	Device int    `json:"device"`
 	User   uint32 `json:"user"` // whose programs share it
-	// Bytes is the size of the view, DeviceBytes what its extents take of the device's memory, HostBytes what its list of
-	// segments takes of --host-memory.
+	// Bytes is the size of the view, DeviceBytes what its extents take of the device's memory, HostBytes what its list
+	// of segments takes of --host-memory.
 	Bytes       int64 `json:"bytes"`
 	DeviceBytes int64 `json:"device_bytes"`
 	HostBytes   int64 `json:"host_bytes"`

@@ -2,10 +2,10 @@ package pagecache
 
 import "time"
 
-// A release is the moment at which a file is modified: its mtime moves then, and not when somebody needs the bytes at home. A
-// collect leaves mtime as it was, so what a program sets after a release stays. It cannot leave ctime as it was. Programs that
-// compare ctime, as tar does to see whether a file changes while it reads, are shown the one from before as long as nobody but
-// collects changed home.
+// A release is the moment at which a file is modified: its mtime moves then, and not when somebody needs the bytes at
+// home. A collect leaves mtime as it was, so what a program sets after a release stays. It cannot leave ctime as it
+// was. Programs that compare ctime, as tar does to see whether a file changes while it reads, are shown the one from
+// before as long as nobody but collects changed home.
 
 // TimedHome is a Home whose mtime can be set. Its methods may be called from any goroutine.
 type TimedHome interface {

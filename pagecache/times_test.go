@@ -42,7 +42,8 @@ func (h *timedHome) SetModified(mtime time.Time) error {
 // TestTimesOfOthersStay has somebody set mtime in SOURCE while released bytes are written home.
 func TestTimesOfOthersStay(t *testing.T) {
 	start := time.Unix(1e9, 0)
-	for name, set := range map[string]time.Time{"nobody": {}, "past": start.Add(-time.Hour), "future": start.Add(time.Hour)} {
+	for name, set := range map[string]time.Time{"nobody": {}, "past": start.Add(-time.Hour),
+		"future": start.Add(time.Hour)} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 1)
 			src := m.file(2 * page.Size)

@@ -28,8 +28,8 @@ func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
 }
 
-// Somebody changes the backing file directly while released bytes are not home yet. They are still to be seen by everyone, and
-// to be brought home by fsync.
+// Somebody changes the backing file directly while released bytes are not home yet. They are still to be seen by
+// everyone, and to be brought home by fsync.
 func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.file(2 * page.Size)

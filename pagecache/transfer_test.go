@@ -55,7 +55,8 @@ func TestFillOfManyPieces(t *testing.T) {
 	const size = 40*mover.PieceBytes - 100
 	m := newMachine(t, 1, memory(128<<20))
 	src := &cachedSource{source: m.noisyFile(size)}
-	src.home = &cachedHome{memoryHome: src.source.home, cached: 10*mover.PieceBytes + 12345, asked: make(chan page.Range, 1000)}
+	src.home = &cachedHome{memoryHome: src.source.home, cached: 10*mover.PieceBytes + 12345,
+		asked: make(chan page.Range, 1000)}
 	mp, err := m.cache.Map(t.Context(), src, MapRequest{Len: size, Writable: true})
 	require.NoError(t, err)
 	p := m.attach(mp, 0, size, true)
@@ -72,8 +73,8 @@ func TestFillOfManyPieces(t *testing.T) {
 	require.Greater(t, asked, 0)
 }
 
-// TestScatteredAcquires has the CPU write single pages all over a file that devices map: one for writing, one for reading,
-// one lazily.
+// TestScatteredAcquires has the CPU write single pages all over a file that devices map: one for writing, one for
+// reading, one lazily.
 func TestScatteredAcquires(t *testing.T) { scatteredAcquires(t) }
 
 // TestScatteredAcquiresByMany is the same with a dozen readers for each acquire.
@@ -144,8 +145,8 @@ func TestAcquireInHolds(t *testing.T) {
 	require.Zero(t, p.release())
 }
 
-// TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. What was brought stays, and the rest
-// comes with the next acquire.
+// TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. What was brought stays, and the
+// rest comes with the next acquire.
 func TestFailedFill(t *testing.T) {
 	const size = 24 * mover.PieceBytes
 	m := newMachine(t, 1)
@@ -216,7 +217,8 @@ func TestPartOfACollectFails(t *testing.T) {
 	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0], "what could be written was")
 	require.Zero(t, src.home.bytes(900*page.Size, 1)[0])
-	require.True(t, bytes.Equal(want[900*page.Size:901*page.Size], src.read(t, 900*page.Size, page.Size)), "and the rest is seen")
+	require.True(t, bytes.Equal(want[900*page.Size:901*page.Size], src.read(t, 900*page.Size, page.Size)),
+		"and the rest is seen")
 	src.home.fail(nil)
 	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.True(t, bytes.Equal(want, src.home.bytes(0, len(want))))
@@ -227,8 +229,8 @@ func TestPartOfACollectFails(t *testing.T) {
 	require.Zero(t, p.release())
 }
 
-// TestScanBesideAgreements: while a release looks for modified pages, the digests of some change: one page is collected and
-// stored into again, another is brought up to date.
+// TestScanBesideAgreements: while a release looks for modified pages, the digests of some change: one page is collected
+// and stored into again, another is brought up to date.
 func TestScanBesideAgreements(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(8 * page.Size)
@@ -314,8 +316,8 @@ type writingSource struct {
 
 func (s *writingSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// TestDiskWritesWhileSyncCollects looks at what the disk is told while released pages come home: nothing, unless they are to
-// be durable.
+// TestDiskWritesWhileSyncCollects looks at what the disk is told while released pages come home: nothing, unless they
+// are to be durable.
 func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	const pages = holdCollect + 10
 	m := newMachine(t, 1, memory(128<<20))
@@ -347,8 +349,8 @@ func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	require.Greater(t, parts, 1, "the disk waits for the last page")
 }
 
-// TestPieces cuts updates: all pages once, in order, in pieces that are no larger than allowed, and smaller where there is
-// little, so that every reader has some.
+// TestPieces cuts updates: all pages once, in order, in pieces that are no larger than allowed, and smaller where there
+// is little, so that every reader has some.
 func TestPieces(t *testing.T) {
 	run := func(start, n page.Index) lrc.Update {
 		return lrc.Update{Range: page.Range{Start: start, End: start + n}}
@@ -403,8 +405,8 @@ func TestPatchOfTheSameBytes(t *testing.T) {
 	require.True(t, bytes.Equal(p.all(), src.read(t, 0, 4*page.Size)))
 }
 
-// TestReadsOfReleasedPages reads a file that a device wrote: from the start to the end, which takes ever larger runs from the
-// device, and here and there, which does not.
+// TestReadsOfReleasedPages reads a file that a device wrote: from the start to the end, which takes ever larger runs
+// from the device, and here and there, which does not.
 func TestReadsOfReleasedPages(t *testing.T) {
 	const pages, request = 16384, 32
 	m := newMachine(t, 1, memory(128<<20), readsFrom(DeviceReadsOff)) // all of it comes home

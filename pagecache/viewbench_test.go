@@ -60,7 +60,8 @@ func BenchmarkView(b *testing.B) {
 			m := newMachine(t, 1, memory(2*size))
 			defer m.cache.Close(context.Background())
 			src := fileSource{m.file(0), fileHome{newHome(0), f}}
-			v, err := m.cache.MapView(context.Background(), []Source{src}, ViewRequest{Alignment: 256, Segments: segments})
+			v, err := m.cache.MapView(context.Background(), []Source{src},
+				ViewRequest{Alignment: 256, Segments: segments})
 			require.NoError(b, err)
 			b.SetBytes(v.Size())
 			for b.Loop() {

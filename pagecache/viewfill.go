@@ -220,7 +220,8 @@ func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []
 	gathered := false  // from is no part of buf
 	flush := func() {
 		for x, part := range pieces(t.extents, run) {
-			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(), Host: from[part.Off-run.Off:][:part.Len()]})
+			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(),
+				Host: from[part.Off-run.Off:][:part.Len()]})
 		}
 	}
 	for r := range t.p.of.Runs(pages.Span()) {
@@ -248,7 +249,8 @@ const (
 )
 
 // AppendPatches implements mover.Placer. Nobody stores into a view, so nothing is patched.
-func (t *viewFill) AppendPatches([]gpubackend.Patch, *mover.Step, []byte, []gpubackend.Digest) ([]gpubackend.Patch, error) {
+func (t *viewFill) AppendPatches([]gpubackend.Patch, *mover.Step, []byte,
+	[]gpubackend.Digest) ([]gpubackend.Patch, error) {
 	panic("pagecache: a patch of a view")
 }
 
@@ -268,7 +270,8 @@ func (t *viewFill) Sent(pieces []*mover.Piece) {
 func (t *viewFill) Arrived([]*mover.Piece) {}
 
 // appendPeer appends the copies of view bytes to into from memory, where they begin at off.
-func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64, into page.Bytes) []gpubackend.PeerCopy {
+func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64,
+	into page.Bytes) []gpubackend.PeerCopy {
 	for x, part := range pieces(t.extents, into) {
 		list = append(list, gpubackend.PeerCopy{
 			Mem: x.Memory(), Off: part.Off - x.Pages().Offset(),

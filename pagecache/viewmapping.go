@@ -57,7 +57,8 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	case err != nil:
 		return nil, fail(syscall.EINVAL, "%v", err)
 	case layout.Size() > dev.room.Budget(): // before anything is made that takes host memory
-		return nil, fail(syscall.ENOMEM, "the view needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
+		return nil, fail(syscall.ENOMEM,
+			"the view needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
 			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.room.Budget())))
 	}
 	for _, src := range sources {
@@ -78,7 +79,8 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	for i, src := range sources {
 		names[i] = src.Name()
 	}
-	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: names}, req.Limited)
+	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: names},
+		req.Limited)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,8 @@ const (
 )
 
 // fromExtentsLocked copies what devices have of pages for mappings, and returns the rest.
-func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
+func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
+	into *viewFill) (rest []page.Range, err error) {
 	f, dev := p.f, p.v.dev
 	var sources []*holding
 	for h := range f.holdersLocked() {
@@ -73,7 +74,8 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range, in
 
 // fromExtents returns the copies of pages from what a device has of them for mappings. few is false where there are too
 // many.
-func (p *viewPart) fromExtents(h *holding, pages []page.Range, into *viewFill) (copies []gpubackend.PeerCopy, few bool) {
+func (p *viewPart) fromExtents(h *holding, pages []page.Range,
+	into *viewFill) (copies []gpubackend.PeerCopy, few bool) {
 	for _, rg := range pages {
 		h.each(rg, func(x *extent, part page.Range) {
 			for r := range p.of.Runs(part.Span()) {
@@ -143,7 +145,8 @@ func (p *viewPart) fromViews(ctx context.Context, pages []page.Range, into *view
 
 // follow copies pages from another view as they arrive there, and returns those that it does not have, also with an
 // error.
-func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
+func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Range,
+	into *viewFill) (rest []page.Range, err error) {
 	var arrived []page.Range
 	for left := pages; err == nil && len(left) > 0; {
 		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale
@@ -202,7 +205,8 @@ func (v *View) has(extents []*residency.Extent) bool {
 }
 
 // copyFrom copies pages from the extents of the same view on another device.
-func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residency.Extent, pages []page.Range, into *viewFill) error {
+func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residency.Extent, pages []page.Range,
+	into *viewFill) error {
 	var copies []gpubackend.PeerCopy
 	var run page.Bytes // of the view; what comes before it is in copies
 	flush := func() {

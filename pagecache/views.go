@@ -119,8 +119,10 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	c.memory.charge(memoryViews, v.host) // before the limit is looked at: requests at one time see each other
 	if v.host > leastList && !c.memory.fits(0) {
 		c.memory.charge(memoryViews, -v.host)
-		return nil, fail(syscall.ENOMEM, "the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
-			"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)), humanize.IBytes(uint64(c.memory.left())))
+		return nil, fail(syscall.ENOMEM,
+			"the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
+				"segments, or mount with a larger --host-memory", humanize.IBytes(uint64(v.host)),
+			humanize.IBytes(uint64(c.memory.left())))
 	}
 	for i, f := range files {
 		if of := layout.File(i); !of.Span().Empty() {
@@ -281,7 +283,10 @@ func (v *View) Extents(rg page.Range) (list []*residency.Extent) {
 func (v *View) Adopt(x *residency.Extent) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(v.extents, x, func(a, b *residency.Extent) int { return int(a.Pages().End - b.Pages().End) })
+	i, _ := slices.BinarySearchFunc(v.extents, x, func(a,
+		b *residency.Extent) int {
+		return int(a.Pages().End - b.Pages().End)
+	})
 	for _, other := range v.extents[max(i-1, 0):min(i+2, len(v.extents))] {
 		if other.Pages().Overlaps(x.Pages()) {
 			return false

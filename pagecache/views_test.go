@@ -106,7 +106,8 @@ func (s *source) released(m *machine) []byte {
 		var copies []gpubackend.Copy
 		h.each(p.Range, func(x *extent, part page.Range) {
 			_, mem := m.devices[h.dev.info.Ordinal].Inner(x.Memory())
-			copies = append(copies, gpubackend.Copy{Mem: mem, Off: x.off(part.Start), Host: b[:cap(b)][part.Start.Offset():part.End.Offset()]})
+			copies = append(copies, gpubackend.Copy{Mem: mem, Off: x.off(part.Start),
+				Host: b[:cap(b)][part.Start.Offset():part.End.Offset()]})
 		})
 		x, _ := h.at(p.Range.Start)
 		gpu, _ := m.devices[h.dev.info.Ordinal].Inner(x.Memory())
@@ -282,7 +283,8 @@ func TestViewMakesRoom(t *testing.T) {
 	v.check()
 	v.unmap()
 	m.run(src, 0, 0, 8<<20, false)
-	require.Eventually(t, func() bool { return m.cache.memory.classes[memoryViews].Load() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return m.cache.memory.classes[memoryViews].Load() == 0 }, time.Minute,
+		time.Millisecond)
 }
 
 func TestViewRefuses(t *testing.T) {
@@ -293,11 +295,15 @@ func TestViewRefuses(t *testing.T) {
 		want syscall.Errno
 		text string
 	}{
-		"no segments":        {ViewRequest{}, syscall.EINVAL, "0 segments"},
-		"no file":            {ViewRequest{Segments: []view.Segment{{File: 1, Length: 1, Count: 1}}}, syscall.EINVAL, "no file 1"},
-		"past what files":    {ViewRequest{Segments: []view.Segment{bytesOf(1<<63-1, 1)}}, syscall.EOVERFLOW, "largest file"},
-		"more than is there": {ViewRequest{Segments: []view.Segment{bytesOf(0, 9<<20)}}, syscall.ENOMEM, "raise gpu-memory"},
-		"no device":          {ViewRequest{Device: 5, Segments: []view.Segment{bytesOf(0, 1)}}, syscall.ENODEV, "device 5"},
+		"no segments": {ViewRequest{}, syscall.EINVAL, "0 segments"},
+		"no file": {ViewRequest{Segments: []view.Segment{{File: 1, Length: 1, Count: 1}}}, syscall.EINVAL,
+			"no file 1"},
+		"past what files": {ViewRequest{Segments: []view.Segment{bytesOf(1<<63-1, 1)}}, syscall.EOVERFLOW,
+			"largest file"},
+		"more than is there": {ViewRequest{Segments: []view.Segment{bytesOf(0, 9<<20)}}, syscall.ENOMEM,
+			"raise gpu-memory"},
+		"no device": {ViewRequest{Device: 5, Segments: []view.Segment{bytesOf(0, 1)}}, syscall.ENODEV,
+			"device 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := m.tryView(c.req, src)
@@ -365,15 +371,18 @@ func TestViewOfALostDevice(t *testing.T) {
 func TestViewOfARemovedFile(t *testing.T) {
 	m := newMachine(t, 1)
 	a, b := m.noisyFile(1<<20), m.noisyFile(1<<20)
-	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19), {File: 1, Offset: 3, Length: 9, Count: 1}}}, a, b)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19), {File: 1, Offset: 3, Length: 9, Count: 1}}}, a,
+		b)
 	m.view(ViewRequest{Segments: []view.Segment{bytesOf(11, 1<<19)}}, a).unmap()
 	m.cache.Forget(a.id)
 	b.write(t, 5, []byte("new"))
 	v.acquire()
 	v.check()
-	require.Eventually(t, func() bool { return len(m.cache.Status().Files[0].Views) == 1 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.cache.Status().Files[0].Views) == 1 }, time.Minute,
+		time.Millisecond)
 	v.unmap()
-	require.Eventually(t, func() bool { return m.used() == 0 && len(m.cache.Status().Files) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return m.used() == 0 && len(m.cache.Status().Files) == 0 }, time.Minute,
+		time.Millisecond)
 }
 
 // fromHome returns the pages that came from homes.
@@ -386,7 +395,8 @@ func (m *machine) fromHome() int64 {
 func TestViewsCopyFromEachOther(t *testing.T) {
 	m := newMachine(t, 3)
 	src := m.noisyFile(4 << 20)
-	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 3<<20), {Offset: 50, Length: 3000, Stride: 7000, Count: 500}}}
+	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 3<<20),
+		{Offset: 50, Length: 3000, Stride: 7000, Count: 500}}}
 	m.view(req, src).check()
 	before := m.fromHome()
 	req.Device = 1

@@ -13,8 +13,8 @@ import (
 // has begun to read for it. So a view that comes later gets what the others still have to read, and reads what they had
 // read before.
 //
-// A page goes to a view only where it was claimed for it before its read began (view.State), under File.viewsMu. So what
-// home had when the pages were taken is what arrives, or something newer.
+// A page goes to a view only where it was claimed for it before its read began (view.State), under File.viewsMu. So
+// what home had when the pages were taken is what arrives, or something newer.
 
 // fromHome brings pages from home, together with what other views of the file want; it calls ready once these may share
 // what they read. more is how many pages came besides. Where err is nil, those that did not come are still coming, and
@@ -27,8 +27,9 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 		Class:  mover.Acquire,
 		From:   t.home,
 		Into:   t,
-		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} }, []mover.Run{{Pages: all}}, nil),
-		Reads:  new(mover.Reads),
+		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} },
+			[]mover.Run{{Pages: all}}, nil),
+		Reads: new(mover.Reads),
 	}
 	var giveBack func()
 	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, page.Index(pagesOf(pages)).Offset())

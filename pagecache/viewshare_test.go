@@ -22,7 +22,8 @@ const ranks = 4
 // shardOf is what rank r of ranks has of each row of 16 KiB of a file.
 func shardOf(r int, size int64) view.Segment {
 	const row = 4 << 10
-	return view.Segment{Offset: 140 + int64(r)*row, Length: row, Stride: ranks * row, Count: (size - 140) / (ranks * row)}
+	return view.Segment{Offset: 140 + int64(r)*row, Length: row, Stride: ranks * row,
+		Count: (size - 140) / (ranks * row)}
 }
 
 // shards makes the views of all ranks at once, each on its device.
@@ -113,7 +114,8 @@ func TestShardsReadTheFileOnce(t *testing.T) {
 			s.check()
 			all := page.Count(12 << 20).Offset()
 			require.LessOrEqual(t, float64(s.m.fromHome()*page.Size), 1.05*float64(all))
-			require.Greater(t, s.m.cache.counters.ViewPages.Load(), s.m.fromHome(), "who shares counts pages for each view")
+			require.Greater(t, s.m.cache.counters.ViewPages.Load(), s.m.fromHome(),
+				"who shares counts pages for each view")
 		})
 	}
 }
@@ -293,7 +295,8 @@ func randomShards(t *testing.T, seed uint64) {
 			src.write(t, rnd.IntN(size-200_000), bytes.Repeat([]byte{byte(rnd.Uint32())}, 1+rnd.IntN(200_000)))
 		}
 		if rnd.IntN(2) == 0 {
-			m.devices[rnd.IntN(3)].Fail([]faulty.Op{faulty.CopyIn, faulty.HostBuffer}[rnd.IntN(2)], 1+rnd.IntN(5), errors.New("broken"))
+			m.devices[rnd.IntN(3)].Fail([]faulty.Op{faulty.CopyIn, faulty.HostBuffer}[rnd.IntN(2)], 1+rnd.IntN(5),
+				errors.New("broken"))
 		}
 		var group sync.WaitGroup
 		for _, v := range views {

@@ -49,7 +49,8 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 
 // collectRestLocked brings home what devices released of the pages of rg up to next, but for what the view may copy
 // from their memory. What it lacks of that is stale then.
-func (p *viewPart) collectRestLocked(ctx context.Context, rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
+func (p *viewPart) collectRestLocked(ctx context.Context,
+	rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f
 	if err := f.landLocked(rg); err != nil {
 		return nil, rg.Start, err
@@ -90,7 +91,8 @@ func (p *viewPart) collectRestLocked(ctx context.Context, rg page.Range) (of map
 
 // copyStraightLocked copies those of the taken pages that devices released, and returns the rest, of which home has
 // everything.
-func (p *viewPart) copyStraightLocked(ctx context.Context, of map[*holding][]page.Range, taken []page.Range, into *viewFill) ([]page.Range, error) {
+func (p *viewPart) copyStraightLocked(ctx context.Context, of map[*holding][]page.Range, taken []page.Range,
+	into *viewFill) ([]page.Range, error) {
 	for h, pages := range of {
 		mine := intersect(taken, pages)
 		if len(mine) == 0 {

@@ -105,10 +105,12 @@ func TestViewOfShortRows(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(4<<20 + 7)
 	rnd := rand.New(rand.NewPCG(1, 2))
-	segments := []view.Segment{{Offset: 1, Length: 1, Stride: 4, Count: 1 << 20}, {Offset: 3, Length: 5, Stride: 5, Count: 9000}}
+	segments := []view.Segment{{Offset: 1, Length: 1, Stride: 4, Count: 1 << 20},
+		{Offset: 3, Length: 5, Stride: 5, Count: 9000}}
 	for range 40 {
 		n := 1 + rnd.Int64N(2*leastRow)
-		segments = append(segments, view.Segment{Offset: rnd.Int64N(1 << 20), Length: n, Stride: n + rnd.Int64N(50), Count: 1 + rnd.Int64N(5000)})
+		segments = append(segments, view.Segment{Offset: rnd.Int64N(1 << 20), Length: n, Stride: n + rnd.Int64N(50),
+			Count: 1 + rnd.Int64N(5000)})
 	}
 	v := m.view(ViewRequest{Segments: segments}, src)
 	v.check()
@@ -240,7 +242,8 @@ func TestViewsAndChangesAtOnce(t *testing.T) {
 					}
 				})
 			}
-			req := ViewRequest{Segments: []view.Segment{bytesOf(5, size-9), {Offset: 3, Length: 100, Stride: 5000, Count: 300}}}
+			req := ViewRequest{Segments: []view.Segment{bytesOf(5, size-9),
+				{Offset: 3, Length: 100, Stride: 5000, Count: 300}}}
 			for dev := range 2 {
 				req := req
 				req.Device = dev
@@ -333,7 +336,8 @@ func TestManyRowsAtOnce(t *testing.T) {
 			segments[i] = view.Segment{Offset: int64(i%40 + k), Length: 1, Stride: 31, Count: view.MaxRows >> 16}
 		}
 		group.Go(func() {
-			v, err := m.tryView(ViewRequest{Segments: segments}, &source{id: src.id, home: src.home, kernel: src.kernel})
+			v, err := m.tryView(ViewRequest{Segments: segments}, &source{id: src.id, home: src.home,
+				kernel: src.kernel})
 			if err != nil {
 				t.Error(err)
 				return

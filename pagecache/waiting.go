@@ -15,7 +15,8 @@ import (
 )
 
 // Bytes wait from the release that publishes them until home has them. While home cannot take them they stay on their
-// device and are tried again, soon at first and then every longestRetry, so that they arrive shortly after there is room.
+// device and are tried again, soon at first and then every longestRetry, so that they arrive shortly after there is
+// room.
 const (
 	firstRetry   = 100 * time.Millisecond
 	longestRetry = time.Second
@@ -70,8 +71,8 @@ func (f *File) waitingBytesLocked() int64 {
 	return bytes
 }
 
-// Flush brings everything released home that can be brought there, waiting for releases that are under way, though not for
-// files that are stuck. Its error says what went wrong; Waiting lists what is left.
+// Flush brings everything released home that can be brought there, waiting for releases that are under way, though not
+// for files that are stuck. Its error says what went wrong; Waiting lists what is left.
 //
 // A release that does not end holds up the pages that it drains, and no others: no lane waits for one.
 func (c *Cache) Flush(ctx context.Context) error {
@@ -142,14 +143,16 @@ func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 				}
 				return errors.Join(ofFile(d.f, d.err), ofFile(d.f, d.f.notAnswered()))
 			case <-ctx.Done():
-				return errors.Join(ofFile(d.f, d.err), ofFile(d.f, fail(syscall.ETIMEDOUT, "a release of it has not ended")))
+				return errors.Join(ofFile(d.f, d.err), ofFile(d.f,
+					fail(syscall.ETIMEDOUT, "a release of it has not ended")))
 			}
 		}
 	}
 	return errors.Join(c.flushFiles(ctx, []*File{d.f}, func(f *File) error { return f.collectWhatCan(ctx) })...)
 }
 
-// flush brings home what was released of the file, and returns the releases that are under way. Of their pages it brings nothing.
+// flush brings home what was released of the file, and returns the releases that are under way. Of their pages it
+// brings nothing.
 func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
 	f.mu.Lock()
 	waits := !f.pendingSince.IsZero()
@@ -163,8 +166,8 @@ func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
 	return drains, f.collectWhatCan(ctx)
 }
 
-// mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest of the
-// portion that each is in waits too.
+// mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest
+// of the portion that each is in waits too.
 const mostPassed = 64
 
 // collectWhatCan brings everything released home, passing over what home does not take. It returns the first error.
@@ -252,12 +255,12 @@ func (c *Cache) retry(ctx context.Context) (again bool) {
 	return again
 }
 
-// holdPatience is how long a release waits for the hold to begin. The way to the mountpoint may lead over a filesystem that
-// hangs, and releases go on all the same.
+// holdPatience is how long a release waits for the hold to begin. The way to the mountpoint may lead over a filesystem
+// that hangs, and releases go on all the same.
 const holdPatience = time.Second
 
-// pendingHold tells somebody for as long as released bytes wait. Every File of which bytes wait is a user, and every release
-// under way.
+// pendingHold tells somebody for as long as released bytes wait. Every File of which bytes wait is a user, and every
+// release under way.
 type pendingHold struct {
 	begin func() (held <-chan struct{}, end func()) // immutable; nil where nobody asked
 

@@ -15,8 +15,8 @@ import (
 
 const keptAndTried = "they are kept and tried again"
 
-// The first failure is logged and in the status when the call that met it returns, whoever met it, and is over only when
-// everything is home. Then the bytes arrive soon, however long the interval is.
+// The first failure is logged and in the status when the call that met it returns, whoever met it, and is over only
+// when everything is home. Then the bytes arrive soon, however long the interval is.
 func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	var log logbook
 	m := newMachine(t, 1, logTo(&log))
@@ -28,7 +28,8 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	p.release()
 	require.Equal(t, []Waiting{{File: "file", Bytes: 4 * page.Size}}, m.cache.Waiting())
 	src.home.failFrom(page.Size, syscall.ENOSPC)
-	require.ErrorIs(t, src.attached.ChangeHome(context.Background(), Change{Off: 2 * page.Size, Len: 1}, func(int64, int64) error { return nil }), syscall.ENOSPC)
+	require.ErrorIs(t, src.attached.ChangeHome(context.Background(), Change{Off: 2 * page.Size, Len: 1},
+		func(int64, int64) error { return nil }), syscall.ENOSPC)
 	require.Equal(t, 1, strings.Count(log.String(), keptAndTried), log.String())
 	require.Contains(t, log.String(), "bytes=16384")
 	status := m.cache.Status().Files[0]
@@ -36,7 +37,8 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	require.Equal(t, int64(4*page.Size), status.WaitingBytes)
 
 	// One page arrives, which is not the end of the failure.
-	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Off: 0, Len: 1}, func(int64, int64) error { return nil }))
+	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Off: 0, Len: 1},
+		func(int64, int64) error { return nil }))
 	require.NotEmpty(t, m.cache.Status().Files[0].Error)
 	require.Error(t, m.cache.Flush(context.Background()))
 	require.Equal(t, 1, strings.Count(log.String(), keptAndTried), "said once")
@@ -50,7 +52,8 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	p.unmap()
 }
 
-// Home was changed directly, and cannot be read for a while, so nothing may be written over it. Then the bytes arrive by themselves.
+// Home was changed directly, and cannot be read for a while, so nothing may be written over it. Then the bytes arrive
+// by themselves.
 func TestCollectIsTriedAgainWhenHomeCannotBeRead(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -148,8 +151,8 @@ func TestHoldLastsWhileBytesWait(t *testing.T) {
 	q.unmap()
 }
 
-// A hold that cannot begin, as where the way to the mountpoint hangs, stops nobody for long, and those who bring bytes home not at
-// all.
+// A hold that cannot begin, as where the way to the mountpoint hangs, stops nobody for long, and those who bring bytes
+// home not at all.
 func TestHoldThatDoesNotBegin(t *testing.T) {
 	ended := make(chan struct{}, 10)
 	m := newMachine(t, 1, func(o *Options, _ *int64) {

@@ -107,13 +107,15 @@ func TestWritesBesideEachOther(t *testing.T) {
 	require.Zero(t, src.attached.counters.Bases.Load())
 }
 
-// TestDirectChangeAfterWrites ends writes in the order in which they began and in the other, and changes home directly after.
+// TestDirectChangeAfterWrites ends writes in the order in which they began and in the other, and changes home directly
+// after.
 func TestDirectChangeAfterWrites(t *testing.T) {
 	for first := range 2 {
 		m := newMachine(t, 1)
 		src := m.noisyFile(2 * page.Size)
 		m.run(src, 0, 0, 2*page.Size, true)
-		held := [2]*heldWrite{src.hold(t, 0, []byte("a"), nil).begun(), src.hold(t, page.Size, []byte("b"), nil).begun()}
+		held := [2]*heldWrite{src.hold(t, 0, []byte("a"), nil).begun(),
+			src.hold(t, page.Size, []byte("b"), nil).begun()}
 		require.NoError(t, held[first].end())
 		require.NoError(t, held[1-first].end())
 		for _, direct := range []bool{false, true} {
@@ -127,8 +129,8 @@ func TestDirectChangeAfterWrites(t *testing.T) {
 	}
 }
 
-// TestWritesOfOnePage has a write begin while another one of the same page is held. It finds the base kept: the bytes of neither are
-// taken for the device's.
+// TestWritesOfOnePage has a write begin while another one of the same page is held. It finds the base kept: the bytes
+// of neither are taken for the device's.
 func TestWritesOfOnePage(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -137,11 +139,12 @@ func TestWritesOfOnePage(t *testing.T) {
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
 		p := []byte("second")
-		assert.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off, _ int64) error {
-			assert.Equal(t, "first", string(src.home.bytes(0, 5)), "two writes of one page at once")
-			_, err := src.home.WriteAt(p, off)
-			return err
-		}))
+		assert.NoError(t, src.attached.ChangeHome(context.Background(),
+			Change{Kind: ChangeWrite, Off: 20, Len: page.Size}, func(off, _ int64) error {
+				assert.Equal(t, "first", string(src.home.bytes(0, 5)), "two writes of one page at once")
+				_, err := src.home.WriteAt(p, off)
+				return err
+			}))
 	})
 	require.NoError(t, w.end())
 	<-second
@@ -153,7 +156,8 @@ func TestWritesOfOnePage(t *testing.T) {
 	require.Equal(t, p.load(40, 41), src.home.bytes(40, 1))
 }
 
-// TestNobodySeesHalfAWrite has everybody else come while a write is held: its base is read, but neither kept nor home changed.
+// TestNobodySeesHalfAWrite has everybody else come while a write is held: its base is read, but neither kept nor home
+// changed.
 func TestNobodySeesHalfAWrite(t *testing.T) {
 	ctx := context.Background()
 	for name, do := range map[string]func(src *source, p *program) error{
@@ -173,7 +177,8 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 			return err
 		},
 		"truncate": func(src *source, _ *program) error {
-			return src.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: 2 * page.Size}, func(size, _ int64) error { return src.home.truncate(size) })
+			return src.attached.ChangeHome(context.Background(), Change{Kind: ChangeTruncate, Len: 2 * page.Size},
+				func(size, _ int64) error { return src.home.truncate(size) })
 		},
 		"append": func(src *source, _ *program) error {
 			return src.tryWrite(Change{Kind: ChangeAppend, Len: 10}, make([]byte, 10))
@@ -201,8 +206,8 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 	}
 }
 
-// TestReleaseAndWriteOfOnePage has a write come for a page that was released while another one was held: what was released comes
-// home before it.
+// TestReleaseAndWriteOfOnePage has a write come for a page that was released while another one was held: what was
+// released comes home before it.
 func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -212,11 +217,12 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 	w := src.hold(t, 0, []byte("first"), nil).begun()
 	second := src.attached.besides(func() {
-		assert.NoError(t, src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
-			assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw what was released")
-			_, err := src.home.WriteAt([]byte("x"), off)
-			return err
-		}))
+		assert.NoError(t, src.attached.ChangeHome(context.Background(),
+			Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
+				assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw what was released")
+				_, err := src.home.WriteAt([]byte("x"), off)
+				return err
+			}))
 	})
 	require.NoError(t, w.end())
 	<-second
@@ -225,8 +231,8 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	require.Equal(t, "x", string(p.load(page.Size+1, page.Size+2)))
 }
 
-// TestBaseThatCannotBeReadBesideAWrite has home fail when the page of one write is to be kept, while another one is held. The first
-// is not begun, and the second goes on.
+// TestBaseThatCannotBeReadBesideAWrite has home fail when the page of one write is to be kept, while another one is
+// held. The first is not begun, and the second goes on.
 func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		m := newMachine(t, 1)
@@ -235,7 +241,8 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 		w := src.hold(t, 0, []byte("first"), nil).begun()
 		src.home.failReads(syscall.EIO)
 		for _, n := range []int{1, 90} {
-			err := src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size, Len: int64(n * page.Size)}, func(int64, int64) error {
+			err := src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size,
+				Len: int64(n * page.Size)}, func(int64, int64) error {
 				assert.Fail(t, "home is changed, and what it was before is not kept")
 				return nil
 			})
@@ -257,8 +264,8 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 	}
 }
 
-// TestWriteThatFailsBesideAnother has home take half of a write. What the page had before is kept, so that the half is not taken for
-// the device's, nor undone by it.
+// TestWriteThatFailsBesideAnother has home take half of a write. What the page had before is kept, so that the half is
+// not taken for the device's, nor undone by it.
 func TestWriteThatFailsBesideAnother(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -283,8 +290,8 @@ func TestWriteThatFailsBesideAnother(t *testing.T) {
 	require.Equal(t, "half", string(p.load(page.Size, page.Size+4)))
 }
 
-// TestWriteOfAFileCutInSource writes behind the end that somebody gave the file in SOURCE directly: what devices have between that
-// and the write becomes zeros, as home's does.
+// TestWriteOfAFileCutInSource writes behind the end that somebody gave the file in SOURCE directly: what devices have
+// between that and the write becomes zeros, as home's does.
 func TestWriteOfAFileCutInSource(t *testing.T) {
 	for _, cut := range []int{page.Size, page.Size + 10} {
 		for _, writable := range []bool{false, true} { // without and with a base to be kept
@@ -301,8 +308,8 @@ func TestWriteOfAFileCutInSource(t *testing.T) {
 	}
 }
 
-// TestWritersBesideDevices has programs on the CPU and on two devices write at once. Byte i of a page belongs to writer i mod 8, and
-// nothing that anybody wrote is lost.
+// TestWritersBesideDevices has programs on the CPU and on two devices write at once. Byte i of a page belongs to writer
+// i mod 8, and nothing that anybody wrote is lost.
 func TestWritersBesideDevices(t *testing.T) {
 	const pages, cpus, devices, rounds = 64, 6, 2, 200
 	const size = pages * page.Size

@@ -10,12 +10,13 @@ import (
 type CoverageOptions struct {
 	// Most is the most pages that may be fetched and not used yet.
 	Most int64
-	// Chunks is the number of chunks of 16 MiB that are remembered. What is known of others is forgotten: it costs 2 KiB each.
+	// Chunks is the number of chunks of 16 MiB that are remembered. What is known of others is forgotten: it costs 2
+	// KiB each.
 	Chunks int
 }
 
-// DefaultCoverage keeps 256 MiB ahead, which hundreds of blocks need that begin anywhere in the next 100 MiB, and remembers
-// 128 GiB, in 16 MiB of memory.
+// DefaultCoverage keeps 256 MiB ahead, which hundreds of blocks need that begin anywhere in the next 100 MiB, and
+// remembers 128 GiB, in 16 MiB of memory.
 var DefaultCoverage = CoverageOptions{Most: 256 << 20 >> page.Shift, Chunks: 8 << 10}
 
 const (
@@ -23,18 +24,20 @@ const (
 	levels = chunkShift
 	// firstLevel is the level of MinWindow.
 	firstLevel = 7
-	// enough is the share of what is fetched that must be expected to be used. Nodes that are waited for make the estimate
-	// lower than it turns out.
+	// enough is the share of what is fetched that must be expected to be used. Nodes that are waited for make the
+	// estimate lower than it turns out.
 	enough = 0.8
-	// frontierShare is the share of the nodes that must be opened in order for the next one to be fetched before its time.
+	// frontierShare is the share of the nodes that must be opened in order for the next one to be fetched before its
+	// time.
 	frontierShare = 0.9
-	// memory is the number of nodes of one level that are remembered with full weight, queue of those that are waited for.
+	// memory is the number of nodes of one level that are remembered with full weight, queue of those that are waited
+	// for.
 	memory = 16 << 10
 	queue  = 4 << 10
 	// trust is what the level below counts as for a level, in nodes.
 	trust = 2
-	// patience is how long a node is waited for, in times that others took. Where a thousand blocks read at once, some wait
-	// for the disk and some do not.
+	// patience is how long a node is waited for, in times that others took. Where a thousand blocks read at once, some
+	// wait for the disk and some do not.
 	patience = 8
 	// longest bounds the average of the times: 256 MiB.
 	longest = 256 << 20 >> page.Shift
@@ -42,24 +45,25 @@ const (
 	firstCredit = 2 << 20 >> page.Shift
 )
 
-// Coverage predicts for hundreds of programs, or blocks of a GPU's kernel, that read one file at once, so that their accesses
-// come in no order. Streams cannot be told apart there, and need not be: it is enough to know how much of the surroundings
-// of a page is read once the page was.
+// Coverage predicts for hundreds of programs, or blocks of a GPU's kernel, that read one file at once, so that their
+// accesses come in no order. Streams cannot be told apart there, and need not be: it is enough to know how much of the
+// surroundings of a page is read once the page was.
 //
-// The file is a tree of nodes of two halves, from two pages up to 16 MiB. A node is opened when the first of its pages is
-// read, and closed when a page of the other half is. For each level Coverage counts nodes that were closed, and nodes that
-// were not although they have been open for longer than others take. The ratio is the chance that the other half of a node is
-// read once one was; by the chances from the bottom up it knows how much of a node will be used. An access has the largest
-// node fetched of which that is enough, and where nodes are opened one beside the other, the next one as well: the frontier
-// moves on while its last node is being read. Where nothing is used but what is asked for, nothing is fetched. Time is
-// counted in pages read for the first time, so that it does not pass where everybody waits.
+// The file is a tree of nodes of two halves, from two pages up to 16 MiB. A node is opened when the first of its pages
+// is read, and closed when a page of the other half is. For each level Coverage counts nodes that were closed, and
+// nodes that were not although they have been open for longer than others take. The ratio is the chance that the other
+// half of a node is read once one was; by the chances from the bottom up it knows how much of a node will be used. An
+// access has the largest node fetched of which that is enough, and where nodes are opened one beside the other, the
+// next one as well: the frontier moves on while its last node is being read. Where nothing is used but what is asked
+// for, nothing is fetched. Time is counted in pages read for the first time, so that it does not pass where everybody
+// waits.
 //
-// Nodes beside one that was read already are counted apart from those that lie alone, which tells a moving frontier from
-// accesses that jump about in the same file.
+// Nodes beside one that was read already are counted apart from those that lie alone, which tells a moving frontier
+// from accesses that jump about in the same file.
 //
-// What is fetched and not used yet is bounded by what was used before, so that a wrong guess at the start is a small one.
-// Rejected: a tracker for each stream, which needs an order to find them by; and a fixed share of resident blocks (Tree), which
-// is too low for sparse accesses and too high for a frontier.
+// What is fetched and not used yet is bounded by what was used before, so that a wrong guess at the start is a small
+// one. Rejected: a tracker for each stream, which needs an order to find them by; and a fixed share of resident blocks
+// (Tree), which is too low for sparse accesses and too high for a frontier.
 type Coverage struct {
 	o      CoverageOptions
 	end    page.Index
@@ -73,13 +77,13 @@ type Coverage struct {
 
 // level is what is known of the nodes of one size.
 type level struct {
-	// nodes counts those that were closed or have been open for too long, and of them those that were closed, be it late;
-	// first for nodes beside others, then for those that were alone when they were opened.
+	// nodes counts those that were closed or have been open for too long, and of them those that were closed, be it
+	// late; first for nodes beside others, then for those that were alone when they were opened.
 	nodes [2]struct{ known, closed float64 }
 	// opened counts nodes, and those of them that were beside one before them, and after them.
 	opened, up, down float64
-	// open has nodes that were opened and not closed: those that are waited for, in the order in which they were opened in
-	// waiting, and those that were given up, in given. The queues have some besides that were closed.
+	// open has nodes that were opened and not closed: those that are waited for, in the order in which they were opened
+	// in waiting, and those that were given up, in given. The queues have some besides that were closed.
 	open           map[page.Index]node
 	waiting, given []page.Index
 	// begun is the number of nodes that are waited for, and since the sum of the times when they were opened.
@@ -250,8 +254,8 @@ func (x *level) count(alone bool, known, closed float64) {
 	}
 }
 
-// chance returns the chance that a node is closed, given that of the level below. Nodes that are waited for count as lost
-// for as much as their time is over, on average.
+// chance returns the chance that a node is closed, given that of the level below. Nodes that are waited for count as
+// lost for as much as their time is over, on average.
 func (x *level) chance(now uint64, alone bool, below float64) float64 {
 	t := x.nodes[b2i(alone)]
 	all := x.nodes[0].known + x.nodes[1].known
@@ -279,8 +283,8 @@ func (c *Coverage) largest(i page.Index) (best int) {
 	return best
 }
 
-// frontier reports whether nodes of level l are opened in ascending order, or in descending order. Where too few were opened
-// to say, those of the levels below tell.
+// frontier reports whether nodes of level l are opened in ascending order, or in descending order. Where too few were
+// opened to say, those of the levels below tell.
 func (c *Coverage) frontier(l int) (up, down bool) {
 	for ; l > 1 && c.level[l].opened < 4; l-- {
 	}

@@ -3,32 +3,34 @@ package prefetch
 import "github.com/gaiafs/gaiafs/internal/page"
 
 const (
-	// firstTrust is the most pages that streams may have fetched before any of them was used: 1 MiB. Of the pages that were,
-	// one in trustShare is added.
+	// firstTrust is the most pages that streams may have fetched before any of them was used: 1 MiB. Of the pages that
+	// were, one in trustShare is added.
 	firstTrust = 1 << 20 >> page.Shift
 	trustShare = 8
 )
 
-// Device predicts for a mapping of a device, through which one program goes in order or hundreds of thread blocks in none:
-// Streams finds the few streams that there may be, also backward and with gaps, Coverage what many make together. Streams
-// is quicker to see what few programs do. Where there are many, it takes the end of a record for the middle of a stream again
-// and again, so it has credit that grows with what was used; strides are hardly ever there by chance, and need none. Where the program
-// said that it reads in order, Streams alone opens windows with the first access.
+// Device predicts for a mapping of a device, through which one program goes in order or hundreds of thread blocks in
+// none: Streams finds the few streams that there may be, also backward and with gaps, Coverage what many make together.
+// Streams is quicker to see what few programs do. Where there are many, it takes the end of a record for the middle of
+// a stream again and again, so it has credit that grows with what was used; strides are hardly ever there by chance,
+// and need none. Where the program said that it reads in order, Streams alone opens windows with the first access.
 //
-// It remembers what was asked for and not used yet, so that nothing is asked for twice, and that Unused can be told of pages
-// that were used.
+// It remembers what was asked for and not used yet, so that nothing is asked for twice, and that Unused can be told of
+// pages that were used.
 type Device struct {
 	streams  *Streams
 	coverage *Coverage
 	ahead    set // asked for and not accessed since
-	// credited are those of ahead that were asked for on credit, owed is their number, used that of those that were accessed.
+	// credited are those of ahead that were asked for on credit, owed is their number, used that of those that were
+	// accessed.
 	credited   set
 	owed, used int64
 }
 
 // NewDevice makes a Device.
 func NewDevice() *Device {
-	return &Device{streams: NewStreams(DeviceStreams), coverage: NewCoverage(DefaultCoverage), ahead: make(set), credited: make(set)}
+	return &Device{streams: NewStreams(DeviceStreams), coverage: NewCoverage(DefaultCoverage), ahead: make(set),
+		credited: make(set)}
 }
 
 // Access implements Predictor.

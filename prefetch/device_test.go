@@ -46,8 +46,8 @@ func TestDeviceKeepsToAdvice(t *testing.T) {
 	require.Empty(t, asked)
 }
 
-// TestDeviceLearnsFromWhatWasUnused: pages that were fetched and given up unread make windows smaller; pages that were read
-// and given up do not.
+// TestDeviceLearnsFromWhatWasUnused: pages that were fetched and given up unread make windows smaller; pages that were
+// read and given up do not.
 func TestDeviceLearnsFromWhatWasUnused(t *testing.T) {
 	window := func(d *Device) int64 { return d.streams.all[0].window }
 	d := NewDevice()

@@ -16,8 +16,8 @@ type Kernel struct {
 	there set   // pages that are there, or on their way
 	end   page.Index
 
-	// The window is the size pages at start; an access of the first of its last async pages, which is marked, has the next
-	// window fetched.
+	// The window is the size pages at start; an access of the first of its last async pages, which is marked, has the
+	// next window fetched.
 	start       page.Index
 	size, async int64
 	marks       set

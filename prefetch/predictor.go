@@ -28,8 +28,8 @@ const (
 
 // Predictor watches the accesses of one file. Calls must not overlap.
 type Predictor interface {
-	// Access says that a program accesses the pages of rg, which the caller sees to, and appends what to fetch besides to
-	// ahead: ranges within the file, the most urgent first. They may overlap what is there already.
+	// Access says that a program accesses the pages of rg, which the caller sees to, and appends what to fetch besides
+	// to ahead: ranges within the file, the most urgent first. They may overlap what is there already.
 	Access(rg page.Range, p Pattern, ahead []page.Range) []page.Range
 	// Unused says that pages of rg that were fetched ahead are there no more and nobody accessed them.
 	Unused(rg page.Range)

@@ -55,7 +55,8 @@ func TestPredictionsLieWithinTheFile(t *testing.T) {
 					case 3:
 						at = max(at-2*n, 0)
 					}
-					pattern := rapid.SampledFrom([]Pattern{Unknown, Unknown, Unknown, Sequential, Random}).Draw(t, "pattern")
+					pattern := rapid.SampledFrom([]Pattern{Unknown, Unknown, Unknown, Sequential, Random}).Draw(t,
+						"pattern")
 					rg := pages(at, n).Intersect(page.Range{End: end})
 					before := []page.Range{{Start: 1, End: 2}}
 					ahead := p.Access(rg, pattern, before[:1:1])
@@ -111,7 +112,8 @@ func TestTreeCountsOnlyWithinARegion(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, treeRegion*treeBlock/2, fetched, "every other block is never more than half")
-	require.EqualValues(t, treeRegion*treeBlock/2, total(access(tree, pages(treeBlock, 1))), "one more is, on every level")
+	require.EqualValues(t, treeRegion*treeBlock/2, total(access(tree, pages(treeBlock, 1))),
+		"one more is, on every level")
 	require.Empty(t, access(tree, pages((treeRegion-1)*treeBlock, 1)))
 	tree.Unused(pages(0, treeRegion*treeBlock))
 	require.NotEmpty(t, access(tree, pages(0, 1)), "what was dropped is fetched again")
@@ -125,7 +127,8 @@ func TestKernelDoublesItsWindow(t *testing.T) {
 	for i := range int64(92) {
 		windows = append(windows, access(k, pages(i, 1))...)
 	}
-	require.Equal(t, []page.Range{pages(0, 4), pages(4, 8), pages(12, 16), pages(28, 32), pages(60, 32), pages(92, 32)}, windows)
+	require.Equal(t, []page.Range{pages(0, 4), pages(4, 8), pages(12, 16), pages(28, 32), pages(60, 32), pages(92, 32)},
+		windows)
 }
 
 func TestKernelReadsWhatIsAskedForAtRandom(t *testing.T) {

@@ -4,8 +4,8 @@ import "github.com/gaiafs/gaiafs/internal/page"
 
 // StreamsOptions says how far Streams reads ahead, in pages.
 type StreamsOptions struct {
-	// First is the first window of a stream that is known to be sequential. One that was just found begins with a quarter of
-	// it, or less where many of them came to nothing, but always with two accesses.
+	// First is the first window of a stream that is known to be sequential. One that was just found begins with a
+	// quarter of it, or less where many of them came to nothing, but always with two accesses.
 	First int64
 	// Most bounds the windows.
 	Most int64
@@ -13,8 +13,8 @@ type StreamsOptions struct {
 	Table int
 }
 
-// DeviceStreams are the windows of the thesis, for transfers to devices; CPUStreams those for programs on the CPU, each of
-// which waits behind what is read ahead for others.
+// DeviceStreams are the windows of the thesis, for transfers to devices; CPUStreams those for programs on the CPU, each
+// of which waits behind what is read ahead for others.
 var (
 	DeviceStreams = StreamsOptions{First: MinWindow, Most: MaxWindow, Table: 64}
 	CPUStreams    = StreamsOptions{First: MinWindow, Most: 4 << 20 >> page.Shift, Table: 64}
@@ -27,10 +27,10 @@ const (
 	stridePieces = 64
 )
 
-// Streams knows several streams in one file, each by where it read last and where it is expected next: the page after the
-// last one, the pages before it, or as far on as it went the last time. A stream's window doubles whenever half of it was
-// read, and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for a new one;
-// if it left most of its window unread, new ones begin with half as much as before, until one has grown.
+// Streams knows several streams in one file, each by where it read last and where it is expected next: the page after
+// the last one, the pages before it, or as far on as it went the last time. A stream's window doubles whenever half of
+// it was read, and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for
+// a new one; if it left most of its window unread, new ones begin with half as much as before, until one has grown.
 type Streams struct {
 	o     StreamsOptions
 	first int64 // pages that a stream begins with that was just found
@@ -57,7 +57,8 @@ type stream struct {
 	way    direction
 	stride int64 // pages; of one that is alone, where it may be going
 	window int64 // pages that will be read and are fetched before; 0 while there is none
-	// ahead is up to where it was asked for: the end of that, the start if backward, the start of the last piece if strided.
+	// ahead is up to where it was asked for: the end of that, the start if backward, the start of the last piece if
+	// strided.
 	ahead page.Index
 	used  uint64 // the clock of the last access
 }
@@ -123,8 +124,9 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 	return s.ask(x, ahead)
 }
 
-// find returns the stream that an access continues, and how: alone if it only reads what that has just read or passed. Where there
-// is none, guess is the stride from the nearest stream that an access of its own may have begun; 0: there is none.
+// find returns the stream that an access continues, and how: alone if it only reads what that has just read or passed.
+// Where there is none, guess is the stride from the nearest stream that an access of its own may have begun; 0: there
+// is none.
 func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64) {
 	reach := int64(strideReach) + 1
 	var early *stream
@@ -215,8 +217,8 @@ func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
 	return ahead
 }
 
-// Unused implements Predictor. The window of a stream that had the pages fetched is halved; one that gets smaller than the
-// stream's accesses is closed, and the stream is to be found again.
+// Unused implements Predictor. The window of a stream that had the pages fetched is halved; one that gets smaller than
+// the stream's accesses is closed, and the stream is to be found again.
 func (s *Streams) Unused(rg page.Range) {
 	for i := range s.all {
 		x := &s.all[i]

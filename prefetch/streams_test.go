@@ -21,7 +21,8 @@ func TestASequentialStreamBeginsWithTheFirstWindow(t *testing.T) {
 	for at := int64(4); at < MinWindow/2; at += 4 {
 		require.Empty(t, s.Access(pages(at, 4), Sequential, nil), "more than half of the window is unread")
 	}
-	require.Equal(t, []page.Range{pages(4+MinWindow, MinWindow+MinWindow/2)}, s.Access(pages(MinWindow/2, 4), Sequential, nil), "it doubles")
+	require.Equal(t, []page.Range{pages(4+MinWindow, MinWindow+MinWindow/2)},
+		s.Access(pages(MinWindow/2, 4), Sequential, nil), "it doubles")
 }
 
 // TestStreamsThatEndEarlyMakeTheNextOnesCareful reads records of 16 pages in random order.
@@ -46,8 +47,8 @@ func TestStreamsThatEndEarlyMakeTheNextOnesCareful(t *testing.T) {
 	require.EqualValues(t, DeviceStreams.First/4, s.first, "a long stream restores the trust")
 }
 
-// scan reads with n pages an access and returns what was fetched before it was asked for, the most that was ahead, and what
-// was fetched and not read.
+// scan reads with n pages an access and returns what was fetched before it was asked for, the most that was ahead, and
+// what was fetched and not read.
 func scan(t *testing.T, s *Streams, at func(k int64) page.Range, accesses int64) (hits, most, left int64) {
 	t.Helper()
 	there := make(map[page.Index]bool)
@@ -125,7 +126,8 @@ func TestAccessesOfPartsOfPagesAreOneStream(t *testing.T) {
 	require.Len(t, s.all, 1)
 }
 
-// TestAccessesComeInAnyOrder: as many as a kernel has under way at once, each after some that began later, are one stream.
+// TestAccessesComeInAnyOrder: as many as a kernel has under way at once, each after some that began later, are one
+// stream.
 func TestAccessesComeInAnyOrder(t *testing.T) {
 	for _, together := range []int64{2, 4, 8} {
 		rnd := rand.New(rand.NewPCG(1, uint64(together)))

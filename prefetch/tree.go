@@ -12,9 +12,9 @@ const (
 	treeRegion = 32
 )
 
-// Tree is the prefetcher of NVIDIA's driver for unified memory, as Ganguly et al. describe it: what is fetched is a block;
-// and where more than half of a part of a region is there, the part being a power of two of blocks, the rest of the part is
-// fetched too.
+// Tree is the prefetcher of NVIDIA's driver for unified memory, as Ganguly et al. describe it: what is fetched is a
+// block; and where more than half of a part of a region is there, the part being a power of two of blocks, the rest of
+// the part is fetched too.
 type Tree struct {
 	// regions has the blocks that are there, or on their way: a bit each.
 	regions map[page.Index]uint32

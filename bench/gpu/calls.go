@@ -50,7 +50,8 @@ func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		var moved int64
 		r := rows.Row{
-			Group: "release", Name: fmt.Sprintf("mrelease of %s, %d %% of the pages modified", sizeText(n), percent), Unit: rows.Milliseconds,
+			Group: "release", Name: fmt.Sprintf("mrelease of %s, %d %% of the pages modified", sizeText(n), percent),
+			Unit: rows.Milliseconds,
 			Sides: []rows.Side{
 				{Name: "gaiafs",
 					Prepare: func(context.Context) error {
@@ -74,7 +75,8 @@ func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 						if err != nil {
 							return 0, err
 						}
-						moved += counters["collected_pages"] + counters["filled_pages"] + counters["refreshed_pages"] + counters["patched_pages"]
+						moved += counters["collected_pages"] + counters["filled_pages"] + counters["refreshed_pages"] +
+							counters["patched_pages"]
 						off, size := window(round, n)
 						round++
 						return ms(took), s.check.same(g, addressOf(m)+address(off), f, off, size)
@@ -117,7 +119,8 @@ func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}
 	a := acquiring{s: s, g: g, n: n, f: f}
 	comparisons := []rows.Side{
-		{Name: "read + copy all of it, 8 readers", Prepare: func(context.Context) error { return warmUp(s.private(name), n) },
+		{Name: "read + copy all of it, 8 readers",
+			Prepare: func(context.Context) error { return warmUp(s.private(name), n) },
 			Measure: func(context.Context) (float64, error) {
 				start := time.Now()
 				err := s.loadPinned(8, 2)(s.private(name), g, to, n)
@@ -136,7 +139,8 @@ func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 		write func() error
 	}{
 		{"scattered", gaiafs.ProtRead, a.scattered}, {"contiguous", gaiafs.ProtRead, a.contiguous},
-		{"scattered, mapped for writing", readWrite, a.scattered}, {"contiguous, mapped for writing", readWrite, a.contiguous},
+		{"scattered, mapped for writing", readWrite, a.scattered},
+		{"contiguous, mapped for writing", readWrite, a.contiguous},
 	} {
 		var m *gaiafs.Mapping
 		unmap := func() {
@@ -147,7 +151,8 @@ func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		s.later(unmap)
 		r := rows.Row{
-			Group: "acquire", Name: fmt.Sprintf("macquire of %s, 1 %% of the pages changed, %s", sizeText(n), c.name), Unit: rows.Milliseconds,
+			Group: "acquire", Name: fmt.Sprintf("macquire of %s, 1 %% of the pages changed, %s", sizeText(n), c.name),
+			Unit: rows.Milliseconds,
 			Sides: append([]rows.Side{{Name: "gaiafs",
 				Prepare: func(context.Context) (err error) {
 					if m == nil {

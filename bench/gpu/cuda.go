@@ -31,19 +31,20 @@ type (
 // cudaDriver is the functions of libcuda that GPU programs of the bench call. A pointer argument is the caller's and
 // used only until the call returns, but for the host memory of copies, which is theirs until the stream is done.
 type cudaDriver struct {
-	init             func(flags uint32) cudaResult
-	version          func(version *int32) cudaResult
-	errorString      func(r cudaResult, text **byte) cudaResult
-	deviceCount      func(count *int32) cudaResult
-	deviceGet        func(device *cudaDevice, ordinal int32) cudaResult
-	deviceName       func(name *byte, n int32, device cudaDevice) cudaResult
-	deviceTotal      func(bytes *uint64, device cudaDevice) cudaResult
-	contextRetain    func(ctx *cudaContext, device cudaDevice) cudaResult
-	contextPush      func(ctx cudaContext) cudaResult
-	contextPop       func(ctx *cudaContext) cudaResult
-	moduleLoad       func(module *cudaModule, image *byte) cudaResult
-	moduleFunction   func(f *cudaFunction, module cudaModule, name *byte) cudaResult
-	launch           func(f cudaFunction, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, s cudaStream, params, extra *unsafe.Pointer) cudaResult
+	init           func(flags uint32) cudaResult
+	version        func(version *int32) cudaResult
+	errorString    func(r cudaResult, text **byte) cudaResult
+	deviceCount    func(count *int32) cudaResult
+	deviceGet      func(device *cudaDevice, ordinal int32) cudaResult
+	deviceName     func(name *byte, n int32, device cudaDevice) cudaResult
+	deviceTotal    func(bytes *uint64, device cudaDevice) cudaResult
+	contextRetain  func(ctx *cudaContext, device cudaDevice) cudaResult
+	contextPush    func(ctx cudaContext) cudaResult
+	contextPop     func(ctx *cudaContext) cudaResult
+	moduleLoad     func(module *cudaModule, image *byte) cudaResult
+	moduleFunction func(f *cudaFunction, module cudaModule, name *byte) cudaResult
+	launch         func(f cudaFunction, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, s cudaStream,
+		params, extra *unsafe.Pointer) cudaResult
 	streamCreate     func(s *cudaStream, flags uint32) cudaResult
 	streamWait       func(s cudaStream) cudaResult
 	memoryInfo       func(free, total *uint64) cudaResult
@@ -143,7 +144,8 @@ func openCUDA(ordinal int) (*cudaGPU, error) {
 		return nil, err
 	}
 	if ordinal >= int(count) {
-		return nil, fmt.Errorf("there is no GPU %d: this process sees %d, numbered from 0 (see CUDA_VISIBLE_DEVICES)", ordinal, count)
+		return nil, fmt.Errorf("there is no GPU %d: this process sees %d, numbered from 0 (see CUDA_VISIBLE_DEVICES)",
+			ordinal, count)
 	}
 	var device cudaDevice
 	var name [256]byte
@@ -157,7 +159,8 @@ func openCUDA(ordinal int) (*cudaGPU, error) {
 		return nil, err
 	}
 	text, _, _ := strings.Cut(string(name[:]), "\x00")
-	g.name = fmt.Sprintf("GPU %d: %s, %.0f GiB, CUDA %d.%d", ordinal, text, float64(total)/(1<<30), version/1000, version%1000/10)
+	g.name = fmt.Sprintf("GPU %d: %s, %.0f GiB, CUDA %d.%d", ordinal, text, float64(total)/(1<<30), version/1000,
+		version%1000/10)
 	return g, g.with(g.loadKernels)
 }
 
@@ -250,11 +253,12 @@ func (g *cudaGPU) copyOut(to []byte, from address) error {
 }
 
 func (g *cudaGPU) copyWithin(to, from address, n int64) error {
-	return g.do("cuMemcpyDtoDAsync", func(s cudaStream) cudaResult { return g.drv.copyWithinDevice(to, from, uintptr(n), s) })
+	return g.do("cuMemcpyDtoDAsync",
+		func(s cudaStream) cudaResult { return g.drv.copyWithinDevice(to, from, uintptr(n), s) })
 }
 
-// launchFor starts f with a thread for each of n pieces of work, up to a number that fills any GPU, once for each of the lists
-// of arguments, one after the other.
+// launchFor starts f with a thread for each of n pieces of work, up to a number that fills any GPU, once for each of
+// the lists of arguments, one after the other.
 func (g *cudaGPU) launchFor(f cudaFunction, n int64, each ...[]uint64) error {
 	const block, most = 256, 8192
 	grid := uint32(max(1, min((n+block-1)/block, most)))
@@ -283,7 +287,8 @@ func (g *cudaGPU) touch(a address, step, n int64, value byte) error {
 func (g *cudaGPU) paint(a address, s stripes, passes int) error {
 	each := make([][]uint64, passes)
 	for i := range each {
-		each[i] = []uint64{uint64(a), uint64(s.size), uint64(s.width), uint64(s.first), uint64(s.writers), uint64(s.pass(i, passes).seed)}
+		each[i] = []uint64{uint64(a), uint64(s.size), uint64(s.width), uint64(s.first), uint64(s.writers),
+			uint64(s.pass(i, passes).seed)}
 	}
 	return g.launchFor(g.painter, s.size/s.writers+s.width, each...)
 }

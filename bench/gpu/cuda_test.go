@@ -13,8 +13,8 @@ import (
 // fakeVariable is set in a process that was started with the fake libcuda.
 const fakeVariable = "GAIAFS_TEST_FAKE_CUDA"
 
-// withFake runs the test again in a process that finds the fake libcuda, with what the benchmarks need besides. It reports
-// whether this is that process.
+// withFake runs the test again in a process that finds the fake libcuda, with what the benchmarks need besides. It
+// reports whether this is that process.
 func withFake(t *testing.T, env ...string) bool {
 	if os.Getenv(fakeVariable) != "" {
 		return true
@@ -33,7 +33,8 @@ func withFake(t *testing.T, env ...string) bool {
 	file := filepath.Join(dir, "libcuda.c")
 	require.NoError(t, os.WriteFile(file, source, 0o600))
 	for library, source := range map[string]string{"libcuda.so.1": file, "libcufile.so.0": "testdata/cufile.c"} {
-		out, err := exec.Command(compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread",
+		out, err := exec.Command(compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+			"-pthread",
 			"-o", filepath.Join(dir, library), source).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
@@ -68,7 +69,8 @@ func TestCUDAGPUDoesAsTheHost(t *testing.T) {
 		var wg sync.WaitGroup // from several goroutines at once
 		for first := range 2 {
 			wg.Go(func() {
-				require.NoError(t, x.paint(a, stripes{size: size, width: 100, first: int64(first), writers: 3, seed: 9}, 3))
+				require.NoError(t, x.paint(a, stripes{size: size, width: 100, first: int64(first), writers: 3, seed: 9},
+					3))
 			})
 		}
 		wg.Wait()

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cuFile is NVIDIA's library for reading files into GPU memory (GPUDirect Storage). Here it is in its compatibility mode,
-// which it is in wherever its kernel module or the right disk is missing: it reads and copies.
+// cuFile is NVIDIA's library for reading files into GPU memory (GPUDirect Storage). Here it is in its compatibility
+// mode, which it is in wherever its kernel module or the right disk is missing: it reads and copies.
 type cuFile struct {
 	gpu        *cudaGPU
 	folder     string // of its log
@@ -47,8 +47,8 @@ var kernelModules = "/proc/modules"
 const cuFileReaders = 8
 
 // configureCuFile writes a configuration into a folder, and returns the environment that has the library use it and its
-// compatibility mode, also where it need not. Logs go to the folder. What is not about that is as in the configuration that
-// NVIDIA ships, without which the library has no threads of its own.
+// compatibility mode, also where it need not. Logs go to the folder. What is not about that is as in the configuration
+// that NVIDIA ships, without which the library has no threads of its own.
 func configureCuFile(folder string) (environment []string, err error) {
 	text, err := json.MarshalIndent(map[string]any{
 		"logging": map[string]any{"dir": folder, "level": "INFO"},
@@ -65,11 +65,12 @@ func configureCuFile(folder string) (environment []string, err error) {
 	if err := errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(file, text, 0o644)); err != nil {
 		return nil, err
 	}
-	return []string{"CUFILE_ENV_PATH_JSON=" + file, "CUFILE_ALLOW_COMPAT_MODE=true", "CUFILE_FORCE_COMPAT_MODE=true"}, nil
+	return []string{"CUFILE_ENV_PATH_JSON=" + file, "CUFILE_ALLOW_COMPAT_MODE=true", "CUFILE_FORCE_COMPAT_MODE=true"},
+		nil
 }
 
-// openCuFile loads the library, which stays. folder is that of its log. errMissing where there is none. Its functions return
-// a CUfileError_t, 8 bytes in a register: the library's error in the lower half, CUDA's in the upper one.
+// openCuFile loads the library, which stays. folder is that of its log. errMissing where there is none. Its functions
+// return a CUfileError_t, 8 bytes in a register: the library's error in the lower half, CUDA's in the upper one.
 func openCuFile(g gpu, folder string) (*cuFile, error) {
 	cuda, ok := g.(*cudaGPU)
 	if !ok {
@@ -79,7 +80,8 @@ func openCuFile(g gpu, folder string) (*cuFile, error) {
 		return nil, fmt.Errorf("%w: cuFile needs a kernel with modules (%w)", errMissing, err)
 	}
 	candidates := []string{"libcufile.so.0", "libcufile.so"}
-	for _, pattern := range []string{"/usr/local/cuda*/lib64/libcufile.so.0", "/usr/local/cuda*/targets/*/lib/libcufile.so.0"} {
+	for _, pattern := range []string{"/usr/local/cuda*/lib64/libcufile.so.0",
+		"/usr/local/cuda*/targets/*/lib/libcufile.so.0"} {
 		found, _ := filepath.Glob(pattern) // the pattern is well-formed
 		candidates = append(candidates, found...)
 	}
@@ -185,8 +187,8 @@ func lastOfLog(folder string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], " | ")
 }
 
-// open opens and registers a file as the library takes it. Without O_DIRECT it reads through the kernel's cache, as what it is
-// compared with does; with O_DIRECT past it.
+// open opens and registers a file as the library takes it. Without O_DIRECT it reads through the kernel's cache, as
+// what it is compared with does; with O_DIRECT past it.
 func (c *cuFile) open(path string) (f *os.File, handle uintptr, err error) {
 	var errs []error
 	for _, flags := range slices.Compact([]int{c.flags, unix.O_DIRECT}) {
@@ -209,7 +211,8 @@ func (c *cuFile) open(path string) (f *os.File, handle uintptr, err error) {
 	return nil, 0, c.logged(errors.Join(errs...))
 }
 
-// read reads n bytes of a file into fresh memory of the GPU, on several threads, and calls look with that, which does not count.
+// read reads n bytes of a file into fresh memory of the GPU, on several threads, and calls look with that, which does
+// not count.
 func (c *cuFile) read(path string, n int64, look func(a address) error) (took time.Duration, err error) {
 	start := time.Now()
 	to, err := c.gpu.alloc(n)

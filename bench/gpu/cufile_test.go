@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cuFileOnFake reads a file by the fake libcufile, in a process with that environment. It reports whether this is that process,
-// and what came of it.
+// cuFileOnFake reads a file by the fake libcufile, in a process with that environment. It reports whether this is that
+// process, and what came of it.
 func cuFileOnFake(t *testing.T, fake string) (here bool, a answer, err error) {
 	folder := t.TempDir()
 	const variable = "CUFILE_ENV_PATH_JSON"
@@ -132,7 +132,8 @@ func TestUdevRecords(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "run", udevRecords, "b9:9"))
 	require.NoError(t, err)
 	require.Equal(t, "E:X=1\n", string(text))
-	require.ErrorIs(t, unix.Access(filepath.Join("/run", udevRecords, "b9:9"), unix.F_OK), unix.ENOENT, "nobody else sees it")
+	require.ErrorIs(t, unix.Access(filepath.Join("/run", udevRecords, "b9:9"), unix.F_OK), unix.ENOENT,
+		"nobody else sees it")
 	for _, e := range before {
 		if e.Name() == "udev" {
 			continue

@@ -38,7 +38,8 @@ func (d *dataFile) looked() []int { return []int{0, len(d.sums) / 2, len(d.sums)
 func (d *dataFile) same(sums [][]byte) error {
 	for k, i := range d.looked() {
 		if k >= len(sums) || !bytes.Equal(sums[k], d.sums[i][:]) {
-			return fmt.Errorf("wrong bytes: piece %d of %s in another process has another SHA-256 than the file", i, d.name)
+			return fmt.Errorf("wrong bytes: piece %d of %s in another process has another SHA-256 than the file", i,
+				d.name)
 		}
 	}
 	return nil
@@ -83,7 +84,8 @@ func safetensorsHeader(size int64) ([]byte, error) {
 	}
 	const most = 500 // tensors, for which the header has room
 	if size > most*pieceSize {
-		return nil, fmt.Errorf("a file of %s has more tensors than its header has room for; the largest is %s", sizeText(size), sizeText(most*pieceSize))
+		return nil, fmt.Errorf("a file of %s has more tensors than its header has room for; the largest is %s",
+			sizeText(size), sizeText(most*pieceSize))
 	}
 	tensors := make(map[string]tensor)
 	for at := int64(0); at < size-headerSize; at += pieceSize {
@@ -175,7 +177,8 @@ func (c *checker) data(on gpu, a address, n int64, d *dataFile) error {
 			return nil // no sum is known of a part of a piece
 		}
 		if sha256.Sum256(p) != d.sums[i] {
-			return fmt.Errorf("wrong bytes: piece %d of %s in the memory of %s has another SHA-256 than the file", i, d.name, on)
+			return fmt.Errorf("wrong bytes: piece %d of %s in the memory of %s has another SHA-256 than the file", i,
+				d.name, on)
 		}
 		return nil
 	})
@@ -190,7 +193,8 @@ func (c *checker) same(on gpu, a address, f *os.File, off, n int64) error {
 			return err
 		}
 		if sha256.Sum256(read) != sha256.Sum256(p) {
-			return fmt.Errorf("wrong bytes: %s at %d has another SHA-256 in the memory of %s than for a reader", f.Name(), off+at, on)
+			return fmt.Errorf("wrong bytes: %s at %d has another SHA-256 in the memory of %s than for a reader",
+				f.Name(), off+at, on)
 		}
 		return nil
 	})

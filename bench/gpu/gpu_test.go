@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 }
 
 func TestSizes(t *testing.T) {
-	for text, want := range map[string]int64{"4096": 4096, "64k": 64 << 10, "512MiB": 512 << 20, "10GiB": 10 << 30, "10G": 10 << 30, "2TB": 2 << 40} {
+	for text, want := range map[string]int64{"4096": 4096, "64k": 64 << 10, "512MiB": 512 << 20, "10GiB": 10 << 30,
+		"10G": 10 << 30, "2TB": 2 << 40} {
 		got, err := parseSize(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
@@ -49,7 +50,8 @@ func TestDevices(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, got)
 	}
-	for _, bad := range []string{"", "cuda", "cuda:", "cuda:x", "cuda:0,", "cuda:-1", "emulated", "emulated:0", "auto"} {
+	for _, bad := range []string{"", "cuda", "cuda:", "cuda:x", "cuda:0,", "cuda:-1", "emulated", "emulated:0",
+		"auto"} {
 		_, err := parseDevices(bad)
 		require.Error(t, err, bad)
 	}
@@ -155,7 +157,8 @@ func TestWrongBytesAreFound(t *testing.T) {
 	require.NoError(t, err)
 	defer g.free(a)
 	s := &session{gpus: []gpu{g}}
-	for name, load := range map[string]loader{"pageable": s.loadPageable, "1 reader": s.loadPinned(1, 1), "8 readers": s.loadPinned(8, 2)} {
+	for name, load := range map[string]loader{"pageable": s.loadPageable, "1 reader": s.loadPinned(1, 1),
+		"8 readers": s.loadPinned(8, 2)} {
 		clear(a.bytes(size))
 		require.NoError(t, load(path, g, a, size), name)
 		check, err := newChecker(g, 2)
@@ -216,7 +219,8 @@ func TestSafetensorsAnswers(t *testing.T) {
 	require.ErrorContains(t, err, "torch")
 }
 
-// TestModulesOfTheCurrentFolder: what lies in the folder that the benchmarks run in is not taken for PyTorch or safetensors.
+// TestModulesOfTheCurrentFolder: what lies in the folder that the benchmarks run in is not taken for PyTorch or
+// safetensors.
 func TestModulesOfTheCurrentFolder(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -250,7 +254,8 @@ func TestChildrenEndWithTheRun(t *testing.T) {
 func TestWrongUsage(t *testing.T) {
 	var out bytes.Buffer
 	for _, args := range [][]string{
-		{"extra"}, {"--nonsense"}, {"--rows", "cold,hot"}, {"--size", "1K"}, {"--size", "x"}, {"--runs", "0"}, {"--time", "0"},
+		{"extra"}, {"--nonsense"}, {"--rows", "cold,hot"}, {"--size", "1K"}, {"--size", "x"}, {"--runs", "0"},
+		{"--time", "0"},
 		{"--gpus", "nonsense"}, {"--gpus", "emulated:1", "--dir", "/nonexistent"},
 		{"--gpus", "emulated:1", "--gaiafs", "/nonexistent/gaiafs", "--dir", t.TempDir()},
 	} {
@@ -278,8 +283,10 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	binary, dir := program(t), t.TempDir()
 	jsonFile, markdown := filepath.Join(t.TempDir(), "r.json"), filepath.Join(t.TempDir(), "r.md")
 	var out bytes.Buffer
-	err := run([]string{"--gpus", "emulated:2", "--gaiafs", binary, "--dir", dir, "--size", "4MiB", "--large", "8MiB", "--runs", "1",
-		"--rows", "warm,shards,update,out,links,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile, "--markdown", markdown}, &out, io.Discard)
+	err := run([]string{"--gpus", "emulated:2", "--gaiafs", binary, "--dir", dir, "--size", "4MiB", "--large", "8MiB",
+		"--runs", "1",
+		"--rows", "warm,shards,update,out,links,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile,
+		"--markdown", markdown}, &out, io.Discard)
 	require.NoError(t, err, out.String())
 	var r rows.Report
 	text, err := os.ReadFile(jsonFile)
@@ -289,11 +296,14 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	for _, row := range r.Rows {
 		groups[row.Group]++
 		require.Empty(t, row.Skipped, row.Name)
-		if row.Name == "lost updates" || strings.HasPrefix(row.Name, "torn versions") || strings.HasPrefix(row.Name, "memory of the GPU") {
+		if row.Name == "lost updates" || strings.HasPrefix(row.Name, "torn versions") ||
+			strings.HasPrefix(row.Name, "memory of the GPU") {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict, row.Name)
 		}
 	}
-	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "release": 4, "acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3}, groups)
+	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "release": 4,
+		"acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3},
+		groups)
 	text, err = os.ReadFile(markdown)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "- emulated device 1\n")
@@ -330,7 +340,8 @@ func TestSizesFitTheGPU(t *testing.T) {
 
 func TestOneDeviceSkipsRowsForTwo(t *testing.T) {
 	var out bytes.Buffer
-	err := run([]string{"--gpus", "emulated:1", "--gaiafs", program(t), "--dir", t.TempDir(), "--size", "4MiB", "--runs", "1",
+	err := run([]string{"--gpus", "emulated:1", "--gaiafs", program(t), "--dir", t.TempDir(), "--size", "4MiB",
+		"--runs", "1",
 		"--rows", "stitch,peer"}, &out, io.Discard)
 	require.NoError(t, err)
 	require.Contains(t, out.String(), "stitch/stitching on two GPUs: skipped: there is one")
@@ -363,7 +374,8 @@ func TestRunScript(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, out, work := bundle(t, c.script), filepath.Join(t.TempDir(), "out"), t.TempDir()
-			cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:2", "--bench", "--quick", "--size", "64MiB", "--out", out, "--dir", work)
+			cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:2", "--bench", "--quick", "--size",
+				"64MiB", "--out", out, "--dir", work)
 			said, err := cmd.CombinedOutput()
 			require.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%v %s", err, said)
 			text, err := os.ReadFile(filepath.Join(out, "results.json"))
@@ -390,9 +402,11 @@ func TestRunScript(t *testing.T) {
 
 // A folder without room, and a program that is ended in the middle, are told in words.
 func TestRunScriptTellsWhatItHas(t *testing.T) {
-	dir, out, work := bundle(t, `echo "warm/a row: 1.00"; echo noise; kill -9 $$`), filepath.Join(t.TempDir(), "out"), t.TempDir()
+	dir, out, work := bundle(t, `echo "warm/a row: 1.00"; echo noise; kill -9 $$`), filepath.Join(t.TempDir(), "out"),
+		t.TempDir()
 	run := func(size string) (status int, said string) {
-		cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:1", "--bench", "--size", size, "--out", out, "--dir", work)
+		cmd := exec.Command(filepath.Join(dir, "run.sh"), "--gpus", "emulated:1", "--bench", "--size", size, "--out",
+			out, "--dir", work)
 		text, _ := cmd.CombinedOutput()
 		return cmd.ProcessState.ExitCode(), string(text)
 	}

@@ -18,8 +18,8 @@ func (g hostGPU) String() string { return fmt.Sprintf("emulated device %d", int(
 // hostSizes has what alloc made: address to int64.
 var hostSizes sync.Map
 
-// bytes returns n bytes of memory at a, which is the address of memory that alloc or a mapping of gaiafs made, outside of
-// Go's heap. It is valid as long as that is.
+// bytes returns n bytes of memory at a, which is the address of memory that alloc or a mapping of gaiafs made, outside
+// of Go's heap. It is valid as long as that is.
 func (a address) bytes(n int64) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&a)), n)
 }

@@ -97,10 +97,11 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 		Group: "cold", Name: "cold file to VRAM, " + sizeText(n), Unit: rows.GBPerSecond,
 		Sides: []rows.Side{
 			s.gaiafsLoad(d, n, drop),
-			{Name: disk, Prepare: func(context.Context) error { return drop() }, Measure: func(context.Context) (float64, error) {
-				took, err := readDirect(path, n)
-				return gigabytes(n, took), err
-			}},
+			{Name: disk, Prepare: func(context.Context) error { return drop() },
+				Measure: func(context.Context) (float64, error) {
+					took, err := readDirect(path, n)
+					return gigabytes(n, took), err
+				}},
 		},
 		Targets: []rows.Target{{Against: disk, Limit: 0.95}},
 		Note:    func() string { return note },
@@ -168,7 +169,8 @@ func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			c, err := startSafetensors(ctx, s.python, g.device())
 			return c, "", err
 		}},
-		{sideCuFile, order{Do: "cufile", Path: path, Size: d.size, Log: s.cuFileFolder()}, func() (*child, string, error) { return s.startCuFile(ctx, path) }},
+		{sideCuFile, order{Do: "cufile", Path: path, Size: d.size, Log: s.cuFileFolder()},
+			func() (*child, string, error) { return s.startCuFile(ctx, path) }},
 	} {
 		c, note, err := x.start()
 		var a answer
@@ -201,8 +203,8 @@ func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 // cuFileFolder is where cuFile's configuration and log are.
 func (s *session) cuFileFolder() string { return filepath.Join(s.dir, "cufile") }
 
-// startCuFile starts a worker in which cuFile is configured, and udev knows the disk that the file is on. note says what was done
-// for that.
+// startCuFile starts a worker in which cuFile is configured, and udev knows the disk that the file is on. note says
+// what was done for that.
 func (s *session) startCuFile(ctx context.Context, path string) (c *child, note string, err error) {
 	environment, err := configureCuFile(s.cuFileFolder())
 	if err != nil {

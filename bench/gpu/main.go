@@ -88,7 +88,8 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	size, large := sizeFlag(10<<30), sizeFlag(100<<30)
 	flags.StringVar(&o.gpus, "gpus", "cuda:0", "devices, as for gaiafs mount: cuda:0,1 or emulated:2")
 	flags.StringVar(&o.program, "gaiafs", besideThis("gaiafs"), "the gaiafs `BINARY`")
-	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory on the backing filesystem; needs room for --size and 3 GiB more")
+	flags.StringVar(&o.dir, "dir", os.TempDir(),
+		"directory on the backing filesystem; needs room for --size and 3 GiB more")
 	flags.StringVar(&o.python, "python", "python3", "Python that has PyTorch and safetensors")
 	flags.Var(&size, "size", "`SIZE` of the file that is loaded")
 	flags.Var(&large, "large", "largest `SIZE` that a second process maps")
@@ -111,7 +112,8 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	o.size, o.large, o.time = int64(size), int64(large), time.Duration(*seconds)*time.Second
 	for name := range strings.SplitSeq(o.rows, ",") {
 		if o.rows != "" && !slices.Contains(groupNames(), name) {
-			return o, false, fmt.Errorf("--rows: there is no group %q; the groups are %s", name, strings.Join(groupNames(), ", "))
+			return o, false, fmt.Errorf("--rows: there is no group %q; the groups are %s", name,
+				strings.Join(groupNames(), ", "))
 		}
 	}
 	switch {
@@ -165,7 +167,8 @@ func run(args []string, out, progress io.Writer) (err error) {
 	}
 	fmt.Fprintln(progress, r.Machine.String())
 	if s.size < o.size {
-		fmt.Fprintf(progress, "files of %s are loaded: %s have no room on the GPU beside what they are compared with\n", sizeText(s.size), sizeText(o.size))
+		fmt.Fprintf(progress, "files of %s are loaded: %s have no room on the GPU beside what they are compared with\n",
+			sizeText(s.size), sizeText(o.size))
 	}
 	begin := time.Now()
 	var failed []error
@@ -178,7 +181,8 @@ func run(args []string, out, progress io.Writer) (err error) {
 		return err
 	}
 	misses, all := r.Failures()
-	fmt.Fprintf(out, "\n%d of %d targets missed, %.0f s. To repeat: %s\n", misses, all, time.Since(begin).Seconds(), r.Machine.Command)
+	fmt.Fprintf(out, "\n%d of %d targets missed, %.0f s. To repeat: %s\n", misses, all, time.Since(begin).Seconds(),
+		r.Machine.Command)
 	if s.json != "" && !rows.IsReplaced(s.json) {
 		failed = append(failed, r.WriteJSON(s.json))
 	}
@@ -205,7 +209,8 @@ func (s *session) runGroup(ctx context.Context, g *group, r *rows.Report, out io
 	start := time.Now()
 	list, err := g.rows(ctx, s)
 	if err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", g.name, err), note(rows.Result{Group: g.name, Name: "all", Skipped: "failed: " + err.Error()}, 0))
+		return errors.Join(fmt.Errorf("%s: %w", g.name,
+			err), note(rows.Result{Group: g.name, Name: "all", Skipped: "failed: " + err.Error()}, 0))
 	}
 	fmt.Fprintf(out, "%s: prepared (%.1f s)\n", g.name, time.Since(start).Seconds())
 	for i := range list {

@@ -27,14 +27,15 @@ type mount struct {
 	ended       chan struct{}
 }
 
-// startMount mounts dir/source at dir/mnt, with more arguments, and returns once the mount can be used. Released bytes come home only when they
-// are asked for, so that no round pays for the one before.
+// startMount mounts dir/source at dir/mnt, with more arguments, and returns once the mount can be used. Released bytes
+// come home only when they are asked for, so that no round pays for the one before.
 func startMount(ctx context.Context, program, dir, gpus string, memory int64, more ...string) (*mount, error) {
 	m := &mount{source: filepath.Join(dir, "source"), dir: filepath.Join(dir, "mnt"), ended: make(chan struct{})}
 	if err := errors.Join(os.Mkdir(m.source, 0o755), os.Mkdir(m.dir, 0o755)); err != nil {
 		return nil, err
 	}
-	args := []string{"mount", "--config", os.DevNull, "--gpus", gpus, "--log-level", "warn", "--write-back-interval", "1h"}
+	args := []string{"mount", "--config", os.DevNull, "--gpus", gpus, "--log-level", "warn", "--write-back-interval",
+		"1h"}
 	if memory > 0 {
 		args = append(args, "--gpu-memory", fmt.Sprintf("%dB", memory))
 	}
@@ -91,7 +92,8 @@ func (m *mount) path(name string) string { return filepath.Join(m.dir, name) }
 func (m *mount) home(name string) string { return filepath.Join(m.source, name) }
 
 // mapFile maps n bytes at off of a file of the mount.
-func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
+func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int,
+	options ...gaiafs.Option) (*gaiafs.Mapping, error) {
 	f, err := m.open(name)
 	if err != nil {
 		return nil, err

@@ -55,9 +55,10 @@ func outRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}
 	var list []rows.Row
 	for _, readers := range []int{1, 8} {
-		list = append(list, x.row(fmt.Sprintf("until a CPU program has read it, %d readers", readers), 1.3, func(f *os.File) error {
-			return x.read(f, readers)
-		}))
+		list = append(list, x.row(fmt.Sprintf("until a CPU program has read it, %d readers", readers), 1.3,
+			func(f *os.File) error {
+				return x.read(f, readers)
+			}))
 	}
 	return append(list, x.row("until it is on the disk", 1.5, (*os.File).Sync)), nil
 }

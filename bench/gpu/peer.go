@@ -31,13 +31,15 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 	var list []rows.Row
 	for _, n := range []int64{whole, 2 << 20, pageSize} {
 		var counters map[string]int64
-		// from measures how long the second GPU takes to have n bytes, with the first one having all of them or nothing.
+		// from measures how long the second GPU takes to have n bytes, with the first one having all of them or
+		// nothing.
 		from := func(name string, peer bool) rows.Side {
 			var held, m *gaiafs.Mapping
 			return rows.Side{
 				Name: name,
 				Prepare: func(context.Context) error {
-					err := errors.Join(warmUp(s.mount.home(d.name), whole), s.mount.forget(d.name, 0, d.size, wants.device()),
+					err := errors.Join(warmUp(s.mount.home(d.name), whole),
+						s.mount.forget(d.name, 0, d.size, wants.device()),
 						s.mount.forget(d.name, 0, d.size, has.device()))
 					if err == nil && peer {
 						held, err = s.mount.mapFile(d.name, 0, whole, gaiafs.ProtRead, has.device())
@@ -87,8 +89,9 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 			unit = rows.Microseconds
 		}
 		list = append(list, rows.Row{
-			Group: "peer", Name: sizeText(n) + " that the other GPU has", Unit: unit, Targets: []rows.Target{{Against: fromHost, Limit: 1}},
-			Sides: []rows.Side{from("gaiafs, from the other GPU", true), from(fromHost, false)},
+			Group: "peer", Name: sizeText(n) + " that the other GPU has", Unit: unit,
+			Targets: []rows.Target{{Against: fromHost, Limit: 1}},
+			Sides:   []rows.Side{from("gaiafs, from the other GPU", true), from(fromHost, false)},
 			Note: func() string {
 				var text []string
 				for _, name := range slices.Sorted(maps.Keys(counters)) {

@@ -15,7 +15,8 @@ var safetensorsProgram string
 // errorMissing makes an errMissing of why a program cannot be started.
 func errorMissing(err error) error { return fmt.Errorf("%w: %w", errMissing, err) }
 
-// startSafetensors starts the Python program on a GPU. It is killed where ctx ends. errMissing where Python or a module of it is.
+// startSafetensors starts the Python program on a GPU. It is killed where ctx ends. errMissing where Python or a module
+// of it is.
 func startSafetensors(ctx context.Context, python string, device int) (*child, error) {
 	c, err := startChild(exec.CommandContext(ctx, python, "-c", safetensorsProgram))
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// readTime is how long programs on the CPU read in one round of a row, at most: they stop earlier when they have read as much as
-// the file has.
+// readTime is how long programs on the CPU read in one round of a row, at most: they stop earlier when they have read
+// as much as the file has.
 const readTime = 2 * time.Second
 
 // readPattern is how programs on the CPU read a file.
@@ -42,7 +42,8 @@ var readPatterns = []readPattern{
 	{"a sequential read", 1 << 20, false, 1, 2},
 }
 
-// readRows have programs on the CPU read a file of which the host has nothing in memory, and a GPU all, a part, or nothing.
+// readRows have programs on the CPU read a file of which the host has nothing in memory, and a GPU all, a part, or
+// nothing.
 func readRows(_ context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -118,8 +119,8 @@ func forgetPages(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
-// read reads the first n bytes of a file, each once at most if not at random, and returns the speed. What was read now and then is
-// compared with home.
+// read reads the first n bytes of a file, each once at most if not at random, and returns the speed. What was read now
+// and then is compared with home.
 func (p readPattern) read(path, home string, n int64) (speed float64, err error) {
 	var total, next atomic.Int64
 	var group sync.WaitGroup

@@ -94,7 +94,8 @@ func (s *session) secondRow(ctx context.Context, g gpu, n int64) rows.Row {
 	s.later(drop)
 	var worker *child
 	return rows.Row{
-		Group: "second", Name: "second process maps " + sizeText(n), Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
+		Group: "second", Name: "second process maps " + sizeText(n), Unit: rows.Milliseconds,
+		Targets: []rows.Target{{Limit: secondTarget}},
 		Sides: []rows.Side{{Name: "gaiafs",
 			Prepare: func(context.Context) (err error) {
 				if held == nil {
@@ -190,7 +191,8 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 	counts := []int{1, 2, 4, 8}
 	for _, n := range counts {
 		list = append(list, rows.Row{
-			Group: "second", Name: fmt.Sprintf("%s, other processes at once: %d, the slowest of them", sizeText(d.size), n),
+			Group: "second", Name: fmt.Sprintf("%s, other processes at once: %d, the slowest of them", sizeText(d.size),
+				n),
 			Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
 			Sides: []rows.Side{{Name: "gaiafs",
 				Prepare: func(context.Context) error { return enough(n) },
@@ -198,7 +200,8 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 		})
 	}
 	return append(list, rows.Row{
-		Group: "second", Name: "memory of the GPU that these mappings took", Unit: rows.Mebibytes, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
+		Group: "second", Name: "memory of the GPU that these mappings took", Unit: rows.Mebibytes, Rounds: 1,
+		Targets: []rows.Target{{Limit: 0}},
 		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
 			most := int64(0)
 			for _, n := range taken {

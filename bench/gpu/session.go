@@ -38,8 +38,8 @@ type session struct {
 	memory int64
 	mount  *mount
 	check  *checker
-	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for, or
-	// less where the GPUs are small.
+	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for,
+	// or less where the GPUs are small.
 	size, call int64
 	// data is the large file.
 	data *dataFile
@@ -118,9 +118,9 @@ func (s *session) leastFree() (least int64, err error) {
 	return least, nil
 }
 
-// fitting returns the sizes of files for a GPU of which gaiafs may use budget of the bytes that are free. The large one is
-// there twice, by gaiafs and by what that is compared with; a smaller one is there three times while gaiafs may hold anything up to
-// its budget. Contexts of other processes need some of the rest.
+// fitting returns the sizes of files for a GPU of which gaiafs may use budget of the bytes that are free. The large one
+// is there twice, by gaiafs and by what that is compared with; a smaller one is there three times while gaiafs may hold
+// anything up to its budget. Contexts of other processes need some of the rest.
 func fitting(want, free, budget int64) (size, call int64, err error) {
 	size = min(want, budget/20*19, free/5*2)
 	call = min(size, callSize, (free-budget)/4)
@@ -213,7 +213,8 @@ func (s *session) opened(name string) (*os.File, error) {
 }
 
 // mapped maps n bytes of a file until the group ends.
-func (s *session) mapped(name string, n int64, prot gaiafs.Prot, g gpu, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
+func (s *session) mapped(name string, n int64, prot gaiafs.Prot, g gpu,
+	options ...gaiafs.Option) (*gaiafs.Mapping, error) {
 	m, err := s.mount.mapFile(name, 0, n, prot, g.device(), options...)
 	if err == nil {
 		s.later(func() { _ = m.Close() })

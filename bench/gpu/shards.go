@@ -102,7 +102,8 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	other := *s // a mount with the neighbours' links, which has the same file
-	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, "--neighbour-links", "auto"); err != nil {
+	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, "--neighbour-links",
+		"auto"); err != nil {
 		return nil, err
 	}
 	s.later(other.mount.close)
@@ -117,7 +118,8 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	alone, all := &viewer{s: s, d: d, n: n}, &viewer{s: &other, d: d, n: n}
 	const sideOwn = "gaiafs"
 	return []rows.Row{{
-		Group: "links", Name: fmt.Sprintf("%s in a view on one of %d GPUs", sizeText(n), len(s.gpus)), Unit: rows.GBPerSecond,
+		Group: "links", Name: fmt.Sprintf("%s in a view on one of %d GPUs", sizeText(n), len(s.gpus)),
+		Unit:    rows.GBPerSecond,
 		Sides:   []rows.Side{all.one("gaiafs, --neighbour-links auto"), alone.one(sideOwn)},
 		Targets: []rows.Target{{Against: sideOwn, Limit: 1}},
 		Note: func() string {

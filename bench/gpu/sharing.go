@@ -76,7 +76,8 @@ func (x *shared) open() error {
 	for _, g := range x.gpus {
 		w := &writer{gpu: g}
 		if g == nil {
-			if w.cpu, err = unix.Mmap(int(x.file.Fd()), 0, int(x.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+			if w.cpu, err = unix.Mmap(int(x.file.Fd()), 0, int(x.size), unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_SHARED); err != nil {
 				return err
 			}
 			x.s.later(func() { _ = unix.Munmap(w.cpu) })
@@ -131,7 +132,8 @@ func (x *shared) storeCPU(st stripes, p []byte, passes int) error {
 	})
 }
 
-// prepare brings home what the round before left, or has it forgotten, brings devices up to date, and chooses what is stored next.
+// prepare brings home what the round before left, or has it forgotten, brings devices up to date, and chooses what is
+// stored next.
 func (x *shared) prepare(context.Context) error {
 	if err := x.open(); err != nil {
 		return err
@@ -156,8 +158,8 @@ func (x *shared) prepare(context.Context) error {
 	})
 }
 
-// together has all store into the file at once, passes times over, and release when everybody is done, as those of apart merge
-// then; or with early each when it is done itself, while others may be storing still.
+// together has all store into the file at once, passes times over, and release when everybody is done, as those of
+// apart merge then; or with early each when it is done itself, while others may be storing still.
 func (x *shared) together(end until, passes int, early bool) (float64, error) {
 	start := time.Now()
 	release := func(_ int, w *writer) (err error) {
@@ -267,8 +269,8 @@ func (x *shared) apart(end until, passes int) (float64, error) {
 
 const sidePrivate = "private buffers"
 
-// row is about one end, and programs that store that often into what they share; with early they release as together says. The
-// target is the least ratio, 0 for none.
+// row is about one end, and programs that store that often into what they share; with early they release as together
+// says. The target is the least ratio, 0 for none.
 func (x *shared) row(group, name string, end until, passes int, early bool, target float64) rows.Row {
 	if passes > 1 {
 		name += fmt.Sprintf(", %d times over", passes)
@@ -283,8 +285,14 @@ func (x *shared) row(group, name string, end until, passes int, early bool, targ
 	return rows.Row{
 		Group: group, Name: name + ", " + end.String(), Unit: rows.Milliseconds, Targets: targets,
 		Sides: []rows.Side{
-			{Name: "gaiafs", Prepare: x.prepare, Measure: func(context.Context) (float64, error) { return x.together(end, passes, early) }},
-			{Name: sidePrivate, Prepare: x.prepare, Measure: func(context.Context) (float64, error) { return x.apart(end, passes) }},
+			{Name: "gaiafs", Prepare: x.prepare, Measure: func(context.Context) (float64,
+				error) {
+				return x.together(end, passes, early)
+			}},
+			{Name: sidePrivate, Prepare: x.prepare, Measure: func(context.Context) (float64,
+				error) {
+				return x.apart(end, passes)
+			}},
 		},
 	}
 }
@@ -293,13 +301,16 @@ func (x *shared) row(group, name string, end until, passes int, early bool, targ
 func lostRow(group string, lost *int64) rows.Row {
 	return rows.Row{
 		Group: group, Name: "lost updates", Unit: rows.Count, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
-		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) { return float64(*lost), nil }}},
-		Note:  func() string { return "wrong bytes in all rounds of this group" },
+		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
+			return float64(*lost),
+				nil
+		}}},
+		Note: func() string { return "wrong bytes in all rounds of this group" },
 	}
 }
 
-// Programs that share pages seldom store into each byte once: the microbenchmark of the GAIA thesis (3.1, 6.2.2) has them
-// change what they share in a loop, and merges at the end. Emulated devices are there to try the rows.
+// Programs that share pages seldom store into each byte once: the microbenchmark of the GAIA thesis (3.1, 6.2.2) has
+// them change what they share in a loop, and merges at the end. Emulated devices are there to try the rows.
 func (s *session) manyPasses(size int64) int {
 	switch {
 	case s.emulated:
@@ -332,7 +343,8 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 				if size <= width {
 					continue // one writer would have it all
 				}
-				x := &shared{s: s, name: fmt.Sprintf("shared-%d-%d-%d", k, size, width), size: size, width: width, gpus: pair.gpus, result: lost}
+				x := &shared{s: s, name: fmt.Sprintf("shared-%d-%d-%d", k, size, width), size: size, width: width,
+					gpus: pair.gpus, result: lost}
 				name := fmt.Sprintf("%s, %s, strides of %d B", pair.name, sizeText(size), width)
 				const target = 1 / 1.05
 				list = append(list, x.row("sharing", name, visible, 1, false, target))

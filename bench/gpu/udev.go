@@ -13,13 +13,14 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// cuFile asks udev what is on a file's disk, also in its compatibility mode, and takes no file where udev does not know: in
-// containers and virtual machines without udevd. A worker is shown a record there, in a mount namespace of its own: nobody else
-// sees it, and it is gone with the worker.
+// cuFile asks udev what is on a file's disk, also in its compatibility mode, and takes no file where udev does not
+// know: in containers and virtual machines without udevd. A worker is shown a record there, in a mount namespace of its
+// own: nobody else sees it, and it is gone with the worker.
 
 const udevRecords = "udev/data" // in /run
 
-// udevRecord returns the record that udev should have of the disk that a file is on, or "" where it has one or there is no disk.
+// udevRecord returns the record that udev should have of the disk that a file is on, or "" where it has one or there is
+// no disk.
 func udevRecord(path string) (name, text string, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -43,8 +44,8 @@ func udevRecord(path string) (name, text string, err error) {
 // mountNamespace names the mount namespace of this process.
 func mountNamespace() (string, error) { return os.Readlink("/proc/self/ns/mnt") }
 
-// showRecord puts a record where libudev looks for it, in the mount namespace of this process, which must not be the one named
-// outside. Everything else in /run stays, by way of the folder kept.
+// showRecord puts a record where libudev looks for it, in the mount namespace of this process, which must not be the
+// one named outside. Everything else in /run stays, by way of the folder kept.
 func showRecord(outside, kept, name, text string) error {
 	if mine, err := mountNamespace(); err != nil || mine == outside {
 		return errors.Join(errors.New("this process has no mount namespace of its own"), err)

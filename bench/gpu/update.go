@@ -88,8 +88,8 @@ func updateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, tornRow(s)), nil
 }
 
-// update stores into one page in a hundred, each step bytes behind the one before, and returns how long the release took,
-// and how long it was from its begin until the view had all of it.
+// update stores into one page in a hundred, each step bytes behind the one before, and returns how long the release
+// took, and how long it was from its begin until the view had all of it.
 func (u *updater) update(step int64) (released, took time.Duration, err error) {
 	changed := max(u.n/(100*pageSize), 1)
 	group, err := gaiafs.Begin(u.m.Whole())
@@ -131,7 +131,8 @@ type torn struct {
 func tornRow(s *session) rows.Row {
 	x := &torn{s: s}
 	return rows.Row{
-		Group: "update", Name: "torn versions seen by views beside a writer", Unit: rows.Count, Rounds: 1, Targets: []rows.Target{{Limit: 0}},
+		Group: "update", Name: "torn versions seen by views beside a writer", Unit: rows.Count, Rounds: 1,
+		Targets: []rows.Target{{Limit: 0}},
 		Sides: []rows.Side{{
 			Name:    "gaiafs",
 			Prepare: func(context.Context) error { return x.open() },
@@ -141,7 +142,8 @@ func tornRow(s *session) rows.Row {
 			},
 		}},
 		Note: func() string {
-			return fmt.Sprintf("%d acquires by %d readers, %d versions of two files", x.acquires.Load(), len(x.views), x.versions.Load())
+			return fmt.Sprintf("%d acquires by %d readers, %d versions of two files", x.acquires.Load(), len(x.views),
+				x.versions.Load())
 		},
 	}
 }
@@ -160,7 +162,8 @@ func (x *torn) open() (err error) {
 		}
 	}
 	for _, g := range x.s.gpus {
-		v, err := gaiafs.MapView(x.files[:], []gaiafs.Segment{{Length: tornSize}, {File: 1, Length: tornSize}}, g.device())
+		v, err := gaiafs.MapView(x.files[:], []gaiafs.Segment{{Length: tornSize}, {File: 1, Length: tornSize}},
+			g.device())
 		if err != nil {
 			return err
 		}
@@ -213,7 +216,8 @@ func (x *torn) publish(seed byte) error {
 		return err
 	}
 	for _, m := range x.maps {
-		if err := x.s.gpus[0].paint(addressOf(m), stripes{size: tornSize, width: tornSize, writers: 1, seed: seed}, 1); err != nil {
+		if err := x.s.gpus[0].paint(addressOf(m), stripes{size: tornSize, width: tornSize, writers: 1, seed: seed},
+			1); err != nil {
 			return errors.Join(err, group.Abort())
 		}
 	}

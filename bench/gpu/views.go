@@ -34,7 +34,8 @@ func tensors(n, shift int64) (list []gaiafs.Segment, size int64) {
 // rank returns the segment that rank r of rankCount has of a matrix that fills n bytes of a file.
 func rank(r int, n int64) gaiafs.Segment {
 	const stride = rankCount * rowSize
-	return gaiafs.Segment{Offset: tensorAt + int64(r)*rowSize, Length: rowSize, Stride: stride, Count: (n - tensorAt) / stride}
+	return gaiafs.Segment{Offset: tensorAt + int64(r)*rowSize, Length: rowSize, Stride: stride,
+		Count: (n - tensorAt) / stride}
 }
 
 // viewer makes views of the data file that nobody made before, so that each is filled anew.
@@ -135,7 +136,8 @@ func viewRows(_ context.Context, s *session) ([]rows.Row, error) {
 		Targets: []rows.Target{{Against: mapping.Name, Limit: 1}},
 		Sides:   []rows.Side{v.whole("gaiafs, a view", s.gpus[:1]), mapping},
 	}, {
-		Group: "views", Name: fmt.Sprintf("rows of %s of one rank of %d", sizeText(rowSize), rankCount), Unit: rows.GBPerSecond,
+		Group: "views", Name: fmt.Sprintf("rows of %s of one rank of %d", sizeText(rowSize), rankCount),
+		Unit: rows.GBPerSecond,
 		Sides: []rows.Side{{
 			Name:    "gaiafs, a view",
 			Prepare: func(context.Context) error { return v.ready() },
@@ -168,7 +170,8 @@ func (v *viewer) secondRow(g gpu) rows.Row {
 		}
 	})
 	return rows.Row{
-		Group: "views", Name: "the same again, which the GPU has", Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: secondTarget}},
+		Group: "views", Name: "the same again, which the GPU has", Unit: rows.Milliseconds,
+		Targets: []rows.Target{{Limit: secondTarget}},
 		Sides: []rows.Side{{
 			Name: "gaiafs, a view",
 			Prepare: func(context.Context) (err error) {

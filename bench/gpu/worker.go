@@ -17,8 +17,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// workerVariable makes this program a worker: another process that maps files, as a second user of the GPU does. It reads
-// orders from standard input and answers each on standard output, in JSON.
+// workerVariable makes this program a worker: another process that maps files, as a second user of the GPU does. It
+// reads orders from standard input and answers each on standard output, in JSON.
 const workerVariable = "GAIAFS_GPU_BENCH_WORKER"
 
 // order is what a worker is told to do.
@@ -240,7 +240,8 @@ func startWorker(ctx context.Context, gpus string, device int) (*child, error) {
 }
 
 // startWorkerIn is startWorker for a process of other attributes or environment.
-func startWorkerIn(ctx context.Context, attributes *syscall.SysProcAttr, gpus string, device int, environment ...string) (*child, error) {
+func startWorkerIn(ctx context.Context, attributes *syscall.SysProcAttr, gpus string, device int,
+	environment ...string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err

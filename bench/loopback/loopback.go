@@ -1,6 +1,6 @@
 // Package loopback serves go-fuse's loopback filesystem as something to compare with: mounted as go-fuse's own example
-// does it, but with the kernel's passthrough off. With passthrough, which go-fuse uses when it is root, reads and writes
-// never reach the daemon and one would measure the backing filesystem.
+// does it, but with the kernel's passthrough off. With passthrough, which go-fuse uses when it is root, reads and
+// writes never reach the daemon and one would measure the backing filesystem.
 //
 // It owns nothing but the mount, and knows nothing of gaiafs.
 package loopback

@@ -47,8 +47,8 @@ func acquire(f *lrc.File, rg page.Range, o versions.Owner) {
 	plan.End()
 }
 
-// scramble has the devices and the CPU change the page in a random order and number, by the rules of lrc: only states that a
-// file can be in come out.
+// scramble has the devices and the CPU change the page in a random order and number, by the rules of lrc: only states
+// that a file can be in come out.
 func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	release := func(o versions.Owner) {
 		if drain := f.BeginRelease([]page.Range{rg}, rg, o).Commit(); len(drain.Pages) > 0 {

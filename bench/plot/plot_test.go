@@ -41,10 +41,11 @@ func number(t *testing.T, text string) float64 {
 
 func TestLinesLieWhereTheirValuesAre(t *testing.T) {
 	for _, log := range []bool{false, true} {
-		l := Lines{Title: "a < b", X: "x", Y: "MB/s", Ticks: []string{"0", "50", "100"}, Log: log, Level: 1, Series: []Series{
-			{"one & only", 0, []Point{{0, 1, 0.9, 1.1, "first"}, {2, 4, 3, 5, "last"}, {1, 2, 2, 2, "between"}}},
-			{"other", 1, []Point{{0, 1, 1, 1, "same"}}},
-		}}
+		l := Lines{Title: "a < b", X: "x", Y: "MB/s", Ticks: []string{"0", "50", "100"}, Log: log, Level: 1,
+			Series: []Series{
+				{"one & only", 0, []Point{{0, 1, 0.9, 1.1, "first"}, {2, 4, 3, 5, "last"}, {1, 2, 2, 2, "between"}}},
+				{"other", 1, []Point{{0, 1, 1, 1, "same"}}},
+			}}
 		marks := elements(t, l.SVG(), "circle")
 		require.Len(t, marks, 3+1+2, "points, and the legend")
 		x := func(i int) float64 { return number(t, marks[i]["cx"]) }

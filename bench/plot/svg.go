@@ -28,12 +28,14 @@ func (d *drawing) line(class string, x1, y1, x2, y2 float64) {
 
 // text writes words that begin, end or have their middle at x, as anchor says.
 func (d *drawing) text(class, anchor string, x, y float64, words string) {
-	fmt.Fprintf(d, `<text class="%s" text-anchor="%s" x="%.1f" y="%.1f">%s</text>`, class, anchor, x, y, html.EscapeString(words))
+	fmt.Fprintf(d, `<text class="%s" text-anchor="%s" x="%.1f" y="%.1f">%s</text>`, class, anchor, x, y,
+		html.EscapeString(words))
 }
 
 // dot draws a mark that says title under the pointer.
 func (d *drawing) dot(class string, x, y float64, title string) {
-	fmt.Fprintf(d, `<circle class="%s" cx="%.1f" cy="%.1f" r="3.5"><title>%s</title></circle>`, class, x, y, html.EscapeString(title))
+	fmt.Fprintf(d, `<circle class="%s" cx="%.1f" cy="%.1f" r="3.5"><title>%s</title></circle>`, class, x, y,
+		html.EscapeString(title))
 }
 
 // path draws a line through points, given as x and y in turns.

@@ -17,8 +17,9 @@ const part = ".part"
 // openFlags never wait for a reader: with ENXIO a FIFO says that it has none.
 const openFlags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NONBLOCK
 
-// WriteFile has write make a file's content. A regular file is replaced when that is whole, so that whoever ends the program
-// meanwhile finds the one of before; links to it stay. What is no regular file, as a pipe or a terminal, is written to.
+// WriteFile has write make a file's content. A regular file is replaced when that is whole, so that whoever ends the
+// program meanwhile finds the one of before; links to it stay. What is no regular file, as a pipe or a terminal, is
+// written to.
 func WriteFile(path string, write func(io.Writer) error) error {
 	at, err := replaced(path)
 	if err != nil {
@@ -56,8 +57,8 @@ func IsReplaced(path string) bool {
 	return err == nil && at != ""
 }
 
-// replaced returns the regular file that path stands for, which need not be there yet, with all links followed; "" where there is
-// something else that can be written to.
+// replaced returns the regular file that path stands for, which need not be there yet, with all links followed; ""
+// where there is something else that can be written to.
 func replaced(path string) (string, error) {
 	st, err := os.Stat(path)
 	switch {
@@ -104,8 +105,8 @@ func follow(path string) (string, error) {
 	return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
-// CanBeWritten finds out whether WriteFile can do its work. It leaves what is there as it is: a FIFO is not even opened, since its
-// reader would take the close for the end.
+// CanBeWritten finds out whether WriteFile can do its work. It leaves what is there as it is: a FIFO is not even
+// opened, since its reader would take the close for the end.
 func CanBeWritten(path string) error {
 	at, err := replaced(path)
 	if err != nil {
@@ -138,8 +139,8 @@ func mayWrite(path string) error {
 	return nil
 }
 
-// Touch reports whether writing one file would change the other, under whatever names: a file that is to be written is also what
-// stands for it until it is whole.
+// Touch reports whether writing one file would change the other, under whatever names: a file that is to be written is
+// also what stands for it until it is whole.
 func Touch(written, other string) bool {
 	for _, a := range []string{written, besides(written)} {
 		for _, b := range []string{other, besides(other)} {
@@ -159,7 +160,8 @@ func besides(path string) string {
 	return ""
 }
 
-// same reports whether two names are of one file, which need not be there. A device, as /dev/null, can be written by many.
+// same reports whether two names are of one file, which need not be there. A device, as /dev/null, can be written by
+// many.
 func same(a, b string) bool {
 	x, errA := os.Stat(a)
 	y, errB := os.Stat(b)

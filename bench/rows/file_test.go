@@ -138,7 +138,8 @@ func TestTouch(t *testing.T) {
 		want bool
 	}{
 		{"file", "file", true}, {"soft", "file", true}, {"hard", "file", true}, {"hard", "soft", true},
-		{"new", "new", true}, {"dangling", "new", true}, {"./new", "new", true}, {"r", "r.part", true}, {"new", "new.part", true},
+		{"new", "new", true}, {"dangling", "new", true}, {"./new", "new", true}, {"r", "r.part", true},
+		{"new", "new.part", true},
 		{"file", "new", false}, {"new", "newer", false}, {"file", "r", false},
 	} {
 		require.Equal(t, c.want, Touch(dir+"/"+c.a, dir+"/"+c.b), "%v", c)

@@ -160,7 +160,8 @@ func (r *Report) WriteMarkdown(out io.Writer) error {
 		row := &r.Rows[i]
 		if row.Group != group {
 			group = row.Group
-			fmt.Fprintf(&b, "\n### %s\n\n| %s |\n|%s\n", group, strings.Join(Head, " | "), strings.Repeat(" --- |", len(Head)))
+			fmt.Fprintf(&b, "\n### %s\n\n| %s |\n|%s\n", group, strings.Join(Head, " | "),
+				strings.Repeat(" --- |", len(Head)))
 		}
 		for k, line := range row.Lines() {
 			if k == 0 && row.Note != "" {

@@ -36,8 +36,8 @@ type Side struct {
 	Prepare func(ctx context.Context) error
 	// Measure does the work once and returns a value in the row's unit.
 	Measure func(ctx context.Context) (float64, error)
-	// Check is called once, after the side was measured for the first time, and fails where the work was not done right. It is
-	// not measured. nil where there is nothing to check.
+	// Check is called once, after the side was measured for the first time, and fails where the work was not done
+	// right. It is not measured. nil where there is nothing to check.
 	Check func(ctx context.Context) error
 }
 
@@ -70,8 +70,8 @@ type Row struct {
 	Labels map[string]string
 	// Rounds is how often each side is measured; 0 leaves it to Run's caller.
 	Rounds int
-	// Until is when the row should be done: a round that would end later, if it took as long as the last, is not begun. The
-	// first round always is. The zero time is no limit.
+	// Until is when the row should be done: a round that would end later, if it took as long as the last, is not begun.
+	// The first round always is. The zero time is no limit.
 	Until time.Time
 	// Note is asked after the last round for something to say about the row. nil for nothing.
 	Note func() string
@@ -220,7 +220,8 @@ func (r *Row) check(ctx context.Context, s *Side) error {
 
 // skipped makes the result of a row that cannot be measured.
 func (r *Row) skipped(reason string) Result {
-	return Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Unit: r.Unit.Name, Faster: r.Unit.Faster, Skipped: reason}
+	return Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Unit: r.Unit.Name, Faster: r.Unit.Faster,
+		Skipped: reason}
 }
 
 // cutOff makes the result of the rounds that were whole when the time was over.

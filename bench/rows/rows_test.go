@@ -38,15 +38,18 @@ func fixed(name string, values ...float64) Side {
 func TestRowsAreInterleavedAndJudged(t *testing.T) {
 	r := Row{
 		Group: "g", Name: "n", Unit: MBPerSecond,
-		Sides: []Side{fixed("gaiafs", 10, 30, 20), fixed("slow", 5, 10, 10), fixed("same", 11, 30.1, 19), fixed("fast", 20, 60, 41)},
+		Sides: []Side{fixed("gaiafs", 10, 30, 20), fixed("slow", 5, 10, 10), fixed("same", 11, 30.1, 19),
+			fixed("fast", 20, 60, 41)},
 		Targets: []Target{
-			{Against: "slow", Limit: 1}, {Against: "same", Limit: 1}, {Against: "fast", Limit: 1}, {Limit: 19}, {Limit: 25},
+			{Against: "slow", Limit: 1}, {Against: "same", Limit: 1}, {Against: "fast", Limit: 1}, {Limit: 19},
+			{Limit: 25},
 		},
 	}
 	var order []string
 	res, err := r.Run(context.Background(), 3, func(_, _ int, side string) { order = append(order, side) })
 	require.NoError(t, err)
-	require.Equal(t, []string{"gaiafs", "slow", "same", "fast", "slow", "same", "fast", "gaiafs", "same", "fast", "gaiafs", "slow"}, order)
+	require.Equal(t, []string{"gaiafs", "slow", "same", "fast", "slow", "same", "fast", "gaiafs", "same", "fast",
+		"gaiafs", "slow"}, order)
 	require.Nil(t, res.Sides[0].Ratio)
 	require.Equal(t, 2.0, res.Sides[1].Ratio.Median)
 	var verdicts []Verdict
@@ -66,9 +69,10 @@ func TestAFailingSideEndsTheRow(t *testing.T) {
 }
 
 func TestASideMayNotBePossible(t *testing.T) {
-	r := Row{Group: "g", Name: "n", Sides: []Side{fixed("gaiafs", 1), {Name: "other", Prepare: func(context.Context) error {
-		return fmt.Errorf("no room: %w", ErrSkip)
-	}}}}
+	r := Row{Group: "g", Name: "n", Sides: []Side{fixed("gaiafs", 1),
+		{Name: "other", Prepare: func(context.Context) error {
+			return fmt.Errorf("no room: %w", ErrSkip)
+		}}}}
 	res, err := r.Run(context.Background(), 1, func(int, int, string) {})
 	require.NoError(t, err)
 	require.Empty(t, res.Sides)
@@ -175,10 +179,12 @@ func TestWhenTimeIsOverWholeRoundsCount(t *testing.T) {
 }
 
 func TestTablesNameEachVerdictOnce(t *testing.T) {
-	r := Report{Machine: Machine{Devices: []string{"a GPU"}}, Rounds: 1, Rows: []Result{{Group: "g", Name: "n", Unit: "ms",
-		Sides:   []SideResult{{Name: "gaiafs", Summary: Summarise([]float64{1})}, {Name: "a", Ratio: &Summary{}}, {Name: "x a", Ratio: &Summary{}}},
-		Targets: []TargetResult{{"≥ 2", Met, "", 2}, {"≥ 1× a", Missed, "a", 1}, {"≥ 3× x a", Even, "x a", 3}},
-	}}}
+	r := Report{Machine: Machine{Devices: []string{"a GPU"}}, Rounds: 1,
+		Rows: []Result{{Group: "g", Name: "n", Unit: "ms",
+			Sides: []SideResult{{Name: "gaiafs", Summary: Summarise([]float64{1})}, {Name: "a", Ratio: &Summary{}},
+				{Name: "x a", Ratio: &Summary{}}},
+			Targets: []TargetResult{{"≥ 2", Met, "", 2}, {"≥ 1× a", Missed, "a", 1}, {"≥ 3× x a", Even, "x a", 3}},
+		}}}
 	var out bytes.Buffer
 	require.NoError(t, r.WriteMarkdown(&out))
 	for _, want := range []string{"| ≥ 2: met |", "| ≥ 1×: missed |", "| ≥ 3×: within spread |", "- a GPU\n"} {

@@ -27,12 +27,12 @@ type Bracket struct {
 var lastBracket atomic.Uint64
 
 // Use has the memory of movable mappings be there, with its bytes, until Done: the device's or, where that is full,
-// pinned memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket. Ranges
-// of mappings that do not move need nothing and do no harm. What the device has is not brought up to date: Acquire does
-// that, and Release publishes stores. ReadAt and WriteAt need no bracket.
+// pinned memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket.
+// Ranges of mappings that do not move need nothing and do no harm. What the device has is not brought up to date:
+// Acquire does that, and Release publishes stores. ReadAt and WriteAt need no bracket.
 //
-// It waits only while brackets of others have the memory, for a minute or until ctx ends. A goroutine that has a bracket
-// opens another one with the bracket's own Use: two that wait for each other's memory would wait in vain.
+// It waits only while brackets of others have the memory, for a minute or until ctx ends. A goroutine that has a
+// bracket opens another one with the bracket's own Use: two that wait for each other's memory would wait in vain.
 //
 // Errors: those of Acquire, EINVAL (no ranges, or too many, or of several devices), EXDEV (of several mounts), ENOMEM
 // (they can never fit), ETIMEDOUT (the text says who holds what), ECANCELED (ctx ended).
@@ -144,7 +144,10 @@ func withOpen(ranges []Range, do func(c *conn) error) error {
 		mappings[i] = r.Of
 	}
 	// In one order, so that calls and closes do not wait for each other.
-	slices.SortFunc(mappings, func(a, b *Mapping) int { return cmp.Compare(a.assembly.reply.mapping, b.assembly.reply.mapping) })
+	slices.SortFunc(mappings, func(a, b *Mapping) int {
+		return cmp.Compare(a.assembly.reply.mapping,
+			b.assembly.reply.mapping)
+	})
 	for _, m := range slices.Compact(mappings) {
 		m.mu.RLock()
 		defer m.mu.RUnlock()

@@ -74,7 +74,8 @@ func startDaemon(t *testing.T, cache *controltest.Cache, options ...func(*contro
 
 func (d *daemon) start(t *testing.T, options ...func(*control.Options)) (stop func()) {
 	t.Helper()
-	o := control.Options{Socket: d.socket, Cache: d.cache, Status: func(control.Viewer) any { return map[string]string{"hello": "world"} }}
+	o := control.Options{Socket: d.socket, Cache: d.cache,
+		Status: func(control.Viewer) any { return map[string]string{"hello": "world"} }}
 	for _, opt := range options {
 		opt(&o)
 	}

@@ -111,7 +111,8 @@ func (c *conn) connect() error {
 	r := newReceiver(uc)
 	w, err := greet(uc, r, deadline)
 	if missing := w.required &^ (usedFeatures | featureTenant); err == nil && missing != 0 {
-		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have", missing)
+		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have",
+			missing)
 	}
 	if err == nil {
 		err = choose(uc, r, w)
@@ -181,13 +182,15 @@ func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 	case tenant == "" && features == 0:
 		return nil
 	case len(tenant) > mostTenant:
-		return failed(syscall.EINVAL, "%s has %d bytes: the name of a tenant has %d at most", tenantVariable, len(tenant), mostTenant)
+		return failed(syscall.EINVAL, "%s has %d bytes: the name of a tenant has %d at most", tenantVariable,
+			len(tenant), mostTenant)
 	case tenant != "" && w.offered&featureTenant == 0:
 		return failed(syscall.EOPNOTSUPP, "%s is set, and the daemon is older than tenants with names", tenantVariable)
 	case tenant != "":
 		features |= featureTenant
 	}
-	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features, tenant))); err != nil && !errors.Is(err, syscall.EPIPE) {
+	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features, tenant))); err != nil &&
+		!errors.Is(err, syscall.EPIPE) {
 		return gone(err)
 	}
 	h, body, fds, _, err := r.next()
@@ -394,7 +397,8 @@ func (c *conn) receive(r *receiver) {
 		}
 		if c.welcome.version >= 2 && h.flags&^flagMore != 0 {
 			closeAll(fds)
-			c.end(failed(syscall.EPROTO, "the daemon sent a frame with flags %#x, which this library does not know", h.flags))
+			c.end(failed(syscall.EPROTO, "the daemon sent a frame with flags %#x, which this library does not know",
+				h.flags))
 			return
 		}
 		c.mu.Lock()

@@ -10,10 +10,10 @@ var (
 	_ io.WriterAt = (*Mapping)(nil)
 )
 
-// ReadAt copies the mapping's bytes from off on out of the device's memory, whatever its kind. Past Len there is nothing:
-// then n is less than len(p) and the error io.EOF. On a GPU the driver copies, after what the process has queued in the
-// default stream of the GPU's primary context; kernels of other streams and contexts are waited for by who launched them.
-// Errors: EINVAL (off), EBADF after Close, and EIO with the driver's words.
+// ReadAt copies the mapping's bytes from off on out of the device's memory, whatever its kind. Past Len there is
+// nothing: then n is less than len(p) and the error io.EOF. On a GPU the driver copies, after what the process has
+// queued in the default stream of the GPU's primary context; kernels of other streams and contexts are waited for by
+// who launched them. Errors: EINVAL (off), EBADF after Close, and EIO with the driver's words.
 //
 // ReadAt is no Acquire: the bytes are those that the device has.
 func (m *Mapping) ReadAt(p []byte, off int64) (n int, err error) {
@@ -24,9 +24,9 @@ func (m *Mapping) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, during("read", err)
 }
 
-// WriteAt stores p into the device's memory from off on, as ReadAt reads it. It returns when the bytes are there, for others
-// to see after Release. A p that goes past Len is stored up to it, and the error is ENOSPC. Other errors: EACCES for a
-// mapping without ProtWrite, and those of ReadAt.
+// WriteAt stores p into the device's memory from off on, as ReadAt reads it. It returns when the bytes are there, for
+// others to see after Release. A p that goes past Len is stored up to it, and the error is ENOSPC. Other errors: EACCES
+// for a mapping without ProtWrite, and those of ReadAt.
 func (m *Mapping) WriteAt(p []byte, off int64) (n int, err error) {
 	if m.prot&ProtWrite == 0 {
 		return 0, during("write", failed(syscall.EACCES, "the mapping is only read"))

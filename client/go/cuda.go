@@ -74,7 +74,8 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 	handle, err := purego.Dlopen(cudaLibrary, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, failed(syscall.ENODEV, "the mount's devices are GPUs, and %s cannot be loaded here (%v): "+
-			"install the NVIDIA driver's library in this environment, or start the container with access to the GPUs", cudaLibrary, err)
+			"install the NVIDIA driver's library in this environment, or start the container with access to the GPUs",
+			cudaLibrary, err)
 	}
 	d := new(cudaDriver)
 	for _, f := range []struct {
@@ -87,7 +88,8 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 		{"cuDeviceGetCount", &d.deviceGetCount, false},
 		{"cuDeviceGet", &d.deviceGet, false},
 		{"cuDeviceGetUuid", &d.deviceGetUUID, false},
-		{"cuDeviceGetUuid_v2", &d.deviceGetUUID, true}, // tells the instances of one GPU apart; takes the first one's place
+		// tells the instances of one GPU apart; takes the first one's place
+		{"cuDeviceGetUuid_v2", &d.deviceGetUUID, true},
 		{"cuDevicePrimaryCtxRetain", &d.contextRetain, false},
 		{"cuDevicePrimaryCtxRelease_v2", &d.contextRelease, false},
 		{"cuCtxPushCurrent_v2", &d.contextPush, false},
@@ -112,11 +114,13 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 		case err == nil:
 			purego.RegisterFunc(f.function, address)
 		case !f.optional:
-			return nil, failed(syscall.ENODEV, "%s is too old: it has no %s; driver 450 (CUDA 11.0) or later is needed", cudaLibrary, f.name)
+			return nil, failed(syscall.ENODEV, "%s is too old: it has no %s; driver 450 (CUDA 11.0) or later is needed",
+				cudaLibrary, f.name)
 		}
 	}
 	if err := d.check("cuInit", d.init(0)); err != nil {
-		return nil, failed(syscall.ENODEV, "%s finds no GPU for this process: %s; look at CUDA_VISIBLE_DEVICES", cudaLibrary, err.Text)
+		return nil, failed(syscall.ENODEV, "%s finds no GPU for this process: %s; look at CUDA_VISIBLE_DEVICES",
+			cudaLibrary, err.Text)
 	}
 	return d, nil
 })
@@ -183,7 +187,8 @@ func openGPU(ordinal int) (*gpu, error) {
 		return nil, err
 	}
 	if ordinal >= int(min(count, math.MaxInt32)) {
-		return nil, failed(syscall.ENODEV, "there is no CUDA device %d: %s shows this process %d, numbered from 0 (see CUDA_VISIBLE_DEVICES)",
+		return nil, failed(syscall.ENODEV,
+			"there is no CUDA device %d: %s shows this process %d, numbered from 0 (see CUDA_VISIBLE_DEVICES)",
 			ordinal, cudaLibrary, count)
 	}
 	g := &gpu{drv: drv}
@@ -257,7 +262,8 @@ func (c *cudaMemory) place(p extentPlace, fd int) error {
 	return c.gpu.use(func() *Error {
 		var h cudaHandle
 		// The driver keeps a reference of its own, and none of the descriptor.
-		if err := c.gpu.drv.check("cuMemImportFromShareableHandle", c.gpu.drv.memImport(&h, uintptr(fd), cudaPOSIXHandle)); err != nil {
+		if err := c.gpu.drv.check("cuMemImportFromShareableHandle",
+			c.gpu.drv.memImport(&h, uintptr(fd), cudaPOSIXHandle)); err != nil {
 			return err
 		}
 		c.handles = append(c.handles, h)
@@ -275,12 +281,14 @@ func (c *cudaMemory) finish() error {
 		if drv.alloc(&c.block, 1) != 0 {
 			c.block = 0
 		}
-		if err := drv.check("cuMemAddressReserve", drv.addressReserve(&c.start, c.size, cudaGranularity, 0, 0)); err != nil {
+		if err := drv.check("cuMemAddressReserve", drv.addressReserve(&c.start, c.size, cudaGranularity, 0,
+			0)); err != nil {
 			c.start = 0
 			return err
 		}
 		for i, h := range c.handles {
-			if err := drv.check("cuMemMap", drv.memMap(c.start+cudaAddress(c.mapped), c.sizes[i], 0, h, 0)); err != nil {
+			if err := drv.check("cuMemMap", drv.memMap(c.start+cudaAddress(c.mapped), c.sizes[i], 0, h,
+				0)); err != nil {
 				return err
 			}
 			c.mapped += c.sizes[i]
@@ -356,7 +364,8 @@ func (c *cudaMemory) base() uintptr { return uintptr(c.start) + uintptr(c.off-c.
 func (c *cudaMemory) read(p []byte, off int64) error {
 	return c.gpu.use(func() *Error {
 		from := cudaAddress(c.base()) + cudaAddress(off)
-		return c.gpu.drv.check("cuMemcpyDtoH", c.gpu.drv.copyToHost(unsafe.Pointer(unsafe.SliceData(p)), from, uintptr(len(p))))
+		return c.gpu.drv.check("cuMemcpyDtoH", c.gpu.drv.copyToHost(unsafe.Pointer(unsafe.SliceData(p)), from,
+			uintptr(len(p))))
 	})
 }
 
@@ -366,7 +375,8 @@ func (c *cudaMemory) write(p []byte, off int64) error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
 		to := cudaAddress(c.base()) + cudaAddress(off)
-		if err := drv.check("cuMemcpyHtoD", drv.copyToDevice(to, unsafe.Pointer(unsafe.SliceData(p)), uintptr(len(p)))); err != nil {
+		if err := drv.check("cuMemcpyHtoD", drv.copyToDevice(to, unsafe.Pointer(unsafe.SliceData(p)),
+			uintptr(len(p)))); err != nil {
 			return err
 		}
 		return drv.check("cuStreamSynchronize", drv.streamSync(0))

@@ -2,8 +2,9 @@ package gaiafs
 
 import "syscall"
 
-// movingCUDA is memory of a GPU that moves: addresses, into which MOVEs map extents. The driver maps a handle only whole,
-// and extents may begin and end around the mapping's ends, so there are addresses for extents of up to largestExtent.
+// movingCUDA is memory of a GPU that moves: addresses, into which MOVEs map extents. The driver maps a handle only
+// whole, and extents may begin and end around the mapping's ends, so there are addresses for extents of up to
+// largestExtent.
 type movingCUDA struct {
 	cudaMemory
 	length int64
@@ -35,10 +36,11 @@ func (c *movingCUDA) finish() error {
 	})
 }
 
-// move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does; the
-// driver does not wait for those that run.
+// move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does;
+// the driver does not wait for those that run.
 func (c *movingCUDA) move(p extentPlace, fd int) error {
-	if p.off < c.first || p.off-c.first > int64(c.size) || p.size > int64(c.size)-(p.off-c.first) || p.size%cudaGranularity != 0 {
+	if p.off < c.first || p.off-c.first > int64(c.size) || p.size > int64(c.size)-(p.off-c.first) ||
+		p.size%cudaGranularity != 0 {
 		return failed(syscall.ERANGE, "an extent is outside of the addresses of its mapping")
 	}
 	at, size := uintptr(p.off-c.first), uintptr(p.size)
@@ -48,7 +50,8 @@ func (c *movingCUDA) move(p extentPlace, fd int) error {
 		}
 		drv := c.gpu.drv
 		var h cudaHandle
-		if err := drv.check("cuMemImportFromShareableHandle", drv.memImport(&h, uintptr(fd), cudaPOSIXHandle)); err != nil {
+		if err := drv.check("cuMemImportFromShareableHandle", drv.memImport(&h, uintptr(fd),
+			cudaPOSIXHandle)); err != nil {
 			return err
 		}
 		where := c.start + cudaAddress(at)

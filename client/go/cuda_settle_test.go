@@ -29,7 +29,8 @@ func withStream(t *testing.T, do func(s *stream)) {
 	var destroy func(s uintptr) cudaResult
 	for name, function := range map[string]any{
 		"cuStreamCreate": &create, "cuStreamDestroy_v2": &destroy,
-		"cuStreamBeginCapture_v2": &s.beginCapture, "cuStreamEndCapture": &s.endCapture, "cuGraphDestroy": &s.destroyGraph,
+		"cuStreamBeginCapture_v2": &s.beginCapture, "cuStreamEndCapture": &s.endCapture,
+		"cuGraphDestroy": &s.destroyGraph,
 	} {
 		purego.RegisterLibFunc(function, lib, name)
 	}
@@ -44,8 +45,8 @@ func withStream(t *testing.T, do func(s *stream)) {
 	}))
 }
 
-// store begins to store text at the start of a mapping, as a kernel would. The fake has the bytes arrive when somebody waits for
-// the context, and no sooner.
+// store begins to store text at the start of a mapping, as a kernel would. The fake has the bytes arrive when somebody
+// waits for the context, and no sooner.
 func (s *stream) store(m *Mapping, text string) {
 	b := []byte(text)
 	require.Zero(s.t, s.drv.copyToDevice(cudaAddress(m.DevicePointer()), unsafe.Pointer(&b[0]), uintptr(len(b))))

@@ -25,8 +25,8 @@ import (
 // fakeVariable is set in a test process that was started with the fake libcuda.
 const fakeVariable = "GAIAFS_TEST_FAKE_CUDA"
 
-// underFake runs the test again in a process that finds the fake libcuda, where it returns true. That process fails where it
-// ends with something of the fake's left behind.
+// underFake runs the test again in a process that finds the fake libcuda, where it returns true. That process fails
+// where it ends with something of the fake's left behind.
 func underFake(t *testing.T, env ...string) bool {
 	t.Helper()
 	if os.Getenv(fakeVariable) != "" {
@@ -236,7 +236,8 @@ func TestGPUFailures(t *testing.T) {
 			call, _, _ := strings.Cut(fail, ":")
 			require.ErrorContains(t, err, call)
 			d.waitMapped(t, 0)
-			require.Eventually(t, func() bool { return d.server.Stats().Sessions == 0 }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return d.server.Stats().Sessions == 0 }, 20*time.Second,
+				time.Millisecond)
 		})
 	}
 	for fail, at := range map[string]func(*Mapping) error{

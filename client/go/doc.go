@@ -55,8 +55,8 @@
 //
 // # Locks
 //
-// Mapping.mu, then conn.moving.mu, pool.mu or conn.mu. None is held while a reply is awaited but Mapping.mu for reading, which makes
-// Close wait for the calls that run.
+// Mapping.mu, then conn.moving.mu, pool.mu or conn.mu. None is held while a reply is awaited but Mapping.mu for
+// reading, which makes Close wait for the calls that run.
 //
 // # What it does not do
 //

@@ -6,14 +6,15 @@ import (
 	"syscall"
 )
 
-// End asks the daemon of a mountpoint to bring home what devices released. It calls answer with what the daemon says then, a
-// JSON document of docs/dev/protocol.md. Where answer unmounts and returns true, End waits for the daemon's last word, the second
-// document, and returns it. Where answer returns false, or an error, the mount goes on, and End returns the error. With force
-// the daemon gives up what cannot be brought home.
+// End asks the daemon of a mountpoint to bring home what devices released. It calls answer with what the daemon says
+// then, a JSON document of docs/dev/protocol.md. Where answer unmounts and returns true, End waits for the daemon's
+// last word, the second document, and returns it. Where answer returns false, or an error, the mount goes on, and End
+// returns the error. With force the daemon gives up what cannot be brought home.
 //
-// EPERM for users other than root and the one who mounted, ECANCELED where ctx ended first, ENOTCONN where the daemon ended
-// without a last word, and the errors of Status.
-func End(ctx context.Context, mountpoint string, force bool, answer func(document []byte) (unmounted bool, err error)) (last []byte, err error) {
+// EPERM for users other than root and the one who mounted, ECANCELED where ctx ended first, ENOTCONN where the daemon
+// ended without a last word, and the errors of Status.
+func End(ctx context.Context, mountpoint string, force bool, answer func(document []byte) (unmounted bool,
+	err error)) (last []byte, err error) {
 	c, token, err := connectTo(mountpoint)
 	if err != nil {
 		return nil, during("end", err)

@@ -107,7 +107,8 @@ func (h *hostMemory) place(p extentPlace, fd int) error {
 	if h.prot&ProtWrite != 0 {
 		bits |= unix.PROT_WRITE
 	}
-	_, err := unix.MmapPtr(fd, from-p.off, unsafe.Add(h.start, from-h.off), uintptr(to-from), bits, unix.MAP_SHARED|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(fd, from-p.off, unsafe.Add(h.start, from-h.off), uintptr(to-from), bits,
+		unix.MAP_SHARED|unix.MAP_FIXED)
 	if err != nil {
 		return asError(err, "an extent could not be mapped")
 	}
@@ -206,7 +207,8 @@ func (a *assembly) begin(body []byte) error {
 	kind := kindOf(Kind(m.kind))
 	switch {
 	case kind == nil:
-		return failed(syscall.ENOTSUP, "device %d has memory of kind %d, which this library cannot map", m.device, m.kind)
+		return failed(syscall.ENOTSUP, "device %d has memory of kind %d, which this library cannot map", m.device,
+			m.kind)
 	case kind.open != nil && (a.gpu == nil || a.kind != kind || a.gpu.id() != m.uuid):
 		return failed(syscall.EPROTO, "the daemon answered with memory of a GPU that was not asked for")
 	}
@@ -240,7 +242,8 @@ func (a *assembly) place(p extentPlace, fd int, first bool) error {
 		return failed(syscall.EPROTO, "an extent of %d bytes at %d does not fit the mapping", p.size, p.off)
 	}
 	if p.kind != 0 && p.kind != Kind(a.reply.kind) {
-		return failed(syscall.ENOTSUP, "an extent has memory of kind %d, which this library cannot map beside kind %d", p.kind, a.reply.kind)
+		return failed(syscall.ENOTSUP, "an extent has memory of kind %d, which this library cannot map beside kind %d",
+			p.kind, a.reply.kind)
 	}
 	a.next = p.off + p.size
 	return a.memory.place(p, fd)

@@ -49,11 +49,11 @@ type options struct {
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
 func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
 
-// Movable makes a mapping that has addresses only, and memory while a bracket uses it: see Use. So it may be larger than
-// the device, and many programs can share one that has no room for all.
+// Movable makes a mapping that has addresses only, and memory while a bracket uses it: see Use. So it may be larger
+// than the device, and many programs can share one that has no room for all.
 //
-// A mapping that is larger than what its device may have (--gpu-memory) could not be had otherwise: it is movable without
-// being asked to. All others never move.
+// A mapping that is larger than what its device may have (--gpu-memory) could not be had otherwise: it is movable
+// without being asked to. All others never move.
 func Movable() Option { return func(o *options) { o.flags |= mapMovable; o.stays = false } }
 
 // Stays makes Map fail with ENOMEM where the mapping is larger than what its device may have.

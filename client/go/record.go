@@ -6,10 +6,11 @@ import (
 	"syscall"
 )
 
-// Record has the daemon of a mountpoint record the accesses of all programs to its files, and writes the recording to w in
-// the format of docs/trace.md, until ctx ends; then it returns nil once the recording is complete. EPERM for users other than
-// root and the one who mounted, EBUSY while somebody else records, and the errors of Status. ENOTCONN where the mount ended
-// first, and the error of w where writing fails: what was written until then is a trace that is cut short.
+// Record has the daemon of a mountpoint record the accesses of all programs to its files, and writes the recording to w
+// in the format of docs/trace.md, until ctx ends; then it returns nil once the recording is complete. EPERM for users
+// other than root and the one who mounted, EBUSY while somebody else records, and the errors of Status. ENOTCONN where
+// the mount ended first, and the error of w where writing fails: what was written until then is a trace that is cut
+// short.
 func Record(ctx context.Context, mountpoint string, w io.Writer) error {
 	return during("record", record(ctx, mountpoint, w))
 }

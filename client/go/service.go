@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The service connection, where the daemon speaks first. A process that maps something makes it in the background, and goes on
-// without where it cannot be had: the daemon then leaves the process's memory where it is.
+// The service connection, where the daemon speaks first. A process that maps something makes it in the background, and
+// goes on without where it cannot be had: the daemon then leaves the process's memory where it is.
 
 // serve begins the service connection, once.
 func (c *conn) serve() {

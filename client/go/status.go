@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. Root and the user who
-// mounted may name the daemon's control socket instead, as where the mount was detached. ENOTTY or
-// EINVAL where nothing of gaiafs is mounted there, ECONNREFUSED or ENOTCONN where the daemon is gone, and the errors
-// of opening the directory.
+// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. Root and the
+// user who mounted may name the daemon's control socket instead, as where the mount was detached. ENOTTY or EINVAL
+// where nothing of gaiafs is mounted there, ECONNREFUSED or ENOTCONN where the daemon is gone, and the errors of
+// opening the directory.
 func Status(mountpoint string) ([]byte, error) {
 	doc, err := status(mountpoint)
 	return doc, during("status", err)
@@ -27,7 +27,8 @@ func status(mountpoint string) ([]byte, error) {
 	return c.document(context.Background(), typeStatus, token[:])
 }
 
-// connectTo connects to the daemon of a mountpoint, with a token for the mount; by its socket the token is of zeros. The connection is the caller's until release.
+// connectTo connects to the daemon of a mountpoint, with a token for the mount; by its socket the token is of zeros.
+// The connection is the caller's until release.
 func connectTo(mountpoint string) (*conn, [16]byte, error) {
 	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if errors.Is(err, syscall.ENOTDIR) {

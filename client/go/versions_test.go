@@ -50,7 +50,8 @@ func TestDaemonOfVersion1(t *testing.T) {
 
 // A daemon of the future has more to say, which is taken, or wants what nobody has.
 func TestLaterDaemon(t *testing.T) {
-	answers := map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"}, 13: {"result"}}
+	answers := map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"},
+		13: {"result"}}
 	_, f := recorded(t, answers)
 	_, err := Map(f, 0x200000, 0x200000, ProtRead, 3, OnKind(KindEmulated))
 	require.ErrorIs(t, err, syscall.ENOTSUP) // its second extent is of another kind

@@ -72,7 +72,8 @@ func layout(segments []Segment, align int64) (offsets []int64, size int64, err e
 	case len(segments) == 0:
 		return nil, 0, failed(syscall.EINVAL, "there are no segments")
 	case len(segments) > maxSegments:
-		return nil, 0, failed(syscall.EINVAL, "there are %d segments, and a view has at most %d", len(segments), maxSegments)
+		return nil, 0, failed(syscall.EINVAL, "there are %d segments, and a view has at most %d", len(segments),
+			maxSegments)
 	}
 	var rows int64
 	offsets = make([]int64, len(segments))

@@ -6,10 +6,10 @@ import (
 	"syscall"
 )
 
-// Watch has the daemon of a mountpoint write what it does to w, a JSON document of docs/trace.md a line, until ctx ends;
-// then it returns nil. filter is a JSON document, too: what is to be watched. Root and the user who mounted see all of
-// it, others what their own programs ask for. ENOSYS for a daemon that cannot do that, EINVAL for a filter that cannot
-// be read, EPERM for other users who filter by path, the errors of Status and of w.
+// Watch has the daemon of a mountpoint write what it does to w, a JSON document of docs/trace.md a line, until ctx
+// ends; then it returns nil. filter is a JSON document, too: what is to be watched. Root and the user who mounted see
+// all of it, others what their own programs ask for. ENOSYS for a daemon that cannot do that, EINVAL for a filter that
+// cannot be read, EPERM for other users who filter by path, the errors of Status and of w.
 func Watch(ctx context.Context, mountpoint string, filter []byte, w io.Writer) error {
 	c, token, err := connectTo(mountpoint)
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's too; the
-// frames in control/testdata are what both are tested against.
+// The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's
+// too; the frames in control/testdata are what both are tested against.
 const (
 	helloMagic = 0x41494147 // "GAIA"
 	minVersion = 1
@@ -126,9 +126,10 @@ func helloBody(minVersion, maxVersion uint16) []byte {
 	return binary.LittleEndian.AppendUint16(b, maxVersion)
 }
 
-// mapBody names the device by uuid where that is not zero, and otherwise by its number among those of the kind. Kind 0 is any, and
-// the only one that version 1 knows.
-func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, off, length int64, uuid [16]byte) []byte {
+// mapBody names the device by uuid where that is not zero, and otherwise by its number among those of the kind. Kind 0
+// is any, and the only one that version 1 knows.
+func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, off, length int64,
+	uuid [16]byte) []byte {
 	b := append([]byte(nil), token[:]...)
 	b = binary.LittleEndian.AppendUint32(b, device)
 	b = binary.LittleEndian.AppendUint32(b, uint32(prot))
@@ -140,7 +141,8 @@ func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, 
 }
 
 // viewBody asks for a view. The segments are as layout leaves them.
-func viewBody(device uint32, kind Kind, uuid [16]byte, flags uint32, align int64, tokens [][16]byte, segments []Segment) []byte {
+func viewBody(device uint32, kind Kind, uuid [16]byte, flags uint32, align int64, tokens [][16]byte,
+	segments []Segment) []byte {
 	const segmentSize = 40
 	b := make([]byte, 0, 48+16*len(tokens)+segmentSize*len(segments))
 	b = binary.LittleEndian.AppendUint32(b, device)
@@ -347,7 +349,8 @@ func decodeExtents(version uint16, body []byte) (extents, error) {
 	e := extents{first: binary.LittleEndian.Uint32(body), places: make([]extentPlace, n)}
 	for i := range e.places {
 		b := body[head+stride*i:]
-		e.places[i] = extentPlace{off: int64(binary.LittleEndian.Uint64(b)), size: int64(binary.LittleEndian.Uint64(b[8:]))}
+		e.places[i] = extentPlace{off: int64(binary.LittleEndian.Uint64(b)),
+			size: int64(binary.LittleEndian.Uint64(b[8:]))}
 		if version >= 2 {
 			e.places[i].kind = Kind(binary.LittleEndian.Uint32(b[16:]))
 			e.places[i].tier = binary.LittleEndian.Uint32(b[20:])

@@ -62,11 +62,13 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 	frames := loadFrames(t)
 	token, uuid, key := countingToken(), countingUUID(), countingKey()
 	for name, got := range map[string][]byte{
-		"hello":           frame(typeHello, 0, helloBody(1, 1)),
-		"map":             frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000, 0x123456789, uuid)),
-		"map-read":        frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
-		"hello2":          frame(typeHello, 0, helloBody(1, 2)),
-		"map2":            frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000, 0x123456789, [16]byte{})),
+		"hello": frame(typeHello, 0, helloBody(1, 1)),
+		"map": frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy|mapLaunder, 0, 0x200000,
+			0x123456789, uuid)),
+		"map-read": frame(typeMap, 2, mapBody(token, 0, ProtRead, 0, 0, 0, 1, [16]byte{})),
+		"hello2":   frame(typeHello, 0, helloBody(1, 2)),
+		"map2": frame(typeMap, 1, mapBody(token, 3, ProtRead|ProtWrite, mapLazy, KindEmulated, 0x200000,
+			0x123456789, [16]byte{})),
 		"features":        frame(typeFeatures, 2, featuresBody(3, "")),
 		"features-view":   frame(typeFeatures, 2, featuresBody(usedFeatures&^featureGroup&^featureMove, "")),
 		"features-group":  frame(typeFeatures, 2, featuresBody(usedFeatures&^featureMove, "")),
@@ -74,14 +76,15 @@ func TestRequestsAreEncodedAsDocumented(t *testing.T) {
 		"features-tenant": frame(typeFeatures, 2, featuresBody(usedFeatures|featureTenant, "training")),
 		"use": frame(typeUse, 11, useBody(9, useNested, 1500, []Range{
 			{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789a}})),
-		"done":        frame(typeDone, 12, doneBody(9)),
-		"begin-group": frame(typeBeginGroup, 10, groupRanges([]Range{{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789}})),
-		"large":       largeFrame(typePing, 6, 0x12345),
-		"file":        frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
-		"file-evict":  frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
-		"profile":     frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
-		"watch":       frame(typeWatch, 13, append(token[:], `{"path":"a"}`...)),
-		"set":         frame(typeSet, 12, setBody(token, []string{"eviction=lfu", "gpu-memory=1G"})),
+		"done": frame(typeDone, 12, doneBody(9)),
+		"begin-group": frame(typeBeginGroup, 10,
+			groupRanges([]Range{{numberedMapping(7), 4096, 8192}, {numberedMapping(8), 0, 0x123456789}})),
+		"large":      largeFrame(typePing, 6, 0x12345),
+		"file":       frame(typeFile, 10, fileBody(token, fileVerify, 2, 0x200000, 0x123456789)),
+		"file-evict": frame(typeFile, 11, fileBody(token, fileEvict, allDevices, 0, 0)),
+		"profile":    frame(typeProfile, 12, profileBody(token, ProfileCPU, 30000)),
+		"watch":      frame(typeWatch, 13, append(token[:], `{"path":"a"}`...)),
+		"set":        frame(typeSet, 12, setBody(token, []string{"eviction=lfu", "gpu-memory=1G"})),
 		"mapview": frame(typeMapView, 7, viewBody(3, KindEmulated, [16]byte{}, mapLazy, 256, [][16]byte{token},
 			[]Segment{{Offset: 0x5678, Length: 0x1234, Stride: 99}})),
 		"mapview-files": frame(typeMapView, 8, viewBody(0, 0, uuid, mapLaunder, 4096, [][16]byte{token, key}, []Segment{
@@ -122,7 +125,8 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 	}
 	mappedIn := func(v uint16) any { return func(b []byte) (mapped, error) { return decodeMapped(v, b) } }
 	extentsIn := func(v uint16) any { return func(b []byte) (extents, error) { return decodeExtents(v, b) } }
-	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{version: 1, maxRequests: 128, maxRequest: 4096, maxExtents: 128, kinds: 3})
+	check("welcome", header{typeWelcome, 0, 0}, decodeWelcome, welcome{version: 1, maxRequests: 128, maxRequest: 4096,
+		maxExtents: 128, kinds: 3})
 	welcome2 := welcome{2, 128, 4096, 128, 3, 3, 0, countingKey()}
 	check("welcome2", header{typeWelcome, 0, 0}, decodeWelcome, welcome2)
 	welcome2.offered, welcome2.required = 3|1<<63|1<<62, 1<<62
@@ -131,8 +135,10 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(1), first)
 	check("mapped", header{typeMapped, flagMore, 1}, mappedIn(2), first)
 	check("mapped2-longer", header{typeMapped, flagMore, 1}, mappedIn(2), first)
-	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, mappedIn(1), mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID(), false})
-	check("mapped-movable", header{typeMapped, 0, 10}, mappedIn(2), mapped{7, uint32(KindEmulated), 3, 0x123456000, 0, [16]byte{}, true})
+	check("mapped-unknown-size", header{typeMapped, flagMore, 2}, mappedIn(1),
+		mapped{8, uint32(KindCUDA), 0, -1, 1, countingUUID(), false})
+	check("mapped-movable", header{typeMapped, 0, 10}, mappedIn(2),
+		mapped{7, uint32(KindEmulated), 3, 0x123456000, 0, [16]byte{}, true})
 	check("extents", header{typeExtents, 0, 1}, extentsIn(1),
 		extents{0, []extentPlace{{off: 0x200000, size: 0x200000}, {off: 0x400000, size: 0x200000}}})
 	places2 := []extentPlace{{0x200000, 0x200000, KindEmulated, 1, 5}, {0x400000, 0x400000, KindCUDA, 2, 0x123456789a}}
@@ -143,7 +149,8 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 	check("result-enomem", header{typeResult, 0, 4}, decodeResult,
 		result{uint32(syscall.ENOMEM), 0, "no room: 1 GiB budget of device 3 is spent é"})
 	check("error", header{typeError, 0, 0}, decodeResult, result{uint32(syscall.ETIMEDOUT), 0, "no HELLO in time"})
-	check("document", header{typeDocument, flagMore, 12}, func(b []byte) (string, error) { return string(b), nil }, `{"a":`)
+	check("document", header{typeDocument, flagMore, 12}, func(b []byte) (string, error) { return string(b), nil },
+		`{"a":`)
 
 	for name, status := range map[string]bool{"ioctl-grant": false, "ioctl-grant-status": true} {
 		g, err := decodeGrant(frames[name])
@@ -188,7 +195,8 @@ func FuzzReply(f *testing.F) {
 
 func TestReleaseAtLeast(t *testing.T) {
 	for release, want := range map[string]bool{
-		"6.16.0": true, "6.18.3-x": true, "7.0": true, "6.15.9": false, "5.20.1": false, "6": false, "6.16rc1": true, "": false,
+		"6.16.0": true, "6.18.3-x": true, "7.0": true, "6.15.9": false, "5.20.1": false, "6": false, "6.16rc1": true,
+		"":         false,
 		"10.2-foo": true,
 	} {
 		require.Equal(t, want, releaseAtLeast(release, 6, 16), release)

@@ -1,5 +1,5 @@
-// Package python has the Python package's tests run where go test runs the others: on mounts, of emulated devices and of ones that
-// are disguised as GPUs.
+// Package python has the Python package's tests run where go test runs the others: on mounts, of emulated devices and
+// of ones that are disguised as GPUs.
 package python
 
 import (
@@ -95,7 +95,8 @@ func TestPackage(t *testing.T) {
 				env = append(env, "LD_LIBRARY_PATH="+fakecuda.Dir(t))
 			}
 			m := testmount.Start(t, testmount.Options{
-				Devices: 2, Memory: 64 << 20, Poison: true, Disguised: kind == "cuda", WriteBackInterval: 20 * time.Millisecond,
+				Devices: 2, Memory: 64 << 20, Poison: true, Disguised: kind == "cuda",
+				WriteBackInterval: 20 * time.Millisecond,
 			})
 			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source))
 		})
@@ -107,7 +108,8 @@ func TestIntegrations(t *testing.T) {
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{Devices: 1, Memory: 64 << 20, Poison: true})
 	path := must(filepath.Abs(".")) + ":" + must(filepath.Abs("integrations"))
-	pytest(t, python, []string{"PYTHONPATH=" + path, "GAIAFS_TEST_MOUNT=" + m.Dir}, "integrations/tests/test_loaders.py")
+	pytest(t, python, []string{"PYTHONPATH=" + path, "GAIAFS_TEST_MOUNT=" + m.Dir},
+		"integrations/tests/test_loaders.py")
 }
 
 // Memory that moves, on a mount whose devices have four extents.
@@ -120,8 +122,10 @@ func TestBrackets(t *testing.T) {
 			if kind == "cuda" {
 				env = append(env, "LD_LIBRARY_PATH="+fakecuda.Dir(t))
 			}
-			m := testmount.Start(t, testmount.Options{Memory: budget, PinnedMemory: 2 << 20, Poison: true, Disguised: kind == "cuda"})
-			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source), "tests/test_brackets.py")
+			m := testmount.Start(t, testmount.Options{Memory: budget, PinnedMemory: 2 << 20, Poison: true,
+				Disguised: kind == "cuda"})
+			pytest(t, python, append(env, "GAIAFS_TEST_MOUNT="+m.Dir, "GAIAFS_TEST_SOURCE="+m.Source),
+				"tests/test_brackets.py")
 		})
 	}
 }
@@ -150,8 +154,8 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// A wheel can be made from the folder, without the network. It has the C library, which asks for no glibc newer than 2.34, and
-// works without the folder.
+// A wheel can be made from the folder, without the network. It has the C library, which asks for no glibc newer than
+// 2.34, and works without the folder.
 func TestWheel(t *testing.T) {
 	python := interpreter(t)
 	dir := t.TempDir()
@@ -217,7 +221,8 @@ func TestReadme(t *testing.T) {
 	run := func(program string, arguments ...string) {
 		t.Helper()
 		cmd := exec.Command(python, append([]string{"-W", "error", "-c", program}, arguments...)...)
-		cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1", "GAIAFS_LIBRARY="+libgaiafs(t))
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+must(filepath.Abs(".")), "PYTHONDONTWRITEBYTECODE=1",
+			"GAIAFS_LIBRARY="+libgaiafs(t))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
@@ -228,7 +233,8 @@ func TestReadme(t *testing.T) {
 	require.Equal(t, "hello from a device", string(got[4096:4115]))
 
 	// Its tensors are PyTorch's, which is too large for the tests; NumPy's arrays do the same.
-	run("import sys, safetensors.numpy as s, numpy as n; s.save_file({'w': n.ones(3)}, sys.argv[1])", m.Path("model.safetensors"))
+	run("import sys, safetensors.numpy as s, numpy as n; s.save_file({'w': n.ones(3)}, sys.argv[1])",
+		m.Path("model.safetensors"))
 	run(strings.NewReplacer("/mnt/data", m.Dir, "m.tensor", "m.numpy").Replace(program(t, "README.md")))
 	got, err = os.ReadFile(m.Path("out.bin"))
 	require.NoError(t, err)

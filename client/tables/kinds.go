@@ -41,8 +41,9 @@ func each(rows []row, pattern string) string {
 
 // kindsOfCommand lists the ways to get devices, which cmd/gaiafs has in a file for each kind.
 func kindsOfCommand(rows []row) string {
-	return inGo("kinds.txt", "main", "// gpuBackends are the ways to get devices, in the order in which auto tries them.\n"+
-		"var gpuBackends = []*gpuBackend{"+each(rows, "&NAMEBackend,")+"}\n")
+	return inGo("kinds.txt", "main",
+		"// gpuBackends are the ways to get devices, in the order in which auto tries them.\n"+
+			"var gpuBackends = []*gpuBackend{"+each(rows, "&NAMEBackend,")+"}\n")
 }
 
 // kindsInGo lists how the client in Go maps memory, which it has in a file for each kind.

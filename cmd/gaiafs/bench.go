@@ -47,7 +47,8 @@ root for cold names. Groups of rows are listed by --list. With --quick it is don
 	f.BoolVar(&o.Quick, "quick", false, "smaller files and fewer rows: under two minutes")
 	f.StringVar(&o.pattern, "run", "", "only the rows whose GROUP/NAME matches `REGEX`")
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
-	f.StringVar(&o.Dir, "dir", os.TempDir(), "measure in the folder `DIR`, which needs room (default: that of temporary files)")
+	f.StringVar(&o.Dir, "dir", os.TempDir(),
+		"measure in the folder `DIR`, which needs room (default: that of temporary files)")
 	f.Lookup("dir").DefValue = "" // help says the same on every machine
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
 	f.StringVar(&o.Model, "model", "",

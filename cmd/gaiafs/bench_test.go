@@ -427,7 +427,8 @@ s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy()
 		}
 	}
 	for _, words := range []string{"From the host's page cache, it is there after ",
-		"A second process, while the first has it, has it after ", "A pass over all weights takes ", "Processes share one copy", "Devices were emulated"} {
+		"A second process, while the first has it, has it after ", "A pass over all weights takes ",
+		"Processes share one copy", "Devices were emulated"} {
 		require.Contains(t, r.out, words)
 	}
 	p.requireClean(t)

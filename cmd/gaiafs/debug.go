@@ -78,7 +78,8 @@ func collect(cmd *cobra.Command, mountpoint string, w io.Writer) error {
 	err := printVersion(&versions)
 	errs := put("version.txt", versions.Bytes(), err)
 	var doctor bytes.Buffer
-	for _, look := range []func() []check{checkKernel, checkFUSE, checkLimits, checkMemory, checkContainer, checkMounts} {
+	for _, look := range []func() []check{checkKernel, checkFUSE, checkLimits, checkMemory, checkContainer,
+		checkMounts} {
 		for _, c := range look() {
 			c.print(&doctor)
 		}
@@ -99,7 +100,8 @@ func collect(cmd *cobra.Command, mountpoint string, w io.Writer) error {
 	}
 	if wrong.Len() > 0 {
 		errs = errors.Join(errs, put("errors.txt", []byte(wrong.String()), nil))
-		fmt.Fprint(cmd.ErrOrStderr(), "left out: "+strings.ReplaceAll(strings.TrimSpace(wrong.String()), "\n", "\nleft out: "), "\n")
+		fmt.Fprint(cmd.ErrOrStderr(), "left out: "+strings.ReplaceAll(strings.TrimSpace(wrong.String()), "\n",
+			"\nleft out: "), "\n")
 	}
 	return errors.Join(errs, t.Close(), z.Close())
 }

@@ -46,7 +46,8 @@ func TestDebugAndProfile(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Empty(t, r.err)
 	files := unpacked(t, archive)
-	for name, has := range map[string]string{"version.txt": "gaiafs ", "doctor.txt": "kernel", "status.json": p.mountpoint,
+	for name, has := range map[string]string{"version.txt": "gaiafs ", "doctor.txt": "kernel",
+		"status.json": p.mountpoint,
 		"command.txt": "--gpus=emulated:1", "limits.txt": "Max open files", "log.txt": "msg=mounted",
 		"stacks.txt": "goroutine ", "heap.pprof": "\x1f\x8b"} {
 		require.Contains(t, files[name], has, name)

@@ -127,7 +127,8 @@ func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (fun
 		return nil, err
 	}
 	defer log.Close()
-	cmd, _, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--", source,
+	cmd, _, err := startServing(ctx, endAfterMe, []string{"--config=/dev/null", "--gpus=" + o.gpus.String(), "--",
+		source,
 		mountpoint}, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.Env = withoutSettings(os.Environ())

@@ -59,7 +59,8 @@ they are rough. The exit code is 1 where something fails; a warning is no failur
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: an array of objects with name, state, text and cure")
-	cmd.Flags().StringVar(&dir, "dir", os.TempDir(), "measure the disk of the folder `DIR` (default: that of temporary files)")
+	cmd.Flags().StringVar(&dir, "dir", os.TempDir(),
+		"measure the disk of the folder `DIR` (default: that of temporary files)")
 	cmd.Flags().Lookup("dir").DefValue = ""
 	if err := cmd.MarkFlagDirname("dir"); err != nil {
 		panic(err) // the flag is not named as above

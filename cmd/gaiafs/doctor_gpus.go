@@ -26,7 +26,8 @@ func checkGPUs() []check {
 		name := fmt.Sprintf("gpu%d", f.CUDA)
 		text := fmt.Sprintf("%s, compute capability %d.%d, %s", f.Name, f.Major, f.Minor, bytesText(f.Memory))
 		if f.Unusable != nil {
-			all = append(all, check{name, checkWarn, text + ": " + f.Unusable.Error(), "leave it out with --gpus cuda:N"})
+			all = append(all, check{name, checkWarn, text + ": " + f.Unusable.Error(),
+				"leave it out with --gpus cuda:N"})
 			continue
 		}
 		opened, err := openCUDA([]numbered{{f.CUDA, f.CUDA}}, measuredMemory)
@@ -56,7 +57,8 @@ func checkLinks(devices []gpubackend.Device) (all []check) {
 		memories[i] = mem
 		in, out, err := hostLink(ctx, d, mem)
 		if err != nil {
-			all = append(all, check{name, checkFail, "copies fail: " + err.Error(), "see the kernel's log for Xid errors"})
+			all = append(all, check{name, checkFail, "copies fail: " + err.Error(),
+				"see the kernel's log for Xid errors"})
 			continue
 		}
 		all = append(all, check{name, checkOK, fmt.Sprintf("from the host %s/s, to the host %s/s", bytesText(in),

@@ -34,8 +34,8 @@ func parseCount(argument string) ([]int, error) {
 }
 
 // takenVariable names a file with the bytes that other programs are said to have of each emulated device, as a size. So
-// one sees without a GPU what a mount does there. Such a device has a third more memory than the mount begins with, as a
-// GPU that nobody uses.
+// one sees without a GPU what a mount does there. Such a device has a third more memory than the mount begins with, as
+// a GPU that nobody uses.
 const takenVariable = "GAIAFS_EMULATED_TAKEN"
 
 // takenByOthers returns what reads that file, or nil. A file that is not there, or is no size, stands for nothing.

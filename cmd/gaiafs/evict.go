@@ -42,7 +42,8 @@ SOURCE does not take stays, and is named, and so does what is pinned. Only root 
 					text += "; " + bytesText(e.Mapped) + " stays, since programs map it"
 				}
 				if e.Pinned > 0 {
-					text += fmt.Sprintf("; %s stays: pinned on account of user %d ('gaiafs unpin' takes that back)", bytesText(e.Pinned),
+					text += fmt.Sprintf("; %s stays: pinned on account of user %d ('gaiafs unpin' takes that back)",
+						bytesText(e.Pinned),
 						e.PinnedBy)
 				}
 				if e.Kept > 0 {

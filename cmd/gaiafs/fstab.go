@@ -217,16 +217,17 @@ func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
 	return helperCode(code)
 }
 
-// register has umount(8) look for the helper of this type when root unmounts: it would see a filesystem of the type fuse
-// otherwise, and take it away without one. What it does is noted in /run/mount/utab, which is root's; umount(8) of other
-// users asks the kernel for the type.
+// register has umount(8) look for the helper of this type when root unmounts: it would see a filesystem of the type
+// fuse otherwise, and take it away without one. What it does is noted in /run/mount/utab, which is root's; umount(8) of
+// other users asks the kernel for the type.
 func register(source, mountpoint string) {
 	const helper = "/sbin/" + unmountHelper
 	if _, err := os.Stat(helper); err != nil || os.Geteuid() != 0 {
 		return
 	}
 	// Without the note umount(8) works as for any filesystem. mount(8) calls its helper with no PATH.
-	_ = exec.Command("/bin/mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options", "uhelper=fuse.gaiafs", source,
+	_ = exec.Command("/bin/mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options",
+		"uhelper=fuse.gaiafs", source,
 		mountpoint).Run()
 }
 

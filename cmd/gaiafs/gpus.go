@@ -40,8 +40,9 @@ type wanted struct {
 	devices []numbered
 }
 
-// number gives each device a number of the mount. Nobody else has it, whatever kind he is of: its own ordinal where that
-// is free, and otherwise the lowest free one. Kinds come in the order of gpuBackends, whatever order they were named in.
+// number gives each device a number of the mount. Nobody else has it, whatever kind he is of: its own ordinal where
+// that is free, and otherwise the lowest free one. Kinds come in the order of gpuBackends, whatever order they were
+// named in.
 func number(all map[*gpuBackend][]int) (choice []wanted, err error) {
 	taken := make(map[int]bool)
 	for _, b := range gpuBackends {

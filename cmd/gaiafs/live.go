@@ -109,7 +109,8 @@ func budgetNote(s *service) string {
 			notes = append(notes, fmt.Sprintf("gpu%d has %s: %s", d.Device, bytesText(d.MemoryBytes), d.MemoryWhy))
 		}
 		if d.UsedBytes > d.MemoryBytes {
-			notes = append(notes, fmt.Sprintf("gpu%d still has %s, until programs give back what they map", d.Device, bytesText(d.UsedBytes)))
+			notes = append(notes, fmt.Sprintf("gpu%d still has %s, until programs give back what they map", d.Device,
+				bytesText(d.UsedBytes)))
 		}
 	}
 	return strings.Join(notes, "; ")
@@ -190,9 +191,11 @@ func chooseSettings(flags *pflag.FlagSet, texts []string) (chosen []liveSetting,
 		i := slices.IndexFunc(liveSettings, func(l liveSetting) bool { return l.name == name })
 		switch {
 		case i < 0 && flags.Lookup(name) != nil:
-			return nil, nil, invalid("%s is chosen when the mount is made; these can be changed later: %s", name, strings.Join(liveNames(), ", "))
+			return nil, nil, invalid("%s is chosen when the mount is made; these can be changed later: %s", name,
+				strings.Join(liveNames(), ", "))
 		case i < 0:
-			return nil, nil, invalid("there is no setting %q that can be changed; these can: %s", name, strings.Join(liveNames(), ", "))
+			return nil, nil, invalid("there is no setting %q that can be changed; these can: %s", name,
+				strings.Join(liveNames(), ", "))
 		case slices.Contains(slices.Collect(maps.Keys(values)), name):
 			return nil, nil, invalid("%s is given twice", name)
 		}

@@ -125,9 +125,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetHelpCommand(newHelp())
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newPin(), newUnpin(), newSet(),
+	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newPin(), newUnpin(),
+		newSet(),
 		newDoctor(), newProfile(),
-		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(), newManual())
+		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(),
+		newManual())
 	return root
 }
 

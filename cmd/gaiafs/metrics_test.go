@@ -69,7 +69,8 @@ func TestMetricsOfAMount(t *testing.T) {
 			m := s.useDevice(t, "secret.bin")
 			code, text := s.served(t, "/metrics", given)
 			require.Equal(t, http.StatusOK, code, text)
-			for _, want := range []string{"gaiafs_releases_total 1\n", "gaiafs_released_pages_total 1\n", "gaiafs_mappings 1\n",
+			for _, want := range []string{"gaiafs_releases_total 1\n", "gaiafs_released_pages_total 1\n",
+				"gaiafs_mappings 1\n",
 				`gaiafs_device_memory_bytes{device="0"}`, `gaiafs_fuse_request_seconds_count{kind="write"}`,
 				`gaiafs_device_transferred_bytes_total{class="acquire",device="0",way="in"}`} {
 				require.Contains(t, text, want)
@@ -118,7 +119,8 @@ func TestMetricsThatCannotBeServed(t *testing.T) {
 		{[]string{"--metrics=127.0.0.1:0", "--metrics-token-file=" + short}, exitFailure, "has no token"},
 		{[]string{"--metrics=127.0.0.1:0", "--metrics-token-file=/nonexistent"}, exitFailure, "no such file"},
 	} {
-		args := append(append([]string{"mount", "--gpus=none", "--log-file=" + p.log}, c.flags...), p.source, p.mountpoint)
+		args := append(append([]string{"mount", "--gpus=none", "--log-file=" + p.log}, c.flags...), p.source,
+			p.mountpoint)
 		r := gaiafsCommand(t, args...)
 		require.Equal(t, c.code, r.code, "%v: %s", c.flags, r.err)
 		require.Contains(t, r.err, c.says, c.flags)

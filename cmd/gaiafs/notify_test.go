@@ -58,7 +58,8 @@ func TestServiceFile(t *testing.T) {
 	}
 	dir := t.TempDir()
 	unit := filepath.Join(dir, "gaiafs@.service")
-	out, err := exec.Command("sh", "-c", `sed 's|@PREFIX@/bin/gaiafs|/bin/true|' ../../packaging/gaiafs@.service > "$0"`, unit).
+	out, err := exec.Command("sh", "-c",
+		`sed 's|@PREFIX@/bin/gaiafs|/bin/true|' ../../packaging/gaiafs@.service > "$0"`, unit).
 		CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	out, _ = exec.Command(analyze, "verify", "--man=no", unit).CombinedOutput()

@@ -68,7 +68,8 @@ func TestOneVersion(t *testing.T) {
 	var major, minor, patch int
 	_, err := fmt.Sscanf(release, "%d.%d.%d", &major, &minor, &patch)
 	require.NoError(t, err)
-	require.Contains(t, text(t, "client/c/gaiafs.h"), fmt.Sprintf("#define GAIA_VERSION %d\n", major*10000+minor*100+patch))
+	require.Contains(t, text(t, "client/c/gaiafs.h"), fmt.Sprintf("#define GAIA_VERSION %d\n",
+		major*10000+minor*100+patch))
 	require.Contains(t, text(t, "client/python/gaiafs/__init__.py"), fmt.Sprintf("__version__ = %q\n", release))
 	require.Contains(t, text(t, "packaging/kubernetes.yaml"), "image: gaiafs:"+release+"\n")
 	for _, name := range []string{"gaiafs", "libgaiafs"} {

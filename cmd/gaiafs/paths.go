@@ -100,7 +100,8 @@ func pathError(path string, err error) error {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%s does not exist: check the spelling", path)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return fmt.Errorf("%s: permission denied: only who may read a file is told of it, and brings it to devices", path)
+		return fmt.Errorf("%s: permission denied: only who may read a file is told of it, and brings it to devices",
+			path)
 	}
 	return fmt.Errorf("%s: %w", path, errno(err))
 }

@@ -18,12 +18,14 @@ func TestErrorsNameAFileOnce(t *testing.T) {
 		err  error
 		says string
 	}{
-		{"", pathError("dir/model", syscall.EACCES), "dir/model: permission denied: only who may read a file is told of it, and " +
-			"brings it to devices"},
+		{"", pathError("dir/model", syscall.EACCES),
+			"dir/model: permission denied: only who may read a file is told of it, and " +
+				"brings it to devices"},
 		{"gpu0", pathError("dir/model", syscall.ENOENT), "dir/model does not exist: check the spelling"},
 		{"gpu0", syscall.EIO, "dir/model: gpu0: input/output error"},
 		{"", refused, "dir/model: operation not permitted: only root may"},
-		{"gpu1", fmt.Errorf("half of it: %w", refused), "dir/model: gpu1: half of it: gaiafs: profile: operation not permitted: only root may"},
+		{"gpu1", fmt.Errorf("half of it: %w",
+			refused), "dir/model: gpu1: half of it: gaiafs: profile: operation not permitted: only root may"},
 	} {
 		err := about("dir/model", c.part, c.err)
 		require.EqualError(t, err, c.says)

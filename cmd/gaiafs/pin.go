@@ -98,7 +98,8 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 			return err
 		}
 		if len(fit) < len(found.files) {
-			return fmt.Errorf("%w: nothing was pinned; %s, or pin fewer", noRoom(d, need, room, len(found.files)), moreMemory)
+			return fmt.Errorf("%w: nothing was pinned; %s, or pin fewer", noRoom(d, need, room, len(found.files)),
+				moreMemory)
 		}
 	}
 	for i, path := range args {
@@ -220,9 +221,11 @@ func (p *pinner) explain(path string, err error) error {
 		return fmt.Errorf("%s does not fit into the device's budget beside what is pinned: unpin something, or "+
 			moreMemory, path)
 	case errors.Is(err, syscall.EOPNOTSUPP):
-		return fmt.Errorf("%s: the filesystem of %s takes no extended attributes, in which pins are kept", path, p.status.Mount.Source)
+		return fmt.Errorf("%s: the filesystem of %s takes no extended attributes, in which pins are kept", path,
+			p.status.Mount.Source)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%s: permission denied: who may write a file may pin it (on a read-only mount, in %s)", path, p.status.Mount.Source)
+		return fmt.Errorf("%s: permission denied: who may write a file may pin it (on a read-only mount, in %s)", path,
+			p.status.Mount.Source)
 	}
 	return fmt.Errorf("%s: %s: %w", path, strconv.Quote(pinAttribute), err)
 }

@@ -47,7 +47,8 @@ func TestPinKeepsFiles(t *testing.T) {
 		return r.out
 	}
 	require.NoError(t, os.WriteFile(in("model"), make([]byte, 4*mib), 0o600))
-	require.Equal(t, in("model")+": 4.0 MiB on gpu0, 0 B of it were there\n"+in("model")+": pinned on all devices\n", ok("pin", in("model")))
+	require.Equal(t, in("model")+": 4.0 MiB on gpu0, 0 B of it were there\n"+in("model")+": pinned on all devices\n",
+		ok("pin", in("model")))
 	require.Equal(t, "all", attribute(t, filepath.Join(s.source, "model"), pinAttribute))
 	require.Contains(t, ok("info", in("model")), "pinned  on all devices, on account of user 0\n")
 	require.Contains(t, ok("status", s.mountpoint), "stays\n  gpu0  4.0 MiB  on account of user 0\n")
@@ -119,7 +120,8 @@ func TestCacheAttributes(t *testing.T) {
 	require.NoError(t, set("user.mine", "1"))
 	require.NoError(t, unix.Setxattr(filepath.Join(s.source, "f"), "user.gaiafs.other", []byte("1"), 0))
 	require.NoError(t, set(pinAttribute, "0"))
-	for name, value := range map[string]string{"user.gaiafs.other": "1", pinAttribute: "x", "user.gaiafs.": "", "user.gaiafs.evict": "none"} {
+	for name, value := range map[string]string{"user.gaiafs.other": "1", pinAttribute: "x", "user.gaiafs.": "",
+		"user.gaiafs.evict": "none"} {
 		require.ErrorIs(t, set(name, value), syscall.EINVAL, name)
 	}
 	require.ErrorIs(t, set(pinAttribute, "3"), syscall.ENODEV)

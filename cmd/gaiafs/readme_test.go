@@ -168,15 +168,18 @@ func TestPagesRun(t *testing.T) {
 			self, err := os.Executable()
 			require.NoError(t, err)
 			require.NoError(t, os.Symlink(self, filepath.Join(dir, "bin/gaiafs")))
-			env := append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"), variable("gpus")+"=emulated:2",
-				variable("gpu-memory")+"=32M", "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1", "GAIAFS_LIBRARY="+library)
+			env := append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"),
+				variable("gpus")+"=emulated:2",
+				variable("gpu-memory")+"=32M", "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1",
+				"GAIAFS_LIBRARY="+library)
 			stop := func() {}
 			if mounted {
 				r := gaiafsCommand(t, "mount", "--daemon", "--gpus=emulated:2", dir+"/data", dir+"/mnt/data")
 				require.Equal(t, exitOK, r.code, r.err)
 				stop = work(t, dir+"/mnt/data/busy")
 			}
-			run := exec.Command("bash", "-eux", "-o", "pipefail", "-c", strings.ReplaceAll(script, "/mnt/", dir+"/mnt/"))
+			run := exec.Command("bash", "-eux", "-o", "pipefail", "-c",
+				strings.ReplaceAll(script, "/mnt/", dir+"/mnt/"))
 			run.Env, run.Dir = env, dir
 			out, err := run.CombinedOutput()
 			stop()

@@ -46,7 +46,8 @@ func TestMountSaysThatThereIsNoGPU(t *testing.T) {
 	p := newPlace(t)
 	r := gaiafsCommand(t, "mount", "--daemon", "--log-file="+p.log, p.source, p.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
-	require.Regexp(t, "shows .*; no GPU: .+; emulated devices stand in: gpu0 \\(host memory, [0-9.]+ [MG]iB\\)\n$", r.out)
+	require.Regexp(t, "shows .*; no GPU: .+; emulated devices stand in: gpu0 \\(host memory, [0-9.]+ [MG]iB\\)\n$",
+		r.out)
 	require.Equal(t, exitOK, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
@@ -152,7 +153,8 @@ func TestMountsOfUsers(t *testing.T) {
 	for dir := filepath.Dir(p.source); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
-	r := execute(t, asUser(t, alice, command(t, "mount", "--gpus=none", "--log-file=/dev/null", p.source, p.mountpoint)))
+	r := execute(t, asUser(t, alice, command(t, "mount", "--gpus=none", "--log-file=/dev/null", p.source,
+		p.mountpoint)))
 	require.Equal(t, exitFailure, r.code)
 	require.Regexp(t, "^gaiafs: .* cannot be mounted: user has no write access to mountpoint .*\n$", r.err)
 	require.NoError(t, errors.Join(os.Chown(p.mountpoint, alice, alice), os.Chown(p.source, alice, alice)))

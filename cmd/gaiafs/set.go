@@ -67,7 +67,10 @@ func set(ctx context.Context, mountpoint string, settings []string) (settingStat
 			}
 		}
 	}
-	doc, err := within(mountpoint, setPatience, func() ([]byte, error) { return gaiafs.Set(ctx, mountpoint, settings...) })
+	doc, err := within(mountpoint, setPatience, func() ([]byte,
+		error) {
+		return gaiafs.Set(ctx, mountpoint, settings...)
+	})
 	var refused *gaiafs.Error
 	if errors.As(err, &refused) && refused.Errno == syscall.EINVAL && refused.Text != "" {
 		return settingStates{}, errors.New(refused.Text) // which says all

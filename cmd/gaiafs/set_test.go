@@ -76,7 +76,8 @@ func TestSet(t *testing.T) {
 		require.Contains(t, r.err, says)
 	}
 	require.Equal(t, "shares", status().Mount.Settings["transfers"], "none is changed where one is wrong")
-	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint, "eviction=lru", "eviction=lfu").err, "eviction is given twice")
+	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint, "eviction=lru", "eviction=lfu").err,
+		"eviction is given twice")
 	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
@@ -86,8 +87,8 @@ func TestSet(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// A budget that nobody chose follows what other programs take of a device: what nobody maps goes, what programs map stays,
-// and status says why; when the others have gone it grows again.
+// A budget that nobody chose follows what other programs take of a device: what nobody maps goes, what programs map
+// stays, and status says why; when the others have gone it grows again.
 func TestLiveBudget(t *testing.T) {
 	taken := filepath.Join(t.TempDir(), "taken")
 	say := func(bytes string) { require.NoError(t, os.WriteFile(taken, []byte(bytes), 0o644)) }
@@ -141,7 +142,8 @@ func TestSetIsCompleted(t *testing.T) {
 // Who asks for the settings changes none.
 func TestSettingsAreDescribedOnly(t *testing.T) {
 	given := newSettings()
-	require.NoError(t, given.flags().Parse([]string{"--read-only", "--allow-other", "--metrics-token-file=t", "--gpu-memory=4G"}))
+	require.NoError(t, given.flags().Parse([]string{"--read-only", "--allow-other", "--metrics-token-file=t",
+		"--gpu-memory=4G"}))
 	s := &service{plan: &mountPlan{settings: given}, live: liveState{now: *given}}
 	values, changed := s.describeSettings()
 	require.Empty(t, changed)

@@ -58,12 +58,13 @@ func newSettings() *settings {
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
 		neighbourLinks:    choice{"off", []string{"off", "auto"}},
-		sourceEvents:      choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}},
-		deviceReads:       choice{"auto", pagecache.DeviceReadsWords()},
-		attrTimeout:       span{Duration: time.Second},
-		entryTimeout:      span{Duration: time.Second},
-		logLevel:          choice{"info", []string{"debug", "info", "warn", "error"}},
-		logFormat:         choice{"text", []string{"text", "json"}},
+		sourceEvents: choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify,
+			fs.EventsOff}},
+		deviceReads:  choice{"auto", pagecache.DeviceReadsWords()},
+		attrTimeout:  span{Duration: time.Second},
+		entryTimeout: span{Duration: time.Second},
+		logLevel:     choice{"info", []string{"debug", "info", "warn", "error"}},
+		logFormat:    choice{"text", []string{"text", "json"}},
 	}
 }
 
@@ -82,14 +83,16 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Lookup("pinned-memory").DefValue = ""
 	f.StringVar(&s.socket, "socket", s.socket,
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
-	f.BoolVar(&s.allowOther, "allow-other", s.allowOther, "let other users use the mount, as the files' permissions say")
+	f.BoolVar(&s.allowOther, "allow-other", s.allowOther,
+		"let other users use the mount, as the files' permissions say")
 	f.Var(&s.userShare, "user-share",
 		"with --allow-other, what the programs of one user may map of each device's memory")
 	f.BoolVar(&s.trustUsers, "trust-users", s.trustUsers,
 		"let all users of the mount share device memory; docs/security.md says what that means")
 	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup, name and directory; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
-	f.Var(&s.transfers, "transfers", "which transfer of a device begins next; docs/transfers.md describes the disciplines")
+	f.Var(&s.transfers, "transfers",
+		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse every change")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", s.kernelOpens,
 		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
@@ -111,7 +114,8 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.StringVar(&s.metrics, "metrics", s.metrics,
 		"serve metrics and a live page at `ADDRESS`, as 127.0.0.1:9400; beyond this machine only with a token")
-	f.StringVar(&s.metricsToken, "metrics-token-file", s.metricsToken, "whoever asks for metrics needs the token that `PATH` has")
+	f.StringVar(&s.metricsToken, "metrics-token-file", s.metricsToken,
+		"whoever asks for metrics needs the token that `PATH` has")
 	f.Var(&s.logLevel, "log-level", "least severity that is logged")
 	f.Var(&s.logFormat, "log-format", "form of the log")
 	f.StringVar(&s.logFile, "log-file", s.logFile,

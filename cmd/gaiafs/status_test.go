@@ -41,14 +41,17 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 
 // TestStatusShowsViews has the human form name the views of a file.
 func TestStatusShowsViews(t *testing.T) {
-	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{{Name: "weights", Views: []pagecache.ViewStatus{
-		{Device: 1, User: 1000, Bytes: 3 << 20, DeviceBytes: 4 << 20, Segments: 7, Files: 2, Mappings: 3},
-		{Bytes: 1 << 20, DeviceBytes: 2 << 20, Segments: 1, Files: 1, Mappings: 1},
-	}}}}}
+	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{{Name: "weights",
+		Views: []pagecache.ViewStatus{
+			{Device: 1, User: 1000, Bytes: 3 << 20, DeviceBytes: 4 << 20, Segments: 7, Files: 2, Mappings: 3},
+			{Bytes: 1 << 20, DeviceBytes: 2 << 20, Segments: 1, Files: 1, Mappings: 1},
+		}}}}}
 	var b strings.Builder
 	require.NoError(t, s.print(&b, false))
-	require.Contains(t, b.String(), "view on gpu1: 3.0 MiB in 7 segments of 2 files, for user 1000, 3 mappings; 4.0 MiB of device memory\n")
-	require.Contains(t, b.String(), "view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
+	require.Contains(t, b.String(),
+		"view on gpu1: 3.0 MiB in 7 segments of 2 files, for user 1000, 3 mappings; 4.0 MiB of device memory\n")
+	require.Contains(t, b.String(),
+		"view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
 }
 
 // TestCommandSourceEvents asks for each kind of events, and for none.

@@ -218,7 +218,8 @@ func (s *statusDocument) ways(all bool) string {
 	var b strings.Builder
 	var parts []string
 	for _, way := range []struct{ counter, from string }{{"cached_pages", "the host's page cache"},
-		{"direct_pages", "the disk past the host's page cache"}, {"buffered_pages", "the disk through the host's page cache"}, {"peer_copy_pages", "other devices"}} {
+		{"direct_pages", "the disk past the host's page cache"}, {"buffered_pages",
+			"the disk through the host's page cache"}, {"peer_copy_pages", "other devices"}} {
 		if n := s.Counters[way.counter]; n != 0 || all {
 			parts = append(parts, bytesText(n<<page.Shift)+" from "+way.from)
 		}
@@ -256,7 +257,8 @@ func (s *statusDocument) files(t io.Writer) {
 				fmt.Fprintf(t, "  \t\t\t%s\t%d\t%d\t%d\t\t\n", where, h.Resident, h.Stale, h.Dirty)
 				continue
 			}
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", pagecache.Printable(f.Name), bytesText(f.SizeBytes), f.Mappings,
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", pagecache.Printable(f.Name),
+				bytesText(f.SizeBytes), f.Mappings,
 				where, h.Resident, h.Stale, h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
 		}
 		for _, v := range f.Views {
@@ -277,7 +279,8 @@ func viewText(v pagecache.ViewStatus) string {
 	if v.Files > 1 {
 		of += fmt.Sprintf(" of %d files", v.Files)
 	}
-	return fmt.Sprintf("view on gpu%d: %s in %s, for user %d, %s; %s of device memory", v.Device, bytesText(v.Bytes), of,
+	return fmt.Sprintf("view on gpu%d: %s in %s, for user %d, %s; %s of device memory", v.Device, bytesText(v.Bytes),
+		of,
 		v.User, count(v.Mappings, "mapping"), bytesText(v.DeviceBytes))
 }
 

@@ -96,7 +96,8 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 	for _, s := range []struct {
 		name, text string
 		into       *int64
-	}{{"guaranteed", t.Guaranteed, &of.Guaranteed}, {"maximum", t.Maximum, &of.Most}, {"maximum-pinned", t.MostPinned, &of.MostPinned}} {
+	}{{"guaranteed", t.Guaranteed, &of.Guaranteed}, {"maximum", t.Maximum, &of.Most},
+		{"maximum-pinned", t.MostPinned, &of.MostPinned}} {
 		if s.text == "" {
 			continue
 		}
@@ -124,7 +125,8 @@ func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
 		return errors.New("users are for a tenant with a name")
 	case t.Name != "":
 		return t.named(of)
-	case t.Directory != "" && (path.Clean(t.Directory) != t.Directory || !filepath.IsLocal(t.Directory) || t.Directory == "."):
+	case t.Directory != "" && (path.Clean(t.Directory) != t.Directory || !filepath.IsLocal(t.Directory) ||
+		t.Directory == "."):
 		return fmt.Errorf("the directory %q is no path of one below the mountpoint, as \"models/large\"", t.Directory)
 	case t.Directory != "":
 		of.ID = pagecache.DirectoryTenant(t.Directory)

@@ -35,8 +35,10 @@ name = "all"
 users = ["*"]
 `)
 	require.NoError(t, err)
-	require.Equal(t, []pagecache.Tenant{{ID: "user 0", Weight: 2.5, Guaranteed: 2 << 30}, {ID: "user 1234", Weight: 1, Most: 64 << 20},
-		{ID: "cgroup /slurm/job_1", Weight: 1, MostPinned: 1 << 30}, {ID: "directory models/large", Weight: 1}, {ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
+	require.Equal(t, []pagecache.Tenant{{ID: "user 0", Weight: 2.5, Guaranteed: 2 << 30},
+		{ID: "user 1234", Weight: 1, Most: 64 << 20},
+		{ID: "cgroup /slurm/job_1", Weight: 1, MostPinned: 1 << 30}, {ID: "directory models/large", Weight: 1},
+		{ID: "named night shift", Weight: 1, Users: []uint32{0, 7}},
 		{ID: "named all", Weight: 1, Everyone: true}}, list)
 	for says, text := range map[string]string{
 		"there is no user \"nobody-at-all\"":                                       "[[tenant]]\nuser = \"nobody-at-all\"",
@@ -68,7 +70,8 @@ func TestTenantsOfAMount(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tenants.toml")
 	write := func(text string) { require.NoError(t, os.WriteFile(file, []byte(text), 0o644)) }
 	write(fmt.Sprintf("[[tenant]]\nuser = %d\nweight = 1\n[[tenant]]\nuser = %d\nweight = 3\n", alice, bob))
-	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M", "--allow-other", "--trust-users", "--tenants="+file)
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M", "--allow-other", "--trust-users",
+		"--tenants="+file)
 	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}

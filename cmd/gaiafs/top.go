@@ -120,7 +120,8 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 // View implements tea.Model.
 func (m topModel) View() string {
 	if m.width < leastWidth || m.height < leastHeight {
-		return fmt.Sprintf("top needs %d columns and %d lines; here are %d and %d\n", leastWidth, leastHeight, m.width, m.height)
+		return fmt.Sprintf("top needs %d columns and %d lines; here are %d and %d\n", leastWidth, leastHeight, m.width,
+			m.height)
 	}
 	return topFrame(m.before, m.now, m.chosen, m.width, m.height)
 }

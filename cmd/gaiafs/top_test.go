@@ -56,9 +56,11 @@ func TestTopFrame(t *testing.T) {
 		s.at = at
 		s.Mount.Mountpoint = "/mnt/data"
 		s.Devices = []pagecache.DeviceStatus{{MemoryBytes: 8 << 30, UsedBytes: 4 << 30,
-			Moved: []mover.Moved{{Way: "in", Bytes: in / 3}, {Way: "peer", Bytes: in - in/3}, {Way: "within", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
+			Moved: []mover.Moved{{Way: "in", Bytes: in / 3}, {Way: "peer", Bytes: in - in/3},
+				{Way: "within", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
 		s.Counters = map[string]int64{"disk_read_bytes": read}
-		s.Files = []pagecache.FileStatus{{Name: "large", Inode: 1, Holders: []pagecache.HoldingStatus{{Resident: 9, Map: "cs"}}},
+		s.Files = []pagecache.FileStatus{{Name: "large", Inode: 1,
+			Holders: []pagecache.HoldingStatus{{Resident: 9, Map: "cs"}}},
 			{Name: "busy\x1b[2J", Inode: 2, Counters: map[string]int64{"disk_read_bytes": read},
 				Holders: []pagecache.HoldingStatus{{Resident: 1, Map: "d."}}}}
 		return s

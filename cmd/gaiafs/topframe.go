@@ -26,7 +26,8 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	})
 	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
 	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
-	lines = append(lines, fmt.Sprintf("%-6s %-14s %10s %10s %10s %10s %s", "", "", "used of", "clean", "dirty", "stale", "in, out"))
+	lines = append(lines, fmt.Sprintf("%-6s %-14s %10s %10s %10s %10s %s", "", "", "used of", "clean", "dirty", "stale",
+		"in, out"))
 	for i, d := range now.Devices {
 		clean, dirty, stale := held3(now.Files, d.Device)
 		in, out := "-", "-"
@@ -34,11 +35,13 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 			in = rate(movedBy(before.Devices[i], "in", "peer"), movedBy(d, "in", "peer"))
 			out = rate(movedBy(before.Devices[i], "out"), movedBy(d, "out"))
 		}
-		lines = append(lines, fmt.Sprintf("gpu%-3d %s %10s %10s %10s %10s %s, %s", d.Device, bar(d.UsedBytes, d.MemoryBytes, 14),
+		lines = append(lines, fmt.Sprintf("gpu%-3d %s %10s %10s %10s %10s %s, %s", d.Device,
+			bar(d.UsedBytes, d.MemoryBytes, 14),
 			bytesText(d.MemoryBytes), clean, dirty, stale, in, out))
 	}
 	reads := "reads  "
-	for _, way := range []struct{ counter, name string }{{"host_read_bytes", "host"}, {"clean_read_bytes", "read ahead"},
+	for _, way := range []struct{ counter, name string }{{"host_read_bytes", "host"},
+		{"clean_read_bytes", "read ahead"},
 		{"device_read_bytes", "devices"}, {"disk_read_bytes", "disk"}} {
 		reads += fmt.Sprintf("%s %s  ", way.name, rate(before.Counters[way.counter], now.Counters[way.counter]))
 	}

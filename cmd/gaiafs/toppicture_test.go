@@ -33,7 +33,8 @@ func picture(screen string) string {
 			continue
 		}
 		// textLength has columns stand below each other with any font.
-		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="#d7dee6" xml:space="preserve" textLength="%.1f">%s</text>`+"\n", margin,
+		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="#d7dee6" xml:space="preserve" textLength="%.1f">%s</text>`+"\n",
+			margin,
 			margin+line*i+13, float64(len([]rune(text)))*width, html.EscapeString(text))
 	}
 	return b.String() + "</svg>\n"

@@ -54,7 +54,8 @@ docs/trace.md describes --json.`,
 		},
 	}
 	cmd.Flags().BoolVar(&isLive, "live", false, "show what the mount does as it happens")
-	cmd.Flags().StringVar(&l.filter.Path, "path", "", "only the file `PATH`, what is below this directory, or what fits this pattern")
+	cmd.Flags().StringVar(&l.filter.Path, "path", "",
+		"only the file `PATH`, what is below this directory, or what fits this pattern")
 	cmd.Flags().Uint32Var(&l.filter.Process, "process", 0, "only what process `PID` asks for")
 	cmd.Flags().StringSliceVar(&l.filter.Kinds, "kind", nil, "only these `KINDS`: read, write, map, transfer …")
 	cmd.Flags().BoolVar(&l.asJSON, "json", false, "print JSON, a document a line")

@@ -46,7 +46,8 @@ type evictScore struct {
 }
 
 func scoreOf(name, placement string, s score.Score) evictScore {
-	return evictScore{name, placement, s.Accesses, s.Hits, s.Moves, s.Trips, s.Moved, s.Home, s.Remote, s.Time.Seconds()}
+	return evictScore{name, placement, s.Accesses, s.Hits, s.Moves, s.Trips, s.Moved, s.Home, s.Remote,
+		s.Time.Seconds()}
 }
 
 func newTraceEvict() *cobra.Command {
@@ -96,10 +97,11 @@ func newTraceEvict() *cobra.Command {
 				of := evictMemories{Percent: percent, Memory: setup.Memory}
 				for _, name := range s.names {
 					for _, setup.Placement = range placements {
-						of.Rules = append(of.Rules, scoreOf(name, setup.Placement, steps.Score(setup, func() policy.Rule {
-							rule, _ := policy.New(name, options)
-							return rule
-						})))
+						of.Rules = append(of.Rules, scoreOf(name, setup.Placement,
+							steps.Score(setup, func() policy.Rule {
+								rule, _ := policy.New(name, options)
+								return rule
+							})))
 					}
 				}
 				setup.Placement = "always"
@@ -141,7 +143,8 @@ func (d *evictDocument) print(w io.Writer) error {
 		for _, p := range d.Plays {
 			for _, r := range append(p.Rules, p.Bounds...) {
 				fmt.Fprintf(t, "  %d %%\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t\n", p.Percent, r.Name, r.Placement,
-					time.Duration(r.Seconds*float64(time.Second)).Round(10*time.Microsecond), percent(r.Hits, r.Accesses),
+					time.Duration(r.Seconds*float64(time.Second)).Round(10*time.Microsecond),
+					percent(r.Hits, r.Accesses),
 					bytesText(r.Moved), r.Trips, bytesText(r.Home), bytesText(r.Remote))
 			}
 		}

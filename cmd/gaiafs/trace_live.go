@@ -66,7 +66,8 @@ func belowMount(mountpoint, path string) string {
 	if full, err := filepath.Abs(mountpoint); err == nil {
 		mountpoint = full
 	}
-	if below, err := filepath.Rel(mountpoint, path); err == nil && filepath.IsAbs(path) && !strings.HasPrefix(below, "../") {
+	if below, err := filepath.Rel(mountpoint, path); err == nil && filepath.IsAbs(path) &&
+		!strings.HasPrefix(below, "../") {
 		return below
 	}
 	return path

@@ -108,9 +108,11 @@ func TestTraceLive(t *testing.T) {
 func TestLiveLines(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.Local)
 	require.Equal(t, "03:04:05.000006     85 µs       12 read       dir/a: 128 KiB at 4096",
-		liveLine(live.Event{At: at, Micros: 85, Kind: "read", Process: 12, File: "dir/a", Bytes: 128 << 10, Offset: 4096}))
+		liveLine(live.Event{At: at, Micros: 85, Kind: "read", Process: 12, File: "dir/a", Bytes: 128 << 10,
+			Offset: 4096}))
 	require.Equal(t, "… 3 events came too fast to be shown\n03:04:05.000006     12 ms        - transfer   gpu0 acquire in: 2.0 MiB",
-		liveLine(live.Event{At: at, Micros: 12000, Kind: "transfer", Device: "gpu0", Detail: "acquire in", Bytes: 2 << 20, Lost: 3}))
+		liveLine(live.Event{At: at, Micros: 12000, Kind: "transfer", Device: "gpu0", Detail: "acquire in",
+			Bytes: 2 << 20, Lost: 3}))
 	require.Equal(t, "dir/*.bin", belowMount("/mnt/data", "/mnt/data/dir/*.bin"))
 	require.Equal(t, "dir", belowMount("/mnt/data", "dir"))
 }

@@ -252,7 +252,8 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 			`there is no predictor "oracle"; there are none, kernel`},
 		{[]string{"replay", path, "--disk-depth=0"}, exitUsage, "its depth at least 1"},
 		{[]string{"evict", cut}, exitFailure, "is cut short after"},
-		{[]string{"evict", path, "--rule=oracle"}, exitUsage, `there is no rule "oracle" for evictions; there are allocated`},
+		{[]string{"evict", path, "--rule=oracle"}, exitUsage,
+			`there is no rule "oracle" for evictions; there are allocated`},
 		{[]string{"evict", path, "--placement=maybe"}, exitUsage, `there is no placement "maybe"`},
 		{[]string{"evict", path, "--memory=200"}, exitUsage, "--memory 200 is no percentage"},
 		{[]string{"evict", path, "--extent=3M"}, exitFailure, "a power of two"},
@@ -288,7 +289,8 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 func TestTraceEvict(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "skewed")
 	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "make", "skewed", "--size=64M", "-o", path).code)
-	r := gaiafsCommand(t, "trace", "evict", path, "--json", "--memory=0,100", "--placement=always,threshold", "--chances=3")
+	r := gaiafsCommand(t, "trace", "evict", path, "--json", "--memory=0,100", "--placement=always,threshold",
+		"--chances=3")
 	require.Equal(t, exitOK, r.code, r.err)
 	var d evictDocument
 	require.NoError(t, json.Unmarshal([]byte(r.out), &d))

@@ -209,10 +209,12 @@ func TestTranscript(t *testing.T) {
 	}
 	written, err := os.ReadFile(transcriptPage)
 	require.NoError(t, err)
-	require.Equal(t, string(written), r.text.String(), "if that is right: go test ./cmd/gaiafs -run TestTranscript -update")
+	require.Equal(t, string(written), r.text.String(),
+		"if that is right: go test ./cmd/gaiafs -run TestTranscript -update")
 }
 
-// work stores into a file on the second device, releases and reads it, until stop is called. It has begun when it returns.
+// work stores into a file on the second device, releases and reads it, until stop is called. It has begun when it
+// returns.
 func work(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, make([]byte, 2*mib), 0o600))

@@ -10,7 +10,8 @@ import (
 
 // otherVariables are those of the environment that begin like settings and are not: the client libraries, the guard of
 // a mount, and the tests read them.
-var otherVariables = []string{"GAIAFS_CONFIG", "GAIAFS_EMULATED", takenVariable, "GAIAFS_LIBRARY", "GAIAFS_GUARD", "GAIAFS_TENANT", "GAIAFS_BINARY", "GAIAFS_BUILD",
+var otherVariables = []string{"GAIAFS_CONFIG", "GAIAFS_EMULATED", takenVariable, "GAIAFS_LIBRARY", "GAIAFS_GUARD",
+	"GAIAFS_TENANT", "GAIAFS_BINARY", "GAIAFS_BUILD",
 	"GAIAFS_VERSION", "GAIAFS_REQUIRE_GPU", "GAIAFS_REQUIRE_TOOLS"}
 
 // unknownVariables tells of variables that look like settings of a mount and are none: they are misspelt, as a rule.
@@ -21,7 +22,8 @@ func unknownVariables(environment []string, tell func(text string)) {
 	}
 	for _, e := range environment {
 		name, _, _ := strings.Cut(e, "=")
-		if !strings.HasPrefix(name, "GAIAFS_") || strings.HasPrefix(name, "GAIAFS_TEST_") || slices.Contains(known, name) {
+		if !strings.HasPrefix(name, "GAIAFS_") || strings.HasPrefix(name, "GAIAFS_TEST_") ||
+			slices.Contains(known, name) {
 			continue
 		}
 		text := name + " is ignored: there is no such setting"

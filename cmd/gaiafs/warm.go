@@ -94,13 +94,15 @@ func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (device
 	case len(all) == 0:
 		return nil, fmt.Errorf("the mount has no devices (--gpus none): 'gaiafs warm --device host' brings files into the host's memory")
 	case len(devices) == 0:
-		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal, mountpoint)
+		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal,
+			mountpoint)
 	}
 	return devices, nil
 }
 
 // bring brings files to devices.
-func (w *warming) bring(ctx context.Context, cmd *cobra.Command, files []target, devices []pagecache.DeviceStatus) (failed error) {
+func (w *warming) bring(ctx context.Context, cmd *cobra.Command, files []target,
+	devices []pagecache.DeviceStatus) (failed error) {
 	for _, d := range devices {
 		failed = errors.Join(failed, w.warmDevice(ctx, cmd, files, d))
 	}
@@ -210,7 +212,8 @@ func steps(size int64, do func(off, n int64) error) error {
 
 // fitting returns the files that fit beside what programs map and what is pinned, the first ones first, and what all of
 // them would take. stays is what a device has of a file and keeps in any case.
-func fitting(files []target, d pagecache.DeviceStatus, stays func(target) (int64, error)) (fit []target, need, room int64, err error) {
+func fitting(files []target, d pagecache.DeviceStatus, stays func(target) (int64,
+	error)) (fit []target, need, room int64, err error) {
 	room = d.MemoryBytes - d.MappedBytes - d.PinnedIdleBytes
 	taken := int64(0)
 	for _, f := range files {
@@ -270,7 +273,8 @@ func (w *warming) warmDevice(ctx context.Context, cmd *cobra.Command, files []ta
 	}
 	brought := "nothing was brought"
 	if len(fit) > 0 {
-		brought = fmt.Sprintf("%s of %s fit, and the others were left out", bytesText(total(fit)), count(len(fit), "file"))
+		brought = fmt.Sprintf("%s of %s fit, and the others were left out", bytesText(total(fit)),
+			count(len(fit), "file"))
 	}
 	return fmt.Errorf("%w: %s; %s, or name fewer", noRoom(d, need, room, len(files)), brought, moreMemory)
 }
@@ -280,7 +284,8 @@ const moreMemory = "give the mount more by 'gaiafs set MOUNTPOINT gpu-memory=SIZ
 
 // noRoom says that a device has no room for files.
 func noRoom(d pagecache.DeviceStatus, need, room int64, files int) error {
-	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are neither mapped by programs nor pinned", d.Device, bytesText(need),
+	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are neither mapped by programs nor pinned",
+		d.Device, bytesText(need),
 		count(files, "file"), bytesText(max(room, 0)), bytesText(d.MemoryBytes))
 }
 

@@ -86,7 +86,8 @@ func TestWarmMoreThanFits(t *testing.T) {
 		{[]string{"warm", s.source + "/a"}, exitFailure, "is not on a mount of gaiafs"},
 		{[]string{"info", s.mountpoint + "/missing"}, exitFailure, "does not exist"},
 		{[]string{"warm", "--device=3", s.mountpoint + "/a"}, exitFailure, "the mount has no device 3"},
-		{[]string{"warm", "--device=x", s.mountpoint + "/a"}, exitUsage, "neither a device's number, nor all, nor host"},
+		{[]string{"warm", "--device=x", s.mountpoint + "/a"}, exitUsage,
+			"neither a device's number, nor all, nor host"},
 		{[]string{"warm", "--check", "--verify", s.mountpoint + "/a"}, exitFailure, "[check verify]"},
 		{[]string{"evict"}, exitUsage, "needs PATH"},
 	} {

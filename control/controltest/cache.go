@@ -253,7 +253,8 @@ func (e *extent) free() {
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // pages calls do for every page of the range, with the bytes of the device and the base.
-func (r *replica) pages(off, n, size int64, do func(at int64, mem, base []byte) (bool, error)) (count int64, err error) {
+func (r *replica) pages(off, n, size int64, do func(at int64, mem, base []byte) (bool,
+	error)) (count int64, err error) {
 	for p := range page.Covering(off, n).Len() {
 		at := page.Covering(off, n).Offset() + p*page.Size
 		e := r.extents[at/size]

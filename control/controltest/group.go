@@ -52,7 +52,8 @@ func (c *Cache) AwaitVersion(ctx context.Context, _ []control.Range, least uint6
 }
 
 // AcquireAll acquires one range after the other.
-func (c *Cache) AcquireAll(ctx context.Context, ranges []control.Range, launder bool) (version uint64, pages int64, err error) {
+func (c *Cache) AcquireAll(ctx context.Context, ranges []control.Range,
+	launder bool) (version uint64, pages int64, err error) {
 	for _, r := range ranges {
 		n, err := r.Of.Acquire(ctx, r.Off, r.Len, launder)
 		if pages += n; err != nil {

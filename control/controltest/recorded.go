@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recorded is a daemon that knows nothing but frames that were recorded: it answers each request with the frame of that name, with
-// the request's id, whatever a client asks. So it is a daemon of the past, or one of the future.
+// Recorded is a daemon that knows nothing but frames that were recorded: it answers each request with the frame of that
+// name, with the request's id, whatever a client asks. So it is a daemon of the past, or one of the future.
 type Recorded struct {
 	// Answers has the names of the frames by the type of the request. EXTENTS come with memory of their sizes.
 	Answers map[uint16][]string
@@ -30,7 +30,8 @@ type Recorded struct {
 }
 
 // Version1 is how a daemon of version 1 answers.
-var Version1 = map[uint16][]string{1: {"welcome"}, 2: {"mapped", "extents"}, 3: {"result"}, 4: {"result"}, 5: {"result"},
+var Version1 = map[uint16][]string{1: {"welcome"}, 2: {"mapped", "extents"}, 3: {"result"}, 4: {"result"},
+	5: {"result"},
 	6: {"result"}, 7: {"result"}}
 
 // ListenRecorded begins to answer at path with frames of those files.

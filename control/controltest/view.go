@@ -23,7 +23,8 @@ type View struct {
 }
 
 // MapView makes a mapping of a view and fetches its bytes.
-func (c *Cache) MapView(_ context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (control.ViewMapping, error) {
+func (c *Cache) MapView(_ context.Context, sources []pagecache.Source,
+	req pagecache.ViewRequest) (control.ViewMapping, error) {
 	layout, err := view.New(len(sources), req.Segments, req.Alignment)
 	switch {
 	case err != nil:

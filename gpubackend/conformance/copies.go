@@ -56,7 +56,8 @@ func testCopies(f *fixture) {
 		require.NoError(f, f.dev.CopyOut(f.ctx, pieces))
 		for _, p := range pieces {
 			i := slices.Index(mems, p.Mem)
-			require.True(f, bytes.Equal(twins[i][p.Off:p.Off+int64(len(p.Host))], p.Host), "%d bytes at %d", len(p.Host), p.Off)
+			require.True(f, bytes.Equal(twins[i][p.Off:p.Off+int64(len(p.Host))], p.Host), "%d bytes at %d",
+				len(p.Host), p.Off)
 		}
 	}
 	for i, m := range mems {
@@ -97,7 +98,8 @@ func testZero(f *fixture) {
 	m := f.alloc(size)
 	want := f.random(size)
 	f.write(m, 0, want)
-	for _, r := range [][2]int64{{0, 0}, {1, 1}, {4095, 2}, {8192, 4096}, {100_001, 1<<20 + 3}, {size - 5, 5}, {size, 0}} {
+	for _, r := range [][2]int64{{0, 0}, {1, 1}, {4095, 2}, {8192, 4096}, {100_001, 1<<20 + 3}, {size - 5, 5},
+		{size, 0}} {
 		require.NoError(f, f.dev.Zero(f.ctx, m, r[0], r[1]))
 		clear(want[r[0] : r[0]+r[1]])
 		require.True(f, bytes.Equal(want, f.read(m, 0, size)), "%d bytes at %d", r[1], r[0])
@@ -136,12 +138,14 @@ func testFaultyArguments(f *fixture) {
 		require.ErrorIs(f, f.dev.Patch(f.ctx, patches), gpubackend.ErrRange, name)
 		sums := make([]gpubackend.Digest, 1)
 		require.ErrorIs(f, f.dev.Digests(f.ctx, bad.Mem, bad.Off, sums), gpubackend.ErrRange, name)
-		_, err := f.dev.Modified(f.ctx, []gpubackend.Scan{{Mem: m, Agreed: sums}, {Mem: bad.Mem, Off: bad.Off, Agreed: sums}})
+		_, err := f.dev.Modified(f.ctx, []gpubackend.Scan{{Mem: m, Agreed: sums},
+			{Mem: bad.Mem, Off: bad.Off, Agreed: sums}})
 		require.ErrorIs(f, err, gpubackend.ErrRange, name)
 	}
 	require.ErrorIs(f, f.dev.Zero(f.ctx, m, 0, -1), gpubackend.ErrRange)
 	for _, off := range []int64{1, 8, page.Size - 1} {
-		require.ErrorIs(f, f.dev.Patch(f.ctx, []gpubackend.Patch{{Mem: m, Off: off, Base: p, Next: p}}), gpubackend.ErrRange)
+		require.ErrorIs(f, f.dev.Patch(f.ctx, []gpubackend.Patch{{Mem: m, Off: off, Base: p, Next: p}}),
+			gpubackend.ErrRange)
 		require.ErrorIs(f, f.dev.Digests(f.ctx, m, off, make([]gpubackend.Digest, 1)), gpubackend.ErrRange)
 	}
 	for _, n := range []int{0, page.Size - 1, page.Size + 1} {
@@ -162,7 +166,8 @@ func testContext(f *fixture) {
 	require.ErrorIs(f, f.dev.CopyIn(ctx, []gpubackend.Copy{{Mem: m, Host: p}}), context.Canceled)
 	require.ErrorIs(f, f.dev.CopyOut(ctx, []gpubackend.Copy{{Mem: m, Host: p}}), context.Canceled)
 	require.ErrorIs(f, f.dev.Zero(ctx, m, 0, int64(len(p))), context.Canceled)
-	require.ErrorIs(f, f.dev.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p[:page.Size], Next: p[:page.Size]}}), context.Canceled)
+	require.ErrorIs(f, f.dev.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p[:page.Size], Next: p[:page.Size]}}),
+		context.Canceled)
 	require.ErrorIs(f, f.dev.Digests(ctx, m, 0, sums), context.Canceled)
 	_, err := f.dev.Modified(ctx, []gpubackend.Scan{{Mem: m, Agreed: sums}})
 	require.ErrorIs(f, err, context.Canceled)
@@ -188,7 +193,8 @@ func testParallelUse(f *fixture) {
 				var patches []gpubackend.Patch
 				for i := range pages {
 					at := off + int64(i*page.Size)
-					patches = append(patches, gpubackend.Patch{Mem: m, Off: at, Base: pageAt(base, i), Next: pageAt(want, i)})
+					patches = append(patches, gpubackend.Patch{Mem: m, Off: at, Base: pageAt(base, i),
+						Next: pageAt(want, i)})
 				}
 				err = errors.Join(err, f.dev.Patch(f.ctx, patches),
 					f.dev.CopyOut(f.ctx, []gpubackend.Copy{{Mem: m, Off: off, Host: got}}))
@@ -204,8 +210,8 @@ func testParallelUse(f *fixture) {
 	wg.Wait()
 }
 
-// testCopiesOfManyBuffers copies between one run of device memory and host buffers in the order of their addresses: they
-// often lie side by side, and are none the less memory of their own.
+// testCopiesOfManyBuffers copies between one run of device memory and host buffers in the order of their addresses:
+// they often lie side by side, and are none the less memory of their own.
 func testCopiesOfManyBuffers(f *fixture) {
 	const n = 1 << 20
 	size := max(f.info.Granularity, 8*n)
@@ -236,8 +242,8 @@ func testCopiesOfManyBuffers(f *fixture) {
 	}
 }
 
-// testScatteredPages copies many single pages, and small runs of them, between here and there on the device and buffers of
-// either kind, alone and along with large and odd pieces.
+// testScatteredPages copies many single pages, and small runs of them, between here and there on the device and buffers
+// of either kind, alone and along with large and odd pieces.
 func testScatteredPages(f *fixture) {
 	const count, size = 2600, 12 << 20
 	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size), f.alloc(4 << 20)}
@@ -266,11 +272,13 @@ func testScatteredPages(f *fixture) {
 			if at >= len(places)/2 {
 				at, which = at-len(places)/2, 1
 			}
-			pieces = append(pieces, gpubackend.Copy{Mem: mems[which], Off: int64(at) * 2 * page.Size, Host: from[i*page.Size : (i+n)*page.Size]})
+			pieces = append(pieces, gpubackend.Copy{Mem: mems[which], Off: int64(at) * 2 * page.Size,
+				Host: from[i*page.Size : (i+n)*page.Size]})
 			i += n
 		}
 		if host == nil {
-			for _, x := range [][2]int{{0, 50 * page.Size}, {1 << 20, 1<<20 + 17}, {3<<20 - 3, 5}, {3 << 20, 0}, {3<<20 + 5, page.Size}} {
+			for _, x := range [][2]int{{0, 50 * page.Size}, {1 << 20, 1<<20 + 17}, {3<<20 - 3, 5}, {3 << 20, 0},
+				{3<<20 + 5, page.Size}} {
 				pieces = append(pieces, gpubackend.Copy{Mem: mems[2], Off: int64(x[0]), Host: make([]byte, x[1])})
 			}
 			f.rnd.Shuffle(len(pieces), func(a, b int) { pieces[a], pieces[b] = pieces[b], pieces[a] })
@@ -281,7 +289,8 @@ func testScatteredPages(f *fixture) {
 		}
 		require.NoError(f, f.dev.CopyIn(f.ctx, pieces))
 		for i, m := range mems {
-			require.True(f, bytes.Equal(twins[i], f.read(m, 0, int64(len(twins[i])))), "exactly what was named was stored")
+			require.True(f, bytes.Equal(twins[i], f.read(m, 0, int64(len(twins[i])))),
+				"exactly what was named was stored")
 		}
 		for _, p := range pieces {
 			clear(p.Host)

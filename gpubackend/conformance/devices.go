@@ -36,7 +36,8 @@ func testPeerCopies(f *fixture) {
 		var pieces []gpubackend.PeerCopy
 		for range f.rnd.IntN(40) {
 			slot := int64(len(pieces)) * (size / 40) // disjoint, since pieces may be copied in any order
-			p := gpubackend.PeerCopy{Mem: m, Off: slot + f.rnd.Int64N(size/80), From: source, N: f.rnd.Int64N(size / 80)}
+			p := gpubackend.PeerCopy{Mem: m, Off: slot + f.rnd.Int64N(size/80), From: source,
+				N: f.rnd.Int64N(size / 80)}
 			p.FromOff = f.rnd.Int64N(size - p.N)
 			copy(want[p.Off:], theirs[p.FromOff:p.FromOff+p.N])
 			pieces = append(pieces, p)
@@ -45,7 +46,8 @@ func testPeerCopies(f *fixture) {
 		require.True(f, bytes.Equal(want, f.read(m, 0, size)))
 	}
 	require.NoError(f, f.dev.CopyPeer(f.ctx, nil))
-	require.NoError(f, f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{{Mem: m, Off: size / 2, From: m, N: size / 2}}), "within one device")
+	require.NoError(f, f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{{Mem: m, Off: size / 2, From: m, N: size / 2}}),
+		"within one device")
 	require.True(f, bytes.Equal(want[:size/2], f.read(m, size/2, size/2)))
 	copy(want[size/2:], want[:size/2])
 

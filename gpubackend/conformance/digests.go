@@ -63,11 +63,13 @@ func (f *fixture) patches(m gpubackend.Memory, mem, base, next []byte, patches [
 	require.NoError(f, f.dev.Patch(f.ctx, patches))
 	got := f.read(m, 0, int64(len(mem)))
 	for i := range patches {
-		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)), "page %d", i)
+		require.True(f, bytes.Equal(patched(pageAt(mem, i), pageAt(base, i), pageAt(next, i)), pageAt(got, i)),
+			"page %d", i)
 	}
 }
 
-// testPatchOfGranules patches pages of which little differs, or all: with and without being told where, in more rounds than one.
+// testPatchOfGranules patches pages of which little differs, or all: with and without being told where, in more rounds
+// than one.
 func testPatchOfGranules(f *fixture) {
 	const pages = 3000
 	m := f.alloc(pages * page.Size)
@@ -105,8 +107,8 @@ func testPatchOfGranules(f *fixture) {
 	f.patches(m, mem, base, next, patches)
 }
 
-// testPatchOfAgreed patches pages whose digest the device is told, of which some are as they were, in more rounds than one:
-// from memory that is page-locked, and other memory.
+// testPatchOfAgreed patches pages whose digest the device is told, of which some are as they were, in more rounds than
+// one: from memory that is page-locked, and other memory.
 func testPatchOfAgreed(f *fixture) {
 	const pages = 5000
 	m := f.alloc(pages * page.Size)

@@ -62,8 +62,8 @@ func gigabytes(bytes int64, d time.Duration) float64 { return float64(bytes) / 1
 
 func spread(d []time.Duration) time.Duration { return slices.Max(d) - slices.Min(d) }
 
-// BenchmarkKernels times the digest kernels over 1 GiB beside copies of 1 GiB within the GPU, in turns, by events of the
-// stream. A copy counts the bytes read and those written.
+// BenchmarkKernels times the digest kernels over 1 GiB beside copies of 1 GiB within the GPU, in turns, by events of
+// the stream. A copy counts the bytes read and those written.
 func BenchmarkKernels(b *testing.B) {
 	const size = 1 << 30
 	const pages = size / page.Size
@@ -116,7 +116,8 @@ func BenchmarkKernels(b *testing.B) {
 			return w.launch(w.digests, blocks, uint64(w.dev), 1, pages, uint64(w.dev+keyAt), uint64(w.dev+downAt))
 		}))
 		scans = append(scans, timed(func() error {
-			return w.launch(w.modified, blocks, uint64(w.dev), 1, pages, uint64(w.dev+keyAt), uint64(w.dev+agreedAt), uint64(w.dev+downAt))
+			return w.launch(w.modified, blocks, uint64(w.dev), 1, pages, uint64(w.dev+keyAt), uint64(w.dev+agreedAt),
+				uint64(w.dev+downAt))
 		}))
 	}
 	for range 20 {
@@ -166,7 +167,8 @@ func BenchmarkCalls(b *testing.B) {
 	noise(locked, 2)
 	pieces := func(host []byte, piece, count int) (all []gpubackend.Copy) {
 		for i := range count {
-			all = append(all, gpubackend.Copy{Mem: m, Off: int64(i) * 2 * int64(piece), Host: host[i*piece : (i+1)*piece]})
+			all = append(all, gpubackend.Copy{Mem: m, Off: int64(i) * 2 * int64(piece),
+				Host: host[i*piece : (i+1)*piece]})
 		}
 		return all
 	}
@@ -174,7 +176,8 @@ func BenchmarkCalls(b *testing.B) {
 	out := func(p []gpubackend.Copy) func() error { return func() error { return d.CopyOut(b.Context(), p) } }
 	var patches []gpubackend.Patch
 	for i := range 4096 {
-		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageable[:page.Size], Next: pageable[page.Size : 2*page.Size]})
+		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(i) * page.Size, Base: pageable[:page.Size],
+			Next: pageable[page.Size : 2*page.Size]})
 	}
 	sparse := make([]gpubackend.Patch, len(patches))
 	for i, p := range patches {

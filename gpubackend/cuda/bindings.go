@@ -77,8 +77,8 @@ type copyAttributes struct {
 	flags uint32
 }
 
-// driver is the functions of libcuda that gaiafs calls, under the driver's names without their cu. A pointer argument is
-// the caller's and used only until the call returns, but for the addresses of asynchronous copies.
+// driver is the functions of libcuda that gaiafs calls, under the driver's names without their cu. A pointer argument
+// is the caller's and used only until the call returns, but for the addresses of asynchronous copies.
 type driver struct {
 	init             func(flags uint32) result
 	driverGetVersion func(version *int32) result
@@ -96,39 +96,42 @@ type driver struct {
 	ctxSetCurrent           func(ctx contextHandle) result
 	ctxSynchronize          func() result
 	memGetInfo              func(free, total *uint64) result
-	moduleLoadDataEx        func(module *moduleHandle, image *byte, n uint32, options *int32, values *unsafe.Pointer) result
-	moduleUnload            func(module moduleHandle) result
-	moduleGetFunction       func(function *functionHandle, module moduleHandle, name *byte) result
-	launchKernel            func(f functionHandle, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, s streamHandle, params *unsafe.Pointer, extra *unsafe.Pointer) result
-	streamCreate            func(s *streamHandle, flags uint32) result
-	streamDestroy           func(s streamHandle) result
-	streamSynchronize       func(s streamHandle) result
-	eventCreate             func(e *eventHandle, flags uint32) result
-	eventDestroy            func(e eventHandle) result
-	eventRecord             func(e eventHandle, s streamHandle) result
-	eventQuery              func(e eventHandle) result
-	eventSynchronize        func(e eventHandle) result
-	memAlloc                func(a *address, n uintptr) result
-	memFree                 func(a address) result
-	memHostAlloc            func(p *unsafe.Pointer, n uintptr, flags uint32) result
-	memFreeHost             func(p unsafe.Pointer) result
-	memcpyHtoDAsync         func(to, from address, n uintptr, s streamHandle) result
-	memcpyDtoHAsync         func(to, from address, n uintptr, s streamHandle) result
-	memcpyDtoDAsync         func(to, from address, n uintptr, s streamHandle) result
-	memsetD8Async           func(a address, value uint8, n uintptr, s streamHandle) result
-	memGetGranularity       func(n *uintptr, prop *allocationProp, option int32) result
-	memCreate               func(m *memoryHandle, n uintptr, prop *allocationProp, flags uint64) result
-	memRelease              func(m memoryHandle) result
-	memAddressReserve       func(a *address, n, alignment uintptr, fixed address, flags uint64) result
-	memAddressFree          func(a address, n uintptr) result
-	memMap                  func(a address, n, offset uintptr, m memoryHandle, flags uint64) result
-	memUnmap                func(a address, n uintptr) result
-	memSetAccess            func(a address, n uintptr, desc *accessDesc, count uintptr) result
-	memExportToHandle       func(fd *int32, m memoryHandle, kind int32, flags uint64) result
-	memImportFromHandle     func(m *memoryHandle, fd uintptr, kind int32) result
+	moduleLoadDataEx        func(module *moduleHandle, image *byte, n uint32, options *int32,
+		values *unsafe.Pointer) result
+	moduleUnload      func(module moduleHandle) result
+	moduleGetFunction func(function *functionHandle, module moduleHandle, name *byte) result
+	launchKernel      func(f functionHandle, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32,
+		s streamHandle, params *unsafe.Pointer, extra *unsafe.Pointer) result
+	streamCreate        func(s *streamHandle, flags uint32) result
+	streamDestroy       func(s streamHandle) result
+	streamSynchronize   func(s streamHandle) result
+	eventCreate         func(e *eventHandle, flags uint32) result
+	eventDestroy        func(e eventHandle) result
+	eventRecord         func(e eventHandle, s streamHandle) result
+	eventQuery          func(e eventHandle) result
+	eventSynchronize    func(e eventHandle) result
+	memAlloc            func(a *address, n uintptr) result
+	memFree             func(a address) result
+	memHostAlloc        func(p *unsafe.Pointer, n uintptr, flags uint32) result
+	memFreeHost         func(p unsafe.Pointer) result
+	memcpyHtoDAsync     func(to, from address, n uintptr, s streamHandle) result
+	memcpyDtoHAsync     func(to, from address, n uintptr, s streamHandle) result
+	memcpyDtoDAsync     func(to, from address, n uintptr, s streamHandle) result
+	memsetD8Async       func(a address, value uint8, n uintptr, s streamHandle) result
+	memGetGranularity   func(n *uintptr, prop *allocationProp, option int32) result
+	memCreate           func(m *memoryHandle, n uintptr, prop *allocationProp, flags uint64) result
+	memRelease          func(m memoryHandle) result
+	memAddressReserve   func(a *address, n, alignment uintptr, fixed address, flags uint64) result
+	memAddressFree      func(a address, n uintptr) result
+	memMap              func(a address, n, offset uintptr, m memoryHandle, flags uint64) result
+	memUnmap            func(a address, n uintptr) result
+	memSetAccess        func(a address, n uintptr, desc *accessDesc, count uintptr) result
+	memExportToHandle   func(fd *int32, m memoryHandle, kind int32, flags uint64) result
+	memImportFromHandle func(m *memoryHandle, fd uintptr, kind int32) result
 
 	// memcpyBatchAsync is nil before CUDA 12.8. failed is the number of the copy at fault.
-	memcpyBatchAsync func(to, from *address, sizes *uintptr, count uintptr, attributes *copyAttributes, first *uintptr, attributeCount uintptr, failed *uintptr, s streamHandle) result
+	memcpyBatchAsync func(to, from *address, sizes *uintptr, count uintptr, attributes *copyAttributes, first *uintptr,
+		attributeCount uintptr, failed *uintptr, s streamHandle) result
 }
 
 // function is a symbol of the library and the field that it is called through.

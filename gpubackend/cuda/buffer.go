@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// Page-locked memory is kept in classes of powers of two, since locking pages is slow (about 4 GB/s). A larger buffer than
-// the largest class is made and freed each time.
+// Page-locked memory is kept in classes of powers of two, since locking pages is slow (about 4 GB/s). A larger buffer
+// than the largest class is made and freed each time.
 const (
 	minBufferShift = 16
 	maxBufferShift = 26
@@ -39,8 +39,8 @@ func (d *driver) pin(n int) (p pinned, err error) {
 	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
 }
 
-// locked is the page-locked memory of HostBuffer of all devices: each of them copies from that of the others as from its
-// own (hostPortable).
+// locked is the page-locked memory of HostBuffer of all devices: each of them copies from that of the others as from
+// its own (hostPortable).
 var locked lockedMemory
 
 // lockedMemory is allocations of page-locked memory.
@@ -204,8 +204,8 @@ func (p pinned) has(b []byte) bool {
 	return start >= base && start-base <= uintptr(p.size) && uintptr(len(b)) <= uintptr(p.size)-(start-base)
 }
 
-// lookup asks of many slices of host memory whether they are page-locked: of neighbours only once. It is for one call of
-// the device, during which its caller keeps the buffers.
+// lookup asks of many slices of host memory whether they are page-locked: of neighbours only once. It is for one call
+// of the device, during which its caller keeps the buffers.
 type lookup struct{ last pinned }
 
 // holds is that of lockedMemory, by the address of the allocation.

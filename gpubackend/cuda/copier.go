@@ -28,8 +28,8 @@ type move struct {
 	pinned address // the allocation that host is in, where it is page-locked
 }
 
-// While one copier waits for its copies and hands out what came, others keep the bus busy. Small reads of many programs gain
-// most from it, since what they wait for is the beginning and the end of each copy.
+// While one copier waits for its copies and hands out what came, others keep the bus busy. Small reads of many programs
+// gain most from it, since what they wait for is the beginning and the end of each copy.
 const (
 	inCopiers  = 2
 	outCopiers = 4
@@ -190,9 +190,10 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		if c.toHost {
 			to, from = host, m.dev
 		}
-		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations of
-		// either side.
-		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct && moves[i-1].pinned == m.pinned &&
+		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations
+		// of either side.
+		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct &&
+			moves[i-1].pinned == m.pinned &&
 			c.to[n]+address(c.sizes[n]) == to && c.from[n]+address(c.sizes[n]) == from {
 			c.sizes[n] += uintptr(len(m.host))
 			continue
@@ -205,14 +206,15 @@ func (c *copier) submit(k *chunk, moves []move) error {
 	return c.lane.drv.check("cuEventRecord", c.lane.drv.eventRecord(k.event, c.lane.stream))
 }
 
-// enqueue gives the pieces to the driver. What it is given are addresses of page-locked and of device memory, both valid
-// until the lane has waited for them; the arrays themselves the driver reads before it returns.
+// enqueue gives the pieces to the driver. What it is given are addresses of page-locked and of device memory, both
+// valid until the lane has waited for them; the arrays themselves the driver reads before it returns.
 func (c *copier) enqueue() error {
 	drv, s := c.lane.drv, c.lane.stream
 	if drv.memcpyBatchAsync != nil && len(c.sizes) >= leastBatch {
 		attributes := copyAttributes{order: memcpyInStreamOrder, flags: memcpyBesideKernels}
 		var first, failed uintptr
-		return drv.check("cuMemcpyBatchAsync", drv.memcpyBatchAsync(&c.to[0], &c.from[0], &c.sizes[0], uintptr(len(c.sizes)),
+		return drv.check("cuMemcpyBatchAsync", drv.memcpyBatchAsync(&c.to[0], &c.from[0], &c.sizes[0],
+			uintptr(len(c.sizes)),
 			&attributes, &first, 1, &failed, s))
 	}
 	for i, n := range c.sizes {
@@ -229,8 +231,8 @@ func (c *copier) enqueue() error {
 	return nil
 }
 
-// finish waits for what was submitted through k and, on the way to the host, hands out what came. The chunk and the hosts'
-// memory are the caller's again after it.
+// finish waits for what was submitted through k and, on the way to the host, hands out what came. The chunk and the
+// hosts' memory are the caller's again after it.
 func (c *copier) finish(k *chunk) error {
 	if len(k.moves) == 0 {
 		return nil

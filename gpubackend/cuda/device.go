@@ -46,11 +46,11 @@ type device struct {
 	closed   bool  // protected by mu
 }
 
-// Open returns a GPU as a device. It fails with ErrUnavailable where there is no such GPU or it lacks what gaiafs needs,
-// and with ErrNoMemory where the GPU or the host is full. The device takes some hundred megabytes of
-// the GPU for its context, shared with whatever else this process does on the GPU, about 10 MiB for its kernels, and
-// 46 MiB of page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the
-// first time.
+// Open returns a GPU as a device. It fails with ErrUnavailable where there is no such GPU or it lacks what gaiafs
+// needs, and with ErrNoMemory where the GPU or the host is full. The device takes some hundred megabytes of the GPU for
+// its context, shared with whatever else this process does on the GPU, about 10 MiB for its kernels, and 46 MiB of
+// page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the first
+// time.
 func Open(o Options) (gpubackend.Device, error) {
 	drv, err := loadedDriver()
 	if err != nil {
@@ -79,7 +79,8 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 		return nil, f.Unusable
 	}
 	if o.Memory > f.Memory {
-		return nil, fmt.Errorf("%w: %d MiB asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name, f.Memory>>20)
+		return nil, fmt.Errorf("%w: %d MiB asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name,
+			f.Memory>>20)
 	}
 	if o.Key == nil {
 		if o.Key, err = gpubackend.SharedKey(); err != nil {
@@ -87,7 +88,8 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 		}
 	}
 	d := &device{key: o.Key, drv: drv, info: gpubackend.Info{
-		Ordinal: o.Ordinal, Kind: gpubackend.KindCUDA, UUID: f.UUID, Name: fmt.Sprintf("%s (CUDA device %d)", f.Name, o.CUDA), Memory: o.Memory,
+		Ordinal: o.Ordinal, Kind: gpubackend.KindCUDA, UUID: f.UUID,
+		Name: fmt.Sprintf("%s (CUDA device %d)", f.Name, o.CUDA), Memory: o.Memory,
 		CopyEngines: true,
 	}}
 	if d.handle, err = drv.device(o.CUDA); err != nil {
@@ -116,7 +118,8 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 		return err
 	}
 	if d.info.Memory < d.info.Granularity {
-		return fmt.Errorf("%w: %d bytes are less than one allocation (%d)", gpubackend.ErrNoMemory, d.info.Memory, d.info.Granularity)
+		return fmt.Errorf("%w: %d bytes are less than one allocation (%d)", gpubackend.ErrNoMemory, d.info.Memory,
+			d.info.Granularity)
 	}
 	if err := d.workLane.do(background, func() (err error) {
 		d.worker, err = newWorker(d.workLane, d.handle, d.key, ptx)
@@ -138,7 +141,8 @@ const leastMemory = 64 << 20
 func (d *device) measure() error {
 	prop := d.prop()
 	var granularity uintptr
-	err := d.drv.check("cuMemGetAllocationGranularity", d.drv.memGetGranularity(&granularity, &prop, granularityMinimum))
+	err := d.drv.check("cuMemGetAllocationGranularity", d.drv.memGetGranularity(&granularity, &prop,
+		granularityMinimum))
 	if err != nil {
 		return err
 	}
@@ -208,7 +212,8 @@ func (d *device) Free() (int64, error) {
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+			d.info.Granularity)
 	}
 	if err := d.reserve(size); err != nil {
 		return nil, err
@@ -224,7 +229,8 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 // AllocHost pins memory of the NUMA node that the GPU is at. The driver zeroes and pins it at some 4 GB/s.
 func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+			d.info.Granularity)
 	}
 	d.mu.Lock()
 	if d.closed {
@@ -258,7 +264,8 @@ func (d *device) reserve(size int64) error {
 		return gpubackend.ErrClosed
 	}
 	if size > d.budget-d.used {
-		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.budget, size)
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.budget,
+			size)
 	}
 	d.used += size
 	d.memories++

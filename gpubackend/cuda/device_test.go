@@ -36,7 +36,8 @@ func TestConformanceOfFake(t *testing.T) {
 					t.Cleanup(func() { require.Zero(t, g.left(), "given back to the driver") })
 				}
 				// A test's second device is the second GPU.
-				d, err := open(drivers[t], Options{Ordinal: 3, CUDA: min(int(g.retained), 1), Memory: 64<<20 + 5}, kernelsPTX)
+				d, err := open(drivers[t], Options{Ordinal: 3, CUDA: min(int(g.retained), 1), Memory: 64<<20 + 5},
+					kernelsPTX)
 				require.NoError(t, err)
 				return d
 			}, conformance.ReadOnlyIsAdvice, conformance.ImportersAreUnknown)
@@ -172,14 +173,16 @@ func TestAllocUnwinds(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestLoss has each kind of call meet the loss of the device: that and every later call says so, and Free and Close give
-// back what the host holds.
+// TestLoss has each kind of call meet the loss of the device: that and every later call says so, and Free and Close
+// give back what the host holds.
 func TestLoss(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, lost := range []result{deviceUnavailable, eccUncorrectable, illegalAddress, launchFailed, unknown} {
 		for name, call := range map[string]string{
-			"Alloc": "cuMemCreate", "Export": "cuMemExportToShareableHandle", "CopyIn": "cuEventRecord", "CopyOut": "cuMemcpyDtoHAsync",
-			"Zero": "cuMemsetD8Async", "Patch": "cuLaunchKernel", "Digests": "cuEventQuery", "Modified": "cuMemcpyHtoDAsync",
+			"Alloc": "cuMemCreate", "Export": "cuMemExportToShareableHandle", "CopyIn": "cuEventRecord",
+			"CopyOut": "cuMemcpyDtoHAsync",
+			"Zero":    "cuMemsetD8Async", "Patch": "cuLaunchKernel", "Digests": "cuEventQuery",
+			"Modified":   "cuMemcpyHtoDAsync",
 			"HostBuffer": "cuMemHostAlloc",
 		} {
 			d, g := openFake(t, 64<<20, true)
@@ -196,8 +199,12 @@ func TestLoss(t *testing.T) {
 				"Patch": func() error {
 					return d.Patch(ctx, []gpubackend.Patch{{Mem: m, Base: p, Next: bytes.Repeat([]byte{1}, page.Size)}})
 				},
-				"Digests":    func() error { return d.Digests(ctx, m, 0, sums) },
-				"Modified":   func() error { _, err := d.Modified(ctx, []gpubackend.Scan{{Mem: m, Agreed: sums}}); return err },
+				"Digests": func() error { return d.Digests(ctx, m, 0, sums) },
+				"Modified": func() error {
+					_, err := d.Modified(ctx,
+						[]gpubackend.Scan{{Mem: m, Agreed: sums}})
+					return err
+				},
 				"HostBuffer": func() error { _, _, err := d.HostBuffer(1); return err },
 			}
 			g.setFail(call, lost)
@@ -208,7 +215,8 @@ func TestLoss(t *testing.T) {
 			for later, use := range uses {
 				require.ErrorIs(t, use(), gpubackend.ErrDeviceLost, "%s after %s", later, name)
 			}
-			for _, call := range []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFreeHost", "cuEventDestroy"} {
+			for _, call := range []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFreeHost",
+				"cuEventDestroy"} {
 				g.setFail(call, lost)
 			}
 			require.NoError(t, m.Free())

@@ -63,7 +63,8 @@ func (w *worker) sum(round []stretch, out []gpubackend.Digest) error {
 	pages := w.describe(round)
 	err := w.up(0, len(round)*runSize)
 	if err == nil {
-		err = w.launch(w.digests, w.grid(pages), uint64(w.dev), uint64(len(round)), uint64(pages), uint64(w.dev+keyAt), uint64(w.dev+downAt))
+		err = w.launch(w.digests, w.grid(pages), uint64(w.dev), uint64(len(round)), uint64(pages), uint64(w.dev+keyAt),
+			uint64(w.dev+downAt))
 	}
 	if err == nil {
 		err = w.down(downAt, 8*pages)
@@ -75,8 +76,8 @@ func (w *worker) sum(round []stretch, out []gpubackend.Digest) error {
 	return nil
 }
 
-// digestBytes is the digests as the device has them: every host that CUDA runs on is little-endian, as GPUs are. The bytes
-// are the caller's digests themselves, and used only while the caller waits.
+// digestBytes is the digests as the device has them: every host that CUDA runs on is little-endian, as GPUs are. The
+// bytes are the caller's digests themselves, and used only while the caller waits.
 func digestBytes(d []gpubackend.Digest) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d))), 8*len(d))
 }

@@ -18,8 +18,8 @@
 //
 // CUDA has one kind of descriptor. Read-only is the wish of the importing process, which maps with read access only
 // (cuMemSetAccess): a store by a kernel of that process then faults, in that process alone. The descriptor itself
-// does not stop a process that maps it with write access. So it guards against accidents: whoever receives one and means
-// harm can change what all programs on this GPU read of that memory. Callers must not take for data what appears
+// does not stop a process that maps it with write access. So it guards against accidents: whoever receives one and
+// means harm can change what all programs on this GPU read of that memory. Callers must not take for data what appears
 // in memory that nobody was allowed to write.
 //
 // # Copies
@@ -29,9 +29,9 @@
 // is filled while others are on their way. Many pieces are one call to the driver where it has cuMemcpyBatchAsync (CUDA
 // 12.8), else queued one by one.
 //
-// Many scattered pages go side by side in one copy, and a page kernel moves them between there and their places, since each
-// piece costs a copy engine microseconds (scatter.go). While that has to wait for kernels of other processes, the copy engines
-// do these too.
+// Many scattered pages go side by side in one copy, and a page kernel moves them between there and their places, since
+// each piece costs a copy engine microseconds (scatter.go). While that has to wait for kernels of other processes, the
+// copy engines do these too.
 //
 // From GPU to GPU the copy engines of the one that receives read the other's memory, over NVLink or PCIe. A Memory is
 // opened to another GPU (cuMemSetAccess) when that copies from it for the first time, and stays so.
@@ -39,14 +39,14 @@
 // # Page kernels
 //
 // kernels.cu is compiled to kernels.ptx by `make ptx`; the driver compiles that for the GPU when a device is opened.
-// The first line of the PTX has the SHA-256 of its source, which a test compares. While a kernel of another process runs,
-// a page kernel waits for its time slice.
+// The first line of the PTX has the SHA-256 of its source, which a test compares. While a kernel of another process
+// runs, a page kernel waits for its time slice.
 //
 // # Waiting
 //
 // A call waits by asking, at first without a pause and then between sleeps of 20 µs, because being woken by the driver
-// took 0.2 ms where it was measured (an H200 in a virtual machine). That costs part of a core while work is under way; after
-// 10 ms the driver wakes it all the same. For the same reason no call is handed to another thread.
+// took 0.2 ms where it was measured (an H200 in a virtual machine). That costs part of a core while work is under way;
+// after 10 ms the driver wakes it all the same. For the same reason no call is handed to another thread.
 //
 // # Errors
 //
@@ -55,8 +55,8 @@
 //
 // # Who owns foreign memory
 //
-// Addresses of device memory are numbers here, never Go pointers. Page-locked memory is the driver's: Go slices of it are
-// valid until cuMemFreeHost, which only the pool in buffer.go and the owners of staging chunks call. The driver
+// Addresses of device memory are numbers here, never Go pointers. Page-locked memory is the driver's: Go slices of it
+// are valid until cuMemFreeHost, which only the pool in buffer.go and the owners of staging chunks call. The driver
 // keeps no pointer to Go memory after a call returns: asynchronous calls are given page-locked and device memory only.
 //
 // # Locks

@@ -14,8 +14,8 @@ import (
 )
 
 // fake is a driver with GPUs in host memory. It is strict where the real one is: what is queued in a stream is done
-// only when somebody waits for it, asynchronous copies and kernels may touch mapped device memory and page-locked memory
-// only, and calls need a context that is current in their thread.
+// only when somebody waits for it, asynchronous copies and kernels may touch mapped device memory and page-locked
+// memory only, and calls need a context that is current in their thread.
 type fake struct {
 	mu         sync.Mutex
 	current    map[int]contextHandle // by thread
@@ -32,8 +32,8 @@ type fake struct {
 	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
 	fail  map[string]result
 	after map[string]int
-	// calls counts the calls of each name, uploaded the bytes of copies to the device that are none of a batch. A kernel waits for
-	// others as long as busy.
+	// calls counts the calls of each name, uploaded the bytes of copies to the device that are none of a batch. A
+	// kernel waits for others as long as busy.
 	calls    map[string]int
 	uploaded int
 	busy     time.Duration
@@ -67,8 +67,10 @@ const fakeInvalidContext result = 201
 
 func newFake() *fake {
 	return &fake{
-		current: map[int]contextHandle{}, access: map[address]map[int32]bool{}, count: 1, next: 1 << 40, streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
-		device: map[address][]byte{}, host: map[address][]byte{}, reserved: map[address]uintptr{}, handles: map[memoryHandle]*fakeHandle{},
+		current: map[int]contextHandle{}, access: map[address]map[int32]bool{}, count: 1, next: 1 << 40,
+		streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
+		device: map[address][]byte{}, host: map[address][]byte{}, reserved: map[address]uintptr{},
+		handles: map[memoryHandle]*fakeHandle{},
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
 		},
@@ -271,7 +273,8 @@ func (g *fake) kernel(f functionHandle, blocks uint32, w []uint64) result {
 // refresh does what the kernel of that name does.
 func (g *fake) refresh(w []uint64) result {
 	key, err := gpubackend.DecodeDigestKey(find(address(w[3]), gpubackend.DigestKeySize, g.device))
-	table, refused := find(address(w[0]), uintptr(refreshSize*w[2]), g.device), find(address(w[4]), uintptr(w[2]), g.device)
+	table, refused := find(address(w[0]), uintptr(refreshSize*w[2]), g.device),
+		find(address(w[4]), uintptr(w[2]), g.device)
 	if err != nil || table == nil || refused == nil {
 		return illegalAddress
 	}

@@ -50,7 +50,8 @@ func (g *fake) bindDevice(d *driver) {
 		})
 	}
 	d.devicePrimaryCtxRetain = func(ctx *contextHandle, device deviceHandle) result {
-		return g.call("cuDevicePrimaryCtxRetain", false, func() result { g.retained++; *ctx = contextHandle(device) + 1; return success })
+		return g.call("cuDevicePrimaryCtxRetain", false,
+			func() result { g.retained++; *ctx = contextHandle(device) + 1; return success })
 	}
 	d.devicePrimaryCtxRelease = func(deviceHandle) result {
 		return g.call("cuDevicePrimaryCtxRelease", false, func() result { g.retained--; return success })
@@ -68,14 +69,16 @@ func (g *fake) bindDevice(d *driver) {
 	d.moduleUnload = func(moduleHandle) result { return success }
 	d.moduleGetFunction = func(f *functionHandle, _ moduleHandle, name *byte) result {
 		return g.call("cuModuleGetFunction", true, func() result {
-			*f = map[string]functionHandle{"gaiafs_digests": 1, "gaiafs_modified": 2, "gaiafs_patch": 3, "gaiafs_scatter": 4, "gaiafs_gather": 5, "gaiafs_refresh": 6}[cString(name)]
+			*f = map[string]functionHandle{"gaiafs_digests": 1, "gaiafs_modified": 2, "gaiafs_patch": 3,
+				"gaiafs_scatter": 4, "gaiafs_gather": 5, "gaiafs_refresh": 6}[cString(name)]
 			if *f == 0 {
 				return invalidValue
 			}
 			return success
 		})
 	}
-	d.launchKernel = func(f functionHandle, blocks, _, _, _, _, _, _ uint32, s streamHandle, params, _ *unsafe.Pointer) result {
+	d.launchKernel = func(f functionHandle, blocks, _, _, _, _, _, _ uint32, s streamHandle, params,
+		_ *unsafe.Pointer) result {
 		return g.call("cuLaunchKernel", true, func() result {
 			n := map[functionHandle]int{1: 5, 2: 6, 3: 2, 4: 2, 5: 2, 6: 5}[f]
 			words := make([]uint64, n) // copied when the call returns, as by the real one
@@ -129,7 +132,8 @@ func (g *fake) bindStreams(d *driver) {
 		})
 	}
 	d.eventSynchronize = func(e eventHandle) result {
-		return g.call("cuEventSynchronize", true, func() result { return g.drain(g.events[e].stream, g.events[e].ahead) })
+		return g.call("cuEventSynchronize", true,
+			func() result { return g.drain(g.events[e].stream, g.events[e].ahead) })
 	}
 }
 
@@ -176,7 +180,8 @@ func (g *fake) bindMemory(d *driver) {
 			})
 		})
 	}
-	d.memcpyBatchAsync = func(to, from *address, sizes *uintptr, count uintptr, _ *copyAttributes, _ *uintptr, _ uintptr, _ *uintptr, s streamHandle) result {
+	d.memcpyBatchAsync = func(to, from *address, sizes *uintptr, count uintptr, _ *copyAttributes, _ *uintptr,
+		_ uintptr, _ *uintptr, s streamHandle) result {
 		return g.call("cuMemcpyBatchAsync", true, func() result {
 			tos := append([]address{}, unsafe.Slice(to, count)...)
 			froms := append([]address{}, unsafe.Slice(from, count)...)

@@ -12,8 +12,8 @@ import (
 )
 
 // lane is a stream, and the right to use it. One job at a time has it. A job runs on its caller's thread, to which the
-// device's context is current as long: a thread of the lane's own would have to be woken, and its caller after it, which takes
-// 30 to 400 µs each in virtual machines, more than most jobs take.
+// device's context is current as long: a thread of the lane's own would have to be woken, and its caller after it,
+// which takes 30 to 400 µs each in virtual machines, more than most jobs take.
 type lane struct {
 	drv    *driver
 	ctx    contextHandle

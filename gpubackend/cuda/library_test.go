@@ -58,7 +58,8 @@ func TestDriverDoesNotStart(t *testing.T) {
 	g := newFake()
 	require.NoError(t, g.driver().start())
 	g.version = 10020
-	require.EqualError(t, g.driver().start(), "CUDA cannot be used: the NVIDIA driver is too old: it supports CUDA 10.2, and 11.0 or later is needed (driver 450)")
+	require.EqualError(t, g.driver().start(),
+		"CUDA cannot be used: the NVIDIA driver is too old: it supports CUDA 10.2, and 11.0 or later is needed (driver 450)")
 }
 
 func TestProbe(t *testing.T) {

@@ -164,8 +164,8 @@ func (m *memory) Free() error {
 	return err
 }
 
-// mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads or also for stores of the
-// device. After an error nothing is left.
+// mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads or also for stores of
+// the device. After an error nothing is left.
 func (d *driver) mapMemory(device deviceHandle, m memoryHandle, n uintptr, access int32) (base address, err error) {
 	if err := d.check("cuMemAddressReserve", d.memAddressReserve(&base, n, 0, 0, 0)); err != nil {
 		return 0, err

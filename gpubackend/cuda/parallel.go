@@ -13,8 +13,8 @@ const (
 	fillers = 8
 )
 
-// inParallel calls one for 0 to n-1, on several cores if the calls copy much memory: total bytes, about as many each. It
-// returns when all calls have ended.
+// inParallel calls one for 0 to n-1, on several cores if the calls copy much memory: total bytes, about as many each.
+// It returns when all calls have ended.
 func inParallel(n, total int, one func(i int)) {
 	workers := min(total/shareSize, runtime.GOMAXPROCS(0), fillers)
 	if workers < 2 {

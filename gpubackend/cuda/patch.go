@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each of its granules: as it was, and
-	// as it is to be. All that was of a page comes before what is to be.
+	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each of its granules: as it
+	// was, and as it is to be. All that was of a page comes before what is to be.
 	patchSize = 48
 	pairSize  = 2 * gpubackend.GranuleSize
 )
@@ -23,13 +23,15 @@ type patchWork struct {
 	pairs   int
 }
 
-// Patch has a kernel store the bytes that differ, one by one. Of a page with an agreed digest it uploads what the page is to be, in
-// which the kernel looks for them. Of the others, and of those of which the digest is another one, it uploads what differs between both versions.
+// Patch has a kernel store the bytes that differ, one by one. Of a page with an agreed digest it uploads what the page
+// is to be, in which the kernel looks for them. Of the others, and of those of which the digest is another one, it
+// uploads what differs between both versions.
 func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	done, err := d.use(len(patches), func(i int) (*memory, error) {
 		p := &patches[i]
 		if len(p.Base) != pageSize || len(p.Next) != pageSize {
-			return nil, fmt.Errorf("%w: patch of a page from %d to %d bytes", gpubackend.ErrRange, len(p.Base), len(p.Next))
+			return nil, fmt.Errorf("%w: patch of a page from %d to %d bytes", gpubackend.ErrRange, len(p.Base),
+				len(p.Next))
 		}
 		return d.ownPages(p.Mem, p.Off, 1)
 	})
@@ -51,11 +53,12 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	})
 }
 
-// halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while the
-// other is on its way.
+// halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while
+// the other is on its way.
 const halfUp = upSize / 2
 
-// patchAll does the patches, a round at a time, in the worker's lane. When it returns nothing is on its way, whatever the error.
+// patchAll does the patches, a round at a time, in the worker's lane. When it returns nothing is on its way, whatever
+// the error.
 func (w *worker) patchAll(ctx context.Context, work []patchWork) error {
 	var err error
 	for turn := 0; len(work) > 0 && err == nil; turn++ {
@@ -122,7 +125,8 @@ func (w *worker) patchPages(at int, work []patchWork) error {
 	size := (last.first + last.pairs) * pairSize
 	inParallel(len(work), size, func(i int) {
 		x := &work[i]
-		putWords(p[i*patchSize:], uint64(x.Mem.(*memory).base+address(x.Off)), x.changed[0], x.changed[1], x.changed[2], x.changed[3], uint64(x.first))
+		putWords(p[i*patchSize:], uint64(x.Mem.(*memory).base+address(x.Off)), x.changed[0], x.changed[1], x.changed[2],
+			x.changed[3], uint64(x.first))
 		was := p[pairsAt+x.first*pairSize:][:x.pairs*pairSize]
 		next := was[x.pairs*gpubackend.GranuleSize:]
 		x.changed.Each(func(from, to int) {

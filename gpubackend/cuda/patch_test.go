@@ -12,7 +12,8 @@ import (
 // patchesOver are patches of the pages of m from base to next.
 func patchesOver(m gpubackend.Memory, base, next []byte) (patches []gpubackend.Patch) {
 	for off := 0; off < len(base); off += pageSize {
-		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(off), Base: base[off : off+pageSize], Next: next[off : off+pageSize]})
+		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(off), Base: base[off : off+pageSize],
+			Next: next[off : off+pageSize]})
 	}
 	return patches
 }
@@ -58,8 +59,8 @@ func TestPatchUploads(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestPatchFails has the driver calls of a few rounds fail: when the error is returned nothing is on its way, and the next call is
-// as good as ever.
+// TestPatchFails has the driver calls of a few rounds fail: when the error is returned nothing is on its way, and the
+// next call is as good as ever.
 func TestPatchFails(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	m, err := d.Alloc(16 << 20)
@@ -67,7 +68,8 @@ func TestPatchFails(t *testing.T) {
 	base, next := make([]byte, 2500*pageSize), make([]byte, 2500*pageSize)
 	noise(base, 1)
 	noise(next, 2)
-	for call, times := range map[string]int{"cuMemcpyHtoDAsync": 5, "cuLaunchKernel": 5, "cuEventRecord": 6, "cuEventQuery": 3} {
+	for call, times := range map[string]int{"cuMemcpyHtoDAsync": 5, "cuLaunchKernel": 5, "cuEventRecord": 6,
+		"cuEventQuery": 3} {
 		for after := range times {
 			require.NoError(t, d.CopyIn(t.Context(), []gpubackend.Copy{{Mem: m, Host: base}}))
 			g.mu.Lock()

@@ -134,15 +134,16 @@ func (m *memory) openTo(d *device) error {
 	return nil
 }
 
-// runPeer copies. It runs in the lane and returns when nothing is on its way any more, whatever the error. Both sides are
-// memory that the caller keeps from being freed.
+// runPeer copies. It runs in the lane and returns when nothing is on its way any more, whatever the error. Both sides
+// are memory that the caller keeps from being freed.
 func (c *copier) runPeer(ctx context.Context, moves []peerMove) (err error) {
 	drv, queued := c.lane.drv, int64(0)
 	for i, m := range moves {
 		if err = ctx.Err(); err != nil {
 			break
 		}
-		if err = drv.check("cuMemcpyDtoDAsync", drv.memcpyDtoDAsync(m.to, m.base, uintptr(m.n), c.lane.stream)); err != nil {
+		if err = drv.check("cuMemcpyDtoDAsync", drv.memcpyDtoDAsync(m.to, m.base, uintptr(m.n),
+			c.lane.stream)); err != nil {
 			break
 		}
 		if queued += m.n; queued >= peerSize || i == len(moves)-1 {

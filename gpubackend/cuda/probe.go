@@ -83,7 +83,8 @@ func (d *driver) inspect(device deviceHandle) (Found, error) {
 		return f, err
 	}
 	if f.Major*10+f.Minor < 75 {
-		return f, fmt.Errorf("%s has compute capability %d.%d, and 7.5 (Turing) or later is needed", f.Name, major, minor)
+		return f, fmt.Errorf("%s has compute capability %d.%d, and 7.5 (Turing) or later is needed", f.Name, major,
+			minor)
 	}
 	mode, err := d.attribute(device, attrComputeMode)
 	if err != nil {

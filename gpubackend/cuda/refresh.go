@@ -43,8 +43,8 @@ func (d *device) splitKnown(patches []gpubackend.Patch) (with []known, without [
 	return with, without
 }
 
-// refreshAll does the patches, a round at a time, in a job of the worker's lane, and returns those of pages that have another
-// digest. When it returns nothing is on its way, whatever the error.
+// refreshAll does the patches, a round at a time, in a job of the worker's lane, and returns those of pages that have
+// another digest. When it returns nothing is on its way, whatever the error.
 func (w *worker) refreshAll(ctx context.Context, work []known) (refused []gpubackend.Patch, err error) {
 	for len(work) > 0 {
 		if err := ctx.Err(); err != nil {

@@ -44,7 +44,8 @@ const (
 // must be started again, or that the device is gone.
 func (r result) lost() bool {
 	switch r {
-	case deinitialized, deviceUnavailable, eccUncorrectable, nvlinkUncorrected, contained, illegalAddress, launchTimeout,
+	case deinitialized, deviceUnavailable, eccUncorrectable, nvlinkUncorrected, contained, illegalAddress,
+		launchTimeout,
 		contextDestroyed, assertFailed, stackError, illegalInstruction, misalignedAddress, invalidSpace, invalidPC,
 		launchFailed, unknown:
 		return true

@@ -9,18 +9,20 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// Copy engines take more than a microsecond for each piece, however small. Many scattered pages are therefore copied side by
-// side, in one piece, between the host and memory of the worker, and a page kernel scatters or gathers them there. That
-// is not for a GPU on which other programs' kernels run: there a page kernel waits for its time slice, and copy engines do not.
+// Copy engines take more than a microsecond for each piece, however small. Many scattered pages are therefore copied
+// side by side, in one piece, between the host and memory of the worker, and a page kernel scatters or gathers them
+// there. That is not for a GPU on which other programs' kernels run: there a page kernel waits for its time slice, and
+// copy engines do not.
 const (
-	// leastScatter is the number of pieces from which kernels are faster, mostScattered the bytes of a piece up to which.
+	// leastScatter is the number of pieces from which kernels are faster, mostScattered the bytes of a piece up to
+	// which.
 	leastScatter  = 64
 	mostScattered = 4 * pageSize
 	// roundScatter is the number of pages of one round: with their addresses they fit upSize.
 	roundScatter = upSize / (pageSize + 8)
 	pagesAt      = upSize - roundScatter*pageSize
-	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for others, and
-	// longer than the copy engines would have taken. They do the copies of the time after it.
+	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for
+	// others, and longer than the copy engines would have taken. They do the copies of the time after it.
 	slowRound = 2 * time.Millisecond
 	slowPage  = 4 * time.Microsecond
 	slowFor   = 100 * time.Millisecond
@@ -37,7 +39,8 @@ var epoch = time.Now()
 func (s *slowness) is() bool              { return time.Since(epoch) < time.Duration(s.until.Load()) }
 func (s *slowness) lasts(d time.Duration) { s.until.Store(int64(time.Since(epoch) + d)) }
 
-// splitScattered splits pieces into those that page kernels copy, small ones of whole pages where there are many, and others.
+// splitScattered splits pieces into those that page kernels copy, small ones of whole pages where there are many, and
+// others.
 func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) {
 	fits := func(p *gpubackend.Copy) bool {
 		return p.Off%pageSize == 0 && len(p.Host)%pageSize == 0 && len(p.Host) <= mostScattered
@@ -64,7 +67,8 @@ func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) 
 	return small, others
 }
 
-// scatterPieces copies pieces by page kernels, and returns what is left to the copy engines since they are the better choice.
+// scatterPieces copies pieces by page kernels, and returns what is left to the copy engines since they are the better
+// choice.
 func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, toHost bool) (left []move, err error) {
 	n := 0
 	for _, p := range pieces {
@@ -76,7 +80,8 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 		pinned, direct := look.holds(p.Host)
 		m := p.Mem.(*memory)
 		for off := 0; off < len(p.Host); off += pageSize {
-			pages = append(pages, move{mem: m, dev: m.base + address(p.Off) + address(off), host: p.Host[off : off+pageSize], direct: direct, pinned: pinned})
+			pages = append(pages, move{mem: m, dev: m.base + address(p.Off) + address(off),
+				host: p.Host[off : off+pageSize], direct: direct, pinned: pinned})
 		}
 	}
 	if d.worker.slow.is() {
@@ -93,7 +98,8 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 
 // inRounds has the worker copy pages, so many at a time, in its lane. It returns those that are left once its kernels
 // have to wait for others.
-func inRounds[P any](ctx context.Context, w *worker, pages []P, most int, round func(some []P) error) (left []P, err error) {
+func inRounds[P any](ctx context.Context, w *worker, pages []P, most int,
+	round func(some []P) error) (left []P, err error) {
 	for len(pages) > 0 && !w.slow.is() {
 		if err := ctx.Err(); err != nil {
 			return pages, err
@@ -171,8 +177,8 @@ func (w *worker) stage(from int, pages []move, out bool) {
 	})
 }
 
-// between queues the copies between the host and the worker's memory of the device, where the pages are side by side from `there` on. Those
-// that are so in the host's memory too are one copy, unless it would reach over two allocations.
+// between queues the copies between the host and the worker's memory of the device, where the pages are side by side
+// from `there` on. Those that are so in the host's memory too are one copy, unless it would reach over two allocations.
 func (w *worker) between(there int, pages []move, toHost bool) error {
 	drv := w.lane.drv
 	at := func(i int) address {
@@ -205,8 +211,8 @@ func (w *worker) between(there int, pages []move, toHost bool) error {
 // roundPeer is the number of pages of one round from memory to memory: with two addresses for each they fit upSize.
 const roundPeer = min(roundScatter, pagesAt/16)
 
-// splitPeer splits moves into those that page kernels do, small ones of whole pages where there are many, and others. The kernels
-// access 16 bytes at a time.
+// splitPeer splits moves into those that page kernels do, small ones of whole pages where there are many, and others.
+// The kernels access 16 bytes at a time.
 func splitPeer(moves []peerMove) (small, others []peerMove) {
 	for _, m := range moves {
 		if m.n%pageSize == 0 && m.n <= mostScattered && (m.to|m.base)%16 == 0 {
@@ -221,8 +227,8 @@ func splitPeer(moves []peerMove) (small, others []peerMove) {
 	return small, others
 }
 
-// scatterPeer copies pages from memory that this GPU can address by page kernels: one gathers them side by side, and one
-// scatters them from there. It returns what is left to the copy engines.
+// scatterPeer copies pages from memory that this GPU can address by page kernels: one gathers them side by side, and
+// one scatters them from there. It returns what is left to the copy engines.
 func (d *device) scatterPeer(ctx context.Context, moves []peerMove) (left []peerMove, err error) {
 	if d.worker.slow.is() {
 		return moves, nil

@@ -13,7 +13,8 @@ import (
 // everyOther are pieces of n pages, each in a page of its own of m with one between them.
 func everyOther(m gpubackend.Memory, host []byte) (pieces []gpubackend.Copy) {
 	for i := range len(host) / pageSize {
-		pieces = append(pieces, gpubackend.Copy{Mem: m, Off: int64(2 * i * pageSize), Host: host[i*pageSize : (i+1)*pageSize]})
+		pieces = append(pieces, gpubackend.Copy{Mem: m, Off: int64(2 * i * pageSize),
+			Host: host[i*pageSize : (i+1)*pageSize]})
 	}
 	return pieces
 }
@@ -129,8 +130,8 @@ func TestScatterOfNeighbours(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestScatterFails has each driver call of a round fail: when the error is returned nothing uses the caller's memory any more,
-// and the next call is as good as ever.
+// TestScatterFails has each driver call of a round fail: when the error is returned nothing uses the caller's memory
+// any more, and the next call is as good as ever.
 func TestScatterFails(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	d.worker.slow.patience = time.Hour
@@ -150,8 +151,10 @@ func TestScatterFails(t *testing.T) {
 			after  int
 			toHost bool
 		}{
-			{"cuMemcpyHtoDAsync", 0, false}, {"cuMemcpyHtoDAsync", 1, false}, {"cuLaunchKernel", 0, false}, {"cuEventRecord", 0, false}, {"cuEventQuery", 0, false},
-			{"cuMemcpyHtoDAsync", 0, true}, {"cuLaunchKernel", 0, true}, {"cuMemcpyDtoHAsync", 0, true}, {"cuEventRecord", 0, true}, {"cuEventQuery", 1, true},
+			{"cuMemcpyHtoDAsync", 0, false}, {"cuMemcpyHtoDAsync", 1, false}, {"cuLaunchKernel", 0, false},
+			{"cuEventRecord", 0, false}, {"cuEventQuery", 0, false},
+			{"cuMemcpyHtoDAsync", 0, true}, {"cuLaunchKernel", 0, true}, {"cuMemcpyDtoHAsync", 0, true},
+			{"cuEventRecord", 0, true}, {"cuEventQuery", 1, true},
 		} {
 			g.mu.Lock()
 			g.fail[x.call], g.after[x.call] = invalidValue, x.after

@@ -25,12 +25,12 @@ const (
 	blocksPerSM  = 8
 )
 
-// runSize is the bytes of a run as the kernels take it: pages side by side in memory, by the address of the first and its
-// number in the round.
+// runSize is the bytes of a run as the kernels take it: pages side by side in memory, by the address of the first and
+// its number in the round.
 const runSize = 16
 
-// worker runs the page kernels, in jobs of its lane. It owns a module, memory of the device and page-locked memory of the
-// same layout: first what goes up, then what comes down, then the key.
+// worker runs the page kernels, in jobs of its lane. It owns a module, memory of the device and page-locked memory of
+// the same layout: first what goes up, then what comes down, then the key.
 type worker struct {
 	lane     *lane
 	module   moduleHandle
@@ -103,7 +103,8 @@ func (w *worker) load(ptx []byte) error {
 	for _, f := range []struct {
 		name     string
 		function *functionHandle
-	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch}, {"gaiafs_scatter\x00", &w.scatter}, {"gaiafs_gather\x00", &w.gather}, {"gaiafs_refresh\x00", &w.refresh}} {
+	}{{"gaiafs_digests\x00", &w.digests}, {"gaiafs_modified\x00", &w.modified}, {"gaiafs_patch\x00", &w.patch},
+		{"gaiafs_scatter\x00", &w.scatter}, {"gaiafs_gather\x00", &w.gather}, {"gaiafs_refresh\x00", &w.refresh}} {
 		name := []byte(f.name)
 		if err := drv.check("cuModuleGetFunction", drv.moduleGetFunction(f.function, w.module, &name[0])); err != nil {
 			return err
@@ -137,12 +138,14 @@ func (w *worker) free() error {
 // must not be touched until the lane has synchronised.
 func (w *worker) up(off, n int) error {
 	drv := w.lane.drv
-	return drv.check("cuMemcpyHtoDAsync", drv.memcpyHtoDAsync(w.dev+address(off), w.host.at(off), uintptr(n), w.lane.stream))
+	return drv.check("cuMemcpyHtoDAsync", drv.memcpyHtoDAsync(w.dev+address(off), w.host.at(off), uintptr(n),
+		w.lane.stream))
 }
 
 func (w *worker) down(off, n int) error {
 	drv := w.lane.drv
-	return drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(w.host.at(off), w.dev+address(off), uintptr(n), w.lane.stream))
+	return drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(w.host.at(off), w.dev+address(off), uintptr(n),
+		w.lane.stream))
 }
 
 // launch queues a kernel, all of whose parameters are words.
@@ -152,15 +155,16 @@ func (w *worker) launch(f functionHandle, blocks uint32, words ...uint64) error 
 		params[i] = unsafe.Pointer(&words[i])
 	}
 	drv := w.lane.drv
-	err := drv.check("cuLaunchKernel", drv.launchKernel(f, blocks, 1, 1, blockThreads, 1, 1, 0, w.lane.stream, &params[0], nil))
+	err := drv.check("cuLaunchKernel", drv.launchKernel(f, blocks, 1, 1, blockThreads, 1, 1, 0, w.lane.stream,
+		&params[0], nil))
 	// The driver has copied the words when the call returns.
 	runtime.KeepAlive(words)
 	runtime.KeepAlive(params)
 	return err
 }
 
-// finish waits for what was queued, of which err is the error so far. In any case the page-locked memory is the worker's
-// again after it.
+// finish waits for what was queued, of which err is the error so far. In any case the page-locked memory is the
+// worker's again after it.
 func (w *worker) finish(err error) error {
 	if err == nil {
 		err = w.lane.sync(w.event)

@@ -175,7 +175,8 @@ func (d *device) letGoLocked() {
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+			d.info.Granularity)
 	}
 	if err := d.reserve(size); err != nil {
 		return nil, err
@@ -190,7 +191,8 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 
 func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size, d.info.Granularity)
+		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+			d.info.Granularity)
 	}
 	if err := d.count(); err != nil {
 		return nil, err

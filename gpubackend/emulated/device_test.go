@@ -176,7 +176,8 @@ func TestExportsAreSealed(t *testing.T) {
 	require.NoError(t, d.CopyIn(t.Context(), []gpubackend.Copy{{Mem: m, Host: fill}}))
 	_, err = unix.Pwrite(int(ro.Fd()), []byte{2}, 0)
 	require.ErrorIs(t, err, unix.EBADF)
-	require.ErrorIs(t, unix.Fallocate(int(ro.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, page.Size), unix.EBADF)
+	require.ErrorIs(t, unix.Fallocate(int(ro.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, page.Size),
+		unix.EBADF)
 	_, err = unix.Mmap(int(ro.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.ErrorIs(t, err, unix.EACCES)
 
@@ -222,7 +223,8 @@ func TestPoison(t *testing.T) {
 	view, err := unix.Mmap(int(rw.Fd()), 0, 2<<20, unix.PROT_READ, unix.MAP_SHARED)
 	require.NoError(t, err)
 	require.NoError(t, m.Free())
-	require.Equal(t, bytes.Repeat([]byte{0xdb}, len(got)), append([]byte{}, view...), "an importer that is late sees it")
+	require.Equal(t, bytes.Repeat([]byte{0xdb}, len(got)), append([]byte{}, view...),
+		"an importer that is late sees it")
 	require.NoError(t, unix.Munmap(view))
 
 	for _, n := range []int{5000, 20 << 20} { // kept for the next caller, and not

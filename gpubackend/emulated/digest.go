@@ -35,9 +35,10 @@ type stretch struct {
 	modified []page.Range
 }
 
-// appendHole appends the pages [from, to) of a scan that the memfd has nothing of: they are zeros, and looking at them would fill
-// them with zeros.
-func appendHole(stretches []stretch, scan int, agreed []gpubackend.Digest, from, to int, zero gpubackend.Digest) []stretch {
+// appendHole appends the pages [from, to) of a scan that the memfd has nothing of: they are zeros, and looking at them
+// would fill them with zeros.
+func appendHole(stretches []stretch, scan int, agreed []gpubackend.Digest, from, to int,
+	zero gpubackend.Digest) []stretch {
 	if from == to {
 		return stretches
 	}
@@ -60,7 +61,8 @@ func (m *memory) eachData(off int64, n int, fn func(from, to int)) {
 		from, to := at, end
 		if n > fewPages {
 			var err error
-			if from, err = unix.Seek(int(m.file.Fd()), at, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) || err == nil && from >= end {
+			if from, err = unix.Seek(int(m.file.Fd()), at, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) || err == nil &&
+				from >= end {
 				return
 			}
 			if err == nil {

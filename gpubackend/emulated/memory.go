@@ -56,8 +56,8 @@ func newMemory(d *device, size int64, host bool) (*memory, error) {
 	return &memory{dev: d, size: size, host: host, data: data, file: os.NewFile(uintptr(fd), "memfd:gaiafs")}, nil
 }
 
-// createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)), and Linux
-// before 6.3 knows no such thing.
+// createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)), and
+// Linux before 6.3 knows no such thing.
 func createMemfd(name string) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
@@ -94,7 +94,8 @@ func mapMemfd(fd int, size int64) ([]byte, error) {
 // hostError is ErrNoMemory where the host has no memory or descriptor left.
 func hostError(what string, err error) error {
 	switch {
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOSPC):
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE),
+		errors.Is(err, unix.ENOSPC):
 		return fmt.Errorf("%w: %s: %w", gpubackend.ErrNoMemory, what, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
@@ -116,7 +117,8 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	return m.exportLocked(&m.readOnly, unix.O_RDONLY)
 }
 
-// exportLocked opens the memfd again, unless it has: a duplicate would share its access mode, and could not be told from it (heldBy).
+// exportLocked opens the memfd again, unless it has: a duplicate would share its access mode, and could not be told
+// from it (heldBy).
 func (m *memory) exportLocked(at **os.File, mode int) (*os.File, error) {
 	if *at == nil {
 		fd, err := reopen(m.file, mode)
@@ -155,9 +157,10 @@ func reopen(file *os.File, mode int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), mode|unix.O_CLOEXEC, 0)
 }
 
-// heldByOthers reports whether somebody has a memfd open by what reopen returned, or mapped. The kernel knows: it grants a lease for
-// writing (fcntl(2)) only to who is alone in having a file open, and a mapping keeps the file open that it was made with. It does
-// not count the descriptor that memfd_create returned, and mappings made with it. known is false where there are no leases.
+// heldByOthers reports whether somebody has a memfd open by what reopen returned, or mapped. The kernel knows: it
+// grants a lease for writing (fcntl(2)) only to who is alone in having a file open, and a mapping keeps the file open
+// that it was made with. It does not count the descriptor that memfd_create returned, and mappings made with it. known
+// is false where there are no leases.
 func heldByOthers(file *os.File) (held, known bool) {
 	fd, err := reopen(file, unix.O_RDONLY)
 	if err != nil {

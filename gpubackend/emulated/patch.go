@@ -15,7 +15,8 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	done, err := d.use(len(patches), func(i int) (*memory, error) {
 		p := &patches[i]
 		if len(p.Base) != page.Size || len(p.Next) != page.Size {
-			return nil, fmt.Errorf("%w: patch of a page from %d to %d bytes", gpubackend.ErrRange, len(p.Base), len(p.Next))
+			return nil, fmt.Errorf("%w: patch of a page from %d to %d bytes", gpubackend.ErrRange, len(p.Base),
+				len(p.Next))
 		}
 		return d.ownPages(p.Mem, p.Off, 1)
 	})

@@ -18,8 +18,8 @@ import (
 )
 
 // BenchmarkModified finds the modified pages of 1 GiB of which 1 % are modified, and beside it, in turns, compares the
-// same memory with a copy by memcmp (bytes.Equal, a page at a time) on as many cores. It reports the medians of both and
-// their ratio, which must stay below 1.5.
+// same memory with a copy by memcmp (bytes.Equal, a page at a time) on as many cores. It reports the medians of both
+// and their ratio, which must stay below 1.5.
 func BenchmarkModified(b *testing.B) {
 	const size = 1 << 30
 	const pages = size / page.Size

@@ -58,7 +58,8 @@ func TestBundle(t *testing.T) {
 		parts = cut(parts, part{make([]byte, pieceSize/3), make([]byte, pieceSize/3)})
 	}
 	parts = cut(parts, part{})
-	require.Equal(t, []int{1, 2, 6, 7}, bundle(parts), "pieces of at most pieceSize, and no more of them than that takes")
+	require.Equal(t, []int{1, 2, 6,
+		7}, bundle(parts), "pieces of at most pieceSize, and no more of them than that takes")
 	require.Empty(t, bundle(nil))
 }
 

@@ -32,7 +32,8 @@ const (
 
 func (o Op) String() string {
 	return [...]string{
-		"Alloc", "AllocHost", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer", "Export",
+		"Alloc", "AllocHost", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer",
+		"Export",
 		"Free",
 	}[o]
 }
@@ -263,8 +264,8 @@ func (d *Device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	return d.inner.Patch(ctx, inner)
 }
 
-// Inner returns the device that is wrapped, and what mem is to it. What a program does with its memory goes there: faults and
-// gates are for whoever has the Device.
+// Inner returns the device that is wrapped, and what mem is to it. What a program does with its memory goes there:
+// faults and gates are for whoever has the Device.
 func (d *Device) Inner(mem gpubackend.Memory) (gpubackend.Device, gpubackend.Memory) {
 	return d.inner, d.unwrap(mem)
 }

@@ -3,8 +3,8 @@
 // # Model
 //
 // A Device passes every call on to the device it wraps, but for those that a test asked to be otherwise: the n-th call
-// of an Op fails, calls of an Op wait behind a Gate or take longer, or the device is lost. A call that fails has not reached the
-// wrapped device.
+// of an Op fails, calls of an Op wait behind a Gate or take longer, or the device is lost. A call that fails has not
+// reached the wrapped device.
 //
 // # Ownership
 //

@@ -61,12 +61,14 @@ var rules = []rule{
 	{"lrc", []string{"versions", "internal/page", "golang.org/x/sys/cpu"}, false},
 	{"gpubackend", []string{"internal/page", sys, purego}, false},
 	{"prefetch", []string{"internal/page", "internal/choices"}, false},
-	{"pagecache", []string{"pagecache/live", "lrc", "versions", "gpubackend", "prefetch", "prefetch/trace", "internal/page", "internal/cost", humanize, sys, sync}, false},
-	// The rooms of pagecache know neither its other rooms nor the rules that it carries out, but that all transfers pass
-	// the mover.
+	{"pagecache", []string{"pagecache/live", "lrc", "versions", "gpubackend", "prefetch", "prefetch/trace",
+		"internal/page", "internal/cost", humanize, sys, sync}, false},
+	// The rooms of pagecache know neither its other rooms nor the rules that it carries out, but that all transfers
+	// pass the mover.
 	{"pagecache/live", nil, false},
 	{"pagecache/mover", []string{"internal/page", "internal/cost", "gpubackend", "pagecache/live"}, false},
-	{"pagecache/cleanread", []string{"pagecache/mover", "gpubackend", "prefetch", "internal/page", "internal/cost", ristretto, sys}, false},
+	{"pagecache/cleanread", []string{"pagecache/mover", "gpubackend", "prefetch", "internal/page", "internal/cost",
+		ristretto, sys}, false},
 	{"pagecache/mover/schedule", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page", "internal/choices"}, false},
@@ -76,14 +78,18 @@ var rules = []rule{
 	{"fs", []string{"pagecache", "pagecache/live", "internal/page", fuse, sys, sync}, false},
 	{"control", []string{"pagecache", "pagecache/live", "pagecache/view", "internal/page", sys, sync}, false},
 	// Tests of sessions need memory that clients can map.
-	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated", "internal/page", sys}, true},
+	{"control/controltest", []string{"control", "pagecache", "pagecache/view", "gpubackend", "gpubackend/emulated",
+		"internal/page", sys}, true},
 	{"client", []string{sys, purego}, false},
-	{"cmd/gaiafs", []string{"fs", "pagecache", "pagecache/live", "control", "gpubackend", "gpubackend/emulated", "gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy", "pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml, humanize, systemd, sys}, false},
+	{"cmd/gaiafs", []string{"fs", "pagecache", "pagecache/live", "control", "gpubackend", "gpubackend/emulated",
+		"gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy",
+		"pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml,
+		humanize, systemd, sys}, false},
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
-	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is part
-	// of. Loopback is what it compares with.
+	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is
+	// part of. Loopback is what it compares with.
 	{"bench", []string{"client/go", "internal/page", "internal/rundir", sys, humanize}, false},
 	{"bench/rows", []string{sys}, false},
 	// What GPU programs do besides mapping, it does by itself.
@@ -97,9 +103,13 @@ var rules = []rule{
 	{"internal/fakecuda", []string{testify}, true},
 	{"internal/testdevice", []string{"gpubackend", "gpubackend/emulated", "gpubackend/cuda"}, true},
 	{"internal/hungfs", []string{fuse, testify, sys}, true},
-	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated", "gpubackend/faulty", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys}, true},
-	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model", "internal/testdevice", "internal/testmount", porcupine, testify, rapid, sys}, true},
-	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify, sys}, true},
+	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated",
+		"gpubackend/faulty", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys},
+		true},
+	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model",
+		"internal/testdevice", "internal/testmount", porcupine, testify, rapid, sys}, true},
+	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify,
+		sys}, true},
 }
 
 // forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it
@@ -107,10 +117,12 @@ var rules = []rule{
 var forTests = []string{testify, rapid, goleak, "go.yaml.in/yaml/v3"}
 
 // keepPure are folders whose tests may reach nothing that does I/O either.
-var keepPure = []string{"internal/page", "internal/choices", "internal/cost", "versions", "lrc", "prefetch", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
+var keepPure = []string{"internal/page", "internal/choices", "internal/cost", "versions", "lrc", "prefetch",
+	"pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
 
 // pure are what such a test may import of gaiafs.
-var pure = []string{"internal/page", "internal/choices", "internal/cost", "internal/model", "versions", "lrc", "prefetch"}
+var pure = []string{"internal/page", "internal/choices", "internal/cost", "internal/model", "versions", "lrc",
+	"prefetch"}
 
 // pkg is what the test needs of go list -json.
 type pkg struct {
@@ -124,7 +136,8 @@ type pkg struct {
 // list runs go list on the module for one operating system, and without cgo, as the binary is built.
 func list(t *testing.T, tags string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Standard,Imports,TestImports,XTestImports", "-tags="+tags, module+"/...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Standard,Imports,TestImports,XTestImports", "-tags="+tags,
+		module+"/...")
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	cmd.Dir = root
@@ -253,7 +266,8 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	require.Empty(t, forbidden("cmd/gaiafs", ours("cmd/gaiafs/demo"), false))
 	require.NotEmpty(t, forbidden("pagecache", []string{"github.com/stretchr/testify/require"}, false))
 	require.Empty(t, forbidden("client/go", ours("control"), true))
-	require.Empty(t, forbidden("fs", []string{"github.com/hanwen/go-fuse/v2/fuse", "os", "golang.org/x/sys/unix"}, false))
+	require.Empty(t, forbidden("fs", []string{"github.com/hanwen/go-fuse/v2/fuse", "os", "golang.org/x/sys/unix"},
+		false))
 	require.Empty(t, forbidden("gpubackend/emulated", ours("gpubackend"), false))
 	require.Empty(t, forbidden("lrc", append(ours("internal/model"), "pgregory.net/rapid"), true))
 }

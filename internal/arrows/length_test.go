@@ -16,11 +16,13 @@ const longest = 59
 
 // rooms are the folders, from the root, of which functions stay short.
 var rooms = []string{
-	"lrc", "pagecache", "pagecache/residency", "pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover",
+	"lrc", "pagecache", "pagecache/residency", "pagecache/residency/policy", "pagecache/residency/tenants",
+	"pagecache/mover",
 	"pagecache/mover/schedule", "pagecache/cleanread", "pagecache/view",
 }
 
-// TestFunctionsAreShort fails where a function of the rooms is longer than can be read at a glance: split it by meaning.
+// TestFunctionsAreShort fails where a function of the rooms is longer than can be read at a glance: split it by
+// meaning.
 func TestFunctionsAreShort(t *testing.T) {
 	for _, room := range rooms {
 		files, err := filepath.Glob(filepath.Join("..", "..", filepath.FromSlash(room), "*.go"))
@@ -43,7 +45,8 @@ func requireShort(t *testing.T, path string) {
 		if f, ok := d.(*ast.FuncDecl); ok {
 			from, to := set.Position(f.Pos()), set.Position(f.End())
 			if n := to.Line - from.Line + 1; n > longest {
-				t.Errorf("%s:%d: %s has %d lines, and %d are allowed", from.Filename, from.Line, f.Name.Name, n, longest)
+				t.Errorf("%s:%d: %s has %d lines, and %d are allowed", from.Filename, from.Line, f.Name.Name, n,
+					longest)
 			}
 		}
 	}

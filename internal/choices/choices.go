@@ -1,5 +1,5 @@
-// Package choices is tables of things that people choose by name: what they are called, what is said of them, and the thing
-// itself. It imports nothing of gaiafs.
+// Package choices is tables of things that people choose by name: what they are called, what is said of them, and the
+// thing itself. It imports nothing of gaiafs.
 package choices
 
 import (

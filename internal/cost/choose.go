@@ -5,9 +5,9 @@ import "time"
 // worthSplitting is by how much a read from two places at once must be faster than one from the faster of them.
 const worthSplitting = 0.8
 
-// Split says how a read of n bytes is divided between a, which has all or the first most of them, and b, which has them all:
-// a gives as many bytes from the beginning as are returned, a multiple of grain, and b the rest, at the same time. took is how long that
-// is thought to take. Only a read that is alone is divided. A place that is stuck is left out.
+// Split says how a read of n bytes is divided between a, which has all or the first most of them, and b, which has them
+// all: a gives as many bytes from the beginning as are returned, a multiple of grain, and b the rest, at the same time.
+// took is how long that is thought to take. Only a read that is alone is divided. A place that is stuck is left out.
 func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration) {
 	most = min(most, n)
 	if most < n {

@@ -35,7 +35,8 @@ func (p *place) takes(rnd *rand.Rand, n int64) time.Duration {
 
 func sizes(rnd *rand.Rand) int64 { return 4096 << rnd.IntN(9) }
 
-// TestConverges: latency and bandwidth are found from reads of different sizes, noise or not, whatever was thought before.
+// TestConverges: latency and bandwidth are found from reads of different sizes, noise or not, whatever was thought
+// before.
 func TestConverges(t *testing.T) {
 	for _, want := range []place{
 		{latency: 10 * time.Microsecond, bandwidth: 20e9},
@@ -118,8 +119,8 @@ func TestIdleSide(t *testing.T) {
 	require.Equal(t, [2]int{32, 32}, of)
 }
 
-// TestSplit: a large read is divided so that both places end at once, a small one is not, and one between places that are not
-// alike is left to the faster.
+// TestSplit: a large read is divided so that both places end at once, a small one is not, and one between places that
+// are not alike is left to the faster.
 func TestSplit(t *testing.T) {
 	a, b := NewSource(20*time.Microsecond, 3e9), NewSource(100*time.Microsecond, 1.5e9)
 	from, took := Split(a, b, 1<<20, 1<<20, 4096)

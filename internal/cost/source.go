@@ -5,8 +5,8 @@ import "time"
 const (
 	// unit is the bytes of a read of which latency and bandwidth are corrected by equal parts.
 	unit = 64 << 10
-	// gain is the part of an error that is corrected at once, quickGain that of a read that took less than half as long as
-	// was thought: what has become faster is to be used soon.
+	// gain is the part of an error that is corrected at once, quickGain that of a read that took less than half as long
+	// as was thought: what has become faster is to be used soon.
 	gain, quickGain = 0.25, 0.5
 	// rateGain is the weight of the last read in Estimate.Rate.
 	rateGain = 1. / 16
@@ -15,7 +15,8 @@ const (
 	// least is the smallest latency, and what a unit takes at least, in nanoseconds.
 	least = 10
 
-	// A place is due some time after it was measured last: dueAfter, or dueTimes as long as a read of a unit takes there.
+	// A place is due some time after it was measured last: dueAfter, or dueTimes as long as a read of a unit takes
+	// there.
 	dueAfter = 20 * time.Millisecond
 	dueTimes = 20
 )
@@ -136,8 +137,8 @@ func (s *Source) Measured(now time.Time) { s.probing, s.measured = false, now }
 // Estimate is what a Source knows.
 type Estimate struct {
 	Latency time.Duration
-	// Bandwidth is in bytes per second, as far as the reads tell it apart from Latency. Rate is what the last reads came
-	// to, each with its latency; 0 where there were none.
+	// Bandwidth is in bytes per second, as far as the reads tell it apart from Latency. Rate is what the last reads
+	// came to, each with its latency; 0 where there were none.
 	Bandwidth, Rate float64
 	// Queued is the bytes under way, Reads the number of reads that were measured.
 	Queued, Reads int64

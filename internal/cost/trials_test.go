@@ -110,7 +110,8 @@ func randomScene(rnd *rand.Rand, jobs int) *scene {
 
 // run carries out reads, as many as are asked for and before them some to learn from, and returns how long those that
 // count took in all, and the part of them that came from the first place. choose says where a read is to come from.
-func (s *scene) run(seed uint64, reads int, choose func(sources *[2]*Source, n int64) int, ended func(n int64, took time.Duration)) (
+func (s *scene) run(seed uint64, reads int, choose func(sources *[2]*Source, n int64) int,
+	ended func(n int64, took time.Duration)) (
 	took time.Duration, first float64,
 ) {
 	rnd := rand.New(rand.NewPCG(seed, 1))

@@ -1,6 +1,6 @@
 // Package fakecuda builds a libcuda.so.1 for tests of programs that map device memory, so that they run without a GPU.
-// src/libcuda.c says what it can do and what the environment tells it. Programs find it by LD_LIBRARY_PATH, which must be set
-// before they start.
+// src/libcuda.c says what it can do and what the environment tells it. Programs find it by LD_LIBRARY_PATH, which must
+// be set before they start.
 package fakecuda
 
 import (
@@ -23,8 +23,8 @@ func UUID(ordinal int) (id [16]byte) {
 	return id
 }
 
-// Dir builds the library, with flags of the compiler such as -DOLD_DRIVER, and returns the folder that it is in. It skips the
-// test where there is no C compiler, and fails it where GAIAFS_REQUIRE_TOOLS is set.
+// Dir builds the library, with flags of the compiler such as -DOLD_DRIVER, and returns the folder that it is in. It
+// skips the test where there is no C compiler, and fails it where GAIAFS_REQUIRE_TOOLS is set.
 func Dir(t testing.TB, flags ...string) string {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
@@ -37,7 +37,8 @@ func Dir(t testing.TB, flags ...string) string {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "libcuda.c")
 	require.NoError(t, os.WriteFile(file, source, 0o600))
-	out, err := exec.Command(compiler, append(flags, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+	out, err := exec.Command(compiler, append(flags, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
+		"-shared", "-fPIC",
 		"-pthread", "-Wl,-soname,libcuda.so.1", "-o", filepath.Join(dir, "libcuda.so.1"), file)...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return dir

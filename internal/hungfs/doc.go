@@ -1,12 +1,12 @@
-// Package hungfs is a FUSE filesystem whose server stops answering when a test says so. Tests mount it below SOURCE, or as
-// SOURCE.
+// Package hungfs is a FUSE filesystem whose server stops answering when a test says so. Tests mount it below SOURCE, or
+// as SOURCE.
 //
 // # Model
 //
 // It shows another directory. The server is a process of its own, the test binary started again, so that a request that
 // hangs stops no thread of the test. Mount starts it. Hang names kinds of requests that get no answer from then on, and
-// Wait returns once such a request has arrived. Answer lets all of them go on. At the end of the test the server is killed,
-// upon which the kernel fails whatever still waits.
+// Wait returns once such a request has arrived. Answer lets all of them go on. At the end of the test the server is
+// killed, upon which the kernel fails whatever still waits.
 //
 // # What it does not do
 //

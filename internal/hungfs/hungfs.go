@@ -62,7 +62,8 @@ func Mount(t testing.TB, shown, mountpoint string) *Server {
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	// Should the test be killed, nobody else would end the server, and threads that wait for it would keep the test from ending.
+	// Should the test be killed, nobody else would end the server, and threads that wait for it would keep the test
+	// from ending.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	s := &Server{t: t, cmd: cmd, in: bufio.NewWriter(in)}
 	s.changed.L = &s.mu
@@ -98,8 +99,8 @@ func Mount(t testing.TB, shown, mountpoint string) *Server {
 // Kill ends the server. Requests that wait fail with ENOTCONN.
 func (s *Server) Kill() { s.end() }
 
-// Hang has requests of these kinds get no answer: lookup, getattr, setattr, open, read, write, flush, fsync, opendir, readdir,
-// unlink.
+// Hang has requests of these kinds get no answer: lookup, getattr, setattr, open, read, write, flush, fsync, opendir,
+// readdir, unlink.
 func (s *Server) Hang(kinds ...string) {
 	s.t.Helper()
 	s.tell("hang " + strings.Join(kinds, " "))

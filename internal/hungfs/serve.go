@@ -34,7 +34,8 @@ func serve(shown, mountpoint string) error {
 		answer:        make(chan struct{}),
 	}
 	server, err := fuse.NewServer(s, mountpoint, &fuse.MountOptions{
-		FsName: "hungfs", Name: "hungfs", DirectMountStrict: true, AllowOther: true, Options: []string{"default_permissions"},
+		FsName: "hungfs", Name: "hungfs", DirectMountStrict: true, AllowOther: true,
+		Options:              []string{"default_permissions"},
 		DisabledCapabilities: fuse.CAP_PASSTHROUGH, // reads and writes have to come by
 	})
 	if err != nil {

@@ -74,14 +74,16 @@ func TestLocksAreOnThePage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/dev/locks.md")
 	require.NoError(t, err)
 	named := make(map[string]bool)
-	for _, m := range regexp.MustCompile(`(?m)^ *([a-z]+\.[A-Za-z]+\.[A-Za-z]+) `).FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^ *([a-z]+\.[A-Za-z]+\.[A-Za-z]+) `).FindAllStringSubmatch(string(page),
+		-1) {
 		require.False(t, named[m[1]], "%s is on the page twice", m[1])
 		named[m[1]] = true
 	}
 	require.NotEmpty(t, named)
 	for _, folder := range locked {
 		require.NoError(t, filepath.WalkDir("../../"+folder, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "controltest") {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+				strings.Contains(path, "controltest") {
 				return err
 			}
 			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -90,7 +92,8 @@ func TestLocksAreOnThePage(t *testing.T) {
 			}
 			for _, name := range locks(file) {
 				if !named[name] {
-					t.Errorf("%s has the lock %s: say in docs/dev/locks.md when it is taken and what it protects", path, name)
+					t.Errorf("%s has the lock %s: say in docs/dev/locks.md when it is taken and what it protects", path,
+						name)
 				}
 				delete(named, name)
 			}

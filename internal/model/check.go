@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// ErrRefused is what a System returns for a step that it cannot carry out, as a filesystem that lacks an operation. Nothing
-// happened then.
+// ErrRefused is what a System returns for a step that it cannot carry out, as a filesystem that lacks an operation.
+// Nothing happened then.
 var ErrRefused = errors.New("refused")
 
 // System is what is compared with the Model.
@@ -44,8 +44,8 @@ type Run struct {
 	Program []Step
 	// Loose leaves the System free to collect and refresh when it likes: only the Oracle judges what is read.
 	Loose bool
-	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home, and what a
-	// client is shown of an extent that it maps another part of.
+	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home, and
+	// what a client is shown of an extent that it maps another part of.
 	EarlyFlush bool
 }
 
@@ -71,7 +71,8 @@ func (r *Run) Step(s Step) (done bool, err error) {
 }
 
 // StepDuring carries out s, and t in the midst of s where the System does something there that t could disturb. Nobody
-// can tell that from t after s. It reports false, and does nothing, unless both are Legal and t is a Store into one page.
+// can tell that from t after s. It reports false, and does nothing, unless both are Legal and t is a Store into one
+// page.
 func (r *Run) StepDuring(s, t Step) (done bool, err error) {
 	in, ok := r.System.(Interleaver)
 	if !ok || !r.Model.Legal(s) || !r.Model.Legal(t) || t.Op != Store || !s.Op.disturbable() {
@@ -215,7 +216,8 @@ func (r *Run) compare() error {
 			return err
 		}
 		for d := range r.Layout.Devices {
-			if err := same(fmt.Sprintf("device %d's page", d), at, in.Replica(d, p), r.Model.Replica(d, p)); err != nil {
+			if err := same(fmt.Sprintf("device %d's page", d), at, in.Replica(d, p),
+				r.Model.Replica(d, p)); err != nil {
 				return err
 			}
 		}
@@ -240,7 +242,8 @@ func same(what string, off int64, got, want []byte) error {
 		if got[i] != want[i] {
 			if n++; n <= 8 {
 				at := off + int64(i)
-				fmt.Fprintf(&b, "; byte %d of page %d is 0x%02x, want 0x%02x", at%PageSize, at/PageSize, got[i], want[i])
+				fmt.Fprintf(&b, "; byte %d of page %d is 0x%02x, want 0x%02x", at%PageSize, at/PageSize, got[i],
+					want[i])
 			}
 		}
 	}
@@ -269,18 +272,20 @@ func Check(l Layout, sys System, program []Step) error {
 	return nil
 }
 
-// Closing returns what ends every program: all releases return, all clients go, everything comes home, and the CPU reads
-// the whole file through its page cache and past it. Some of it may not be Legal.
+// Closing returns what ends every program: all releases return, all clients go, everything comes home, and the CPU
+// reads the whole file through its page cache and past it. Some of it may not be Legal.
 func (l Layout) Closing() (steps []Step) {
 	for c := l.CPUs; c < l.Clients(); c++ {
-		steps = append(steps, Step{Op: Finish, Client: Client(c)}, Step{Op: Unmap, Client: Client(c)}, Step{Op: Unview, Client: Client(c)})
+		steps = append(steps, Step{Op: Finish, Client: Client(c)}, Step{Op: Unmap, Client: Client(c)},
+			Step{Op: Unview, Client: Client(c)})
 	}
 	whole := int64(l.Pages) * PageSize
-	return append(steps, Step{Op: Read, Len: whole}, Step{Op: Fsync}, Step{Op: Read, Len: whole}, Step{Op: DirectRead, Len: whole})
+	return append(steps, Step{Op: Read, Len: whole}, Step{Op: Fsync}, Step{Op: Read, Len: whole},
+		Step{Op: DirectRead, Len: whole})
 }
 
-// Shrink returns a part of program that still fails, from which no step can be left out and in which no step can be made
-// simpler.
+// Shrink returns a part of program that still fails, from which no step can be left out and in which no step can be
+// made simpler.
 func Shrink(program []Step, fails func([]Step) bool) []Step {
 	for n := max(len(program)/2, 1); ; {
 		shrunk := false

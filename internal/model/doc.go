@@ -8,11 +8,11 @@
 // It shares no code with packages lrc and pagecache. Do carries out one Step and says what a read or load returns.
 //
 // A System is anything that carries out Steps. Check runs a program on a System and on the Model side by side and says
-// where they part. An Oracle knows nothing of homes, bases and versions: from the order of stores, releases and acquires
-// alone it says which values a read may return, so that a mistake that Model and System share is found too.
+// where they part. An Oracle knows nothing of homes, bases and versions: from the order of stores, releases and
+// acquires alone it says which values a read may return, so that a mistake that Model and System share is found too.
 //
-// The Model decides some steps exactly. Of others, which the design leaves to the moment when they are noticed (changes in
-// SOURCE directly) or which do not change bytes (times, names), only the Oracle judges: a Run that is Loose.
+// The Model decides some steps exactly. Of others, which the design leaves to the moment when they are noticed (changes
+// in SOURCE directly) or which do not change bytes (times, names), only the Oracle judges: a Run that is Loose.
 //
 // Steps are total: a Step that makes no sense at its time (a store of a client that maps nothing) is left out by Check.
 // So any part of a program is a program, which is what shrinking needs.

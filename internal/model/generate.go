@@ -20,8 +20,8 @@ type Source interface{ IntN(n int) int }
 // NewSource returns the Source of a seed.
 func NewSource(seed uint64) Source { return rand.New(rand.NewPCG(seed, 0x6761696166730a)) }
 
-// Random returns a random step, not necessarily one that is Legal. ops bounds it to some operations; nil allows all that
-// are Exact.
+// Random returns a random step, not necessarily one that is Legal. ops bounds it to some operations; nil allows all
+// that are Exact.
 func (l Layout) Random(r Source, ops func(Op) bool) Step {
 	var s Step
 	if ops == nil {

@@ -44,8 +44,9 @@ func (m *Model) mapRange(s Step) {
 	m.expose(s.Client)
 }
 
-// expose prepares what the client's device has of the file for being looked at as a whole, whatever the client maps of it: stale
-// bytes go, or become current where somebody else uses the page. Where the client may store, stores will be found.
+// expose prepares what the client's device has of the file for being looked at as a whole, whatever the client maps of
+// it: stale bytes go, or become current where somebody else uses the page. Where the client may store, stores will be
+// found.
 func (m *Model) expose(c Client) {
 	o := m.owner(c)
 	for p, pg := range m.pages {
@@ -73,7 +74,8 @@ func (m *Model) track(o owner, p int) {
 	case r == nil:
 		v := vector{}
 		v[o] = pg.released[o]
-		pg.replicas[o] = &replica{data: make([]byte, PageSize), base: make([]byte, PageSize), v: v, tracked: true, unfilled: true, hollow: true}
+		pg.replicas[o] = &replica{data: make([]byte, PageSize), base: make([]byte, PageSize), v: v, tracked: true,
+			unfilled: true, hollow: true}
 	case !r.tracked:
 		r.tracked = true
 		copy(r.base, pg.home)
@@ -275,8 +277,8 @@ func (m *Model) untrack() {
 	}
 }
 
-// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It may store
-// into others, but for zeros, which nobody would find.
+// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It
+// may store into others, but for zeros, which nobody would find.
 func (m *Model) reachable(s Step) bool {
 	mp := m.mappings[s.Client]
 	for p := int(s.Off / PageSize); int64(p)*PageSize < s.Off+s.Len; p++ {

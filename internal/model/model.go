@@ -29,8 +29,8 @@ type replica struct {
 	v          vector
 	// tracked says that programs may store into it.
 	tracked bool
-	// unfilled says that home's bytes were never brought here; hollow that the base is zeros besides, because nothing that
-	// programs stored came home either.
+	// unfilled says that home's bytes were never brought here; hollow that the base is zeros besides, because nothing
+	// that programs stored came home either.
 	unfilled, hollow bool
 }
 
@@ -84,7 +84,8 @@ type Model struct {
 
 // New returns a file of zeros that no device holds anything of.
 func New(l Layout) *Model {
-	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release), views: make(map[Client]Step)}
+	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release),
+		views: make(map[Client]Step)}
 	for range l.Pages {
 		m.pages = append(m.pages, &pageState{
 			home:     make([]byte, PageSize),
@@ -237,8 +238,8 @@ func (m *Model) each(off, n int64, fn func(p, from, to int, at int64)) {
 	}
 }
 
-// moveEnd is called before the file ends elsewhere in a page that it ends in, or will. Its replicas are zeroed from there
-// on. If one of them agrees with home, home moves on.
+// moveEnd is called before the file ends elsewhere in a page that it ends in, or will. Its replicas are zeroed from
+// there on. If one of them agrees with home, home moves on.
 func (m *Model) moveEnd(end int64) {
 	if end%PageSize == 0 {
 		return

@@ -21,7 +21,8 @@ func TestFormatRoundTrip(t *testing.T) {
 			require.Equal(t, s.Bytes(), back.Bytes())
 		}
 	})
-	for _, line := range []string{"", "gpu9a store 1+1", "cpu0 leap", "cpu0 read x+1", "cpu0 write 0+1 0xzz", "cpu0 read 1p+p"} {
+	for _, line := range []string{"", "gpu9a store 1+1", "cpu0 leap", "cpu0 read x+1", "cpu0 write 0+1 0xzz",
+		"cpu0 read 1p+p"} {
 		_, err := l.ParseStep(line)
 		require.Error(t, err, line)
 	}
@@ -65,26 +66,35 @@ func TestOracleAlone(t *testing.T) {
 		got        byte
 		allowed    bool
 	}{
-		{"an old value after a release", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 read 0+1", 0, false},
-		{"the released value", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 read 0+1", 1, true},
+		{"an old value after a release",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 read 0+1", 0, false},
+		{"the released value", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 read 0+1", 1,
+			true},
 		{"a value that is not released", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 read 0+1", 1, true},
 		{"an old value before a release", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 read 0+1", 0, true},
 		{"a value that nobody stored", "cpu0 read 0+1", 9, false},
 		{"a lost store of one's own", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a load 0+1", 0, false},
-		{"the other program's store", "gpu0a map 0+1p writable\ngpu0b map 0+1p\ngpu0a store 0+1 0x01\ngpu0b load 0+1", 0, false},
+		{"the other program's store", "gpu0a map 0+1p writable\ngpu0b map 0+1p\ngpu0a store 0+1 0x01\ngpu0b load 0+1",
+			0, false},
 		{"a stale load", "gpu0a map 0+1p\ncpu0 write 0+1 0x01\ngpu0a load 0+1", 0, true},
-		{"a stale load after an acquire", "gpu0a map 0+1p\ncpu0 write 0+1 0x01\ngpu0a acquire 0+1p\ngpu0a load 0+1", 0, false},
+		{"a stale load after an acquire", "gpu0a map 0+1p\ncpu0 write 0+1 0x01\ngpu0a acquire 0+1p\ngpu0a load 0+1", 0,
+			false},
 		{"what a hole took", "cpu0 write 0+1 0x01\ncpu0 punch 0+8\ncpu0 read 0+1", 1, false},
 		{"what a truncation took", "cpu0 write 0+1 0x01\ncpu0 truncate 0\ncpu0 truncate 8\ncpu0 read 0+1", 1, false},
 		{"either of two that overlap", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\ngpu0a release 0+1p\ncpu0 read 0+1", 2, true},
-		{"neither of two that overlap", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\ngpu0a release 0+1p\ncpu0 read 0+1", 0, false},
-		{"a release that has not returned", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a publish 0+1p\ncpu0 directread 0+1", 0, true},
+		{"neither of two that overlap",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\ngpu0a release 0+1p\ncpu0 read 0+1", 0,
+			false},
+		{"a release that has not returned",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a publish 0+1p\ncpu0 directread 0+1", 0, true},
 		{"a stale view", "gpu0a view 0+9 0x08\ncpu0 write 0+1 0x01\ngpu0a look 0+1 0x01", 0, false},
 		{"a view that was acquired", "gpu0a view 0+9 0x08\ncpu0 write 0+1 0x01\ngpu0a look 0+1 0x01", 1, true},
-		{"a view without what its device released", "gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
-			"gpu0b view 0+9 0x08\ngpu0a release 0+1p\ngpu0b look 0+1 0x01", 0, false},
-		{"a view without what its device stored", "gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
-			"gpu0a look 0+1 0x01", 0, true},
+		{"a view without what its device released",
+			"gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
+				"gpu0b view 0+9 0x08\ngpu0a release 0+1p\ngpu0b look 0+1 0x01", 0, false},
+		{"a view without what its device stored",
+			"gpu0a map 0+1p writable\ngpu0a view 0+9 0x08\ngpu0a store 0+1 0x01\n" +
+				"gpu0a look 0+1 0x01", 0, true},
 		{"what was past end of file in a view", "gpu0a view 4p999+9 0x08\ngpu0a look 1+1 0x01", 7, false},
 		{"a kill that released", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a kill\ncpu0 read 0+1", 0, false},
 	} {
@@ -148,7 +158,10 @@ func TestModelBreaksNoRule(t *testing.T) {
 		src := NewSource(seed)
 		r := NewRun(l, &system{Model: New(l)})
 		for len(r.Program) < 250 {
-			if _, err := r.Step(l.Random(src, func(o Op) bool { return o.Exact() || o == Group || o.OfViews() })); err != nil {
+			if _, err := r.Step(l.Random(src, func(o Op) bool {
+				return o.Exact() || o == Group ||
+					o.OfViews()
+			})); err != nil {
 				t.Fatalf("seed %d: %v\n%s", seed, err, l.FormatProgram(r.Program))
 			}
 		}

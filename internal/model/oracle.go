@@ -116,7 +116,8 @@ var spots = []int{0, 1, 7, 8, 9, 15, 16, 100, 1000, 1001, 2047, 2048, 4088, 4094
 
 // NewOracle returns the Oracle of a file of zeros.
 func NewOracle(l Layout) *Oracle {
-	o := &Oracle{layout: l, sizes: []int64{l.Size}, published: make(map[Client]map[int]clock), views: make(map[Client]Step)}
+	o := &Oracle{layout: l, sizes: []int64{l.Size}, published: make(map[Client]map[int]clock),
+		views: make(map[Client]Step)}
 	for range l.Pages {
 		pg := &oraclePage{released: o.clock(), touched: make(map[int]bool)}
 		for range o.source() + 1 {
@@ -237,8 +238,8 @@ func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
 	return err
 }
 
-// checkAt compares the bytes [from, to) of a page. A program on the CPU that sees that SOURCE made the file longer sees what
-// was added, too. What SOURCE made of these bytes since, it need not have noticed.
+// checkAt compares the bytes [from, to) of a page. A program on the CPU that sees that SOURCE made the file longer sees
+// what was added, too. What SOURCE made of these bytes since, it need not have noticed.
 func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error {
 	pg, start := o.pages[p], int64(p)*PageSize
 	list := pg.within(from, to)
@@ -265,8 +266,8 @@ func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error
 	return nil
 }
 
-// whenAdded is clock c for somebody who knows that SOURCE added the bytes of stores to the file: noticed, where it is not
-// known when it did.
+// whenAdded is clock c for somebody who knows that SOURCE added the bytes of stores to the file: noticed, where it is
+// not known when it did.
 func whenAdded(stores []*oracleStore, c, noticed clock) clock {
 	for i := len(stores) - 1; i >= 0; i-- {
 		if stores[i].firm {

@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// Event tells the Oracle of a step that was carried out, and what it returned. It fails if no order of events allows it.
+// Event tells the Oracle of a step that was carried out, and what it returned. It fails if no order of events allows
+// it.
 func (o *Oracle) Event(s Step, got []byte) error {
 	defer o.times.event(o, s)
 	switch {
@@ -90,7 +91,8 @@ func (o *Oracle) cpuEvent(s Step, got []byte) error {
 		o.growTo(s.Off + s.Len)
 		o.copyRange(s)
 	case Read, DirectRead, SeekRead, CopyOut:
-		if !slices.ContainsFunc(o.sizes, func(size int64) bool { return int64(len(got)) == max(min(s.Len, size-s.Off), 0) }) {
+		if !slices.ContainsFunc(o.sizes,
+			func(size int64) bool { return int64(len(got)) == max(min(s.Len, size-s.Off), 0) }) {
 			return fmt.Errorf("%d bytes were read of %d at %d; the size is %v", len(got), s.Len, s.Off, o.sizes)
 		}
 		return o.check(0, s.Off, got)
@@ -199,8 +201,8 @@ func (o *Oracle) collected() {
 	}
 }
 
-// synced notes that everything that programs on the CPU stored, and that devices released, is home. home is what home has, nil
-// where nobody looked.
+// synced notes that everything that programs on the CPU stored, and that devices released, is home. home is what home
+// has, nil where nobody looked.
 func (o *Oracle) synced(home []byte) error {
 	o.collected()
 	for _, pg := range o.pages {
@@ -232,8 +234,8 @@ func (o *Oracle) checkLoad(agent int, off int64, got []byte) error {
 	return nil
 }
 
-// checkPeek checks what a client finds in the whole of the memory that it got: nothing but zeros and bytes that it may read
-// in the file now.
+// checkPeek checks what a client finds in the whole of the memory that it got: nothing but zeros and bytes that it may
+// read in the file now.
 func (o *Oracle) checkPeek(agent int, got []byte) (err error) {
 	o.each(0, min(int64(len(got)), o.size()), func(p int, pg *oraclePage, from, to int) {
 		c := slices.Clone(pg.clocks[agent])

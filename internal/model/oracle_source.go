@@ -2,18 +2,18 @@ package model
 
 import "slices"
 
-// What somebody does in SOURCE directly, beside the mount, is known to programs on the CPU from the next open on, and to
-// devices from the next acquire on. Until then they may see it or not. A release does not tell programs on the CPU of what
-// the device knows of SOURCE.
+// What somebody does in SOURCE directly, beside the mount, is known to programs on the CPU from the next open on, and
+// to devices from the next acquire on. Until then they may see it or not. A release does not tell programs on the CPU
+// of what the device knows of SOURCE.
 //
-// A page of which the mount has bytes that are not home yet may go home as a whole, whatever SOURCE has by then. So a store
-// in SOURCE may be lost, and is called soft, if somebody had stored into the page on the mount and not synced it, or does
-// so without knowing of the store. All of the page counts as stored by it at that time. A store in
-// SOURCE is firm, and may not be lost, where it made the file longer: the mount has nothing to put there. A write through
-// the mount that goes home at once changes the bytes that it has, and no others.
+// A page of which the mount has bytes that are not home yet may go home as a whole, whatever SOURCE has by then. So a
+// store in SOURCE may be lost, and is called soft, if somebody had stored into the page on the mount and not synced it,
+// or does so without knowing of the store. All of the page counts as stored by it at that time. A store in SOURCE is
+// firm, and may not be lost, where it made the file longer: the mount has nothing to put there. A write through the
+// mount that goes home at once changes the bytes that it has, and no others.
 
-// changeSource tells the Oracle of a step in SOURCE. got is what the file has from Off on afterwards, or as a whole after a
-// SourceClone, since these steps move bytes that the Oracle need not know.
+// changeSource tells the Oracle of a step in SOURCE. got is what the file has from Off on afterwards, or as a whole
+// after a SourceClone, since these steps move bytes that the Oracle need not know.
 func (o *Oracle) changeSource(s Step, got []byte) {
 	old := o.size()
 	switch s.Op {
@@ -71,7 +71,8 @@ func (pg *oraclePage) countAsStored(agent int) {
 	}
 }
 
-// touch notes that an agent's copies of pages are no longer home's, so that they may go home over what it does not know of.
+// touch notes that an agent's copies of pages are no longer home's, so that they may go home over what it does not know
+// of.
 func (o *Oracle) touch(agent int, off, n int64) {
 	o.each(off, n, func(_ int, pg *oraclePage, _, _ int) {
 		pg.touched[agent] = true

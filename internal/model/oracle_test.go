@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOracleOfWiderSteps gives the Oracle programs with operations that the Model does not decide exactly, and answers to
-// their last step.
+// TestOracleOfWiderSteps gives the Oracle programs with operations that the Model does not decide exactly, and answers
+// to their last step.
 func TestOracleOfWiderSteps(t *testing.T) {
 	const stored = "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\n"
 	for _, c := range []struct {
@@ -24,29 +24,35 @@ func TestOracleOfWiderSteps(t *testing.T) {
 		{"a copy within the file", stored + "cpu0 copy 100+1 from 0\ncpu0 read 100+1", []byte{1}, true},
 		{"a copy within the file, not collected", stored + "cpu0 copy 100+1 from 0\ncpu0 read 100+1", []byte{0}, false},
 		{
-			"a copy of bytes that two stores raced for", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\n" +
+			"a copy of bytes that two stores raced for",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 write 0+1 0x02\n" +
 				"gpu0a release 0+1p\ncpu0 copy 100+1 from 0\ncpu0 read 100+1", []byte{2}, true,
 		},
 		{"an append", "cpu0 append 0+2 0x05\ncpu0 read 4p1000+2", []byte{5, 6}, true},
 		{"an append that is not seen", "cpu0 append 0+2 0x05\ncpu0 read 4p1000+2", nil, false},
 		{"an append that reads as zeros", "cpu0 append 0+2 0x05\ncpu0 read 4p1000+2", []byte{0, 0}, false},
 		{"allocated bytes", "cpu0 allocate 4p1000+2\ncpu0 read 4p1000+2", []byte{0, 0}, true},
-		{"allocation that keeps the size", "cpu0 allocate 4p1000+2 keep\ncpu0 stat", AppendStat(nil, 4*PageSize+1000, time.Time{}), true},
-		{"allocation that does not", "cpu0 allocate 4p1000+2 keep\ncpu0 stat", AppendStat(nil, 4*PageSize+1002, time.Time{}), false},
+		{"allocation that keeps the size", "cpu0 allocate 4p1000+2 keep\ncpu0 stat",
+			AppendStat(nil, 4*PageSize+1000, time.Time{}), true},
+		{"allocation that does not", "cpu0 allocate 4p1000+2 keep\ncpu0 stat",
+			AppendStat(nil, 4*PageSize+1002, time.Time{}), false},
 		{"allocation takes nothing away", "cpu0 write 0+1 0x05\ncpu0 allocate 0+2p\ncpu0 read 0+1", []byte{0}, false},
 		{"zeroed bytes", "cpu0 write 0+1 0x05\ncpu0 zero 0+2p\ncpu0 read 0+1", []byte{5}, false},
 		{"what a punch to the end took", "cpu0 write 1p+1 0x05\ncpu0 punchrest 1\ncpu0 read 1p+1", []byte{5}, false},
 		{
-			"cut bytes come back to a device", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 opentrunc\ncpu0 truncate 8\n" +
+			"cut bytes come back to a device",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 opentrunc\ncpu0 truncate 8\n" +
 				"gpu0a load 0+1", []byte{1}, false,
 		},
 		{"a change in SOURCE before it is noticed", "cpu0 sourcewrite 0+1 0x05\ncpu0 read 0+1", []byte{0}, true},
 		{"a change in SOURCE that is seen early", "cpu0 sourcewrite 0+1 0x05\ncpu0 read 0+1", []byte{5}, true},
 		{"a change in SOURCE after an open", "cpu0 sourcewrite 0+1 0x05\ncpu1 reopen\ncpu0 read 0+1", []byte{0}, false},
-		{"a change in SOURCE after an acquire", "cpu0 sourcewrite 0+1 0x05\ngpu0a map 0+1p\ngpu0a load 0+1", []byte{0}, false},
+		{"a change in SOURCE after an acquire", "cpu0 sourcewrite 0+1 0x05\ngpu0a map 0+1p\ngpu0a load 0+1", []byte{0},
+			false},
 		{
 			"a change in SOURCE that another write hides",
-			"gpu0a map 0+2p\ncpu0 sourcewrite 0+1 0x05\ncpu0 write 1p+1 0x09\ngpu0a acquire 0+2p\ngpu0a load 0+1", []byte{0}, false,
+			"gpu0a map 0+2p\ncpu0 sourcewrite 0+1 0x05\ncpu0 write 1p+1 0x09\ngpu0a acquire 0+2p\ngpu0a load 0+1",
+			[]byte{0}, false,
 		},
 		{
 			"a change in SOURCE over which a page goes home",
@@ -64,7 +70,8 @@ func TestOracleOfWiderSteps(t *testing.T) {
 		},
 		{"an append in SOURCE that is not noticed", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0}, true},
 		{"an append in SOURCE that is noticed", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0, 5, 6}, true},
-		{"an append in SOURCE that shows as zeros", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0, 0, 0}, false},
+		{"an append in SOURCE that shows as zeros", "cpu0 sourceappend 0+2 0x05\ncpu0 read 4p999+3", []byte{0, 0, 0},
+			false},
 		{
 			"an append in SOURCE that is seen, and a write there that is not yet",
 			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 read 4p999+3", []byte{0, 5, 6}, true,
@@ -79,15 +86,18 @@ func TestOracleOfWiderSteps(t *testing.T) {
 		},
 		{
 			"an append in SOURCE and a write there, after an open",
-			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 reopen\ncpu0 read 4p999+3", []byte{0, 5, 6}, false,
+			"cpu0 sourceappend 0+2 0x05\ncpu0 sourcewrite 4p1000+1 0x09\ncpu0 reopen\ncpu0 read 4p999+3",
+			[]byte{0, 5, 6}, false,
 		},
 		{
 			"an append in SOURCE over which zeros are written",
-			"cpu0 sourceappend 0+2 0x05\ncpu0 mapstore 4p+1 0x09\ncpu0 fsync\ncpu0 reopen\ncpu0 read 4p1000+2", []byte{0, 0}, false,
+			"cpu0 sourceappend 0+2 0x05\ncpu0 mapstore 4p+1 0x09\ncpu0 fsync\ncpu0 reopen\ncpu0 read 4p1000+2",
+			[]byte{0, 0}, false,
 		},
 		{
 			"memory with what is not current",
-			"cpu0 write 0+2 0x05\ngpu0a map 0+1p\ncpu0 write 0+2 0x06\ngpu0b map 1p+1p\ngpu0b peek", []byte{5, 6}, false,
+			"cpu0 write 0+2 0x05\ngpu0a map 0+1p\ncpu0 write 0+2 0x06\ngpu0b map 1p+1p\ngpu0b peek", []byte{5, 6},
+			false,
 		},
 		{"memory with what is current", "cpu0 write 0+2 0x05\ngpu0b map 1p+1p\ngpu0b peek", []byte{5, 6}, true},
 		{"memory that was cleared", "cpu0 write 0+2 0x05\ngpu0b map 1p+1p\ngpu0b peek", []byte{0, 0}, true},
@@ -126,11 +136,17 @@ func TestOracleOfTimes(t *testing.T) {
 		{"a write", set + "cpu0 write 0+1 0x01\ncpu0 fsync", 2, true},
 		{"a write whose time moves with fsync", set + "cpu0 write 0+1 0x01\ncpu0 fsync\ncpu0 fsync", 4, false},
 		{"a release", set + "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 fsync", 4, true},
-		{"a release whose time is that of a collect", set + "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 fsync\ncpu0 fsync", 6, false},
+		{"a release whose time is that of a collect", set +
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 fsync\ncpu0 fsync", 6, false},
 		{"a second release", set + "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ngpu0a release 0+1p", 5, true},
-		{"a second release after fsync", set + "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 fsync\ngpu0a release 0+1p", 6, false},
-		{"a second release after a time was set", "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\n" + set + "gpu0a release 0+1p", 5, false},
-		{"a store that goes home early", set + "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 read 0+1\ncpu0 read 0+1", 5, true},
+		{"a second release after fsync", set +
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\ncpu0 fsync\ngpu0a release 0+1p", 6,
+			false},
+		{"a second release after a time was set",
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\n" + set + "gpu0a release 0+1p", 5,
+			false},
+		{"a store that goes home early", set +
+			"gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ncpu0 read 0+1\ncpu0 read 0+1", 5, true},
 		{"a store through mmap", set + "cpu0 mapstore 0+1 0x01\ncpu0 read 0+1", 3, true},
 		{"reads", set + "cpu0 read 0+1\ncpu0 read 0+1", 3, false},
 	} {
@@ -149,7 +165,8 @@ func TestOracleOfTimes(t *testing.T) {
 				require.True(t, done, l.Format(s))
 			}
 			stat := Step{Op: Stat}
-			require.Equal(t, c.allowed, r.Oracle.Event(stat, AppendStat(nil, l.Size, start.Add(time.Duration(c.mtime)*time.Second))) == nil)
+			require.Equal(t, c.allowed, r.Oracle.Event(stat, AppendStat(nil, l.Size,
+				start.Add(time.Duration(c.mtime)*time.Second))) == nil)
 		})
 	}
 	for _, writeBack := range []bool{false, true} {
@@ -181,7 +198,8 @@ func TestOracleOfTimes(t *testing.T) {
 	})
 }
 
-// TestOracleStaysSmall: however often SOURCE changes a page that somebody stores into, few values are remembered of a byte.
+// TestOracleStaysSmall: however often SOURCE changes a page that somebody stores into, few values are remembered of a
+// byte.
 func TestOracleStaysSmall(t *testing.T) {
 	l := DefaultLayout(true)
 	o := NewOracle(l)

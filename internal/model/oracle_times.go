@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// What fstat may say of a file: a size that programs may take it for, and as mtime the moment of the last modification that
-// went home at once, or the time that was set after it. While programs have stored bytes that are not released or synced,
-// any moment since will do too, since these bytes may go home early. A release modifies the file again while what was released
-// before is not home.
+// What fstat may say of a file: a size that programs may take it for, and as mtime the moment of the last modification
+// that went home at once, or the time that was set after it. While programs have stored bytes that are not released or
+// synced, any moment since will do too, since these bytes may go home early. A release modifies the file again while
+// what was released before is not home.
 
 // coarse is how far the clock of files may be behind the clock of programs.
 const coarse = 20 * time.Millisecond
@@ -76,7 +76,8 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 		}
 	case Write, Append, DirectWrite:
 		t.may = []moments{during}
-	case Truncate, OpenTrunc, Punch, PunchRest, Zero, Allocate, Copy, SourceWrite, SourceAppend, SourceTruncate, SourcePunch,
+	case Truncate, OpenTrunc, Punch, PunchRest, Zero, Allocate, Copy, SourceWrite, SourceAppend, SourceTruncate,
+		SourcePunch,
 		SourceCollapse, SourceInsert, SourceClone:
 		t.may = append(t.may, during)
 	case MapStore, Store, Group:
@@ -98,8 +99,8 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 	t.last = now
 }
 
-// Refused tells the Oracle of a step that SOURCE's filesystem refused. A kernel that keeps times itself moves mtime before it asks
-// for an fallocate.
+// Refused tells the Oracle of a step that SOURCE's filesystem refused. A kernel that keeps times itself moves mtime
+// before it asks for an fallocate.
 func (o *Oracle) Refused(s Step) {
 	t := &o.times
 	if t.now == nil {

@@ -52,7 +52,8 @@ func (m *Model) zero(off, n int64, keep bool) {
 	})
 }
 
-// seekRead has the daemon bring everything home from an offset on, for nobody knows where data begins or ends otherwise.
+// seekRead has the daemon bring everything home from an offset on, for nobody knows where data begins or ends
+// otherwise.
 func (m *Model) seekRead(s Step) []byte {
 	m.flush(s.Off, m.size-s.Off, false)
 	for p := int(s.Off / PageSize); p < len(m.pages); p++ {
@@ -85,8 +86,8 @@ func (m *Model) copyOut(s Step) []byte {
 	return m.homeBytes(s.Off, n)
 }
 
-// source carries out what somebody does in SOURCE. When that is noticed, nobody knows; the Model only stays a model of some
-// file of that size.
+// source carries out what somebody does in SOURCE. When that is noticed, nobody knows; the Model only stays a model of
+// some file of that size.
 func (m *Model) source(s Step) {
 	m.flush(0, m.size, true)
 	switch s.Op {

@@ -44,7 +44,8 @@ const (
 	Zero
 	// PunchRest makes everything from Off to the largest offset a hole.
 	PunchRest
-	// SeekRead reads [Off, Off+Len) as cp --sparse does: what SEEK_DATA and SEEK_HOLE call data is read, the rest is zeros.
+	// SeekRead reads [Off, Off+Len) as cp --sparse does: what SEEK_DATA and SEEK_HOLE call data is read, the rest is
+	// zeros.
 	SeekRead
 	// Copy is copy_file_range of Len bytes at From to Off.
 	Copy
@@ -114,8 +115,8 @@ const (
 	// Group begins a group of the pages of [Off, Off+Len), stores Len bytes at Off, and releases the group.
 	Group
 
-	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look acquires
-	// a part of it, or all, and reads that. Unview ends it.
+	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look
+	// acquires a part of it, or all, and reads that. Unview ends it.
 	View
 	Look
 	Unview
@@ -153,12 +154,14 @@ func (o Op) hasLength() bool { return o == Append || o == SourceAppend }
 
 // wholePages reports whether programs use whole pages with the Op.
 func (o Op) wholePages() bool {
-	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load && o != Group || o == SourceCollapse || o == SourceInsert)
+	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load && o != Group || o == SourceCollapse ||
+		o == SourceInsert)
 }
 
 func (o Op) stores() bool {
 	switch o {
-	case Write, MapStore, Store, Group, Append, DirectWrite, SourceWrite, SourceAppend, SourceClone, SourceSnapshot, SetTimes:
+	case Write, MapStore, Store, Group, Append, DirectWrite, SourceWrite, SourceAppend, SourceClone, SourceSnapshot,
+		SetTimes:
 		return true
 	}
 	return false

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Trace records what an Oracle is told of a few bytes, as events of spec/Clients.tla. TLC then decides whether clients saw
-// what they may see; the Oracle's own opinion is not part of it.
+// Trace records what an Oracle is told of a few bytes, as events of spec/Clients.tla. TLC then decides whether clients
+// saw what they may see; the Oracle's own opinion is not part of it.
 type Trace struct {
 	layout Layout
 	// bytes are the offsets of the watched bytes, stores the number of stores into each.
@@ -89,7 +89,8 @@ func (t *Trace) add(event string, who int, bytes []int, value byte) {
 	for i, w := range bytes {
 		names[i] = fmt.Sprint(w + 1)
 	}
-	t.events = append(t.events, fmt.Sprintf(`[e |-> %q, a |-> %d, w |-> {%s}, v |-> %d]`, event, who, strings.Join(names, ", "), value))
+	t.events = append(t.events, fmt.Sprintf(`[e |-> %q, a |-> %d, w |-> {%s}, v |-> %d]`, event, who,
+		strings.Join(names, ", "), value))
 }
 
 func (t *Trace) store(agent int, off, n int64, vals []values) {

@@ -39,7 +39,8 @@ func loop(t testing.TB, kind string, size int64) (dir, missing string) {
 	require.NoError(t, f.Close())
 	arguments := []string{"-q", image}
 	if kind == "ext4" {
-		arguments = []string{"-q", "-b", "4096", image} // with smaller blocks, SEEK_DATA and SEEK_HOLE give the same offset there
+		// with smaller blocks, SEEK_DATA and SEEK_HOLE give the same offset there
+		arguments = []string{"-q", "-b", "4096", image}
 	}
 	out, err := exec.Command(program, arguments...).CombinedOutput()
 	require.NoError(t, err, "%s", out)

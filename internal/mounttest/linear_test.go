@@ -18,7 +18,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-var atomicFlag = flag.Bool("atomic", false, "have TestLinearizable check that no reader sees an older value than an earlier one, which fails")
+var atomicFlag = flag.Bool("atomic", false,
+	"have TestLinearizable check that no reader sees an older value than an earlier one, which fails")
 
 const (
 	// linearOps is the number of reads and writes of each program.
@@ -59,8 +60,8 @@ var atomic = porcupine.Model{
 	},
 }
 
-// regular is a page whose readers may see either value while a write is under way, in turns: the kernel shows a written byte before
-// the daemon has it, and a release may drop the page in between. Its state is the writes that may be seen.
+// regular is a page whose readers may see either value while a write is under way, in turns: the kernel shows a written
+// byte before the daemon has it, and a release may drop the page in between. Its state is the writes that may be seen.
 var regular = porcupine.Model{
 	Partition: byPage,
 	Init:      func() any { return []access{{write: -1, done: 1}} },
@@ -114,8 +115,8 @@ func split(history []porcupine.Operation) (out []porcupine.Operation) {
 	return out
 }
 
-// TestLinearizable has several processes read and write pages on the CPU while devices release other bytes of the same pages. No
-// read returns what was overwritten before it began.
+// TestLinearizable has several processes read and write pages on the CPU while devices release other bytes of the same
+// pages. No read returns what was overwritten before it began.
 func TestLinearizable(t *testing.T) {
 	testdevice.Emulated(t, "it is about the CPU")
 	l := model.Layout{Pages: linearPages, Devices: 2, CPUs: 4, GPUs: []int{0, 1}, Size: linearPages * model.PageSize}
@@ -136,7 +137,8 @@ func TestLinearizable(t *testing.T) {
 				if r.IntN(3) == 0 {
 					in.kind = writes
 				}
-				s := model.Step{Client: model.Client(c), Op: model.Read, Off: int64(in.page) * model.PageSize, Len: linearBytes}
+				s := model.Step{Client: model.Client(c), Op: model.Read, Off: int64(in.page) * model.PageSize,
+					Len: linearBytes}
 				if in.kind == writes {
 					s.Op, s.Val, s.Same = model.Write, in.value, true
 				}
@@ -174,7 +176,8 @@ func TestLinearizable(t *testing.T) {
 				default:
 				}
 				for _, s := range []model.Step{
-					{Op: model.Store, Off: int64(n%linearPages)*model.PageSize + linearBytes*int64(1+d), Len: 1, Val: byte(n), Same: true},
+					{Op: model.Store, Off: int64(n%linearPages)*model.PageSize + linearBytes*int64(1+d), Len: 1,
+						Val: byte(n), Same: true},
 					{Op: model.Release, Len: l.Size},
 				} {
 					if _, errs[c] = x.processes[c].do(order{Device: d, Step: s}); errs[c] != nil {
@@ -194,6 +197,7 @@ func TestLinearizable(t *testing.T) {
 	if *atomicFlag {
 		model, ops = atomic, history
 	}
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(model, ops, time.Minute), "the history of %d reads and writes", len(history))
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(model, ops, time.Minute),
+		"the history of %d reads and writes", len(history))
 	t.Logf("%d reads and writes in %v", len(history), time.Since(start).Round(time.Millisecond))
 }

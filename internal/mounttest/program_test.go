@@ -107,7 +107,8 @@ func (p *program) open(o order) (err error) {
 	if p.direct, err = os.OpenFile(o.Open, os.O_RDWR|unix.O_DIRECT, 0); err != nil {
 		return err
 	}
-	if p.memory, err = unix.Mmap(int(p.file.Fd()), p.base, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.memory, err = unix.Mmap(int(p.file.Fd()), p.base, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		return err
 	}
 	// The kernel reads the pages that a step touches, and no others.
@@ -236,7 +237,8 @@ func (p *program) viewStep(o order) (data []byte, err error) {
 	case model.View:
 		var segments []gaiafs.Segment
 		for _, g := range s.Segments() {
-			segments = append(segments, gaiafs.Segment{Offset: p.base + g.Off, Length: g.Len, Stride: g.Stride, Count: g.Count})
+			segments = append(segments, gaiafs.Segment{Offset: p.base + g.Off, Length: g.Len, Stride: g.Stride,
+				Count: g.Count})
 		}
 		options := []gaiafs.Option{gaiafs.Align(s.Align()), gaiafs.OnKind(o.Kind)}
 		if s.Lazy {

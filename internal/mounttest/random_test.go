@@ -43,15 +43,15 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		// So do ftruncate and fallocate, and every close of a descriptor.
 		return []model.Step{flush, s}
 	case model.Map:
-		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home that
-		// it keeps dirty in the model: a release has it begin that.
+		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home
+		// that it keeps dirty in the model: a release has it begin that.
 		if !run.Loose {
 			return []model.Step{flush, s}
 		}
 	case model.Store, model.Group:
 		if !run.Loose && s.Off+s.Len > run.Model.Size() {
-			// A page of which only bytes past end of file changed is released, which does no harm but that a collect may
-			// bring home early what else the page has.
+			// A page of which only bytes past end of file changed is released, which does no harm but that a collect
+			// may bring home early what else the page has.
 			return nil
 		}
 	case model.Release:
@@ -69,7 +69,8 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		// An extent goes as a whole, and only if nobody maps a page of it.
 		for c := range l.Clients() {
 			c := model.Client(c)
-			if _, viewed := run.Model.Viewed(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) && (viewed || run.Model.Mapped(c)) {
+			if _, viewed := run.Model.Viewed(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) &&
+				(viewed || run.Model.Mapped(c)) {
 				return nil
 			}
 		}
@@ -98,8 +99,8 @@ func (x *system) closing() []model.Step {
 	return steps
 }
 
-// runProgram runs steps, of which next makes one after the other, on a fresh file, and what closes it. It returns the steps
-// that next made.
+// runProgram runs steps, of which next makes one after the other, on a fresh file, and what closes it. It returns the
+// steps that next made.
 func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (program []model.Step, err error) {
 	if err := x.begin(); err != nil {
 		return nil, err
@@ -176,7 +177,8 @@ func (x *system) converged(run *model.Run) error {
 func firstDifference(got, want []byte) string {
 	for i := range min(len(got), len(want)) {
 		if got[i] != want[i] {
-			return fmt.Sprintf("byte %d of page %d is 0x%02x, want 0x%02x", i%model.PageSize, i/model.PageSize, got[i], want[i])
+			return fmt.Sprintf("byte %d of page %d is 0x%02x, want 0x%02x", i%model.PageSize, i/model.PageSize, got[i],
+				want[i])
 		}
 	}
 	return fmt.Sprintf("%d bytes, want %d", len(got), len(want))
@@ -200,8 +202,8 @@ func mixedLayout(writeBack bool) model.Layout {
 	return l
 }
 
-// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one, and through
-// libcuda.
+// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one, and
+// through libcuda.
 func TestRandomPrograms(t *testing.T) {
 	modes := []struct {
 		name        string
@@ -235,7 +237,8 @@ func TestRandomPrograms(t *testing.T) {
 				layout = mixedLayout(mode.writeBack)
 			}
 			x := newSystem(t, layout, testmount.Options{
-				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads, Emulated: mode.emulated,
+				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads,
+				Emulated: mode.emulated,
 			})
 			start, done := time.Now(), 0
 			for seed := uint64(1000*(i+1)+1) + *firstFlag; done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {

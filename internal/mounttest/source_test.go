@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/model"
 )
 
-// changeSource carries out a step in SOURCE, as somebody does who does not go through the mount. It returns what the Oracle wants
-// to know of it.
+// changeSource carries out a step in SOURCE, as somebody does who does not go through the mount. It returns what the
+// Oracle wants to know of it.
 func (x *system) changeSource(s model.Step) ([]byte, error) {
 	if err := x.waitFlights(); err != nil {
 		return nil, err
@@ -86,7 +86,8 @@ func (x *system) snapshot(s model.Step, then func(f *os.File) error) error {
 	return then(f)
 }
 
-// clone replaces the file's blocks by those of a reflink that was written to. It returns the whole of what the file became.
+// clone replaces the file's blocks by those of a reflink that was written to. It returns the whole of what the file
+// became.
 func (x *system) clone(s model.Step) (home []byte, err error) {
 	err = x.snapshot(s, func(f *os.File) error {
 		if home, err = readWhole(f, x.base); err != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// deviceMemory is two extents for the file and one for the view of each of two programs: a mapping of all of it leaves room
-// for nothing else. Where there is one GPU for the programs of two devices, it has what both would have.
+// deviceMemory is two extents for the file and one for the view of each of two programs: a mapping of all of it leaves
+// room for nothing else. Where there is one GPU for the programs of two devices, it has what both would have.
 var deviceMemory = int64(8<<20) * int64(3-testdevice.Count(2))
 
 // patience is how long to wait for the daemon to notice that a client died.
@@ -55,7 +55,8 @@ type system struct {
 	took     map[model.Op]time.Duration
 }
 
-// newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake libcuda.
+// newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake
+// libcuda.
 func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
 	x := &system{t: t, layout: l, emulated: o.Emulated, took: make(map[model.Op]time.Duration)}
 	if o.Disguised {
@@ -287,7 +288,8 @@ func (x *system) status() (s status, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// waitFlights waits until what CPU reads brought from devices is home: what somebody changes in SOURCE before may be lost.
+// waitFlights waits until what CPU reads brought from devices is home: what somebody changes in SOURCE before may be
+// lost.
 func (x *system) waitFlights() error {
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		s, err := x.status()

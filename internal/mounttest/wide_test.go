@@ -17,17 +17,19 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// kind is what wider programs can do that others cannot: the name of an operation, or kernelsize, which leaves the kernel alone
-// to know the size of a file that a program made longer.
+// kind is what wider programs can do that others cannot: the name of an operation, or kernelsize, which leaves the
+// kernel alone to know the size of a file that a program made longer.
 type kind string
 
 // offByDefault are the kinds that are run only where -kinds names them, and why.
 var offByDefault = map[kind]string{}
 
 var (
-	kindsFlag   = flag.String("kinds", "default", "what wider programs do besides reading, writing and mapping: names by commas, all, none or default; -name leaves out")
+	kindsFlag = flag.String("kinds", "default",
+		"what wider programs do besides reading, writing and mapping: names by commas, all, none or default; -name leaves out")
 	machineFlag = flag.Int("machine", -1, "run wider programs only on the machine of this number")
-	programFlag = flag.String("program", "", "a file with the steps to run instead, as a failure prints them; with -machine")
+	programFlag = flag.String("program", "",
+		"a file with the steps to run instead, as a failure prints them; with -machine")
 )
 
 // machine is what a mount of wider programs has. Programs run on many.
@@ -62,8 +64,8 @@ const extent = 2 << 20
 // wideSteps is how many steps a mount takes until the next machine has its turn.
 const wideSteps = 2_000
 
-// TestWidePrograms runs programs with everything that can happen to a file, on every kind of filesystem below, and in SOURCE
-// too. Only the Oracle judges, for when the daemon does what is not known.
+// TestWidePrograms runs programs with everything that can happen to a file, on every kind of filesystem below, and in
+// SOURCE too. Only the Oracle judges, for when the daemon does what is not known.
 func TestWidePrograms(t *testing.T) {
 	kinds := chosenKinds(t)
 	subtest := 0
@@ -80,7 +82,8 @@ func TestWidePrograms(t *testing.T) {
 	}
 }
 
-func widePrograms(t *testing.T, backing func(testing.TB) (string, string), writeBack bool, kinds map[kind]bool, first int) {
+func widePrograms(t *testing.T, backing func(testing.TB) (string, string), writeBack bool, kinds map[kind]bool,
+	first int) {
 	if *machineFlag >= 0 {
 		source, missing := backing(t)
 		if missing != "" {
@@ -119,7 +122,8 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		l.Devices = max(l.Devices, testdevice.Number(d)+1)
 	}
 	x := newSystem(t, l, testmount.Options{
-		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval, DeviceReads: m.deviceReads,
+		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval,
+		DeviceReads: m.deviceReads,
 	})
 	x.wide, x.kinds = true, kinds
 	if m.edge {
@@ -143,7 +147,8 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		done += len(run.Program)
 		if err != nil {
 			names := slices.Sorted(maps.Keys(kinds))
-			flags := fmt.Sprintf("-run '^%s$' -machine=%d -kinds=%s", strings.Join(strings.Split(t.Name(), "/")[:3], "$/^"), number, join(names))
+			flags := fmt.Sprintf("-run '^%s$' -machine=%d -kinds=%s",
+				strings.Join(strings.Split(t.Name(), "/")[:3], "$/^"), number, join(names))
 			fail(t, x, run, program, seed, flags, err)
 		}
 		if *seedFlag != 0 {
@@ -227,13 +232,14 @@ func (x *system) possible(o model.Op) bool {
 	return possible(o) || wideOnly(o) && o != model.Peek && x.kinds[kind(o.String())]
 }
 
-// expandWide returns the steps that a random step stands for. Unlike in other programs nothing is written home in between, unless
-// nobody could say what comes of the step.
+// expandWide returns the steps that a random step stands for. Unlike in other programs nothing is written home in
+// between, unless nobody could say what comes of the step.
 func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 	size := run.Model.Size()
 	flush := model.Step{Op: model.Flush, Len: size}
 	sync, reopen := model.Step{Op: model.Fsync}, model.Step{Op: model.Reopen, Client: s.Client}
-	if x.unlinked && (s.Op.InSource() || s.Op == model.Reopen || s.Op == model.Kill || s.Op == model.OpenTrunc || s.Op == model.Unlink) {
+	if x.unlinked && (s.Op.InSource() || s.Op == model.Reopen || s.Op == model.Kill || s.Op == model.OpenTrunc ||
+		s.Op == model.Unlink) {
 		return nil // there is no name
 	}
 	// The kernel takes the file for what it was told last.
@@ -261,7 +267,8 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 		for c := range x.layout.Clients() {
 			c := model.Client(c)
 			_, viewed := run.Model.Viewed(c)
-			if !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) && (viewed || run.Model.Mapped(c)) {
+			if !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) &&
+				(viewed || run.Model.Mapped(c)) {
 				return nil
 			}
 		}
@@ -269,7 +276,8 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 	case model.Map:
 		if x.kinds["peek"] {
 			// What is current is what is home when the mapping is made.
-			return []model.Step{flush, s, {Op: model.Peek, Client: s.Client, Len: int64(x.layout.Pages) * model.PageSize}}
+			return []model.Step{flush, s, {Op: model.Peek, Client: s.Client,
+				Len: int64(x.layout.Pages) * model.PageSize}}
 		}
 	case model.SourceAppend, model.SourceTruncate, model.SourceCollapse, model.SourceInsert:
 		if x.layout.WriteBack {

@@ -65,7 +65,8 @@ func fallocate(fd int, mode uint32, keep bool, off, n int64) error {
 		mode |= unix.FALLOC_FL_KEEP_SIZE
 	}
 	err := unix.Fallocate(fd, mode, off, n)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EFBIG) { // ext4 has a largest size that is less than that of the rest
+	// ext4 has a largest size that is less than that of the rest
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EFBIG) {
 		return model.ErrRefused
 	}
 	return err
@@ -153,8 +154,8 @@ func (p *program) copyOut(o order) ([]byte, error) {
 	return readAt(f, 0, n+1)
 }
 
-// peek returns length bytes of the file as the memory has them that the client was given, beyond what it mapped. What is not
-// there is zero.
+// peek returns length bytes of the file as the memory has them that the client was given, beyond what it mapped. What
+// is not there is zero.
 func (p *program) peek(length int64) ([]byte, error) {
 	out := make([]byte, length)
 	start := uintptr(p.mapping.DevicePointer())

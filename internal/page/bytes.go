@@ -26,7 +26,8 @@ func Span(off, n int64) Bytes {
 // From returns the bytes from off to the end of any file.
 func From(off int64) Bytes { return Bytes{max(off, 0), math.MaxInt64} }
 
-// Clamp returns an offset or a length that came as 64 bits without a sign: no file is as large as those that do not fit.
+// Clamp returns an offset or a length that came as 64 bits without a sign: no file is as large as those that do not
+// fit.
 func Clamp(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
 // Len returns the number of bytes in b, 0 if b is empty or inverted.

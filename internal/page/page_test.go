@@ -84,7 +84,8 @@ func checkRange(t *testing.T, r Range) {
 
 // edges are where arithmetic goes wrong.
 func edges() (n []int64) {
-	for _, at := range []int64{0, Size, 1 << 31, 1 << 32, 1 << 44, 1 << 51, 1 << 62, math.MaxInt64 - Size, math.MaxInt64} {
+	for _, at := range []int64{0, Size, 1 << 31, 1 << 32, 1 << 44, 1 << 51, 1 << 62, math.MaxInt64 - Size,
+		math.MaxInt64} {
 		for d := int64(-2); d <= 2; d++ {
 			if sum := at + d; at < math.MaxInt64 || d <= 0 {
 				n = append(n, sum)

@@ -87,7 +87,8 @@ var pagecachePlants = []plant{
 		file: "pagecache/group.go",
 		old:  "if err := p.settle(ctx); err != nil {",
 		new:  "if err := error(nil); p == nil {",
-		nets: []net{{pkg: "pagecache", run: "TestTornVersions|TestGroupIsPublishedAtOnce", args: []string{"-torn=2000"}}},
+		nets: []net{{pkg: "pagecache", run: "TestTornVersions|TestGroupIsPublishedAtOnce",
+			args: []string{"-torn=2000"}}},
 	},
 	{
 		name: "a group of a writer that dies is not taken back",

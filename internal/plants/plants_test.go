@@ -38,7 +38,8 @@ type net struct {
 
 func all() []plant {
 	var list []plant
-	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants, movesPlants} {
+	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants,
+		movesPlants} {
 		list = append(list, of...)
 	}
 	return list
@@ -102,7 +103,8 @@ func (p plant) overlay(t *testing.T) string {
 // mustFail runs the tests of n over the altered source.
 func (n net) mustFail(t *testing.T, overlay string) {
 	t.Helper()
-	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=" + netTimeout, "-overlay=" + overlay, "-run=" + n.run, "./" + n.pkg}, n.args...)
+	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=" + netTimeout, "-overlay=" + overlay,
+		"-run=" + n.run, "./" + n.pkg}, n.args...)
 	cmd := exec.Command("go", args...)
 	cmd.Dir = "../.."
 	var errs bytes.Buffer

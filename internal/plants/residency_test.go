@@ -92,14 +92,16 @@ var residencyPlants = []plant{
 		file: "pagecache/residency/policy/facts.go",
 		old:  "if x.mapped {\n\t\t\t\tcontinue\n\t\t\t}",
 		new:  "",
-		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"}, {pkg: "pagecache/residency/policy", run: "TestTwins"}},
+		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"},
+			{pkg: "pagecache/residency/policy", run: "TestTwins"}},
 	},
 	{
 		name: "the youngest goes first",
 		file: "pagecache/residency/policy/facts.go",
 		old:  "cmp.Compare(x.placed, y.placed)",
 		new:  "cmp.Compare(y.placed, x.placed)",
-		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"}, {pkg: "pagecache/residency/policy", run: "TestTwins"}},
+		nets: []net{{pkg: "pagecache/residency/policy", run: "TestTranscripts"},
+			{pkg: "pagecache/residency/policy", run: "TestTwins"}},
 	},
 	{
 		name: "what programs acquire does not count as used",
@@ -113,7 +115,8 @@ var residencyPlants = []plant{
 		file: "pagecache/residency/grant.go",
 		old:  "\t\tif err != nil {\n\t\t\tfor _, p := range g.pins {",
 		new:  "\t\tif err != nil && len(wants) == 0 {\n\t\t\tfor _, p := range g.pins {",
-		nets: []net{{pkg: "pagecache/residency", run: "TestGrantIsWhole"}, {pkg: "pagecache", run: "TestDeadlockOfChen"}},
+		nets: []net{{pkg: "pagecache/residency", run: "TestGrantIsWhole"},
+			{pkg: "pagecache", run: "TestDeadlockOfChen"}},
 	},
 	{
 		name: "pinned memory shows what another extent had",

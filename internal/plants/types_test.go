@@ -24,8 +24,8 @@ type listed struct {
 	GoFiles                 []string
 }
 
-// TestPlantsCompile finds plants that are no Go any more, since what they call has changed: the go command would fail, and
-// no test.
+// TestPlantsCompile finds plants that are no Go any more, since what they call has changed: the go command would fail,
+// and no test.
 func TestPlantsCompile(t *testing.T) {
 	plants := make(map[string][]plant) // by folder
 	for _, p := range all() {
@@ -53,7 +53,10 @@ func TestPlantsCompile(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 
 	fset := token.NewFileSet()
-	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(byPath[path].Export) })
+	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser,
+		error) {
+		return os.Open(byPath[path].Export)
+	})
 	for folder, of := range plants {
 		dir, err := filepath.Abs(filepath.Join("../..", folder))
 		require.NoError(t, err)
@@ -83,7 +86,8 @@ func declarations(t *testing.T, fset *token.FileSet, l listed) map[string]*ast.F
 }
 
 // requireTypes checks the types of the altered file, in the package that files declare.
-func (p plant) requireTypes(t *testing.T, fset *token.FileSet, imports types.Importer, path string, files map[string]*ast.File) {
+func (p plant) requireTypes(t *testing.T, fset *token.FileSet, imports types.Importer, path string,
+	files map[string]*ast.File) {
 	t.Helper()
 	name := filepath.Base(p.file)
 	altered, err := parser.ParseFile(fset, "altered "+name, p.planted(t), parser.SkipObjectResolution)

@@ -1,11 +1,11 @@
 // Package rundir makes directories for one run of a program, which a later run takes away where this one could not.
 //
-// Each has a file that its run keeps locked. The kernel drops the lock with the process, however that ends, so a directory whose
-// lock can be had is of a run that has ended. Only such directories are taken away, and only those of the same user: a
-// directory without the file, or one that somebody else made, stays.
+// Each has a file that its run keeps locked. The kernel drops the lock with the process, however that ends, so a
+// directory whose lock can be had is of a run that has ended. Only such directories are taken away, and only those of
+// the same user: a directory without the file, or one that somebody else made, stays.
 //
-// Filesystems of FUSE that the run left mounted in the directory are detached first. Where anything is mounted in it after that,
-// the directory stays: files must not be removed through a mount.
+// Filesystems of FUSE that the run left mounted in the directory are detached first. Where anything is mounted in it
+// after that, the directory stays: files must not be removed through a mount.
 package rundir
 
 import (
@@ -36,7 +36,8 @@ func Make(parent, prefix string) (*Dir, error) {
 	}
 	d := &Dir{Path: path}
 	// It gets its name when it is locked: until then nobody takes the directory for one that was left.
-	if d.lock, err = os.OpenFile(filepath.Join(path, marker+".new"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+	if d.lock, err = os.OpenFile(filepath.Join(path, marker+".new"), os.O_RDWR|os.O_CREATE|os.O_EXCL,
+		0o600); err == nil {
 		if err = unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			err = os.Rename(d.lock.Name(), filepath.Join(path, marker))
 		}
@@ -59,7 +60,8 @@ func (d *Dir) Keep() error {
 	return errors.Join(os.Remove(filepath.Join(d.Path, marker)), d.lock.Close())
 }
 
-// Sweep takes away the directories that Make made in parent with that prefix, if their runs have ended, and returns their paths.
+// Sweep takes away the directories that Make made in parent with that prefix, if their runs have ended, and returns
+// their paths.
 func Sweep(parent, prefix string) (swept []string) {
 	parent, err := filepath.EvalSymlinks(parent) // as the kernel names mountpoints
 	if err == nil {

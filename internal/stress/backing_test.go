@@ -102,8 +102,8 @@ func TestSourceChanged(t *testing.T) {
 	})
 }
 
-// TestSourceReplaced removes files in SOURCE, and renames others over them, while a device maps them. The mapping keeps the
-// file that it was made of.
+// TestSourceReplaced removes files in SOURCE, and renames others over them, while a device maps them. The mapping keeps
+// the file that it was made of.
 func TestSourceReplaced(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{})
 	for _, name := range []string{"replaced", "deleted"} {
@@ -210,7 +210,8 @@ func inject(t testing.TB, m *testmount.Mount, path, call string, errno string) (
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", m.Process.Pid))
 		for _, task := range tasks {
 			text, err := os.ReadFile(task)
-			all = all && (err != nil || strings.Contains(string(text), fmt.Sprintf("TracerPid:\t%d\n", cmd.Process.Pid)))
+			all = all && (err != nil || strings.Contains(string(text),
+				fmt.Sprintf("TracerPid:\t%d\n", cmd.Process.Pid)))
 		}
 		return all && len(tasks) > 0
 	}
@@ -233,8 +234,8 @@ func inject(t testing.TB, m *testmount.Mount, path, call string, errno string) (
 	return stop
 }
 
-// TestWriteBackErrors makes writes of the backing file fail. The next fsync says so, CPU programs see the bytes all the same, and
-// once writing works they come home.
+// TestWriteBackErrors makes writes of the backing file fail. The next fsync says so, CPU programs see the bytes all the
+// same, and once writing works they come home.
 func TestWriteBackErrors(t *testing.T) {
 	requireTool(t, "strace")
 	for _, c := range []struct {
@@ -280,8 +281,8 @@ func TestWriteBackErrors(t *testing.T) {
 	}
 }
 
-// TestUnreadableHome makes reads of the backing file fail. Programs get the error, nothing is made up, and once reading works
-// everything does.
+// TestUnreadableHome makes reads of the backing file fail. Programs get the error, nothing is made up, and once reading
+// works everything does.
 func TestUnreadableHome(t *testing.T) {
 	requireTool(t, "strace")
 	m := testmount.Start(t, testmount.Options{})

@@ -151,9 +151,18 @@ func TestOwnChangesHideNothing(t *testing.T) {
 				require.NoError(t, os.Chtimes(b.path(), time.Now(), time.Now()))
 			},
 			"append": func(b beside, f *os.File, _ *gaiafs.Mapping) { b.put(f, size, "longer") },
-			"grow":   func(b beside, _ *os.File, _ *gaiafs.Mapping) { require.NoError(t, os.Truncate(b.path(), 2*size)) },
-			"cut":    func(b beside, _ *os.File, _ *gaiafs.Mapping) { require.NoError(t, os.Truncate(b.path(), 3*4096+5)) },
-			"link":   func(b beside, _ *os.File, _ *gaiafs.Mapping) { require.NoError(t, os.Link(b.path(), b.path()+".link")) },
+			"grow": func(b beside, _ *os.File, _ *gaiafs.Mapping) {
+				require.NoError(t,
+					os.Truncate(b.path(), 2*size))
+			},
+			"cut": func(b beside, _ *os.File, _ *gaiafs.Mapping) {
+				require.NoError(t,
+					os.Truncate(b.path(), 3*4096+5))
+			},
+			"link": func(b beside, _ *os.File, _ *gaiafs.Mapping) {
+				require.NoError(t,
+					os.Link(b.path(), b.path()+".link"))
+			},
 			"rename": func(b beside, _ *os.File, _ *gaiafs.Mapping) {
 				require.NoError(t, os.Rename(b.path()+".second", b.path()+".third"))
 			},
@@ -205,7 +214,8 @@ func TestChangesInSource(t *testing.T) {
 				f, err := os.OpenFile(path, os.O_WRONLY, 0)
 				require.NoError(t, err)
 				defer f.Close()
-				require.NoError(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 3*4096, 4096))
+				require.NoError(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+					3*4096, 4096))
 			},
 			"copy_file_range": func(b beside, path string) {
 				from, err := os.Open(newBeside(t, m, b.name+" from", pattern(size, 9)).source())

@@ -21,8 +21,8 @@ const recordBytes = 512
 
 func init() { programs["victim"] = victim }
 
-// victim is a GPU program that does not end by itself: path, device, record, pages, deed. It stores its record, says so and
-// then does one thing over and over, a line each time.
+// victim is a GPU program that does not end by itself: path, device, record, pages, deed. It stores its record, says so
+// and then does one thing over and over, a line each time.
 func victim(args []string) error {
 	var numbers [3]int
 	for i := range numbers {
@@ -58,7 +58,8 @@ func victim(args []string) error {
 			err = m.Sync(0, size)
 		case "map":
 			var again *gaiafs.Mapping
-			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, testdevice.Number(device), gaiafs.Lazy()); err == nil {
+			if again, err = gaiafs.Map(f, 0, size, gaiafs.ProtRead, testdevice.Number(device),
+				gaiafs.Lazy()); err == nil {
 				err = again.Close()
 			}
 		case "store":
@@ -70,8 +71,8 @@ func victim(args []string) error {
 	}
 }
 
-// TestKilledClients kills GPU programs that map files, at whatever they do. What they stored is in the file, and the daemon
-// has what it had before.
+// TestKilledClients kills GPU programs that map files, at whatever they do. What they stored is in the file, and the
+// daemon has what it had before.
 func TestKilledClients(t *testing.T) {
 	const clients, together, pages = 200, 20, 128
 	// The FUSE server has a goroutine for each request that it waits for, and starts and ends some with the load.
@@ -114,9 +115,11 @@ func TestKilledClients(t *testing.T) {
 		after := settled()
 		switch {
 		case after.descriptors > before.descriptors:
-			return fmt.Errorf("%d descriptors, %d before: %v, %v before", after.descriptors, before.descriptors, after.open, before.open)
+			return fmt.Errorf("%d descriptors, %d before: %v, %v before", after.descriptors, before.descriptors,
+				after.open, before.open)
 		case after.deviceBytes != before.deviceBytes || after.mappedBytes != 0:
-			return fmt.Errorf("%d bytes of devices used and %d mapped, %d before", after.deviceBytes, after.mappedBytes, before.deviceBytes)
+			return fmt.Errorf("%d bytes of devices used and %d mapped, %d before", after.deviceBytes, after.mappedBytes,
+				before.deviceBytes)
 		case after.goroutines > before.goroutines+readers:
 			return fmt.Errorf("%d goroutines, %d before", after.goroutines, before.goroutines)
 		}

@@ -23,7 +23,8 @@ type crew struct {
 	kinds     []string
 }
 
-// crewKinds has two CPU programs, two GPU programs on one device and one on another. Their places are those of their slots.
+// crewKinds has two CPU programs, two GPU programs on one device and one on another. Their places are those of their
+// slots.
 var crewKinds = []struct {
 	program string
 	device  int
@@ -61,9 +62,10 @@ func (c *crew) stop() {
 	}
 }
 
-// verify checks a copy of the file against what the writers were promised. keeps says which of a writer's promises have to be
-// kept; nil stands for all.
-func (c *crew) verify(t testing.TB, content []byte, keeps func(kind string, durable bool, p promise) bool) (kept, open int) {
+// verify checks a copy of the file against what the writers were promised. keeps says which of a writer's promises have
+// to be kept; nil stands for all.
+func (c *crew) verify(t testing.TB, content []byte, keeps func(kind string, durable bool,
+	p promise) bool) (kept, open int) {
 	t.Helper()
 	require.Len(t, content, sharedBytes)
 	for w, l := range c.ledgers {
@@ -93,7 +95,8 @@ func (c *crew) verify(t testing.TB, content []byte, keeps func(kind string, dura
 				n := binary.NativeEndian.Uint64(slot[i:])
 				if n < least[page] || n > most {
 					t.Fatalf("writer %d (%s), page %d, byte %d: number %d, at least %d was promised at %v, %d is the last stored; all slots: %v",
-						w, c.kinds[w], page, i, n, least[page], since[page].Format("05.000000"), most, firstNumbers(content[page*4096:][:4096]))
+						w, c.kinds[w], page, i, n, least[page], since[page].Format("05.000000"), most,
+						firstNumbers(content[page*4096:][:4096]))
 				}
 			}
 		}
@@ -109,8 +112,8 @@ func firstNumbers(page []byte) (numbers []uint64) {
 	return numbers
 }
 
-// TestCrash kills the daemon at random moments while programs of all kinds write one file. Whatever it had promised by then is
-// in the backing file, the programs get errors and end, and a new mount works.
+// TestCrash kills the daemon at random moments while programs of all kinds write one file. Whatever it had promised by
+// then is in the backing file, the programs get errors and end, and a new mount works.
 func TestCrash(t *testing.T) {
 	const times = 12 // for each way of writing
 	const interval = 400 * time.Millisecond

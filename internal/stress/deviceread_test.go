@@ -103,7 +103,8 @@ func TestReadsComeFromADevice(t *testing.T) {
 	}
 }
 
-// TestReadsOfAHungDevice: a device that no longer answers costs those who read a bounded time, and nobody anything else.
+// TestReadsOfAHungDevice: a device that no longer answers costs those who read a bounded time, and nobody anything
+// else.
 func TestReadsOfAHungDevice(t *testing.T) {
 	testdevice.Emulated(t, "a GPU does not hang when told to")
 	m := testmount.Start(t, testmount.Options{DeviceReads: "always", Faulty: true})

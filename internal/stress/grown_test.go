@@ -11,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestGrownFile: a program maps the one page of a file, which grows to 64 GiB. Who maps it then gets a few dozen descriptors, and shares
-// the memory of the page.
+// TestGrownFile: a program maps the one page of a file, which grows to 64 GiB. Who maps it then gets a few dozen
+// descriptors, and shares the memory of the page.
 func TestGrownFile(t *testing.T) {
 	testdevice.Emulated(t, "no GPU has to have room for it")
 	const size, far = int64(64 << 30), int64(50<<30 + 4095)

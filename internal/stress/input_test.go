@@ -235,7 +235,8 @@ func TestGarbage(t *testing.T) {
 	sameEverywhere(t, m, "shared", content)
 }
 
-// TestSilentClients has clients that say nothing, or never read. They lose their connections, and nobody waits for them.
+// TestSilentClients has clients that say nothing, or never read. They lose their connections, and nobody waits for
+// them.
 func TestSilentClients(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{})
 	f, err := os.Create(m.Path("file"))
@@ -297,7 +298,8 @@ func TestThousandClients(t *testing.T) {
 	assert.Equal(t, clients+1, status(t, m).Files[0].Mappings)
 	assert.Equal(t, before.deviceBytes, during.deviceBytes, "they share one extent")
 	t.Logf("%d goroutines, %d descriptors, %d KiB with them; %d, %d, %d without",
-		during.goroutines, during.descriptors, during.residentBytes>>10, before.goroutines, before.descriptors, before.residentBytes>>10)
+		during.goroutines, during.descriptors, during.residentBytes>>10, before.goroutines, before.descriptors,
+		before.residentBytes>>10)
 	store(t, mine, 0, []byte("still here")...)
 	_, err = mine.Release(0, 4096)
 	require.NoError(t, err)
@@ -312,14 +314,15 @@ func TestThousandClients(t *testing.T) {
 	eventually(t, func() error {
 		after := measure(t, m)
 		if after.descriptors > before.descriptors+1 || after.goroutines > before.goroutines+readers {
-			return fmt.Errorf("%d descriptors and %d goroutines, %d and %d before", after.descriptors, after.goroutines, before.descriptors, before.goroutines)
+			return fmt.Errorf("%d descriptors and %d goroutines, %d and %d before", after.descriptors, after.goroutines,
+				before.descriptors, before.goroutines)
 		}
 		return nil
 	})
 }
 
-// TestOutOfDescriptors lets the daemon run out of descriptors. Opening fails then, what is open works, and when files are
-// closed everything works again.
+// TestOutOfDescriptors lets the daemon run out of descriptors. Opening fails then, what is open works, and when files
+// are closed everything works again.
 func TestOutOfDescriptors(t *testing.T) {
 	testdevice.Emulated(t, "the driver opens descriptors of its own, and how many is not known")
 	m := testmount.Start(t, testmount.Options{Limit: 100})

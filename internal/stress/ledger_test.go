@@ -7,9 +7,9 @@ import (
 	"unsafe"
 )
 
-// ledger is what one program was promised, in a file outside of the mount that outlives program and daemon. It is appended
-// to by the program alone, an entry once the promise is made: after write(2) returned, after the release. A mark says that
-// everything before it was made durable.
+// ledger is what one program was promised, in a file outside of the mount that outlives program and daemon. It is
+// appended to by the program alone, an entry once the promise is made: after write(2) returned, after the release. A
+// mark says that everything before it was made durable.
 type ledger struct {
 	b []byte
 }

@@ -24,8 +24,8 @@ import (
 
 func init() { programs["obedient"] = obedient }
 
-// obedient is a GPU program that does what it is told: path, device, pages. It answers each line of its standard input with
-// "done", or with the number and the text of an error.
+// obedient is a GPU program that does what it is told: path, device, pages. It answers each line of its standard input
+// with "done", or with the number and the text of an error.
 func obedient(args []string) error {
 	device, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -44,7 +44,8 @@ func obedient(args []string) error {
 		var err error
 		switch deed, argument, _ := strings.Cut(in.Text(), " "); deed {
 		case "map":
-			m, err = gaiafs.Map(f, 0, int64(pages)*page.Size, gaiafs.ProtRead|gaiafs.ProtWrite, testdevice.Number(device))
+			m, err = gaiafs.Map(f, 0, int64(pages)*page.Size, gaiafs.ProtRead|gaiafs.ProtWrite,
+				testdevice.Number(device))
 		case "store": // into the first byte of a page, 1 or what follows its number
 			p, value := int64(0), byte(1)
 			if n, _ := fmt.Sscan(argument, &p, &value); n == 0 {
@@ -104,9 +105,9 @@ func fsync(t testing.TB, path string) error {
 	return f.Sync()
 }
 
-// TestDeviceLost loses one of two devices under programs that use both. Whoever is on the other device, or on the CPU, goes on;
-// home has what was home, and what was lost is named: to the programs on the device, in the log, in the status, by fsync and at
-// the end of the daemon.
+// TestDeviceLost loses one of two devices under programs that use both. Whoever is on the other device, or on the CPU,
+// goes on; home has what was home, and what was lost is named: to the programs on the device, in the log, in the
+// status, by fsync and at the end of the daemon.
 func TestDeviceLost(t *testing.T) {
 	const pages = 8
 	if testdevice.Count(2) < 2 {
@@ -122,8 +123,10 @@ func TestDeviceLost(t *testing.T) {
 				require.NoError(t, fsync(t, m.Path(name)))
 			}
 			left := append([]byte(nil), want...)
-			doomed, well := start(t, "obedient", m.Path("shared"), 0, pages), start(t, "obedient", m.Path("shared"), 1, pages)
-			gone, clean := start(t, "obedient", m.Path("left"), 0, pages), start(t, "obedient", m.Path("clean"), 0, pages)
+			doomed, well := start(t, "obedient", m.Path("shared"), 0, pages),
+				start(t, "obedient", m.Path("shared"), 1, pages)
+			gone, clean := start(t, "obedient", m.Path("left"), 0, pages),
+				start(t, "obedient", m.Path("clean"), 0, pages)
 			for _, p := range []*process{doomed, well, gone, clean} {
 				p.does("map")
 			}
@@ -140,7 +143,8 @@ func TestDeviceLost(t *testing.T) {
 			require.NoError(t, err)
 			requireBytes(t, want, got, "on the mount")
 			for _, deed := range []string{"acquire", "release", "sync"} {
-				require.Contains(t, doomed.fails(deed, syscall.ENODEV), "device 0 is lost, and with it what was not in the backing files")
+				require.Contains(t, doomed.fails(deed, syscall.ENODEV),
+					"device 0 is lost, and with it what was not in the backing files")
 			}
 			require.Contains(t, clean.fails("acquire", syscall.ENODEV), "mount again to use the device")
 			require.Contains(t, gone.fails("map", syscall.ENODEV), "device 0 is lost")
@@ -215,8 +219,9 @@ func TestDeviceLost(t *testing.T) {
 	}
 }
 
-// TestDeviceLostUnderLoad loses a device while programs store, release, sync and acquire on it and on another one, and CPU programs
-// read, write and sync the same file. Nobody sees another error than those of the loss, and whoever is not on the device loses nothing.
+// TestDeviceLostUnderLoad loses a device while programs store, release, sync and acquire on it and on another one, and
+// CPU programs read, write and sync the same file. Nobody sees another error than those of the loss, and whoever is not
+// on the device loses nothing.
 func TestDeviceLostUnderLoad(t *testing.T) {
 	const rounds, programs, own = 120, 4, 3 // pages of each
 	if testdevice.Count(2) < 2 {
@@ -248,7 +253,8 @@ func TestDeviceLostUnderLoad(t *testing.T) {
 					}
 					// A sync may be the one that reports what the device took along.
 					switch said := p.line(); {
-					case said == "done", k%2 == 0 && strings.HasPrefix(said, "19 "), deed == "sync" && strings.HasPrefix(said, "5 "):
+					case said == "done", k%2 == 0 && strings.HasPrefix(said, "19 "), deed == "sync" &&
+						strings.HasPrefix(said, "5 "):
 					default:
 						return fmt.Errorf("program %d, round %d: %s: %s", k, i, deed, said)
 					}
@@ -318,8 +324,8 @@ func (g *errgroup) Wait() error {
 	return g.err
 }
 
-// TestDeviceMemoryTakenByOthers: the device has no memory left, although the budget is not used up. Whoever maps is told so, and
-// can when there is some again.
+// TestDeviceMemoryTakenByOthers: the device has no memory left, although the budget is not used up. Whoever maps is
+// told so, and can when there is some again.
 func TestDeviceMemoryTakenByOthers(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Faulty: true})
 	require.NoError(t, os.WriteFile(m.Path("file"), pattern(4*page.Size, 2), 0o600))

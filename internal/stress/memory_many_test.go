@@ -76,7 +76,8 @@ func (b *besieged) manyMappings(n int) {
 	}
 }
 
-// unread has clients ask for the status, and read nothing of the answers, until the daemon reads no more of their requests.
+// unread has clients ask for the status, and read nothing of the answers, until the daemon reads no more of their
+// requests.
 func (b *besieged) unread(clients int) {
 	for i := range 40 { // so that the status is long
 		m, err := mapFile(b.small(i), 4096)
@@ -114,8 +115,8 @@ func (b *besieged) small(i int) string {
 	return b.m.Path(name)
 }
 
-// suspects has programs write past the kernel's cache, in large pieces at once, into a file that others store into by mmap and that
-// a device has: the daemon keeps what home had of pages that the kernel may fill too early.
+// suspects has programs write past the kernel's cache, in large pieces at once, into a file that others store into by
+// mmap and that a device has: the daemon keeps what home had of pages that the kernel may fill too early.
 func (b *besieged) suspects(mib, rounds int) {
 	content := b.file(mib)
 	gpu(b, b.m.Path("file"), int64(len(content)), 0)

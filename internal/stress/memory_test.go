@@ -20,8 +20,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestHostMemory has programs do what makes a daemon grow, and compares its memory with its setting. With -stress.memory the
-// workloads are those of docs/dev/measurements.md, which has the table that it prints; otherwise they are smaller, and so is the setting.
+// TestHostMemory has programs do what makes a daemon grow, and compares its memory with its setting. With
+// -stress.memory the workloads are those of docs/dev/measurements.md, which has the table that it prints; otherwise
+// they are smaller, and so is the setting.
 func TestHostMemory(t *testing.T) {
 	const mib, extent = 1 << 20, 2 << 20
 	setting, scale := int64(2*mib), 1
@@ -42,7 +43,8 @@ func TestHostMemory(t *testing.T) {
 		{name: "rewrite by write, 4 KiB in random order", run: func(b *besieged) { b.writeRandom(64 * scale) }},
 		{name: "copy_file_range over a mapping", run: func(b *besieged) { b.copyRange(64 * scale) }},
 		{name: "two devices write every page", devices: 2, run: func(b *besieged) { b.collide(48 * scale) }},
-		{name: "ftruncate of a lazy mapping of 1 TiB, up and down", memory: 2 << 40, beside: 1 << 40 / extent * 128, run: (*besieged).resize},
+		{name: "ftruncate of a lazy mapping of 1 TiB, up and down", memory: 2 << 40, beside: 1 << 40 / extent * 128,
+			run: (*besieged).resize},
 		{name: "every other page written and released", run: func(b *besieged) { b.alternate(64*scale, 4) }},
 		{name: "SEEK_DATA over what was released", run: func(b *besieged) { b.seek(64 * scale) }},
 		{name: "files of a page, mapped and unmapped", run: func(b *besieged) { b.manyFiles(2000 + 14000*(scale-1)) }},
@@ -55,7 +57,8 @@ func TestHostMemory(t *testing.T) {
 			if memory == 0 {
 				memory = 128 * int64(scale) * mib
 			}
-			m := testmount.Start(t, testmount.Options{Devices: w.devices, Memory: memory, HostMemory: setting, WriteBackInterval: 10 * time.Second})
+			m := testmount.Start(t, testmount.Options{Devices: w.devices, Memory: memory, HostMemory: setting,
+				WriteBackInterval: 10 * time.Second})
 			b := &besieged{T: t, m: m}
 			idle := measure(t, m).residentBytes
 			peak, began := b.peakOf(func() { w.run(b) }, "RssAnon")-idle, time.Since(b.began)
@@ -66,10 +69,12 @@ func TestHostMemory(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("MiB that the daemon took above what it takes when idle, beside the setting, and seconds:\n%s", table.String())
+	t.Logf("MiB that the daemon took above what it takes when idle, beside the setting, and seconds:\n%s",
+		table.String())
 }
 
-// hostMemoryBeside is what a daemon may take besides its setting and half of that: buffers of requests under way, and garbage of Go.
+// hostMemoryBeside is what a daemon may take besides its setting and half of that: buffers of requests under way, and
+// garbage of Go.
 const hostMemoryBeside = 64 << 20
 
 // besieged is a daemon whose memory is looked at.
@@ -80,7 +85,8 @@ type besieged struct {
 	check func() // that no byte was lost
 }
 
-// peakOf returns the most memory of some kinds of the daemon that was seen while a workload ran. That of emulated devices is RssShmem.
+// peakOf returns the most memory of some kinds of the daemon that was seen while a workload ran. That of emulated
+// devices is RssShmem.
 func (b *besieged) peakOf(workload func(), kinds ...string) (peak int64) {
 	stop := make(chan struct{})
 	var looking sync.WaitGroup
@@ -160,7 +166,8 @@ func (b *besieged) punch(mib int) {
 	before := bytes.Clone(content)
 	b.stored(m, content, 3)
 	f := b.open()
-	require.NoError(b, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 100, int64(len(content))-300))
+	require.NoError(b, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 100,
+		int64(len(content))-300))
 	for at := 100; at < len(content)-200; at++ {
 		if content[at] == before[at] {
 			content[at] = 0

@@ -30,8 +30,8 @@ type liveFile struct {
 
 const livePages = 8
 
-// newLiveFile makes a file whose pages 0 to 7 the device and the CPU program both wrote to: the device the bytes 100 to 199 of
-// each, the CPU program the bytes 200 to 299.
+// newLiveFile makes a file whose pages 0 to 7 the device and the CPU program both wrote to: the device the bytes 100 to
+// 199 of each, the CPU program the bytes 200 to 299.
 func newLiveFile(t *testing.T, m *testmount.Mount, name string) *liveFile {
 	t.Helper()
 	l := &liveFile{t: t, m: m, name: name, want: pattern(livePages*4096, 1)}
@@ -86,8 +86,8 @@ func (l *liveFile) check(name string) {
 	require.NoError(l.t, g.Close())
 }
 
-// allocate is fallocate on the mount. Where SOURCE can do it and the mount cannot because the kernel does not pass it on, it says
-// so.
+// allocate is fallocate on the mount. Where SOURCE can do it and the mount cannot because the kernel does not pass it
+// on, it says so.
 func (l *liveFile) allocate(mode uint32, off, n int64) bool {
 	l.t.Helper()
 	err := unix.Fallocate(int(l.f.Fd()), mode, off, n)
@@ -98,8 +98,8 @@ func (l *liveFile) allocate(mode uint32, off, n int64) bool {
 	return true
 }
 
-// TestLiveNamespace changes files, and their names, under live writable mappings. Each time everything that was written is where
-// it should be.
+// TestLiveNamespace changes files, and their names, under live writable mappings. Each time everything that was written
+// is where it should be.
 func TestLiveNamespace(t *testing.T) {
 	cases := []struct {
 		name   string

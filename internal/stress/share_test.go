@@ -12,7 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestShared lets programs of all kinds write the same pages for some seconds. Every byte of theirs is in the file afterwards.
+// TestShared lets programs of all kinds write the same pages for some seconds. Every byte of theirs is in the file
+// afterwards.
 func TestShared(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -23,8 +23,8 @@ import (
 
 func init() { programs["churn"] = churnProgram }
 
-// churnProgram makes, maps, changes, moves and deletes files of its own, with CPU and device, and checks that each reads as it
-// must: directory, seed. It ends when asked to and leaves the files that there are.
+// churnProgram makes, maps, changes, moves and deletes files of its own, with CPU and device, and checks that each
+// reads as it must: directory, seed. It ends when asked to and leaves the files that there are.
 func churnProgram(args []string) error {
 	seed, err := strconv.ParseUint(args[1], 10, 64)
 	if err != nil {
@@ -160,8 +160,8 @@ func (c *churn) share(name string) (err error) {
 	return c.check(name)
 }
 
-// storeEven stores those bytes of p, which belongs at off, that have even offsets. Nobody else stores into the mapping, so the odd
-// ones can be stored as they are there.
+// storeEven stores those bytes of p, which belongs at off, that have even offsets. Nobody else stores into the mapping,
+// so the odd ones can be stored as they are there.
 func storeEven(m *gaiafs.Mapping, p []byte, off int) error {
 	there := make([]byte, len(p))
 	if _, err := m.ReadAt(there, int64(off)); err != nil {
@@ -176,8 +176,8 @@ func storeEven(m *gaiafs.Mapping, p []byte, off int) error {
 	return err
 }
 
-// TestSoak keeps a mount under mixed load and looks whether what the daemon takes grows. In the end every file reads the same in
-// SOURCE and on a fresh mount.
+// TestSoak keeps a mount under mixed load and looks whether what the daemon takes grows. In the end every file reads
+// the same in SOURCE and on a fresh mount.
 func TestSoak(t *testing.T) {
 	o := testmount.Options{
 		Source:            t.TempDir(),
@@ -208,7 +208,8 @@ func TestSoak(t *testing.T) {
 		u := quietest(t, m)
 		samples = append(samples, u)
 		if round%4 == 0 {
-			t.Logf("%8v: %d KiB in use of %d KiB, %d descriptors, %d goroutines, %d KiB on devices", time.Since(begin).Round(time.Second),
+			t.Logf("%8v: %d KiB in use of %d KiB, %d descriptors, %d goroutines, %d KiB on devices",
+				time.Since(begin).Round(time.Second),
 				u.heapBytes>>10, u.residentBytes>>10, u.descriptors, u.goroutines, u.deviceBytes>>10)
 		}
 	}
@@ -220,8 +221,8 @@ func TestSoak(t *testing.T) {
 	sameCold(t, o)
 }
 
-// quietest measures some times and returns the usage with the least memory: what requests take that are under way says nothing
-// about leaks, and is most of a small daemon's memory.
+// quietest measures some times and returns the usage with the least memory: what requests take that are under way says
+// nothing about leaks, and is most of a small daemon's memory.
 func quietest(t testing.TB, m *testmount.Mount) usage {
 	t.Helper()
 	least := measure(t, m)
@@ -234,8 +235,8 @@ func quietest(t testing.TB, m *testmount.Mount) usage {
 	return least
 }
 
-// flat compares the second half of the samples with the quarter before it; what came first was warming up. Fewer samples than
-// that show nothing.
+// flat compares the second half of the samples with the quarter before it; what came first was warming up. Fewer
+// samples than that show nothing.
 func flat(t testing.TB, samples []usage) {
 	t.Helper()
 	if len(samples) < 40 {

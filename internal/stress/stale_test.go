@@ -19,8 +19,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// The file of the test for stale readers. Each page has slots that CPU programs write under a lock, and behind them a field
-// for each of two devices. What a slot must hold is in a file outside of the mount that the programs share.
+// The file of the test for stale readers. Each page has slots that CPU programs write under a lock, and behind them a
+// field for each of two devices. What a slot must hold is in a file outside of the mount that the programs share.
 const (
 	slotBytes    = 1024
 	slotsPerPage = 3
@@ -70,8 +70,8 @@ func mapShared(path string, n int) ([]byte, error) {
 	return unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// slots is a CPU program: path, ledger, operations, seed. An operation locks a slot, reads it, writes the next number and
-// reads that back. It prints how many of its reads got old bytes.
+// slots is a CPU program: path, ledger, operations, seed. An operation locks a slot, reads it, writes the next number
+// and reads that back. It prints how many of its reads got old bytes.
 func slots(args []string) error {
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -178,8 +178,8 @@ func fields(args []string) error {
 	return m.Close()
 }
 
-// staleReads runs four CPU programs with so many operations in all while two devices release, and returns how many reads
-// got old bytes. What is in the file afterwards is checked too.
+// staleReads runs four CPU programs with so many operations in all while two devices release, and returns how many
+// reads got old bytes. What is in the file afterwards is checked too.
 func staleReads(t *testing.T, m *testmount.Mount, operations int, seed uint64) (stale int) {
 	t.Helper()
 	const programs = 4
@@ -232,8 +232,8 @@ func staleReads(t *testing.T, m *testmount.Mount, operations int, seed uint64) (
 	return stale
 }
 
-// TestNoStaleReads shows that nobody who waited for a write gets bytes from before it, though devices have the kernel drop
-// its pages all the time.
+// TestNoStaleReads shows that nobody who waited for a write gets bytes from before it, though devices have the kernel
+// drop its pages all the time.
 func TestNoStaleReads(t *testing.T) {
 	seed := uint64(time.Now().UnixNano()) >> 2
 	t.Logf("again: go test ./internal/stress -run TestNoStaleReads -stress.ops %d (seed %d)", *operations, seed)
@@ -247,7 +247,8 @@ func TestNoStaleReads(t *testing.T) {
 // TestNoStaleReadsFromDevices is the same with reads that devices serve wherever they can.
 func TestNoStaleReadsFromDevices(t *testing.T) {
 	seed := uint64(time.Now().UnixNano()) >> 2
-	t.Logf("again: go test ./internal/stress -run TestNoStaleReadsFromDevices -stress.ops %d (seed %d)", *operations, seed)
+	t.Logf("again: go test ./internal/stress -run TestNoStaleReadsFromDevices -stress.ops %d (seed %d)", *operations,
+		seed)
 	bothModes(t, func(t *testing.T, o testmount.Options) {
 		o.Devices, o.DeviceReads = 2, "always"
 		m := testmount.Start(t, o)

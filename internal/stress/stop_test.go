@@ -21,7 +21,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// program is the path of a gaiafs built for these tests: how it ends, and with which status, is part of what they look at.
+// program is the path of a gaiafs built for these tests: how it ends, and with which status, is part of what they look
+// at.
 var program = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(os.TempDir(), "gaiafs")
 	out, err := exec.Command("go", "build", "-o", path, "github.com/gaiafs/gaiafs/cmd/gaiafs").CombinedOutput()
@@ -40,8 +41,8 @@ type served struct {
 	ended       chan error
 }
 
-// serve mounts with a write-back interval that nothing waits for: what is in the backing file afterwards was brought there by
-// ending.
+// serve mounts with a write-back interval that nothing waits for: what is in the backing file afterwards was brought
+// there by ending.
 func serve(t *testing.T, more ...string) *served {
 	t.Helper()
 	requireTool(t, "go")
@@ -93,8 +94,8 @@ func (c *crew) someRounds(t testing.TB) {
 // modes are the ways of writing, as options of gaiafs.
 var modes = map[string][]string{"through": nil, "back": {"--write-back"}}
 
-// TestTermination ends gaiafs with SIGTERM while programs write. GPU programs lose their mappings, with what they stored; CPU
-// programs may finish. Everything is in the backing file.
+// TestTermination ends gaiafs with SIGTERM while programs write. GPU programs lose their mappings, with what they
+// stored; CPU programs may finish. Everything is in the backing file.
 func TestTermination(t *testing.T) {
 	for mode, options := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -125,8 +126,8 @@ func TestTermination(t *testing.T) {
 	}
 }
 
-// TestIdleTermination ends gaiafs while nobody uses the mount, but released bytes are on a device only. It also ends with the
-// umount of gaiafs and with that of the system.
+// TestIdleTermination ends gaiafs while nobody uses the mount, but released bytes are on a device only. It also ends
+// with the umount of gaiafs and with that of the system.
 func TestIdleTermination(t *testing.T) {
 	for mode, options := range modes {
 		for _, way := range []string{"SIGTERM", "SIGINT", "gaiafs umount", "umount"} {
@@ -170,8 +171,8 @@ func TestIdleTermination(t *testing.T) {
 	}
 }
 
-// TestLazyUnmount takes the mount out of sight while programs use it, as `umount -l` does. They go on until they end, and so does
-// gaiafs.
+// TestLazyUnmount takes the mount out of sight while programs use it, as `umount -l` does. They go on until they end,
+// and so does gaiafs.
 func TestLazyUnmount(t *testing.T) {
 	for mode, options := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -223,7 +224,8 @@ func TestPlaces(t *testing.T) {
 		{"a source that is a file", filepath.Join(full, "file"), empty, "not a directory"},
 	} {
 		for _, daemon := range []bool{false, true} {
-			args := []string{"mount", "--gpus", "none", "--socket", filepath.Join(t.TempDir(), "run", "sock"), c.source, c.mountpoint}
+			args := []string{"mount", "--gpus", "none", "--socket", filepath.Join(t.TempDir(), "run", "sock"), c.source,
+				c.mountpoint}
 			if daemon {
 				args = append(args, "--daemon")
 			}

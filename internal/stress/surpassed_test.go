@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestSurpassedInSource makes a file longer through the mount right after somebody did in SOURCE, and before anybody looked. The
-// kernel has the page of the former end, stored into and not.
+// TestSurpassedInSource makes a file longer through the mount right after somebody did in SOURCE, and before anybody
+// looked. The kernel has the page of the former end, stored into and not.
 func TestSurpassedInSource(t *testing.T) {
 	const first = "the beginning"
 	added := strings.Repeat("x", 5000)

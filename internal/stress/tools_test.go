@@ -20,8 +20,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// startWithDevices mounts, and has a crew of writers share a file of the mount for as long as the test does something else. The
-// function that it returns ends them and checks what they left.
+// startWithDevices mounts, and has a crew of writers share a file of the mount for as long as the test does something
+// else. The function that it returns ends them and checks what they left.
 func startWithDevices(t *testing.T, o testmount.Options) (m *testmount.Mount, end func()) {
 	t.Helper()
 	o.Devices = 2
@@ -59,17 +59,20 @@ func TestGit(t *testing.T) {
 		m, end := startWithDevices(t, o)
 		repo := m.Path("repo")
 		git := func(args ...string) []string {
-			return append([]string{"-C", repo, "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "gc.auto=0", "-c", "core.fsync=all"}, args...)
+			return append([]string{"-C", repo, "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "gc.auto=0",
+				"-c", "core.fsync=all"}, args...)
 		}
 		require.NoError(t, os.Mkdir(repo, 0o755))
 		run(t, m.Dir, "git", "init", "-q", repo)
 		for i := range 300 {
-			require.NoError(t, os.WriteFile(filepath.Join(repo, fmt.Sprint("file", i)), pattern(100+i*37, byte(i)), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(repo, fmt.Sprint("file", i)), pattern(100+i*37, byte(i)),
+				0o600))
 		}
 		run(t, m.Dir, "git", git("add", ".")...)
 		run(t, m.Dir, "git", git("commit", "-qm", "first")...)
 		for i := range 5 {
-			require.NoError(t, os.WriteFile(filepath.Join(repo, fmt.Sprint("file", i)), pattern(50_000, byte(i)+100), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(repo, fmt.Sprint("file", i)), pattern(50_000, byte(i)+100),
+				0o600))
 			cmd := command(m.Dir, "git", git("commit", "-qam", fmt.Sprint("killed ", i))...)
 			require.NoError(t, cmd.Start())
 			<-time.After(time.Duration(2+3*i) * time.Millisecond) // somewhere in the middle
@@ -87,10 +90,12 @@ func TestGit(t *testing.T) {
 		run(t, m.Dir, "git", git("gc", "-q")...)
 		run(t, m.Dir, "git", git("fsck", "--full", "--strict")...)
 		run(t, m.Dir, "git", "clone", "-q", "--no-local", repo, m.Path("clone"))
-		require.Equal(t, run(t, m.Dir, "git", git("rev-parse", "HEAD^{tree}")...), run(t, m.Path("clone"), "git", "rev-parse", "HEAD^{tree}"))
+		require.Equal(t, run(t, m.Dir, "git", git("rev-parse", "HEAD^{tree}")...),
+			run(t, m.Path("clone"), "git", "rev-parse", "HEAD^{tree}"))
 		require.Empty(t, run(t, m.Path("clone"), "git", "status", "--porcelain"))
 		end()
-		require.Empty(t, run(t, filepath.Join(m.Source, "clone"), "git", "status", "--porcelain"), "in SOURCE, without the mount")
+		require.Empty(t, run(t, filepath.Join(m.Source, "clone"), "git", "status", "--porcelain"),
+			"in SOURCE, without the mount")
 	})
 }
 
@@ -106,7 +111,8 @@ func TestGoBuild(t *testing.T) {
 			[]byte("package main\n\nimport \"strconv\"\n\nfunc main() { println(strconv.Quote(\"built\")) }\n"), 0o600))
 		build := func() *exec.Cmd {
 			cmd := command(dir, "go", "build", "-o", "hello", ".")
-			cmd.Env = append(os.Environ(), "GOCACHE="+m.Path("gocache"), "GOFLAGS=-mod=mod", "GOTOOLCHAIN=local", "CGO_ENABLED=0", "TMPDIR="+m.Dir)
+			cmd.Env = append(os.Environ(), "GOCACHE="+m.Path("gocache"), "GOFLAGS=-mod=mod", "GOTOOLCHAIN=local",
+				"CGO_ENABLED=0", "TMPDIR="+m.Dir)
 			return cmd
 		}
 		killed := build()
@@ -122,13 +128,15 @@ func TestGoBuild(t *testing.T) {
 	})
 }
 
-// TestSQLite has two processes write a database in WAL mode, and kills one of them now and then. What was committed is there.
+// TestSQLite has two processes write a database in WAL mode, and kills one of them now and then. What was committed is
+// there.
 func TestSQLite(t *testing.T) {
 	sqlite := requireTool(t, "sqlite3")
 	bothModes(t, func(t *testing.T, o testmount.Options) {
 		m, end := startWithDevices(t, o)
 		db := m.Path("data.db")
-		require.Equal(t, "wal\n", run(t, m.Dir, sqlite, db, "PRAGMA journal_mode=WAL; CREATE TABLE t(who INT, n INT, text TEXT, PRIMARY KEY(who, n));"))
+		require.Equal(t, "wal\n", run(t, m.Dir, sqlite, db,
+			"PRAGMA journal_mode=WAL; CREATE TABLE t(who INT, n INT, text TEXT, PRIMARY KEY(who, n));"))
 		// writer inserts numbers in transactions of their own and prints each that is committed.
 		writer := func(who, from, to int) (*exec.Cmd, func() int) {
 			var script strings.Builder
@@ -184,7 +192,8 @@ func TestSQLite(t *testing.T) {
 		want := fmt.Sprintf("ok\n200\n%d\n", last+1)
 		require.Equal(t, want, run(t, m.Dir, sqlite, db, check))
 		end()
-		require.Equal(t, want, run(t, m.Source, sqlite, filepath.Join(m.Source, "data.db"), check), "in SOURCE, without the mount")
+		require.Equal(t, want, run(t, m.Source, sqlite, filepath.Join(m.Source, "data.db"), check),
+			"in SOURCE, without the mount")
 	})
 }
 
@@ -211,7 +220,8 @@ func newPostgres(t *testing.T, m *testmount.Mount) *postgres {
 	require.NoError(t, err)
 	gid, err := strconv.ParseUint(u.Gid, 10, 32)
 	require.NoError(t, err)
-	p := &postgres{t: t, bin: found[len(found)-1], data: m.Path("pg"), run: t.TempDir(), ids: syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	p := &postgres{t: t, bin: found[len(found)-1], data: m.Path("pg"), run: t.TempDir(),
+		ids: syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	for dir := p.run; dir != os.TempDir(); dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
@@ -285,8 +295,8 @@ func (p *postgres) alone() {
 	})
 }
 
-// TestPostgreSQL runs pgbench, kills the postmaster in the middle of it, and checks that the database recovers to a consistent
-// state with everything that was committed.
+// TestPostgreSQL runs pgbench, kills the postmaster in the middle of it, and checks that the database recovers to a
+// consistent state with everything that was committed.
 func TestPostgreSQL(t *testing.T) {
 	const kills = 1 // a recovery takes half of the test's time
 	bothModes(t, func(t *testing.T, o testmount.Options) {

@@ -17,9 +17,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// The file that writers of all kinds share. A page has a slot for each of eight writers, so all of them write all of its
-// pages. A writer stores higher and higher numbers into its slots: what is found in one tells how much of the writer's work
-// is there.
+// The file that writers of all kinds share. A page has a slot for each of eight writers, so all of them write all of
+// its pages. A writer stores higher and higher numbers into its slots: what is found in one tells how much of the
+// writer's work is there.
 const (
 	writerSlot  = 512
 	writers     = 4096 / writerSlot
@@ -59,8 +59,9 @@ func lossOf(err error) (syscall.Errno, bool) {
 	return errno, false
 }
 
-// work runs a writer: path, ledger, writer, device, seed, pause. It stores in rounds, with a pause between them, until asked to end, enters in the ledger what it
-// was promised, checks that it sees its own bytes, and ends well when the daemon is lost.
+// work runs a writer: path, ledger, writer, device, seed, pause. It stores in rounds, with a pause between them, until
+// asked to end, enters in the ledger what it was promised, checks that it sees its own bytes, and ends well when the
+// daemon is lost.
 func work(args []string, open func(path string, writer, device int) (storer, error)) error {
 	var numbers [2]int
 	for i := range numbers {
@@ -120,7 +121,8 @@ func rounds(s storer, l *ledger, rng *rand.Rand, pause time.Duration, done <-cha
 				return err
 			}
 			if !filled(buf, uint64(last[page])) {
-				return fmt.Errorf("the slot of page %d does not read %d, which this program stored there: % x", page, last[page], buf[:16])
+				return fmt.Errorf("the slot of page %d does not read %d, which this program stored there: % x", page,
+					last[page], buf[:16])
 			}
 			if err := s.store(page, uint64(number)); err != nil {
 				return err

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 )
 
-// gpusVariable has tests use GPUs in the place of emulated devices: cuda:0,1 and so on, as --gpus. Numbers begin at 0, since
-// tests name devices so; CUDA_VISIBLE_DEVICES says which GPUs those are.
+// gpusVariable has tests use GPUs in the place of emulated devices: cuda:0,1 and so on, as --gpus. Numbers begin at 0,
+// since tests name devices so; CUDA_VISIBLE_DEVICES says which GPUs those are.
 const gpusVariable = "GAIAFS_TEST_GPUS"
 
 // gpus returns how many GPUs tests use, 0 for emulated devices.
@@ -30,7 +30,8 @@ func gpus() (int, error) {
 		ok = ok && n == strconv.Itoa(i)
 	}
 	if !ok {
-		return 0, fmt.Errorf("%s=%s: write cuda:0,1 and so on, from 0 without gaps; CUDA_VISIBLE_DEVICES chooses GPUs", gpusVariable, text)
+		return 0, fmt.Errorf("%s=%s: write cuda:0,1 and so on, from 0 without gaps; CUDA_VISIBLE_DEVICES chooses GPUs",
+			gpusVariable, text)
 	}
 	return len(numbers), nil
 }

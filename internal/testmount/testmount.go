@@ -1,5 +1,5 @@
-// Package testmount serves a mount to tests from a process of its own, as a user would have it: the test and its programs do
-// I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill it.
+// Package testmount serves a mount to tests from a process of its own, as a user would have it: the test and its
+// programs do I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill it.
 //
 // The daemon is the test binary itself, run again: a test package calls Main first thing in its TestMain.
 //
@@ -46,12 +46,12 @@ const environment = "GAIAFS_TESTMOUNT"
 type Options struct {
 	// Source is the backing directory; "" stands for a fresh one.
 	Source string
-	// Devices is the number of devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each. They are emulated, or
-	// the GPUs that the environment names, see package testdevice; of those there may be fewer.
+	// Devices is the number of devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each. They are
+	// emulated, or the GPUs that the environment names, see package testdevice; of those there may be fewer.
 	Devices int
 	Memory  int64
-	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their memory
-	// by its libcuda.
+	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their
+	// memory by its libcuda.
 	Disguised bool
 	// Emulated is how many of the devices, the last ones, are emulated whatever the others are: a mount with two kinds.
 	Emulated int
@@ -63,7 +63,8 @@ type Options struct {
 	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
 	WriteBack         bool
-	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else auto.
+	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else
+	// auto.
 	DeviceReads string
 	AllowOther  bool
 	ReadOnly    bool
@@ -172,7 +173,8 @@ func obey(in io.Reader, devices []*faulty.Device) {
 
 // open makes device i of the mount.
 func (o Options) open(i int) (gpubackend.Device, error) {
-	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison, CopyEngines: i%2 == 0} // there are two ways of copying from devices
+	// there are two ways of copying from devices
+	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison, CopyEngines: i%2 == 0}
 	other := i >= o.Devices-o.Emulated
 	if !o.Disguised && !other {
 		return testdevice.Open(e)
@@ -223,8 +225,9 @@ func serve(j job) error {
 		Tenants:           j.Tenants,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
-		DeviceReads:       pagecache.DeviceReadsNamed(cmp.Or(j.DeviceReads, os.Getenv("GAIAFS_TEST_DEVICE_READS"), "auto")),
-		Log:               log,
+		DeviceReads: pagecache.DeviceReadsNamed(cmp.Or(j.DeviceReads, os.Getenv("GAIAFS_TEST_DEVICE_READS"),
+			"auto")),
+		Log: log,
 	})
 	if err != nil {
 		return err
@@ -291,7 +294,8 @@ func serve(j job) error {
 	return errors.Join(errs...)
 }
 
-// Start mounts. The test fails if that does not work, or if the daemon does not end well. It is unmounted when the test ends.
+// Start mounts. The test fails if that does not work, or if the daemon does not end well. It is unmounted when the test
+// ends.
 func Start(t testing.TB, o Options) *Mount {
 	t.Helper()
 	m, err := Try(t, o)
@@ -340,7 +344,8 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	m := &Mount{t: t, Source: o.Source, Dir: o.Mountpoint, log: log, cmd: cmd, ended: make(chan struct{}), done: make(chan struct{}, 1)}
+	m := &Mount{t: t, Source: o.Source, Dir: o.Mountpoint, log: log, cmd: cmd, ended: make(chan struct{}),
+		done: make(chan struct{}, 1)}
 	if o.Faulty {
 		in, err := cmd.StdinPipe()
 		require.NoError(t, err)

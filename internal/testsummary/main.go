@@ -206,7 +206,10 @@ func (s *summary) keepOutput(pkg string) {
 
 // finish prints the totals and reports whether all is well.
 func (s *summary) finish(took time.Duration) bool {
-	slices.SortFunc(s.skipped, func(a, b skip) int { return cmp.Or(cmp.Compare(a.pkg, b.pkg), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(s.skipped, func(a, b skip) int {
+		return cmp.Or(cmp.Compare(a.pkg, b.pkg),
+			cmp.Compare(a.name, b.name))
+	})
 	if len(s.skipped) > 0 {
 		fmt.Fprintln(s.out, "\nSkipped:")
 		for _, k := range s.skipped {

@@ -44,7 +44,8 @@ func TestFailuresAreShown(t *testing.T) {
 		`{"Action":"output","Package":"github.com/gaiafs/gaiafs/fs","Output":"panic: test timed out\n"}`,
 		`{"Action":"fail","Package":"github.com/gaiafs/gaiafs/fs","Elapsed":2}`)
 	require.False(t, ok)
-	for _, text := range []string{"why it failed", "at its place", "panic: test timed out", "FAIL     2.0 s  fs", "2 failed"} {
+	for _, text := range []string{"why it failed", "at its place", "panic: test timed out", "FAIL     2.0 s  fs",
+		"2 failed"} {
 		require.Contains(t, out, text)
 	}
 }
@@ -64,7 +65,8 @@ func TestNothingIsAFailure(t *testing.T) {
 	require.Contains(t, out, "go: no packages")
 }
 
-// TestOutputIsKept: what a failed test wrote is printed after everything else, and all that its package wrote is in a file.
+// TestOutputIsKept: what a failed test wrote is printed after everything else, and all that its package wrote is in a
+// file.
 func TestOutputIsKept(t *testing.T) {
 	var out strings.Builder
 	s := newSummary(&out)

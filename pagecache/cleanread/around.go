@@ -46,7 +46,8 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 			return nil
 		}
 	}
-	k := f.addChunkLocked(i, page.Range{Start: page.Index(i << chunkShift), End: min(page.Index((i+1)<<chunkShift), p.end)})
+	k := f.addChunkLocked(i, page.Range{Start: page.Index(i << chunkShift),
+		End: min(page.Index((i+1)<<chunkShift), p.end)})
 	k.around = true
 	return k
 }

@@ -32,7 +32,8 @@ func (m *chunkMemory) take() *chunkBytes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.spares)+len(m.bare) == 0 {
-		slab, err := unix.Mmap(-1, 0, slabChunks*ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		slab, err := unix.Mmap(-1, 0, slabChunks*ChunkSize, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
 			return nil
 		}

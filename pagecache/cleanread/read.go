@@ -85,8 +85,8 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	return int(hi) + after, nil
 }
 
-// take fills the bytes [lo, hi) of p, which begins at off, from the device that plan reads; what its hashes do not vouch
-// for, from home. end says how far p is filled.
+// take fills the bytes [lo, hi) of p, which begins at off, from the device that plan reads; what its hashes do not
+// vouch for, from home. end says how far p is filled.
 func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (end int64, err error) {
 	waited := time.Now()
 	doubtful := plan.pages

@@ -97,7 +97,8 @@ func (f *File) Publish(rg page.Range, direct bool, now State) {
 			continue
 		}
 		next := &snapshot{
-			region: r, epoch: epoch, held: held, size: now.Size, serves: now.Serves, changes: now.Changes, complete: true,
+			region: r, epoch: epoch, held: held, size: now.Size, serves: now.Serves, changes: now.Changes,
+			complete: true,
 		}
 		if now.Serves {
 			next.haves = f.ex.Haves(pages)

@@ -54,8 +54,9 @@ type waiter struct {
 // moved is shown to watch, which may be nil.
 func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Feed, failed func(err error)) *Device {
 	d := &Device{
-		dev: dev, order: order, live: watch, failed: failed, waits: make(map[schedule.ID]*waiter), begun: make(map[schedule.ID][]schedule.Request),
-		Cost: NewPlace(deviceLatency, deviceBandwidth),
+		dev: dev, order: order, live: watch, failed: failed, waits: make(map[schedule.ID]*waiter),
+		begun: make(map[schedule.ID][]schedule.Request),
+		Cost:  NewPlace(deviceLatency, deviceBandwidth),
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
@@ -77,7 +78,8 @@ func (d *Device) Out(ctx context.Context, class Class, pieces []gpubackend.Copy)
 // Peer copies from other devices' memory. The order is that of the device that copies; the others are not asked.
 func (d *Device) Peer(ctx context.Context, class Class, pieces []gpubackend.PeerCopy) error {
 	calls := cut(pieces, d.piece(), peerSize, splitPeer)
-	return d.inTurn(ctx, class, Peer, sizes(calls, peerSize), func(i int) error { return d.dev.CopyPeer(ctx, calls[i]) })
+	return d.inTurn(ctx, class, Peer, sizes(calls,
+		peerSize), func(i int) error { return d.dev.CopyPeer(ctx, calls[i]) })
 }
 
 // Patch brings pages up to date that programs may be storing into.

@@ -45,7 +45,8 @@ func newBench(t *testing.T, order schedule.Discipline) *bench {
 	})
 	for k := range 256 {
 		host := bytes.Repeat([]byte{byte(k)}, page.Size)
-		require.NoError(t, b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Off: int64(k * page.Size), Host: host}}))
+		require.NoError(t, b.In(t.Context(), Acquire,
+			[]gpubackend.Copy{{Mem: b.mem, Off: int64(k * page.Size), Host: host}}))
 	}
 	t.Cleanup(func() {
 		b.Close()
@@ -276,7 +277,8 @@ func TestTurns(t *testing.T) {
 	host := []byte{1}
 	require.NoError(t, b.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: b.mem, Host: host}}))
 	require.Zero(t, host[0])
-	err := b.Peer(t.Context(), Acquire, []gpubackend.PeerCopy{{Mem: b.mem, From: b.mem, FromOff: page.Size, N: page.Size}})
+	err := b.Peer(t.Context(), Acquire,
+		[]gpubackend.PeerCopy{{Mem: b.mem, From: b.mem, FromOff: page.Size, N: page.Size}})
 	require.False(t, errors.Is(err, context.Canceled), "it was called")
 	b.Wait()
 }

@@ -264,8 +264,8 @@ func (p *Fill) restLocked() {
 	}
 }
 
-// sendLocked sends what was read until nothing is left, unless enough others do so over each link that there is. It lets
-// go of mu meanwhile.
+// sendLocked sends what was read until nothing is left, unless enough others do so over each link that there is. It
+// lets go of mu meanwhile.
 func (p *Fill) sendLocked() {
 	var through *Relay
 	if p.sending == senders {

@@ -141,8 +141,8 @@ func TestFillFails(t *testing.T) {
 	gate.Open()
 }
 
-// TestJoin: copies that follow each other in device memory become one, whatever lies between their bytes on the host, and
-// every byte still goes where it went.
+// TestJoin: copies that follow each other in device memory become one, whatever lies between their bytes on the host,
+// and every byte still goes where it went.
 func TestJoin(t *testing.T) {
 	f := newFiller(t, 2<<20)
 	for seed := range uint64(200) {

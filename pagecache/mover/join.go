@@ -10,8 +10,8 @@ import (
 // fewCopies are too few for it to matter that each is a call of the device.
 const fewCopies = 8
 
-// join makes copies of parts of buf that follow each other in device memory one, where there are many: rows of a segment,
-// between which the file has other bytes. It moves the bytes together in buf. The order of the copies changes.
+// join makes copies of parts of buf that follow each other in device memory one, where there are many: rows of a
+// segment, between which the file has other bytes. It moves the bytes together in buf. The order of the copies changes.
 func join(copies []gpubackend.Copy, buf []byte) []gpubackend.Copy {
 	if len(copies) <= fewCopies {
 		return copies
@@ -24,7 +24,8 @@ func join(copies []gpubackend.Copy, buf []byte) []gpubackend.Copy {
 		alone := i+1 == len(copies) || at(copies[i+1]) >= from+len(c.Host) // nobody else needs bytes of c
 		if n > 0 && (alone || from == end) {
 			last := &copies[n-1]
-			if last.Mem == c.Mem && last.Off+int64(len(last.Host)) == c.Off && from >= end && end == at(*last)+len(last.Host) {
+			if last.Mem == c.Mem && last.Off+int64(len(last.Host)) == c.Off && from >= end &&
+				end == at(*last)+len(last.Host) {
 				last.Host = last.Host[:len(last.Host)+len(c.Host)]
 				copy(buf[end:], c.Host)
 				end += len(c.Host)

@@ -13,8 +13,8 @@ import (
 type Way uint8
 
 const (
-	// In is from the host to the device, Out from the device to the host, Peer from another device. Within is within the
-	// device: zeros. Through is from the host to another device over this one's link; it counts as In, too.
+	// In is from the host to the device, Out from the device to the host, Peer from another device. Within is within
+	// the device: zeros. Through is from the host to another device over this one's link; it counts as In, too.
 	In Way = iota
 	Out
 	Peer

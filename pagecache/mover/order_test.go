@@ -45,7 +45,8 @@ func TestCut(t *testing.T) {
 		require.Equal(t, all, got, seed)
 	}
 	peers := cut([]gpubackend.PeerCopy{{Off: 1, FromOff: 5, N: 10}}, 4, peerSize, splitPeer)
-	require.Equal(t, [][]gpubackend.PeerCopy{{{Off: 1, FromOff: 5, N: 4}}, {{Off: 5, FromOff: 9, N: 4}}, {{Off: 9, FromOff: 13, N: 2}}}, peers)
+	require.Equal(t, [][]gpubackend.PeerCopy{{{Off: 1, FromOff: 5, N: 4}}, {{Off: 5, FromOff: 9, N: 4}},
+		{{Off: 9, FromOff: 13, N: 2}}}, peers)
 	patches := cut(make([]gpubackend.Patch, 5), 2*4096, patchSize, nil)
 	require.Equal(t, []int64{8192, 8192, 4096}, sizes(patches, patchSize))
 }
@@ -67,7 +68,8 @@ func TestPieces(t *testing.T) {
 	}
 	b.dev.Fail(faulty.CopyOut, 1, gpubackend.ErrDeviceLost)
 	calls := b.dev.Calls(faulty.CopyOut)
-	require.ErrorIs(t, b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: got}}), gpubackend.ErrDeviceLost)
+	require.ErrorIs(t, b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: got}}),
+		gpubackend.ErrDeviceLost)
 	require.Equal(t, calls+1, b.dev.Calls(faulty.CopyOut))
 	b.Device.mu.Lock()
 	require.Empty(t, order.waits)

@@ -38,8 +38,9 @@ type Read struct {
 	state readState   // protected by Device.mu
 	// hurried says that somebody waits for it who did not ask for it; protected by Device.mu.
 	hurried bool
-	late    bool // protected by Device.mu; somebody waits no longer for it: Cost was told, and will be when it has ended
-	result  *readResult
+	// protected by Device.mu; somebody waits no longer for it: Cost was told, and will be when it has ended
+	late   bool
+	result *readResult
 }
 
 type readState uint8

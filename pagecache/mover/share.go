@@ -7,10 +7,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Fills of one file that run at once may share what they read. Before a piece is read, its Fill asks the Sharer for what
-// nobody else brings, and who else wants it; what was read goes to all of them, each in the copies that its Placer makes.
-// The Fill that gets a share sends it along with its own pieces. Nobody waits for the device of another Fill: where one
-// does not keep up, it is offered nothing more, and reads the rest itself; where home or the reader fails, too.
+// Fills of one file that run at once may share what they read. Before a piece is read, its Fill asks the Sharer for
+// what nobody else brings, and who else wants it; what was read goes to all of them, each in the copies that its Placer
+// makes. The Fill that gets a share sends it along with its own pieces. Nobody waits for the device of another Fill:
+// where one does not keep up, it is offered nothing more, and reads the rest itself; where home or the reader fails,
+// too.
 //
 //	claimed ──read by the worker──▶ handed to each Share ──▶ sent by their Fills
 //	   └─home fails, Run ends──▶ returned

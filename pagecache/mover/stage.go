@@ -2,8 +2,8 @@ package mover
 
 import "context"
 
-// Stage has the device make the host memory that a large Fill reads into, which takes tens of milliseconds where it is to
-// be page-locked, and keep it for the first one. It blocks, and ends with ctx.
+// Stage has the device make the host memory that a large Fill reads into, which takes tens of milliseconds where it is
+// to be page-locked, and keep it for the first one. It blocks, and ends with ctx.
 func (d *Device) Stage(ctx context.Context) error {
 	most := Readers()*PieceBytes + senders*callBytes
 	for n := 0; n < most && ctx.Err() == nil; n += PieceBytes {

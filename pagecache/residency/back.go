@@ -86,7 +86,8 @@ func (d *Device) winner(most int64, asked map[policy.ID]bool) (best *Extent) {
 	above := make(map[tenants.ID]int64)
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if x.Placement().Tier != TierHost || x.size > most || x.mapped > 0 || asked[id] || d.exceedsLocked(x.owner, x.size) {
+		if x.Placement().Tier != TierHost || x.size > most || x.mapped > 0 || asked[id] ||
+			d.exceedsLocked(x.owner, x.size) {
 			continue
 		}
 		if _, known := above[x.owner]; !known {

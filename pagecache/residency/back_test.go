@@ -10,8 +10,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// TestBack: what is in pinned memory goes back where much of the device has been free for a while, whoever owns least by
-// the share first, until little is free; what a bracket uses, what its Key keeps and what its owner may not have stays.
+// TestBack: what is in pinned memory goes back where much of the device has been free for a while, whoever owns least
+// by the share first, until little is free; what a bracket uses, what its Key keeps and what its owner may not have
+// stays.
 func TestBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 12)
 	ctx, now := context.Background(), time.Now()
@@ -21,7 +22,8 @@ func TestBack(t *testing.T) {
 	require.NoError(t, err)
 	host := func(k *key, user uint32, granules int) {
 		for i := range granules {
-			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))}, Asking{By: Tenant{User: user}, Patience: patient})
+			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))},
+				Asking{By: Tenant{User: user}, Patience: patient})
 			require.NoError(t, err)
 			g.Release()
 		}
@@ -62,7 +64,8 @@ func TestBack(t *testing.T) {
 	require.EqualValues(t, 11*granule, d.Status().Pinned, "not at once")
 	a.refuses.Store(true)
 	later()
-	require.Equal(t, []int{0, 4, 1}, []int{count(a, TierVRAM), count(b, TierVRAM), count(c, TierVRAM)}, "a refuses, and c may have one")
+	require.Equal(t, []int{0, 4, 1}, []int{count(a, TierVRAM), count(b, TierVRAM), count(c, TierVRAM)},
+		"a refuses, and c may have one")
 	require.Equal(t, []Tier{TierHost}, used.tiers(), "a bracket uses it")
 	a.refuses.Store(false)
 	later()
@@ -85,7 +88,8 @@ func TestBackByShare(t *testing.T) {
 	}
 	for i := range 4 {
 		for user, k := range map[uint32]*key{1: a, 2: b} {
-			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))}, Asking{By: Tenant{User: user}, Patience: patient})
+			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))},
+				Asking{By: Tenant{User: user}, Patience: patient})
 			require.NoError(t, err)
 			g.Release()
 		}

@@ -34,7 +34,8 @@ func (d *Device) CheckBudget(bytes int64) error {
 	}
 	if most := d.backend.Used() + free; bytes > max(most, d.Budget()) {
 		return refuse(syscall.ENOMEM, "device %d: a budget of %s is more than there is: %s are used here, and %s are free",
-			d.info.Ordinal, humanize.IBytes(uint64(bytes)), humanize.IBytes(uint64(d.backend.Used())), humanize.IBytes(uint64(free)))
+			d.info.Ordinal, humanize.IBytes(uint64(bytes)), humanize.IBytes(uint64(d.backend.Used())),
+			humanize.IBytes(uint64(free)))
 	}
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBudgetShrinks has what nobody maps leave, first what no program changed; what is mapped stays, and nothing more is
-// given until it fits.
+// TestBudgetShrinks has what nobody maps leave, first what no program changed; what is mapped stays, and nothing more
+// is given until it fits.
 func TestBudgetShrinks(t *testing.T) {
 	d, _ := newDevice(t, 6, 1)
 	written, clean, mapped := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -51,10 +51,12 @@ func TestBudgetGrows(t *testing.T) {
 	require.NoError(t, d.CheckBudget(4*granule))
 	require.NoError(t, d.SetBudget(context.Background(), 4*granule, ""))
 	k := newKey(t, d)
-	_, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 3), Size: granule, By: Tenant{User: 1, Limited: true}})
+	_, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 3), Size: granule,
+		By: Tenant{User: 1, Limited: true}})
 	require.ErrorContains(t, err, "no user may map more than 128 KiB of its 256 KiB")
 	d.SetShare(1)
-	pin, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 4), Size: granule, By: Tenant{User: 1, Limited: true}})
+	pin, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 4), Size: granule,
+		By: Tenant{User: 1, Limited: true}})
 	require.NoError(t, err)
 	pin.Release()
 }

@@ -58,16 +58,18 @@ type Device struct {
 	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
 	mapped   int64                 // bytes of extents that somebody maps; protected by mu
 	taken    int64                 // bytes of the device's own memory of extents that are not freed; protected by mu
-	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there. Protected
-	// by mu.
+	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there.
+	// Protected by mu.
 	takenHost, movedIn, movedOut int64
 	line                         []*Asking           // of grants, the first to go first; protected by mu
 	grants                       map[*Grant]struct{} // that were not given back; protected by mu
-	roomy                        time.Time           // since when much of the budget is free; zero: it is not. Protected by mu
-	making                       int                 // extents that are made; protected by mu
-	leaving                      int                 // extents that left and are not freed; protected by mu
-	left                         int                 // extents that ever left; protected by mu
-	turns                        []chan struct{}     // of reservations that need room; the first has the turn, and is closed. Protected by mu
+	// since when much of the budget is free; zero: it is not. Protected by mu
+	roomy   time.Time
+	making  int // extents that are made; protected by mu
+	leaving int // extents that left and are not freed; protected by mu
+	left    int // extents that ever left; protected by mu
+	// of reservations that need room; the first has the turn, and is closed. Protected by mu
+	turns []chan struct{}
 	// promised is what the reservation that has the turn has made free so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was given back, or is known not to be.
@@ -93,8 +95,9 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	}
 	o.Pinned.SetTenants(o.Tenants)
 	return &Device{
-		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned, grants: make(map[*Grant]struct{}),
-		rule: rule, eviction: o.Eviction, ledger: ledger,
+		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned,
+		grants: make(map[*Grant]struct{}),
+		rule:   rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}, nil
 }
@@ -175,7 +178,8 @@ type Status struct {
 	// Pins is what extents of pinned Keys take on each user's account, PinnedIdle what nobody maps of them and stays.
 	Pins       []UserPins
 	PinnedIdle int64
-	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so last.
+	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so
+	// last.
 	Tenants []tenants.Account
 }
 
@@ -191,8 +195,9 @@ func (d *Device) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := Status{
-		Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped, Tenants: d.ledger.Accounts(),
-		Budget: d.budget, Why: d.why,
+		Eviction: cmp.Or(d.eviction, policy.Default), Extents: len(d.extents), Mapped: d.mapped,
+		Tenants: d.ledger.Accounts(),
+		Budget:  d.budget, Why: d.why,
 		Users:  make([]UserPins, 0, len(d.charges)),
 		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line),
 	}

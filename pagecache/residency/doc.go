@@ -56,8 +56,8 @@
 // end, in a line, first come first served; whoever waits holds nothing. Somebody who has a Grant already and would have
 // to wait for another one is refused instead. So Grants cannot wait for each other in a circle.
 //
-// Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's own,
-// of the tenant that owns least by its share first.
+// Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's
+// own, of the tenant that owns least by its share first.
 //
 // # Making room
 //

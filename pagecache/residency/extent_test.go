@@ -33,7 +33,8 @@ func TestStates(t *testing.T) {
 	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users, "it counts once for each user")
 	again.Release()
 	p.Release()
-	require.Equal(t, Status{Eviction: "allocated", Budget: 4 * granule, Extents: 1, Users: []UserPins{}, Pins: []UserPins{},
+	require.Equal(t, Status{Eviction: "allocated", Budget: 4 * granule, Extents: 1, Users: []UserPins{},
+		Pins:    []UserPins{},
 		Tenants: []tenants.Account{{Tenant: "user 7", Owned: granule, Share: 4 * granule}}}, d.Status())
 
 	x.Hold()

@@ -32,7 +32,8 @@ func newDevice(t *testing.T, granules int64, share float64) (*Device, *faulty.De
 	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule, Poison: true})
 	require.NoError(t, err)
 	f := faulty.Wrap(e)
-	d, err := New(f, Options{Share: share, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }})
+	d, err := New(f, Options{Share: share, Log: slog.New(slog.DiscardHandler),
+		Patience: func() time.Duration { return patient }})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		d.mu.Lock()
@@ -154,7 +155,8 @@ func (k *key) takeWith(ctx context.Context, user uint32, from, to page.Index) (*
 	for size < int64(to-from)*granule {
 		size *= 2
 	}
-	return k.d.Reserve(ctx, k, Request{Pages: granules(from, to), Size: size, By: Tenant{User: user, Limited: user != 0}})
+	return k.d.Reserve(ctx, k, Request{Pages: granules(from, to), Size: size,
+		By: Tenant{User: user, Limited: user != 0}})
 }
 
 // idle leaves an extent that nobody maps.

@@ -92,8 +92,9 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 			return g, err
 		}
 		if a.Nested {
-			return nil, refuse(syscall.EDEADLK, "there is no memory for a bracket within another one, which would wait for others "+
-				"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
+			return nil, refuse(syscall.EDEADLK,
+				"there is no memory for a bracket within another one, which would wait for others "+
+					"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
 		}
 		select {
 		case <-changed:
@@ -123,11 +124,13 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	for _, w := range wants {
 		pieces, n := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
 		if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
-			return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be used", humanize.IBytes(uint64(last.bytes())))
+			return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be used",
+				humanize.IBytes(uint64(last.bytes())))
 		}
 		if bytes += n; bytes > most {
 			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
-				"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(max(need(wants), bytes))),
+				"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'",
+				humanize.IBytes(uint64(max(need(wants), bytes))),
 				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
 		for _, of := range pieces {
@@ -139,7 +142,8 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	if own, pinned := d.mostOf(by); made > own+pinned {
 		return refuse(syscall.ENOMEM, "the bracket needs %s more on device %d, and %s may own no more than %s of it and %s of pinned memory "+
 			"(the maxima of tenant %s); use less at once, or change the maxima with 'gaiafs set MOUNTPOINT tenants=FILE'",
-			humanize.IBytes(uint64(made)), d.info.Ordinal, by, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(pinned)), by)
+			humanize.IBytes(uint64(made)), d.info.Ordinal, by, humanize.IBytes(uint64(own)),
+			humanize.IBytes(uint64(pinned)), by)
 	}
 	return nil
 }
@@ -161,7 +165,8 @@ func (d *Device) maxima(id tenants.ID) string {
 	if own == d.Budget() && pinned == d.pinned.Limit() {
 		return ""
 	}
-	return fmt.Sprintf("; %s may own no more than %s of the device and %s of pinned memory (the maxima of tenant %s)", id,
+	return fmt.Sprintf("; %s may own no more than %s of the device and %s of pinned memory (the maxima of tenant %s)",
+		id,
 		humanize.IBytes(uint64(own)), humanize.IBytes(uint64(pinned)), id)
 }
 
@@ -183,7 +188,8 @@ func (d *Device) queue(ctx context.Context, a *Asking) error {
 		d.unqueue(a)
 		return ctx.Err()
 	case <-timeout.C:
-		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v for others that came before it on device %d. %s", a.Patience,
+		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v for others that came before it on device %d. %s",
+			a.Patience,
 			d.info.Ordinal, d.holders())
 		d.unqueue(a)
 		return err
@@ -268,7 +274,8 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 func (p *Pin) complete(ctx context.Context, w Want, allocate allocator) error {
 	d := p.dev
 	for rest := w.Pages; !rest.Empty(); {
-		pieces, _ := plan(w.Key.Extents(Aligned(rest, w.Size)), rest, w.Size, d.info.Granularity, d.Budget()+d.pinned.Limit())
+		pieces, _ := plan(w.Key.Extents(Aligned(rest, w.Size)), rest, w.Size, d.info.Granularity,
+			d.Budget()+d.pinned.Limit())
 		for _, of := range pieces {
 			if of.x == nil || !slices.Contains(p.extents, of.x) {
 				ok, err := p.take(ctx, w.Key, of, allocate)
@@ -299,7 +306,8 @@ func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.
 
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
 // It waits for nobody who holds memory. What it returns of pinned memory is counted as the tenant's.
-func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant, _ func() bool) (Tier, gpubackend.Memory, error) {
+func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant,
+	_ func() bool) (Tier, gpubackend.Memory, error) {
 	if !d.over(by.id()) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return TierVRAM, mem, err

@@ -22,7 +22,8 @@ func newPinnedDevice(t *testing.T, granules, pinned int64) (*Device, *faulty.Dev
 	require.NoError(t, err)
 	f := faulty.Wrap(e)
 	d, err := New(f, Options{
-		Share: 1, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }, Pinned: NewPinned(pinned * granule),
+		Share: 1, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient },
+		Pinned: NewPinned(pinned * granule),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -46,7 +47,8 @@ func (k *key) want(from, to page.Index) Want {
 }
 
 func (k *key) grant(nested bool, from, to page.Index) (*Grant, error) {
-	return k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{Nested: nested, Patience: patient, Process: 7})
+	return k.d.Grant(context.Background(), []Want{k.want(from, to)},
+		Asking{Nested: nested, Patience: patient, Process: 7})
 }
 
 func (k *key) tiers() (list []Tier) {
@@ -199,7 +201,8 @@ func TestKeepsWhatMoves(t *testing.T) {
 	moved := x.Demote(context.Background(), func(_, _ gpubackend.Memory) error {
 		asked := k.asked.Load()
 		go func() { kept <- d.Keep(k, granules(0, 2)) }()
-		require.Eventually(t, func() bool { return k.asked.Load() > asked+1 || len(kept) > 0 }, patient, time.Millisecond)
+		require.Eventually(t, func() bool { return k.asked.Load() > asked+1 || len(kept) > 0 }, patient,
+			time.Millisecond)
 		return nil
 	})
 	require.True(t, moved)

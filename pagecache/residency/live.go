@@ -13,10 +13,11 @@ import (
 // more than three would be left.
 
 const (
-	// liveFloor is the part of a device's largest budget that is left to others: what a program asks for between two looks
-	// has to be there.
+	// liveFloor is the part of a device's largest budget that is left to others: what a program asks for between two
+	// looks has to be there.
 	liveFloor = 16
-	// growsAfter is how long memory has to be free before the budget grows: programs that free memory often take it again.
+	// growsAfter is how long memory has to be free before the budget grows: programs that free memory often take it
+	// again.
 	growsAfter = 2 * time.Second
 )
 
@@ -59,8 +60,8 @@ func (d *Device) SetLive() {
 	d.live = newLive(d.info.Memory, d.info.Granularity)
 }
 
-// Follow looks how much of the device's memory others have, and changes a live budget accordingly, as SetBudget does and
-// as long as that blocks. It does nothing where the budget is not live. Errors are those of the device and of ctx.
+// Follow looks how much of the device's memory others have, and changes a live budget accordingly, as SetBudget does
+// and as long as that blocks. It does nothing where the budget is not live. Errors are those of the device and of ctx.
 func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	d.mu.Lock()
 	is := d.live != nil
@@ -111,7 +112,8 @@ func (d *Device) follow(now time.Time, free int64) bool {
 	if to == was {
 		return false
 	}
-	d.options.Log.Info("the budget follows what others take of the device", "device", d.info.Ordinal, "was", was, "is", to,
+	d.options.Log.Info("the budget follows what others take of the device", "device", d.info.Ordinal, "was", was, "is",
+		to,
 		"free", free)
 	d.resize(to)
 	return true

@@ -40,7 +40,8 @@ func TestLiveBudget(t *testing.T) {
 		{"and free", 5 * time.Second, 901, 901, 1099, 10, 901},
 		{"for long enough", 8 * time.Second, 901, 901, 1099, 10, 1600},
 	} {
-		require.Equal(t, step.wants, l.next(begin.Add(step.after), step.budget, step.used, step.free, step.least), step.says)
+		require.Equal(t, step.wants, l.next(begin.Add(step.after), step.budget, step.used, step.free, step.least),
+			step.says)
 	}
 }
 

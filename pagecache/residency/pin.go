@@ -60,7 +60,8 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 	if len(pages) == 0 {
 		return
 	}
-	from, _ := slices.BinarySearchFunc(p.extents, pages[0].Start, func(x *Extent, p page.Index) int { return cmp.Compare(x.pages.End, p+1) })
+	from, _ := slices.BinarySearchFunc(p.extents, pages[0].Start,
+		func(x *Extent, p page.Index) int { return cmp.Compare(x.pages.End, p+1) })
 	for _, x := range p.extents[from:] {
 		bytes := int64(0)
 		for len(pages) > 0 && pages[0].Start < x.pages.End {
@@ -163,7 +164,8 @@ func (d *Device) charge(by Tenant, n int64) error {
 func (d *Device) chargeLocked(by Tenant, n int64) error {
 	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
 		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, but root and "+
-			"who mounted; unmap something, or raise user-share with 'gaiafs set'", by.User, humanize.IBytes(uint64(d.charges[by.User])),
+			"who mounted; unmap something, or raise user-share with 'gaiafs set'", by.User,
+			humanize.IBytes(uint64(d.charges[by.User])),
 			d.info.Ordinal, humanize.IBytes(uint64(share)), humanize.IBytes(uint64(d.budget)))
 	}
 	d.charges[by.User] += n

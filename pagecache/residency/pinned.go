@@ -122,7 +122,8 @@ func (p *Pinned) Used() (used, spare int64) {
 
 // take returns memory for an extent of d that user will be given: a spare, or new memory. cleared says that it has to
 // be zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host refuses.
-func (p *Pinned) take(ctx context.Context, d *Device, size int64, user uint32, cleared bool) (gpubackend.Memory, error) {
+func (p *Pinned) take(ctx context.Context, d *Device, size int64, user uint32,
+	cleared bool) (gpubackend.Memory, error) {
 	if s, ok := p.recycle(d, size, user); ok {
 		if !cleared {
 			return s.mem, nil

@@ -52,7 +52,8 @@ func (d *Device) most(id tenants.ID) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return refuse(syscall.ENOMEM, "device %d has memory, but %s may own no more than %s (the maximum of tenant %s), and programs map all "+
-		"that it owns; unmap something, or change the maximum with 'gaiafs set MOUNTPOINT tenants=FILE'", d.info.Ordinal, id,
+		"that it owns; unmap something, or change the maximum with 'gaiafs set MOUNTPOINT tenants=FILE'",
+		d.info.Ordinal, id,
 		humanize.IBytes(uint64(d.ledger.Most(id))), id)
 }
 

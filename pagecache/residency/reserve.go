@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Key is what a device holds of a file. But for Pinned, its methods are called without any lock of this package, and may
-// block on a lock of the Key's.
+// Key is what a device holds of a file. But for Pinned, its methods are called without any lock of this package, and
+// may block on a lock of the Key's.
 type Key interface {
 	// Extents returns the extents that overlap rg, in order.
 	Extents(rg page.Range) []*Extent
@@ -124,7 +124,8 @@ func (d *Device) settle(ctx context.Context, owner tenants.ID) error {
 func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) error {
 	if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
 		// The extent ends at 2^63, which is no offset any more, here and in every client.
-		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped", humanize.IBytes(uint64(last.bytes())))
+		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped",
+			humanize.IBytes(uint64(last.bytes())))
 	}
 	if budget := d.Budget(); bytes > budget {
 		need := max(uint64(bytes), uint64(Aligned(rest, r.Size).Len())<<page.Shift)
@@ -188,14 +189,16 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 type allocator func(ctx context.Context, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error)
 
 // allocateOwn is the allocator of memory that does not move.
-func (d *Device) allocateOwn(ctx context.Context, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error) {
+func (d *Device) allocateOwn(ctx context.Context, size int64, by Tenant,
+	there func() bool) (Tier, gpubackend.Memory, error) {
 	mem, err := d.allocate(ctx, size, by.id(), there)
 	return TierVRAM, mem, err
 }
 
 // make returns an extent of zeros that nobody knows of. Its owner is counted as owning it already.
 func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
-	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(), pins: make(map[uint32]int)}
+	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
+		pins: make(map[uint32]int)}
 	tier, mem, err := allocate(ctx, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err

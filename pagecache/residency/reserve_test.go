@@ -92,8 +92,8 @@ func TestSamePagesAtOnce(t *testing.T) {
 	b.Release()
 }
 
-// TestSamePagesWhileTheyAreAdopted: the one who waits does not give up in the moment when the memory is made, and the Key
-// does not have it yet.
+// TestSamePagesWhileTheyAreAdopted: the one who waits does not give up in the moment when the memory is made, and the
+// Key does not have it yet.
 func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	d, f := newDevice(t, 1, 1)
 	k := newKey(t, d)
@@ -102,7 +102,8 @@ func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	<-k.adopts
 	second := k.taking(8, 0, 1)
 	d.waitTurns(t, 1)
-	require.Eventually(t, func() bool { return f.Calls(faulty.Alloc) >= 4 }, patient, time.Millisecond) // it asks again and again
+	// it asks again and again
+	require.Eventually(t, func() bool { return f.Calls(faulty.Alloc) >= 4 }, patient, time.Millisecond)
 	still(t, second)
 	k.adopts <- struct{}{}
 	a, b := soon(t, first), soon(t, second)

@@ -27,7 +27,8 @@ func (d *Device) look() seen {
 // whether its Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from
 // go last. No copy of them begins once they have left, and those under way are waited for, though not for longer than
 // Options.Patience.
-func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID, there func() bool) (gpubackend.Memory, error) {
+func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
+	there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
 	if !d.over(owner) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
@@ -73,7 +74,8 @@ func (d *Device) spare(size int64) bool {
 
 // makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
 // room.
-func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool, w *waiting) error {
+func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool,
+	w *waiting) error {
 	evicted, err := d.evict(ctx, TierVRAM, owner, sparing{copied: true})
 	if err == nil && !evicted && before.leaving == 0 {
 		evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
@@ -160,7 +162,8 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[polic
 	stays := d.stays()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if asked[id] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written || stays(x) {
+		if asked[id] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
+			stays(x) {
 			continue
 		}
 		if i := slices.Index(order[:rank], x.owner); i >= 0 {

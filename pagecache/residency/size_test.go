@@ -111,7 +111,8 @@ func TestPlans(t *testing.T) {
 			require.True(t, i == 0 || pieces[i-1].pages.End == x.pages.Start, "seed %d", seed)
 			require.True(t, x.x != nil || x.bytes() <= size, "seed %d", seed)
 			for _, y := range there {
-				require.True(t, x.x == y || !x.pages.Overlaps(y.pages), "seed %d: %v is there, and %v is planned", seed, y.pages, x.pages)
+				require.True(t, x.x == y || !x.pages.Overlaps(y.pages), "seed %d: %v is there, and %v is planned", seed,
+					y.pages, x.pages)
 			}
 		}
 		require.Zero(t, bytes, "seed %d", seed)

@@ -90,11 +90,13 @@ func (d *Device) CheckPinned(by Tenant, need int64) error {
 	switch {
 	case pinned+need > d.budget:
 		return refuse(syscall.ENOSPC, "%s do not fit on device %d, whose budget is %s, of which %s are pinned already; unpin something, "+
-			"or raise gpu-memory with 'gaiafs set'", humanize.IBytes(uint64(need)), d.info.Ordinal, humanize.IBytes(uint64(d.budget)),
+			"or raise gpu-memory with 'gaiafs set'", humanize.IBytes(uint64(need)), d.info.Ordinal,
+			humanize.IBytes(uint64(d.budget)),
 			humanize.IBytes(uint64(pinned)))
 	case by.Limited && own+need > d.shareLocked():
 		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on device %d beside %s that are pinned already: no user may have more "+
-			"than %s, but root and who mounted; unpin something, or raise user-share with 'gaiafs set'", humanize.IBytes(uint64(need)), by.User,
+			"than %s, but root and who mounted; unpin something, or raise user-share with 'gaiafs set'",
+			humanize.IBytes(uint64(need)), by.User,
 			d.info.Ordinal, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(d.shareLocked())))
 	}
 	return nil

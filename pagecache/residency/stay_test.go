@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPinnedKeysStay: extents of pinned Keys are no victims, those of a limited user within his share, the oldest first.
+// TestPinnedKeysStay: extents of pinned Keys are no victims, those of a limited user within his share, the oldest
+// first.
 func TestPinnedKeysStay(t *testing.T) {
 	d, _ := newDevice(t, 8, 0.25)
 	first, second, others := newKey(t, d), newKey(t, d), newKey(t, d)

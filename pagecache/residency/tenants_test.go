@@ -142,8 +142,8 @@ func TestKeepLeavesTheOwner(t *testing.T) {
 }
 
 // TestMostPinned: who may own no more of pinned memory gets none beyond it although there is some, waits for his own
-// brackets with the reason, and is refused at once what he can never have; who owns nothing of the device makes room in pinned
-// memory too.
+// brackets with the reason, and is refused at once what he can never have; who owns nothing of the device makes room in
+// pinned memory too.
 func TestMostPinned(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 4)
 	list := []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}}
@@ -153,7 +153,8 @@ func TestMostPinned(t *testing.T) {
 	mapped, err := all.take(2, 0, 2)
 	require.NoError(t, err)
 	ask := func(k *key, user uint32, patience time.Duration, from, to page.Index) (*Grant, error) {
-		return d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Patience: patience})
+		return d.Grant(context.Background(), []Want{k.want(from, to)},
+			Asking{By: Tenant{User: user}, Patience: patience})
 	}
 	g, err := ask(a, 1, patient, 0, 1)
 	require.NoError(t, err)
@@ -166,7 +167,8 @@ func TestMostPinned(t *testing.T) {
 	g.Release()
 	g, err = ask(a, 1, patient, 1, 2)
 	require.NoError(t, err, "what is idle of his own makes room")
-	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: granule, Share: 4 * granule, Most: granule}}, d.pinned.Tenants())
+	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: granule, Share: 4 * granule, Most: granule}},
+		d.pinned.Tenants())
 	g.Release()
 	require.Equal(t, []Tier{TierHost}, a.tiers())
 	g, err = ask(b, 3, patient, 0, 4)
@@ -195,8 +197,8 @@ func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	require.True(t, x[1].Demote(context.Background(), nothing))
 }
 
-// TestRequesterIsCounted: what a tenant asks for counts as its own when a victim is looked for, so that who owns as much
-// as another one gives way itself.
+// TestRequesterIsCounted: what a tenant asks for counts as its own when a victim is looked for, so that who owns as
+// much as another one gives way itself.
 func TestRequesterIsCounted(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	mine, theirs := newKey(t, d), newKey(t, d)
@@ -241,9 +243,11 @@ func TestGuaranteeHolds(t *testing.T) {
 func TestInnermostCgroup(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.SetTenants([]tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
-	d.SetTenants(append([]tenants.Tenant{{ID: tenants.Named("x"), Weight: 1, Users: []uint32{7}}}, d.options.Tenants...))
+	d.SetTenants(append([]tenants.Tenant{{ID: tenants.Named("x"), Weight: 1, Users: []uint32{7}}},
+		d.options.Tenants...))
 	for cgroup, want := range map[string]tenants.ID{
-		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7", "": "user 7", "/": "user 7",
+		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7",
+		"": "user 7", "/": "user 7",
 	} {
 		got, err := d.Account(tenants.Process{User: 7, Cgroup: cgroup})
 		require.NoError(t, err)
@@ -260,14 +264,15 @@ func TestInnermostCgroup(t *testing.T) {
 	require.ErrorContains(t, err, "knows no tenant of the name \"/a\"")
 }
 
-// TestInnermostDirectory: what is below a configured directory is on its account, whoever maps it, of several the innermost
-// one that has all files.
+// TestInnermostDirectory: what is below a configured directory is on its account, whoever maps it, of several the
+// innermost one that has all files.
 func TestInnermostDirectory(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.SetTenants([]tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
 		{ID: tenants.Named("x"), Weight: 1, Everyone: true}, {ID: tenants.Cgroup("/c"), Weight: 1}})
 	for want, files := range map[tenants.ID][]string{
-		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"}, "cgroup /c": {"ab/c"}, "user 7": nil,
+		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"},
+		"cgroup /c": {"ab/c"}, "user 7": nil,
 	} {
 		p := tenants.Process{User: 7, Files: files}
 		switch want {

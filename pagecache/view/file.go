@@ -219,8 +219,8 @@ func (s *pageSet) none(rg page.Range, first page.Index) bool {
 	return found == 0
 }
 
-// bridge joins the ranges of list from number n on, and the one before them, across gaps of up to so many pages, none of
-// which is in the set, of the chunk that begins at first.
+// bridge joins the ranges of list from number n on, and the one before them, across gaps of up to so many pages, none
+// of which is in the set, of the chunk that begins at first.
 func (s *pageSet) bridge(list []page.Range, n int, gap int64, first page.Index) []page.Range {
 	if len(list) == 0 {
 		return nil

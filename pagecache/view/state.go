@@ -239,7 +239,8 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 			on.minus(&stale)
 			rest.minus(&stale)
 			rest.minus(&on)
-			there, coming, lack = rest.appendRanges(there, all.Start), on.appendRanges(coming, all.Start), stale.appendRanges(lack, all.Start)
+			there, coming, lack = rest.appendRanges(there, all.Start), on.appendRanges(coming, all.Start),
+				stale.appendRanges(lack, all.Start)
 			return true
 		})
 		lack = page.AppendRange(lack, page.Range{Start: at, End: rg.End})

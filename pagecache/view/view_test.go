@@ -27,15 +27,19 @@ func TestLayoutRefuses(t *testing.T) {
 		"alignment 3":     {1, 3, []Segment{one}, "the alignment 3"},
 		"alignment 4 MiB": {1, 4 << 20, []Segment{one}, "the alignment 4194304"},
 		"no such file":    {1, 1, []Segment{{File: 1, Length: 1, Count: 1}}, "segment 0: there is no file 1"},
-		"negative offset": {1, 1, []Segment{one, {Offset: -1, Length: 1, Count: 1}}, "segment 1: its offset is 18446744073709551615"},
-		"no length":       {1, 1, []Segment{{Count: 1}}, "the length 0"},
-		"no count":        {1, 1, []Segment{{Length: 1}}, "the count 0"},
-		"rows overlap":    {1, 1, []Segment{{Length: 2, Stride: 1, Count: 2}}, "the stride 1 is less"},
-		"past the end":    {1, 1, []Segment{{Offset: math.MaxInt64, Length: 1, Count: 1}}, "ends past the largest file"},
-		"stride x count":  {1, 1, []Segment{{Length: 1, Stride: math.MaxInt64 / 2, Count: 4}}, "ends past the largest file"},
-		"many rows":       {1, 1, []Segment{{Length: 1, Stride: 1, Count: MaxRows + 1}}, "rows"},
-		"rows in all":     {1, 1, []Segment{{Length: 1, Stride: 1, Count: MaxRows}, one}, "segment 1: the view has more than"},
-		"too large":       {1, 1, slices.Repeat([]Segment{{Length: 1 << 61, Count: 1}}, 4), "larger than 2^62"},
+		"negative offset": {1, 1, []Segment{one, {Offset: -1, Length: 1, Count: 1}},
+			"segment 1: its offset is 18446744073709551615"},
+		"no length":    {1, 1, []Segment{{Count: 1}}, "the length 0"},
+		"no count":     {1, 1, []Segment{{Length: 1}}, "the count 0"},
+		"rows overlap": {1, 1, []Segment{{Length: 2, Stride: 1, Count: 2}}, "the stride 1 is less"},
+		"past the end": {1, 1, []Segment{{Offset: math.MaxInt64, Length: 1, Count: 1}},
+			"ends past the largest file"},
+		"stride x count": {1, 1, []Segment{{Length: 1, Stride: math.MaxInt64 / 2, Count: 4}},
+			"ends past the largest file"},
+		"many rows": {1, 1, []Segment{{Length: 1, Stride: 1, Count: MaxRows + 1}}, "rows"},
+		"rows in all": {1, 1, []Segment{{Length: 1, Stride: 1, Count: MaxRows}, one},
+			"segment 1: the view has more than"},
+		"too large": {1, 1, slices.Repeat([]Segment{{Length: 1 << 61, Count: 1}}, 4), "larger than 2^62"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(c.files, c.segments, int64(c.alignment))
@@ -216,7 +220,8 @@ func TestSplit(t *testing.T) {
 	there, coming, lack, moved := s.Split(rg(0, 200), 6)
 	assert.Equal(t, []page.Range{{Start: 0, End: 10}, {Start: 12, End: 20}}, there)
 	assert.Equal(t, []page.Range{{Start: 20, End: 30}, {Start: 32, End: 60}}, coming)
-	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 60, End: 100}}, page.Subtract(lack, page.Range{Start: 100, End: 200}))
+	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 60, End: 100}},
+		page.Subtract(lack, page.Range{Start: 100, End: 200}))
 	_, coming, lack, _ = s.Split(all, 5)
 	assert.Empty(t, coming)
 	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 20, End: 100}}, lack)
@@ -234,17 +239,24 @@ func TestSplit(t *testing.T) {
 
 // TestClaims: pages are claimed once, where they are coming or stale in reach, until they arrive or are returned.
 func TestClaims(t *testing.T) {
-	l, err := New(1, []Segment{{Length: page.Size, Stride: 4 * page.Size, Count: 25}, {Offset: 96 * page.Size, Length: 4 * page.Size, Count: 1}}, 256)
+	l, err := New(1, []Segment{{Length: page.Size, Stride: 4 * page.Size, Count: 25},
+		{Offset: 96 * page.Size, Length: 4 * page.Size, Count: 1}}, 256)
 	require.NoError(t, err)
 	s := NewState(l.File(0))
-	all, rg := page.Range{End: 200}, func(start, end page.Index) []page.Range { return []page.Range{{Start: start, End: end}} }
+	all, rg := page.Range{End: 200}, func(start,
+		end page.Index) []page.Range {
+		return []page.Range{{Start: start, End: end}}
+	}
 	s.Take(page.Range{End: 40}, math.MaxInt64, 1)
 	assert.Empty(t, s.Claim(all, 8), "nobody shares")
 	s.Share(page.Range{End: 60})
-	assert.Equal(t, rg(8, 13), s.Claim(page.Range{Start: 5, End: 16}, 3), "gaps are covered of which the view has nothing")
-	assert.Equal(t, []page.Range{{Start: 4, End: 5}, {Start: 16, End: 17}}, s.Claim(page.Range{Start: 3, End: 18}, 3), "claimed pages are not")
+	assert.Equal(t, rg(8, 13), s.Claim(page.Range{Start: 5, End: 16}, 3),
+		"gaps are covered of which the view has nothing")
+	assert.Equal(t, []page.Range{{Start: 4, End: 5}, {Start: 16, End: 17}}, s.Claim(page.Range{Start: 3, End: 18}, 3),
+		"claimed pages are not")
 	s.Mark(page.Range{Start: 8, End: 9})
-	assert.Empty(t, s.Claim(page.Range{Start: 4, End: 16}, 0), "what changed is claimed by nobody while older bytes may come")
+	assert.Empty(t, s.Claim(page.Range{Start: 4, End: 16},
+		0), "what changed is claimed by nobody while older bytes may come")
 	s.Arrived(page.Range{Start: 8, End: 9})
 	assert.Equal(t, rg(8, 9), s.Claim(page.Range{Start: 4, End: 16}, 0))
 	s.Return(page.Range{Start: 12, End: 13})

@@ -12,7 +12,8 @@ type Stage struct {
 	// Latency passes before a piece comes to the pipe; Depth is the number of pieces for which it passes at once.
 	Latency time.Duration
 	Depth   int
-	// Setup is what the pipe takes for a piece of any size, Bandwidth the bytes a second that it carries; 0: in no time.
+	// Setup is what the pipe takes for a piece of any size, Bandwidth the bytes a second that it carries; 0: in no
+	// time.
 	Setup     time.Duration
 	Bandwidth float64
 }
@@ -24,8 +25,8 @@ type Model struct {
 	Piece int64
 }
 
-// DefaultModel is an NVMe disk and a GPU behind PCIe 5, with a daemon that spends a few microseconds on a request. The link's
-// figures are those of copies of 4 KiB, 64 KiB and 2 MiB on an NVIDIA H200: 1.5, 17 and 51 GB/s.
+// DefaultModel is an NVMe disk and a GPU behind PCIe 5, with a daemon that spends a few microseconds on a request. The
+// link's figures are those of copies of 4 KiB, 64 KiB and 2 MiB on an NVIDIA H200: 1.5, 17 and 51 GB/s.
 func DefaultModel() Model {
 	return Model{
 		Piece: 256 << 10,
@@ -47,7 +48,8 @@ func (m Model) Check() error {
 			return fmt.Errorf("stage %d: times and bandwidth must not be negative, and its depth at least 1", i)
 		}
 		if s.Latency > time.Hour || s.Setup > time.Hour || s.Bandwidth > 0 && s.Bandwidth < 1 || s.Depth > 1<<20 {
-			return fmt.Errorf("stage %d: at most an hour, at least a byte a second, and a depth of at most %d", i, 1<<20)
+			return fmt.Errorf("stage %d: at most an hour, at least a byte a second, and a depth of at most %d", i,
+				1<<20)
 		}
 	}
 	return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// The machine of the patterns: a GPU of 132 multiprocessors with 8 thread blocks on each. A step of a block reads 4 KiB,
-// 256 threads with 16 bytes each, and takes about a microsecond, after which it takes the next.
+// The machine of the patterns: a GPU of 132 multiprocessors with 8 thread blocks on each. A step of a block reads 4
+// KiB, 256 threads with 16 bytes each, and takes about a microsecond, after which it takes the next.
 const (
 	blocks   = 132 * 8
 	step     = 4 << 10
@@ -24,15 +24,20 @@ const (
 var patterns = choices.Table[func(*maker)]{
 	{Name: "sequential", About: "one thread block reads the file from start to end", Of: sequential},
 	{Name: "strided", About: "132 x 8 thread blocks read it together, each every 1056th step", Of: stridedBlocks},
-	{Name: "out-of-order", About: "one thread block for every 64 KiB, begun in random order among the next 1056", Of: outOfOrder},
-	{Name: "random", About: "132 x 8 thread blocks read 4 KiB at random places, a sixteenth of the file in all", Of: random},
+	{Name: "out-of-order", About: "one thread block for every 64 KiB, begun in random order among the next 1056",
+		Of: outOfOrder},
+	{Name: "random", About: "132 x 8 thread blocks read 4 KiB at random places, a sixteenth of the file in all",
+		Of: random},
 	{Name: "graph", About: "64 thread blocks visit vertices of a power-law graph and read their neighbours", Of: graph},
-	{Name: "sparse", About: "132 x 8 thread blocks read a quarter of the records of 64 KiB, in random order", Of: sparse},
+	{Name: "sparse", About: "132 x 8 thread blocks read a quarter of the records of 64 KiB, in random order",
+		Of: sparse},
 	{Name: "slices", About: "132 x 8 thread blocks each read a slice of the file from start to end", Of: slices},
 	{Name: "shuffled", About: "one thread block for every 64 KiB, begun in entirely random order", Of: shuffled},
 	{Name: "skewed", About: "132 x 8 thread blocks read 64 KiB at a time, four fifths of them from a fifth of its 80 parts", Of: skewed},
-	{Name: "cyclic", About: "132 x 8 thread blocks read the whole file together, eight times over, 64 KiB at a time", Of: cyclic},
-	{Name: "cpu", About: "eight threads: forward, backward and strided streams, and one that reads at random", Of: cpuStreams},
+	{Name: "cyclic", About: "132 x 8 thread blocks read the whole file together, eight times over, 64 KiB at a time",
+		Of: cyclic},
+	{Name: "cpu", About: "eight threads: forward, backward and strided streams, and one that reads at random",
+		Of: cpuStreams},
 }
 
 // Patterns returns the names that Make knows.
@@ -77,7 +82,8 @@ func (m *maker) sources(device, n int) {
 
 // read is an access by block b, which then works for about that time.
 func (m *maker) read(b int, off, n int64, work time.Duration) {
-	m.t.Events = append(m.t.Events, trace.Event{Time: m.clocks[b], Source: uint32(b), Off: off, Len: min(n, m.size-off)})
+	m.t.Events = append(m.t.Events, trace.Event{Time: m.clocks[b], Source: uint32(b), Off: off,
+		Len: min(n, m.size-off)})
 	m.clocks[b] += time.Duration(float64(work) * (0.5 + m.rand.ExpFloat64()/2))
 }
 
@@ -186,8 +192,8 @@ func cyclic(m *maker) {
 	}
 }
 
-// graph visits vertices in random order. The neighbours of a vertex lie side by side, 8 bytes each; few vertices have most
-// of them. An eighth of the file is the index, where 16 bytes a vertex say where its neighbours are.
+// graph visits vertices in random order. The neighbours of a vertex lie side by side, 8 bytes each; few vertices have
+// most of them. An eighth of the file is the index, where 16 bytes a vertex say where its neighbours are.
 func graph(m *maker) {
 	m.sources(0, 64)
 	index := m.size / 8 / step * step

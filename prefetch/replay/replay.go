@@ -52,8 +52,8 @@ const (
 	maxChunks = 1 << 40 >> (page.Shift + chunkShift)
 )
 
-// Run replays a trace with a predictor for each file. It fails where the model is wrong, and where a trace asks for more
-// than 16 TiB, or for so much that is spread over more than 1 TiB, as a hostile one might.
+// Run replays a trace with a predictor for each file. It fails where the model is wrong, and where a trace asks for
+// more than 16 TiB, or for so much that is spread over more than 1 TiB, as a hostile one might.
 func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error) {
 	if err := m.Check(); err != nil {
 		return Score{}, err
@@ -95,7 +95,8 @@ func Check(t *trace.Trace) error {
 				last = at
 			}
 			if len(chunks) > maxChunks {
-				return fmt.Errorf("the accesses of the trace are spread over more than %d bytes", int64(maxChunks)<<(page.Shift+chunkShift))
+				return fmt.Errorf("the accesses of the trace are spread over more than %d bytes",
+					int64(maxChunks)<<(page.Shift+chunkShift))
 			}
 		}
 	}

@@ -59,7 +59,8 @@ func TestCoverageReachesItsTargets(t *testing.T) {
 			t.Run(c.pattern+" "+name, func(t *testing.T) {
 				tr := pattern(t, c.pattern)
 				s := run(t, tr, name)
-				t.Logf("%.2f GB/s, %.0f %% of sequential, %.1f %% wasted", s.Bandwidth()/1e9, 100*s.Bandwidth()/best, 100*s.WasteRate())
+				t.Logf("%.2f GB/s, %.0f %% of sequential, %.1f %% wasted", s.Bandwidth()/1e9, 100*s.Bandwidth()/best,
+					100*s.WasteRate())
 				require.GreaterOrEqual(t, s.Bandwidth(), c.fast*best)
 				require.LessOrEqual(t, s.WasteRate(), c.wasted)
 				if c.fast >= 0.9 {
@@ -88,7 +89,8 @@ func TestStreamsSpareProgramsTheirWaiting(t *testing.T) {
 
 // slow takes a second for a piece of one page, and a millisecond a page more.
 func slow(depth int) Model {
-	return Model{Piece: 4 * page.Size, Stages: []Stage{{Latency: time.Second, Depth: depth, Bandwidth: 1000 * page.Size}}}
+	return Model{Piece: 4 * page.Size,
+		Stages: []Stage{{Latency: time.Second, Depth: depth, Bandwidth: 1000 * page.Size}}}
 }
 
 func none() prefetch.Predictor { p, _ := prefetch.New("none"); return p }

@@ -72,7 +72,8 @@ func (e *Encoder) Event(x Event) {
 			x.Off, left = x.Off+n, left-n
 			continue
 		}
-		e.record(recordAccess, uint64(x.File), uint64(x.Source), uint64(min(x.Pattern, prefetch.Random)), e.since(x.Time),
+		e.record(recordAccess, uint64(x.File), uint64(x.Source), uint64(min(x.Pattern, prefetch.Random)),
+			e.since(x.Time),
 			uint64(clamp(int64(x.Took), 0, maxTook)),
 			uint64(x.Off), uint64(n))
 		e.events++

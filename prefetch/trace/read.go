@@ -146,7 +146,8 @@ func (d *decoder) record() error {
 			Off:     int64(d.number(MaxEnd)),
 			Len:     int64(d.number(MaxLen)),
 		}
-		if d.bad || x.Len == 0 || x.Off+x.Len > MaxEnd || int(x.File) >= len(t.Files) || int(x.Source) >= len(t.Sources) {
+		if d.bad || x.Len == 0 || x.Off+x.Len > MaxEnd || int(x.File) >= len(t.Files) ||
+			int(x.Source) >= len(t.Sources) {
 			return errors.New("an access")
 		}
 		t.Events = append(t.Events, x)
@@ -155,7 +156,8 @@ func (d *decoder) record() error {
 			File: uint32(d.number(1<<32 - 1)), Source: uint32(d.number(1<<32 - 1)), Time: d.time(),
 			Off: int64(d.number(MaxEnd)), Len: int64(d.number(MaxLen)), Write: true,
 		}
-		if d.bad || x.Len == 0 || x.Off+x.Len > MaxEnd || int(x.File) >= len(t.Files) || int(x.Source) >= len(t.Sources) {
+		if d.bad || x.Len == 0 || x.Off+x.Len > MaxEnd || int(x.File) >= len(t.Files) ||
+			int(x.Source) >= len(t.Sources) {
 			return errors.New("a write")
 		}
 		t.Events = append(t.Events, x)

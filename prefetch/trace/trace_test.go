@@ -55,8 +55,10 @@ func TestAnyTraceComesBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := &Trace{Start: time.Unix(0, rapid.Int64().Draw(t, "start"))}
 		for range rapid.IntRange(1, 3).Draw(t, "files") {
-			want.Files = append(want.Files, File{rapid.StringN(0, 20, 100).Draw(t, "name"), rapid.Int64Range(0, MaxEnd).Draw(t, "size")})
-			want.Sources = append(want.Sources, Source{rapid.IntRange(CPU, 200).Draw(t, "device"), rapid.Uint32().Draw(t, "thread")})
+			want.Files = append(want.Files, File{rapid.StringN(0, 20, 100).Draw(t, "name"),
+				rapid.Int64Range(0, MaxEnd).Draw(t, "size")})
+			want.Sources = append(want.Sources, Source{rapid.IntRange(CPU, 200).Draw(t, "device"),
+				rapid.Uint32().Draw(t, "thread")})
 		}
 		for range rapid.IntRange(0, 20).Draw(t, "events") {
 			x := Event{
@@ -110,7 +112,8 @@ func TestADamagedTraceSaysSo(t *testing.T) {
 		bad[n] ^= 0x10
 		got, err := Read(bytes.NewReader(bad))
 		require.Error(t, err, "byte %d", n)
-		ours := errors.Is(err, ErrFormat) || errors.Is(err, ErrVersion) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrCut)
+		ours := errors.Is(err, ErrFormat) || errors.Is(err, ErrVersion) || errors.Is(err, ErrCorrupt) ||
+			errors.Is(err, ErrCut)
 		require.True(t, ours, "byte %d: %v", n, err)
 		if n >= headerSize {
 			require.NotNil(t, got)
@@ -195,7 +198,8 @@ func TestTheEncoderWritesOnlyWhatCanBeRead(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	b := Encode(example())
 	f.Add(b[:2000])
-	f.Add(Encode(&Trace{Files: []File{{"a", 5}}, Sources: []Source{{CPU, 1}}, Events: []Event{{Len: 5}, {Len: 9, Resize: true}}}))
+	f.Add(Encode(&Trace{Files: []File{{"a", 5}}, Sources: []Source{{CPU, 1}},
+		Events: []Event{{Len: 5}, {Len: 9, Resize: true}}}))
 	f.Add(block([]byte{recordFile, 1, 0, recordSource, 0, 1, recordAccess, 0, 0, 0, 0, 0, 0, 1, recordEnd, 1}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		// What is fuzzed are the records, not the checksums.

@@ -14,15 +14,16 @@ import (
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
 )
 
-// abi is what programs that are linked with libgaiafs.so.0 may rely on: each symbol with the version that brought it. Lines may be
-// added, and none may change.
+// abi is what programs that are linked with libgaiafs.so.0 may rely on: each symbol with the version that brought it.
+// Lines may be added, and none may change.
 var abi = []string{
 	"gaia_async_error@@GAIAFS_0.1", "gaia_error@@GAIAFS_0.1", "gaia_info@@GAIAFS_0.1", "gaia_macquire@@GAIAFS_0.1",
 	"gaia_macquire_async@@GAIAFS_0.1", "gaia_madvise@@GAIAFS_0.1", "gaia_map@@GAIAFS_0.1", "gaia_mmap@@GAIAFS_0.1",
 	"gaia_mrelease@@GAIAFS_0.1", "gaia_mrelease_async@@GAIAFS_0.1", "gaia_msync@@GAIAFS_0.1", "gaia_munmap@@GAIAFS_0.1",
 	"gaia_version@@GAIAFS_0.1",
 	"gaia_cancel@@GAIAFS_0.1.1", "gaia_context@@GAIAFS_0.1.1", "gaia_copies@@GAIAFS_0.1.1", "gaia_drop@@GAIAFS_0.1.1",
-	"gaia_lend_context@@GAIAFS_0.1.1", "gaia_read@@GAIAFS_0.1.1", "gaia_start@@GAIAFS_0.1.1", "gaia_status@@GAIAFS_0.1.1",
+	"gaia_lend_context@@GAIAFS_0.1.1", "gaia_read@@GAIAFS_0.1.1", "gaia_start@@GAIAFS_0.1.1",
+	"gaia_status@@GAIAFS_0.1.1",
 	"gaia_wait@@GAIAFS_0.1.1", "gaia_write@@GAIAFS_0.1.1",
 	"gaia_acquire_all@@GAIAFS_0.1.1", "gaia_group_abort@@GAIAFS_0.1.1", "gaia_group_begin@@GAIAFS_0.1.1",
 	"gaia_group_release@@GAIAFS_0.1.1",
@@ -35,7 +36,8 @@ var abi = []string{
 func requireABI(t *testing.T, library string) {
 	t.Helper()
 	var symbols []string
-	for _, s := range strings.Fields(run(t, "nm", "-D", "--defined-only", "--with-symbol-versions", "--format=just-symbols", library)) {
+	for _, s := range strings.Fields(run(t, "nm", "-D", "--defined-only", "--with-symbol-versions",
+		"--format=just-symbols", library)) {
 		if !strings.HasPrefix(s, "GAIAFS_") { // the versions themselves
 			symbols = append(symbols, s)
 		}
@@ -62,7 +64,8 @@ func TestHeaderAndBuildAgree(t *testing.T) {
 		require.NoError(t, err)
 		pages = append(pages, page...)
 	}
-	for _, f := range regexp.MustCompile(`(?m)^GAIA_API [^(]*?(gaia_[a-z_]+)\(`).FindAllStringSubmatch(string(header), -1) {
+	for _, f := range regexp.MustCompile(`(?m)^GAIA_API [^(]*?(gaia_[a-z_]+)\(`).FindAllStringSubmatch(string(header),
+		-1) {
 		require.Contains(t, string(pages), f[1])
 		require.Contains(t, strings.Join(abi, " "), f[1]+"@@")
 	}
@@ -97,7 +100,8 @@ func TestOldProgram(t *testing.T) {
 	require.NoError(t, os.WriteFile(source, []byte("char *gaia_error(void) { return \"old\"; }\n"), 0o600))
 	run(t, "cc", "-shared", "-fPIC", "-Wl,-soname,libgaiafs.so.0", "-o", old, source)
 	program := filepath.Join(dir, "program")
-	require.NoError(t, os.WriteFile(program+".c", []byte("char *gaia_error(void);\nint main(void) { return gaia_error()[0]; }\n"), 0o600))
+	require.NoError(t, os.WriteFile(program+".c",
+		[]byte("char *gaia_error(void);\nint main(void) { return gaia_error()[0]; }\n"), 0o600))
 	run(t, "cc", "-o", program, program+".c", old)
 	cmd := exec.Command(program)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+build)

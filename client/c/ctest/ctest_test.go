@@ -115,7 +115,8 @@ func (d *daemon) command(client string, args ...string) *exec.Cmd {
 func (d *daemon) run(client string, args ...string) string {
 	d.t.Helper()
 	cmd := d.command(client, args...)
-	stuck := time.AfterFunc(4*time.Minute, func() { _ = cmd.Process.Signal(syscall.SIGABRT) }) // says where, and ends the test
+	// says where, and ends the test
+	stuck := time.AfterFunc(4*time.Minute, func() { _ = cmd.Process.Signal(syscall.SIGABRT) })
 	defer stuck.Stop()
 	out, err := cmd.CombinedOutput()
 	require.NoError(d.t, err, "%s", out)
@@ -124,8 +125,8 @@ func (d *daemon) run(client string, args ...string) string {
 
 var warnings = []string{"-std=c11", "-g", "-O1", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall", "-Wextra", "-Werror"}
 
-// builds are the ways in which the client is compiled. One of them looks for replies before it sleeps, however few processors there
-// are.
+// builds are the ways in which the client is compiled. One of them looks for replies before it sleeps, however few
+// processors there are.
 var builds = map[string][]string{
 	"plain":   nil,
 	"address": {"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DGAIAFS_ENOUGH_PROCESSORS=1"},
@@ -140,8 +141,8 @@ func sources(t *testing.T) []string {
 	return all
 }
 
-// compile builds a program of testdata, client or cuda, with the library. A sanitizer that the compiler lacks is skipped;
-// a compiler is not.
+// compile builds a program of testdata, client or cuda, with the library. A sanitizer that the compiler lacks is
+// skipped; a compiler is not.
 func compile(t *testing.T, program, build string) string {
 	t.Helper()
 	clients.mu.Lock()
@@ -155,7 +156,8 @@ func compile(t *testing.T, program, build string) string {
 	if flags != nil {
 		probe := filepath.Join(dir, "probe.c")
 		require.NoError(t, os.WriteFile(probe, []byte("int main(void) { return 0; }\n"), 0o600))
-		if out, err := exec.Command("cc", append(append([]string{}, flags...), "-o", probe+".out", probe)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("cc", append(append([]string{}, flags...), "-o", probe+".out",
+			probe)...).CombinedOutput(); err != nil {
 			t.Skipf("this compiler has no %s sanitizer: %s", build, out)
 		}
 	}
@@ -217,8 +219,8 @@ func (d *daemon) talk(client string, args ...string) (cmd *exec.Cmd, expect func
 	}, in
 }
 
-// restarts runs the scenario of that name, and ends the daemon and starts it again under it: once while it waits, and once
-// between two calls.
+// restarts runs the scenario of that name, and ends the daemon and starts it again under it: once while it waits, and
+// once between two calls.
 func (d *daemon) restarts(client, path string) (cmd *exec.Cmd, expect func(want string), say func()) {
 	cmd, expect, answer := d.talk(client, "restart", path)
 	stuck := time.AfterFunc(patience, func() { cmd.Process.Kill() })
@@ -296,7 +298,8 @@ func TestLaterDaemon(t *testing.T) {
 		says    string
 	}{
 		"requires": {map[uint16][]string{1: {"welcome2-longer"}}, "requires features 0x4000000000000000"},
-		"kinds": {map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"}, 13: {"result"}},
+		"kinds": {map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"},
+			13: {"result"}},
 			"beside kind 1"},
 	} {
 		socket := filepath.Join(d.dir, name)
@@ -317,7 +320,8 @@ func TestNoticesAreAnswered(t *testing.T) {
 			d := startDaemon(t, &controltest.Cache{})
 			cmd, expect, _ := d.talk(compile(t, "client", build), "stay", d.file(), "idle")
 			expect("mapped")
-			require.Eventually(t, func() bool { return d.server.Stats().Attentive == 1 }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return d.server.Stats().Attentive == 1 }, 20*time.Second,
+				time.Millisecond)
 			require.Equal(t, 1, d.server.Stats().Sessions)
 			require.NoError(t, cmd.Process.Kill())
 			_ = cmd.Wait() // "signal: killed"
@@ -336,7 +340,8 @@ func TestRefusals(t *testing.T) {
 	})
 	t.Run("unknown kind", func(t *testing.T) {
 		d := startDaemon(t, &controltest.Cache{Kind: 77})
-		require.Equal(t, "95 device 0 has memory of kind 77, which this library cannot map\n", d.run(client, "refused", d.file()))
+		require.Equal(t, "95 device 0 has memory of kind 77, which this library cannot map\n",
+			d.run(client, "refused", d.file()))
 		d.waitMapped(0)
 	})
 	t.Run("no daemon", func(t *testing.T) {
@@ -398,7 +403,8 @@ func TestLibraryAsShipped(t *testing.T) {
 
 	requireABI(t, filepath.Join(build, "libgaiafs.so"))
 	for _, name := range []string{"include/gaiafs.h", "include/gaiafs.hpp", "lib/libgaiafs.a", "lib/libgaiafs.so.0",
-		"lib/cmake/gaiafs/gaiafsConfig.cmake", "share/man/man3/gaia_munmap.3", "share/man/man3/gaia_map.3", "share/man/man3/gaia_macquire_async.3",
+		"lib/cmake/gaiafs/gaiafsConfig.cmake", "share/man/man3/gaia_munmap.3", "share/man/man3/gaia_map.3",
+		"share/man/man3/gaia_macquire_async.3",
 		"share/man/man3/gaia_mview.3", "share/man/man3/gaia_view_layout.3"} {
 		_, err := os.Stat(filepath.Join(prefix, name))
 		require.NoError(t, err)
@@ -423,7 +429,8 @@ int main() {
 		require.Equal(t, options, strings.Fields(string(out)))
 	}
 	// C is what the scenarios compile the header as.
-	run(t, "c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program}, options...)...)
+	run(t, "c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program},
+		options...)...)
 	cmd := exec.Command(program + ".out")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+prefix+"/lib")
 	out, err := cmd.CombinedOutput()
@@ -434,7 +441,8 @@ int main() {
 func TestInstalledElsewhere(t *testing.T) {
 	_, build := installed(t, "")
 	prefix := t.TempDir()
-	run(t, "sh", "-c", `umask 077; exec "$@"`, "sh", "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix, "GAIAFS_VERSION=0.2.0", "libgaiafs-install")
+	run(t, "sh", "-c", `umask 077; exec "$@"`, "sh", "make", "-C", "..", "GAIAFS_BUILD="+build, "PREFIX="+prefix,
+		"GAIAFS_VERSION=0.2.0", "libgaiafs-install")
 	for name, has := range map[string][]string{
 		"lib/pkgconfig/gaiafs.pc":                    {"prefix=" + prefix + "\n", "Version: 0.2.0\n"},
 		"lib/cmake/gaiafs/gaiafsConfigVersion.cmake": {`"0.2.0"`},
@@ -486,7 +494,8 @@ func TestWrapperAndCMake(t *testing.T) {
 			"find_package(gaiafs " + c.version + " QUIET CONFIG)\n" +
 			"message(STATUS \"considered <${gaiafs_CONSIDERED_CONFIGS}> version <${gaiafs_VERSION}>\")\n"
 		require.NoError(t, os.WriteFile(filepath.Join(project, "CMakeLists.txt"), []byte(text), 0o600))
-		out := run(t, "cmake", "-S", project, "-B", filepath.Join(project, "b"+c.version), "-DCMAKE_PREFIX_PATH="+prefix)
+		out := run(t, "cmake", "-S", project, "-B", filepath.Join(project, "b"+c.version),
+			"-DCMAKE_PREFIX_PATH="+prefix)
 		require.Contains(t, out, "gaiafsConfig.cmake> version")
 		require.Equal(t, c.fits, strings.Contains(out, "version <0.1.1>"), "%s: %s", c.version, out)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// startGPUs is startDaemon with two devices that clients map by the fake libcuda of that folder. A client that ends well and
-// leaves something imported, mapped or reserved fails.
+// startGPUs is startDaemon with two devices that clients map by the fake libcuda of that folder. A client that ends
+// well and leaves something imported, mapped or reserved fails.
 func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
 	d := startDaemon(t, &controltest.Cache{
 		Devices: 2,
@@ -31,8 +31,9 @@ func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
 	return d
 }
 
-// skipForks skips forks of processes with threads under sanitizers: their allocators, or their lists of threads, are locked
-// in the child if a thread was just using them. Each process that maps something of a mount, or uses CUDA, has threads.
+// skipForks skips forks of processes with threads under sanitizers: their allocators, or their lists of threads, are
+// locked in the child if a thread was just using them. Each process that maps something of a mount, or uses CUDA, has
+// threads.
 func skipForks(t *testing.T, build, scenario string) {
 	if (build == "thread" || build == "address") && scenario == "forks" {
 		t.Skipf("the %s sanitizer does not support what children of processes with threads do", build)
@@ -44,8 +45,10 @@ func TestCUDA(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
 			client := compile(t, "cuda", build)
-			for _, scenario := range []string{"basic", "bad", "stream-order", "default-stream", "null-stream", "wrong-stream",
-				"munmap-waits", "forks", "forks-before", "threads", "bounded", "release-waits", "drop", "copies", "held", "lent-context"} {
+			for _, scenario := range []string{"basic", "bad", "stream-order", "default-stream", "null-stream",
+				"wrong-stream",
+				"munmap-waits", "forks", "forks-before", "threads", "bounded", "release-waits", "drop", "copies",
+				"held", "lent-context"} {
 				t.Run(scenario, func(t *testing.T) {
 					skipForks(t, build, scenario)
 					d := startGPUs(t, libcuda)
@@ -96,7 +99,8 @@ func TestCUDA(t *testing.T) {
 			})
 			t.Run("lost-context", func(t *testing.T) {
 				d := startGPUs(t, libcuda)
-				d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_FAIL=cuStreamQuery:700,cuMemFree:700", "ASAN_OPTIONS=detect_leaks=0"}
+				d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_FAIL=cuStreamQuery:700,cuMemFree:700",
+					"ASAN_OPTIONS=detect_leaks=0"}
 				d.run(client, "lost-context", d.file())
 				d.waitMapped(0)
 			})
@@ -112,7 +116,8 @@ func TestGraphs(t *testing.T) {
 			client := compile(t, "cuda", name)
 			d := startGPUs(t, libcuda)
 			d.run(client, "graphs", d.file())
-			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuLaunchHostFunc",
+			for _, call := range []string{"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject",
+				"cuLaunchHostFunc",
 				"cuStreamWaitValue32", "cuMemHostRegister", "cuMemHostGetDevicePointer"} {
 				d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
 				d.run(client, "failing-capture", d.file())
@@ -125,8 +130,8 @@ func TestGraphs(t *testing.T) {
 	}
 }
 
-// TestCUDAFailures has each call of libcuda fail that a mapping is made with: the mapping is refused with words, and nothing
-// of it stays, in the client or in the daemon.
+// TestCUDAFailures has each call of libcuda fail that a mapping is made with: the mapping is refused with words, and
+// nothing of it stays, in the client or in the daemon.
 func TestCUDAFailures(t *testing.T) {
 	libcuda := fakecuda.Dir(t)
 	client := compile(t, "cuda", "address")
@@ -166,7 +171,8 @@ func TestCUDAFailures(t *testing.T) {
 			d.waitMapped(0)
 		})
 	}
-	for _, call := range []string{"cuLaunchHostFunc", "cuStreamWaitValue32", "cuMemHostRegister", "cuMemHostGetDevicePointer"} {
+	for _, call := range []string{"cuLaunchHostFunc", "cuStreamWaitValue32", "cuMemHostRegister",
+		"cuMemHostGetDevicePointer"} {
 		t.Run(call, func(t *testing.T) {
 			d := startGPUs(t, libcuda, "FAKECUDA_FAIL="+call+":2")
 			d.run(client, "no-launch", d.file(), call)
@@ -246,7 +252,8 @@ func TestProgramsCompile(t *testing.T) {
 	require.NotEmpty(t, programs)
 	for _, program := range programs {
 		t.Run(filepath.Base(program), func(t *testing.T) {
-			out, err := exec.Command("nvcc", "-c", "-std=c++17", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra", "-I..",
+			out, err := exec.Command("nvcc", "-c", "-std=c++17", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra",
+				"-I..",
 				"-o", filepath.Join(t.TempDir(), "program.o"), program).CombinedOutput()
 			if strings.Contains(string(out), "cublas_v2.h") {
 				t.Skip("cuBLAS is not installed")

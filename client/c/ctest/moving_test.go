@@ -32,7 +32,8 @@ func startMoving(t *testing.T) (d *daemon, cache *pagecache.Cache, path string) 
 	t.Helper()
 	device, err := emulated.New(emulated.Options{Memory: deviceBlocks * block, Granularity: block, Poison: true})
 	require.NoError(t, err)
-	cache, err = pagecache.New(pagecache.Options{Devices: []gpubackend.Device{device}, PinnedMemory: pinnedBlocks * block})
+	cache, err = pagecache.New(pagecache.Options{Devices: []gpubackend.Device{device},
+		PinnedMemory: pinnedBlocks * block})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
 	dir := t.TempDir()
@@ -112,7 +113,10 @@ func TestMovingAmongMany(t *testing.T) {
 	}
 	wg.Wait()
 	waitIdle(t, cache)
-	require.Eventually(t, func() bool { return len(cache.Status().Files) == 0 || cache.Status().Files[0].WaitingBytes == 0 },
+	require.Eventually(t, func() bool {
+		return len(cache.Status().Files) == 0 ||
+			cache.Status().Files[0].WaitingBytes == 0
+	},
 		time.Minute, 10*time.Millisecond)
 	got, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -149,7 +153,8 @@ func TestMovingBesideOthers(t *testing.T) {
 				d.run(client, "needs", path)
 			}()
 			// It keeps what it has, and there is no room for the other one beside it.
-			require.Eventually(t, func() bool { return cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute,
+				time.Millisecond)
 			require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
 			_, err := answer.Write([]byte{1})
 			require.NoError(t, err)

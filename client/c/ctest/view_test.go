@@ -89,7 +89,8 @@ func TestViewRequests(t *testing.T) {
 		"version1": controltest.Version1, "without": {1: {"welcome2"}, 13: {"result"}},
 	} {
 		r := record(name, answers)
-		require.Equal(t, "95 the daemon of the mount is older than this library, and has no views\n", d.run(client, "refused", d.dir))
+		require.Equal(t, "95 the daemon of the mount is older than this library, and has no views\n",
+			d.run(client, "refused", d.dir))
 		require.Empty(t, r.Unexpected())
 	}
 }
@@ -124,7 +125,8 @@ func TestViews(t *testing.T) {
 				defer time.AfterFunc(patience, func() { cmd.Process.Kill() }).Stop()
 				expect("done")
 				// What came after a signal, for nobody, is gone.
-				require.Eventually(t, func() bool { return viewStatus(t, m).mappings() == 0 }, patience, time.Millisecond)
+				require.Eventually(t, func() bool { return viewStatus(t, m).mappings() == 0 }, patience,
+					time.Millisecond)
 				_, err := answer.Write([]byte{1})
 				require.NoError(t, err)
 				require.NoError(t, cmd.Wait())

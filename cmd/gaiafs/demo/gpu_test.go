@@ -34,11 +34,14 @@ func TestRunOnGPUs(t *testing.T) {
 	library := fakecuda.Dir(t)
 	pictures, err := Photos()
 	require.NoError(t, err)
-	for devices, want := range map[int][2]string{1: {"CPU program", "gpu0 program"}, 2: {"gpu0 program", "gpu1 program"}} {
+	for devices, want := range map[int][2]string{1: {"CPU program", "gpu0 program"},
+		2: {"gpu0 program", "gpu1 program"}} {
 		dir := t.TempDir()
-		report, err := Run(context.Background(), Options{Pictures: pictures, Width: 400, Directory: dir, Output: filepath.Join(dir, "out.png"),
+		report, err := Run(context.Background(), Options{Pictures: pictures, Width: 400, Directory: dir,
+			Output: filepath.Join(dir, "out.png"),
 			Mount: func(_ context.Context, source, mountpoint string) (func() error, error) {
-				m := testmount.Start(t, testmount.Options{Source: source, Mountpoint: mountpoint, Devices: devices, Disguised: true})
+				m := testmount.Start(t, testmount.Options{Source: source, Mountpoint: mountpoint, Devices: devices,
+					Disguised: true})
 				return func() error { m.Stop(); return nil }, nil
 			},
 			Program: func(ctx context.Context) *exec.Cmd {

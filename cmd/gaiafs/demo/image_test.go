@@ -220,7 +220,8 @@ func TestArrangeFillsTheSlide(t *testing.T) {
 			require.LessOrEqual(t, p.y+p.h, height)
 			covered += p.w * p.h
 			for _, q := range places[:i] {
-				require.True(t, image.Rect(p.x, p.y, p.x+p.w, p.y+p.h).Intersect(image.Rect(q.x, q.y, q.x+q.w, q.y+q.h)).Empty())
+				require.True(t, image.Rect(p.x, p.y, p.x+p.w, p.y+p.h).Intersect(image.Rect(q.x, q.y, q.x+q.w,
+					q.y+q.h)).Empty())
 			}
 		}
 		require.Equal(t, 640*height, covered)
@@ -305,7 +306,8 @@ func TestFolderOfTheUser(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "huge.png")))
 
 	for i := range maxPictures {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, string(rune('a'+i%26))+string(rune('a'+i/26))+".png"), nil, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, string(rune('a'+i%26))+string(rune('a'+i/26))+".png"), nil,
+			0o600))
 	}
 	_, err = Folder(dir)
 	require.ErrorContains(t, err, "at most 64")

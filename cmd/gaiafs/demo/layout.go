@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// layout is how the output file holds the picture: a page of header, then the rows, each of which begins on a page of its
-// own and has three bytes a pixel. What is behind the end of a row is never written.
+// layout is how the output file holds the picture: a page of header, then the rows, each of which begins on a page of
+// its own and has three bytes a pixel. What is behind the end of a row is never written.
 type layout struct {
 	w, h int // pixels
 }
@@ -72,9 +72,9 @@ func (l layout) encode(w io.Writer, file []byte) error {
 	return e.Encode(w, l.raster(file))
 }
 
-// bands returns the rows in the order in which p makes them, as ranges of at most n rows. The left program begins at the
-// top and the right one at the bottom: of the pages that both write, some have the left one's bytes first and some the
-// right one's, and where the two meet they are written at once.
+// bands returns the rows in the order in which p makes them, as ranges of at most n rows. The left program begins at
+// the top and the right one at the bottom: of the pages that both write, some have the left one's bytes first and some
+// the right one's, and where the two meet they are written at once.
 func (l layout) bands(p program, n int) [][2]int {
 	var all [][2]int
 	for y := 0; y < l.h; y += n {
@@ -87,7 +87,8 @@ func (l layout) bands(p program, n int) [][2]int {
 }
 
 // paint makes p's half of the picture in an output file, row by row. After every band of rows it calls done.
-func (l layout) paint(p program, g grid, open opener, file io.WriterAt, band int, done func(y0, y1 int) error) (err error) {
+func (l layout) paint(p program, g grid, open opener, file io.WriterAt, band int,
+	done func(y0, y1 int) error) (err error) {
 	x0, x1 := l.columns(p)
 	s := newStitcher(g, open, x0, x1)
 	row := make([]byte, 3*(x1-x0))

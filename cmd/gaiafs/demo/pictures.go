@@ -47,8 +47,8 @@ func Photos() ([]Picture, error) {
 	return inspectAll(names, func(name string) (io.ReadCloser, error) { return photos.Open(name) }, path.Base)
 }
 
-// Folder returns the JPEG and PNG files of a directory, in the order of their names. It fails with ErrPictures where there
-// are none or too many, or where one cannot be read or is too large.
+// Folder returns the JPEG and PNG files of a directory, in the order of their names. It fails with ErrPictures where
+// there are none or too many, or where one cannot be read or is too large.
 func Folder(dir string) ([]Picture, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -67,12 +67,14 @@ func Folder(dir string) ([]Picture, error) {
 	case len(names) == 0:
 		return nil, fmt.Errorf("%w: %s has no file that ends with .jpg, .jpeg or .png", ErrPictures, dir)
 	case len(names) > maxPictures:
-		return nil, fmt.Errorf("%w: %s has %d of them; give a folder with at most %d", ErrPictures, dir, len(names), maxPictures)
+		return nil, fmt.Errorf("%w: %s has %d of them; give a folder with at most %d", ErrPictures, dir, len(names),
+			maxPictures)
 	}
 	return inspectAll(names, func(name string) (io.ReadCloser, error) { return os.Open(name) }, filepath.Base)
 }
 
-func inspectAll(names []string, open func(string) (io.ReadCloser, error), short func(string) string) ([]Picture, error) {
+func inspectAll(names []string, open func(string) (io.ReadCloser, error),
+	short func(string) string) ([]Picture, error) {
 	slices.Sort(names)
 	pictures := make([]Picture, 0, len(names))
 	for _, name := range names {
@@ -100,7 +102,8 @@ func (p *Picture) inspect() error {
 		return fmt.Errorf("it has no pixels")
 	}
 	if c.Width > maxPixels/c.Height {
-		return fmt.Errorf("%d × %d pixels are too many: scale it down to at most %d megapixels", c.Width, c.Height, maxPixels>>20)
+		return fmt.Errorf("%d × %d pixels are too many: scale it down to at most %d megapixels", c.Width, c.Height,
+			maxPixels>>20)
 	}
 	p.W, p.H = c.Width, c.Height
 	return nil

@@ -98,7 +98,8 @@ func (r *running) finish(rows func(program, int)) (work, error) {
 }
 
 // both runs the two programs at once, for these devices, started by one signal.
-func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, devices [2]int, rows func(program, int)) (works [2]work, err error) {
+func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, devices [2]int,
+	rows func(program, int)) (works [2]work, err error) {
 	ctx, cancel := context.WithCancel(ctx) // the end of one program ends the other
 	defer cancel()
 	var programs [2]*running

@@ -62,7 +62,8 @@ func (r *Report) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "\t%s\t%s\tboth\t\n", r.CPU.Program, r.Device.Program)
 	fmt.Fprintf(t, "memory\t%s\t%s\t\t\n", cmp.Or(r.CPU.Kind, "mmap"), r.Device.Kind)
-	fmt.Fprintf(t, "pages written\t%d\t%d\t%d\t\n", r.CPU.Pages, r.Device.Pages, r.CPU.Pages+r.Device.Pages-r.SharedPages)
+	fmt.Fprintf(t, "pages written\t%d\t%d\t%d\t\n", r.CPU.Pages, r.Device.Pages,
+		r.CPU.Pages+r.Device.Pages-r.SharedPages)
 	fmt.Fprintf(t, "pages shared\t\t\t%d\t\n", r.SharedPages)
 	fmt.Fprintf(t, "pages merged\t\t\t%d\t\n", r.MergedPages)
 	fmt.Fprintf(t, "overlapping bytes\t\t\t%d\t\n", r.OverlappingBytes)

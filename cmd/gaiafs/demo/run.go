@@ -66,7 +66,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		o.Progress = silent{}
 	}
 	begin := time.Now()
-	r := &run{Options: o, source: filepath.Join(o.Directory, "source"), mountpoint: filepath.Join(o.Directory, "mountpoint")}
+	r := &run{Options: o, source: filepath.Join(o.Directory, "source"),
+		mountpoint: filepath.Join(o.Directory, "mountpoint")}
 	if err := r.prepare(); err != nil {
 		return nil, err
 	}
@@ -171,7 +172,8 @@ func (r *run) onMount(ctx context.Context) (err error) {
 	if err := r.lay(); err != nil {
 		return err
 	}
-	r.Progress.Step("cutting the slide into %d tiles that overlap by %d pixels, as files on the mount", r.report.Tiles, tileOverlap)
+	r.Progress.Step("cutting the slide into %d tiles that overlap by %d pixels, as files on the mount", r.report.Tiles,
+		tileOverlap)
 	if err := cut(r.slide, r.grid, r.mountpoint); err != nil {
 		return err
 	}
@@ -228,7 +230,8 @@ func (r *run) stitch(ctx context.Context) error {
 	var mu sync.Mutex
 	var rows [2]int
 	begin := time.Now()
-	works, err := both(ctx, r.Program, job{Directory: r.mountpoint, Output: outputName, Grid: r.grid, Band: defaultBand}, r.devices,
+	works, err := both(ctx, r.Program, job{Directory: r.mountpoint, Output: outputName, Grid: r.grid,
+		Band: defaultBand}, r.devices,
 		func(p program, n int) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -266,8 +269,8 @@ func (r *run) status() (s status, err error) {
 	return s, err
 }
 
-// chooseDevices gives the halves to the mount's first two devices, or to the CPU and its only one. The programs have the
-// daemon's environment, so CUDA counts GPUs for them as it does for the daemon.
+// chooseDevices gives the halves to the mount's first two devices, or to the CPU and its only one. The programs have
+// the daemon's environment, so CUDA counts GPUs for them as it does for the daemon.
 func (r *run) chooseDevices() error {
 	s, err := r.status()
 	if err != nil {
@@ -317,7 +320,8 @@ func (r *run) plainRun() ([]byte, error) {
 // writePicture leaves the PNG; an old one is replaced only by a complete one.
 func (r *run) writePicture(file []byte) error {
 	if int64(len(file)) < r.layout.size() {
-		return fmt.Errorf("%w: the backing file has %d bytes in the place of %d", ErrDiffers, len(file), r.layout.size())
+		return fmt.Errorf("%w: the backing file has %d bytes in the place of %d", ErrDiffers, len(file),
+			r.layout.size())
 	}
 	path, err := filepath.Abs(r.Output)
 	if err != nil {
@@ -353,7 +357,8 @@ func (r *run) verdict() error {
 		return fmt.Errorf("%w: %d bytes read through the mount and %d bytes of the backing file differ from a single-process run",
 			ErrDiffers, p.MountDifferences, p.BackingDifferences)
 	case p.OverlappingBytes > 0:
-		return fmt.Errorf("%w: %d bytes were counted as written by both programs, which write none in common", ErrDiffers, p.OverlappingBytes)
+		return fmt.Errorf("%w: %d bytes were counted as written by both programs, which write none in common",
+			ErrDiffers, p.OverlappingBytes)
 	}
 	return nil
 }

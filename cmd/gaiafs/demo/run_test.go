@@ -56,11 +56,13 @@ func TestProgress(t *testing.T) {
 	p = Bars(&b)
 	p.Rows(50, 100, 100)
 	p.Step("next")
-	require.Equal(t, "\r  left [###############---------------]  right [##############################]\nnext\n", b.String())
+	require.Equal(t, "\r  left [###############---------------]  right [##############################]\nnext\n",
+		b.String())
 }
 
 func TestWorkRefusesNonsense(t *testing.T) {
-	for in, says := range map[string]string{"": "no job", "{\n": "cannot be read", `{"directory":"/does/not","output":"exist"}` + "\n": "no such file"} {
+	for in, says := range map[string]string{"": "no job", "{\n": "cannot be read",
+		`{"directory":"/does/not","output":"exist"}` + "\n": "no such file"} {
 		require.ErrorContains(t, Work(strings.NewReader(in), &bytes.Buffer{}), says)
 	}
 }
@@ -70,7 +72,8 @@ func TestDeviceProgramNeedsAMount(t *testing.T) {
 	dir := t.TempDir()
 	l := layout{w: 8, h: 8}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, outputName), make([]byte, l.size()), 0o600))
-	j, err := json.Marshal(job{Program: rightProgram, Directory: dir, Output: outputName, Grid: grid{W: 8, H: 8, Side: 8}, Band: 1})
+	j, err := json.Marshal(job{Program: rightProgram, Directory: dir, Output: outputName,
+		Grid: grid{W: 8, H: 8, Side: 8}, Band: 1})
 	require.NoError(t, err)
 	require.ErrorContains(t, Work(bytes.NewReader(append(j, '\n')), &bytes.Buffer{}), "not of a gaiafs mount")
 }
@@ -89,7 +92,8 @@ func TestProgramsThatFailAreReported(t *testing.T) {
 		_, err := both(context.Background(), shell(script), job{}, [2]int{}, func(program, int) {})
 		require.ErrorContains(t, err, says, script)
 	}
-	works, err := both(context.Background(), shell(`read x; echo '{"ready":true}'; read go; echo '{"rows":2}'; echo '{"done":{"pages":3,"seconds":1}}'`),
+	works, err := both(context.Background(),
+		shell(`read x; echo '{"ready":true}'; read go; echo '{"rows":2}'; echo '{"done":{"pages":3,"seconds":1}}'`),
 		job{}, [2]int{}, func(_ program, rows int) { require.Equal(t, 2, rows) })
 	require.NoError(t, err)
 	require.Equal(t, [2]work{{3, 1}, {3, 1}}, works)

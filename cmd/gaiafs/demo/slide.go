@@ -1,7 +1,7 @@
 package demo
 
-// DefaultWidth is the width of the slide in pixels: a row of the output file is 9,600 bytes long, two pages and a third,
-// and its middle lies inside the second.
+// DefaultWidth is the width of the slide in pixels: a row of the output file is 9,600 bytes long, two pages and a
+// third, and its middle lies inside the second.
 const DefaultWidth = 3200
 
 // place is where a picture lies on the slide, and which part of it.
@@ -14,8 +14,8 @@ type place struct {
 	cropH      int
 }
 
-// arrange lays the pictures out in rows that are as wide as the slide, and returns the slide's height. Pictures more than
-// four times as wide as high, or twice as high as wide, lose their ends.
+// arrange lays the pictures out in rows that are as wide as the slide, and returns the slide's height. Pictures more
+// than four times as wide as high, or twice as high as wide, lose their ends.
 func arrange(pictures []Picture, width int) (places []place, height int) {
 	columns := 1
 	for columns*columns < len(pictures) {

@@ -37,7 +37,8 @@ type heldPixels struct {
 }
 
 func newStitcher(g grid, open opener, x0, x1 int) *stitcher {
-	s := &stitcher{grid: g, open: open, x0: x0, x1: x1, b0: max(x0-reach, 0), b1: min(x1+reach, g.W), held: make(map[tile]heldPixels)}
+	s := &stitcher{grid: g, open: open, x0: x0, x1: x1, b0: max(x0-reach, 0), b1: min(x1+reach, g.W),
+		held: make(map[tile]heldPixels)}
 	for _, t := range g.tiles() {
 		if t.x < s.b1 && s.b0 < t.x+t.w {
 			s.tiles = append(s.tiles, t)
@@ -110,8 +111,8 @@ func (s *stitcher) pixels(t tile) ([]byte, error) {
 	return pixels, nil
 }
 
-// blend makes row y from the tiles that show it. Where several do, each counts the more the farther the pixel is from its
-// edge: a linear feather.
+// blend makes row y from the tiles that show it. Where several do, each counts the more the farther the pixel is from
+// its edge: a linear feather.
 func (s *stitcher) blend(y int, out []byte) error {
 	clear(s.sum)
 	clear(s.weight)
@@ -151,8 +152,8 @@ func (s *stitcher) feather(i, n int) uint32 {
 	return uint32(min(i+1, n-i, max(s.grid.Overlap, 1)))
 }
 
-// sharpen stores row y of the result: the blended row plus a part of what a blur takes away from it. At the edges of the
-// slide the outermost pixels are repeated.
+// sharpen stores row y of the result: the blended row plus a part of what a blur takes away from it. At the edges of
+// the slide the outermost pixels are repeated.
 func (s *stitcher) sharpen(y int, out []byte) {
 	clear(s.column)
 	for k, w := range binomial {

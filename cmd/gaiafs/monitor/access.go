@@ -73,7 +73,8 @@ func newAccess(token []byte) access {
 func (a *access) check(r *http.Request) (int, error) {
 	if a.needs {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		given := sha256.Sum256([]byte(strings.TrimSpace(token))) // so that comparing takes the same time for every guess
+		// so that comparing takes the same time for every guess
+		given := sha256.Sum256([]byte(strings.TrimSpace(token)))
 		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(given[:], a.token[:]) != 1 {
 			return http.StatusUnauthorized, errNoToken
 		}

@@ -39,7 +39,8 @@ var metrics = []metric{
 		func(s *Snapshot, to emit) { to(1, s.Version) }},
 	single("gaiafs_start_time_seconds", "when the mount was made, in seconds since 1970",
 		func(s *Snapshot) float64 { return float64(s.Started.UnixMilli()) / 1e3 }),
-	single("gaiafs_sessions", "connections of client libraries", func(s *Snapshot) float64 { return float64(s.Sessions) }),
+	single("gaiafs_sessions", "connections of client libraries",
+		func(s *Snapshot) float64 { return float64(s.Sessions) }),
 	single("gaiafs_mappings", "what they map", func(s *Snapshot) float64 { return float64(s.Mappings) }),
 
 	ofDevice("gaiafs_device_info", "1, with kind, name and UUID of the device", []string{"kind", "name", "uuid"},
@@ -57,8 +58,9 @@ var metrics = []metric{
 	{"gaiafs_device_resident_bytes", gauge, "pages of files on the device that are `clean`, `stale` (home has newer " +
 		"bytes) or `dirty` (the device has newer bytes); a page that is both counts twice", []string{"device", "state"},
 		resident},
-	ofDevice("gaiafs_device_transfers_total", "transfers by class (what for) and way (`in` from the host, `out` to the "+
-		"host, `peer` from another device, `within`: zeros)", []string{"class", "way"},
+	ofDevice("gaiafs_device_transfers_total",
+		"transfers by class (what for) and way (`in` from the host, `out` to the "+
+			"host, `peer` from another device, `within`: zeros)", []string{"class", "way"},
 		func(d *pagecache.DeviceStatus, to emit) {
 			for _, m := range d.Moved {
 				to(float64(m.Calls), m.Class, m.Way)
@@ -77,10 +79,12 @@ var metrics = []metric{
 		views(s, to, func(v pagecache.ViewStatus) int64 { return v.DeviceBytes })
 	}},
 
-	single("gaiafs_files", "files that devices hold something of", func(s *Snapshot) float64 { return float64(len(s.Files)) }),
-	single("gaiafs_files_failing", "of these, files whose released bytes cannot be brought home", func(s *Snapshot) float64 {
-		return float64(count(s, func(f *pagecache.FileStatus) bool { return f.Error != "" }))
-	}),
+	single("gaiafs_files", "files that devices hold something of",
+		func(s *Snapshot) float64 { return float64(len(s.Files)) }),
+	single("gaiafs_files_failing", "of these, files whose released bytes cannot be brought home",
+		func(s *Snapshot) float64 {
+			return float64(count(s, func(f *pagecache.FileStatus) bool { return f.Error != "" }))
+		}),
 	single("gaiafs_files_busy", "of these, files that do not answer: their backing filesystem or a device hangs",
 		func(s *Snapshot) float64 {
 			return float64(count(s, func(f *pagecache.FileStatus) bool { return f.BusySeconds > 0 }))
@@ -108,7 +112,8 @@ var metrics = []metric{
 		return float64(s.Memory.LimitBytes)
 	}),
 
-	counted("gaiafs_write_back_failures_total", "attempts to bring released bytes home that failed", "write_back_failures"),
+	counted("gaiafs_write_back_failures_total", "attempts to bring released bytes home that failed",
+		"write_back_failures"),
 	counted("gaiafs_maps_total", "mappings made", "maps"),
 	counted("gaiafs_acquires_total", "acquires", "acquires"),
 	counted("gaiafs_releases_total", "releases", "releases"),
@@ -122,13 +127,16 @@ var metrics = []metric{
 	counted("gaiafs_invalidations_total", "ranges that the kernel was told to drop", "invalidations"),
 	counted("gaiafs_evictions_total", "extents given up to make room", "evictions"),
 	counted("gaiafs_lost_pages_total", "released pages lost with a device", "lost_pages"),
-	counted("gaiafs_home_replacements_total", "times that a backing file was found changed directly", "home_replacements"),
-	{"gaiafs_cpu_reads_total", counter, "reads of programs on the CPU of files that devices hold something of, by what " +
-		"served them: the `host`'s page cache, `clean` pages that a device gave before, a `device`, the `disk`, or " +
-		"`collect`, which brought the newest bytes home first", []string{"from"},
+	counted("gaiafs_home_replacements_total", "times that a backing file was found changed directly",
+		"home_replacements"),
+	{"gaiafs_cpu_reads_total", counter,
+		"reads of programs on the CPU of files that devices hold something of, by what " +
+			"served them: the `host`'s page cache, `clean` pages that a device gave before, a `device`, the `disk`, or " +
+			"`collect`, which brought the newest bytes home first", []string{"from"},
 		func(s *Snapshot, to emit) {
-			for from, name := range map[string]string{"host": "host_reads", "clean": "clean_reads", "device": "device_reads",
-				"disk": "disk_reads", "collect": "collecting_reads"} {
+			for from, name := range map[string]string{"host": "host_reads", "clean": "clean_reads",
+				"device": "device_reads",
+				"disk":   "disk_reads", "collect": "collecting_reads"} {
 				to(float64(s.Counters[name]), from)
 			}
 		}},
@@ -168,7 +176,10 @@ func ofDevice(name, help string, labels []string, values func(d *pagecache.Devic
 	return metric{name, kind, help, append([]string{"device"}, labels...), func(s *Snapshot, to emit) {
 		for i := range s.Devices {
 			d := &s.Devices[i]
-			values(d, func(v float64, labels ...string) { to(v, append([]string{strconv.Itoa(d.Device)}, labels...)...) })
+			values(d, func(v float64, labels ...string) {
+				to(v, append([]string{strconv.Itoa(d.Device)},
+					labels...)...)
+			})
 		}
 	}}
 }

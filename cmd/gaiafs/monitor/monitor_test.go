@@ -38,7 +38,8 @@ func example() Snapshot {
 				{Name: "secret.bin", WaitingBytes: 4096, PendingSeconds: 1.5, Error: "full",
 					Holders: []pagecache.HoldingStatus{{Clean: 3, Stale: 2, Dirty: 1}},
 					Views:   []pagecache.ViewStatus{{DeviceBytes: 2 << 20, Files: 2}}},
-				{Name: "other.bin", PendingSeconds: 0.5, Views: []pagecache.ViewStatus{{DeviceBytes: 2 << 20, Files: 2}}},
+				{Name: "other.bin", PendingSeconds: 0.5,
+					Views: []pagecache.ViewStatus{{DeviceBytes: 2 << 20, Files: 2}}},
 			},
 			Memory:    pagecache.MemoryStatus{Classes: map[string]int64{"bases": 5}},
 			Counters:  map[string]int64{"merged_pages": 7, "overlapping_bytes": 9},
@@ -166,7 +167,8 @@ func TestDashboard(t *testing.T) {
 
 func TestWithoutATokenOnlyThisMachineIsAnswered(t *testing.T) {
 	s := listen(t, "")
-	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:1": 200, "[::1]:9": 200, "127.0.0.2": 200,
+	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:1": 200, "[::1]:9": 200,
+		"127.0.0.2":    200,
 		"evil.example": 403, "evil.example:80": 403, "10.0.0.1": 403, "127.0.0.1.evil.example": 403} {
 		for _, path := range []string{"/metrics", "/status.json"} {
 			code, text, _ := get(t, s, path, func(r *http.Request) { r.Host = host })
@@ -181,7 +183,8 @@ func TestToken(t *testing.T) {
 	const token = "correct-horse-battery"
 	s := listen(t, token)
 	for _, path := range []string{"/metrics", "/status.json"} {
-		for _, change := range []func(r *http.Request){func(*http.Request) {}, bearer(""), bearer(token + "x"), bearer(token[1:]),
+		for _, change := range []func(r *http.Request){func(*http.Request) {}, bearer(""), bearer(token + "x"),
+			bearer(token[1:]),
 			func(r *http.Request) { r.Header.Set("Authorization", "Basic "+token) },
 			func(r *http.Request) { r.Header.Set("Authorization", token) },
 			func(r *http.Request) { r.URL.RawQuery = "token=" + token }} {
@@ -203,7 +206,8 @@ func TestToken(t *testing.T) {
 func TestTokenFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "token")
-	for content, ok := range map[string]bool{"0123456789abcdef\n": true, "  0123456789abcdef": true, "short": false, "": false,
+	for content, ok := range map[string]bool{"0123456789abcdef\n": true, "  0123456789abcdef": true, "short": false,
+		"":                  false,
 		"0123456789 abcdef": false, strings.Repeat("x", mostToken+1): false, "0123456789abcde\x00f": false} {
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		token, err := ReadToken(path)
@@ -240,13 +244,15 @@ func TestOtherRequests(t *testing.T) {
 	s := listen(t, "")
 	for _, path := range []string{"/x", "/metrics/", "/../etc/passwd", "/page.html"} {
 		code, _, _ := get(t, s, path)
-		require.Contains(t, []int{http.StatusNotFound, http.StatusTemporaryRedirect, http.StatusMovedPermanently}, code, path)
+		require.Contains(t, []int{http.StatusNotFound, http.StatusTemporaryRedirect, http.StatusMovedPermanently}, code,
+			path)
 	}
 	for _, path := range []string{"/", "/metrics", "/status.json"} {
 		code, _, _ := get(t, s, path, func(r *http.Request) { r.Method = http.MethodPost })
 		require.Equal(t, http.StatusMethodNotAllowed, code, path)
 	}
-	code, _, header := get(t, s, "/status.json", func(r *http.Request) { r.Header.Set("Origin", "http://evil.example") })
+	code, _, header := get(t, s, "/status.json",
+		func(r *http.Request) { r.Header.Set("Origin", "http://evil.example") })
 	require.Equal(t, http.StatusOK, code)
 	require.Empty(t, header.Get("Access-Control-Allow-Origin"), "a browser keeps it from other pages")
 }
@@ -317,7 +323,8 @@ func TestSnapshotsAreShared(t *testing.T) {
 // TestPageIsSelfContained: it names no other place, and its policy has the hashes of what is in it.
 func TestPageIsSelfContained(t *testing.T) {
 	without := strings.ReplaceAll(pageHTML, "http://www.w3.org/2000/svg", "")
-	for _, word := range []string{"http:", "https:", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", " style=", " onclick="} {
+	for _, word := range []string{"http:", "https:", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(",
+		" style=", " onclick="} {
 		require.NotContains(t, without, word)
 	}
 	require.Equal(t, 1, strings.Count(pageHTML, "<script>"))

@@ -24,7 +24,8 @@ const (
 	mostConnections = 64
 	// mostHeader bounds the bytes of a request.
 	mostHeader = 16 << 10
-	// requestTime is how long a client may take to send a request, answerTime to read the answer, idleTime to ask again.
+	// requestTime is how long a client may take to send a request, answerTime to read the answer, idleTime to ask
+	// again.
 	requestTime, answerTime, idleTime = 5 * time.Second, 20 * time.Second, 30 * time.Second
 	// freshness is how old an answer may be.
 	freshness = 250 * time.Millisecond
@@ -80,7 +81,8 @@ func Listen(o Options) (*Server, error) {
 			"'ss -ltnp sport = :%d' shows; choose another port with --metrics", o.Address, o.Address.Port)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the metrics cannot be served at %s: %w; choose another address with --metrics", o.Address,
+		return nil, fmt.Errorf("the metrics cannot be served at %s: %w; choose another address with --metrics",
+			o.Address,
 			err)
 	}
 	s := &Server{

@@ -25,7 +25,8 @@ func TestEachRequestIsServed(t *testing.T) {
 				s = k + 1
 			}
 			rnd := rand.New(rand.NewPCG(s, 1))
-			again := fmt.Sprintf("%s: go test ./pagecache/mover/schedule -run TestEachRequestIsServed -seed=%d", name, s)
+			again := fmt.Sprintf("%s: go test ./pagecache/mover/schedule -run TestEachRequestIsServed -seed=%d", name,
+				s)
 			d := discipline(t, name)
 			waits := make(map[ID]Request)
 			since, begun, flight := make(map[ID]int64), int64(0), int64(0)
@@ -71,7 +72,8 @@ func TestEachRequestIsServed(t *testing.T) {
 				switch rnd.IntN(8) {
 				case 0, 1, 2:
 					last++
-					r := Request{ID: last, Class: Class(rnd.IntN(len(Classes()))), Size: 4096 << rnd.IntN(10), Own: rnd.IntN(2) == 0, Tenant: uint32(rnd.IntN(4))}
+					r := Request{ID: last, Class: Class(rnd.IntN(len(Classes()))), Size: 4096 << rnd.IntN(10),
+						Own: rnd.IntN(2) == 0, Tenant: uint32(rnd.IntN(4))}
 					waits[last], since[last] = r, begun
 					d.Arrive(r)
 				case 3:

@@ -176,7 +176,8 @@ func TestTwin(t *testing.T) {
 			switch rnd.IntN(6) {
 			case 0, 1, 2:
 				last++
-				r := Request{ID: last, Class: Class(rnd.IntN(len(Classes()))), Size: 4096 << rnd.IntN(11), Own: rnd.IntN(4) == 0}
+				r := Request{ID: last, Class: Class(rnd.IntN(len(Classes()))), Size: 4096 << rnd.IntN(11),
+					Own: rnd.IntN(4) == 0}
 				f.Arrive(r)
 				w.arrive(r)
 			case 3:

@@ -4,8 +4,8 @@ package schedule
 type Priority struct {
 	// Preemptive has transfers come in pieces, so that what is urgent does not wait for whole ones.
 	Preemptive bool
-	// Exclusive keeps less urgent requests from beginning while a more urgent one is under way. Otherwise they fill what
-	// room there is.
+	// Exclusive keeps less urgent requests from beginning while a more urgent one is under way. Otherwise they fill
+	// what room there is.
 	Exclusive bool
 
 	waits line

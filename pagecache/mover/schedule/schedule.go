@@ -57,7 +57,7 @@ type Discipline interface {
 	End(call []Request)
 	// Resume tells a Discipline that takes the place of another one of a call that is under way.
 	Resume(call []Request)
-	// Piece is the most bytes that a transfer may have in one request; what is larger is to come in pieces, one after the
-	// other. 0 stands for any size.
+	// Piece is the most bytes that a transfer may have in one request; what is larger is to come in pieces, one after
+	// the other. 0 stands for any size.
 	Piece() int64
 }

@@ -14,8 +14,8 @@ import (
 // in this, the one that was served least for its weight is next; who comes back after a pause does not make up for it.
 // Requests for which nobody waits begin only where none waits that somebody waits for, of any tenant.
 type Shares struct {
-	// Weight returns the weight of a tenant, which is positive. nil: all are equal. It is called without a pause, and asks
-	// nobody.
+	// Weight returns the weight of a tenant, which is positive. nil: all are equal. It is called without a pause, and
+	// asks nobody.
 	Weight func(tenant uint32) float64
 
 	tenants []*tenant // those that have something, by their numbers

@@ -162,7 +162,8 @@ func TestSharesByWeight(t *testing.T) {
 	weights := []float64{1, 2, 5}
 	d := &Shares{Weight: func(tenant uint32) float64 { return weights[tenant] }}
 	clients := []*simClient{
-		{jobs: []job{{64 << 20, Acquire, 0}}}, {jobs: []job{{1 << 20, Acquire, 0}, {3 << 20, Acquire, 0}}}, {jobs: []job{{8 << 20, Acquire, 0}}},
+		{jobs: []job{{64 << 20, Acquire, 0}}}, {jobs: []job{{1 << 20, Acquire, 0}, {3 << 20, Acquire, 0}}},
+		{jobs: []job{{8 << 20, Acquire, 0}}},
 	}
 	simulate(d, clients, 20)
 	for i, c := range clients {
@@ -176,16 +177,17 @@ func TestSharesByWeight(t *testing.T) {
 // kernels are those of Tanasić, Table 5.2, by benchmark: how often one is launched, and the µs that it takes. Here each
 // is a transfer that takes as long.
 var kernels = map[string][][2]float64{
-	"lbm":          {{100, 2905.81}},
-	"histo":        {{20, 70.24}, {20, 20.87}, {20, 77.88}, {20, 372.58}},
-	"tpacf":        {{1, 14615.33}},
-	"spmv":         {{50, 42.38}},
-	"mri-q":        {{2, 3389.71}, {1, 4.70}},
-	"sad":          {{1, 8174.21}, {1, 1529.38}, {1, 15446.02}},
-	"sgemm":        {{1, 3717.18}},
-	"stencil":      {{100, 2227.30}},
-	"cutcp":        {{11, 1520.11}},
-	"mri-gridding": {{1, 2021.41}, {9, 7.59}, {8, 826.12}, {8, 127.30}, {1, 2535.30}, {7, 3838.84}, {1, 208398.47}, {7, 1622.93}, {9, 8.81}},
+	"lbm":     {{100, 2905.81}},
+	"histo":   {{20, 70.24}, {20, 20.87}, {20, 77.88}, {20, 372.58}},
+	"tpacf":   {{1, 14615.33}},
+	"spmv":    {{50, 42.38}},
+	"mri-q":   {{2, 3389.71}, {1, 4.70}},
+	"sad":     {{1, 8174.21}, {1, 1529.38}, {1, 15446.02}},
+	"sgemm":   {{1, 3717.18}},
+	"stencil": {{100, 2227.30}},
+	"cutcp":   {{11, 1520.11}},
+	"mri-gridding": {{1, 2021.41}, {9, 7.59}, {8, 826.12}, {8, 127.30}, {1, 2535.30}, {7, 3838.84}, {1, 208398.47},
+		{7, 1622.93}, {9, 8.81}},
 }
 
 // benchmarks are in the order of the table.

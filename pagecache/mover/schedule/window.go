@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two pieces,
-	// so that the device is never idle between two calls.
+	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two
+	// pieces, so that the device is never idle between two calls.
 	InFlight = 2 * CallBytes
 	// mostPassed is how many bytes may begin before a request that came earlier: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20
@@ -56,7 +56,10 @@ func (w *window) above(c Class) bool {
 type line []waiting
 
 func (l *line) add(x waiting) {
-	at, _ := slices.BinarySearchFunc(*l, x, func(a, b waiting) int { return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.ID, b.ID)) })
+	at, _ := slices.BinarySearchFunc(*l, x, func(a,
+		b waiting) int {
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.ID, b.ID))
+	})
 	*l = slices.Insert(*l, at, x)
 }
 

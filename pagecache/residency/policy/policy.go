@@ -24,7 +24,8 @@ const (
 	Unmapped
 	// Left says that it gives its memory back. It may come back.
 	Left
-	// Accessed says that Bytes of it were accessed, with Write: that some of them were changed. It need not have memory.
+	// Accessed says that Bytes of it were accessed, with Write: that some of them were changed. It need not have
+	// memory.
 	Accessed
 	// Forgotten says that an extent without memory never comes back.
 	Forgotten
@@ -34,8 +35,9 @@ const (
 )
 
 var kindWords = [...]string{
-	Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Left: "left", Accessed: "accessed", Forgotten: "forgotten",
-	Began: "began", Ended: "ended",
+	Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Left: "left", Accessed: "accessed",
+	Forgotten: "forgotten",
+	Began:     "began", Ended: "ended",
 }
 
 func (k Kind) String() string { return kindWords[k] }

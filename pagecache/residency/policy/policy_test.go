@@ -106,7 +106,10 @@ type seen struct {
 // candidates are the extents that may go after a trace: each is looked for in all of it.
 func candidates(trace []Event) (list []seen) {
 	for i, e := range trace {
-		if e.Kind != Placed || slices.ContainsFunc(trace[i+1:], func(l Event) bool { return l.ID == e.ID && l.Kind == Left }) {
+		if e.Kind != Placed || slices.ContainsFunc(trace[i+1:], func(l Event) bool {
+			return l.ID == e.ID &&
+				l.Kind == Left
+		}) {
 			continue
 		}
 		x, last := seen{trace: trace, id: e.ID, bytes: e.Bytes, priority: e.Priority, placed: i}, Placed

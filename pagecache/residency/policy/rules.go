@@ -128,7 +128,8 @@ func New(name string, o Options) (Rule, error) {
 }
 
 func newBook() book {
-	return book{extents: make(map[ID]*facts), brackets: brackets{make(map[Program]running), make(map[Program]time.Duration)}}
+	return book{extents: make(map[ID]*facts), brackets: brackets{make(map[Program]running),
+		make(map[Program]time.Duration)}}
 }
 
 // first is negative where x is true and y is not, and positive the other way round.

@@ -172,7 +172,8 @@ func (s *Steps) play(steps []step, setup Setup, rule policy.Rule) (sum Score) {
 		rule.Note(policy.Event{Kind: policy.Accessed, ID: st.id, Bytes: st.bytes, Write: st.write})
 	}
 	m := setup.Model
-	seconds := float64(local)/m.Local + float64(sum.Moved+sum.Home+sum.Remote)/m.Link + float64(sum.Moves)*m.Move.Seconds()
+	seconds := float64(local)/m.Local + float64(sum.Moved+sum.Home+sum.Remote)/m.Link +
+		float64(sum.Moves)*m.Move.Seconds()
 	sum.Time = time.Duration(seconds * float64(time.Second))
 	return sum
 }

@@ -16,7 +16,8 @@ const extent = 64 << 10
 
 // accesses makes a trace of accesses to the first page of each of these extents; negative ones are writes to -n.
 func accesses(device int, extents ...int64) *trace.Trace {
-	t := &trace.Trace{Files: []trace.File{{Size: 1 << 30}}, Sources: []trace.Source{{Device: device}, {Device: trace.CPU}}}
+	t := &trace.Trace{Files: []trace.File{{Size: 1 << 30}}, Sources: []trace.Source{{Device: device},
+		{Device: trace.CPU}}}
 	for _, n := range extents {
 		x := trace.Event{Off: max(n, -n) * extent, Len: 4096, Write: n < 0}
 		t.Events = append(t.Events, x)
@@ -47,9 +48,10 @@ func TestByHand(t *testing.T) {
 	s := steps(t, accesses(0, 1, 2, 1, -3, 1, 2, 3))
 	require.EqualValues(t, 3*extent, s.Distinct())
 	got := s.Score(setup(2, "always"), named(t, "lru", policy.Options{}))
-	// 1 and 2 come; 1 is hit; 3 takes the place of 2, and is changed; 1 is hit; 2 takes the place of 3, which goes home; 3
-	// takes the place of 1.
-	require.Equal(t, Score{Accesses: 7, Hits: 2, Moves: 5, Trips: 2, Moved: 5 * extent, Home: extent, Time: got.Time}, got)
+	// 1 and 2 come; 1 is hit; 3 takes the place of 2, and is changed; 1 is hit; 2 takes the place of 3, which goes
+	// home; 3 takes the place of 1.
+	require.Equal(t, Score{Accesses: 7, Hits: 2, Moves: 5, Trips: 2, Moved: 5 * extent, Home: extent, Time: got.Time},
+		got)
 	m := DefaultModel()
 	want := 7*4096/m.Local + 6*extent/m.Link + 5*m.Move.Seconds()
 	require.InDelta(t, want, got.Time.Seconds(), 1e-9)
@@ -106,7 +108,8 @@ func TestNoRuleBeatsBelady(t *testing.T) {
 		best := s.Belady(of)
 		for _, name := range policy.Names() {
 			got := s.Score(of, named(t, name, policy.Options{Seed: seed}))
-			require.GreaterOrEqual(t, got.Moves, best.Moves, "%s: go test -run TestNoRuleBeatsBelady; seed %d", name, seed)
+			require.GreaterOrEqual(t, got.Moves, best.Moves, "%s: go test -run TestNoRuleBeatsBelady; seed %d", name,
+				seed)
 			require.Equal(t, got.Accesses, got.Hits+got.Moves)
 		}
 		random := s.BestOfChance(of, 20)
@@ -122,7 +125,8 @@ func TestShapes(t *testing.T) {
 		tr, err := replay.Make(pattern, 64<<20, 1)
 		require.NoError(t, err)
 		s := steps(t, tr)
-		return s.Score(Setup{Memory: s.Distinct() / 2, Placement: placement, Model: DefaultModel()}, named(t, rule, policy.Options{Seed: 1}))
+		return s.Score(Setup{Memory: s.Distinct() / 2, Placement: placement, Model: DefaultModel()},
+			named(t, rule, policy.Options{Seed: 1}))
 	}
 	lru, random := play("cyclic", "lru", "always"), play("cyclic", "random", "always")
 	require.Zero(t, lru.Hits)
@@ -142,7 +146,8 @@ func TestReadOnlyFirst(t *testing.T) {
 		tables = append(tables, 1, 2, -10-2*round, -11-2*round)   // two tables, and results that nobody reads again
 	}
 	play := func(list []int64, first bool) Score {
-		return steps(t, accesses(0, list...)).Score(setup(3, "always"), named(t, "lru", policy.Options{ReadOnlyFirst: first}))
+		return steps(t, accesses(0, list...)).Score(setup(3, "always"),
+			named(t, "lru", policy.Options{ReadOnlyFirst: first}))
 	}
 	require.Less(t, play(streams, true).Time, play(streams, false).Time)
 	require.Greater(t, play(tables, true).Moves, play(tables, false).Moves-1)

@@ -10,5 +10,6 @@
 // by most gives up an extent (GPUswap, 5.2.1): it may be the one who asks. That is decided anew after each extent, so
 // that tenants who own similar amounts take turns. Which extent of the victim goes is up to a policy.Rule.
 //
-// A tenant is a user, or a cgroup with those below it where that is configured. What is guaranteed to a tenant is taken by nobody, and none gets more than the most that it may own.
+// A tenant is a user, or a cgroup with those below it where that is configured. What is guaranteed to a tenant is taken
+// by nobody, and none gets more than the most that it may own.
 package tenants

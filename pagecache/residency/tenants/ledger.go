@@ -17,7 +17,8 @@ const Nobody ID = ""
 // User names the tenant that a user is.
 func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
 
-// Cgroup names the tenant that the processes of a cgroup are, and of those below it. path is as /proc/PID/cgroup has it.
+// Cgroup names the tenant that the processes of a cgroup are, and of those below it. path is as /proc/PID/cgroup has
+// it.
 func Cgroup(path string) ID { return ID("cgroup " + path) }
 
 // Named names the tenant of the processes that call themselves so.
@@ -38,8 +39,8 @@ type Process struct {
 }
 
 // Find returns the tenant that owns what a process maps: the innermost directory which is configured and has all of it,
-// or the one that the process names, or that of the innermost cgroup which is configured, or else the user. It fails where
-// the process names one that is not configured, or not for its user.
+// or the one that the process names, or that of the innermost cgroup which is configured, or else the user. It fails
+// where the process names one that is not configured, or not for its user.
 func Find(configured []Tenant, p Process) (found ID, err error) {
 	if p.Name != "" {
 		if found, err = findNamed(configured, p); err != nil {
@@ -80,7 +81,8 @@ func findNamed(configured []Tenant, p Process) (ID, error) {
 	i := slices.IndexFunc(configured, func(t Tenant) bool { return t.ID == id })
 	switch {
 	case i < 0:
-		return "", fmt.Errorf("the mount knows no tenant of the name %q: no entry of its file of tenants has it", p.Name)
+		return "", fmt.Errorf("the mount knows no tenant of the name %q: no entry of its file of tenants has it",
+			p.Name)
 	case !configured[i].Everyone && !slices.Contains(configured[i].Users, p.User):
 		return "", fmt.Errorf("user %d may not be the tenant of the name %q: the mount's file of tenants does not list that user", p.User, p.Name)
 	}
@@ -92,8 +94,8 @@ type Tenant struct {
 	ID ID
 	// Weight is how the tenant's share compares with those of others. It is positive.
 	Weight float64
-	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0 stands
-	// for none of them, and for all.
+	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0
+	// stands for none of them, and for all.
 	Guaranteed, Most int64
 	// MostPinned is the bytes that it may own of pinned memory of the host, for all devices. 0: all.
 	MostPinned int64

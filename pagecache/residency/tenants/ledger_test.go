@@ -78,7 +78,8 @@ func TestUnequalTenantsGetTheirShares(t *testing.T) {
 // TestVictims: the largest owner above its share gives way, the request counted in; what is guaranteed stays; who may
 // own no more pays for itself.
 func TestVictims(t *testing.T) {
-	l, err := New(100, []Tenant{{ID: "heavy", Weight: 3}, {ID: "safe", Weight: 1, Guaranteed: 40}, {ID: "small", Weight: 1, Most: 10}})
+	l, err := New(100, []Tenant{{ID: "heavy", Weight: 3}, {ID: "safe", Weight: 1, Guaranteed: 40},
+		{ID: "small", Weight: 1, Most: 10}})
 	require.NoError(t, err)
 	l.Add("heavy", 50)
 	l.Add("other", 30)
@@ -111,13 +112,14 @@ func TestVictims(t *testing.T) {
 
 func TestWhatMakesNoSenseIsRefused(t *testing.T) {
 	for says, list := range map[string][]Tenant{
-		"a tenant needs a name":              {{Weight: 1}},
-		"two tenants \"a\"":                  {{ID: "a", Weight: 1}, {ID: "a", Weight: 1}},
-		"the weight 0 is not positive":       {{ID: "a"}},
-		"the weight NaN is not positive":     {{ID: "a", Weight: math.NaN()}},
-		"must not be negative":               {{ID: "a", Weight: 1, Most: -1}},
-		"more is guaranteed to it than":      {{ID: "a", Weight: 1, Guaranteed: 5, Most: 4}},
-		"more is guaranteed to tenants than": {{ID: "a", Weight: 1, Guaranteed: 60}, {ID: "b", Weight: 1, Guaranteed: 60}},
+		"a tenant needs a name":          {{Weight: 1}},
+		"two tenants \"a\"":              {{ID: "a", Weight: 1}, {ID: "a", Weight: 1}},
+		"the weight 0 is not positive":   {{ID: "a"}},
+		"the weight NaN is not positive": {{ID: "a", Weight: math.NaN()}},
+		"must not be negative":           {{ID: "a", Weight: 1, Most: -1}},
+		"more is guaranteed to it than":  {{ID: "a", Weight: 1, Guaranteed: 5, Most: 4}},
+		"more is guaranteed to tenants than": {{ID: "a", Weight: 1, Guaranteed: 60},
+			{ID: "b", Weight: 1, Guaranteed: 60}},
 	} {
 		_, err := New(100, list)
 		require.ErrorContains(t, err, says)
