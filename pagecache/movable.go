@@ -358,7 +358,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	x, _ := h.at(of.Pages().Start)
-	if x == nil || x.Extent != of {
+	if x == nil || x.Extent != of || x.leasedLocked() { // a bracket may have come and gone meanwhile
 		return false
 	}
 	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error { return f.copyExtentLocked(ctx, x, from, mem) })
@@ -367,7 +367,13 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	}
 	if moved {
 		x.given = nil
-		f.count(func(c *Counters) { c.MovedIn.Add(1) })
+		f.count(func(c *Counters) {
+			if tier == residency.TierHost {
+				c.MovedOut.Add(1)
+			} else {
+				c.MovedIn.Add(1)
+			}
+		})
 	}
 	return moved
 }

@@ -122,15 +122,13 @@ func (c *Cache) CheckTenants(list []Tenant) error {
 }
 
 // SetTenants replaces Options.Tenants, for what is mapped from now on. What tenants own stays until others need it, or
-// until they ask for more.
+// until they ask for more. It changes nothing where CheckTenants finds something wrong.
 func (c *Cache) SetTenants(list []Tenant) error {
-	if err := c.CheckTenants(list); err != nil {
-		return err
-	}
+	var rooms []*residency.Device
 	for _, d := range c.devices {
-		d.room.SetTenants(list)
+		rooms = append(rooms, d.room)
 	}
-	return nil
+	return residency.SetTenants(rooms, list)
 }
 
 // tenant returns who is charged for what a process maps. EACCES where it may not be the tenant that it names.

@@ -78,6 +78,13 @@ func (d *Device) needless() bool {
 	return d.takenHost == 0 || len(d.turns)+len(d.line) > 0
 }
 
+// hosts reports whether something is in pinned memory.
+func (d *Device) hosts() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.takenHost > 0
+}
+
 // winner returns the extent that goes back next, of at most so many bytes: the last one to leave, by the rule, of the
 // tenant that owns least, measured by the share. nil: there is none.
 func (d *Device) winner(most int64, asked map[policy.ID]bool) (best *Extent) {

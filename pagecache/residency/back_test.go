@@ -16,7 +16,7 @@ import (
 func TestBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 12)
 	ctx, now := context.Background(), time.Now()
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(2), Weight: 3}, {ID: tenants.User(3), Weight: 1, Most: granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(2), Weight: 3}, {ID: tenants.User(3), Weight: 1, Most: granule}})
 	full, a, b, c, used := newKey(t, d), newKey(t, d), newKey(t, d), newKey(t, d), newKey(t, d)
 	mapped, err := full.take(0, 0, 16)
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestBack(t *testing.T) {
 func TestBackByShare(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 8)
 	ctx, now := context.Background(), time.Now()
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(2), Weight: 3}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(2), Weight: 3}})
 	full, a, b := newKey(t, d), newKey(t, d), newKey(t, d)
 	var mapped []*Pin
 	for i := range 16 {

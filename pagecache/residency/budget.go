@@ -25,7 +25,7 @@ func (d *Device) CheckBudget(bytes int64) error {
 	d.mu.Lock()
 	list := d.options.Tenants
 	d.mu.Unlock()
-	if err := tenants.CheckFor(bytes, list); err != nil {
+	if err := tenants.CheckFor(bytes&^(d.info.Granularity-1), list); err != nil {
 		return refuse(syscall.EINVAL, "device %d: %v", d.info.Ordinal, err)
 	}
 	free, err := d.backend.Free()
@@ -71,7 +71,7 @@ func (d *Device) overBudget() bool {
 	return d.taken > d.budget
 }
 
-// Trim has extents leave pinned memory of the host as long as more of it is used than may be.
+// Trim has extents, of any device, leave pinned memory of the host as long as more of it is used than may be.
 func (d *Device) Trim(ctx context.Context) error {
 	return d.shrink(ctx, TierHost, d.pinned.over)
 }
@@ -104,9 +104,7 @@ func (d *Device) shrinkOnce(ctx context.Context, from Tier, unwritten bool) (boo
 
 // shareLocked is the bytes that a limited Tenant may map, in whole allocations, with Device.mu held.
 func (d *Device) shareLocked() int64 {
-	share := int64(float64(d.budget) * d.share)
-	share = (share + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
-	return min(share, d.budget)
+	return min(d.whole(int64(float64(d.budget)*d.share)), d.budget)
 }
 
 // SetShare changes Options.Share. What is mapped stays.

@@ -43,7 +43,9 @@ type Device struct {
 	options Options // but for Tenants, which mu protects
 	pinned  *Pinned
 
-	budgeting sync.Mutex // held while the budget changes, before mu
+	// budgeting is held while the budget changes, or what is guaranteed of it, before mu. Of several devices: in the
+	// order of the cache.
+	budgeting sync.Mutex
 
 	mu       sync.Mutex
 	live     *live                 // the budget follows what others take; nil: it does not. Protected by mu
@@ -94,12 +96,14 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		return nil, err
 	}
 	o.Pinned.SetTenants(o.Tenants)
-	return &Device{
+	made := &Device{
 		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned,
 		grants: make(map[*Grant]struct{}),
 		rule:   rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
-	}, nil
+	}
+	o.Pinned.use(made)
+	return made, nil
 }
 
 func newRule(name string) (policy.Rule, error) {
@@ -126,13 +130,26 @@ func (d *Device) SetEviction(name string) error {
 	return nil
 }
 
-// SetTenants replaces what is configured of tenants, which CheckTenants found right.
-func (d *Device) SetTenants(list []tenants.Tenant) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.options.Tenants = list
-	d.ledger.Configure(list)
-	d.pinned.SetTenants(list)
+// SetTenants replaces what is configured of tenants on all the devices. It changes nothing where CheckTenants of one
+// finds something wrong. No budget changes meanwhile.
+func SetTenants(devices []*Device, list []tenants.Tenant) error {
+	for _, d := range devices {
+		d.budgeting.Lock()
+		defer d.budgeting.Unlock()
+	}
+	for _, d := range devices {
+		if err := d.CheckTenants(list); err != nil {
+			return err
+		}
+	}
+	for _, d := range devices {
+		d.mu.Lock()
+		d.options.Tenants = list
+		d.ledger.Configure(list)
+		d.pinned.SetTenants(list)
+		d.mu.Unlock()
+	}
+	return nil
 }
 
 // CheckTenants says what is wrong with a list of tenants, for this device.

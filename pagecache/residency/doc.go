@@ -46,15 +46,16 @@
 // clients whose mappings are movable before it Cleans or Rehouses it.
 //
 // Pinned memory is one pool of all devices of a mount (Pinned), bounded, made on demand, and kept for the next extent
-// when it is given back. It is zeroed before another extent has it, and while a user may still have some of it mapped,
-// no other user gets that.
+// when it is given back. Whoever needs room in it has extents of any device leave, without that device's turn. It is
+// zeroed before another extent has it, and while a user may still have some of it mapped, no other user gets that.
 //
 // # Grants
 //
 // Grant is Reserve for a bracket: for ranges of several Keys, all or nothing. It takes the device's own memory, for
-// which idle extents go, and pinned memory for the rest. Only where that is full too does it wait for other Grants to
-// end, in a line, first come first served; whoever waits holds nothing. Somebody who has a Grant already and would have
-// to wait for another one is refused instead. So Grants cannot wait for each other in a circle.
+// which idle extents go, and pinned memory for the rest. What another tenant left on the device moves there, too, where
+// the one who asks may own no more. Only where that is full too does it wait for other Grants to end, in a line, first
+// come first served; whoever waits holds nothing. Somebody who has a Grant already and would have to wait for another
+// one is refused instead. So Grants cannot wait for each other in a circle.
 //
 // Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's
 // own, of the tenant that owns least by its share first.
@@ -84,7 +85,8 @@
 //
 // # Locks
 //
-// Device.budgeting is held while the budget changes, and comes before Device.mu. Device.mu is held while nobody waits:
+// Device.budgeting is held while the budget changes, or what is guaranteed of it, and comes before Device.mu. Who sets
+// tenants holds that of all devices, in the order of the cache. Device.mu is held while nobody waits:
 // never while a Key, a watcher or the device is called, but for Key.Pinned, which takes no lock. Who looks for a victim
 // looks at every extent under it. Pinned.mu comes after it, and is a leaf. A Key may hold its own lock when it calls
 // this package, but for Reserve, Grant, Evict and Back, which call Keys.

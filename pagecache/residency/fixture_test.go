@@ -15,6 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // granule is the size of the smallest extent of the tests, in bytes and in pages.
@@ -203,6 +204,12 @@ func still(t *testing.T, done <-chan outcome) {
 		t.Fatal("a reservation ended that should wait", o.err)
 	default:
 	}
+}
+
+// setTenants is SetTenants of a list that is right.
+func (d *Device) setTenants(t *testing.T, list []tenants.Tenant) {
+	t.Helper()
+	require.NoError(t, SetTenants([]*Device{d}, list))
 }
 
 // waitTurns waits until so many reservations need room.

@@ -73,7 +73,7 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 		return nil, err
 	}
 	if d.inLine() == 0 { // what needs no memory waits for no evictions of others
-		if g, err := d.tryGrant(ctx, wants, &a, noAllocator); !errors.Is(err, errFull) {
+		if g, err := d.tryGrant(ctx, wants, &a, noAllocator, d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
 	}
@@ -87,7 +87,7 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 	defer timeout.Stop()
 	for {
 		changed := d.pinned.watch()
-		g, err := d.tryGrant(ctx, wants, &a, d.allocateAny)
+		g, err := d.tryGrant(ctx, wants, &a, d.allocateAny, d.house)
 		if !errors.Is(err, errFull) {
 			return g, err
 		}
@@ -134,7 +134,7 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
 		for _, of := range pieces {
-			if of.x == nil {
+			if of.x == nil || d.gains(by, of.x) {
 				made += of.bytes()
 			}
 		}
@@ -236,7 +236,9 @@ func (d *Device) holders() string {
 }
 
 // tryGrant pins all of wants, or nothing: errFull where others hold what it needs.
-func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate allocator) (_ *Grant, err error) {
+func (d *Device) tryGrant(
+	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
+) (_ *Grant, err error) {
 	g := &Grant{dev: d, process: a.Process, since: time.Now()}
 	defer func() {
 		if err != nil {
@@ -245,11 +247,14 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 			}
 		}
 	}()
-	// What is there must not make room for the rest.
+	// What is there must not make room for the rest, nor for what others had, which comes last where it is too much.
 	for _, w := range wants {
 		p := &Pin{dev: d, by: a.By}
 		g.pins = append(g.pins, p)
 		for _, x := range w.Key.Extents(w.Pages) {
+			if d.gains(a.By.id(), x) && d.exceeds(a.By.id(), x.size) {
+				continue
+			}
 			d.promote(ctx, x, a.By.id())
 			if _, err := p.pin(x); err != nil {
 				return nil, err
@@ -257,7 +262,7 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 		}
 	}
 	for i, w := range wants {
-		if err := g.pins[i].complete(ctx, w, allocate); err != nil {
+		if err := g.pins[i].complete(ctx, w, allocate, fit); err != nil {
 			return nil, err
 		}
 		for _, x := range g.pins[i].extents {
@@ -271,14 +276,14 @@ func (d *Device) tryGrant(ctx context.Context, wants []Want, a *Asking, allocate
 }
 
 // complete pins the extents of w that p lacks, and makes those that do not exist.
-func (p *Pin) complete(ctx context.Context, w Want, allocate allocator) error {
+func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitter) error {
 	d := p.dev
 	for rest := w.Pages; !rest.Empty(); {
 		pieces, _ := plan(w.Key.Extents(Aligned(rest, w.Size)), rest, w.Size, d.info.Granularity,
 			d.Budget()+d.pinned.Limit())
 		for _, of := range pieces {
 			if of.x == nil || !slices.Contains(p.extents, of.x) {
-				ok, err := p.take(ctx, w.Key, of, allocate)
+				ok, err := p.afford(ctx, w.Key, of, allocate, fit)
 				if err != nil {
 					return err
 				}
@@ -291,6 +296,55 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator) error {
 	}
 	slices.SortFunc(p.extents, func(a, b *Extent) int { return cmp.Compare(a.pages.Start, b.pages.Start) })
 	return nil
+}
+
+// gains is gainsLocked for a bracket, which uses what is pinned to the device where it is, whatever the maximum.
+func (d *Device) gains(id tenants.ID, x *Extent) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gainsLocked(id, x) && !d.stays()(x)
+}
+
+// fits is the fitter of grants for which all memory has to be there.
+func (d *Device) fits(_ context.Context, _ *Extent, by Tenant) error {
+	if d.over(by.id()) {
+		return errFull
+	}
+	return nil
+}
+
+// house is the fitter of grants: what is the tenant's and nobody uses leaves, and else x moves to pinned memory. It
+// fails with errFull where others use x, or what x needs.
+func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
+	id := by.id()
+	if err := d.lessen(ctx, id); err != nil || !d.over(id) {
+		return err
+	}
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.yield(mine)
+	d.pinned.own(id, x.size)
+	defer d.pinned.own(id, -x.size) // whoever pins x owns it
+	mem, err := d.allocatePinned(ctx, x.size, Tenant{Account: id})
+	if err != nil {
+		return err
+	}
+	d.unmade(TierHost, x.size) // Move counts it
+	if x.key.Rehouse(ctx, x, TierHost, mem) {
+		return nil
+	}
+	d.pinned.put(d, mem, nil)
+	if x.key.Clean(ctx, x, true) {
+		return nil // it is made again
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gainsLocked(id, x) {
+		return errFull
+	}
+	return nil // it left, or somebody else maps it by now
 }
 
 func (d *Device) inLine() int {

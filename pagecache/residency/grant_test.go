@@ -13,17 +13,23 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // newPinnedDevice is newDevice with pinned memory of so many granules.
 func newPinnedDevice(t *testing.T, granules, pinned int64) (*Device, *faulty.Device) {
 	t.Helper()
+	return newDeviceOf(t, granules, NewPinned(pinned*granule))
+}
+
+// newDeviceOf is newPinnedDevice with pinned memory that other devices may have, too.
+func newDeviceOf(t *testing.T, granules int64, pinned *Pinned) (*Device, *faulty.Device) {
+	t.Helper()
 	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule})
 	require.NoError(t, err)
 	f := faulty.Wrap(e)
 	d, err := New(f, Options{
-		Share: 1, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient },
-		Pinned: NewPinned(pinned * granule),
+		Share: 1, Log: slog.New(slog.DiscardHandler), Patience: func() time.Duration { return patient }, Pinned: pinned,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -150,6 +156,60 @@ func TestPinnedMemoryIsGivenBack(t *testing.T) {
 	d.pinned.Trim(0)
 	used, _ = d.pinned.Used()
 	require.Zero(t, used)
+}
+
+// TestPinnedMemoryOfAnotherDevice makes room where nobody uses it: for a tenant at its maximum, what is its own, and of
+// a full pool what is of whoever has most. What a bracket of the other device uses stays.
+func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
+	pool := NewPinned(4 * granule)
+	far, _ := newDeviceOf(t, 1, pool)
+	near, _ := newDeviceOf(t, 1, pool)
+	require.NoError(t, SetTenants([]*Device{far,
+		near}, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: 2 * granule}}))
+	recalled := false
+	far.options.Recall = func(context.Context) { recalled = true }
+	ask := func(k *key, user uint32, from, to page.Index) (*Grant, error) {
+		return k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Nested: true})
+	}
+	idle := func(k *key, user uint32, from, to page.Index) {
+		t.Helper()
+		g, err := ask(k, user, from, to)
+		require.NoError(t, err)
+		g.Release()
+	}
+	full, a, b, c := newKey(t, far), newKey(t, far), newKey(t, far), newKey(t, near)
+	mapped, err := full.take(0, 0, 1)
+	require.NoError(t, err)
+	idle(a, 1, 0, 2)
+	idle(b, 2, 0, 2)
+	require.Equal(t, []Tier{TierHost, TierHost}, a.tiers())
+	require.Equal(t, []Tier{TierHost, TierHost}, b.tiers())
+
+	recalled = false
+	idle(c, 1, 0, 2)
+	require.Equal(t, []Tier{TierVRAM, TierHost}, c.tiers())
+	require.Len(t, a.tiers(), 1, "one's own")
+	require.Len(t, b.tiers(), 2)
+	require.True(t, recalled, "brackets that are kept there without need")
+	idle(c, 3, 2, 7)
+	require.Empty(t, a.tiers())
+	require.Empty(t, b.tiers())
+
+	c.letGo(t)
+	used, err := ask(b, 2, 0, 3)
+	require.NoError(t, err)
+	_, err = ask(c, 3, 0, 3)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	require.Len(t, b.tiers(), 3)
+	used.Release()
+	idle(c, 3, 0, 3)
+
+	pool.SetLimit(granule)
+	require.NoError(t, far.Trim(context.Background()))
+	usedNow, _ := pool.Used()
+	require.EqualValues(t, granule, usedNow, "of the other device, too")
+	pool.SetLimit(4 * granule)
+	mapped.Release()
 }
 
 // TestPinnedMemoryOfOthers is not given to a user while another one may have it still.

@@ -104,7 +104,7 @@ func (d *Device) follow(now time.Time, free int64) bool {
 		d.mu.Unlock()
 		return false
 	}
-	least := max(d.heldLocked(), d.ledger.Guaranteed(), d.info.Granularity)
+	least := max(d.heldLocked(), d.whole(d.ledger.Guaranteed()), d.info.Granularity)
 	to := d.live.next(now, d.budget, used, free, least) &^ (d.info.Granularity - 1)
 	was := d.budget
 	d.why = d.whyLocked(to, used, free, least)
@@ -128,6 +128,11 @@ func (d *Device) heldLocked() int64 {
 			n -= x.size
 		}
 	}
+	return d.whole(n)
+}
+
+// whole returns the bytes of the allocations that n bytes need.
+func (d *Device) whole(n int64) int64 {
 	return (n + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
 }
 

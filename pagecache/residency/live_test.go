@@ -2,6 +2,7 @@ package residency
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,9 +83,10 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.Len(t, pinned.tiers(), 1)
 	require.Contains(t, d.Status().Why, "programs map the rest, or it is pinned or guaranteed")
 	pin.Release()
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: 2 * granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: granule + 1}})
 	require.NoError(t, d.Follow(ctx, now))
-	require.EqualValues(t, 2*granule, d.Budget(), "what is guaranteed")
+	require.EqualValues(t, 2*granule, d.Budget(), "what is guaranteed, in whole allocations")
+	require.ErrorContains(t, d.CheckBudget(granule+1), "more is guaranteed to tenants than")
 
 	f.SetFree(20 * granule)
 	require.NoError(t, d.Follow(ctx, now))
@@ -98,6 +100,40 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.NoError(t, d.Follow(ctx, now))
 	require.EqualValues(t, 4*granule, d.Budget(), "a size is not live")
 	require.Equal(t, "a test", d.Status().Why)
+}
+
+// TestGuaranteesOfALiveBudget: of two devices one of which got smaller meanwhile, none has guarantees that it cannot
+// keep.
+func TestGuaranteesOfALiveBudget(t *testing.T) {
+	other, _ := newDevice(t, 16, 1)
+	d, f := newDevice(t, 16, 1)
+	d.SetLive()
+	list := []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: 8 * granule}}
+	require.NoError(t, d.CheckTenants(list))
+	f.SetFree(4 * granule)
+	require.NoError(t, d.Follow(context.Background(), time.Now()))
+	require.EqualValues(t, 2*granule, d.Budget())
+	require.ErrorIs(t, SetTenants([]*Device{other, d}, list), syscall.EINVAL)
+	for _, of := range []*Device{other, d} {
+		require.LessOrEqual(t, of.ledger.Guaranteed(), of.Budget())
+		require.Zero(t, of.ledger.Guaranteed(), "it is all or nothing")
+	}
+}
+
+// TestGuaranteesWhileABudgetChanges: tenants wait for a change of the budget that is under way.
+func TestGuaranteesWhileABudgetChanges(t *testing.T) {
+	d, _ := newDevice(t, 16, 1)
+	d.budgeting.Lock()
+	done := make(chan error, 1)
+	go func() {
+		done <- SetTenants([]*Device{d}, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: 8 * granule}})
+	}()
+	time.Sleep(10 * time.Millisecond)
+	d.resize(4 * granule)
+	d.budgeting.Unlock()
+	require.ErrorIs(t, <-done, syscall.EINVAL)
+	require.Zero(t, d.ledger.Guaranteed())
+	d.resize(16 * granule)
 }
 
 // TestLiveBudgetAfterRecall: what is free is looked at again once clients gave back what they kept.

@@ -21,7 +21,8 @@ type Pinned struct {
 	spares  []spare       // the longest unused first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
 	// ledger is who owns how much of what extents have. Protected by mu.
-	ledger *tenants.Ledger
+	ledger  *tenants.Ledger
+	devices []*Device // that use it; protected by mu
 }
 
 // spare is memory that no extent has.
@@ -81,6 +82,27 @@ func (p *Pinned) victims(asks tenants.ID) []tenants.ID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ledger.Victims(asks)
+}
+
+// devicesFrom returns d and, behind it, the other devices that have extents in p.
+func (p *Pinned) devicesFrom(d *Device) []*Device {
+	p.mu.Lock()
+	all := p.devices // only grows
+	p.mu.Unlock()
+	list := []*Device{d}
+	for _, of := range all {
+		if of != d && of.hosts() {
+			list = append(list, of)
+		}
+	}
+	return list
+}
+
+// use notes that d uses p from now on.
+func (p *Pinned) use(d *Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.devices = append(p.devices, d)
 }
 
 // Limit returns the bytes that may be used in all.

@@ -55,7 +55,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 		err := d.admit(r, rest, pieces, bytes)
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool
-			if ok, err = p.afford(ctx, key, pieces[i]); !ok {
+			if ok, err = p.afford(ctx, key, pieces[i], d.allocateOwn, d.settle); !ok {
 				break // the Key's extents are others by now
 			}
 			rest.Start = pieces[i].pages.End
@@ -68,11 +68,14 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 	return p, nil
 }
 
-// afford is take, of what is the tenant's from then on too only where that may own as much.
-func (p *Pin) afford(ctx context.Context, key Key, of piece) (bool, error) {
+// fitter sees to it that a tenant which counts as owning x, and does not map it yet, owns no more than it may.
+type fitter func(ctx context.Context, x *Extent, by Tenant) error
+
+// afford is take, of what is the tenant's from then on too only where that may own as much, or fit has it own less.
+func (p *Pin) afford(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
 	d, owner := p.dev, p.by.id()
 	if of.x != nil && d.asks(owner, of.x) {
-		err := d.settle(ctx, owner)
+		err := fit(ctx, of.x, p.by)
 		d.mu.Lock()
 		d.ledger.Add(owner, -of.x.size)
 		d.mu.Unlock()
@@ -80,7 +83,7 @@ func (p *Pin) afford(ctx context.Context, key Key, of piece) (bool, error) {
 			return false, err
 		}
 	}
-	return p.take(ctx, key, of, d.allocateOwn)
+	return p.take(ctx, key, of, allocate)
 }
 
 // asks counts x as a tenant's that has a maximum, where it becomes that by being mapped. It reports false where it does
@@ -88,15 +91,29 @@ func (p *Pin) afford(ctx context.Context, key Key, of piece) (bool, error) {
 func (d *Device) asks(owner tenants.ID, x *Extent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ledger.Most(owner) == 0 || x.counted != TierVRAM || x.mapped > x.kept || x.owner == owner {
+	if !d.gainsLocked(owner, x) {
 		return false
 	}
 	d.ledger.Add(owner, x.size)
 	return true
 }
 
-// settle has extents leave that are a tenant's, until it owns no more than it may. It fails where programs map them.
-func (d *Device) settle(ctx context.Context, owner tenants.ID) error {
+// gainsLocked reports whether x becomes a tenant's that has a maximum, of the device's own memory, by being mapped,
+// with Device.mu held.
+func (d *Device) gainsLocked(id tenants.ID, x *Extent) bool {
+	return d.ledger.Most(id) > 0 && x.counted == TierVRAM && x.mapped <= x.kept && x.owner != id
+}
+
+// settle is the fitter of memory that does not move: what is the tenant's leaves. It fails where programs map that.
+func (d *Device) settle(ctx context.Context, _ *Extent, by Tenant) error {
+	if err := d.lessen(ctx, by.id()); err != nil || !d.over(by.id()) {
+		return err
+	}
+	return d.most(by.id())
+}
+
+// lessen has extents leave that are a tenant's, until it owns no more than it may, or programs map all of them.
+func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 	if !d.over(owner) {
 		return nil
 	}
@@ -110,11 +127,8 @@ func (d *Device) settle(ctx context.Context, owner tenants.ID) error {
 		if err == nil && !evicted {
 			evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
 		}
-		switch {
-		case err != nil:
+		if err != nil || !evicted {
 			return err
-		case !evicted && d.over(owner):
-			return d.most(owner)
 		}
 	}
 	return nil

@@ -3,11 +3,11 @@ package residency
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -126,14 +126,29 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 // ended; and all that a program changed since they were placed.
 type sparing struct{ copied, written bool }
 
-// evict has one extent leave a tier, and reports whether there was one that could. The caller has the turn.
+// evict has one extent leave a tier, and reports whether there was one that could: of the device, or of pinned memory
+// of any device. The caller has the turn of the device, and needs none of others, which keep nothing of pinned memory
+// for whoever has it.
 func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but sparing) (bool, error) {
-	d.options.Recall(ctx)
-	for asked := make(map[policy.ID]bool); ; {
-		x := d.victim(from, asks, but, asked)
+	devices := []*Device{d}
+	if from == TierHost {
+		devices = d.pinned.devicesFrom(d)
+	}
+	for _, of := range devices {
+		of.options.Recall(ctx)
+	}
+	for asked := make(map[*Extent]bool); ; {
+		var x *Extent
+		rank := math.MaxInt
+		for _, of := range devices {
+			if next, at := of.victim(from, asks, but, asked); next != nil && at < rank {
+				x, rank = next, at
+			}
+		}
 		if x == nil {
 			return false, nil
 		}
+		asked[x] = true
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
@@ -148,21 +163,20 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but spar
 	}
 }
 
-// victim returns the next extent that may leave a tier, and notes it in asked; nil where all that may go were asked. It
-// is the first, by the rule, of the first tenant that has one, by the ledger.
-func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[policy.ID]bool) *Extent {
+// victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the
+// first, by the rule, of the first tenant that has one, by the ledger, among whose victims it is at rank.
+func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
 	if from == TierHost {
 		order = d.pinned.victims(asks)
 	}
-	var best *Extent
-	rank := len(order)
+	rank = len(order)
 	stays := d.stays()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if asked[id] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
+		if asked[x] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
 			stays(x) {
 			continue
 		}
@@ -173,10 +187,7 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[polic
 			break
 		}
 	}
-	if best != nil {
-		asked[best.id] = true
-	}
-	return best
+	return best, rank
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed.

@@ -47,7 +47,7 @@ func TestOwnerIsWhoMapsFirst(t *testing.T) {
 func TestMostOfATenant(t *testing.T) {
 	d, _ := newPinnedDevice(t, 6, 2)
 	require.NoError(t, d.CheckTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}}))
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
 	other, a, b := newKey(t, d), newKey(t, d), newKey(t, d)
 	other.idle(t, 0, 1)
 	for i := range 3 {
@@ -75,7 +75,7 @@ func TestMostOfATenant(t *testing.T) {
 // own makes room.
 func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	d, _ := newDevice(t, 8, 1)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
 	theirs, mine := newKey(t, d), newKey(t, d)
 	for i := range 4 {
 		p, err := theirs.take(2, pageOf(i), pageOf(i+1))
@@ -106,7 +106,7 @@ func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 // device, though there is room.
 func TestMostOfATenantInBrackets(t *testing.T) {
 	d, _ := newPinnedDevice(t, 6, 2)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
 	a, b := newKey(t, d), newKey(t, d)
 	used, err := d.Grant(context.Background(), []Want{a.want(0, 2)}, Asking{By: Tenant{User: 1}, Patience: patient})
 	require.NoError(t, err)
@@ -122,6 +122,66 @@ func TestMostOfATenantInBrackets(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierVRAM}, b.tiers(), "another one may own it")
 	g.Release()
+}
+
+// TestMostOfATenantOfWhatOthersHadInBrackets: what others had on the device is a bracket's only up to the maximum of
+// its tenant. What is idle of its own makes room, and the rest moves to pinned memory.
+func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
+	d, _ := newPinnedDevice(t, 8, 4)
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
+	theirs, mine, file := newKey(t, d), newKey(t, d), newKey(t, d)
+	ask := func(k *key, from, to page.Index) (*Grant, error) {
+		return d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: 1}, Nested: true})
+	}
+	for i := range 4 {
+		theirs.idle(t, pageOf(i), pageOf(i+1))
+	}
+	file.pinned.Store(&Tenant{})
+	file.idle(t, 0, 1)
+	p, err := mine.take(1, 0, 1)
+	require.NoError(t, err)
+	p.Release()
+
+	d.pinned.SetLimit(granule)
+	_, err = ask(theirs, 0, 4)
+	require.ErrorIs(t, err, syscall.ENOMEM, "it can never have as much")
+	d.pinned.SetLimit(4 * granule)
+	g, err := ask(theirs, 0, 4)
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierVRAM, TierVRAM, TierHost, TierHost}, theirs.tiers())
+	require.Empty(t, mine.tiers(), "it made room")
+	require.EqualValues(t, 2*granule, d.owned(1))
+	require.EqualValues(t, 2*granule, d.Status().MovedOut)
+	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: 2 * granule, Share: 4 * granule}},
+		d.pinned.Tenants())
+	pinned, err := ask(file, 0, 1)
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierVRAM}, file.tiers(), "it is pinned to the device")
+	pinned.Release()
+	file.letGo(t)
+
+	other := newKey(t, d)
+	other.idle(t, 0, 1)
+	other.idle(t, 1, 2)
+	used, err := other.take(2, 1, 2)
+	require.NoError(t, err)
+	keep := d.Keep(other, granules(0, 1))
+	_, err = ask(other, 0, 1)
+	require.ErrorIs(t, err, syscall.EDEADLK, "it cannot move now")
+	both, err := ask(other, 1, 2)
+	require.NoError(t, err, "it is on another one's account")
+	keep.Release()
+	x := other.Extents(granules(0, 1))[0]
+	x.Hold()
+	more, err := ask(other, 0, 1)
+	require.NoError(t, err)
+	x.LetGo()
+	require.Equal(t, []Tier{TierHost, TierVRAM}, other.tiers(), "who copies has what was there")
+	require.EqualValues(t, 2*granule, d.owned(1))
+	for _, g := range []*Grant{g, both, more} {
+		g.Release()
+	}
+	used.Release()
 }
 
 // TestKeepLeavesTheOwner: what is kept for a while stays on its owner's account, until somebody else maps it.
@@ -148,7 +208,7 @@ func TestMostPinned(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 4)
 	list := []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}}
 	require.NoError(t, d.CheckTenants(list))
-	d.SetTenants(list)
+	d.setTenants(t, list)
 	all, a, b := newKey(t, d), newKey(t, d), newKey(t, d)
 	mapped, err := all.take(2, 0, 2)
 	require.NoError(t, err)
@@ -181,7 +241,7 @@ func TestMostPinned(t *testing.T) {
 // TestMostPinnedOfWhatLeaves: an extent whose owner may have no more pinned memory does not go there.
 func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 4)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}})
 	k := newKey(t, d)
 	p, err := k.take(1, 0, 1)
 	require.NoError(t, err)
@@ -193,7 +253,7 @@ func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	x := k.Extents(granules(0, 2))
 	require.True(t, x[0].Demote(context.Background(), nothing))
 	require.False(t, x[1].Demote(context.Background(), nothing))
-	d.SetTenants(nil)
+	d.setTenants(t, nil)
 	require.True(t, x[1].Demote(context.Background(), nothing))
 }
 
@@ -219,7 +279,7 @@ func TestRequesterIsCounted(t *testing.T) {
 // TestGuaranteeHolds: nobody takes what is guaranteed to another tenant.
 func TestGuaranteeHolds(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 0.01, Guaranteed: 2 * granule}})
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 0.01, Guaranteed: 2 * granule}})
 	require.ErrorContains(t, d.CheckBudget(granule), "more is guaranteed to tenants than")
 	safe, k := newKey(t, d), newKey(t, d)
 	p, err := safe.take(1, 0, 1)
@@ -242,8 +302,8 @@ func TestGuaranteeHolds(t *testing.T) {
 // configured, or else its user's.
 func TestInnermostCgroup(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
-	d.SetTenants(append([]tenants.Tenant{{ID: tenants.Named("x"), Weight: 1, Users: []uint32{7}}},
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
+	d.setTenants(t, append([]tenants.Tenant{{ID: tenants.Named("x"), Weight: 1, Users: []uint32{7}}},
 		d.options.Tenants...))
 	for cgroup, want := range map[string]tenants.ID{
 		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7",
@@ -268,7 +328,7 @@ func TestInnermostCgroup(t *testing.T) {
 // innermost one that has all files.
 func TestInnermostDirectory(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
-	d.SetTenants([]tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
+	d.setTenants(t, []tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
 		{ID: tenants.Named("x"), Weight: 1, Everyone: true}, {ID: tenants.Cgroup("/c"), Weight: 1}})
 	for want, files := range map[tenants.ID][]string{
 		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"},
