@@ -243,6 +243,7 @@ func (d *Device) tryGrant(
 	defer func() {
 		if err != nil {
 			for _, p := range g.pins {
+				p.failed = true
 				p.Release()
 			}
 		}

@@ -99,6 +99,19 @@ func TestGrantIsWhole(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOMEM)
 }
 
+// TestGrantWaitsWithoutLooking: what a grant gives back after it tried in vain is no reason to try again at once.
+func TestGrantWaitsWithoutLooking(t *testing.T) {
+	d, _ := newPinnedDevice(t, 3, 0)
+	a, b := newKey(t, d), newKey(t, d)
+	g, err := a.grant(false, 0, 2)
+	require.NoError(t, err)
+	const waits = 4 * 16 * keptTick
+	_, err = d.Grant(t.Context(), []Want{b.want(0, 2)}, Asking{Patience: waits, Process: 7})
+	require.ErrorIs(t, err, syscall.ETIMEDOUT)
+	require.Less(t, b.asked.Load(), int64(100))
+	g.Release()
+}
+
 // TestGrantAfterPinnedMemoryIsRefused goes on without pinned memory where the host gives none.
 func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
 	d, f := newPinnedDevice(t, 1, 1)

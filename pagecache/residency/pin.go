@@ -29,6 +29,7 @@ type Pin struct {
 	dev     *Device
 	by      Tenant
 	keeps   bool      // Keep made it: it charges nobody
+	failed  bool      // it is of a try at a grant that failed: to give it back is no news for those who wait
 	extents []*Extent // in the order of their pages
 	told    func(x *Extent, at Placement)
 }
@@ -148,7 +149,9 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 		if x.state == held {
 			d.rule.Note(policy.Event{Kind: policy.Unmapped, ID: x.id})
 		}
-		d.pinned.notify()
+		if !p.failed {
+			d.pinned.notify()
+		}
 	}
 	d.checkLocked()
 }
