@@ -56,7 +56,7 @@ func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.C
 		return nil, failure(syscall.ECANCELED, "DONE came before the bracket was begun")
 	case b.request != id || b.cancel != nil:
 		return nil, failure(syscall.EINVAL, "bracket %d is open", bracket)
-	case len(s.mappings)+s.reserved+len(s.brackets) > s.server.opts.MaxMappings:
+	case s.openLocked() > s.server.opts.MaxMappings:
 		delete(s.brackets, bracket)
 		return nil, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already",
 			s.server.opts.MaxMappings)
@@ -65,7 +65,7 @@ func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.C
 	return b, nil
 }
 
-// serveUse begins a bracket that is expected.
+// serveUse answers a USE.
 func (s *session) serveUse(id requestID, r useRequest) {
 	kept, err := s.useRanges(id, r)
 	if err != nil || r.flags&useKeep == 0 {
@@ -79,18 +79,21 @@ func (s *session) serveUse(id requestID, r useRequest) {
 	s.finishNumbered(id)(n, nil)
 }
 
-// useRanges begins it, and reports whether the client may keep it.
-func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
+// admitUse refuses what cannot be a bracket, or is one too many. dropMapping takes it back.
+func (s *session) admitUse(r useRequest) error {
 	switch {
 	case r.count == 0 || r.count > maxRanges:
-		s.forgetExpected(id)
-		return false, failure(syscall.EINVAL, "a bracket of %d ranges; it has 1 to %d", r.count, maxRanges)
+		return failure(syscall.EINVAL, "a bracket of %d ranges; it has 1 to %d", r.count, maxRanges)
 	case r.flags&^(useNested|useKeep) != 0, r.flags&useKeep != 0 && s.chosen&featureKeep == 0:
-		s.forgetExpected(id)
-		return false, failure(syscall.EINVAL, "flags %#x of a bracket are not known", r.flags)
+		return failure(syscall.EINVAL, "flags %#x of a bracket are not known", r.flags)
 	}
 	// An open bracket takes as much of the daemon's memory as a mapping, and counts as one.
-	if err := s.reserveMapping(); err != nil {
+	return s.reserveMapping()
+}
+
+// useRanges begins a bracket that is expected, and reports whether the client may keep it.
+func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
+	if err := s.admitUse(r); err != nil {
 		s.forgetExpected(id)
 		return false, err
 	}
@@ -155,7 +158,7 @@ func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, erro
 func (s *session) hasRoom() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return 2*(len(s.mappings)+s.reserved+len(s.brackets)) < s.server.opts.MaxMappings
+	return 2*s.openLocked() < s.server.opts.MaxMappings
 }
 
 // Recall asks the client to end the brackets that it keeps without need.

@@ -301,7 +301,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 			"too many clients are connected: this connection is good for the status only")
 	}
 	s.mu.Lock()
-	full, draining := len(s.mappings)+s.reserved+len(s.brackets) >= s.server.opts.MaxMappings, s.server.draining.Load()
+	full, draining := s.openLocked() >= s.server.opts.MaxMappings, s.server.draining.Load()
 	if !full && !draining {
 		s.reserved++
 	}

@@ -282,6 +282,9 @@ func (s *session) sendBy(deadline time.Time, frame []byte, files []*os.File) err
 	return err
 }
 
+// openLocked counts what Options.MaxMappings limits: mappings, those that are about to be, and brackets. s.mu is held.
+func (s *session) openLocked() int { return len(s.mappings) + s.reserved + len(s.brackets) }
+
 func (s *session) mappingCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -56,8 +56,8 @@ var movesPlants = []plant{
 	{
 		name: "brackets are not counted",
 		file: "control/bracket.go",
-		old:  "s.reserved+len(s.brackets) > s.server",
-		new:  "s.reserved > s.server",
+		old:  "s.openLocked() > s.server",
+		new:  "s.openLocked()-len(s.brackets) > s.server",
 		nets: []net{{pkg: "control", run: "TestBracketsAreCounted"}},
 	},
 	{
