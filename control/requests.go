@@ -23,6 +23,7 @@ func (s *session) begin(h header, body []byte) error {
 	if h.id == 0 {
 		return breach(h.id, "request id 0")
 	}
+	s.asked.Add(1)
 	if s.version >= 2 && h.flags != 0 {
 		return s.reply(h.id, 0, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -445,4 +446,22 @@ func TestListenRefusesWhatItCannotServe(t *testing.T) {
 	_, err = s.Grant(nil, 0)
 	require.ErrorIs(t, err, syscall.EINVAL)
 	var _ net.Conn = s.connect().conn // it still serves
+}
+
+// TestPrograms: a process is named once, with what all of its connections map and asked for.
+func TestPrograms(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	require.Empty(t, s.Programs())
+	first, second := s.connect(), s.connect()
+	first.mapOne(s)
+	m := second.mapOne(s)
+	require.Zero(t, second.call(frame(ping, 2)).errno())
+	comm, err := os.ReadFile("/proc/self/comm")
+	require.NoError(t, err)
+	require.Equal(t, []control.Program{{Process: uint32(os.Getpid()), User: uint32(os.Getuid()),
+		Name: strings.TrimSpace(string(comm)), Mappings: 2, Bytes: 2 * 16 * 4096, Requests: 3}}, s.Programs())
+	require.Zero(t, second.call(frame(unmap, 3, m)).errno())
+	first.close()
+	s.waitSessions(1)
+	require.Empty(t, s.Programs(), "who maps nothing is left out")
 }

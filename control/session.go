@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,8 +27,10 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	peer   unix.Ucred    // immutable
-	cgroup string        // of the peer, when it connected; immutable
-	user   *user         // immutable, as are the two below: set before run
+	// cgroup and command are the peer's when it connected; immutable.
+	cgroup, command string
+	asked           atomic.Int64 // requests so far
+	user            *user        // immutable, as are the two below: set before run
 	// ordinary says that the user has limits, statusOnly that there are too many sessions for this one to map anything.
 	ordinary, statusOnly bool
 	log                  *slog.Logger // immutable
@@ -102,6 +105,7 @@ func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
 		conn:     conn,
 		peer:     peer,
 		cgroup:   cgroupOf(peer.Pid),
+		command:  commandOf(peer.Pid),
 		log:      s.opts.Log.With("pid", peer.Pid, "uid", peer.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),

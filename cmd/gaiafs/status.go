@@ -26,6 +26,8 @@ type statusDocument struct {
 	Mount mountStatus `json:"mount"`
 	// Requests are those of the kernel, by kind.
 	Requests map[string]pagecache.Latency `json:"requests"`
+	// Programs are the processes that map something.
+	Programs []control.Program `json:"programs"`
 	pagecache.Status
 }
 
@@ -82,6 +84,7 @@ func (s *service) status() statusDocument {
 			Mappings:    c.Mappings,
 		},
 		Requests: map[string]pagecache.Latency{},
+		Programs: s.control.Programs(),
 		Status:   s.cache.Status(),
 	}
 	document.Mount.Settings, document.Mount.Changed = s.describeSettings()
@@ -120,6 +123,8 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 			s.Losses[i] = &hidden
 		}
 	}
+	s.Programs = slices.DeleteFunc(slices.Clone(s.Programs),
+		func(p control.Program) bool { return !v.All && p.User != v.User })
 	others := func(a pagecache.Account) bool { return !v.All && string(a.Tenant) != pagecache.TenantOf(v.User) }
 	s.PinnedTenants = slices.DeleteFunc(slices.Clone(s.PinnedTenants), others)
 	for i := range s.Devices {

@@ -23,7 +23,7 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 			Files:   []pagecache.FileStatus{{ID: id, Name: "private/diary", Mappings: 2, Views: views}},
 			Losses:  []*pagecache.Loss{loss},
 			Devices: []pagecache.DeviceStatus{{Users: []pagecache.UserPins{{User: 7, Bytes: 1}, {User: 8, Bytes: 2}}}},
-		}}
+		}, Programs: []control.Program{{Process: 1, User: 7}, {Process: 2, User: 8}}}
 	}
 	all := status().shownTo(control.Viewer{All: true})
 	require.Equal(t, status(), all)
@@ -35,6 +35,7 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	require.EqualValues(t, 3, shown.Losses[0].Pages)
 	require.Equal(t, []pagecache.UserPins{{User: 8, Bytes: 2}}, shown.Devices[0].Users)
 	require.Equal(t, []pagecache.ViewStatus{{User: 8, Bytes: 2}}, shown.Files[0].Views)
+	require.Equal(t, []control.Program{{Process: 2, User: 8}}, shown.Programs)
 	require.EqualValues(t, 8, views[1].User, "the cache's own is left as it is")
 	require.Equal(t, "private/diary", loss.File, "the cache's own is left as it is")
 }

@@ -18,8 +18,27 @@ import (
 // print writes the status for people. What is zero is left out unless all is set.
 func (s *statusDocument) print(w io.Writer, all bool) error {
 	var b strings.Builder
+	s.printMount(&b)
+	s.printDevices(&b)
+	s.printOwners(&b, all)
+	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
+	table(&b, s.files)
+	s.printLosses(&b)
+	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
+	s.printPrograms(&b)
+	s.printReads(&b, all)
+	if ways := s.ways(all); ways != "" {
+		b.WriteString("\nFilled so far: " + ways)
+	}
+	s.printCounters(&b, all)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// printMount says what is mounted, how, and whether it ends.
+func (s *statusDocument) printMount(b *strings.Builder) {
 	m := s.Mount
-	fmt.Fprintf(&b, "%s at %s", m.Source, m.Mountpoint)
+	fmt.Fprintf(b, "%s at %s", m.Source, m.Mountpoint)
 	if m.ReadOnly {
 		b.WriteString(", read-only")
 	}
@@ -30,33 +49,36 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		b.WriteString(", passthrough")
 	}
 	if m.PassthroughRefused > 0 {
-		fmt.Fprintf(&b, ", passthrough refused %d times", m.PassthroughRefused)
+		fmt.Fprintf(b, ", passthrough refused %d times", m.PassthroughRefused)
 	}
-	fmt.Fprintf(&b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID,
+	fmt.Fprintf(b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID,
 		m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
 	if len(m.Changed) > 0 {
 		b.WriteString("changed since:")
 		for i, name := range m.Changed {
-			fmt.Fprintf(&b, "%s %s=%s", strings.Repeat(",", min(i, 1)), name, m.Settings[name])
+			fmt.Fprintf(b, "%s %s=%s", strings.Repeat(",", min(i, 1)), name, m.Settings[name])
 		}
 		b.WriteString("\n")
 	}
 	if m.Detached {
-		fmt.Fprintf(&b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs "+
+		fmt.Fprintf(b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs "+
 			"umount --force --pid %d' gives them up\n",
 			bytesText(s.waiting()), s.whyWaiting(), m.PID)
 	}
 	if m.Ending != "" {
-		fmt.Fprintf(&b, "ending: %s", m.Ending)
+		fmt.Fprintf(b, "ending: %s", m.Ending)
 		if m.GivesUp != nil {
-			fmt.Fprintf(&b, "; gives up what cannot be written back at %s", m.GivesUp.Local().Format(time.DateTime))
+			fmt.Fprintf(b, "; gives up what cannot be written back at %s", m.GivesUp.Local().Format(time.DateTime))
 		}
 		b.WriteString("\n")
 	}
+}
 
+// printDevices lists the devices, and why they have other budgets than at first.
+func (s *statusDocument) printDevices(b *strings.Builder) {
 	b.WriteString("\nDevices\n")
-	table(&b, func(t io.Writer) {
+	table(b, func(t io.Writer) {
 		if len(s.Devices) == 0 {
 			fmt.Fprintf(t, "  none\n")
 			return
@@ -74,11 +96,14 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	})
 	for _, d := range s.Devices {
 		if d.MemoryWhy != "" {
-			fmt.Fprintf(&b, "  gpu%d memory: %s\n", d.Device, d.MemoryWhy)
+			fmt.Fprintf(b, "  gpu%d memory: %s\n", d.Device, d.MemoryWhy)
 		}
 	}
+}
 
-	section(&b, "Tenants: who owns most above the share gives way first", func(t io.Writer) (rows int) {
+// printOwners lists tenants and pins.
+func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
+	section(b, "Tenants: who owns most above the share gives way first", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \ttenant\towns\tshare\tmaximum\t\n")
 		list := func(of string, accounts []pagecache.Account) {
 			for _, a := range accounts {
@@ -100,7 +125,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		return rows
 	})
 
-	section(&b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
+	section(b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			for _, u := range d.Pins {
 				rows++
@@ -109,23 +134,37 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		}
 		return rows
 	})
+}
 
-	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
-	table(&b, s.files)
-
-	if len(s.Losses) > 0 {
-		b.WriteString("\nReleased bytes that were lost with devices (pages of 4 KiB)\n")
-		table(&b, func(t io.Writer) {
-			fmt.Fprintf(t, "  file\tdevice\tpages\twhich\n")
-			for _, l := range s.Losses {
-				fmt.Fprintf(t, "  %s\tgpu%d\t%d\t%s\n", pagecache.Printable(l.File), l.Device, l.Pages, l.Where())
-			}
-		})
+// printLosses lists what was lost with devices.
+func (s *statusDocument) printLosses(b *strings.Builder) {
+	if len(s.Losses) == 0 {
+		return
 	}
+	b.WriteString("\nReleased bytes that were lost with devices (pages of 4 KiB)\n")
+	table(b, func(t io.Writer) {
+		fmt.Fprintf(t, "  file\tdevice\tpages\twhich\n")
+		for _, l := range s.Losses {
+			fmt.Fprintf(t, "  %s\tgpu%d\t%d\t%s\n", pagecache.Printable(l.File), l.Device, l.Pages, l.Where())
+		}
+	})
+}
 
-	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
+// printPrograms lists the programs that map something.
+func (s *statusDocument) printPrograms(b *strings.Builder) {
+	section(b, "Programs that map", func(t io.Writer) (rows int) {
+		for _, p := range s.Programs {
+			rows++
+			fmt.Fprintf(t, "  %s\tprocess %d\tuser %d\t%s\t%s\n", cmp.Or(pagecache.Printable(p.Name), "?"), p.Process,
+				p.User, bytesText(p.Bytes), count(p.Mappings, "mapping"))
+		}
+		return rows
+	})
+}
 
-	section(&b, "Reads on the CPU: moving averages", func(t io.Writer) (rows int) {
+// printReads says what reads of programs on the CPU take.
+func (s *statusDocument) printReads(b *strings.Builder, all bool) {
+	section(b, "Reads on the CPU: moving averages", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \tlatency (µs)\tper second\treads\tunder way\t\n")
 		line := func(name string, c pagecache.ReadCost) {
 			state := ""
@@ -148,12 +187,11 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		}
 		return rows
 	})
+}
 
-	if ways := s.ways(all); ways != "" {
-		b.WriteString("\nFilled so far: " + ways)
-	}
-
-	section(&b, "Counters", func(t io.Writer) (rows int) {
+// printCounters lists counters and latencies.
+func (s *statusDocument) printCounters(b *strings.Builder, all bool) {
+	section(b, "Counters", func(t io.Writer) (rows int) {
 		for _, name := range sortedKeys(s.Counters) {
 			if s.Counters[name] != 0 || all {
 				rows++
@@ -163,7 +201,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		return rows
 	})
 
-	section(&b, "Latencies (µs)", func(t io.Writer) (rows int) {
+	section(b, "Latencies (µs)", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \tcount\tmean\tp50 below\tp99 below\tmax below\n")
 		for _, name := range sortedKeys(s.Latencies) {
 			l := s.Latencies[name]
@@ -176,8 +214,6 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 		}
 		return rows
 	})
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // memoryClasses are what host memory is used for, in the order in which people are told.

@@ -11,17 +11,18 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/pagecache"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // frameWanted is what top --once prints, where the mountpoint is M.
 const frameWanted = `gaiafs M  1 client  0 mappings
-                         used of      clean      dirty      stale in, out
-gpu0   [####        ]     16 MiB    5.0 MiB        0 B        0 B -, -
-gpu1   [            ]     16 MiB        0 B        0 B        0 B -, -
+       used             of    clean    dirty    stale   pinned     in/s    out/s
+gpu0   [###     ]   16 MiB  5.0 MiB      0 B      0 B      0 B        -        -
+gpu1   [        ]   16 MiB      0 B      0 B      0 B      0 B        -        -
+pinned [        ]   32 MiB
 reads  host -  read ahead -  devices -  disk -
-users  nobody maps anything
 
   file                                           size on devices mappings
 > weights                                     5.0 MiB    5.0 MiB        0
@@ -31,7 +32,7 @@ gpu0   cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc
 
 // top prints a frame of a real mount, and refuses to go on without a terminal.
 func TestTopOnce(t *testing.T) {
-	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M")
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M", "--pinned-memory=32M")
 	path := filepath.Join(s.mountpoint, "weights")
 	require.NoError(t, os.WriteFile(path, make([]byte, 5*mib), 0o600))
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--device=0", path).code)
@@ -56,8 +57,11 @@ func TestTopFrame(t *testing.T) {
 		s.at = at
 		s.Mount.Mountpoint = "/mnt/data"
 		s.Devices = []pagecache.DeviceStatus{{MemoryBytes: 8 << 30, UsedBytes: 4 << 30,
-			Moved: []mover.Moved{{Way: "in", Bytes: in / 3}, {Way: "peer", Bytes: in - in/3},
-				{Way: "within", Bytes: in}}, Users: []pagecache.UserPins{{User: 7, Bytes: 1 << 30}}}}
+			PinnedBytes: 3 << 20, Moved: []mover.Moved{{Way: "in", Bytes: in / 3}, {Way: "peer", Bytes: in - in/3},
+				{Way: "within", Bytes: in}}}}
+		s.PinnedBytes, s.PinnedLimit = 3<<20, 1<<30
+		s.Programs = []control.Program{{Process: 41, User: 7, Name: "idle", Bytes: 2 << 30, Requests: 50},
+			{Process: 42, User: 7, Name: "busy", Bytes: 1 << 30, Requests: in}}
 		s.Counters = map[string]int64{"disk_read_bytes": read}
 		s.Files = []pagecache.FileStatus{{Name: "large", Inode: 1,
 			Holders: []pagecache.HoldingStatus{{Resident: 9, Map: "cs"}}},
@@ -67,9 +71,9 @@ func TestTopFrame(t *testing.T) {
 	}
 	before, now := sample(0, 0, at), sample(6<<30, 2<<20, at.Add(2*time.Second))
 	frame := topFrame(before, now, 0, 80, 24)
-	require.Contains(t, frame, "3.0 GiB/s, -")
+	require.Regexp(t, `\ngpu0   \[####    \]  8\.0 GiB .* 3\.0 MiB  3\.0 GiB        -\npinned \[        \]  1\.0 GiB\n`, frame)
 	require.Contains(t, frame, "disk 1.0 MiB/s")
-	require.Contains(t, frame, "users  7 maps 1.0 GiB")
+	require.Regexp(t, `\n  busy +42 +7  1\.0 GiB\n  idle +41 +7  2\.0 GiB\n`, frame)
 	require.Contains(t, frame, "\n> busy?[2J")
 	require.Contains(t, frame, "\n  large")
 	require.Contains(t, frame, "\ngpu0   d.\n")

@@ -7,51 +7,29 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // topFrame draws what happened between two samples, in so many columns and lines at most.
 func topFrame(before, now topSample, chosen, width, height int) string {
-	seconds := now.at.Sub(before.at).Seconds()
-	rate := func(was, is int64) string {
-		if seconds <= 0 || is <= was {
-			return "-"
-		}
-		return bytesText(int64(float64(is-was)/seconds)) + "/s"
-	}
+	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
+	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
+	lines = append(lines, topMemory(before, now)...)
+	lines = append(lines, topReads(before, now), "")
 	files := slices.Clone(now.Files)
 	slices.SortStableFunc(files, func(a, b pagecache.FileStatus) int {
 		return cmp.Or(cmp.Compare(moved(before, b), moved(before, a)), cmp.Compare(held(b), held(a)))
 	})
-	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
-	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
-	lines = append(lines, fmt.Sprintf("%-6s %-14s %10s %10s %10s %10s %s", "", "", "used of", "clean", "dirty", "stale",
-		"in, out"))
-	for i, d := range now.Devices {
-		clean, dirty, stale := held3(now.Files, d.Device)
-		in, out := "-", "-"
-		if i < len(before.Devices) {
-			in = rate(movedBy(before.Devices[i], "in", "peer"), movedBy(d, "in", "peer"))
-			out = rate(movedBy(before.Devices[i], "out"), movedBy(d, "out"))
-		}
-		lines = append(lines, fmt.Sprintf("gpu%-3d %s %10s %10s %10s %10s %s, %s", d.Device,
-			bar(d.UsedBytes, d.MemoryBytes, 14),
-			bytesText(d.MemoryBytes), clean, dirty, stale, in, out))
-	}
-	reads := "reads  "
-	for _, way := range []struct{ counter, name string }{{"host_read_bytes", "host"},
-		{"clean_read_bytes", "read ahead"},
-		{"device_read_bytes", "devices"}, {"disk_read_bytes", "disk"}} {
-		reads += fmt.Sprintf("%s %s  ", way.name, rate(before.Counters[way.counter], now.Counters[way.counter]))
-	}
-	lines = append(lines, reads, "users  "+usersText(now.Devices))
-	lines = append(lines, "", fmt.Sprintf("  %-40s %10s %10s %8s", "file", "size", "on devices", "mappings"))
 	var chosenMap []string
 	if chosen < len(files) {
 		chosenMap = heatMap(files[chosen])
 	}
-	room := max(height-len(lines)-len(chosenMap)-2, 1)
+	room := height - len(lines) - len(chosenMap) - 2 // for files and programs; a heading and a blank line are taken
+	programs := topPrograms(before, now, min(room/3, height/5))
+	room = max(room-len(programs), 1)
+	lines = append(lines, fmt.Sprintf("  %-40s %10s %10s %8s", "file", "size", "on devices", "mappings"))
 	first := max(chosen-room+1, 0)
 	for i := first; i < min(len(files), first+room); i++ {
 		mark := " "
@@ -65,12 +43,83 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	if len(files) == 0 {
 		lines = append(lines, "  no device holds anything")
 	}
-	lines = append(append(lines, ""), chosenMap...)
+	lines = append(append(append(lines, ""), chosenMap...), programs...)
 	var b strings.Builder
 	for _, l := range lines[:min(len(lines), height)] {
 		b.WriteString(strings.TrimRight(cut(l, width), " ") + "\n")
 	}
 	return b.String()
+}
+
+// perSecond is what grew by how much a second between two samples; "-" for nothing.
+func perSecond(before, now topSample, was, is int64) string {
+	seconds := now.at.Sub(before.at).Seconds()
+	if seconds <= 0 || is <= was {
+		return "-"
+	}
+	return bytesText(int64(float64(is-was) / seconds))
+}
+
+// topMemory says what is in each tier: the devices' memory by what it holds and pinned memory of the host, device by
+// device, and what moves in and out.
+func topMemory(before, now topSample) []string {
+	row := func(of, used string, cells ...any) string {
+		return fmt.Sprintf("%-6s %-10s", of, used) + fmt.Sprintf(strings.Repeat("%9s", len(cells)), cells...)
+	}
+	lines := []string{row("", "used", "of", "clean", "dirty", "stale", "pinned", "in/s", "out/s")}
+	for i, d := range now.Devices {
+		clean, dirty, stale := held3(now.Files, d.Device)
+		in, out := "-", "-"
+		if i < len(before.Devices) {
+			b := before.Devices[i]
+			in = perSecond(before, now, movedBy(b, "in", "peer"), movedBy(d, "in", "peer"))
+			out = perSecond(before, now, movedBy(b, "out"), movedBy(d, "out"))
+		}
+		lines = append(lines, row(fmt.Sprint("gpu", d.Device), bar(d.UsedBytes, d.MemoryBytes, 10),
+			bytesText(d.MemoryBytes), clean, dirty, stale, bytesText(d.PinnedBytes), in, out))
+	}
+	if now.PinnedLimit > 0 {
+		lines = append(lines, row("pinned", bar(now.PinnedBytes, now.PinnedLimit, 10), bytesText(now.PinnedLimit)))
+	}
+	return lines
+}
+
+// topReads says where reads of programs on the CPU come from.
+func topReads(before, now topSample) string {
+	reads := "reads  "
+	for _, way := range []struct{ counter, name string }{{"host_read_bytes", "host"},
+		{"clean_read_bytes", "read ahead"},
+		{"device_read_bytes", "devices"}, {"disk_read_bytes", "disk"}} {
+		rate := perSecond(before, now, before.Counters[way.counter], now.Counters[way.counter])
+		if rate != "-" {
+			rate += "/s"
+		}
+		reads += fmt.Sprintf("%s %s  ", way.name, rate)
+	}
+	return reads
+}
+
+// topPrograms lists so many programs at most, those that ask most first, with a heading and a blank line above it.
+func topPrograms(before, now topSample, most int) []string {
+	const above = 2
+	if most <= above || len(now.Programs) == 0 {
+		return nil
+	}
+	asked := make(map[uint32]int64)
+	for _, p := range before.Programs {
+		asked[p.Process] += p.Requests
+	}
+	recent := func(p control.Program) int64 { return max(p.Requests-asked[p.Process], 0) }
+	all := slices.Clone(now.Programs)
+	slices.SortStableFunc(all, func(a, b control.Program) int {
+		return cmp.Or(cmp.Compare(recent(b), recent(a)), cmp.Compare(b.Bytes, a.Bytes))
+	})
+	lines := []string{"", fmt.Sprintf("  %-40s %10s %10s %8s", "program", "process", "user", "maps")}
+	for _, p := range all[:min(len(all), most-above)] {
+		lines = append(lines, fmt.Sprintf("  %-40s %10d %10d %8s", cut(cmp.Or(p.Name, "?"), 40), p.Process, p.User,
+			bytesText(p.Bytes)))
+	}
+	return lines
 }
 
 // heatMap has a line for each device that holds something of a file.
@@ -123,29 +172,6 @@ func movedBy(d pagecache.DeviceStatus, ways ...string) (bytes int64) {
 		}
 	}
 	return bytes
-}
-
-// usersText says how much the programs of each user map, the most first.
-func usersText(devices []pagecache.DeviceStatus) string {
-	sums := make(map[uint32]int64)
-	for _, d := range devices {
-		for _, u := range d.Users {
-			sums[u.User] += u.Bytes
-		}
-	}
-	var ids []uint32
-	for id := range sums {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, func(a, b uint32) int { return cmp.Or(cmp.Compare(sums[b], sums[a]), cmp.Compare(a, b)) })
-	var texts []string
-	for _, id := range ids {
-		texts = append(texts, fmt.Sprintf("%d maps %s", id, bytesText(sums[id])))
-	}
-	if len(texts) == 0 {
-		return "nobody maps anything"
-	}
-	return strings.Join(texts, ", ")
 }
 
 // bar is a part of something, in so many columns.

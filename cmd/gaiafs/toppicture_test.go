@@ -44,14 +44,15 @@ func picture(screen string) string {
 func TestTopPicture(t *testing.T) {
 	words := func(screen string) (all []string) { // without figures, names and maps
 		for line := range strings.Lines(screen) {
-			if m := regexp.MustCompile(`^( {20,}used of.*|reads |users |  file .*|gpu\d)`).FindString(line); m != "" {
+			if m := regexp.MustCompile(`^( {7}used .*|reads |  file .*|  program .*|gpu\d|pinned )`).FindString(line); m != "" {
 				all = append(all, strings.TrimSpace(m))
 			}
 		}
 		return all
 	}
 	p := newPlace(t)
-	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=emulated:2", "--gpu-memory=64M", p.source, p.mountpoint)
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=emulated:2", "--gpu-memory=64M",
+		"--pinned-memory=128M", p.source, p.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	in := func(name string) string { return filepath.Join(p.mountpoint, name) }
 	for name, size := range map[string]int{"model-00001.safetensors": 24 * mib, "model-00002.safetensors": 18 * mib,
@@ -69,6 +70,9 @@ func TestTopPicture(t *testing.T) {
 		s, err := statusOf(p.mountpoint, patience)
 		require.NoError(t, err)
 		s.Mount.Mountpoint = "/mnt/models"
+		for i := range s.Programs {
+			s.Programs[i].Name, s.Programs[i].Process = "serve", 4711
+		}
 		return topSample{s, time.Now()}
 	}
 	model, err := os.Open(in("model-00002.safetensors"))

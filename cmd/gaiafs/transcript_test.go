@@ -34,7 +34,8 @@ var varying = []struct {
 	{regexp.MustCompile(`since [0-9-]+ [0-9:]+ \([^)]*\)`), "since 2026-01-02 03:04:05 (2 hours ago)"},
 	{regexp.MustCompile(`gaiafs \S+, process`), "gaiafs 0.1.0, process"},
 	{regexp.MustCompile(`(?m)^gaiafs \S+  (\d+ clients  )`), "gaiafs /mnt/data  $1"}, // top cuts what is long
-	{regexp.MustCompile(`(?m)^(gpu1 +\[.{12}\] +16 MiB)( +\d\S* [KMi]*B){3} `), "$1    8.0 MiB        0 B        0 B "},
+	{regexp.MustCompile(`(?m)^(gpu1 +\[.{8}\] +16 MiB)( +\d\S* [KMi]*B){3} `), "$1  8.0 MiB      0 B      0 B "},
+	{regexp.MustCompile(`(?m)^  gaiafs\.test {31}.{9} `), "  serve                                          4711 "},
 	{regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d+ +\d+ .s +\d+ `), "03:04:05.000006    120 µs     4711 "},
 }
 
@@ -152,7 +153,8 @@ func TestTranscript(t *testing.T) {
 	section := func(title string) { r.text.WriteString("```\n\n## " + title + "\n\n```text\n") }
 	r.text.WriteString(head)
 	r.text.WriteString("\n## Mount\n\n```text\n")
-	r.run(t, exitOK, nil, "mount", "--daemon", "--gpus=emulated:2", "--gpu-memory=16M", r.place.source, at)
+	r.run(t, exitOK, nil, "mount", "--daemon", "--gpus=emulated:2", "--gpu-memory=16M", "--pinned-memory=32M",
+		r.place.source, at)
 	require.NoError(t, os.WriteFile(model, make([]byte, 6*mib), 0o600))
 	stop := work(t, busy)
 

@@ -1,0 +1,60 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Program is a process that maps something, with all its connections. Its JSON form is in docs/status.md.
+type Program struct {
+	Process uint32 `json:"process"`
+	User    uint32 `json:"user"`
+	// Name is the command's name when it connected; empty where it was not to be seen from here.
+	Name     string `json:"name"`
+	Mappings int    `json:"mappings"`
+	// Bytes is what it maps. What it maps twice counts twice.
+	Bytes int64 `json:"mapped_bytes"`
+	// Requests counts what it asked for so far: maps, acquires, releases and all else.
+	Requests int64 `json:"requests"`
+}
+
+// Programs returns the processes that map something, by their numbers. It does not block on files.
+func (s *Server) Programs() []Program {
+	type process struct{ pid, user uint32 }
+	found := make(map[process]Program)
+	for _, ses := range s.snapshot() {
+		id := process{uint32(ses.peer.Pid), ses.peer.Uid}
+		p := found[id]
+		p.Process, p.User, p.Name = id.pid, id.user, ses.command
+		p.Requests += ses.asked.Load()
+		ses.mu.Lock()
+		p.Mappings += len(ses.mappings)
+		for _, m := range ses.mappings {
+			p.Bytes += m.length
+		}
+		ses.mu.Unlock()
+		found[id] = p
+	}
+	all := []Program{}
+	for _, p := range found {
+		if p.Mappings > 0 {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(a, b Program) int {
+		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.User, b.User))
+	})
+	return all
+}
+
+// commandOf returns the name of a process's command, or "" where it cannot be told.
+func commandOf(pid int32) string {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(string(name), "\n")
+}
