@@ -9,7 +9,8 @@
  * kernels reach over the bus) or managed. ORDER is stream, random, or skewed: of ten accesses nine go to a tenth of the
  * blocks. A kernel reads its block PASSES times. "run" prints one line: kind, order, seconds, GB/s of what kernels read,
  * microseconds of a gaia_use and of a gaia_done, and fails where a sum is wrong. "check" has kernels store in blocks at
- * random and compares the file with what is expected.
+ * random and compares the file with what is expected. RANGES=2 in the environment has brackets of two halves of a block,
+ * which the library does not keep, so that each asks the daemon.
  */
 #include <algorithm>
 #include <chrono>
@@ -176,7 +177,7 @@ static std::vector<size_t> order_of(const std::string &order, size_t blocks, siz
 static void run(const char *path, size_t size, const std::string &kind, const std::string &order, size_t accesses, int passes)
 {
 	int fd = open(path, O_RDONLY);
-	size_t blocks = size / BLOCK;
+	size_t blocks = size / BLOCK, ranges = getenv("RANGES") != nullptr ? strtoull(getenv("RANGES"), nullptr, 10) : 1;
 	unsigned long long *out;
 	std::vector<unsigned long long> got(accesses + blocks);
 	double using_it = 0, done = 0;
@@ -202,10 +203,12 @@ static void run(const char *path, size_t size, const std::string &kind, const st
 			begin = now();
 		}
 		uint8_t *block = p + list[i] * BLOCK;
-		struct gaia_range r = { block, BLOCK };
+		std::vector<gaia_range> r;
+		for (size_t k = 0; k < ranges; k++)
+			r.push_back({ block + k * (BLOCK / ranges), BLOCK / ranges });
 		double t = now();
 		if (kind == "movable")
-			CHECK(gaia_use(&r, 1, stream) == 0);
+			CHECK(gaia_use(r.data(), r.size(), stream) == 0);
 		using_it += now() - t;
 		sum<<<264, 512, 0, stream>>>(reinterpret_cast<const ulonglong2 *>(block), passes, out + i % accesses);
 		CUDA(cudaGetLastError());

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measures memory that moves on cuda:0: kernels over a file of 4 GiB with device memory for all of it down to an eighth,
+# Measures memory that moves on cuda:0: kernels over a file of 4 GiB, or $MIB MiB, with device memory for all of it down to an eighth,
 # by each rule of eviction, beside a mapping that stays, a copy, pinned memory and managed memory.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR moving.sh FOLDER
@@ -7,7 +7,7 @@
 # FOLDER has room for 4 GiB, best in memory (/dev/shm). Needs nvcc.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$1 mib=4096 accesses=${ACCESSES:-512} passes=${PASSES:-16}
+folder=$1 mib=${MIB:-4096} accesses=${ACCESSES:-512} passes=${PASSES:-16}
 work=$(mktemp -d "$folder/gaiafs-moving.XXXXXX")
 trap '"$GAIAFS" umount "$work/m" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/s" "$work/m"

@@ -1,0 +1,165 @@
+#!/bin/bash
+# Runs Ganguly's kernels on cuda:0 with device memory for less and less of what they use, eight programs at once, unequal
+# tenants, an urgent read beside seven who keep the link busy, and two models in turns.
+#
+#   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR ganguly.sh FOLDER PART...
+#
+# PARTs are kernels, managed, eight, tenants, transfers and models (all of them where none is named). FOLDER has room for 16 GiB, best in memory
+# (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs. With GPUS=emulated:1 all of it
+# runs on the CPU, to try it out.
+set -u -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$1 mib=${MIB:-512} gpus=${GPUS:-cuda:0}
+shift
+work=$(mktemp -d "$folder/gaiafs-ganguly.XXXXXX")
+trap '"$GAIAFS" umount "$work/m" 2>/dev/null; rm -rf "$work"' EXIT
+mkdir "$work/s" "$work/m" "$work/sums"
+PATH=$PATH:/usr/local/cuda/bin
+g++ -O2 -ffp-contract=off -std=c++17 -I"$INCLUDE" -o "$work/cpu" -x c++ "$here/ganguly.cu" -x none "$LIBRARY" -ldl -lpthread || exit
+if [[ $gpus = emulated* ]]; then
+	cp "$work/cpu" "$work/ganguly"
+else
+	nvcc -O2 -std=c++17 -arch=native -fmad=false --extended-lambda -I"$INCLUDE" -o "$work/ganguly" "$here/ganguly.cu" "$LIBRARY" \
+		-ldl -lpthread &
+	compiler=$!
+fi
+gcc -std=c11 -O2 -I"$INCLUDE" -o "$work/transfers" "$here/transfers.c" "$LIBRARY" -ldl -lpthread || exit
+kernels="bfs sssp nw ra backprop fdtd hotspot srad"
+sums() { # KERNEL MIB: what the CPU makes of it
+	[ -e "$work/sums/$1.$2" ] || "$work/cpu" "$1" "$2" copy whole - "$work/sums" >/dev/null
+}
+mount() { "$GAIAFS" mount --daemon --gpus "$gpus" --log-level warn "$@" "$work/s" "$work/m" >/dev/null; }
+umount() { "$GAIAFS" umount "$work/m" || echo "umount failed"; }
+run() { timeout 60 "$work/ganguly" "$1" "$2" "$3" "$4" "$work/m/$1.$BASHPID" "$work/sums" || echo "FAILED: $*"; }
+
+kernels() {
+	local kernel percent way rule
+	for kernel in $kernels; do sums "$kernel" "$mib" & done
+	wait
+	[[ $gpus = emulated* ]] || for way in "copy whole" "copy tiled" "pinned whole" "managed whole"; do run all "$mib" $way | sed 's/^/-        /'; done
+	for percent in ${PERCENTS:-110 80 50 25}; do
+		for rule in ${RULES:-lru}; do
+			for way in ${WAYS:-whole tiled}; do
+				mount --gpu-memory $((mib * percent / 100))M --pinned-memory $((4 * mib))M --eviction "$rule" || return
+				run all "$mib" movable "$way" | sed "s/^/$percent% $rule /"
+				umount
+			done
+		done
+	done
+}
+
+# managed memory in what is left beside a ballast, as the driver moves it
+managed() {
+	local kernel
+	for kernel in $kernels; do sums "$kernel" "$mib" & done
+	wait
+	KEEP=$((mib * 80 / 100 << 20)) run all "$mib" managed whole | sed 's/^/80% driver /'
+}
+
+# together PROGRAMS COMMAND...: waits until all have filled their memory, and prints how long their work takes
+together() {
+	local n=$1 i
+	shift
+	rm -f "$work"/gate*
+	for ((i = 0; i < n; i++)); do GATE=$work/gate "$@" >"$work/out.$i" & done
+	for ((i = 0; i < 600; i++)); do
+		[ "$(ls "$work"/gate.* 2>/dev/null | wc -l)" -ge "$n" ] && break
+		sleep 0.1
+	done
+	touch "$work/gate"
+	wait
+	cat "$work"/out.* | awk '{ if (!n || $(NF-2) < b) b = $(NF-2); if ($(NF-1) > e) e = $(NF-1); bad += $NF != "right"; n++ }
+		END { printf "%d programs %.3f s%s\n", n, e - b, bad ? " WRONG" : "" }'
+	rm -f "$work"/out.* "$work"/gate*
+}
+
+eight() {
+	local budget=${BUDGET:-1024} size pause n part kernel=${KERNEL:-hotspot}
+	for size in $((budget * 21 / 64)) $((budget * 3 / 4)); do
+		sums "$kernel" "$size" &
+	done
+	wait
+	for pause in ${PAUSES:-0 3000}; do
+		for part in 1 4; do
+			size=$((part == 1 ? budget * 21 / 64 : budget * 3 / 4))
+			for n in 1 8; do
+				mount --gpu-memory $((budget / part))M --pinned-memory $((8 * budget))M --eviction lru || return
+				echo -n "memory $((budget / part)) MiB, each maps $size MiB, pause $pause us: "
+				PAUSE=$pause together $n run "$kernel" "$size" movable tiled
+				umount
+			done
+		done
+	done
+}
+
+tenants() {
+	local budget=${BUDGET:-1024} name
+	for name in one two five; do
+		printf '[[tenant]]\nname = "%s"\nusers = ["*"]\nweight = %s\n' $name $(case $name in one) echo 1 ;; two) echo 2 ;; *) echo 5 ;; esac)
+	done >"$work/tenants.toml"
+	sums srad $budget
+	mount --gpu-memory ${budget}M --pinned-memory $((4 * budget))M --eviction lru --tenants "$work/tenants.toml" || return
+	rm -f "$work"/gate*
+	for name in one two five; do
+		GATE=$work/gate GAIAFS_TENANT=$name run srad $budget movable tiled >"$work/out.$name" &
+	done
+	python3 - "$work" "$GAIAFS" <<'PYTHON'
+import glob, json, os, subprocess, sys, time
+work, gaiafs = sys.argv[1:]
+def running():
+    return [p for p in glob.glob(work + "/gate.*") if os.path.exists("/proc/" + p.rsplit(".", 1)[1])]
+deadline = time.time() + 60
+while len(glob.glob(work + "/gate.*")) < 3 and time.time() < deadline:
+    time.sleep(0.05)
+open(work + "/gate", "w").close()
+seen, begin = [], time.time()
+while time.time() - begin < 20:
+    status = json.loads(subprocess.run([gaiafs, "status", "--json", work + "/m"], capture_output=True, check=True).stdout)
+    if any(os.path.getsize(work + "/out." + n) for n in ("one", "two", "five")):
+        break
+    of = [(t["tenant"].split()[-1], t["bytes"] / t["share_bytes"]) for t in status["devices"][0]["tenants"] if "named" in t["tenant"]]
+    if len(of) == 3 and time.time() - begin > 0.3:
+        seen.append((sum(x for _, x in of) ** 2 / (3 * sum(x * x for _, x in of)), of))
+if seen:
+    print("Jain's index of what tenants own by their shares, %d looks: mean %.3f, least %.3f; last %s" % (
+        len(seen), sum(j for j, _ in seen) / len(seen), min(j for j, _ in seen), ", ".join("%s %.2f" % x for x in seen[-1][1])))
+else:
+    print("tenants: never all three")
+PYTHON
+	wait
+	cat "$work"/out.*
+	umount
+}
+
+transfers() {
+	local discipline i
+	mount --gpu-memory ${LINK_MEMORY:-2G} --write-back-interval 10m || return
+	"$work/transfers" make "$work/s/big" ${LINK_MIB:-8192} || return
+	echo -n "alone: " && "$work/transfers" read "$work/m/u" 128
+	for discipline in fcfs priority preemptive preemptive-exclusive shares; do
+		"$GAIAFS" set "$work/m" transfers=$discipline >/dev/null
+		for ((i = 0; i < 7; i++)); do "$work/transfers" load "$work/m/big" ${LINK_MIB:-8192} 3 >"$work/out.$i" & done
+		sleep 1
+		echo -n "$discipline: " && "$work/transfers" read "$work/m/u" 128
+		wait
+		awk '{ s += $2 } END { printf "  the seven %.2f GB/s\n", s }' "$work"/out.*
+		rm -f "$work"/out.*
+	done
+	umount
+	rm -f "$work/s/big"
+}
+
+models() {
+	mount --gpu-memory ${MODELS_MEMORY:-1536M} --pinned-memory 4G --eviction lru || return
+	timeout 120 ${PYTHON:-python3} "$here/two_models.py" "$work/s" "$work/m" --device ${gpus/emulated:1/emulated:0} ${MODELS:-} || echo "models FAILED"
+	umount
+}
+
+[ $# -gt 0 ] || set -- kernels managed eight tenants transfers models
+for part; do
+	if [ "$part" = kernels ] && [ -n "${compiler:-}" ]; then wait $compiler || exit; compiler=; fi
+	[[ -z ${compiler:-} || $part = transfers || $part = models ]] || { wait $compiler || exit; compiler=; }
+	SECONDS=0
+	"$part"
+	echo "($part took $SECONDS s)"
+done
