@@ -66,6 +66,15 @@ template <class F> static void launch(size_t n, F f)
 	CUDA(cudaGetLastError());
 }
 static void finish() { CUDA(cudaStreamSynchronize(stream)); }
+static void clear(u64 *p, size_t n) { CUDA(cudaMemsetAsync(p, 0, n * 8, stream)); }
+static u64 fetch(const u64 *p)
+{
+	u64 v = 0;
+
+	CUDA(cudaMemcpyAsync(&v, p, 8, cudaMemcpyDeviceToHost, stream));
+	finish();
+	return v;
+}
 GPU static void least(u32 *p, u32 v) { atomicMin(p, v); }
 GPU static void sum(u64 *p, u64 v) { atomicAdd(reinterpret_cast<unsigned long long *>(p), v); }
 GPU static void mix(u64 *p, u64 v) { atomicXor(reinterpret_cast<unsigned long long *>(p), v); }
@@ -78,6 +87,8 @@ template <class F> static void launch(size_t n, F f)
 		f(i);
 }
 static void finish() {}
+static void clear(u64 *p, size_t n) { memset(p, 0, n * 8); }
+static u64 fetch(const u64 *p) { return *p; }
 static void least(u32 *p, u32 v) { *p = std::min(*p, v); }
 static void sum(u64 *p, u64 v) { *p += v; }
 static void mix(u64 *p, u64 v) { *p ^= v; }
@@ -106,7 +117,7 @@ static const size_t ALIGN = 2 << 20, TILES = 32;
 static bool movable, tiled;
 static u8 *base; /* of all arrays */
 static size_t used, room;
-static u64 *scratch; /* words of the program's own, which kernels and the CPU reach */
+static u64 *scratch; /* words of the program's own, for what kernels find out */
 static size_t brackets;
 static double using_it;
 
@@ -180,8 +191,7 @@ template <class T> static u64 digest(Array<T> a)
 	T *p = a.p;
 	u64 *to = scratch;
 
-	finish();
-	*scratch = 0;
+	clear(to, 1);
 	for (size_t from = 0; from < a.n; from += step) {
 		size_t end_ = std::min(from + step, a.n), threads = std::min(size_t(65536), end_ - from);
 
@@ -199,8 +209,7 @@ template <class T> static u64 digest(Array<T> a)
 		});
 		end();
 	}
-	finish();
-	return *scratch;
+	return fetch(to);
 }
 
 /* ready is called between filling and the work that is measured, over after it. */
@@ -279,7 +288,7 @@ static u64 bfs(size_t bytes)
 	for (u32 now_ = 0;; now_++) {
 		size_t step = step_of(n);
 
-		*found = 0;
+		clear(found, 1);
 		for (size_t from = 0; from < n; from += step) {
 			size_t to = std::min(from + step, n);
 
@@ -294,8 +303,7 @@ static u64 bfs(size_t bytes)
 			});
 			end();
 		}
-		finish();
-		if (*found == 0)
+		if (fetch(found) == 0)
 			break;
 	}
 	over();
@@ -401,7 +409,7 @@ static u64 backprop(size_t bytes)
 	fill<u32>(w, 7, 1000);
 	fill<u32>(old, 8, 1000);
 	ready();
-	memset(hidden, 0, HIDDEN * 8);
+	clear(hidden, HIDDEN);
 	size_t step = step_of(n);
 	for (size_t from = 0; from < n; from += step) {
 		size_t to = std::min(from + step, n), threads = std::min(size_t(1) << 17, (to - from) * HIDDEN);
@@ -643,7 +651,7 @@ static void start()
 #ifdef __CUDACC__
 	CUDA(cudaSetDevice(0));
 	CUDA(cudaStreamCreate(&stream));
-	CUDA(cudaHostAlloc(&scratch, 4096, cudaHostAllocMapped));
+	CUDA(cudaMalloc(&scratch, 4096));
 	launch(1, [=] GPU(size_t) {});
 	finish();
 	if (const char *keep = getenv("KEEP")) {

@@ -29,9 +29,9 @@ each() { # KIND FILE
 		"$work/moving" run "$2" $mib "$1" "$order" "$accesses" "$passes" || echo FAILED
 	done
 }
-for kind in ${BASE:-copy pinned managed}; do label="-         " each "$kind" "$work/s/f"; done
+for kind in ${BASE-copy pinned managed}; do label="-         " each "$kind" "$work/s/f"; done
 label="all mapping" mounted 5G lru each mapping "$work/m/f"
-for memory in ${MEMORY:-5G 3277M 2G 1G}; do
+for memory in ${MEMORY-5G 3277M 2G 1G}; do
 	for rule in ${RULES:-allocated lru lfu flexgpu gpuswap random}; do
 		label="$memory $rule" mounted "$memory" "$rule" each movable "$work/m/f"
 	done
