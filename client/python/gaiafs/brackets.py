@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class Bracket:
         self._leases: list[Lease] = []  # a window with one is not closed
         self._asked = _core.Use()
         self._thread = 0
+        self._left_open: weakref.finalize[[_core.Use, int], Bracket] | None = None
 
     def __enter__(self) -> Bracket:
         if self._asked.open:
@@ -39,6 +41,9 @@ class Bracket:
         try:
             self._leases = [w.lease() for w in self._windows]
             self._asked = _core.Use()
+            # Not __del__, which would also run after the block, with interrupts that nobody hears of.
+            self._left_open = weakref.finalize(self, _end_left_open, self._asked, self._thread)
+            self._left_open.atexit = False
             self._asked.begin(self._ranges, self._stream, self._patience)
             return self
         except BaseException as e:
@@ -54,15 +59,18 @@ class Bracket:
 
     def _end(self) -> None:
         self._asked.end()
+        if self._left_open is not None:
+            self._left_open.detach()
         self._leases = []
 
-    def __del__(self) -> None:
-        # An interrupt may have ended __exit__ before it did anything.
-        if getattr(self, "_thread", 0) == threading.get_ident() and self._asked.open:
-            try:
-                self._asked.end()
-            except Error:
-                pass  # there is nobody to be told
+
+def _end_left_open(asked: _core.Use, thread: int) -> None:
+    """Ends a bracket that nobody has any more. An interrupt may have ended its __exit__ before it did anything."""
+    if thread == threading.get_ident():
+        try:
+            asked.end()
+        except Error:
+            pass  # there is nobody to be told
 
 
 def use(

@@ -209,6 +209,21 @@ def test_interrupts(path, interrupting):
         t.join()
 
 
+def test_no_python_runs_for_an_ended_bracket(path):
+    """Where it does, an interrupt may come there, and nobody hears of it: Python ignores what such code raises."""
+    ran = []
+    with gaiafs.mmap(path) as m:
+        used = m.use(0, PART)
+        with used:
+            pass
+        sys.setprofile(lambda frame, event, argument: ran.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            del used
+        finally:
+            sys.setprofile(None)
+    assert ran == []
+
+
 @emulated
 @pytest.mark.parametrize(
     "access, words",
