@@ -4,11 +4,13 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
@@ -33,11 +35,20 @@ files contain. What could not be had is named in errors.txt. Only root and the u
 			if output == "" {
 				return usagef("say with -o which file the archive is to be written to")
 			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+			defer stop()
 			f, err := createFile(cmd, output, "an archive", false)
 			if err != nil {
 				return err
 			}
-			return f.finish(collect(cmd, args[0], f))
+			done := make(chan error, 1)
+			go func() { done <- collect(ctx, cmd, args[0], f) }()
+			select {
+			case err = <-done:
+			case <-ctx.Done(): // a daemon that does not answer would hold it up
+				err = errors.New("interrupted")
+			}
+			return f.finish(err)
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
@@ -49,7 +60,7 @@ files contain. What could not be had is named in errors.txt. Only root and the u
 }
 
 // collect writes the archive. A daemon that does not answer is no reason to go without the rest.
-func collect(cmd *cobra.Command, mountpoint string, w io.Writer) error {
+func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
 	var wrong strings.Builder
@@ -94,7 +105,7 @@ func collect(cmd *cobra.Command, mountpoint string, w io.Writer) error {
 		log, err := logOf(proc)
 		errs = errors.Join(errs, put("log.txt", log, err))
 		for _, kind := range []struct{ word, file string }{{"stacks", "stacks.txt"}, {"heap", "heap.pprof"}} {
-			doc, err := profile(cmd.Context(), mountpoint, kind.word, 0)
+			doc, err := profile(ctx, mountpoint, kind.word, 0)
 			errs = errors.Join(errs, put(kind.file, doc, err))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -52,6 +53,9 @@ func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 	return nil
 }
 
+// options are those of a page as cobra writes them: what is said of one would go on in its line.
+var options = regexp.MustCompile(`(?m)^\.PP\n(\\fB-.*)\n\t`)
+
 // writeManual writes the page of one command.
 func writeManual(c *cobra.Command, to io.Writer) error {
 	c.DisableAutoGenTag = true // it has the date
@@ -69,10 +73,14 @@ func writeManual(c *cobra.Command, to io.Writer) error {
 	defer func(before string) { c.Long = before }(c.Long)
 	c.Long = escapeMarkdown(long)
 	epoch := time.Unix(0, 0).UTC()
+	var page strings.Builder
 	err := doc.GenMan(c, &doc.GenManHeader{
 		Title: strings.ToUpper(strings.ReplaceAll(c.CommandPath(), " ", "-")), Section: "1", Date: &epoch,
 		Source: "gaiafs " + version, Manual: "gaiafs",
-	}, to)
+	}, &page)
+	if err == nil {
+		_, err = io.WriteString(to, options.ReplaceAllString(page.String(), ".TP\n$1\n"))
+	}
 	if err != nil {
 		return fmt.Errorf("the page of %s cannot be written: %w", c.CommandPath(), err)
 	}

@@ -43,18 +43,15 @@ func TestManualPages(t *testing.T) {
 				require.Contains(t, page, "--"+f.Name, path)
 			}
 		})
-		if c.Name() != "gaiafs" {
-			return nil
-		}
 		if _, err := exec.LookPath("man"); err != nil {
-			return nil // one page for all, since man(1) takes its time
+			return nil
 		}
 		cmd := exec.Command("man", "--warnings", "-l", path)
 		cmd.Env = append(os.Environ(), "MANPAGER=cat", "LC_ALL=C.UTF-8")
 		var warnings bytes.Buffer
 		cmd.Stderr = &warnings
 		require.NoError(t, cmd.Run())
-		require.Empty(t, warnings.String())
+		require.Empty(t, warnings.String(), path)
 		return nil
 	}))
 	written, err := filepath.Glob(filepath.Join(dir, "*.1"))

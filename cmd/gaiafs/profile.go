@@ -35,12 +35,12 @@ gaiafs, and nothing of files.`,
 			if length.Duration > 10*time.Minute {
 				return usagef("--for %s: 10m at most", length.Duration)
 			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+			defer stop()
 			f, err := createFile(cmd, output, "a profile", kind.word == "stacks")
 			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
-			defer stop()
 			doc, err := profile(ctx, args[0], kind.word, length.Duration)
 			if err == nil {
 				_, err = f.Write(doc)

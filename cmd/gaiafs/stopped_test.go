@@ -58,6 +58,14 @@ func TestCommandsOnAStoppedDaemon(t *testing.T) {
 		}
 		require.Contains(t, r.err, cure, "%v", commandsOnMounts[i])
 	}
+	half := filepath.Join(t.TempDir(), "archive")
+	debug := command(t, "debug", s.mountpoint, "-o", half)
+	require.NoError(t, debug.Start())
+	require.Eventually(t, func() bool { _, err := os.Stat(half); return err == nil }, time.Minute, time.Millisecond)
+	require.NoError(t, debug.Process.Signal(syscall.SIGINT))
+	require.Error(t, debug.Wait())
+	require.Equal(t, exitFailure, debug.ProcessState.ExitCode())
+	require.NoFileExists(t, half, "half an archive of a command that was interrupted")
 	r := gaiafsCommand(t, "status")
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Contains(t, r.out, cure)

@@ -78,6 +78,12 @@ func TestTopFrame(t *testing.T) {
 	require.Contains(t, frame, "\n  large")
 	require.Contains(t, frame, "\ngpu0   d.\n")
 	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n")
+	for name, shown := range map[string]string{strings.Repeat("語", 30): strings.Repeat("語", 19) + "… ",
+		strings.Repeat("x", 50): strings.Repeat("x", 39) + "…", "a語": "a語" + strings.Repeat(" ", 37)} {
+		now.Files[0].Name = name
+		require.Contains(t, topFrame(before, now, 0, 80, 24), "  "+shown+"        0 B     36 KiB        0\n",
+			"columns of a terminal, not letters")
+	}
 	now.Mount.Mountpoint = "/mnt/" + strings.Repeat("x", 200)
 	require.Regexp(t, `^gaiafs /mnt/x+…  0 clients  0 mappings\n`, topFrame(before, now, 0, 80, 24))
 	for range 100 {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/mattn/go-runewidth"
+
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -37,7 +39,7 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 			mark = ">"
 		}
 		f := files[i]
-		lines = append(lines, fmt.Sprintf("%s %-40s %10s %10s %8d", mark, cut(f.Name, 40), bytesText(f.SizeBytes),
+		lines = append(lines, fmt.Sprintf("%s %s %10s %10s %8d", mark, cell(f.Name, 40), bytesText(f.SizeBytes),
 			bytesText(held(f)<<page.Shift), f.Mappings))
 	}
 	if len(files) == 0 {
@@ -116,7 +118,7 @@ func topPrograms(before, now topSample, most int) []string {
 	})
 	lines := []string{"", fmt.Sprintf("  %-40s %10s %10s %8s", "program", "process", "user", "maps")}
 	for _, p := range all[:min(len(all), most-above)] {
-		lines = append(lines, fmt.Sprintf("  %-40s %10d %10d %8s", cut(cmp.Or(p.Name, "?"), 40), p.Process, p.User,
+		lines = append(lines, fmt.Sprintf("  %s %10d %10d %8s", cell(cmp.Or(p.Name, "?"), 40), p.Process, p.User,
 			bytesText(p.Bytes)))
 	}
 	return lines
@@ -183,7 +185,8 @@ func bar(part, whole int64, width int) string {
 	return "[" + strings.Repeat("#", filled) + strings.Repeat(" ", width-2-filled) + "]"
 }
 
-// cut shortens a text to so many runes. What would move the cursor of a terminal becomes a question mark.
+// cut shortens a text to so many columns of a terminal, of which some letters take two. What would move the cursor
+// becomes a question mark.
 func cut(text string, most int) string {
 	runes := []rune(text)
 	for i, r := range runes {
@@ -191,8 +194,8 @@ func cut(text string, most int) string {
 			runes[i] = '?'
 		}
 	}
-	if len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return string(runes)
+	return runewidth.Truncate(string(runes), most, "…")
 }
+
+// cell is a text that is cut to so many columns, or filled up to them.
+func cell(text string, width int) string { return runewidth.FillRight(cut(text, width), width) }
