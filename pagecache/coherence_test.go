@@ -215,6 +215,7 @@ func TestTruncate(t *testing.T) {
 	p.store(2*page.Size+1, 5)
 	p.store(page.Size+11, 6)
 	assert.EqualValues(t, 2, p.release())
+	assert.Zero(t, m.cache.Status().Counters["past_end_pages"])
 	got := src.read(t, 0, 3*page.Size)
 	want := make([]byte, 3*page.Size)
 	copy(want, bytes.Repeat([]byte{1}, page.Size+10))

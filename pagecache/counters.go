@@ -23,7 +23,7 @@ type Counters struct {
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
-	HomeReplacements, BaselessPages                       atomic.Int64
+	HomeReplacements, BaselessPages, PastEndPages         atomic.Int64
 	WriteBackFailures                                     atomic.Int64
 	// Brackets are those that used the file. Extents MovedOut moved to pinned memory of the host, extents MovedIn back.
 	Brackets, MovedOut, MovedIn atomic.Int64

@@ -71,6 +71,8 @@ type File struct {
 	shown atomic.Pointer[shownTimes]
 	// collectingRuns are where CPU reads had runs brought from devices. Protected by mu.
 	collectingRuns collectingRuns
+	// toldPastEnd says that the log has told of stores past the end of the file. Protected by mu.
+	toldPastEnd bool
 	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by
 	// mu.
 	collectErr error

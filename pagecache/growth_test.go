@@ -48,6 +48,7 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 		p.add(at)
 		require.Zero(t, p.release(), "byte %d", at)
 	}
+	require.EqualValues(t, 3, m.cache.Status().Counters["past_end_pages"], "as each release found them")
 	src.write(t, page.Size, []byte("beside")) // what it is compared with is a copy
 	require.Zero(t, p.release())
 	p.add(page.Size + 99)

@@ -223,6 +223,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"lost_pages":            c.LostPages.Load(),
 		"home_replacements":     c.HomeReplacements.Load(),
 		"baseless_pages":        c.BaselessPages.Load(),
+		"past_end_pages":        c.PastEndPages.Load(),
 		"write_back_failures":   c.WriteBackFailures.Load(),
 		"brackets":              c.Brackets.Load(),
 		"extents_moved_in":      c.MovedIn.Load(),

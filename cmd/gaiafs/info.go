@@ -124,7 +124,7 @@ func (i *fileInfo) print(b *strings.Builder) {
 			fmt.Fprintf(t, "  %s\t%s\n", what, fmt.Sprintf(format, args...))
 		}
 		line("size", "%s", bytesText(i.SizeBytes))
-		if len(i.Residency) == 0 {
+		if len(i.Residency) == 0 && len(i.Views) == 0 {
 			line("devices", "none has anything of it")
 		}
 		for _, r := range i.Residency {
@@ -152,6 +152,10 @@ func (i *fileInfo) print(b *strings.Builder) {
 				count(int(merged), "page"))
 		case merged > 0:
 			line("conflicts", "none; %s merged", count(int(merged), "page"))
+		}
+		if past := i.Counters["past_end_pages"]; past > 0 {
+			line("past end", "releases found stores past the end of the file in %s: they are not kept, make the file "+
+				"as long as what is mapped", count(int(past), "page"))
 		}
 		if i.Error != "" {
 			line("waiting", "%s to be written back: %s", bytesText(i.WaitingBytes), i.Error)

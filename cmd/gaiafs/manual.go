@@ -54,7 +54,7 @@ func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 }
 
 // options are those of a page as cobra writes them: what is said of one would go on in its line.
-var options = regexp.MustCompile(`(?m)^\.PP\n(\\fB-.*)\n\t`)
+var options = regexp.MustCompile(`(?m)^(?:\.PP\n)?(\\fB-.*)\n\t`)
 
 // writeManual writes the page of one command.
 func writeManual(c *cobra.Command, to io.Writer) error {
