@@ -56,6 +56,10 @@ deb rpm: ## Packages for Debian and Fedora and their relatives, in build/package
 image: stage ## An image for containers in build/packages, without a container runtime, as root
 	packaging/image $(STAGE) $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar gaiafs:$(RELEASE)
 
+.PHONY: release
+release: ## Tag the version in VERSION, and leave packages, wheel, image and notes in build/release, as root
+	packaging/release $(BUILD)/release
+
 .PHONY: test-image
 test-image: image ## Unpack the image and mount with what is in it, as root
 	packaging/test-image $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar

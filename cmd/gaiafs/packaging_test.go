@@ -74,6 +74,48 @@ func TestOneVersion(t *testing.T) {
 	}
 }
 
+// TestRelease: a release is tagged with its part of the changelog, from a clean checkout that has one.
+func TestRelease(t *testing.T) {
+	version := strings.TrimSpace(text(t, "VERSION"))
+	dir := t.TempDir()
+	put := func(name, content string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755))
+	}
+	run := func(want string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "ARTIFACTS=", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org",
+			"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org", "GIT_CONFIG_GLOBAL=/dev/null")
+		out, err := cmd.CombinedOutput()
+		require.Equal(t, want == "", err == nil, "%s", out)
+		require.Contains(t, string(out), want)
+		return string(out)
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "packaging"), 0o755))
+	put("packaging/release", text(t, "packaging/release"))
+	put("VERSION", version+"\n")
+	put("CHANGELOG.md", "# Changes\n\n## Unreleased\n\nNot this.\n\n## 0.0.1\n\nNor this.\n")
+	put(".gitignore", "build\n")
+	run("", "git", "init", "-q")
+	run("", "git", "add", "-A")
+	run("", "git", "commit", "-qm", "first")
+	run("has no part '## "+version+"'", "packaging/release", "build/release")
+	put("CHANGELOG.md", "# Changes\n\n## "+version+"\n\n### News\n\n- This.\n\n## 0.0.1\n\nNot this.\n")
+	run("not committed", "packaging/release", "build/release")
+	run("", "git", "commit", "-qam", "second")
+	run("", "packaging/release", "build/release")
+	run("", "packaging/release", "build/release") // again, of the same commit
+	tag := run("", "git", "tag", "-n9", "v"+version)
+	require.Contains(t, tag, "### News")
+	require.NotContains(t, tag, "Not this")
+	notes, err := os.ReadFile(filepath.Join(dir, "build/release/NOTES.md"))
+	require.NoError(t, err)
+	require.Equal(t, "### News\n\n- This.\n", strings.TrimPrefix(string(notes), "\n"))
+	run("", "git", "commit", "-qm", "third", "--allow-empty")
+	run("of another commit", "packaging/release", "build/release")
+}
+
 // TestYAML: what is written in it can be read, and mounts spread to other pods.
 func TestYAML(t *testing.T) {
 	for _, name := range []string{"gaiafs.yaml", "libgaiafs.yaml", "kubernetes.yaml"} {
