@@ -164,7 +164,9 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 	defer m.calls.Done()
 	m.unused(rg)
 	f := m.f
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer f.mu.Unlock()
 	rest := []page.Range{rg}
 	for other := range f.mappings {
@@ -183,12 +185,11 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 		// Only what home has is dropped: pages stored into since the release stay.
 		drop := []page.Range{r}
 		if m.writable {
-			modified, err := f.modifiedLocked(ctx, m.h, r)
+			stored, err := f.storedLocked(ctx, m.h, r)
 			if err != nil {
-				f.lostLocked(m.dev, err)
-				return m.dev.fault(err)
+				return err
 			}
-			drop = subtract(drop, modified)
+			drop = subtract(drop, stored)
 		}
 		for _, d := range drop {
 			if err := f.giveUpLocked(ctx, m.h, d); err != nil {

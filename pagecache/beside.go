@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"syscall"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
@@ -38,6 +39,27 @@ import (
 // A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the
 // mount changes the file. So what is about to be kept as a base is compared with what its replicas agreed on, and where
 // it is something else, home counts as changed. Nobody's bytes become a base of which they were never a part.
+
+// mostBeside is how often something begins again since home changed meanwhile, after home was compared. Each time that
+// needs somebody who changes a page back in the microseconds between, so it ends long before; but nobody could hold
+// File.mu for good. What was asked for fails, and released bytes are kept and tried again.
+const mostBeside = 100
+
+// besides counts how often home changed meanwhile.
+type besides int
+
+// again reports whether err says that home changed, and of which pages, and has not too often. Otherwise it returns
+// err, or what is to be said instead.
+func (n *besides) again(err error) (pages []page.Range, again bool, _ error) {
+	beside := (*changedBeside)(nil)
+	if !errors.As(err, &beside) {
+		return nil, false, err
+	}
+	if *n++; *n > mostBeside {
+		return nil, false, fail(syscall.EIO, "the backing file is changed directly, again and again, in a page that devices changed too")
+	}
+	return beside.pages, true, nil
+}
 
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are
 // not changed yet, but nobody is served from them any more before they are settled.
@@ -135,7 +157,7 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 
 // movedLocked says that home moved on in rg, and keeps what it has there now for the replicas that have that.
 func (f *File) movedLocked(ctx context.Context, rg page.Range) error {
-	for {
+	for found := besides(0); ; {
 		plan := f.lrc.BeginCompare(rg)
 		var home []lrc.PageBase
 		for _, run := range plan.Compare {
@@ -149,11 +171,11 @@ func (f *File) movedLocked(ctx context.Context, rg page.Range) error {
 		}
 		k.free(f)
 		plan.Abort()
-		beside := (*changedBeside)(nil)
-		if !errors.As(err, &beside) {
+		pages, again, err := found.again(err)
+		if !again {
 			return err
 		}
-		f.doubt = union(f.doubt, beside.pages)
+		f.doubt = union(f.doubt, pages)
 		if err := f.settleOnlyLocked(ctx, rg); err != nil {
 			return err
 		}
@@ -245,9 +267,10 @@ func (f *File) settleOnlyLocked(ctx context.Context, rg page.Range) error {
 
 // settleWithLocked settles pages of rg, and calls then with every part that is settled.
 func (f *File) settleWithLocked(ctx context.Context, rg page.Range, then func(part page.Range) error) error {
+	tries := allTries
 	for _, run := range intersect(f.doubt, []page.Range{rg}) {
 		for part := range cut(run, batchPages) {
-			if err := f.settlePartLocked(ctx, part); err != nil {
+			if err := f.settlePartLocked(ctx, part, &tries); err != nil {
 				return err
 			}
 			f.doubt = page.Subtract(f.doubt, part)

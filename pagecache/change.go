@@ -3,7 +3,6 @@ package pagecache
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -79,7 +78,7 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 	}
 	for rest := c; ; {
 		part := f.partLocked(rest)
-		err := f.changeLocked(ctx, part, do)
+		err := f.changeLocked(ctx, part, 0, do)
 		ctx = context.WithoutCancel(ctx)
 		rest.Off, rest.Len = rest.Off+part.Len, rest.Len-part.Len
 		if err != nil || part.Kind != ChangeZero || rest.Len <= 0 {
@@ -88,8 +87,8 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 	}
 }
 
-// changeLocked is ChangeHome of what is changed at once.
-func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64) error) error {
+// changeLocked is ChangeHome of what is changed at once. It began again as often as home was found changed meanwhile.
+func (f *File) changeLocked(ctx context.Context, c Change, found besides, do func(off, n int64) error) error {
 	asked := c
 	before, err := f.settleEndLocked(ctx)
 	if err != nil {
@@ -111,7 +110,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 		return err
 	}
 	if f.size != before { // which a collect found out
-		return f.changeLocked(ctx, asked, do)
+		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
 	// Bytes that programs stored past end of file are not part of it when it grows.
 	grows := changed.End > before && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
@@ -129,11 +128,8 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 	done := false
 	if c.Kind != ChangeAllocate {
 		done, err = f.writeLocked(c, rg, begin, do)
-		if beside := (*changedBeside)(nil); !done && errors.As(err, &beside) {
-			if err := f.foundChangedLocked(ctx, beside.pages); err != nil {
-				return err
-			}
-			return f.changeLocked(ctx, asked, do)
+		if !done {
+			return f.changeAgainLocked(ctx, asked, found, err, do)
 		}
 	} else if err = begin(); err == nil {
 		done, err = true, do(c.Off, c.Len)
@@ -147,6 +143,21 @@ func (f *File) changeLocked(ctx context.Context, c Change, do func(off, n int64)
 		f.relieveLocked(ctx, 0)
 	}
 	return cmp.Or(err, note)
+}
+
+// changeAgainLocked begins a change again if err says that home was changed beside the mount meanwhile, and otherwise
+// returns err.
+func (f *File) changeAgainLocked(
+	ctx context.Context, c Change, found besides, err error, do func(off, n int64) error,
+) error {
+	pages, again, err := found.again(err)
+	if !again {
+		return err
+	}
+	if err := f.foundChangedLocked(ctx, pages); err != nil {
+		return err
+	}
+	return f.changeLocked(ctx, c, found, do)
 }
 
 // settleEndLocked returns the size of home, after it made up for what others did to SOURCE since the last look: the

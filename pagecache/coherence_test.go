@@ -377,6 +377,31 @@ func TestAdvise(t *testing.T) {
 	assert.ErrorIs(t, p.Advise(context.Background(), 0, 1, 99), syscall.EINVAL)
 }
 
+// TestStoresPastTheEndAreNoReasonToStay: what was stored past the end of the file, in its last page and behind, is no
+// part of it, and no reason to keep memory that is not needed.
+func TestStoresPastTheEndAreNoReasonToStay(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(page.Size + 100)
+	want := src.home.bytes(0, page.Size+100)
+	p := m.run(src, 0, 0, 3*page.Size, true)
+	p.store(page.Size+200, 5)
+	p.store(2*page.Size, 6)
+	require.NoError(t, p.Advise(t.Context(), 0, 3*page.Size, AdviceDontNeed))
+	require.Zero(t, p.byteAt(page.Size+50))
+	require.Zero(t, p.byteAt(page.Size+200))
+	require.Zero(t, p.byteAt(2*page.Size))
+	p.acquire()
+	requireSame(t, want, p.load(0, page.Size+100))
+
+	mp := newMovingMachine(t, 1, 4, 4)
+	src = mp.noisyFile(brick - 100)
+	c := mp.travel(src, 0, true)
+	c.stores(brick-50, 7)
+	mp.crowd(0, 5)
+	device, host := c.tiers()
+	require.Zero(t, device+host, "it was dropped, as what home has is")
+}
+
 func TestBadRequests(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)

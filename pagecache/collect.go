@@ -44,7 +44,7 @@ func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly boo
 
 // collectPartLocked is bringLocked for so few pages that lists of them are short.
 func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
-	found := 0 // how often somebody had changed home meanwhile
+	found := besides(0)
 	for looked := false; ; looked = true {
 		pending := f.lrc.Pending(rg, entering)
 		if len(pending) == 0 {
@@ -74,11 +74,9 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 			}
 			owner := pending[0].Owner
 			all, err := f.collectOwnerLocked(ctx, owner, pending[:n], fly, found < carefulTries)
-			if beside := (*changedBeside)(nil); errors.As(err, &beside) {
-				found++
-				if err = f.foundChangedLocked(ctx, beside.pages); err == nil {
-					all, err = false, f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
-				}
+			pages, changed, err := found.again(err)
+			if changed {
+				all, err = false, f.settleFoundLocked(ctx, pages, rg, entering)
 			}
 			if err != nil {
 				if err := f.collectFailedLocked(ctx, owner, err); err != nil {
@@ -96,6 +94,15 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 		}
 		f.c.counters.CollectTime.Observe(time.Since(start))
 	}
+}
+
+// settleFoundLocked is told of pages of rg that somebody changed while a collect brought them home, so that it can begin
+// again.
+func (f *File) settleFoundLocked(ctx context.Context, pages []page.Range, rg page.Range, entering bool) error {
+	if err := f.foundChangedLocked(ctx, pages); err != nil {
+		return err
+	}
+	return f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
 }
 
 // collectFailedLocked notes that what an owner released does not come home. It returns nil if the device is lost: then

@@ -13,10 +13,11 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// settlePartLocked is settleHomeLocked of pages that are all in doubt. After an error it may be called again.
-func (f *File) settlePartLocked(ctx context.Context, part page.Range) error {
+// settlePartLocked is settleHomeLocked of pages that are all in doubt. It takes from tries, which the search for bases
+// may make. After an error it may be called again.
+func (f *File) settlePartLocked(ctx context.Context, part page.Range, tries *int) error {
 	plan := f.lrc.BeginCompare(part)
-	c := findings{same: make(map[versions.Owner][]page.Range), tries: allTries}
+	c := findings{same: make(map[versions.Owner][]page.Range), tries: tries}
 	for _, run := range plan.Compare {
 		if err := f.compareHomeLocked(ctx, run, &c); err != nil {
 			plan.Abort()
@@ -39,7 +40,7 @@ type findings struct {
 	// lost are the pages with a replica whose base was not found.
 	lost []page.Range
 	// tries are left for the search for bases.
-	tries int
+	tries *int
 }
 
 // comparedPage is a tracked replica whose base was home, which has changed.
@@ -87,8 +88,9 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 	for _, p := range differ {
 		f.findInHomeLocked(p)
 	}
-	for _, o := range owners {
-		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c); err != nil &&
+	*c.tries += pageTries * int(rg.Len())
+	for i, o := range owners {
+		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c, len(owners)-i); err != nil &&
 			!f.lostLocked(f.holdings[o].dev, err) {
 			return err
 		}
@@ -172,15 +174,19 @@ func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 	return bytes
 }
 
-// findOnDeviceLocked looks for bases in what a device has.
-func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comparedPage, c *findings) error {
+// findOnDeviceLocked looks for bases in what a device has, the first of so many devices.
+func (f *File) findOnDeviceLocked(
+	ctx context.Context, h *holding, pages []*comparedPage, c *findings, devices int,
+) error {
 	var from [][]*comparedPage // of each page that is read: a replica of some other device may be there too
+	searches := 0
 	var ranges []page.Range
 	for _, p := range pages {
 		one := p.pages()
 		if p.base != nil || len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) == 0 {
 			continue
 		}
+		searches++
 		if n := len(from); n > 0 && from[n-1][0].page == p.page {
 			from[n-1] = append(from[n-1], p)
 			continue
@@ -202,22 +208,25 @@ func (f *File) findOnDeviceLocked(ctx context.Context, h *holding, pages []*comp
 	}
 	for i, replicas := range from {
 		for _, p := range replicas {
-			f.findInLocked(p, buf[i<<page.Shift:][:page.Size], c)
+			*c.tries -= f.findInLocked(p, buf[i<<page.Shift:][:page.Size], share(*c.tries, searches*devices))
+			searches--
 		}
 	}
 	return nil
 }
 
-// findInLocked looks for the base of p in the bytes that a device has of the page.
-func (f *File) findInLocked(p *comparedPage, mine []byte, c *findings) {
+// findInLocked looks for the base of p in the bytes that a device has of the page, with at most so many tries, and
+// returns how many it made.
+func (f *File) findInLocked(p *comparedPage, mine []byte, most int) (tried int) {
 	ended := f.withoutTail(p.page, mine)
 	for _, bytes := range [][]byte{mine, ended} {
 		if f.isBase(p, bytes) {
 			p.base = bytes
-			return
+			return 0
 		}
 	}
-	p.base = mixed(p.h.dev.Key(), p.agreed, ended, f.withoutTail(p.page, p.home), &c.tries)
+	p.base, tried = mixed(p.h.dev.Key(), p.agreed, ended, f.withoutTail(p.page, p.home), most)
+	return tried
 }
 
 // keepFoundLocked carries out what was found, and keeps the bases. Where none was found, what home has counts as it.

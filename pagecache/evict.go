@@ -102,7 +102,6 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	if moves {
 		dirty, err := f.dirtyLocked(ctx, x)
 		if err != nil {
-			f.lostLocked(h.dev, err)
 			return false
 		}
 		if dirty {

@@ -37,8 +37,10 @@ const (
 )
 
 // sendGrowth makes home as long as the kernel knows the file to be.
-func (f *File) sendGrowth() error {
-	f.mu.Lock()
+func (f *File) sendGrowth(ctx context.Context) error {
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	kernel, grows := f.kernel.(GrowingPages)
 	size, asked := f.size, f.asked.Load()
 	f.mu.Unlock()
@@ -48,7 +50,9 @@ func (f *File) sendGrowth() error {
 	if err := kernel.SendFrom(size); err != nil {
 		return err
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	f.sentAll = asked
 	f.mu.Unlock()
 	return nil
@@ -64,7 +68,7 @@ func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
 	if !past {
 		return nil
 	}
-	if err := f.sendGrowth(); err != nil {
+	if err := f.sendGrowth(ctx); err != nil {
 		return err
 	}
 	return f.forgetPastEnd(ctx, rg)
@@ -128,7 +132,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.
 		if err != nil || len(found) == 0 {
 			return next, err
 		}
-		if err := f.sendGrowth(); err != nil {
+		if err := f.sendGrowth(ctx); err != nil {
 			return next, err
 		}
 		if err := f.mu.LockIn(ctx); err != nil {

@@ -38,6 +38,14 @@ func (l *fileLock) LockIn(ctx context.Context) error {
 	return l.waitIn(ctx, l.TryLock, l.Lock, l.Unlock)
 }
 
+// LockOr is LockIn after which, where it fails, somebody else calls late with the lock held, as soon as he gets it.
+func (l *fileLock) LockOr(ctx context.Context, late func()) error {
+	return l.waitIn(ctx, l.TryLock, l.Lock, func() {
+		late()
+		l.Unlock()
+	})
+}
+
 // RLockIn is LockIn for RLock.
 func (l *fileLock) RLockIn(ctx context.Context) error {
 	return l.waitIn(ctx, l.TryRLock, l.RLock, l.RUnlock)

@@ -5,9 +5,11 @@ import (
 	"math"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -64,6 +66,9 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			_, err := src.attached.modified(ctx, nil, nil)
 			return err
 		},
+		"bytes that only the kernel has": func(ctx context.Context, src *source) error {
+			return src.attached.sendGrowth(ctx)
+		},
 		"check": func(ctx context.Context, src *source) error {
 			_, err := src.attached.CheckHome(ctx)
 			return err
@@ -81,6 +86,37 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			require.NoError(t, f.Sync(t.Context(), nil), "who gave up has let go of the lock, or will")
 		})
 	}
+}
+
+// TestReleaseWaitsNoLongerForItsSecondLook: somebody takes the lock while a release looks at the device's memory. The
+// release ends, and what it looked at is let go of once the lock is free.
+func TestReleaseWaitsNoLongerForItsSecondLook(t *testing.T) {
+	m := newMachine(t, 1)
+	src, _ := m.sharedFile(sharedSize)
+	p := m.run(src, 0, 0, sharedSize, true)
+	p.add(0)
+	f, x := src.attached, p.h.extents[0]
+	looks := m.devices[0].Hold(faulty.Modified)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.Release(ctx, 0, p.len)
+		ended <- err
+	}()
+	<-looks.Arrived()
+	f.mu.Lock()
+	require.Equal(t, 1, x.scans)
+	looks.Open()
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Equal(t, 1, x.scans)
+	f.mu.Unlock()
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return x.scans == 0
+	}, patient, time.Millisecond)
+	require.EqualValues(t, 1, p.release(), "nothing was released")
 }
 
 // TestReadsOfDevicesWaitNoLonger is the same of a read that chooses the device.

@@ -206,7 +206,7 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 	if c.writeBack && m.writable && f.ReachesPast(f.Size()) {
 		// From now on the kernel asks before it writes.
 		if err = kernel.Invalidate(-1, -1); err == nil {
-			err = f.sendGrowth()
+			err = f.sendGrowth(ctx)
 		}
 	}
 	if err == nil && !m.lazy && m.client == nil {

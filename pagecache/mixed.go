@@ -12,35 +12,31 @@ const (
 	mostPieces = 12
 	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
 	nearBytes = 16
-	// mostTries is the most mixtures of one page that are tried, leastTries how many are tried of each page, and
-	// allTries about how many of all pages that are settled at once: that takes some 10 ms (BenchmarkMixed).
-	mostTries  = 1 << 15
-	leastTries = 1 << 9
-	allTries   = 1 << 16
+	// mostTries is the most mixtures of one page that are tried. allTries, and pageTries for each page that is compared,
+	// are the most for all pages that are settled at once: some 5 ms, and what comparing a page takes (BenchmarkMixed).
+	mostTries = 1 << 15
+	allTries  = 1 << 16
+	pageTries = 1 << 6
+	// trySwap is the bytes that are swapped in the time of a try.
+	trySwap = 256
 )
 
+// share returns how many tries the first of so many pages may take of those that are left. What it does not take is for
+// the others.
+func share(left, pages int) int { return min(left/pages, mostTries) }
+
 // mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ,
-// it has mostly what the one or the other has. The digest that was agreed on tells. It returns nil if it is not found.
+// it has mostly what the one or the other has. The digest that was agreed on tells. It returns nil if it is not found
+// by most tries.
 //
 // A place where they differ may be one change, or several side by side: a record that the device stored, and the next
-// one that was changed in home. So places are taken whole first, then by their bytes, and then cut in two. left is how
-// many tries other pages left, and are left.
-func mixed(key *gpubackend.DigestKey, agreed gpubackend.Digest, mine, home []byte, left *int) []byte {
-	most := max(min(*left, mostTries), leastTries)
+// one that was changed in home. So places are taken whole first, then by their bytes, and then cut in two.
+func mixed(key *gpubackend.DigestKey, agreed gpubackend.Digest, mine, home []byte, most int) (base []byte, tried int) {
 	s := search{mine: mine, home: home, of: key.Mix(mine, home), agreed: agreed, tries: most}
-	defer func() { *left -= most - s.tries }()
-	for _, near := range []int{nearBytes, 1, 0} {
-		if pieces := differences(mine, home, near); len(pieces) <= mostPieces && s.find(pieces, 0) {
-			return slices.Clone(s.of.Bytes())
-		}
+	if s.run() {
+		base = slices.Clone(s.of.Bytes())
 	}
-	pieces := differences(mine, home, nearBytes)
-	for cuts := 1; cuts <= len(pieces) && s.tries > 0; cuts++ {
-		if s.find(pieces, cuts) {
-			return slices.Clone(s.of.Bytes())
-		}
-	}
-	return nil
+	return base, min(most-s.tries, most)
 }
 
 // search is for a mixture of two contents of a page that has a digest.
@@ -49,6 +45,27 @@ type search struct {
 	of         *gpubackend.Mixture
 	agreed     gpubackend.Digest
 	tries      int // that are left
+}
+
+// run reports whether it found one, which of is then.
+func (s *search) run() bool {
+	for _, near := range []int{nearBytes, 1, 0} {
+		if pieces := differences(s.mine, s.home, near); len(pieces) <= mostPieces && s.find(pieces, 0) {
+			return true
+		}
+	}
+	pieces := differences(s.mine, s.home, nearBytes)
+	for cuts := 1; cuts <= len(pieces) && s.tries > 0; cuts++ {
+		if s.find(pieces, cuts) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *search) swap(from, to int) {
+	s.tries -= (to - from) / trySwap
+	s.of.Swap(from, to)
 }
 
 // find tries the mixtures in which each of pieces is of one of the two, but for so many, which are cut in two. It
@@ -71,11 +88,11 @@ func (s *search) find(pieces []page.Bytes, cuts int) bool {
 			if s.mine[at] == s.home[at] {
 				continue
 			}
-			if s.of.Swap(at, at+1); s.find(pieces[1:], cuts-1) {
+			if s.swap(at, at+1); s.find(pieces[1:], cuts-1) {
 				return true
 			}
 		}
-		s.of.Swap(at, to)
+		s.swap(at, to)
 	}
 	return false
 }

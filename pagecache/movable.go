@@ -311,8 +311,8 @@ func (f *File) dirtyLocked(ctx context.Context, x *extent) (bool, error) {
 	if len(f.lrc.PendingOf(x.pages(), x.h.owner)) > 0 || len(f.lrc.Draining(x.pages())) > 0 {
 		return true, nil
 	}
-	modified, err := f.modifiedLocked(ctx, x.h, x.pages())
-	return len(modified) > 0, err
+	stored, err := f.storedLocked(ctx, x.h, x.pages())
+	return len(stored) > 0, err
 }
 
 // demoteLocked moves x, which no client has, to pinned memory of the host.

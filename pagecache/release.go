@@ -153,6 +153,20 @@ func (f *File) cutAtEndLocked(ctx context.Context, h *holding, modified []page.R
 	return modified, nil
 }
 
+// storedLocked returns the tracked pages of rg in which programs stored what may be part of the file and is not
+// released.
+func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
+	modified, err := f.modifiedLocked(ctx, h, rg)
+	if err != nil {
+		f.lostLocked(h.dev, err)
+		return nil, h.dev.fault(err)
+	}
+	if f.longerLocked() {
+		return modified, nil
+	}
+	return f.insideFileLocked(ctx, h, modified)
+}
+
 // before returns the pages of ascending ranges before end, in the memory of the ranges: a release of scattered pages
 // has very many of them.
 func before(ranges []page.Range, end page.Index) []page.Range {
@@ -216,12 +230,17 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 
 	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with
 	// the older one, so it is looked at again, now that nothing moves.
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	moved := make([][]page.Range, len(scans))
-	for i, s := range scans {
-		moved[i] = f.endScanLocked(h, s)
+	end := func() (moved [][]page.Range) {
+		for _, s := range scans {
+			moved = append(moved, f.endScanLocked(h, s))
+		}
+		return moved
 	}
+	if err := f.mu.LockOr(ctx, func() { end() }); err != nil {
+		return nil, err
+	}
+	defer f.mu.Unlock()
+	moved := end()
 	var modified []page.Range
 	if err == nil {
 		modified, err = f.gatherScansLocked(ctx, h, scans, found, moved)
