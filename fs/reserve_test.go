@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,33 +22,66 @@ import (
 // smallDisk mounts a new ext4 of 64 MiB, a fifth of which is reserved for root, and returns where.
 func smallDisk(t *testing.T, options ...string) string {
 	t.Helper()
+	return newDisk(t, 64<<20, []string{"mkfs.ext4", "-q", "-b", "4096", "-m", "20"}, options...)
+}
+
+// newDisk mounts a new filesystem of so many bytes, in a file, and returns where.
+func newDisk(t *testing.T, size int64, mkfs []string, options ...string) string {
+	t.Helper()
 	requireRoot(t)
-	requireTool(t, "mkfs.ext4")
+	requireTool(t, mkfs[0])
 	dir, err := os.MkdirTemp("", testPrefix)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0755))
 	image, disk := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
 	require.NoError(t, os.WriteFile(image, nil, 0600))
-	require.NoError(t, os.Truncate(image, 64<<20))
+	require.NoError(t, os.Truncate(image, size))
 	require.NoError(t, os.Mkdir(disk, 0755))
-	run(t, exec.Command("mkfs.ext4", "-q", "-b", "4096", "-m", "20", image))
+	run(t, exec.Command(mkfs[0], append(mkfs[1:], image)...))
 	args := append([]string{"-o", "loop"}, options...)
 	if out, err := exec.Command("mount", append(args, image, disk)...).CombinedOutput(); err != nil {
-		t.Skipf("loop devices are not to be had: %s", out)
+		t.Skipf("%s and loop devices are not to be had: %s", mkfs[0], out)
 	}
 	t.Cleanup(func() { run(t, exec.Command("umount", disk)) })
 	require.NoError(t, os.Chmod(disk, 0777))
 	return disk
 }
 
+// diskWithQuota mounts a new btrfs, and returns a subvolume with a quota. Where this process may say so, a process with
+// CAP_SYS_RESOURCE may exceed it, as it may exceed users' quotas on other filesystems; otherwise nobody may.
+func diskWithQuota(t *testing.T) string {
+	t.Helper()
+	requireTool(t, "btrfs")
+	random, err := os.ReadFile("/proc/sys/kernel/random/uuid")
+	require.NoError(t, err)
+	id := strings.TrimSpace(string(random))
+	disk := newDisk(t, 256<<20, []string{"mkfs.btrfs", "-q", "-U", id})
+	override := filepath.Join("/sys/fs/btrfs", id, "quota_override")
+	if err := os.WriteFile(override, []byte("1"), 0); err != nil {
+		t.Logf("the quota holds for root, too: %v", err)
+	}
+	limited := filepath.Join(disk, "limited")
+	for _, args := range [][]string{{"quota", "enable", disk}, {"subvolume", "create", limited},
+		{"qgroup", "limit", "16M", limited}} {
+		run(t, exec.Command("btrfs", args...))
+	}
+	require.NoError(t, os.Chmod(limited, 0777))
+	return limited
+}
+
 // on has a scene show source.
 func on(source string) func(*Options) { return func(o *Options) { o.Source = source } }
 
-// fillUp leaves no block of the disk but those for root.
+// fillUp leaves ordinary users no block of the disk.
 func fillUp(t *testing.T, disk string) {
 	t.Helper()
 	run(t, user(program("fill up", filepath.Join(disk, "ballast")), alice, aliceOwn))
+}
+
+// requireReserve checks that what is free is for root.
+func requireReserve(t *testing.T, disk string) {
+	t.Helper()
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(disk, &st))
 	require.Zero(t, st.Bavail)
@@ -80,7 +112,7 @@ func init() {
 	// take tries to take some of the disk in a way, and says what came of it.
 	programs["take"] = func(args []string) error {
 		err := take(args[0], args[1])
-		fmt.Print(toErrno(err) == syscall.ENOSPC)
+		fmt.Print(err != nil && isFull(err))
 		if isFull(err) {
 			err = nil
 		}
@@ -88,7 +120,10 @@ func init() {
 	}
 }
 
-func isFull(err error) bool { return err == nil || toErrno(err) == syscall.ENOSPC }
+func isFull(err error) bool {
+	errno := toErrno(err)
+	return err == nil || errno == syscall.ENOSPC || errno == syscall.EDQUOT
+}
 
 // take takes some of the disk.
 func take(way, path string) error {
@@ -152,6 +187,15 @@ func take(way, path string) error {
 // through the mount, root does, as on the disk itself.
 func TestBlocksForRootAreForRoot(t *testing.T) {
 	disk := smallDisk(t)
+	asOnTheDisk(t, disk, func() { requireReserve(t, disk) })
+}
+
+// TestQuotasHold: nobody gets more through the mount than the quota of the disk gives him there.
+func TestQuotasHold(t *testing.T) { asOnTheDisk(t, diskWithQuota(t), func() {}) }
+
+// asOnTheDisk fills a disk up. In all ways and modes ordinary users get no more of it, and root what it gets without a
+// mount.
+func asOnTheDisk(t *testing.T, disk string, filled func()) {
 	files := filepath.Join(disk, "dir")
 	require.NoError(t, os.Mkdir(files, 0777))
 	require.NoError(t, os.Chmod(files, 0777))
@@ -171,12 +215,27 @@ func TestBlocksForRootAreForRoot(t *testing.T) {
 		}
 	}
 	fillUp(t, disk)
-	full := map[string]string{"mmap": "true"} // what alice is told on the disk itself, where that is not by SIGBUS
-	for _, way := range slices.DeleteFunc(slices.Clone(ways), func(way string) bool { return way == "mmap" }) {
-		full[way] = run(t, user(program("take", way, filepath.Join(files, "disk"+way, strconv.Itoa(alice))), alice,
-			aliceOwn))
+	filled()
+	full := make(map[string]string) // what each is told on the disk itself
+	byBoth := func(way, dir string, tell func(uid int, said string)) {
+		for _, uid := range []int{alice, 0} {
+			take := program("take", way, filepath.Join(dir, strconv.Itoa(uid)))
+			if uid != 0 {
+				take = user(take, alice, aliceOwn)
+			}
+			tell(uid, run(t, take))
+		}
 	}
-	assert.Equal(t, "true", full["write"])
+	for _, way := range ways {
+		if way == "mmap" { // SIGBUS
+			continue
+		}
+		byBoth(way, filepath.Join(files, "disk"+way), func(uid int, said string) { full[fmt.Sprint(way, uid)] = said })
+	}
+	for _, uid := range []int{alice, 0} {
+		full[fmt.Sprint("mmap", uid)] = full[fmt.Sprint("write", uid)]
+	}
+	require.Equal(t, "true", full[fmt.Sprint("write", alice)])
 	delete(modes, "disk")
 	for mode, change := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -189,10 +248,9 @@ func TestBlocksForRootAreForRoot(t *testing.T) {
 					continue // a fault in a mapping of the disk's own, SIGBUS
 				}
 				path := filepath.Join(s.mnt, "dir", mode+way)
-				said := run(t, user(program("take", way, filepath.Join(path, strconv.Itoa(alice))), alice, aliceOwn))
-				assert.Equal(t, full[way], said, "%s by alice", way)
-				said = run(t, program("take", way, filepath.Join(path, "0")))
-				assert.Equal(t, "false", said, "%s by root", way)
+				byBoth(way, path, func(uid int, said string) {
+					assert.Equal(t, full[fmt.Sprint(way, uid)], said, "%s by %d", way, uid)
+				})
 			}
 		})
 	}
@@ -200,14 +258,25 @@ func TestBlocksForRootAreForRoot(t *testing.T) {
 
 // TestBlocksForRootAreNotForDevices: what an ordinary user's program released is brought home with her rights.
 func TestBlocksForRootAreNotForDevices(t *testing.T) {
-	disk := smallDisk(t)
+	devicesTakeAsTheirUsers(t, smallDisk(t), syscall.ENOSPC)
+}
+
+// TestQuotasHoldForDevices is the same of a quota.
+func TestQuotasHoldForDevices(t *testing.T) {
+	devicesTakeAsTheirUsers(t, diskWithQuota(t), syscall.EDQUOT)
+}
+
+func devicesTakeAsTheirUsers(t *testing.T, disk string, full syscall.Errno) {
 	for _, uid := range []uint32{alice, 0} {
 		path := filepath.Join(disk, strconv.Itoa(int(uid)))
 		require.NoError(t, os.WriteFile(path, nil, 0666))
 		require.NoError(t, os.Chmod(path, 0666))
 		require.NoError(t, os.Truncate(path, 1<<20))
 	}
+	probe := filepath.Join(disk, "probe")
+	require.NoError(t, os.WriteFile(probe, nil, 0600))
 	fillUp(t, disk)
+	rootTakes := run(t, program("take", "write", probe)) == "false"
 	s, cache, n := mountWithDevices(t, 1, on(disk))
 	c, err := newCreator()
 	require.NoError(t, err)
@@ -224,10 +293,10 @@ func TestBlocksForRootAreNotForDevices(t *testing.T) {
 			w.store(t, i, []byte{1})
 		}
 		err := w.Sync(t.Context(), 0, 1<<20, false)
-		if uid == 0 {
+		if uid == 0 && rootTakes {
 			assert.NoError(t, err)
 		} else {
-			assert.ErrorIs(t, err, syscall.ENOSPC)
+			assert.ErrorIs(t, err, full)
 			require.NoError(t, os.Remove(filepath.Join(disk, "ballast")), "so that the bytes arrive")
 			assert.NoError(t, w.Sync(t.Context(), 0, 1<<20, false))
 			fillUp(t, disk)
