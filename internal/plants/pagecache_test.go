@@ -324,6 +324,27 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestNeighbouringRecords"}},
 	},
 	{
+		name: "the search for bases has no end",
+		file: "pagecache/compare.go",
+		old:  "share(*c.tries, searches*devices)",
+		new:  "share(mostTries*searches*devices, searches*devices)",
+		nets: []net{{pkg: "pagecache", run: "TestSearchForBasesIsBounded"}},
+	},
+	{
+		name: "what begins again since SOURCE changed has no end",
+		file: "pagecache/beside.go",
+		old:  "*n > mostBeside",
+		new:  "*n < 0",
+		nets: []net{{pkg: "pagecache", run: "TestHomeThatIsChangedBackAndForth"}},
+	},
+	{
+		name: "stores past the end keep memory",
+		file: "pagecache/release.go",
+		old:  "\tif f.longerLocked() {\n\t\treturn modified, nil",
+		new:  "\tif len(modified) > 0 {\n\t\treturn modified, nil",
+		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoReasonToStay"}},
+	},
+	{
 		name: "a lost base of a second replica is not counted",
 		file: "pagecache/compare.go",
 		old:  "\t\t\tif p.base == nil {\n\t\t\t\tc.lost",
