@@ -27,6 +27,7 @@ const (
 	pflag      = "github.com/spf13/pflag/..."
 	toml       = "github.com/BurntSushi/toml/..."
 	humanize   = "github.com/dustin/go-humanize/..."
+	runewidth  = "github.com/mattn/go-runewidth/..."
 	sync       = "golang.org/x/sync/..."
 	prometheus = "github.com/prometheus/client_golang/..."
 	systemd    = "github.com/coreos/go-systemd/v22/daemon"
@@ -83,7 +84,7 @@ var rules = []rule{
 	{"client", []string{sys, purego}, false},
 	{"cmd/gaiafs", []string{"fs", "pagecache", "pagecache/live", "control", "gpubackend", "gpubackend/emulated",
 		"gpubackend/cuda", "client/go", "prefetch", "prefetch/trace", "prefetch/replay", "pagecache/residency/policy",
-		"pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, cobra, pflag, toml,
+		"pagecache/residency/score", "bench", "internal/page", "internal/rundir", bubbletea, runewidth, cobra, pflag, toml,
 		humanize, systemd, sys}, false},
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},

@@ -60,7 +60,8 @@ var metrics = []metric{
 		resident},
 	ofDevice("gaiafs_device_transfers_total",
 		"transfers by class (what for) and way (`in` from the host, `out` to the "+
-			"host, `peer` from another device, `within`: zeros)", []string{"class", "way"},
+			"host, `peer` from another device, `through` from the host to another device, `within`: "+
+			"zeros)", []string{"class", "way"},
 		func(d *pagecache.DeviceStatus, to emit) {
 			for _, m := range d.Moved {
 				to(float64(m.Calls), m.Class, m.Way)
