@@ -269,7 +269,7 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	})
 	m.f.mu.Unlock()
 	for _, x := range old {
-		m.f.evict(ctx, x.h, x.Extent, true)
+		m.f.evictFor(ctx, x, residency.ForOthers)
 	}
 }
 

@@ -26,7 +26,8 @@ type Counters struct {
 	HomeReplacements, BaselessPages, PastEndPages         atomic.Int64
 	WriteBackFailures                                     atomic.Int64
 	// Brackets are those that used the file. Extents MovedOut moved to pinned memory of the host, extents MovedIn back.
-	Brackets, MovedOut, MovedIn atomic.Int64
+	// RoundTrips are MovedIn, and extents that came again after they were evicted.
+	Brackets, MovedOut, MovedIn, RoundTrips atomic.Int64
 	// CPU reads of what home has.
 	cleanread.Counters
 	// Bases is a gauge: base copies held now.

@@ -54,6 +54,10 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 	if i < len(h.extents) && h.extents[i].pages().Overlaps(x.Pages()) {
 		return false
 	}
+	if _, back := h.gone[x.Pages().Start]; back {
+		delete(h.gone, x.Pages().Start)
+		h.f.count(func(c *Counters) { c.RoundTrips.Add(1) })
+	}
 	h.extents = slices.Insert(h.extents, i, &extent{Extent: x, file: h.f, h: h, dev: h.dev})
 	return true
 }
@@ -135,7 +139,21 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		return false
 	}
 	f.count(func(c *Counters) { c.Evictions.Add(1) })
+	if h.gone == nil {
+		h.gone = make(map[page.Index]struct{})
+	}
+	h.gone[x.pages().Start] = struct{}{}
 	f.dropIdleLocked()
+	return true
+}
+
+// evictFor is evict for another reason than that there is no room.
+func (f *File) evictFor(ctx context.Context, x *extent, why residency.Why) bool {
+	from := x.Placement().Tier
+	if !f.evict(ctx, x.h, x.Extent, true) {
+		return false
+	}
+	x.Left(from, why)
 	return true
 }
 

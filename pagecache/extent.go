@@ -57,6 +57,8 @@ type holding struct {
 	extents []*extent
 	// reads are those of home that go on without File.mu.
 	reads mover.Reads
+	// gone has where extents began that were evicted, until others begin there.
+	gone map[page.Index]struct{}
 	// grouped are the pages of open groups. The groups' releases alone publish them.
 	grouped []page.Range
 }

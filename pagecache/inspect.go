@@ -9,6 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
 // Inspection is what `gaiafs info` shows of a file. Its JSON form is documented in docs/status.md.
@@ -234,7 +235,7 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 			e.Mapped += x.Size()
 		case pinned(x):
 			e.Pinned += x.Size()
-		case f.evict(ctx, x.h, x.Extent, true):
+		case f.evictFor(ctx, x, residency.ForSomebody):
 			e.Freed += x.Size()
 		default:
 			e.Kept += x.Size()

@@ -372,6 +372,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 				c.MovedOut.Add(1)
 			} else {
 				c.MovedIn.Add(1)
+				c.RoundTrips.Add(1)
 			}
 		})
 	}

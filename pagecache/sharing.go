@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -88,7 +89,7 @@ func (f *File) RightsTouched() {
 	}
 	f.mu.Unlock()
 	for _, x := range had {
-		if f.evict(context.Background(), x.h, x.Extent, true) {
+		if f.evictFor(context.Background(), x, residency.ForOthers) {
 			continue
 		}
 		f.mu.Lock()
@@ -162,7 +163,7 @@ func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding,
 			return h, err
 		}
 		for _, x := range old {
-			if !f.evict(ctx, x.h, x.Extent, true) {
+			if !f.evictFor(ctx, x, residency.ForOthers) {
 				failed = append(failed, h)
 				break
 			}

@@ -80,6 +80,11 @@ type DeviceStatus struct {
 	// Brackets are those that are open, BracketsWaiting those that wait for memory.
 	Brackets        int `json:"brackets"`
 	BracketsWaiting int `json:"brackets_waiting"`
+	// Evicted is what left the device's own memory, or pinned memory, since the mount was made, and why, the most bytes
+	// first.
+	Evicted []residency.Departure `json:"evicted"`
+	// OverBus is what brackets that ended had in pinned memory.
+	OverBus residency.OverBus `json:"over_bus"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
 	// Transfers is the discipline that says which transfer begins next.
@@ -228,6 +233,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"brackets":              c.Brackets.Load(),
 		"extents_moved_in":      c.MovedIn.Load(),
 		"extents_moved_out":     c.MovedOut.Load(),
+		"extents_round_trips":   c.RoundTrips.Load(),
 
 		"host_reads":            c.HostReads.Load(),
 		"host_read_bytes":       c.HostReadBytes.Load(),
@@ -315,6 +321,7 @@ func (d *device) status() DeviceStatus {
 		Eviction:    memory.Eviction,
 		PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
 		Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
+		Evicted: memory.Departures, OverBus: memory.OverBus,
 		Transfers: *d.transfers.Load(),
 		Lost:      d.lost.Load(),
 		Users:     memory.Users,

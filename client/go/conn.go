@@ -179,15 +179,16 @@ const mostTenant = 255
 func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 	features, tenant := w.chosen(), os.Getenv(tenantVariable)
 	switch {
-	case tenant == "" && features == 0:
-		return nil
 	case len(tenant) > mostTenant:
 		return failed(syscall.EINVAL, "%s has %d bytes: the name of a tenant has %d at most", tenantVariable,
 			len(tenant), mostTenant)
 	case tenant != "" && w.offered&featureTenant == 0:
-		return failed(syscall.EOPNOTSUPP, "%s is set, and the daemon is older than tenants with names", tenantVariable)
+		tenant = "" // for requests that map nothing: doMap refuses others
 	case tenant != "":
 		features |= featureTenant
+	}
+	if features == 0 {
+		return nil
 	}
 	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features, tenant))); err != nil &&
 		!errors.Is(err, syscall.EPIPE) {
@@ -206,6 +207,14 @@ func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 		return err
 	}
 	return failed(syscall.EPROTO, "the daemon answered FEATURES with type %#x", uint16(h.typ))
+}
+
+// doMap is do of a request that maps, which is on a tenant's account.
+func (c *conn) doMap(typ frameType, body []byte, take func(header, []byte, []int) error) error {
+	if os.Getenv(tenantVariable) != "" && c.welcome.offered&featureTenant == 0 {
+		return failed(syscall.EOPNOTSUPP, "%s is set, and the daemon is older than tenants with names", tenantVariable)
+	}
+	return c.do(typ, body, take)
 }
 
 // gone is the error of a connection that ended.

@@ -240,7 +240,7 @@ func (m *Mapping) open(o options) error {
 		kind = 0
 	}
 	if m.view == nil {
-		err = c.do(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, kind, m.off, m.length, uuid), a.take)
+		err = c.doMap(typeMap, mapBody(g.token, uint32(m.device), m.prot, flags, kind, m.off, m.length, uuid), a.take)
 	} else {
 		err = m.askForView(c, uuid, flags, o, tokens, &a)
 	}

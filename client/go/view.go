@@ -236,7 +236,7 @@ func (m *Mapping) askForView(c *conn, uuid [16]byte, flags uint32, o options, to
 		return failed(syscall.ENOTSUP, "the daemon of the mount is older than this library, and has no views")
 	}
 	body := viewBody(uint32(m.device), o.kind, uuid, flags, o.align, tokens, m.view.segments)
-	err := c.do(typeMapView, body, a.take)
+	err := c.doMap(typeMapView, body, a.take)
 	if err == nil && a.reply.size != m.length {
 		err = failed(syscall.EPROTO, "the daemon made a view of %d bytes, not of %d", a.reply.size, m.length)
 	}

@@ -21,6 +21,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	s.printMount(&b)
 	s.printDevices(&b)
 	s.printOwners(&b, all)
+	s.printMoves(&b)
 	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
 	table(&b, s.files)
 	s.printLosses(&b)
@@ -130,6 +131,34 @@ func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
 			for _, u := range d.Pins {
 				rows++
 				fmt.Fprintf(t, "  gpu%d\t%s\ton account of user %d\n", d.Device, bytesText(u.Bytes), u.User)
+			}
+		}
+		return rows
+	})
+}
+
+// printMoves says why extents left, and what brackets had in pinned memory.
+func (s *statusDocument) printMoves(b *strings.Builder) {
+	section(b, "Evicted, and why", func(t io.Writer) (rows int) {
+		for _, d := range s.Devices {
+			for _, e := range d.Evicted {
+				rows++
+				from := "device"
+				if e.Pinned {
+					from = "pinned memory"
+				}
+				fmt.Fprintf(t, "  gpu%d\tfrom %s\t%s\t%s\t%s\t%s\n", d.Device, from, e.Why, cmp.Or(e.Rule, "-"),
+					bytesText(e.Bytes), count(int(e.Extents), "extent"))
+			}
+		}
+		return rows
+	})
+	section(b, "Brackets with pinned memory, which kernels reach over the bus", func(t io.Writer) (rows int) {
+		for _, d := range s.Devices {
+			if o := d.OverBus; o.Brackets > 0 {
+				rows++
+				fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%.1f s\n", d.Device, count(int(o.Brackets), "bracket"), bytesText(o.Bytes),
+					o.Seconds)
 			}
 		}
 		return rows

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -38,20 +37,27 @@ func (d *Device) Back(ctx context.Context, now time.Time) error {
 	if now.Sub(since) < backAfter {
 		return nil
 	}
-	for asked := make(map[policy.ID]bool); ; {
-		moved, err := d.backOnce(ctx, asked)
+	for b := (&batch{}); ; {
+		moved, err := d.backOnce(ctx, b)
 		if !moved || err != nil {
 			return err
 		}
 	}
 }
 
+// batch is what goes back together.
+type batch struct {
+	// of has what each tenant has in pinned memory, as the rule has it go: the last one goes back first. It is looked up
+	// once, since that takes as long as there are extents. nil: not yet.
+	of    map[tenants.ID][]*Extent
+	moved bool // one extent was brought
+}
+
 // room is the bytes of the budget that nobody uses.
 func (d *Device) room() int64 { return d.Budget() - d.backend.Used() }
 
-// backOnce moves one extent, in a turn of its own, and notes in asked which it tried. It reports whether there may be
-// more.
-func (d *Device) backOnce(ctx context.Context, asked map[policy.ID]bool) (bool, error) {
+// backOnce moves one extent, in a turn of its own. It reports whether there may be more.
+func (d *Device) backOnce(ctx context.Context, b *batch) (bool, error) {
 	if d.needless() {
 		return false, nil
 	}
@@ -63,10 +69,16 @@ func (d *Device) backOnce(ctx context.Context, asked map[policy.ID]bool) (bool, 
 	if waited || d.inLine() > 0 {
 		return false, nil
 	}
-	x := d.winner(d.room()-d.Budget()/endsBack, asked)
+	most := d.room()
+	if b.moved { // the first one may be large, and leave less
+		most -= d.Budget() / endsBack
+	}
+	x, owner := d.winner(b, most)
 	if x == nil {
 		return false, nil
 	}
+	defer d.unclaim(owner, x.size)
+	b.moved = true
 	d.bring(ctx, x)
 	return true, ctx.Err()
 }
@@ -85,42 +97,61 @@ func (d *Device) hosts() bool {
 	return d.takenHost > 0
 }
 
-// winner returns the extent that goes back next, of at most so many bytes: the last one to leave, by the rule, of the
-// tenant that owns least, measured by the share. nil: there is none.
-func (d *Device) winner(most int64, asked map[policy.ID]bool) (best *Extent) {
+// winner returns the extent that goes back next, of at most so many bytes, claimed for its owner, who is the second value: the last one to leave,
+// by the rule, of the tenant that owns least, measured by the share. nil: there is none.
+func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	above := make(map[tenants.ID]int64)
-	for id := range d.rule.Victims() {
-		x := d.extents[id]
-		if x.Placement().Tier != TierHost || x.size > most || x.mapped > 0 || asked[id] ||
-			d.exceedsLocked(x.owner, x.size) {
-			continue
-		}
-		if _, known := above[x.owner]; !known {
-			above[x.owner] = d.ledger.Owned(x.owner) - d.ledger.Share(x.owner)
-		}
-		if best == nil || above[x.owner] < above[best.owner] || x.owner == best.owner {
-			best = x
+	if b.of == nil {
+		b.of = make(map[tenants.ID][]*Extent)
+		for id := range d.rule.Victims() {
+			if x := d.extents[id]; x.Placement().Tier == TierHost {
+				b.of[x.owner] = append(b.of[x.owner], x)
+			}
 		}
 	}
-	if best != nil {
-		asked[best.id] = true
+	for len(b.of) > 0 {
+		least, above := tenants.Nobody, int64(0)
+		for id := range b.of {
+			if n := d.ledger.Owned(id) - d.ledger.Share(id); least == tenants.Nobody || n < above || n == above && id < least {
+				least, above = id, n
+			}
+		}
+		list := b.of[least]
+		x := list[len(list)-1]
+		if b.of[least] = list[:len(list)-1]; len(list) == 1 {
+			delete(b.of, least)
+		}
+		if x.state == held && x.Placement().Tier == TierHost && x.size <= most && x.mapped == 0 && x.owner == least &&
+			d.claimLocked(least, x.size) {
+			return x, least
+		}
 	}
-	return best
+	return nil, tenants.Nobody
 }
 
-// exceedsLocked reports whether a tenant may not own so much more of the device's own memory, with Device.mu held.
-func (d *Device) exceedsLocked(id tenants.ID, size int64) bool {
-	most := d.ledger.Most(id)
-	return most > 0 && d.ledger.Owned(id)+size > most
+// claimLocked counts n more bytes of the device's own memory as a tenant's, who may not own more meanwhile than it may
+// own with them. It reports false where that is too much. Device.mu is held.
+func (d *Device) claimLocked(id tenants.ID, n int64) bool {
+	if most := d.ledger.Most(id); most > 0 && d.ledger.Owned(id)+n > most {
+		return false
+	}
+	d.ledger.Add(id, n)
+	return true
 }
 
-// exceeds is exceedsLocked for those who do not hold Device.mu.
-func (d *Device) exceeds(id tenants.ID, size int64) bool {
+// claim is claimLocked for those who do not hold Device.mu.
+func (d *Device) claim(id tenants.ID, n int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.exceedsLocked(id, size)
+	return d.claimLocked(id, n)
+}
+
+// unclaim takes back what claim counted, once the bytes are counted as owned, or are not to be.
+func (d *Device) unclaim(id tenants.ID, n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ledger.Add(id, -n)
 }
 
 // bring has x move to the device's own memory, where it has some.

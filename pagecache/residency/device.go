@@ -71,7 +71,9 @@ type Device struct {
 	leaving int // extents that left and are not freed; protected by mu
 	left    int // extents that ever left; protected by mu
 	// of reservations that need room; the first has the turn, and is closed. Protected by mu
-	turns []chan struct{}
+	turns      []chan struct{}
+	departures map[departure]struct{ Extents, Bytes int64 } // since the device was made; protected by mu
+	overBus    OverBus                                      // protected by mu
 	// promised is what the reservation that has the turn has made free so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was given back, or is known not to be.
@@ -98,8 +100,8 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	o.Pinned.SetTenants(o.Tenants)
 	made := &Device{
 		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned,
-		grants: make(map[*Grant]struct{}),
-		rule:   rule, eviction: o.Eviction, ledger: ledger,
+		grants: make(map[*Grant]struct{}), departures: make(map[departure]struct{ Extents, Bytes int64 }),
+		rule: rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}
 	o.Pinned.use(made)
@@ -189,9 +191,12 @@ type Status struct {
 	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the
 	// device's own memory so far, MovedIn those that moved back.
 	Pinned, MovedIn, MovedOut int64
-	Brackets                  int // grants that were not given back
-	Waiting                   int // grants that are waited for
-	Users                     []UserPins
+	// Departures is what left the device's own memory, or pinned memory, and why.
+	Departures []Departure
+	OverBus    OverBus
+	Brackets   int // grants that were not given back
+	Waiting    int // grants that are waited for
+	Users      []UserPins
 	// Pins is what extents of pinned Keys take on each user's account, PinnedIdle what nobody maps of them and stays.
 	Pins       []UserPins
 	PinnedIdle int64
@@ -222,6 +227,7 @@ func (d *Device) Status() Status {
 		s.Users = append(s.Users, UserPins{user, n})
 	}
 	slices.SortFunc(s.Users, func(a, b UserPins) int { return cmp.Compare(a.User, b.User) })
+	s.Departures, s.OverBus = d.departuresLocked(), d.overBus
 	s.Pins, s.PinnedIdle = d.pinsLocked().sums()
 	return s
 }

@@ -34,7 +34,7 @@ func TestStates(t *testing.T) {
 	again.Release()
 	p.Release()
 	require.Equal(t, Status{Eviction: "allocated", Budget: 4 * granule, Extents: 1, Users: []UserPins{},
-		Pins:    []UserPins{},
+		Pins: []UserPins{}, Departures: []Departure{},
 		Tenants: []tenants.Account{{Tenant: "user 7", Owned: granule, Share: 4 * granule}}}, d.Status())
 
 	x.Hold()

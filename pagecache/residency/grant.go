@@ -42,6 +42,7 @@ type Grant struct {
 	dev     *Device
 	process uint32
 	bytes   int64
+	pinned  int64 // of bytes, those in pinned memory of the host
 	since   time.Time
 	pins    []*Pin
 }
@@ -53,6 +54,7 @@ func (g *Grant) Pins() []*Pin { return g.pins }
 func (g *Grant) Release() {
 	g.dev.mu.Lock()
 	delete(g.dev.grants, g)
+	g.dev.overBusLocked(g)
 	g.dev.mu.Unlock()
 	for _, p := range g.pins {
 		p.Release()
@@ -134,7 +136,7 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
 		}
 		for _, of := range pieces {
-			if of.x == nil || d.gains(by, of.x) {
+			if of.x == nil || d.gains(by, of.x) || d.gainsPinned(by, of.x) {
 				made += of.bytes()
 			}
 		}
@@ -253,11 +255,7 @@ func (d *Device) tryGrant(
 		p := &Pin{dev: d, by: a.By}
 		g.pins = append(g.pins, p)
 		for _, x := range w.Key.Extents(w.Pages) {
-			if d.gains(a.By.id(), x) && d.exceeds(a.By.id(), x.size) {
-				continue
-			}
-			d.promote(ctx, x, a.By.id())
-			if _, err := p.pin(x); err != nil {
+			if err := p.join(ctx, x); err != nil {
 				return nil, err
 			}
 		}
@@ -268,12 +266,36 @@ func (d *Device) tryGrant(
 		}
 		for _, x := range g.pins[i].extents {
 			g.bytes += x.size
+			if x.Placement().Tier == TierHost {
+				g.pinned += x.size
+			}
 		}
 	}
 	d.mu.Lock()
 	d.grants[g] = struct{}{}
 	d.mu.Unlock()
 	return g, nil
+}
+
+// join pins an extent that is there, but where its tenant would own more by that than it may.
+func (p *Pin) join(ctx context.Context, x *Extent) error {
+	d, id := p.dev, p.by.id()
+	if d.gains(id, x) {
+		if !d.claim(id, x.size) {
+			return nil
+		}
+		defer d.unclaim(id, x.size)
+	}
+	d.promote(ctx, x, id)
+	if d.gainsPinned(id, x) {
+		d.pinned.own(id, x.size)
+		defer d.pinned.own(id, -x.size)
+		if d.pinned.overdrawn(id) {
+			return nil
+		}
+	}
+	_, err := p.pin(x)
+	return err
 }
 
 // complete pins the extents of w that p lacks, and makes those that do not exist.
@@ -284,7 +306,7 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 			d.Budget()+d.pinned.Limit())
 		for _, of := range pieces {
 			if of.x == nil || !slices.Contains(p.extents, of.x) {
-				ok, err := p.afford(ctx, w.Key, of, allocate, fit)
+				ok, err := p.affordAny(ctx, w.Key, of, allocate, fit)
 				if err != nil {
 					return err
 				}
@@ -299,11 +321,56 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 	return nil
 }
 
+// affordAny is afford, of what is in pinned memory and the tenant's from then on too.
+func (p *Pin) affordAny(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
+	d, id := p.dev, p.by.id()
+	if of.x != nil {
+		d.promote(ctx, of.x, id)
+		if d.gainsPinned(id, of.x) {
+			d.pinned.own(id, of.x.size)
+			defer d.pinned.own(id, -of.x.size)
+			if err := d.fitsPinned(ctx, id); err != nil {
+				return false, err
+			}
+		}
+	}
+	return p.afford(ctx, key, of, allocate, fit)
+}
+
 // gains is gainsLocked for a bracket, which uses what is pinned to the device where it is, whatever the maximum.
 func (d *Device) gains(id tenants.ID, x *Extent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gainsLocked(id, x) && !d.stays()(x)
+}
+
+// gainsPinned is gains of pinned memory of the host.
+func (d *Device) gainsPinned(id tenants.ID, x *Extent) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return x.counted == TierHost && x.mapped <= x.kept && x.owner != id && d.pinned.limits(id)
+}
+
+// fitsPinned sees to it that a tenant which counts as owning x, in pinned memory, owns no more of that than it may.
+func (d *Device) fitsPinned(ctx context.Context, id tenants.ID) error {
+	if !d.pinned.overdrawn(id) {
+		return nil
+	}
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.yield(mine)
+	for d.pinned.overdrawn(id) {
+		evicted, err := d.evict(ctx, TierHost, id, ForPinned, sparing{copied: true})
+		if err != nil {
+			return err
+		}
+		if !evicted {
+			return errFull
+		}
+	}
+	return nil
 }
 
 // fits is the fitter of grants for which all memory has to be there.
@@ -334,10 +401,12 @@ func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	}
 	d.unmade(TierHost, x.size) // Move counts it
 	if x.key.Rehouse(ctx, x, TierHost, mem) {
+		d.departed(x, TierVRAM, ForMaximum, "")
 		return nil
 	}
 	d.pinned.put(d, mem, nil)
 	if x.key.Clean(ctx, x, true) {
+		d.departed(x, TierVRAM, ForMaximum, "")
 		return nil // it is made again
 	}
 	d.mu.Lock()
@@ -379,7 +448,7 @@ func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant,
 				return TierVRAM, mem, err
 			}
 		}
-		if evicted, err = d.evict(ctx, TierVRAM, by.id(), sparing{copied: true}); err != nil {
+		if evicted, err = d.evict(ctx, TierVRAM, by.id(), ForBracket, sparing{copied: true}); err != nil {
 			return TierNone, nil, err
 		}
 	}
@@ -400,7 +469,7 @@ func (d *Device) allocatePinned(ctx context.Context, size int64, by Tenant) (gpu
 			}
 		}
 		var err error
-		if evicted, err = d.evict(ctx, TierHost, by.id(), sparing{copied: true}); err != nil {
+		if evicted, err = d.evict(ctx, TierHost, by.id(), ForPinned, sparing{copied: true}); err != nil {
 			return nil, err
 		}
 	}

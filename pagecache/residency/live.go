@@ -19,12 +19,18 @@ const (
 	// growsAfter is how long memory has to be free before the budget grows: programs that free memory often take it
 	// again.
 	growsAfter = 2 * time.Second
+	// recallPause is the least time between two times that clients are asked for what they keep, mostRecallPause the
+	// most.
+	recallPause, mostRecallPause = 500 * time.Millisecond, 16 * time.Second
 )
 
 // live is a budget that follows. Its methods are pure.
 type live struct {
 	most, floor int64
 	since       time.Time // since when it could grow; zero: it could not
+	// recall is when clients are asked next for what they keep, pause how long after the time before. Zero: at once.
+	recall time.Time
+	pause  time.Duration
 }
 
 func newLive(most, granularity int64) *live {
@@ -73,7 +79,7 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if d.shrinks(free) {
+	if d.shrinks(now, free) {
 		d.options.Recall(ctx) // what clients keep without need is not held
 		// Clients may have given memory back meanwhile.
 		if free, err = d.backend.Free(); err != nil {
@@ -86,12 +92,25 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// shrinks reports whether a live budget is more than others leave.
-func (d *Device) shrinks(free int64) bool {
+// shrinks reports whether a live budget is more than others leave, so that clients are to be asked for what they keep.
+// While that is in vain they are asked less and less often, since what they keep is what makes their brackets cheap.
+func (d *Device) shrinks(now time.Time, free int64) bool {
 	used := d.backend.Used()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.live != nil && d.budget > used+free-d.live.floor
+	l := d.live
+	if l == nil || d.budget <= used+free-l.floor {
+		if l != nil {
+			l.pause, l.recall = 0, time.Time{}
+		}
+		return false
+	}
+	if now.Before(l.recall) {
+		return false
+	}
+	l.pause = min(max(2*l.pause, recallPause), mostRecallPause)
+	l.recall = now.Add(l.pause)
+	return true
 }
 
 // follow reports whether it changed the budget.

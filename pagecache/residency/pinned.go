@@ -67,6 +67,13 @@ func (p *Pinned) overdrawn(id tenants.ID) bool {
 	return p.ledger.Over(id)
 }
 
+// limits reports whether a tenant may not own all.
+func (p *Pinned) limits(id tenants.ID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ledger.Most(id) > 0
+}
+
 // most returns the bytes that a tenant may own, no more than there are.
 func (p *Pinned) most(id tenants.ID) int64 {
 	p.mu.Lock()

@@ -123,9 +123,9 @@ func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 	}
 	defer d.yield(mine)
 	for d.over(owner) {
-		evicted, err := d.evict(ctx, TierVRAM, owner, sparing{copied: true})
+		evicted, err := d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{copied: true})
 		if err == nil && !evicted {
-			evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
+			evicted, err = d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{})
 		}
 		if err != nil || !evicted {
 			return err

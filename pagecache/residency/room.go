@@ -76,9 +76,9 @@ func (d *Device) spare(size int64) bool {
 // room.
 func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool,
 	w *waiting) error {
-	evicted, err := d.evict(ctx, TierVRAM, owner, sparing{copied: true})
+	evicted, err := d.evict(ctx, TierVRAM, owner, ForMapping, sparing{copied: true})
 	if err == nil && !evicted && before.leaving == 0 {
-		evicted, err = d.evict(ctx, TierVRAM, owner, sparing{})
+		evicted, err = d.evict(ctx, TierVRAM, owner, ForMapping, sparing{})
 	}
 	switch {
 	case err != nil:
@@ -129,7 +129,8 @@ type sparing struct{ copied, written bool }
 // evict has one extent leave a tier, and reports whether there was one that could: of the device, or of pinned memory
 // of any device. The caller has the turn of the device, and needs none of others, which keep nothing of pinned memory
 // for whoever has it.
-func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but sparing) (bool, error) {
+func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why, but sparing) (bool, error) {
+	why = d.reason(from, asks, why)
 	devices := []*Device{d}
 	if from == TierHost {
 		devices = d.pinned.devicesFrom(d)
@@ -153,6 +154,7 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but spar
 			return false, err
 		}
 		if x.key.Clean(ctx, x, !but.copied) {
+			x.dev.departed(x, from, why, x.dev.Eviction())
 			if from == TierVRAM {
 				d.mu.Lock()
 				d.promised += x.size
@@ -161,6 +163,14 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, but spar
 			return true, nil
 		}
 	}
+}
+
+// reason is why, or that the tenant who asks owns more of the tier than it may.
+func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
+	if from == TierVRAM && d.over(asks) || from == TierHost && d.pinned.overdrawn(asks) {
+		return ForMaximum
+	}
+	return why
 }
 
 // victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the

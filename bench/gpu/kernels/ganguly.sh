@@ -64,6 +64,7 @@ together() {
 	for ((i = 0; i < n; i++)); do GATE=$work/gate "$@" >"$work/out.$i" & done
 	for ((i = 0; i < 600; i++)); do
 		[ "$(ls "$work"/gate.* 2>/dev/null | wc -l)" -ge "$n" ] && break
+		[ "$(jobs -rp | wc -l)" -lt "$n" ] && break # one has failed
 		sleep 0.1
 	done
 	touch "$work/gate"
