@@ -66,6 +66,8 @@ type Options struct {
 	// LiveBudget has each device's budget follow what other programs take of its memory, up to what the device was made
 	// with.
 	LiveBudget bool
+	// Preferences say where files are to be.
+	Preferences []Preference
 	// Tenants are those of unequal shares, CheckTenants found nothing wrong. Others have weight 1.
 	Tenants []Tenant
 	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
@@ -90,6 +92,8 @@ type Cache struct {
 	devices []*device // immutable
 	// pinned is the memory of the host that devices use where they have no room.
 	pinned *residency.Pinned
+	// preferences are those of SetPreferences; nil before.
+	preferences atomic.Pointer[[]Preference]
 
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
@@ -228,6 +232,7 @@ func New(o Options) (*Cache, error) {
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
+	c.SetPreferences(o.Preferences)
 	if o.LiveBudget {
 		c.SetLiveBudget()
 	}

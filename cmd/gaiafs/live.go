@@ -54,6 +54,11 @@ var liveSettings = []liveSetting{
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetTenants(next.tenants.list)
 		}},
+	{name: "priorities",
+		apply: func(_ context.Context, s *service, next *settings) error {
+			s.cache.SetPreferences(next.priorities.list)
+			return nil
+		}},
 	{name: "eviction",
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetEviction(next.eviction.word)

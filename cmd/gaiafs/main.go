@@ -127,7 +127,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newPin(), newUnpin(),
 		newSet(),
-		newDoctor(), newProfile(),
+		newDoctor(), newProfile(), newTune(),
 		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(),
 		newManual())
 	return root

@@ -180,6 +180,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Eviction:          m.eviction.word,
 		Transfers:         m.transfers.word,
 		Tenants:           m.tenants.list,
+		Preferences:       m.priorities.list,
 		LiveBudget:        m.gpuMemory.size == 0,
 		Log:               log,
 	})

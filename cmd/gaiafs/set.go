@@ -61,9 +61,10 @@ func set(ctx context.Context, mountpoint string, settings []string) (settingStat
 		return settingStates{}, statusError(mountpoint, err)
 	}
 	for i, text := range settings { // the daemon has a working directory of its own
-		if file, is := strings.CutPrefix(text, "tenants="); is && file != "" && file != "none" {
+		name, file, _ := strings.Cut(text, "=")
+		if (name == "tenants" || name == "priorities") && file != "" && file != "none" {
 			if at, err := filepath.Abs(file); err == nil {
-				settings[i] = "tenants=" + at
+				settings[i] = name + "=" + at
 			}
 		}
 	}

@@ -24,6 +24,7 @@ type settings struct {
 	userShare         percentage
 	trustUsers        bool
 	tenants           tenantFile
+	priorities        priorityFile
 	eviction          choice
 	transfers         choice
 	readOnly          bool
@@ -89,6 +90,7 @@ func (s *settings) flags() *pflag.FlagSet {
 		"with --allow-other, what the programs of one user may map of each device's memory")
 	f.BoolVar(&s.trustUsers, "trust-users", s.trustUsers,
 		"let all users of the mount share device memory; docs/security.md says what that means")
+	f.Var(&s.priorities, "priorities", "TOML file that says which files' memory goes first; docs/eviction.md describes it")
 	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup, name and directory; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.Var(&s.transfers, "transfers",

@@ -1,7 +1,9 @@
 package residency
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
@@ -47,7 +49,7 @@ func (d *Device) Back(ctx context.Context, now time.Time) error {
 
 // batch is what goes back together.
 type batch struct {
-	// of has what each tenant has in pinned memory, as the rule has it go: the last one goes back first. It is looked up
+	// of has what each tenant has in pinned memory, as priorities and the rule have it go: the last one goes back first. It is looked up
 	// once, since that takes as long as there are extents. nil: not yet.
 	of    map[tenants.ID][]*Extent
 	moved bool // one extent was brought
@@ -105,9 +107,14 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	if b.of == nil {
 		b.of = make(map[tenants.ID][]*Extent)
 		for id := range d.rule.Victims() {
-			if x := d.extents[id]; x.Placement().Tier == TierHost {
+			if x := d.extents[id]; x.Placement().Tier == TierHost && !x.key.Preference().OnHost {
 				b.of[x.owner] = append(b.of[x.owner], x)
 			}
+		}
+		for _, list := range b.of {
+			slices.SortStableFunc(list, func(x, y *Extent) int {
+				return cmp.Compare(x.key.Preference().Priority, y.key.Preference().Priority)
+			})
 		}
 	}
 	for len(b.of) > 0 {

@@ -54,6 +54,7 @@ type Device struct {
 	share    float64               // the part of it that a limited Tenant may map; protected by mu
 	rule     policy.Rule           // protected by mu
 	eviction string                // its name; protected by mu
+	lowest   int                   // of the priorities that Keys have; protected by mu
 	ledger   *tenants.Ledger       // who owns what of extents that are made or placed; protected by mu
 	extents  map[policy.ID]*Extent // that Keys have; protected by mu
 	named    policy.ID             // the last one; protected by mu
@@ -160,6 +161,13 @@ func (d *Device) CheckTenants(list []tenants.Tenant) error {
 		return refuse(syscall.EINVAL, "device %d: %v", d.info.Ordinal, err)
 	}
 	return nil
+}
+
+// SetLowest says what the lowest priority is that a Key may have. It is 0 at first.
+func (d *Device) SetLowest(priority int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lowest = priority
 }
 
 // Account returns on whose account the memory of a process is. EACCES where it may not be the tenant that it names.

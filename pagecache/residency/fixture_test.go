@@ -56,13 +56,14 @@ type key struct {
 	// has are protected by mu.
 	has []*Extent
 	// home, if it is not nil, is what Clean waits for. arrived gets an element when it does.
-	home    chan struct{}
-	arrived chan struct{}
-	adopts  chan struct{} // if it is not nil, Adopt sends an element, and then waits for one
-	refuses atomic.Bool   // Clean reports that the bytes cannot be brought home
-	lost    atomic.Bool
-	pinned  atomic.Pointer[Tenant] // what Pinned returns
-	asked   atomic.Int64           // how often for Extents
+	home       chan struct{}
+	arrived    chan struct{}
+	preference atomic.Pointer[Preference]
+	adopts     chan struct{} // if it is not nil, Adopt sends an element, and then waits for one
+	refuses    atomic.Bool   // Clean reports that the bytes cannot be brought home
+	lost       atomic.Bool
+	pinned     atomic.Pointer[Tenant] // what Pinned returns
+	asked      atomic.Int64           // how often for Extents
 }
 
 func newKey(t *testing.T, d *Device) *key {
@@ -129,6 +130,13 @@ func (k *key) Pinned() (Tenant, bool) {
 		return *by, true
 	}
 	return Tenant{}, false
+}
+
+func (k *key) Preference() Preference {
+	if p := k.preference.Load(); p != nil {
+		return *p
+	}
+	return Preference{}
 }
 
 // letGo has all extents leave.

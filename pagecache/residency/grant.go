@@ -424,15 +424,17 @@ func (d *Device) inLine() int {
 }
 
 // noAllocator is the allocator of grants for which all memory has to be there.
-func noAllocator(context.Context, int64, Tenant, func() bool) (Tier, gpubackend.Memory, error) {
+func noAllocator(context.Context, Key, int64, Tenant, func() bool) (Tier, gpubackend.Memory, error) {
 	return TierNone, nil, errFull
 }
 
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
-// It waits for nobody who holds memory. What it returns of pinned memory is counted as the tenant's.
-func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant,
+// For a Key that is to be on the host it is pinned memory at once. It waits for nobody who holds memory. What it returns
+// of pinned memory is counted as the tenant's.
+func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant,
 	_ func() bool) (Tier, gpubackend.Memory, error) {
-	if !d.over(by.id()) && d.spare(size) {
+	onHost := key.Preference().OnHost
+	if !onHost && !d.over(by.id()) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return TierVRAM, mem, err
 		}
@@ -442,7 +444,7 @@ func (d *Device) allocateAny(ctx context.Context, size int64, by Tenant,
 		return TierNone, nil, err
 	}
 	defer d.yield(mine)
-	for evicted := true; evicted; {
+	for evicted := !onHost; evicted; {
 		if !d.over(by.id()) {
 			if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 				return TierVRAM, mem, err

@@ -30,6 +30,16 @@ type Key interface {
 	// Pinned reports whether the Key's extents stay although nobody maps them, and on whose account. It takes no lock:
 	// unlike the other methods it is called with Device.mu held.
 	Pinned() (by Tenant, pinned bool)
+	// Preference returns where the Key's extents are to be. It takes no lock, as Pinned.
+	Preference() Preference
+}
+
+// Preference says where a Key's extents are to be, as far as there is a choice.
+type Preference struct {
+	// Priority orders the extents of a tenant: lower ones go first, whatever the rule, and come back last.
+	Priority int
+	// OnHost has grants take pinned memory of the host for what has none of the device's own.
+	OnHost bool
 }
 
 // Request is what Reserve is asked for.
@@ -200,10 +210,10 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 }
 
 // allocator finds memory for an extent that is about to be made, for a tenant. there is as for Device.allocate.
-type allocator func(ctx context.Context, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error)
+type allocator func(ctx context.Context, key Key, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error)
 
 // allocateOwn is the allocator of memory that does not move.
-func (d *Device) allocateOwn(ctx context.Context, size int64, by Tenant,
+func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,
 	there func() bool) (Tier, gpubackend.Memory, error) {
 	mem, err := d.allocate(ctx, size, by.id(), there)
 	return TierVRAM, mem, err
@@ -213,7 +223,7 @@ func (d *Device) allocateOwn(ctx context.Context, size int64, by Tenant,
 func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
 	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
 		pins: make(map[uint32]int)}
-	tier, mem, err := allocate(ctx, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
+	tier, mem, err := allocate(ctx, key, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}

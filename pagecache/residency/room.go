@@ -174,7 +174,8 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 }
 
 // victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the
-// first, by the rule, of the first tenant that has one, by the ledger, among whose victims it is at rank.
+// first, by the rule, of those of the lowest priority of the first tenant that has one, by the ledger, among whose victims
+// it is at rank.
 func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,7 +183,7 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 	if from == TierHost {
 		order = d.pinned.victims(asks)
 	}
-	rank = len(order)
+	rank, priority := len(order), math.MaxInt
 	stays := d.stays()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
@@ -190,10 +191,11 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			stays(x) {
 			continue
 		}
-		if i := slices.Index(order[:rank], x.owner); i >= 0 {
-			best, rank = x, i
+		i, of := slices.Index(order[:min(rank+1, len(order))], x.owner), x.key.Preference().Priority
+		if i >= 0 && (i < rank || of < priority) {
+			best, rank, priority = x, i, of
 		}
-		if rank == 0 {
+		if rank == 0 && priority <= d.lowest {
 			break
 		}
 	}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+func newTune() *cobra.Command {
+	var output string
+	runs := 3
+	cmd := &cobra.Command{
+		Use:   "tune MOUNTPOINT -o FILE -- COMMAND…",
+		Short: "Find out which files a program needs most in device memory",
+		Long: `tune runs a program again and again: first as it is, and then with one file after another in pinned memory of the host,
+of those that its brackets use (docs/moving.md). A file that makes the program slower by more, for each byte that it has,
+gets a higher priority. The priorities are written to a file for --priorities: what has less goes first when a device is
+full.
+
+Before each run devices give back what they hold and nobody maps. Nothing else should use the mount meanwhile. The
+mount's priorities are what they were when tune ends. Only root and the user who mounted may do that.`,
+		Example: `  gaiafs tune /mnt/data -o priorities.toml -- ./train --steps 10
+  gaiafs set /mnt/data priorities=priorities.toml`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+				return usagef("tune takes a MOUNTPOINT, and a COMMAND behind --")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case output == "":
+				return usagef("say with -o which file the priorities are to be written to")
+			case runs < 1:
+				return usagef("--runs %d: at least 1", runs)
+			}
+			f, err := createFile(cmd, output, "a file of priorities", true)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
+			defer stop()
+			t := tuning{mountpoint: args[0], runs: runs, out: cmd.OutOrStdout(), run: func(ctx context.Context) error {
+				c := exec.CommandContext(ctx, args[1], args[2:]...)
+				c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+				return c.Run()
+			}}
+			text, err := t.tune(ctx)
+			if err == nil {
+				_, err = io.WriteString(f, text)
+			}
+			return f.finish(err)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist")
+	cmd.Flags().IntVar(&runs, "runs", runs, "how often the program is run for each file; the median counts")
+	return cmd
+}
+
+// tuning is a call of tune.
+type tuning struct {
+	mountpoint string
+	runs       int
+	out        io.Writer
+	run        func(ctx context.Context) error // of the program
+}
+
+// tuned is what came of a file.
+type tuned struct {
+	path     string
+	bytes    int64
+	took     time.Duration
+	cost     float64 // seconds for each GiB
+	priority int
+}
+
+// tune returns the text of a file of priorities.
+func (t *tuning) tune(ctx context.Context) (text string, err error) {
+	status, err := t.status()
+	if err != nil {
+		return "", statusError(t.mountpoint, err)
+	}
+	was := cmp.Or(status.Mount.Settings["priorities"], "none")
+	defer func() {
+		_, e := set(context.WithoutCancel(ctx), t.mountpoint, []string{"priorities=" + was})
+		err = errors.Join(err, e)
+	}()
+	base, used, err := t.measure(ctx, "")
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(t.out, "as it is: %v\n", base.Round(time.Millisecond))
+	if len(used) == 0 {
+		return "", errors.New("the program began no brackets of files of this mount: there is nothing to choose from")
+	}
+	for i := range used {
+		f := &used[i]
+		if f.bytes > status.PinnedLimit {
+			fmt.Fprintf(t.out, "%s: %s are more than there is of pinned memory\n", pagecache.Printable(f.path), bytesText(f.bytes))
+			continue
+		}
+		if f.took, _, err = t.measure(ctx, f.path); err != nil {
+			return "", err
+		}
+		f.cost = max((f.took-base).Seconds(), 0) / (float64(f.bytes) / humanize.GiByte)
+		fmt.Fprintf(t.out, "%s (%s) in pinned memory: %v, %.3f s for each GiB\n", pagecache.Printable(f.path),
+			bytesText(f.bytes), f.took.Round(time.Millisecond), f.cost)
+	}
+	return priorities(used, base), nil
+}
+
+// noticeable is the part of its time by which a program has to be slower for a file to be worth a priority.
+const noticeable = 0.02
+
+// priorities ranks the files by their costs, and returns the text of the file.
+func priorities(used []tuned, base time.Duration) string {
+	slices.SortFunc(used, func(a, b tuned) int {
+		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.path, b.path))
+	})
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Made by gaiafs tune. What has a lower priority goes first. The program took %v.\n", base.Round(time.Millisecond))
+	rank := 0
+	for i := range used {
+		f := &used[i]
+		if float64(f.took-base) > noticeable*float64(base) {
+			rank++
+			f.priority = rank
+		}
+		fmt.Fprintf(&b, "\n[[file]] # %s, %.3f s slower for each GiB\npath = %s\npriority = %d\n", bytesText(f.bytes), f.cost,
+			quoteTOML(f.path), f.priority)
+	}
+	return b.String()
+}
+
+// quoteTOML returns a basic string of TOML.
+func quoteTOML(s string) string {
+	quoted, _ := json.Marshal(s) // whose escapes TOML has, too
+	return string(quoted)
+}
+
+// measure runs the program with a file in pinned memory, or with "" none, and returns the median of its times and which
+// files its brackets used.
+func (t *tuning) measure(ctx context.Context, onHost string) (median time.Duration, used []tuned, err error) {
+	value := "none"
+	if onHost != "" {
+		dir, err := os.MkdirTemp("", "gaiafs-tune")
+		if err != nil {
+			return 0, nil, err
+		}
+		defer os.RemoveAll(dir)
+		value = filepath.Join(dir, "priorities.toml")
+		text := fmt.Sprintf("[[file]]\npath = %s\nplace = \"host\"\n", quoteTOML(onHost))
+		if err := os.WriteFile(value, []byte(text), 0o600); err != nil {
+			return 0, nil, err
+		}
+	}
+	if _, err := set(ctx, t.mountpoint, []string{"priorities=" + value}); err != nil {
+		return 0, nil, err
+	}
+	var times []time.Duration
+	for range t.runs {
+		before, err := t.clear(ctx)
+		if err != nil {
+			return 0, nil, err
+		}
+		began := time.Now()
+		if err := t.run(ctx); err != nil {
+			return 0, nil, fmt.Errorf("the program: %w", err)
+		}
+		times = append(times, time.Since(began))
+		if used, err = t.used(before); err != nil {
+			return 0, nil, err
+		}
+	}
+	slices.Sort(times)
+	return times[len(times)/2], used, nil
+}
+
+// clear has devices give back what nobody maps, and returns how many brackets each file was used by.
+func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err error) {
+	status, err := t.status()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range status.Files {
+		file, err := os.Open(filepath.Join(t.mountpoint, f.Name))
+		if err != nil {
+			continue // it is gone, or may not be read
+		}
+		_, err = gaiafs.Evict(ctx, file, -1)
+		file.Close()
+		if err != nil {
+			return nil, about(f.Name, "", err)
+		}
+	}
+	if status, err = t.status(); err != nil { // a file of which nothing is left is forgotten with its counters
+		return nil, err
+	}
+	brackets = make(map[string]int64)
+	for _, f := range status.Files {
+		brackets[f.Name] = f.Counters["brackets"]
+	}
+	return brackets, nil
+}
+
+// used returns the files that brackets used since.
+func (t *tuning) used(before map[string]int64) (list []tuned, err error) {
+	status, err := t.status()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range status.Files {
+		if f.SizeBytes > 0 && f.Counters["brackets"] > before[f.Name] {
+			list = append(list, tuned{path: f.Name, bytes: f.SizeBytes})
+		}
+	}
+	return list, nil
+}
+
+func (t *tuning) status() (s statusDocument, err error) {
+	doc, err := askStatus(t.mountpoint, patience)
+	if err == nil {
+		err = json.Unmarshal(doc, &s)
+	}
+	return s, err
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
+)
+
+// TestTune: each file that brackets use is in pinned memory once, and the one that costs most there, for each byte, has
+// the highest priority. The file that comes out of it can be set.
+func TestTune(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M", "--pinned-memory=32M")
+	path := func(name string) string { return filepath.Join(s.mountpoint, name) }
+	for name, size := range map[string]int{"hot": 4 * mib, "warm": 8 * mib, "cold": 4 * mib, "unused": mib} {
+		require.NoError(t, os.WriteFile(path(name), make([]byte, size), 0o644))
+	}
+	pinned := func(name string) (n int64) {
+		var now statusDocument
+		require.NoError(t, json.Unmarshal([]byte(gaiafsCommand(t, "status", "--json", s.mountpoint).out), &now))
+		for _, f := range now.Files {
+			for _, h := range f.Holders {
+				if f.Name == name {
+					n += int64(h.PinnedExtents)
+				}
+			}
+		}
+		return n
+	}
+	program := func(ctx context.Context) error {
+		for name, delay := range map[string]time.Duration{"hot": 400 * time.Millisecond, "warm": 400 * time.Millisecond, "cold": 0} {
+			f, err := os.Open(path(name))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			info, err := f.Stat()
+			if err != nil {
+				return err
+			}
+			m, err := gaiafs.Map(f, 0, info.Size(), gaiafs.ProtRead, 0, gaiafs.Movable())
+			if err != nil {
+				return err
+			}
+			b, err := m.Use(ctx, 0, m.Len())
+			if err != nil {
+				return err
+			}
+			if pinned(name) > 0 {
+				time.Sleep(delay)
+			}
+			if err := b.Done(); err != nil {
+				return err
+			}
+			if err := m.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var out bytes.Buffer
+	tune := tuning{mountpoint: s.mountpoint, runs: 1, out: &out, run: program}
+	text, err := tune.tune(context.Background())
+	require.NoError(t, err)
+	list, err := parsePriorities(text)
+	require.NoError(t, err, text)
+	priority := make(map[string]int)
+	for _, p := range list {
+		priority[p.Path] = p.Priority
+	}
+	require.Len(t, priority, 3, text)
+	require.Greater(t, priority["hot"], priority["warm"], text)
+	require.Greater(t, priority["warm"], priority["cold"], text)
+
+	file := filepath.Join(t.TempDir(), "priorities.toml")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	r := gaiafsCommand(t, "set", s.mountpoint, "priorities="+file)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.NoError(t, program(context.Background()))
+	require.Zero(t, pinned("hot")+pinned("warm")+pinned("cold"), "it is measured no more")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+func TestPrioritiesThatAreNone(t *testing.T) {
+	for text, says := range map[string]string{
+		"[[file]]\npriority = 1\n":                           "path names a file",
+		"[[file]]\npath = \"a\"\nplace = \"moon\"\n":         "place is \"host\"",
+		"[[file]]\npath = \"a\"\n[[file]]\npath = \"/a/\"\n": "two entries",
+		"[[file]]\npath = \"a\"\nweight = 1\n":               "there is no \"file.weight\"",
+		"[[file]\n":                                          "line 2",
+	} {
+		_, err := parsePriorities(text)
+		require.ErrorContains(t, err, says)
+	}
+	r := gaiafsCommand(t, "tune", "/nowhere", "-o", filepath.Join(t.TempDir(), "f"), "--", "true")
+	require.Equal(t, exitFailure, r.code)
+	r = gaiafsCommand(t, "tune", "/nowhere", "true")
+	require.Equal(t, exitUsage, r.code)
+}
