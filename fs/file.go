@@ -172,7 +172,8 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 	return fd, again, errno
 }
 
-// truncateOpen carries out O_TRUNC. The kernel drops the pages itself.
+// truncateOpen carries out O_TRUNC. The kernel drops the pages itself. It may have sent some of them before: those are
+// written before the file is cut, or not at all (leaveOutPast).
 func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fuse.OpenIn) syscall.Errno {
 	c := n.content()
 	if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
@@ -180,8 +181,8 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 			return errno
 		}
 	}
-	c.gate.RLock()
-	defer c.gate.RUnlock()
+	c.gate.Lock()
+	defer c.gate.Unlock()
 	c.witness.begin(fd)
 	defer c.witness.end(fd, anySize)
 	truncate := func(int64, int64) error {

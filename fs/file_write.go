@@ -66,7 +66,7 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		from := min(w.off, int64(in.Offset))
 		fs.await(fs.apart(func() { _ = fs.invalidate(of.node, from, -1) }), func() bool { return true })
 	}
-	return uint32(w.written), fuse.OK
+	return uint32(w.written + w.past), fuse.OK
 }
 
 // syncFlags are the flags of pwritev2 that make one write durable. They are for opens without kernel pages, after whose
@@ -107,6 +107,8 @@ type homeWrite struct {
 	uid       uint32 // whose right to space counts
 
 	written int
+	// past is the bytes that were left out.
+	past int
 	// again is what the kernel has to drop once more, and by who may be reading that.
 	again []page.Bytes
 	by    readers
@@ -117,7 +119,10 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 	c, n := w.of.content, w.of.node
 	end := page.Span(w.off, int64(len(w.data))).End
 	size := c.witness.begin(w.of.fd)
-	told := n.expectSize(end)
+	told := n.told.Load()
+	if !w.inside() {
+		told = n.expectSize(end)
+	}
 	defer func() {
 		reached := int64(0)
 		if w.written > 0 {
@@ -131,12 +136,18 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 	c.gate.RLock()
 	if zeros.Empty() && (!c.hazard.lasts() || withoutCure) {
 		defer c.gate.RUnlock()
+		if err := w.leaveOutPast(); err != nil || len(w.data) == 0 {
+			return err
+		}
 		return w.change(ctx, nil)
 	}
 	c.gate.RUnlock()
 
 	c.gate.Lock()
 	defer c.gate.Unlock()
+	if err := w.leaveOutPast(); err != nil || len(w.data) == 0 {
+		return err
+	}
 	h := &c.hazard
 	if w.writeBack {
 		return w.change(ctx, func(off int64) (err error) {
@@ -157,6 +168,26 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 		h.written()
 	}
 	return err
+}
+
+// inside reports whether w is of pages that programs mapped, where the kernel makes a file longer only by requests: it
+// lies inside the file.
+func (w *homeWrite) inside() bool { return w.writeBack && !w.of.fs.writeBack }
+
+// leaveOutPast leaves out what lies past the end of the file, if w is of mapped pages. The kernel may have sent it
+// before somebody opened the file with O_TRUNC, for which it does not wait for such writes to be answered: they would
+// bring back what was cut off. The gate is held.
+func (w *homeWrite) leaveOutPast() error {
+	if !w.inside() {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(w.of.fd, &st); err != nil {
+		return err
+	}
+	n := int(min(max(st.Size-w.off, 0), int64(len(w.data))))
+	w.data, w.past = w.data[:n], len(w.data)-n
+	return nil
 }
 
 // change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before,

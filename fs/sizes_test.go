@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -194,4 +195,39 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	require.NoError(t, err)
 	assert.Equal(t, "\x00z", w.loadAt(t, size-2, 2))
 	require.NoError(t, f.Sync())
+}
+
+// TestPagesSentBeforeTheFileWasCut: the kernel sends pages that a program mapped, and somebody opens the file with
+// O_TRUNC before they are written. They do not bring back what was cut off. A kernel that caches writes waits for them
+// before, and knows of a longer file than home is.
+func TestPagesSentBeforeTheFileWasCut(t *testing.T) {
+	everyMode(t, func(t *testing.T, s *scene) {
+		path := filepath.Join(s.mnt, "cut")
+		require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte("a"), 2*page.Size), 0600))
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		g, err := os.OpenFile(path, os.O_RDWR|os.O_TRUNC, 0)
+		require.NoError(t, err)
+		defer g.Close()
+		_, err = g.WriteString("new")
+		require.NoError(t, err)
+		require.NoError(t, g.Sync())
+		all := s.fs.files.all()
+		sent := func(off int64) {
+			n, status := s.fs.Write(nil, &fuse.WriteIn{Fh: all[len(all)-1].handle, WriteFlags: fuse.WRITE_CACHE,
+				Offset: uint64(off)}, bytes.Repeat([]byte("b"), page.Size))
+			require.Equal(t, fuse.OK, status)
+			require.EqualValues(t, page.Size, n)
+		}
+		sent(page.Size)
+		sent(0)
+		got, err := os.ReadFile(filepath.Join(s.source, "cut"))
+		require.NoError(t, err)
+		if s.fs.writeBack {
+			require.Len(t, got, 2*page.Size)
+		} else {
+			require.Equal(t, "bbb", string(got))
+		}
+	})
 }
