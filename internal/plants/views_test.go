@@ -71,7 +71,7 @@ var viewsPlants = []plant{
 	{
 		name: "view: what was read before a page was claimed arrives behind what is newer",
 		file: "pagecache/view/state.go",
-		old:  "		set.minus(&busy)\n",
+		old:  "		set.minus(busy)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache/view", run: "TestClaims"}},
 	},

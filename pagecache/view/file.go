@@ -170,8 +170,11 @@ func (f *File) mostChunks() (n int64) {
 // pageSet is pages of one chunk.
 type pageSet [chunkPages / 64]uint64
 
-// words calls do for each word of the set that has pages of rg, which is in the chunk that begins at first, with the
-// bits of these pages.
+// bitmap is pages that follow each other, a bit for each, from a page on that is a multiple of 64.
+type bitmap []uint64
+
+// words calls do for each word of a bitmap that has pages of rg, which is in it, with the bits of these pages. The
+// bitmap begins at first.
 func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) {
 	for p, end := rg.Start-first, rg.End-first; p < end; {
 		bit := p & 63
@@ -181,47 +184,55 @@ func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) 
 	}
 }
 
-// add puts the pages of rg, which is in the chunk that begins at first, into the set.
-func (s *pageSet) add(rg page.Range, first page.Index) {
+// add puts the pages of rg, which is in the bitmap that begins at first, into it.
+func (s bitmap) add(rg page.Range, first page.Index) {
 	words(rg, first, func(i page.Index, bits uint64) { s[i] |= bits })
 }
 
 // remove takes them out.
-func (s *pageSet) remove(rg page.Range, first page.Index) {
+func (s bitmap) remove(rg page.Range, first page.Index) {
 	words(rg, first, func(i page.Index, bits uint64) { s[i] &^= bits })
 }
 
-// and leaves in the set what is in o, too.
-func (s *pageSet) and(o *pageSet) {
+// and leaves what is in o, too, which is no shorter.
+func (s bitmap) and(o bitmap) {
 	for i := range s {
 		s[i] &= o[i]
 	}
 }
 
-// minus takes what is in o out of the set.
-func (s *pageSet) minus(o *pageSet) {
-	for i := range s {
+// minus takes out what is in o, which may be shorter.
+func (s bitmap) minus(o bitmap) {
+	for i := range o {
 		s[i] &^= o[i]
 	}
 }
 
-// within leaves in the set what is in rg, which is in the chunk that begins at first.
-func (s *pageSet) within(rg page.Range, first page.Index) {
-	var o pageSet
-	o.add(rg, first)
-	s.and(&o)
+// or adds what is in o, which may be shorter.
+func (s bitmap) or(o bitmap) {
+	for i := range o {
+		s[i] |= o[i]
+	}
 }
 
-// none reports whether no page of rg is in the set, of the chunk that begins at first.
-func (s *pageSet) none(rg page.Range, first page.Index) bool {
+// within leaves in the bitmap, which begins at first, what is in rg.
+func (s bitmap) within(rg page.Range, first page.Index) {
+	all := page.Range{Start: first, End: first + page.Index(len(s))<<6}
+	for _, out := range page.Subtract([]page.Range{all}, rg) {
+		s.remove(out, first)
+	}
+}
+
+// none reports whether no page of rg is in the bitmap, which begins at first.
+func (s bitmap) none(rg page.Range, first page.Index) bool {
 	found := uint64(0)
 	words(rg, first, func(i page.Index, bits uint64) { found |= s[i] & bits })
 	return found == 0
 }
 
 // bridge joins the ranges of list from number n on, and the one before them, across gaps of up to so many pages, none
-// of which is in the set, of the chunk that begins at first.
-func (s *pageSet) bridge(list []page.Range, n int, gap int64, first page.Index) []page.Range {
+// of which is in the bitmap, which begins at first.
+func (s bitmap) bridge(list []page.Range, n int, gap int64, first page.Index) []page.Range {
 	if len(list) == 0 {
 		return nil
 	}
@@ -238,23 +249,26 @@ func (s *pageSet) bridge(list []page.Range, n int, gap int64, first page.Index) 
 	return out
 }
 
-// or adds what is in o.
-func (s *pageSet) or(o *pageSet) {
-	for i := range s {
-		s[i] |= o[i]
-	}
-}
-
-// len returns the number of pages in the set.
-func (s *pageSet) len() (n int64) {
+// len returns the number of pages.
+func (s bitmap) len() (n int64) {
 	for _, word := range s {
 		n += int64(bits.OnesCount64(word))
 	}
 	return n
 }
 
-// appendRanges appends the pages of the set, of the chunk that begins at first.
-func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range {
+// runs returns how many ranges of pages there are.
+func (s bitmap) runs() (n int) {
+	last := uint64(0)
+	for _, word := range s {
+		n += bits.OnesCount64(word &^ (word<<1 | last))
+		last = word >> 63
+	}
+	return n
+}
+
+// appendRanges appends the pages of the bitmap, which begins at first.
+func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
 	for i, word := range s {
 		at := first + page.Index(i)<<6
 		for word != 0 {
@@ -270,8 +284,25 @@ func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range
 	return list
 }
 
+// The methods of a pageSet are those of the bitmap of its chunk.
+func (s *pageSet) add(rg page.Range, first page.Index)    { bitmap(s[:]).add(rg, first) }
+func (s *pageSet) remove(rg page.Range, first page.Index) { bitmap(s[:]).remove(rg, first) }
+func (s *pageSet) and(o *pageSet)                         { bitmap(s[:]).and(o[:]) }
+func (s *pageSet) minus(o *pageSet)                       { bitmap(s[:]).minus(o[:]) }
+func (s *pageSet) or(o *pageSet)                          { bitmap(s[:]).or(o[:]) }
+func (s *pageSet) len() int64                             { return bitmap(s[:]).len() }
+func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range {
+	return bitmap(s[:]).appendRanges(list, first)
+}
+
 // has returns the pages of rg, which is in the chunk that begins at first, that the view has bytes of.
 func (f *File) has(rg page.Range, first page.Index) (set pageSet) {
+	f.addTo(set[:], rg, first)
+	return set
+}
+
+// addTo adds the pages of rg that the view has bytes of to the bitmap that begins at first.
+func (f *File) addTo(set bitmap, rg page.Range, first page.Index) {
 	b := rg.Span()
 	for i := range f.overlapping(b) {
 		s := &f.l.segments[i]
@@ -284,5 +315,4 @@ func (f *File) has(rg page.Range, first page.Index) (set pageSet) {
 			set.add(page.Span(s.Offset+k*s.stride(), s.Length).Intersect(b).Pages(), first)
 		}
 	}
-	return set
 }

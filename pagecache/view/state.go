@@ -116,31 +116,32 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		return nil
 	}
 	s.parts(rg, func(i int, part, all page.Range) bool {
-		has := s.file.has(part, all.Start)
-		stale, set, busy := has, has, has
-		s.stale.and(i, &stale)
-		stale.within(s.shared.Intersect(all), all.Start)
-		s.claimed.and(i, &busy)
-		stale.minus(&busy)
-		s.coming.and(i, &set)
-		set.minus(&busy)
-		stale.minus(&set)
+		// Claims of all views of a file wait for each other: only the words of part are looked at.
+		first := part.Start &^ 63
+		at, n := int(first-all.Start)>>6, int(part.End-first+63)>>6
+		room := make(bitmap, 4*n)
+		has, stale, set, busy := room[:n], room[n:2*n], room[2*n:3*n], room[3*n:]
+		s.file.addTo(has, part, first)
+		s.stale.read(i, at, stale)
+		stale.and(has)
+		stale.within(s.shared, first)
+		s.claimed.read(i, at, busy)
+		stale.minus(busy)
+		s.coming.read(i, at, set)
+		set.and(has)
+		set.minus(busy)
+		stale.minus(set)
 		s.more += stale.len()
-		set.or(&stale)
-		has.minus(&set) // what is in the way of covering a gap
+		set.or(stale)
+		has.minus(set) // what is in the way of covering a gap
 		before := len(claimed)
-		claimed = set.appendRanges(claimed, all.Start)
-		for _, r := range claimed[max(before-1, 0):] {
-			if r = r.Intersect(all); r.Empty() {
-				continue
-			}
-			if s.stale[i] != nil {
-				s.stale.remove(i, r, all)
-			}
-			s.coming.add(i, r, all)
-			s.claimed.add(i, r, all)
+		claimed = set.appendRanges(slices.Grow(claimed, set.runs()), first)
+		if len(claimed) > 0 {
+			s.stale.minus(i, at, set)
+			s.coming.or(i, at, set)
+			s.claimed.or(i, at, set)
+			claimed = has.bridge(claimed, before, gap, first)
 		}
-		claimed = has.bridge(claimed, before, gap, all.Start)
 		return true
 	})
 	return claimed
@@ -301,4 +302,41 @@ func (c chunkSets) and(i int, set *pageSet) {
 	default:
 		set.and(c[i])
 	}
+}
+
+// read copies words of chunk i, from number at on, into to, which has zeros.
+func (c chunkSets) read(i, at int, to bitmap) {
+	switch c[i] {
+	case whole:
+		for k := range to {
+			to[k] = ^uint64(0)
+		}
+	case nil:
+	default:
+		copy(to, c[i][at:])
+	}
+}
+
+// or adds pages to chunk i, whose words are those from number at on.
+func (c chunkSets) or(i, at int, pages bitmap) {
+	switch c[i] {
+	case whole:
+		return
+	case nil:
+		c[i] = new(pageSet)
+	}
+	bitmap(c[i][at:]).or(pages)
+}
+
+// minus takes such pages out.
+func (c chunkSets) minus(i, at int, pages bitmap) {
+	switch c[i] {
+	case nil:
+		return
+	case whole:
+		all := chunk(0)
+		c[i] = new(pageSet)
+		c[i].add(all, all.Start)
+	}
+	bitmap(c[i][at:]).minus(pages)
 }
