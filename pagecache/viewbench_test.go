@@ -5,8 +5,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -27,6 +29,10 @@ func (h fileHome) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
+func (h fileHome) ReadCached(p []byte, off int64) (int, error) { return h.ReadAt(p, off) }
+
+func (h fileHome) WillNeed(int64, int64) {}
+
 func (h fileHome) Signature() (Signature, error) { return Signature{Size: 256 << 20}, nil }
 func (h fileHome) OpenHome(bool) (Home, error)   { return h, nil }
 
@@ -38,7 +44,7 @@ type fileSource struct {
 func (s fileSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
 // BenchmarkView fills views of a file that the host's page cache has: all of it in one segment, in segments of 40 MiB
-// that begin anywhere, and a quarter of it in rows of 4 KiB.
+// that begin anywhere, a quarter of it in rows, and all of it in rows of four ranks at once.
 func BenchmarkView(b *testing.B) {
 	const size = 256 << 20
 	dir := b.TempDir()
@@ -50,26 +56,57 @@ func BenchmarkView(b *testing.B) {
 	for at := int64(140); at+40<<20+24 <= size; at += 40<<20 + 24 {
 		tensors = append(tensors, bytesOf(at, 40<<20+24))
 	}
-	for name, segments := range map[string][]view.Segment{
-		"whole":   {bytesOf(0, size)},
-		"tensors": tensors,
-		"rows":    {{Offset: 140, Length: 4 << 10, Stride: 16 << 10, Count: size>>14 - 1}},
+	rank := func(r, row int64) []view.Segment {
+		return []view.Segment{{Offset: 140 + r*row, Length: row, Stride: 4 * row, Count: size/(4*row) - 1}}
+	}
+	ranks := func(row int64) [][]view.Segment {
+		return [][]view.Segment{rank(0, row), rank(1, row), rank(2, row), rank(3, row)}
+	}
+	for _, x := range []struct {
+		name  string
+		views [][]view.Segment
+	}{
+		{"whole", [][]view.Segment{{bytesOf(0, size)}}},
+		{"tensors", [][]view.Segment{tensors}},
+		{"rows-1KiB", [][]view.Segment{rank(1, 1<<10)}},
+		{"rows-4KiB", [][]view.Segment{rank(1, 4<<10)}},
+		{"rows-16KiB", [][]view.Segment{rank(1, 16<<10)}},
+		{"ranks-1KiB", ranks(1 << 10)},
+		{"ranks-4KiB", ranks(4 << 10)},
+		{"ranks-16KiB", ranks(16 << 10)},
 	} {
-		b.Run(name, func(b *testing.B) {
+		b.Run(x.name, func(b *testing.B) {
 			t := &testing.T{}
 			m := newMachine(t, 1, memory(2*size))
 			defer m.cache.Close(context.Background())
 			src := fileSource{m.file(0), fileHome{newHome(0), f}}
-			v, err := m.cache.MapView(context.Background(), []Source{src},
-				ViewRequest{Alignment: 256, Segments: segments})
-			require.NoError(b, err)
-			b.SetBytes(v.Size())
-			for b.Loop() {
-				v.v.parts[0].state.Mark(page.From(0).Pages())
-				_, err := v.Acquire(context.Background(), 0, v.Size(), false)
+			var views []*ViewMapping
+			bytes := int64(0)
+			for _, segments := range x.views {
+				v, err := m.cache.MapView(context.Background(), []Source{src},
+					ViewRequest{Alignment: 256, Segments: segments})
 				require.NoError(b, err)
+				views, bytes = append(views, v), bytes+v.Size()
 			}
-			require.NoError(b, v.Unmap(context.Background()))
+			b.SetBytes(bytes)
+			began := cpuTime(b)
+			for b.Loop() {
+				var group sync.WaitGroup
+				for _, v := range views {
+					v.v.parts[0].state.Mark(page.From(0).Pages())
+				}
+				for _, v := range views {
+					group.Go(func() {
+						_, err := v.Acquire(context.Background(), 0, v.Size(), false)
+						assert.NoError(b, err)
+					})
+				}
+				group.Wait()
+			}
+			b.ReportMetric((cpuTime(b)-began).Seconds()*1e3/float64(b.N), "processor-ms/op")
+			for _, v := range views {
+				require.NoError(b, v.Unmap(context.Background()))
+			}
 		})
 	}
 }
