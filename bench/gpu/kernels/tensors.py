@@ -1,101 +1,294 @@
-"""Compares kernels on shared tensors of load_safetensors with the same kernels on private copies, in turns, on cuda:0.
+"""Compares kernels on shared tensors of load_safetensors with the same kernels on private copies, in turns.
 
-    python3 tensors.py MOUNTPOINT
+    python3 tensors.py MOUNTPOINT [--device 0] [--processes 8] [--quick]
 
-It writes a file of 380 MiB into the mountpoint and removes it. PyTorch, safetensors and the package gaiafs must be there.
+The table has the time of one call on shared and on private tensors, the median over rounds of shared over private, which
+should be at most 1.02, and whether the results have the same bits. The exit status is 1 where bits differ, where a kernel
+fails on shared tensors only, or where processes have more than one copy. Kernels that PyTorch does not have here are
+skipped, with its words.
+
+On an emulated device (--quick) it checks the script; its times mean nothing. It needs PyTorch and the package gaiafs; the
+Llama needs transformers, and the row of Triton a GPU. Files of 0.6 GiB (12 MiB with --quick) in the mountpoint are removed
+in the end.
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
+import functools
 import os
+import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gaiafs
-import torch
-from safetensors.torch import save_file
-from torch.nn import functional
 
-ROUNDS = 3
-CALLS = 20
+Tensors = dict[str, torch.Tensor]
+Kernel = Callable[[Tensors], torch.Tensor]
+ROUNDS = 5  # 1 with --quick
+MOST = 1.02
 
-SECOND = """
+LOAD = """
 import sys, time, gaiafs, torch
-torch.zeros(1, device="cuda")
+device = int(sys.argv[2])
+if torch.cuda.is_available():
+    torch.zeros(1, device=f"cuda:{device}")
+print("ready", flush=True)
+sys.stdin.readline()
 begin = time.monotonic()
-gaiafs.load_safetensors(sys.argv[1], device=0)
-torch.cuda.synchronize()
-print(f"a second process loads them in {1000 * (time.monotonic() - begin):.1f} ms")
+tensors = gaiafs.load_safetensors(sys.argv[1], device=device, framework="torch")
+if torch.cuda.is_available():
+    torch.cuda.synchronize()
+print(f"{1000 * (time.monotonic() - begin):.2f}", flush=True)
+sys.stdin.readline()
 """
 
 
-def milliseconds(call: Callable[[], torch.Tensor]) -> float:
-    """The median of five times CALLS calls, of one call."""
-    for _ in range(5):
-        call()
-    times = []
-    for _ in range(5):
-        begin, end = (
-            torch.cuda.Event(enable_timing=True),
-            torch.cuda.Event(enable_timing=True),
-        )
+class Bench:
+    """The kernels, and what went wrong."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.ordinal: int = options.device
+        self.gpu = torch.cuda.is_available() and not options.quick
+        self.device = f"cuda:{options.device}" if self.gpu else "cpu"
+        self.calls, self.rounds = (20, ROUNDS) if self.gpu else (1, 1)
+        self.n = 8192 if self.gpu else 256  # of the weights, which are square
+        self.wrong = 0
+
+    def say(self, name: str, *cells: str) -> None:
+        print(f"{name:44} " + " ".join(f"{c:>12}" for c in cells), flush=True)
+
+    def milliseconds(self, call: Callable[[], Any]) -> float:
+        """The time of one of so many calls."""
+        if not self.gpu:
+            began = time.perf_counter()
+            for _ in range(self.calls):
+                call()
+            return (time.perf_counter() - began) * 1000 / self.calls
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        for _ in range(CALLS):
+        for _ in range(self.calls):
             call()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / CALLS)
-    return sorted(times)[2]
+        return begin.elapsed_time(end) / self.calls
+
+    def row(self, name: str, kernel: Callable[[Any], torch.Tensor], shared: Any, private: Any) -> None:
+        """Compares one kernel. What fails on private tensors is skipped, what fails on shared ones only is a fault."""
+        try:
+            expected = kernel(private)
+        except Exception as e:
+            self.say(name, f"skipped: {type(e).__name__}: {str(e).strip().splitlines()[0][:60] if str(e) else ''}")
+            return
+        try:
+            same = torch.equal(kernel(shared), expected)
+            times = []
+            for turn in range(self.rounds):
+                sides = [("shared", shared), ("private", private)]
+                took = {side: self.milliseconds(lambda t=t: kernel(t)) for side, t in sides[:: 1 - 2 * (turn % 2)]}
+                times.append((took["shared"], took["private"]))
+        except Exception as e:
+            self.wrong += 1
+            self.say(name, f"FAILS ON SHARED TENSORS: {e}")
+            return
+        ratio = statistics.median(s / p for s, p in times)
+        self.wrong += not same
+        self.say(
+            name,
+            f"{statistics.median(s for s, _ in times):.4f} ms",
+            f"{statistics.median(p for _, p in times):.4f} ms",
+            f"{ratio:.3f}",
+            "the same" if same else "OTHER BITS",
+            "" if ratio <= MOST or not self.gpu else "slower",
+        )
 
 
-def main() -> None:
-    path = os.path.join(sys.argv[1], f"tensors-{os.getpid()}.safetensors")
-    torch.manual_seed(0)
-    save_file(
-        {
-            "weights": torch.randn(8192, 8192, dtype=torch.bfloat16),
-            "embedding": torch.randn(32000, 4096, dtype=torch.float16),
-            "keys": torch.randn(4, 32, 2048, 128, dtype=torch.bfloat16),
-            "odd": torch.zeros(3, dtype=torch.uint8),  # what lies behind it is not aligned in the file
-        },
-        path,
-    )
-    try:
-        compare(path)
-        subprocess.run([sys.executable, "-c", SECOND, path], check=True)
-    finally:
-        os.unlink(path)
-
-
-def compare(path: str) -> None:
-    shared = gaiafs.load_safetensors(path, device=0)
-    private = {name: tensor.clone() for name, tensor in shared.items()}
-    x = torch.randn(4096, 8192, dtype=torch.bfloat16, device="cuda")
-    few = x[:16].contiguous()
-    words = torch.randint(0, 32000, (65536,), device="cuda")
-    queries = torch.randn(4, 32, 2048, 128, dtype=torch.bfloat16, device="cuda")
-    kernels: dict[str, Callable[[dict[str, torch.Tensor]], torch.Tensor]] = {
-        "product of 4096 x 8192 x 8192, bf16": lambda t: x @ t["weights"].T,
-        "product of 16 x 8192 x 8192, bf16": lambda t: few @ t["weights"].T,
-        "embedding": lambda t: functional.embedding(words, t["embedding"]),
-        "attention, default backend": lambda t: functional.scaled_dot_product_attention(queries, t["keys"], t["keys"]),
-        "layer norm": lambda t: functional.layer_norm(t["weights"], (8192,)),
+def weights(b: Bench) -> Tensors:
+    """What the file has. Behind "a", nothing is aligned in it."""
+    n, heads = b.n, 32 if b.gpu else 2
+    words, length = (32000, 2048) if b.gpu else (500, 64)
+    square = torch.randn(n, n) / n**0.5
+    return {
+        "a": torch.zeros(3, dtype=torch.uint8),
+        "bf16": square.to(torch.bfloat16),
+        "fp16": square.to(torch.float16),
+        "fp8": square.to(torch.float8_e4m3fn),
+        "int8": torch.randint(-128, 128, (n, n), dtype=torch.int8),
+        "embedding": torch.randn(words, 4096 if b.gpu else 64).to(torch.float16),
+        "filter": torch.randn(256, 256, 3, 3).to(torch.float16) if b.gpu else torch.randn(8, 8, 3, 3),
+        "keys": torch.randn(4, heads, length, 128).to(torch.bfloat16),
+        "norm": torch.randn(n).to(torch.bfloat16),
     }
-    for name, kernel in kernels.items():
-        times: list[tuple[float, float]] = []
-        for _ in range(ROUNDS):
-            times.append(
-                (
-                    milliseconds(lambda k=kernel: k(shared)),
-                    milliseconds(lambda k=kernel: k(private)),
-                )
-            )  # type: ignore[misc]
-        ratios = sorted(s / p for s, p in times)
-        same = "the same bits" if torch.equal(kernel(shared), kernel(private)) else "OTHER BITS"
-        ratio = ratios[len(ratios) // 2]
-        print(f"{name}: {times[0][0]:.4f} ms shared, {times[0][1]:.4f} ms private, ratio {ratio:.3f}, {same}")
+
+
+@functools.cache
+def triton_kernel() -> Kernel:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def scale(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n).to(tl.float32) * 2 + 1, mask=at < n)
+
+    def call(t: Tensors) -> torch.Tensor:
+        x = t["bf16"]
+        y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        scale[(triton.cdiv(x.numel(), 4096),)](x, y, x.numel(), BLOCK=4096)
+        return y
+
+    return call
+
+
+def kernels(b: Bench) -> dict[str, Kernel]:
+    n, d = b.n, b.device
+    half = torch.randn(n // 2, n, device=d)
+    few = {x: half[:16].to(x) for x in (torch.bfloat16, torch.float16)}
+    many = {x: half.to(x) for x in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)}
+    bytes_ = torch.randint(-128, 128, (n // 2, n), dtype=torch.int8, device=d)
+    one = torch.ones((), device=d)
+    words = torch.randint(0, 32000 if b.gpu else 500, (65536 if b.gpu else 100,), device=d)
+    image = torch.randn(32, 256, 56, 56, device=d).half() if b.gpu else torch.randn(2, 8, 16, 16)
+    queries = torch.randn(4, 32 if b.gpu else 2, 2048 if b.gpu else 64, 128, device=d).to(torch.bfloat16)
+    compiler = "inductor" if b.gpu else "eager"  # which compiles nothing
+    compiled = torch.compile(lambda x, w: functional.silu(functional.layer_norm(x, (n,), w)) * 2, backend=compiler)
+
+    def attention(t: Tensors, backend: SDPBackend) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(queries, t["keys"], t["keys"])
+
+    table: dict[str, Kernel] = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        table[f"product of {n // 2} rows, {name}"] = lambda t, k=name, x=dtype: many[x] @ t[k].T
+        table[f"product of 16 rows, {name}"] = lambda t, k=name, x=dtype: few[x] @ t[k].T
+    table |= {
+        f"product of {n // 2} rows, fp8": lambda t: torch._scaled_mm(
+            many[torch.float8_e4m3fn], t["fp8"].T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+        ),
+        f"product of {n // 2} rows, int8": lambda t: torch._int_mm(bytes_, t["int8"].T),
+        "convolution": lambda t: functional.conv2d(image, t["filter"], padding=1),
+        "embedding": lambda t: functional.embedding(words, t["embedding"]),
+        "layer norm": lambda t: functional.layer_norm(t["bf16"], (n,), t["norm"]),
+        "attention, default": lambda t: functional.scaled_dot_product_attention(queries, t["keys"], t["keys"]),
+    }
+    for backend in (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
+        table[f"attention, {backend.name}"] = lambda t, k=backend: attention(t, k)
+    table["torch.compile: norm and activation"] = lambda t: compiled(t["bf16"], t["norm"])
+    table["Triton: scale"] = lambda t: triton_kernel()(t)
+    return table
+
+
+def llama(b: Bench, directory: str) -> None:
+    """The time of so many tokens of a small Llama."""
+    try:
+        import accelerate  # noqa: F401  # transformers needs it to load to a device
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from gaiafs import transformers as shared_transformers
+    except ImportError as e:
+        b.say("Llama", f"skipped: {e}")
+        return
+    width, layers, tokens = (2048, 16, 64) if b.gpu else (64, 2, 4)
+    config = LlamaConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
+                         num_attention_heads=width // 32, num_key_value_heads=width // 64, vocab_size=32000)  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    shared = shared_transformers.from_pretrained(LlamaForCausalLM, directory, b.ordinal)
+    private = copy.deepcopy(shared)
+    prompt = torch.arange(1, 33, device=b.device)[None]
+
+    @torch.no_grad()
+    def generate(model: Any) -> torch.Tensor:
+        return model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
+
+    calls, b.calls = b.calls, 1
+    b.row(f"a Llama of {layers} layers, {tokens} tokens", generate, shared, private)
+    b.row("its logits", torch.no_grad()(lambda model: model(prompt).logits), shared, private)
+    b.calls = calls
+
+
+def taken(mountpoint: str) -> int:
+    """The bytes that views have of the devices' memory."""
+    return sum(v["device_bytes"] for f in gaiafs.status(mountpoint)["files"] for v in f.get("views") or ())
+
+
+def loads(b: Bench, mountpoint: str, path: str, processes: int) -> None:
+    """How long the first process takes that loads the file, the second, and the rest at once; and what they all take."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(processes):
+            p = subprocess.Popen([sys.executable, "-c", LOAD, path, str(b.ordinal)], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, text=True)  # fmt: skip
+            running.append(p)
+        for p in running:
+            if told(p) != "ready":
+                raise RuntimeError("a process that should load the file ended")
+        held = []
+        for group in (running[:1], running[1:2], running[2:]):
+            for p in group:
+                go_on(p)
+            times = [float(told(p)) for p in group]
+            held.append(taken(mountpoint))
+            if times:
+                name = {1: "the first process", 2: "the second process"}.get(len(held), f"{len(times)} more at once")
+                b.say(f"{name} after", f"{max(times):.1f} ms", "", "", f"{held[-1] >> 20} MiB")
+        if held[-1] != held[0]:
+            b.wrong += 1
+            b.say("MORE THAN ONE COPY", f"{held}")
+    finally:
+        for p in running:
+            p.communicate("\n")
+
+
+def told(p: subprocess.Popen[str]) -> str:
+    assert p.stdout is not None
+    return p.stdout.readline().strip()
+
+
+def go_on(p: subprocess.Popen[str]) -> None:
+    assert p.stdin is not None
+    p.stdin.write("\n")
+    p.stdin.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("mountpoint")
+    parser.add_argument("--device", type=int, default=0, help="the device's number in the mount, and of its GPU")
+    parser.add_argument("--processes", type=int, default=8, help="that load the file (default 8)")
+    parser.add_argument("--quick", action="store_true", help="small tensors, on the CPU: for emulated devices")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    b = Bench(options)
+    directory = tempfile.mkdtemp(prefix="tensors-", dir=options.mountpoint)
+    try:
+        path = os.path.join(directory, "tensors.safetensors")
+        gaiafs.save_file(weights(b), path)
+        loads(b, options.mountpoint, path, options.processes)
+        b.say("", "shared", "private", "ratio", "bits")
+        shared = gaiafs.load_safetensors(path, device=b.ordinal, framework="torch")
+        private = {name: tensor.clone() for name, tensor in shared.items()}
+        for name, kernel in kernels(b).items():
+            b.row(name, kernel, shared, private)
+        llama(b, os.path.join(directory, "llama"))
+    finally:
+        shutil.rmtree(directory)
+    return int(b.wrong > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
