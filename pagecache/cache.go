@@ -200,9 +200,7 @@ func New(o Options) (*Cache, error) {
 		bufferedReads: o.BufferedReads, neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed,
 		trustUsers: o.TrustUsers,
 
-		files: make(map[FileID]*File),
-
-		viewsByKey: make(map[viewKey]*View),
+		files: make(map[FileID]*File), viewsByKey: make(map[viewKey]*View),
 
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),
