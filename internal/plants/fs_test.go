@@ -12,6 +12,13 @@ var fsPlants = []plant{
 		},
 	},
 	{
+		name: "pages that were sent before an O_TRUNC bring back what was cut off",
+		file: "fs/file_write.go",
+		old:  "return w.writeBack && !w.of.fs.writeBack",
+		new:  "return w.writeBack && w.of == nil",
+		nets: []net{{pkg: "fs", run: "TestPagesSentBeforeTheFileWasCut"}},
+	},
+	{
 		name: "O_TRUNC passes the rules by",
 		file: "fs/file.go",
 		old:  "errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
