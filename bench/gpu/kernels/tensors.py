@@ -8,7 +8,7 @@ fails on shared tensors only, or where processes have more than one copy. Kernel
 skipped, with its words.
 
 On an emulated device (--quick) it checks the script; its times mean nothing. It needs PyTorch and the package gaiafs; the
-Llama needs transformers, and the row of Triton a GPU. Files of 0.6 GiB (12 MiB with --quick) in the mountpoint are removed
+Llama needs transformers, and the row of Triton a GPU. Files of 3 GiB (16 MiB with --quick) in the mountpoint are removed
 in the end.
 """
 
