@@ -54,9 +54,10 @@ type events struct {
 	refused bool               // some file could not be watched; protected by mu
 }
 
-// What Options.Events may be, besides EventsAuto, and what Server.Events returns.
+// What Options.Events may be. Server.Events returns one of them, but not EventsAuto.
 const (
-	EventsAuto     = "auto" // the first of the others that works
+	EventsAuto     = "auto" // the first of fanotify, inotify and off that works
+	EventsAll      = "all"  // EventsAuto, and the tree, where that is possible
 	EventsFanotify = "fanotify"
 	EventsInotify  = "inotify"
 	EventsOff      = "off"
@@ -76,7 +77,7 @@ func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice fu
 		return e
 	}
 	for _, kind := range []string{EventsFanotify, EventsInotify} {
-		if choice != kind && choice != EventsAuto {
+		if choice != kind && choice != EventsAuto && choice != EventsAll {
 			continue
 		}
 		err := e.open(kind, fd)

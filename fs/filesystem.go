@@ -58,7 +58,7 @@ type fileSystem struct {
 	lastHandle  atomic.Uint64
 	kept        keptOpens
 	ahead       *ahead
-	tree        *tree // nil without kernelOpens, or where SOURCE's filesystem cannot be watched; immutable
+	tree        *tree // nil where nobody asked for it, or SOURCE's filesystem cannot be watched; immutable
 
 	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
 	passes  atomic.Bool
@@ -144,8 +144,8 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	if o.KernelOpens {
 		fs.kernelOpens = true
 		fs.kept.limit = max(fs.descriptors.limit/8/shardCount, 1)
-		fs.watchTree(o)
 	}
+	fs.watchTree(o)
 	fs.events = newEvents(o.Events, fs.root.key, fd, o.Log, fs.noticed)
 	return fs, nil
 }

@@ -43,9 +43,10 @@ type Options struct {
 	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
 	// in Source directly are seen that late. Zero means one second, negative not at all.
 	AttrTimeout, EntryTimeout time.Duration
-	// Events chooses what reports changes in Source, besides the files' attributes: EventsAuto, EventsFanotify,
-	// EventsInotify or EventsOff, which "" stands for. Where the kernel or Source does not have the kind, there are no
-	// events.
+	// Events chooses what reports changes in Source, besides the files' attributes: EventsAuto, EventsAll,
+	// EventsFanotify, EventsInotify or EventsOff, which "" stands for. Where the kernel or Source does not have the
+	// kind, there are no events. With EventsAll all of Source's filesystem is watched (root, a local filesystem), and
+	// the kernel keeps names and attributes for a minute. It is EventsAuto where programs write past the daemon.
 	Events string
 	// Log takes what goes wrong; nil discards it. Debug logs every request.
 	Log   *slog.Logger
@@ -305,8 +306,13 @@ func (s *Server) WriteBack() bool { return s.fs.writeBack }
 // Device returns the number of the mount's device, major:minor.
 func (s *Server) Device() string { return s.device }
 
-// Events returns the kind of events in force: EventsFanotify, EventsInotify or EventsOff.
-func (s *Server) Events() string { return s.fs.events.kind }
+// Events returns the kind of events in force: EventsAll, EventsFanotify, EventsInotify or EventsOff.
+func (s *Server) Events() string {
+	if t := s.fs.tree; t != nil && !s.fs.kernelOpens && t.alive.Load() {
+		return EventsAll
+	}
+	return s.fs.events.kind
+}
 
 // EventsLost returns how often the kernel dropped events.
 func (s *Server) EventsLost() int64 { return s.fs.events.overflows.Load() }

@@ -11,8 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree reports every change in SOURCE's filesystem, by fanotify, to a kernel that opens files itself
-// (kernel_opens.go). Then the kernel may keep names and attributes for watchedTimeout.
+// tree reports every change in SOURCE's filesystem to the kernel, by fanotify. Then the kernel may keep names and
+// attributes for watchedTimeout. It is there where the kernel opens files itself (kernel_opens.go), and with
+// Options.Events "all".
+//
+// On a writable mount the daemon's own changes of names are left out: the kernel asked for them. Its own changes of
+// files are not, since it makes some of them unasked, when it brings home what devices released.
 //
 // An answer that was on its way to the kernel when a change was reported may be older than the change, and come after
 // it. So the kernel is told once more, againAfter later.
@@ -25,6 +29,7 @@ type tree struct {
 	fs    *fileSystem
 	file  *os.File // the fanotify descriptor
 	root  int      // descriptor of SOURCE
+	plain bool     // handles of SOURCE's filesystem begin with the number of the inode, see inodeIn; immutable
 	alive atomic.Bool
 	// given says that close was called; ended is closed when the goroutine has ended.
 	given atomic.Bool
@@ -49,8 +54,22 @@ const treeNames = unix.FAN_CREATE | unix.FAN_DELETE | unix.FAN_MOVED_FROM | unix
 // treeChange is an event.
 type treeChange struct {
 	mask   uint64
+	own    bool   // this process made the change
 	handle string // of the file, or of the directory where name is set: type (4) and bytes of a file handle
 	name   string
+}
+
+// narrow leaves of a change what tells two changes apart. ok is false where another one of the same event, or the
+// kernel's own request, says all that c does.
+func (t *tree) narrow(c treeChange) (_ treeChange, ok bool) {
+	names := c.mask & treeNames
+	if own := c.own && !t.fs.readOnly; own || names == 0 {
+		if c.name != "" || own && c.mask&treeMask&^(treeNames|unix.FAN_ONDIR) == 0 {
+			return c, false
+		}
+		names = 0
+	}
+	return treeChange{mask: names, handle: c.handle, name: c.name}, true
 }
 
 // openTree watches SOURCE's filesystem. The mount needs root for that, and a filesystem that has file handles.
@@ -63,10 +82,11 @@ func openTree(fs *fileSystem) (*tree, error) {
 		return nil, err
 	}
 	const flags = unix.FAN_CLASS_NOTIF | unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_REPORT_FID | unix.FAN_REPORT_DFID_NAME
+	plain := false
 	fd, err := unix.FanotifyInit(flags, unix.O_RDONLY)
 	if err == nil {
 		if err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_FILESYSTEM, treeMask, root, "."); err == nil {
-			err = canOpenHandles(root)
+			plain, err = tryHandles(root)
 		}
 		if err != nil {
 			unix.Close(fd)
@@ -76,14 +96,16 @@ func openTree(fs *fileSystem) (*tree, error) {
 		unix.Close(root)
 		return nil, err
 	}
-	t := &tree{fs: fs, file: os.NewFile(uintptr(fd), "fanotify"), root: root, ended: make(chan struct{})}
+	t := &tree{fs: fs, file: os.NewFile(uintptr(fd), "fanotify"), root: root, plain: plain, ended: make(chan struct{})}
 	t.alive.Store(true)
 	return t, nil
 }
 
-// watchTree watches SOURCE's filesystem where that is possible.
+// watchTree watches SOURCE's filesystem where that was asked for and is possible. What programs write past the daemon
+// cannot be told from what others change.
 func (fs *fileSystem) watchTree(o *Options) {
-	if o.unwatched {
+	asked := o.KernelOpens || o.Events == EventsAll && (o.ReadOnly || !o.Passthrough)
+	if !asked || o.unwatched {
 		return
 	}
 	t, err := openTree(fs)
@@ -94,17 +116,33 @@ func (fs *fileSystem) watchTree(o *Options) {
 	fs.tree = t
 }
 
-// canOpenHandles tries to open a directory by its handle.
-func canOpenHandles(root int) error {
+// tryHandles opens a directory by its handle. It reports whether inodeIn understands handles of its filesystem.
+func tryHandles(root int) (plain bool, err error) {
 	h, _, err := unix.NameToHandleAt(root, "", unix.AT_EMPTY_PATH)
 	if err != nil {
-		return err
+		return false, err
 	}
 	fd, err := unix.OpenByHandleAt(root, h, unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return err
+		return false, err
 	}
-	return unix.Close(fd)
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false, err
+	}
+	ino, ok := inodeIn(h.Type(), string(h.Bytes()))
+	return ok && ino == st.Ino, nil
+}
+
+// inodeIn returns the inode number that a handle of ext4 and, for small numbers, of XFS begins with. Others have handles
+// that look like that, too, so it counts only where it is right for SOURCE's root.
+func inodeIn(kind int32, handle string) (ino uint64, ok bool) {
+	const inodeAndGeneration = 1 // FILEID_INO32_GEN
+	if kind != inodeAndGeneration || len(handle) != 8 {
+		return 0, false
+	}
+	return uint64(binary.NativeEndian.Uint32([]byte(handle))), true
 }
 
 // close ends it and waits for its goroutine.
@@ -151,11 +189,9 @@ func (t *tree) run() {
 				t.giveUp("SOURCE's filesystem changes faster than its events can be read", nil)
 				return
 			}
-			if c.mask&treeNames == 0 {
-				c.name = ""
+			if c, ok := t.narrow(c); ok {
+				seen[c] = struct{}{}
 			}
-			c.mask &= treeNames
-			seen[c] = struct{}{}
 		}
 		now := time.Now()
 		for c := range seen {
@@ -193,11 +229,12 @@ func (fs *fileSystem) dropName(n *node, name string) {
 	fs.notify.InodeNotify(uint64(n.id), 0, -1)
 }
 
-// refresh has the kernel drop what it knows of n, if that was changed.
+// refresh has the kernel drop the attributes of n and, where it opens files itself, the pages, if they were changed.
+// Elsewhere an open looks at SOURCE.
 func (fs *fileSystem) refresh(n *node) {
 	fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	c := n.data.Load()
-	if c == nil {
+	if c == nil || !fs.kernelOpens {
 		return
 	}
 	var st unix.Statx_t
@@ -210,12 +247,18 @@ func (fs *fileSystem) refresh(n *node) {
 	}
 }
 
-// find returns the node of a file handle, or nil.
+// find returns the node of a file handle, or nil. Most events are of files that the mount knows nothing of, and cost no
+// system call where the handle says which file it is.
 func (t *tree) find(handle string) *node {
 	if len(handle) < 4 {
 		return nil
 	}
-	h := unix.NewFileHandle(int32(binary.NativeEndian.Uint32([]byte(handle))), []byte(handle[4:]))
+	kind := int32(binary.NativeEndian.Uint32([]byte(handle)))
+	ino, ok := inodeIn(kind, handle[4:])
+	if t.plain && ok && t.fs.table.byInode(inodeKey{t.fs.root.key.dev, ino}) == nil {
+		return nil
+	}
+	h := unix.NewFileHandle(kind, []byte(handle[4:]))
 	fd, err := unix.OpenByHandleAt(t.root, h, unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
 		return nil // it is gone: the event of its directory says so
@@ -257,13 +300,14 @@ func (fs *fileSystem) keeps(n *node, timeout time.Duration) time.Duration {
 // parseTree returns the changes that a read of fanotify(7) brought. Of an event with several handles, a name in a
 // directory is one change and the file is another.
 func parseTree(b []byte) iter.Seq[treeChange] {
+	self := int32(os.Getpid())
 	return func(yield func(treeChange) bool) {
 		for le := binary.NativeEndian; len(b) >= unix.FAN_EVENT_METADATA_LEN; {
 			size, from := int(le.Uint32(b)), int(le.Uint16(b[6:]))
 			if size < unix.FAN_EVENT_METADATA_LEN || size > len(b) || from > size {
 				return
 			}
-			mask, info := le.Uint64(b[8:]), b[from:size]
+			mask, own, info := le.Uint64(b[8:]), int32(le.Uint32(b[20:])) == self, b[from:size]
 			b = b[size:]
 			if mask&unix.FAN_Q_OVERFLOW != 0 && !yield(treeChange{mask: mask}) {
 				return
@@ -274,7 +318,7 @@ func parseTree(b []byte) iter.Seq[treeChange] {
 					break
 				}
 				if c, ok := parseInfo(info[0], info[4:n]); ok {
-					if c.mask = mask; !yield(c) {
+					if c.mask, c.own = mask, own; !yield(c) {
 						return
 					}
 				}

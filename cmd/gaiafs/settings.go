@@ -59,8 +59,8 @@ func newSettings() *settings {
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
 		neighbourLinks:    choice{"off", []string{"off", "auto"}},
-		sourceEvents: choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify,
-			fs.EventsOff}},
+		sourceEvents: choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsAll, fs.EventsFanotify,
+			fs.EventsInotify, fs.EventsOff}},
 		deviceReads:  choice{"auto", pagecache.DeviceReadsWords()},
 		attrTimeout:  span{Duration: time.Second},
 		entryTimeout: span{Duration: time.Second},
@@ -110,7 +110,7 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.neighbourLinks, "neighbour-links",
 		"whether a large view is filled over the links of idle devices, too: auto where that is faster")
 	f.Var(&s.sourceEvents, "source-events",
-		"which events of the kernel report changes made in SOURCE directly")
+		"which events of the kernel report changes made in SOURCE directly; all has names and attributes kept for a minute")
 	f.Var(&s.deviceReads, "device-reads", "when reads on the CPU come from devices that have what the disk has")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
