@@ -3,6 +3,7 @@ package fs
 import (
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,11 @@ import (
 // A directory is read in order if the last few files that were read there are near each other in one of three orders:
 // by name with numbers counted as numbers, by name, and as the directory lists its names. Several readers that take
 // turns are one reader with small steps. Files that are read without order are left alone, and so are those that the
-// host has in its cache already.
+// host has in its cache already. After as many reads as there are files, a directory is looked at anew: programs read
+// data sets again and again.
+//
+// Only regular files are opened. As any open does, that breaks a lease (fcntl(2)) that somebody has on the file, and
+// asks those who have to permit opens (fanotify(7)). They see the daemon open files that no program has asked for yet.
 //
 // Rejected: pushing the bytes on into the kernel's cache of the mount, so that no request is left. It took as much
 // processor time as the requests, came later, and could meet a change in SOURCE.
@@ -62,10 +67,10 @@ type aheadDir struct {
 	used    time.Time
 	last    []string // the last files that were read, aheadTold at most
 	reads   int
-	listing bool // is being listed, or was
-	trusts  bool // its order was chosen before enough files were read
-	over    bool
-	orders  []aheadOrder // nil before it was listed
+	listing bool         // is being listed, or was
+	trusts  bool         // its order was chosen before enough files were read
+	skip    int          // reads until it is looked at anew; nothing is done until then
+	orders  []aheadOrder // nil before it was listed, and while skip is not 0
 	order   int
 	next    int // in the order, the first that was not asked for
 	window  int
@@ -99,10 +104,13 @@ func (a *ahead) read(n *node) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	d := a.dirLocked(where.parent)
-	if d.over {
+	d.used = time.Now()
+	if d.skip > 0 {
+		if d.skip--; d.skip == 0 {
+			delete(a.dirs, where.parent)
+		}
 		return
 	}
-	d.used = time.Now()
 	d.reads++
 	if len(d.last) == aheadTold {
 		d.last = append(d.last[:0], d.last[1:]...)
@@ -137,6 +145,9 @@ func (a *ahead) dirLocked(n *node) *aheadDir {
 	return d
 }
 
+// rest has a directory left alone for so many reads.
+func (d *aheadDir) rest(reads int) { d.skip, d.orders = max(reads, 1), nil }
+
 // boundLocked forgets directories that were not used for longest, but not d, until all have aheadAllNames at most.
 func (a *ahead) boundLocked(d *aheadDir) {
 	for {
@@ -170,7 +181,8 @@ func (a *ahead) stepLocked(n *node, d *aheadDir) {
 	}
 	if d.order == noOrder {
 		if d.reads > aheadNear {
-			d.over, d.orders, a.trusted = true, nil, noOrder
+			d.rest(len(d.orders[0].names))
+			a.trusted = noOrder
 		}
 		return
 	}
@@ -180,7 +192,8 @@ func (a *ahead) stepLocked(n *node, d *aheadDir) {
 		return
 	}
 	if d.next == len(names) {
-		d.over, d.orders, a.trusted = true, nil, d.order
+		d.rest(len(names) - at - 1)
+		a.trusted = d.order
 		return
 	}
 	batch := names[d.next:min(d.next+d.window, len(names))]
@@ -225,7 +238,7 @@ func (a *ahead) list(n *node, d *aheadDir) {
 	defer a.mu.Unlock()
 	a.listing = false
 	if d.orders = orders; orders == nil {
-		d.over = true
+		d.rest(math.MaxInt)
 		return
 	}
 	a.boundLocked(d)
@@ -323,8 +336,8 @@ func (a *ahead) fetch(n *node, d *aheadDir, order, begin int, names []string) {
 		d.next = max(d.next, begin+done)
 	}
 	d.window = min(2*d.window, aheadMost)
-	if useless {
-		d.over, d.orders = true, nil
+	if useless && d.orders != nil {
+		d.rest(len(d.orders[0].names))
 	}
 }
 
@@ -354,21 +367,32 @@ func (a *ahead) fetchNames(n *node, names []string) (done int, useless bool) {
 
 // fetchName has the host begin to read a file, unless it has it already, or the file is large.
 func (a *ahead) fetchName(n *node, dir int, name string) (size int64, cached bool) {
-	var st unix.Statx_t
-	foreign, err := a.fs.statxIn(n, dir, name, &st)
-	if err != nil || foreign || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 || st.Size > aheadLargest {
-		return 0, false
-	}
-	fd, err := a.fs.openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
+	fd, size, ok := a.openSmall(n, dir, name)
+	if !ok {
 		return 0, false
 	}
 	defer unix.Close(fd)
-	size = int64(st.Size)
 	if cached, _ := isCached(fd, 0, size); cached {
 		return 0, true
 	}
 	a.fetched.Add(1)
 	_ = unix.Fadvise(fd, 0, size, unix.FADV_WILLNEED)
 	return size, false
+}
+
+// openSmall opens a small file of the directory n, whose descriptor is dir. It opens nothing else, whatever somebody
+// puts under the name meanwhile: devices do things when they are opened.
+func (a *ahead) openSmall(n *node, dir int, name string) (fd int, size int64, ok bool) {
+	path, err := a.fs.openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return -1, 0, false
+	}
+	defer unix.Close(path)
+	var st unix.Statx_t
+	foreign, err := a.fs.statxIn(n, path, "", &st)
+	if err != nil || foreign || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 || st.Size > aheadLargest {
+		return -1, 0, false
+	}
+	fd, err = a.fs.openat(a.fs.procDir, strconv.Itoa(path), unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	return fd, int64(st.Size), err == nil
 }

@@ -223,9 +223,50 @@ func TestReadsAheadOnTrustOnce(t *testing.T) {
 					listed++
 				}
 			}
-			assert.Equal(t, 2, listed)
+			assert.Equal(t, 1, listed) // the first directory was read to its end, and is forgotten
 		})
 	}
+}
+
+// A data set that is read again, after the host forgot it, is read ahead again.
+func TestReadsAheadAgain(t *testing.T) {
+	s := mount(t, kernelOpens)
+	const files = 100
+	s.smallFiles(t, "d", files, numbered)
+	for round := range int64(3) {
+		for i := range files {
+			s.readSmall(t, "d", numbered(i))
+		}
+		assert.Greater(t, s.fs.ahead.fetched.Load(), round*files+files/2)
+		for i := range files {
+			s.forget(t, filepath.Join(s.source, "d", numbered(i)))
+			s.forget(t, filepath.Join(s.mnt, "d", numbered(i)))
+		}
+	}
+}
+
+// What is no regular file is not opened, even if it was one a moment ago.
+func TestReadingAheadOpensRegularFilesOnly(t *testing.T) {
+	s := mount(t)
+	require.NoError(t, unix.Mkfifo(filepath.Join(s.source, "fifo"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "file"), []byte("x"), 0o644))
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(watch)
+	_, err = unix.InotifyAddWatch(watch, filepath.Join(s.source, "fifo"), unix.IN_OPEN)
+	require.NoError(t, err)
+
+	root, errno := s.fs.hold(s.fs.root)
+	require.Zero(t, errno)
+	defer s.fs.unhold(s.fs.root)
+	fd, size, ok := s.fs.ahead.openSmall(s.fs.root, root, "file")
+	require.True(t, ok)
+	assert.EqualValues(t, 1, size)
+	unix.Close(fd)
+	_, _, ok = s.fs.ahead.openSmall(s.fs.root, root, "fifo")
+	assert.False(t, ok)
+	_, err = unix.Read(watch, make([]byte, 4096))
+	assert.ErrorIs(t, err, unix.EAGAIN, "it was opened")
 }
 
 // The end of the mount does not wait until all files that were to be read ahead have been.
@@ -246,7 +287,7 @@ func TestReadsAheadInBoundedMemory(t *testing.T) {
 		d := a.dirLocked(n)
 		d.used, d.orders = began.Add(time.Duration(i)), []aheadOrder{{names: make([]string, aheadNames)}}
 		if i == 0 {
-			d.over, d.orders = true, nil
+			d.rest(10)
 			continue
 		}
 		a.boundLocked(d)

@@ -22,8 +22,8 @@
 // Where no device can have anything to do with what is written, the kernel reads, writes and maps the backing files
 // itself (passthrough.go), and none of this is asked.
 //
-// A read-only mount may let the kernel open files without asking (kernel_opens.go). Then tree.go reports changes in
-// SOURCE.
+// A read-only mount may let the kernel open files without asking (kernel_opens.go). Then, and where it was asked for,
+// tree.go reports changes in SOURCE.
 //
 // Where programs read small files one after the other, the host reads the next ones ahead (ahead.go).
 //

@@ -200,16 +200,19 @@ func (fs *fileSystem) Init(s *fuse.Server) {
 }
 
 // raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may
-// keep; the others are for open files.
+// keep; the others are for open files, of which packs of a data set have hundreds of thousands. Root may have more than
+// it was given.
 func raiseDescriptorLimit() (int, error) {
+	const enough = 1 << 20 // what Linux allows a process at most, unless it is told otherwise (fs.nr_open)
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, err
 	}
-	if limit.Cur < limit.Max {
-		raised := syscall.Rlimit{Cur: limit.Max, Max: limit.Max}
-		if err := syscall.Setrlimit(unix.RLIMIT_NOFILE, &raised); err == nil {
-			limit = raised
+	for _, most := range []uint64{max(limit.Max, enough), limit.Max} {
+		raised := syscall.Rlimit{Cur: most, Max: most}
+		if limit.Cur >= most || syscall.Setrlimit(unix.RLIMIT_NOFILE, &raised) == nil {
+			limit.Cur = max(limit.Cur, most)
+			break
 		}
 	}
 	return int(min(max(limit.Cur/2, 16), 1<<16)), nil

@@ -57,7 +57,7 @@ func TestStatusShowsViews(t *testing.T) {
 
 // TestCommandSourceEvents asks for each kind of events, and for none.
 func TestCommandSourceEvents(t *testing.T) {
-	for _, word := range []string{fs.EventsAuto, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff} {
+	for _, word := range []string{fs.EventsAuto, fs.EventsAll, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff} {
 		t.Run(word, func(t *testing.T) {
 			s := mountForeground(t, "--gpus=none", "--source-events="+word)
 			r := gaiafsCommand(t, "status", "--json", s.mountpoint)
@@ -70,8 +70,8 @@ func TestCommandSourceEvents(t *testing.T) {
 			if word != fs.EventsOff { // the kernel may have less
 				want = []string{fs.EventsOff, word}
 			}
-			if word == fs.EventsAuto {
-				want = []string{fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}
+			if word == fs.EventsAuto || word == fs.EventsAll { // files pass through where they can
+				want = []string{fs.EventsAll, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}
 			}
 			require.Contains(t, want, document.Mount.Events)
 		})

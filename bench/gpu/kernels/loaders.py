@@ -28,7 +28,6 @@ import mmap
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -142,7 +141,6 @@ def load_instanttensor(folder: str, device: str, policy: str | None = None) -> L
 
 
 def load_runai(folder: str, device: str) -> Load:
-    import torch
     from runai_model_streamer import SafetensorsStreamer
 
     def load() -> dict[str, Any]:
@@ -177,40 +175,45 @@ def load_torch(folder: str, device: str) -> Load:
 
 
 def read_disk(folder: str, flags: int) -> Load:
-    """Reads the files into host memory by DISK_READS threads. This is no load: it is what the disk gives."""
+    """Reads the files into host memory. This is no load: it is what the disk gives."""
 
     def load() -> dict[str, Any]:
         for path in files_of(folder):
-            fd = os.open(path, os.O_RDONLY | flags)
-            size = os.fstat(fd).st_size
-            pieces = iter(range(0, size, DISK_READ))
-            lock = threading.Lock()
-            errors: list[BaseException] = []
-
-            def work(fd: int = fd, size: int = size, pieces: Any = pieces, lock: Any = lock) -> None:
-                buffer = mmap.mmap(-1, DISK_READ)
-                try:
-                    while True:
-                        with lock:
-                            at = next(pieces, None)
-                        if at is None:
-                            return
-                        if os.preadv(fd, [buffer], at) < min(DISK_READ, size - at):
-                            raise OSError("a short read")
-                except BaseException as e:
-                    errors.append(e)
-
-            threads = [threading.Thread(target=work) for _ in range(DISK_READS)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
-            os.close(fd)
-            if errors:
-                raise errors[0]
+            read_file(path, flags)
         return {}
 
     return load
+
+
+def read_file(path: str, flags: int) -> None:
+    """Reads a file by DISK_READS threads."""
+    fd = os.open(path, os.O_RDONLY | flags)
+    size = os.fstat(fd).st_size
+    pieces = iter(range(0, size, DISK_READ))
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        buffer = mmap.mmap(-1, DISK_READ)
+        try:
+            while True:
+                with lock:
+                    at = next(pieces, None)
+                if at is None:
+                    return
+                if os.preadv(fd, [buffer], at) < min(DISK_READ, size - at):
+                    raise OSError("a short read")
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(DISK_READS)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    os.close(fd)
+    if errors:
+        raise errors[0]
 
 
 Side = tuple[str, Callable[[str, str], Load], set[str]]
@@ -372,8 +375,9 @@ def show(r: dict[str, Any]) -> None:
             ratios = [a / b for a, b in zip(ours, rates, strict=False)]
             line += f"{median(ratios):12.2f}  ({min(ratios):.2f}-{max(ratios):.2f})"
         print(line + (f"  {r['out'][name]}" if name in r["out"] else ""))
-    best = [max(rates[i] for n, rates in r["results"].items() if n != "gaiafs" and len(rates) > i) for i in range(len(ours))
-            if any(n != "gaiafs" and len(rates) > i for n, rates in r["results"].items())]
+    others = [rates for name, rates in r["results"].items() if name != "gaiafs"]
+    best = [max((rates[i] for rates in others if len(rates) > i), default=0.0) for i in range(len(ours))]
+    best = [rate for rate in best if rate]
     if best:
         ratios = [a / b for a, b in zip(ours, best, strict=False)]
         print("against the best of the others, round by round: " + " ".join(f"{x:.2f}" for x in ratios), flush=True)

@@ -16,7 +16,7 @@ from .arguments import Device, PathLike, device_of, stream_of
 from .array import Array
 from .copies import Copies
 from .errors import Error, FormatError
-from .files import check_file, named, open_file
+from .files import check_file, named, open_file, room_for
 from .frameworks import framework_of, tensor_of
 from .fusing import Fuse, Groups, Run, alignment, grouping, runs_of
 from .groups import acquire_windows
@@ -142,7 +142,8 @@ class _File:
 
 
 class _Maker:
-    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files."""
+    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files. So a file is
+    open twice at most, until the views are there."""
 
     def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
         """places says which of the files a tensor is in. fds has the descriptors that the caller closes."""
@@ -315,8 +316,18 @@ def map_weights(
 ) -> Mapped:
     """Maps tensors of files (see shards_of), or the parts of them that divide says, those in a group as one. Files are
     mapped side by side."""
-    on = device_of(device)
-    files = [_File(path) for path in names]
+    with room_for(2 * len(names)):  # see _Maker
+        return _map_files([_File(path) for path in names], names, device_of(device), divide, flags, group)
+
+
+def _map_files(
+    files: list[_File],
+    names: dict[str, list[str] | None],
+    on: Device,
+    divide: Divide | None,
+    flags: int,
+    group: Callable[[dict[str, Part]], Groups] | None,
+) -> Mapped:
     fds: list[int] = []
     closing = map(os.close, iter(fds.pop, None))
     try:

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import random
+import resource
 import subprocess
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import gaiafs
-from gaiafs import _core, shelter
+from gaiafs import _core, files, shelter
 from gaiafs import safetensors as formats
 from gaiafs import weights as module
 from gaiafs.shards import whole
@@ -84,6 +85,19 @@ def test_one_view_for_each_file(path, shards):
     with pytest.raises(gaiafs.Error) as e:
         gaiafs.load_file(shards)
     assert e.value.errno == errno.EISDIR
+
+
+def test_more_files_than_a_process_has_open(shards, monkeypatch):
+    monkeypatch.setattr(files, "_FEW", 4)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = len(os.listdir("/proc/self/fd")) + 2
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        weights = gaiafs.load_safetensors(shards, framework="array")
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (lowest, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(weights) == set(TENSORS)
 
 
 def test_second_process_copies_nothing(path, mount, python):
