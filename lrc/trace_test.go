@@ -3,7 +3,6 @@ package lrc
 import (
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -57,7 +56,7 @@ func TestTraces(t *testing.T) {
 		require.NoError(t, err)
 		right = append(right, trace)
 	}
-	writeTraces(t, "lrc", right)
+	require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "lrc"), right))
 	// The faults that are left out, tornAgreement and heldAgain, are found by the model: no client sees them, or hardly
 	// ever.
 	for _, c := range []struct {
@@ -74,7 +73,7 @@ func TestTraces(t *testing.T) {
 	} {
 		refused := refusedTrace(c.fault)
 		require.NotNil(t, refused, "no client saw %s", c.name)
-		writeTraces(t, "refused-"+c.name, []*model.Trace{refused})
+		require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "refused-"+c.name), []*model.Trace{refused}))
 	}
 }
 
@@ -95,14 +94,4 @@ func refusedTrace(plant fault) *model.Trace {
 		return trace
 	}
 	return nil
-}
-
-func writeTraces(t *testing.T, name string, traces []*model.Trace) {
-	t.Helper()
-	dir := filepath.Join(*tracesFlag, name)
-	require.NoError(t, os.MkdirAll(dir, 0o755))
-	f, err := os.Create(filepath.Join(dir, "TraceData.tla"))
-	require.NoError(t, err)
-	require.NoError(t, model.WriteTraces(f, traces))
-	require.NoError(t, f.Close())
 }

@@ -3,7 +3,6 @@ package pagecache
 import (
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -49,10 +48,11 @@ func TestMoveTraces(t *testing.T) {
 			traces = append(traces, f.trace)
 		}
 	}
-	writeTraces(t, "moves", traces)
+	require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "moves"), traces))
 	for seed := uint64(1); seed < 100; seed++ {
 		if w := traceMoves(t, seed, true); w.wrong {
-			writeTraces(t, "refused-clinging-client", []*model.Trace{w.files[0].trace, w.files[1].trace})
+			seen := []*model.Trace{w.files[0].trace, w.files[1].trace}
+			require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "refused-clinging-client"), seen))
 			return
 		}
 	}
@@ -75,14 +75,4 @@ func traceMoves(t *testing.T, seed uint64, clings bool) (w *movingWorld) {
 		w.finish()
 	})
 	return w
-}
-
-func writeTraces(t *testing.T, name string, traces []*model.Trace) {
-	t.Helper()
-	dir := filepath.Join(*tracesFlag, name)
-	require.NoError(t, os.MkdirAll(dir, 0o755))
-	f, err := os.Create(filepath.Join(dir, "TraceData.tla"))
-	require.NoError(t, err)
-	require.NoError(t, model.WriteTraces(f, traces))
-	require.NoError(t, f.Close())
 }

@@ -1,9 +1,11 @@
 package model
 
 import (
-	"bufio"
+	"bytes"
 	"fmt"
-	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -118,21 +120,41 @@ func (t *Trace) look(off int64, got byte) {
 // Events returns the number of events recorded.
 func (t *Trace) Events() int { return len(t.events) }
 
-// WriteTraces writes a TLA+ module that has the traces, which are of one layout, for spec/Trace.tla.
-func WriteTraces(out io.Writer, traces []*Trace) error {
-	w := bufio.NewWriter(out)
-	most := 0
-	fmt.Fprintf(w, "---- MODULE TraceData ----\nEXTENDS Naturals\nWatched == 1..%d\nOwners == 1..%d\nReleasers == 0..%d\nTraces == <<\n",
-		len(traces[0].bytes), traces[0].layout.Devices, traces[0].layout.Clients()-1)
-	for i, t := range traces {
-		for _, n := range t.stores {
-			most = max(most, n)
+// batch is the number of traces that TLC judges at once. It follows them side by side, and its memory holds them all.
+const batch = 25
+
+// SaveTraces writes traces, which are of one layout, into a folder: TLA+ modules for spec/Trace.tla, each in a folder
+// of its own and with at most batch of the traces.
+func SaveTraces(folder string, traces []*Trace) error {
+	for i := 0; len(traces) > 0; i++ {
+		n := min(batch, len(traces))
+		dir := filepath.Join(folder, fmt.Sprintf("%03d", i))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
 		}
-		fmt.Fprintf(w, "<<\n%s\n>>", strings.Join(t.events, ",\n"))
-		if i+1 < len(traces) {
-			fmt.Fprint(w, ",\n")
+		if err := os.WriteFile(filepath.Join(dir, "TraceData.tla"), module(traces[:n]), 0o644); err != nil {
+			return err
 		}
+		traces = traces[n:]
 	}
-	fmt.Fprintf(w, ">>\nMost == %d\n====\n", most)
-	return w.Flush()
+	return nil
+}
+
+// module returns the TLA+ module of some traces.
+func module(traces []*Trace) []byte {
+	var w bytes.Buffer
+	most := 0
+	l := traces[0].layout
+	fmt.Fprintln(&w, "---- MODULE TraceData ----\nEXTENDS Naturals")
+	fmt.Fprintf(&w, "Watched == 1..%d\nOwners == 1..%d\n", len(traces[0].bytes), l.Devices)
+	fmt.Fprintf(&w, "Releasers == 0..%d\nTraces == <<\n", l.Clients()-1)
+	for i, t := range traces {
+		if i > 0 {
+			w.WriteString(",\n")
+		}
+		most = max(most, slices.Max(t.stores))
+		fmt.Fprintf(&w, "<<\n%s\n>>", strings.Join(t.events, ",\n"))
+	}
+	fmt.Fprintf(&w, ">>\nMost == %d\n====\n", most)
+	return w.Bytes()
 }

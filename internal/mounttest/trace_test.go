@@ -2,7 +2,6 @@ package mounttest
 
 import (
 	"flag"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -42,12 +41,7 @@ func TestTraces(t *testing.T) {
 				require.NoError(t, err, "seed %d", seed)
 				traces = append(traces, trace)
 			}
-			dir := filepath.Join(*tracesFlag, name)
-			require.NoError(t, os.MkdirAll(dir, 0o755))
-			f, err := os.Create(filepath.Join(dir, "TraceData.tla"))
-			require.NoError(t, err)
-			require.NoError(t, model.WriteTraces(f, traces))
-			require.NoError(t, f.Close())
+			require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, name), traces))
 		})
 	}
 }
