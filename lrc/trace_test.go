@@ -1,7 +1,6 @@
 package lrc
 
 import (
-	"flag"
 	"fmt"
 	"path/filepath"
 	"testing"
@@ -9,11 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/model"
-)
-
-var (
-	tracesFlag   = flag.String("traces", "", "write traces of random programs into this folder, for spec/traces")
-	programsFlag = flag.Int("programs", 20, "number of random programs that write traces")
 )
 
 // traced returns whether an operation can be part of a trace.
@@ -47,16 +41,16 @@ func traceOf(seed uint64, plant fault, bytes []int64) (*model.Trace, error) {
 // TestTraces writes traces: of programs that run well, and one for each planted fault that clients can see, which TLC
 // must refuse.
 func TestTraces(t *testing.T) {
-	if *tracesFlag == "" {
+	if *model.TraceFolder == "" {
 		t.Skip("no -traces: spec/traces gives it")
 	}
 	var right []*model.Trace
-	for seed := range uint64(*programsFlag) {
+	for seed := range uint64(*model.TracePrograms) {
 		trace, err := traceOf(seed+1, none, nil)
 		require.NoError(t, err)
 		right = append(right, trace)
 	}
-	require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "lrc"), right))
+	require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, "lrc"), right))
 	// The faults that are left out, tornAgreement and heldAgain, are found by the model: no client sees them, or hardly
 	// ever.
 	for _, c := range []struct {
@@ -73,7 +67,7 @@ func TestTraces(t *testing.T) {
 	} {
 		refused := refusedTrace(c.fault)
 		require.NotNil(t, refused, "no client saw %s", c.name)
-		require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "refused-"+c.name), []*model.Trace{refused}))
+		require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, "refused-"+c.name), []*model.Trace{refused}))
 	}
 }
 

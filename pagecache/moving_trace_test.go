@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"flag"
 	"fmt"
 	"path/filepath"
 	"testing"
@@ -11,11 +10,6 @@ import (
 	"github.com/gaiafs/gaiafs/internal/model"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
-)
-
-var (
-	tracesFlag   = flag.String("traces", "", "write traces of random moves into this folder, for spec/traces")
-	programsFlag = flag.Int("programs", 20, "number of random programs that write traces")
 )
 
 // traceSteps is the number of steps of a program that writes a trace.
@@ -38,21 +32,21 @@ func (f *movingFile) agent(writer int) int { return (writer + 1) % (worldDevices
 // a client that does not do what it was told, too, which TLC must refuse.
 func TestMoveTraces(t *testing.T) {
 	testdevice.Emulated(t, "clients map memory in this process")
-	if *tracesFlag == "" {
+	if *model.TraceFolder == "" {
 		t.Skip("no -traces: spec/traces gives it")
 	}
 	var traces []*model.Trace
-	for seed := uint64(1); len(traces) < *programsFlag && !t.Failed(); seed++ {
+	for seed := uint64(1); len(traces) < *model.TracePrograms && !t.Failed(); seed++ {
 		w := traceMoves(t, seed, false)
 		for _, f := range w.files {
 			traces = append(traces, f.trace)
 		}
 	}
-	require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "moves"), traces))
+	require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, "moves"), traces))
 	for seed := uint64(1); seed < 100; seed++ {
 		if w := traceMoves(t, seed, true); w.wrong {
 			seen := []*model.Trace{w.files[0].trace, w.files[1].trace}
-			require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, "refused-clinging-client"), seen))
+			require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, "refused-clinging-client"), seen))
 			return
 		}
 	}

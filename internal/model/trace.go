@@ -2,11 +2,18 @@ package model
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+)
+
+// Flags of the tests that write traces.
+var (
+	TraceFolder   = flag.String("traces", "", "write traces of random programs into this folder, for spec/traces")
+	TracePrograms = flag.Int("programs", 20, "number of random programs that write traces")
 )
 
 // Trace records what an Oracle is told of a few bytes, as events of spec/Clients.tla. TLC then decides whether clients

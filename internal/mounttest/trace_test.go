@@ -1,7 +1,6 @@
 package mounttest
 
 import (
-	"flag"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,17 +12,12 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-var (
-	tracesFlag   = flag.String("traces", "", "write traces of random programs into this folder, for spec/traces")
-	programsFlag = flag.Int("programs", 20, "number of random programs that write traces")
-)
-
 // traceSteps is the number of steps of a program that writes a trace.
 const traceSteps = 60
 
 // TestTraces writes traces of what random programs saw on busy mounts, in both write modes.
 func TestTraces(t *testing.T) {
-	if *tracesFlag == "" {
+	if *model.TraceFolder == "" {
 		t.Skip("no -traces: spec/traces gives it")
 	}
 	for name, writeBack := range map[string]bool{"mount-write-through": false, "mount-write-back": true} {
@@ -31,7 +25,7 @@ func TestTraces(t *testing.T) {
 			testdevice.Emulated(t, "traces need no GPU")
 			x := newSystem(t, layoutOf(writeBack), testmount.Options{WriteBackInterval: 20 * time.Millisecond})
 			var traces []*model.Trace
-			for seed := *firstFlag + 1; len(traces) < (*programsFlag+1)/2; seed++ {
+			for seed := *firstFlag + 1; len(traces) < (*model.TracePrograms+1)/2; seed++ {
 				run := x.run(true)
 				trace := run.Oracle.Record(x.layout.Spots(seed)...)
 				src := model.NewSource(seed)
@@ -41,7 +35,7 @@ func TestTraces(t *testing.T) {
 				require.NoError(t, err, "seed %d", seed)
 				traces = append(traces, trace)
 			}
-			require.NoError(t, model.SaveTraces(filepath.Join(*tracesFlag, name), traces))
+			require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, name), traces))
 		})
 	}
 }
