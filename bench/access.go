@@ -15,8 +15,10 @@ import (
 // access is a workload of the bench's own: each of several jobs goes once through a part of a file.
 type access struct {
 	write, random bool
-	block         int64
-	jobs          int
+	// shared has the jobs be threads of one program, which read through one descriptor.
+	shared bool
+	block  int64
+	jobs   int
 	// size is the bytes of the file, and amount how many of them are gone through, by all jobs together.
 	size, amount int64
 	// flags are of open(2), besides the access mode.
@@ -36,10 +38,14 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 	files := make([]*os.File, a.jobs)
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // of nil, too
+			_ = f.Close() // of nil, too, and of what is closed
 		}
 	}()
 	for i := range files {
+		if a.shared && i > 0 {
+			files[i] = files[0]
+			continue
+		}
 		f, err := os.OpenFile(path, mode|a.flags, 0)
 		if err != nil {
 			return 0, err

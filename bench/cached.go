@@ -67,8 +67,13 @@ func cachedRows(_ context.Context, s *session) ([]rows.Row, error) {
 			}
 		}
 	}
-	return list, nil
+	threads := s.cachedRow(d, places, cachedPatterns[0], cachedThreads, 100, cuda)
+	threads.Name, threads.Labels = fmt.Sprintf("random 4 KiB by %d threads, 100 %% on a device", cachedThreads), nil
+	return append(list, threads), nil
 }
+
+// cachedThreads is how many threads of one program read through one descriptor, in the last row.
+const cachedThreads = 8
 
 func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern, jobs, percent int,
 	cuda bool) rows.Row {
@@ -80,7 +85,8 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 		Labels: map[string]string{"pattern": pattern.name, "block": strconv.FormatInt(pattern.block, 10),
 			"jobs": strconv.Itoa(jobs), "percent": strconv.Itoa(percent)},
 		Targets: []rows.Target{{Against: placeBacking, Limit: cachedTarget(pattern, jobs, percent, cuda)}}}
-	a := &access{random: pattern.random, block: pattern.block, jobs: jobs, size: d.size, amount: d.size}
+	a := &access{random: pattern.random, block: pattern.block, jobs: jobs, shared: jobs == cachedThreads,
+		size: d.size, amount: d.size}
 	if pattern.random {
 		a.amount = 16 << 20
 	}

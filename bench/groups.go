@@ -44,6 +44,10 @@ var groups = []group{
 		rows: deviceRows, share: 9, room: 2100, quickRoom: 520,
 	},
 	{
+		name: "evict", about: "memory of one device while another one evicts to a slow disk",
+		rows: evictRows, share: 2, room: 100, quickRoom: 100,
+	},
+	{
 		name: "sharing", about: "a CPU and a device program that write the same pages",
 		rows: sharingRows, share: 5, room: 600, quickRoom: 70,
 	},

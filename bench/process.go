@@ -40,7 +40,11 @@ func Process(args []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		return serveLoopback(out, loopback.Options{MaxWrite: maxWrite, ReadOnly: args[2] == "ro"}, args[3], args[4])
+		o := loopback.Options{MaxWrite: maxWrite, ReadOnly: args[2] == "ro"}
+		if args[2] == "slow" {
+			o.SlowWrites = slowWrite
+		}
+		return serveLoopback(out, o, args[3], args[4])
 	case len(args) == 3 && args[0] == partMap:
 		n, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil {
@@ -107,8 +111,11 @@ type daemon struct {
 // startLoopback mounts and returns once the mount can be used.
 func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (*daemon, error) {
 	mode := "rw"
-	if o.ReadOnly {
+	switch {
+	case o.ReadOnly:
 		mode = "ro"
+	case o.SlowWrites > 0:
+		mode = "slow"
 	}
 	// It ends by being told to, not with the context: the mount is taken away after what uses it.
 	cmd := s.Process(context.Background(), partLoopback, strconv.Itoa(o.MaxWrite), mode, source, mountpoint)

@@ -228,6 +228,9 @@ const (
 	placeLoopback   = "loopback"
 	placeLoopback1M = "loopback-1M"
 	placeBacking    = "backing"
+	// placeSlow is a loopback whose writes are slow, and placeOnSlow a mount of gaiafs that shows it.
+	placeSlow   = "slow disk"
+	placeOnSlow = "gaiafs on a slow disk"
 )
 
 // place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but
@@ -245,9 +248,18 @@ func (s *session) placeWith(name, gpus string, flags ...string) (*place, error) 
 	if s.listing {
 		return p, nil
 	}
+	var disk *place
+	if name == placeOnSlow {
+		var err error
+		if disk, err = s.place(placeSlow); err != nil {
+			return nil, err
+		}
+	}
 	word := fmt.Sprintf("%d", len(s.places)) // short, since a socket may be made there
 	if p.source = filepath.Join(s.dir, word); s.given != nil {
 		p.source = filepath.Dir(s.File)
+	} else if disk != nil {
+		p.source = disk.dir
 	} else if err := os.Mkdir(p.source, 0o755); err != nil {
 		return nil, err
 	}
@@ -283,6 +295,8 @@ func (s *session) serve(p *place, gpus string, flags []string) (*daemon, error) 
 		return s.startLoopback(loopback.Options{ReadOnly: readOnly}, p.source, p.dir)
 	case placeLoopback1M:
 		return s.startLoopback(loopback.Options{ReadOnly: readOnly, MaxWrite: 1 << 20}, p.source, p.dir)
+	case placeSlow:
+		return s.startLoopback(loopback.Options{SlowWrites: slowWrite}, p.source, p.dir)
 	case placeWriteBack:
 		flags = append(flags, "--write-back")
 	}

@@ -21,6 +21,19 @@ type Options struct {
 	MaxWrite int
 	// ReadOnly has the kernel refuse every change.
 	ReadOnly bool
+	// SlowWrites is what each write takes longer, as on a slow disk.
+	SlowWrites time.Duration
+}
+
+// slow is a filesystem of which writes are slow.
+type slow struct {
+	fuse.RawFileSystem
+	by time.Duration
+}
+
+func (s slow) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	time.Sleep(s.by)
+	return s.RawFileSystem.Write(cancel, in, data)
 }
 
 // Mount shows source at mountpoint and returns once it can be used. The caller ends it with Unmount.
@@ -43,10 +56,19 @@ func Mount(source, mountpoint string, o Options) (*fuse.Server, error) {
 	case o.ReadOnly:
 		m.Options = []string{"ro"}
 	}
-	return fs.Mount(mountpoint, root, &fs.Options{
+	raw := fs.NewNodeFS(root, &fs.Options{
 		AttrTimeout:     &second,
 		EntryTimeout:    &second,
 		NullPermissions: true,
 		MountOptions:    m,
 	})
+	if o.SlowWrites > 0 {
+		raw = slow{raw, o.SlowWrites}
+	}
+	server, err := fuse.NewServer(raw, mountpoint, &m)
+	if err != nil {
+		return nil, err
+	}
+	go server.Serve()
+	return server, server.WaitMount()
 }
