@@ -1,7 +1,6 @@
 package control_test
 
 import (
-	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
-	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -28,7 +25,7 @@ const (
 )
 
 // block is the size of the extents of these tests.
-const block = 64 << 10
+const block = controltest.MovingExtent
 
 // movingServer is a server over a page cache with one device of two extents, and a file of four.
 type movingServer struct {
@@ -40,11 +37,7 @@ func startMoving(t *testing.T) *movingServer { return startMovingWith(t, control
 
 func startMovingWith(t *testing.T, o control.Options) *movingServer {
 	t.Helper()
-	d, err := emulated.New(emulated.Options{Memory: 2 * block, Granularity: block})
-	require.NoError(t, err)
-	cache, err := pagecache.New(pagecache.Options{Devices: []gpubackend.Device{d}})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
+	cache := controltest.NewMovingCache(t, 2, 0)
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, make([]byte, 4*block), 0o600))
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

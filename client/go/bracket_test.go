@@ -13,16 +13,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
-	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // A device of four extents, as many of pinned memory as two, and a file of 16.
 const (
-	brick       = 64 << 10
+	brick       = controltest.MovingExtent
 	fileBricks  = 16
 	brickBudget = 4
 )
@@ -30,20 +27,8 @@ const (
 // startMoving starts a daemon over a page cache, and makes the file.
 func startMoving(t *testing.T) (*os.File, *pagecache.Cache) {
 	t.Helper()
-	device, err := emulated.New(emulated.Options{Memory: brickBudget * brick, Granularity: brick, Poison: true})
-	require.NoError(t, err)
-	cache, err := pagecache.New(pagecache.Options{Devices: []gpubackend.Device{device}, PinnedMemory: 2 * brick})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
 	dir := t.TempDir()
-	server, err := control.Listen(control.Options{Socket: filepath.Join(dir, "s"), Cache: control.ForCache(cache)})
-	require.NoError(t, err)
-	grants, err := controltest.ListenGrants(server, filepath.Join(dir, "grants"))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		grants.Close()
-	})
+	_, cache := controltest.StartMoving(t, dir, brickBudget, 2)
 	old := requestGrant
 	useGrants(filepath.Join(dir, "grants"))
 	t.Cleanup(func() { requestGrant = old })

@@ -23,44 +23,32 @@ const (
 // asHelper returns the command line of gaiafs for one of mount(8): SOURCE MOUNTPOINT [-sfnrvw] [-t TYPE] [-o OPTIONS].
 // done says that there is nothing to do.
 func asHelper(args []string) (command []string, done bool, err error) {
-	var places, flags []string
+	var flags, options []string
 	sloppy, fake := false, false
-	var options []string
-	for i := 0; i < len(args); i++ {
-		arg := args[i]
-		if len(arg) < 2 || arg[0] != '-' {
-			places = append(places, arg)
-			continue
-		}
-		for at := 1; at < len(arg); at++ {
-			switch arg[at] {
-			case 'n', 'v': // no /etc/mtab; more words
-			case 's':
-				sloppy = true
-			case 'f':
-				fake = true
-			case 'r':
-				options = append(options, "ro")
-			case 'w':
-				options = append(options, "rw")
-			case 't', 'o':
-				value := arg[at+1:]
-				if value == "" {
-					if i++; i == len(args) {
-						return nil, false, usagef("-%c needs an argument", arg[at])
-					}
-					value = args[i]
-				}
-				if arg[at] == 'o' {
-					options = append(options, splitOptions(value)...)
-				} else if value != "fuse.gaiafs" && value != "gaiafs" {
-					return nil, false, usagef("type %s is not served by gaiafs", value)
-				}
-				at = len(arg)
-			default:
-				return nil, false, usagef("-%c is not known", arg[at])
+	places, err := eachOption(args, "to", func(option byte, value string) error {
+		switch option {
+		case 'n', 'v': // no /etc/mtab; more words
+		case 's':
+			sloppy = true
+		case 'f':
+			fake = true
+		case 'r':
+			options = append(options, "ro")
+		case 'w':
+			options = append(options, "rw")
+		case 'o':
+			options = append(options, splitOptions(value)...)
+		case 't':
+			if value != "fuse.gaiafs" && value != "gaiafs" {
+				return usagef("type %s is not served by gaiafs", value)
 			}
+		default:
+			return usagef("-%c is not known", option)
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, false, err
 	}
 	if len(places) != 2 {
 		return nil, false, usagef("SOURCE and MOUNTPOINT are needed; %d were given", len(places))
@@ -96,35 +84,54 @@ func asHelper(args []string) (command []string, done bool, err error) {
 // asUnmountHelper returns the command line of gaiafs for one of umount(8): MOUNTPOINT [-flnrv] [-N NAMESPACE]
 // [-t TYPE]. Where lazy is set, the mount of command's last argument is to be detached instead.
 func asUnmountHelper(args []string) (command []string, lazy bool, err error) {
-	var places []string
 	command = []string{"umount"}
-	for i := 0; i < len(args); i++ {
-		arg := args[i]
-		if len(arg) < 2 || arg[0] != '-' {
-			places = append(places, arg)
-			continue
+	places, err := eachOption(args, "Nt", func(option byte, _ string) error {
+		switch option {
+		case 'n', 'v', 'r': // no /etc/mtab; more words; read-only where it is busy, which gaiafs cannot be made
+		case 'N', 't': // umount(8) is in the namespace already
+		case 'f':
+			command = append(command, "--force")
+		case 'l':
+			lazy = true
+		default:
+			return usagef("-%c is not known", option)
 		}
-		for at := 1; at < len(arg); at++ {
-			switch arg[at] {
-			case 'n', 'v', 'r': // no /etc/mtab; more words; read-only where it is busy, which gaiafs cannot be made
-			case 'f':
-				command = append(command, "--force")
-			case 'l':
-				lazy = true
-			case 'N', 't': // umount(8) is in the namespace already
-				if at+1 == len(arg) {
-					i++
-				}
-				at = len(arg)
-			default:
-				return nil, false, usagef("-%c is not known", arg[at])
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, false, err
 	}
 	if len(places) != 1 {
 		return nil, false, usagef("MOUNTPOINT is needed; %d were given", len(places))
 	}
 	return append(command, "--", places[0]), lazy, nil
+}
+
+// eachOption calls take for each option of a helper's command line. Those in valued have a value, as the rest of their
+// argument or as the next one. It returns the arguments that are no options.
+func eachOption(args []string, valued string, take func(option byte, value string) error) (rest []string, err error) {
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if len(arg) < 2 || arg[0] != '-' {
+			rest = append(rest, arg)
+			continue
+		}
+		for at := 1; at < len(arg); at++ {
+			option, value := arg[at], ""
+			if strings.IndexByte(valued, option) >= 0 {
+				if value, at = arg[at+1:], len(arg); value == "" {
+					if i++; i == len(args) {
+						return nil, usagef("-%c needs an argument", option)
+					}
+					value = args[i]
+				}
+			}
+			if err := take(option, value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return rest, nil
 }
 
 // splitOptions splits options at commas, but for those within double quotes, which are taken away.

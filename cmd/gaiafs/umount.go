@@ -188,8 +188,9 @@ func (u *unmounting) end(ctx context.Context) error {
 		return u.withoutDaemon(err)
 	}
 	defer d.close()
-	unmounted := false
+	answered, unmounted := false, false
 	last, err := gaiafs.End(ctx, u.where(), u.force, func(text []byte) (bool, error) {
+		answered = true
 		if err := u.takeAway(text, d.pid); err != nil {
 			return false, err
 		}
@@ -209,7 +210,7 @@ func (u *unmounting) end(ctx context.Context) error {
 	case !unmounted && errors.Is(err, syscall.ENOSYS):
 		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; "+
 			"unmount it with umount(8), and see its log", u.remains())
-	case !unmounted && (isCutOff(err) || u.hasEnded(err, d.pid)):
+	case !answered && u.hasEnded(err, d.pid):
 		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log",
 			u.state(), d.pid)
 	case errors.Is(err, syscall.ECANCELED):
@@ -288,7 +289,7 @@ func (u *unmounting) busy(users []user) error {
 // withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
 func (u *unmounting) withoutDaemon(why error) error {
 	dead := errors.Is(why, syscall.ENOTCONN) ||
-		u.detached != nil && (isCutOff(why) || endsWithin(u.detached.pid(), time.Second))
+		u.detached != nil && u.hasEnded(why, u.detached.pid())
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
 	case u.detached != nil && dead: // it has just ended
@@ -328,10 +329,10 @@ func (u *unmounting) withoutDaemon(why error) error {
 	return err
 }
 
-// hasEnded reports whether the daemon of a detached mount failed to answer because it was ending, and has ended.
+// hasEnded reports whether the daemon ended instead of answering, which failed with err. The daemon of a detached mount
+// may be ending, and is waited for.
 func (u *unmounting) hasEnded(err error, pid int) bool {
-	var errno syscall.Errno // a refusal is none
-	return u.detached != nil && errors.As(err, &errno) && endsWithin(pid, time.Second)
+	return err != nil && (isCutOff(err) || u.detached != nil && endsWithin(pid, time.Second))
 }
 
 // endsWithin waits until a process has ended, but not for long, and reports whether it has.

@@ -1,7 +1,6 @@
 package ctest
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,16 +11,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
-	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // What testdata/moving.c knows of: the size of extents, and how many the file, the device and pinned memory have.
 const (
-	block        = 64 << 10
+	block        = controltest.MovingExtent
 	fileBlocks   = 16
 	deviceBlocks = 4
 	pinnedBlocks = 2
@@ -30,23 +26,9 @@ const (
 // startMoving starts a daemon over a page cache, and makes the file.
 func startMoving(t *testing.T) (d *daemon, cache *pagecache.Cache, path string) {
 	t.Helper()
-	device, err := emulated.New(emulated.Options{Memory: deviceBlocks * block, Granularity: block, Poison: true})
-	require.NoError(t, err)
-	cache, err = pagecache.New(pagecache.Options{Devices: []gpubackend.Device{device},
-		PinnedMemory: pinnedBlocks * block})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })
 	dir := t.TempDir()
 	d = &daemon{t: t, dir: dir, socket: filepath.Join(dir, "s")}
-	server, err := control.Listen(control.Options{Socket: d.socket, Cache: control.ForCache(cache)})
-	require.NoError(t, err)
-	grants, err := controltest.ListenGrants(server, d.grants())
-	require.NoError(t, err)
-	d.server = server
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		grants.Close()
-	})
+	d.server, cache = controltest.StartMoving(t, dir, deviceBlocks, pinnedBlocks)
 	content := make([]byte, fileBlocks*block)
 	for i := range content {
 		content[i] = byte(i / 7)
