@@ -50,7 +50,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 		}
 		return s.sendDocument(id, flags, part)
 	}
-	err = s.server.opts.End(s.ctx, EndRequest{Force: r.flags&endForce != 0, PID: s.peer.Pid, Say: say})
+	err = s.server.opts.End(s.ctx, EndRequest{Force: r.flags&endForce != 0, PID: s.who.Pid, Say: say})
 	if !said {
 		s.finish(id, 0, err)
 	}

@@ -119,7 +119,7 @@ func (s *session) askFile(r fileRequest) ([]byte, error) {
 	}
 	q := FileRequest{Operation: r.operation, Viewer: s.viewer(), Source: src, Device: int(r.device), Off: r.off,
 		Len:     r.len,
-		Process: uint32(s.peer.Pid), Cgroup: s.cgroup, Tenant: s.tenant}
+		Process: uint32(s.who.Pid), Cgroup: s.cgroup, Tenant: s.tenant}
 	if r.device == allDevices {
 		q.Device = -1
 	}

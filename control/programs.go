@@ -26,7 +26,7 @@ func (s *Server) Programs() []Program {
 	type process struct{ pid, user uint32 }
 	found := make(map[process]Program)
 	for _, ses := range s.snapshot() {
-		id := process{uint32(ses.peer.Pid), ses.peer.Uid}
+		id := process{uint32(ses.who.Pid), ses.who.Uid}
 		p := found[id]
 		p.Process, p.User, p.Name = id.pid, id.user, ses.command
 		p.Requests += ses.asked.Load()

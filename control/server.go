@@ -256,13 +256,13 @@ func (s *Server) accept() {
 
 // start begins a session, or refuses the connection in one frame.
 func (s *Server) start(conn *net.UnixConn) {
-	peer, err := peerOf(conn)
+	who, err := whoIs(conn)
 	if err != nil {
-		s.opts.Log.Warn("control: peer of a connection is unknown", "error", err)
+		s.opts.Log.Warn("control: the process at the other end of a connection is unknown", "error", err)
 		conn.Close()
 		return
 	}
-	ses := newSession(s, conn, peer)
+	ses := newSession(s, conn, who)
 	s.mu.Lock()
 	why := s.admitLocked(ses)
 	if why == "" {
@@ -272,12 +272,12 @@ func (s *Server) start(conn *net.UnixConn) {
 	if why == "" {
 		return
 	}
-	s.opts.Log.Warn("control: connection refused: "+why, "pid", peer.Pid, "uid", peer.Uid)
+	s.opts.Log.Warn("control: connection refused: "+why, "pid", who.Pid, "uid", who.Uid)
 	ses.refuse(syscall.EUSERS, why)
 }
 
-// peerOf returns who made the connection, as the kernel saw it at connect.
-func peerOf(conn *net.UnixConn) (unix.Ucred, error) {
+// whoIs returns who made the connection, as the kernel saw it at connect.
+func whoIs(conn *net.UnixConn) (unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return unix.Ucred{}, err

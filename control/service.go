@@ -100,7 +100,7 @@ func (s *session) choose(f features) error {
 func (s *session) attach(id requestID, key sessionKey) error {
 	var main *session
 	for _, other := range s.server.snapshot() {
-		if other != s && other.key == key && other.version >= 2 && other.peer == s.peer {
+		if other != s && other.key == key && other.version >= 2 && other.who == s.who {
 			main = other
 		}
 	}

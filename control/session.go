@@ -26,8 +26,8 @@ import (
 type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
-	peer   unix.Ucred    // immutable
-	// cgroup and command are the peer's when it connected; immutable.
+	who    unix.Ucred    // the process at the other end; immutable
+	// cgroup and command are that process's when it connected; immutable.
 	cgroup, command string
 	asked           atomic.Int64 // requests so far
 	user            *user        // immutable, as are the two below: set before run
@@ -99,14 +99,14 @@ func (m *openMap) clip(off, n int64) (int64, int64, bool) {
 	return off, min(n, m.length-off), true
 }
 
-func newSession(s *Server, conn *net.UnixConn, peer unix.Ucred) *session {
+func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 	ses := &session{
 		server:   s,
 		conn:     conn,
-		peer:     peer,
-		cgroup:   cgroupOf(peer.Pid),
-		command:  commandOf(peer.Pid),
-		log:      s.opts.Log.With("pid", peer.Pid, "uid", peer.Uid),
+		who:      who,
+		cgroup:   cgroupOf(who.Pid),
+		command:  commandOf(who.Pid),
+		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),
 		mappings: make(map[mappingID]*openMap),

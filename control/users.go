@@ -42,7 +42,7 @@ func mayAll(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 // admitLocked counts a session, or returns why there may be none. It sets statusOnly where the session is good for the
 // status only. Server.mu is held.
 func (s *Server) admitLocked(ses *session) (why string) {
-	uid := ses.peer.Uid
+	uid := ses.who.Uid
 	ordinary := !s.opts.privileged(uid)
 	u := s.users[uid]
 	if u == nil {
@@ -89,7 +89,7 @@ func (s *Server) discountLocked(ses *session) {
 		s.ordinary--
 	}
 	if ses.user.sessions--; ses.user.sessions == 0 {
-		delete(s.users, ses.peer.Uid)
+		delete(s.users, ses.who.Uid)
 	}
 }
 
@@ -126,12 +126,12 @@ func (v Viewer) Knows(id pagecache.FileID) bool { return v.All || v.mine[id] }
 
 // viewer returns who the session's client is.
 func (s *session) viewer() Viewer {
-	v := Viewer{All: !s.ordinary, User: s.peer.Uid, mine: make(map[pagecache.FileID]bool)}
+	v := Viewer{All: !s.ordinary, User: s.who.Uid, mine: make(map[pagecache.FileID]bool)}
 	if v.All {
 		return v
 	}
 	for _, other := range s.server.snapshot() {
-		if other.peer.Uid == s.peer.Uid {
+		if other.who.Uid == s.who.Uid {
 			other.addFiles(v.mine)
 		}
 	}

@@ -102,7 +102,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			Alignment: r.alignment,
 			Lazy:      r.flags&mapLazy != 0,
 			Launder:   r.flags&mapLaunder != 0,
-			User:      s.peer.Uid,
+			User:      s.who.Uid,
 			Limited:   s.ordinary,
 			Cgroup:    s.cgroup,
 			Tenant:    s.tenant,

@@ -160,6 +160,6 @@ func (s *session) show(t frameType, of watched, began time.Time) {
 		return
 	}
 	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t],
-		Process: uint32(s.peer.Pid),
-		User:    s.peer.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
+		Process: uint32(s.who.Pid),
+		User:    s.who.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
 }

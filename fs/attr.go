@@ -104,7 +104,6 @@ func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 	out.NodeId = uint64(n.id)
 	out.SetEntryTimeout(fs.keeps(n, fs.entryTimeout))
-	fs.freshen(n, st)
 	fs.tellSize(n, st)
 	out.SetAttrTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
@@ -114,7 +113,6 @@ func (fs *fileSystem) fillEntry(out *fuse.EntryOut, n *node, st *unix.Statx_t) {
 }
 
 func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) {
-	fs.freshen(n, st)
 	fs.tellSize(n, st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	shown := *st
@@ -152,6 +150,7 @@ func (fs *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *f
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
+	fs.freshen(cancel, &in.Caller, n, &st)
 	fs.fillAttrOut(out, n, &st)
 	return fuse.OK
 }
@@ -164,7 +163,7 @@ func (fs *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	fs.freshen(n, &st)
+	fs.freshen(cancel, &in.Caller, n, &st)
 	fs.tellSize(n, &st)
 	out.SetTimeout(fs.attrTimeoutOf(n, st.Size))
 	n.showReleases(&st)

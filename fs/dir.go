@@ -88,7 +88,7 @@ func (fs *fileSystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirE
 }
 
 // ReadDirPlus implements fuse.RawFileSystem. Entries become nodes without being opened.
-func (fs *fileSystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	d, errno := fs.useDir(&in.InHeader, in.Fh)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -113,7 +113,9 @@ func (fs *fileSystem) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.
 			return true // gone meanwhile; without a node the kernel takes it as a mere name
 		}
 		out.FixMode(uint32(st.Mode))
-		fs.fillEntry(reply, fs.register(d.node, entry.Name, &st), &st)
+		n := fs.register(d.node, entry.Name, &st)
+		fs.freshen(cancel, &in.Caller, n, &st)
+		fs.fillEntry(reply, n, &st)
 		if foreign {
 			reply.SetAttrTimeout(0)
 		}

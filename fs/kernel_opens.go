@@ -334,8 +334,8 @@ func (fs *fileSystem) openDirectory(n *node, flags int) (*openDir, error) {
 }
 
 // freshen is called before the kernel is told what st says of n, where it opens files itself. If others changed the
-// file in SOURCE, the kernel's pages are dropped first.
-func (fs *fileSystem) freshen(n *node, st *unix.Statx_t) {
+// file in SOURCE, the kernel's pages are dropped first. A request whose thread is being killed does not wait for that.
+func (fs *fileSystem) freshen(cancel <-chan struct{}, who *fuse.Caller, n *node, st *unix.Statx_t) {
 	if !fs.kernelOpens {
 		return
 	}
@@ -345,11 +345,17 @@ func (fs *fileSystem) freshen(n *node, st *unix.Statx_t) {
 	}
 	c.witness.see(st)
 	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
-		fs.aside(func() { fs.dropChanged(n, changes) })
+		ctx := newRequest(cancel, who)
+		defer ctx.end()
+		select {
+		case <-fs.apart(func() { fs.dropChanged(n, changes) }):
+		case <-ctx.Done():
+		}
 	}
 }
 
-// dropChanged has devices look at home, and the kernel drop what it has of n, after so many changes in SOURCE.
+// dropChanged has devices look at home, and the kernel drop what it has of n, after so many changes in SOURCE. It is
+// called in the background: others may hold the file for as long as home does not answer.
 func (fs *fileSystem) dropChanged(n *node, changes uint64) {
 	c := n.content()
 	fs.changed.Add(1)

@@ -36,7 +36,9 @@ func (fs *fileSystem) directory(id uint64, name string) (*node, int, syscall.Err
 }
 
 // Lookup implements fuse.RawFileSystem.
-func (fs *fileSystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (fs *fileSystem) Lookup(
+	cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut,
+) fuse.Status {
 	parent, dir, errno := fs.directory(header.NodeId, name)
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -54,7 +56,9 @@ func (fs *fileSystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name stri
 	if err != nil {
 		return toStatus(err)
 	}
-	fs.fillEntry(out, fs.register(parent, name, &st), &st)
+	n := fs.register(parent, name, &st)
+	fs.freshen(cancel, &header.Caller, n, &st)
+	fs.fillEntry(out, n, &st)
 	if foreign {
 		out.SetAttrTimeout(0)
 	}

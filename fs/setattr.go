@@ -52,7 +52,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		return fuse.Status(errno)
 	}
 	if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
-		n.rightsTouched()
+		n.rightsTouched(ctx)
 	}
 	if errno != 0 {
 		return fuse.Status(errno)
@@ -156,10 +156,10 @@ func (fs *fileSystem) finishReleases(ctx context.Context, n *node) {
 }
 
 // rightsTouched tells the devices' side that somebody may have fewer rights to the file than before.
-func (n *node) rightsTouched() {
+func (n *node) rightsTouched(ctx context.Context) {
 	if c := n.data.Load(); c != nil {
 		if f := c.live(); f != nil {
-			f.RightsTouched()
+			f.RightsTouched(ctx)
 		}
 	}
 }

@@ -100,11 +100,13 @@ func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr
 		}
 		defer fs.repin(in.NodeId)
 	}
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	return fs.onPath(in.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
 		if attr == accessACL {
-			defer n.rightsTouched()
+			defer n.rightsTouched(ctx)
 		}
 		data := data[:min(len(data), int(in.Size))]
 		if err := fs.spend(in.Caller.Uid, func() error {
@@ -134,18 +136,20 @@ func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr
 }
 
 // RemoveXAttr implements fuse.RawFileSystem.
-func (fs *fileSystem) RemoveXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string) fuse.Status {
+func (fs *fileSystem) RemoveXAttr(cancel <-chan struct{}, header *fuse.InHeader, attr string) fuse.Status {
 	if isCacheAttribute(attr) {
 		if attr != AttributePin {
 			return fuse.EINVAL
 		}
 		defer fs.repin(header.NodeId)
 	}
+	ctx := newRequest(cancel, &header.Caller)
+	defer ctx.end()
 	return fs.onPath(header.NodeId, func(n *node, fd int, path string, follow bool) error {
 		touch := beginTouch(n, fd)
 		defer touch.endWith(fd)
 		if attr == accessACL {
-			defer n.rightsTouched()
+			defer n.rightsTouched(ctx)
 		}
 		if follow {
 			return unix.Removexattr(path, attr)

@@ -173,7 +173,7 @@ type Device interface {
 
 	// HostBuffer returns n bytes of host memory that copies are fastest with, and the function that gives them
 	// back. Any other host memory may be used too.
-	HostBuffer(n int) (buf []byte, release func(), err error)
+	HostBuffer(n int) (buf []byte, giveBack func(), err error)
 
 	// Close frees the device. It fails with ErrInUse, and changes nothing, while some Memory is not freed. Every call
 	// after it, Close too, fails with ErrClosed, but for Info, Key and Used.

@@ -32,9 +32,15 @@ const (
 // now and then.
 func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
-	defer f.enterReads(h)()
+	leave, err := f.enterReads(ctx, h)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
 	for rest := rg; !rest.Empty() && err == nil; {
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return pages, err
+		}
 		if err = ctx.Err(); err == nil {
 			var n int64
 			n, rest.Start, err = f.acquireLocked(ctx, h, rest, holdTime)

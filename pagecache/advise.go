@@ -60,8 +60,10 @@ func (m *Mapping) fetch(rg page.Range) error {
 	}
 	go func() {
 		defer m.calls.Done()
-		defer m.f.enterReads(m.h)()
-		m.acquireAhead(rg)
+		if leave, err := m.f.enterReads(m.life, m.h); err == nil {
+			defer leave()
+			m.acquireAhead(rg)
+		}
 	}()
 	return nil
 }
@@ -78,7 +80,9 @@ func (m *Mapping) acquireAhead(rg page.Range) {
 			rest.End, m.queue = m.queue[0].End, m.queue[1:]
 		}
 		m.readAheadMu.Unlock()
-		f.mu.Lock()
+		if err = f.mu.LockIn(m.life); err != nil {
+			break
+		}
 		if rest = rest.Intersect(f.fileRangeLocked()); rest.Empty() {
 			f.mu.Unlock()
 			break
@@ -129,7 +133,10 @@ func (m *Mapping) predict(rg page.Range) {
 // has under way, and hundreds of thread blocks may be acquiring.
 func (m *Mapping) fetchQueue() {
 	defer m.calls.Done()
-	defer m.f.enterReads(m.h)()
+	leave, err := m.f.enterReads(m.life, m.h)
+	if err == nil {
+		defer leave()
+	}
 	for {
 		m.readAheadMu.Lock()
 		if len(m.queue) == 0 || m.life.Err() != nil {

@@ -9,7 +9,6 @@ import (
 // collected, refreshes replicas when base copies take too much memory, and has files let go of lost devices. It ends
 // with ctx. It never waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
-	defer c.background.Done()
 	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
 	defer tick.Stop()
 	wait := firstRetry

@@ -380,7 +380,7 @@ func BenchmarkSecondMap(b *testing.B) {
 	r.timed(0, nil, func() { second = r.mapAll(s, 0, n, true) }, func() {
 		r.cache.Lookup(s.id).mu.Lock()
 		delete(r.cache.Lookup(s.id).mappings, second) // not Unmap, which releases
-		second.pin.Release()
+		second.pin.Free()
 		r.cache.Lookup(s.id).mu.Unlock()
 	})
 	r.ReportMetric(float64(len(first.Extents())), "extents")

@@ -135,12 +135,17 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 		return nil, dev.fault(err)
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && ctx.Err() != nil {
+			c.lanes.work.Go(b.Done) // a file may hang
+		} else if err != nil {
 			b.Done()
 		}
 	}()
 	for i, pin := range b.grant.Pins() {
-		part := of[i].part(pin)
+		part, err := of[i].part(ctx, pin)
+		if err != nil {
+			return nil, err
+		}
 		b.parts = append(b.parts, part)
 		if err := part.fill(ctx); err != nil {
 			return nil, err
@@ -161,17 +166,19 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 }
 
 // part returns what a bracket uses of m: a mapping of its own, as long as the bracket lasts.
-func (m *Mapping) part(pin *residency.Pin) *Mapping {
+func (m *Mapping) part(ctx context.Context, pin *residency.Pin) (*Mapping, error) {
 	p := &Mapping{
 		f: m.f, h: m.h, dev: m.dev, writable: m.writable, process: m.process, user: m.user, intruder: m.intruder,
 		pin: pin, whole: m,
 	}
 	p.pages = p.extentsOf().Intersect(m.pages)
 	p.off, p.len = p.pages.Offset(), p.pages.Bytes()
-	m.f.mu.Lock()
+	if err := m.f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
 	defer m.f.mu.Unlock()
 	m.f.mappings[p] = struct{}{}
-	return p
+	return p, nil
 }
 
 // thereLocked reports whether the client has all of the memory, with every page in it.
@@ -200,7 +207,9 @@ func (p *Mapping) thereLocked() bool {
 // fill sees to it that every page of the part has its bytes, and that the client may be given the memory.
 func (p *Mapping) fill(ctx context.Context) error {
 	f := p.f
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	there := p.thereLocked()
 	p.exported = there
 	f.mu.Unlock()
@@ -213,7 +222,9 @@ func (p *Mapping) fill(ctx context.Context) error {
 	if err := f.refreshExposed(ctx, p); err != nil {
 		return err
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer f.mu.Unlock()
 	return p.revealLocked(ctx)
 }
@@ -227,7 +238,9 @@ func (p *Mapping) give(ctx context.Context) error {
 		all = all[len(some):]
 		var err error
 		for _, x := range some {
-			p.f.mu.Lock()
+			if err = p.f.mu.LockIn(ctx); err != nil {
+				break
+			}
 			own, _ := p.h.at(x.Pages().Start)
 			var l *lease
 			if own != nil && own.Extent == x {
@@ -261,7 +274,9 @@ func (p *Mapping) give(ctx context.Context) error {
 // evictUnshared has extents of rg go that m's client must not share with those who were given them.
 func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	var old []*extent
-	m.f.mu.Lock()
+	if m.f.mu.LockIn(ctx) != nil {
+		return
+	}
 	m.h.each(rg, func(x *extent, _ page.Range) {
 		if !m.f.sharesLocked(x, m) {
 			old = append(old, x)
@@ -288,7 +303,7 @@ func (b *Bracket) Done() {
 			p.f.mu.Unlock()
 		}
 		if b.grant != nil {
-			b.grant.Release()
+			b.grant.Free()
 		}
 		for _, p := range b.parts {
 			p.f.mu.Lock()

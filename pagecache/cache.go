@@ -146,7 +146,7 @@ type deviceMemory interface {
 	Used() int64
 	Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error
 	Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error)
-	HostBuffer(n int) (buf []byte, release func(), err error)
+	HostBuffer(n int) (buf []byte, giveBack func(), err error)
 	Close() error
 }
 
@@ -237,8 +237,7 @@ func New(o Options) (*Cache, error) {
 	for _, d := range c.devices {
 		c.background.Go(func() { c.tend(ctx, d) })
 	}
-	c.background.Add(1)
-	go c.run(ctx)
+	c.background.Go(func() { c.run(ctx) })
 	return c, nil
 }
 

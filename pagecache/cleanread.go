@@ -169,8 +169,8 @@ func (e executor) Facts(ctx context.Context, rg page.Range) *cleanread.Facts {
 	return f.clean.Facts(rg, f.size, f.havesLocked(rg, true))
 }
 
-// Settled implements cleanread.Executor.
-func (e executor) Settled(pages page.Range, entering bool) bool {
+// NothingPending implements cleanread.Executor.
+func (e executor) NothingPending(pages page.Range, entering bool) bool {
 	if e.f.flights.overlap(pages) || len(e.f.lrc.Pending(pages, true)) > 0 {
 		return false
 	}

@@ -239,7 +239,8 @@ func TestHomeChangesUnderReads(t *testing.T) {
 			require.NoError(t, err)
 			p, f := m.attach(mp, 0, size, false), src.attached
 			src.disk.gate = make(chan chan struct{}, 100)
-			leave := f.enterReads(mp.h)
+			leave, err := f.enterReads(t.Context(), mp.h)
+			require.NoError(t, err)
 			f.mu.Lock()
 			_, next, err := f.acquireLocked(t.Context(), mp.h, mp.pages, time.Hour)
 			f.mu.Unlock()

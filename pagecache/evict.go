@@ -27,7 +27,9 @@ func (f *File) newHoldingLocked(dev *device) (*holding, error) {
 // reserve sees to it that every page of m has memory, and pins it. The caller holds no lock.
 func (m *Mapping) reserve(ctx context.Context) (err error) {
 	f, d := m.f, m.dev
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	size := residency.Size(d.info, max(f.size, m.pages.End.Offset()))
 	f.mu.Unlock()
 	m.pin, err = d.room.Reserve(ctx, m.h, residency.Request{Pages: m.pages, Size: size, By: m.tenant})
@@ -62,8 +64,8 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 	return true
 }
 
-// Clean is evict of a file that answers. Where it turns out that the file does not, evict goes on by itself and the
-// answer is false: the next file makes room instead.
+// Clean is evict of a file that answers. Where it turns out that the file does not, or ctx ends, evict goes on by
+// itself and the answer is false: the next file makes room instead.
 func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) bool {
 	f := h.f
 	if f.stuck() {
@@ -81,6 +83,8 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 			if f.stuck() {
 				return false
 			}
+		case <-ctx.Done():
+			return false
 		}
 	}
 }
@@ -147,10 +151,10 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	return true
 }
 
-// evictFor is evict for another reason than that there is no room.
+// evictFor is Clean for another reason than that there is no room.
 func (f *File) evictFor(ctx context.Context, x *extent, why residency.Why) bool {
 	from := x.Placement().Tier
-	if !f.evict(ctx, x.h, x.Extent, true) {
+	if !x.h.Clean(ctx, x.Extent, true) {
 		return false
 	}
 	x.Left(from, why)

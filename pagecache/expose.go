@@ -160,14 +160,18 @@ func (f *File) collectExposedLocked(ctx context.Context, m *Mapping) error {
 
 // refreshExposed does most of what exposeLocked would have to, without holding File.mu all the time.
 func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	for rest := m.extentsOf(); !rest.Empty(); {
 		if rest.Start, err = f.settleSomeLocked(ctx, rest); err != nil {
 			f.mu.Unlock()
 			return err
 		}
 		f.mu.Unlock() // let requests in between
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return err
+		}
 	}
 	if err := f.collectExposedLocked(ctx, m); err != nil {
 		f.mu.Unlock()

@@ -136,7 +136,7 @@ func (f *File) Coming() page.Index { return page.Index(f.coming.Load()) }
 
 // open returns the File of src with a user counted, which done gives back. It makes the File where there is none, and
 // opens home for writing where writable asks for it and it was not.
-func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error) {
+func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, done func(), err error) {
 	id := src.ID()
 	c.mu.Lock()
 	if c.closed {
@@ -150,19 +150,15 @@ func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error
 	c.mu.Unlock()
 
 	if f == nil {
-		if f, err = c.newFile(src, writable); err != nil {
+		if f, err = c.newFile(ctx, src, writable); err != nil {
 			return nil, nil, err
 		}
 	}
-	done = func() {
-		c.mu.Lock()
-		f.users--
-		c.mu.Unlock()
-		f.mu.Lock()
-		f.dropIdleLocked()
-		f.mu.Unlock()
+	done = func() { f.leave(ctx) }
+	if err := f.mu.LockIn(ctx); err != nil {
+		done()
+		return nil, nil, err
 	}
-	f.mu.Lock()
 	f.setName(src.Name())
 	f.kernel = src.Kernel()
 	if writable && !f.home.Writable() {
@@ -185,7 +181,7 @@ func (c *Cache) open(src Source, writable bool) (f *File, done func(), err error
 }
 
 // newFile registers a File for src with one user, or joins the one that somebody else registered meanwhile.
-func (c *Cache) newFile(src Source, writable bool) (*File, error) {
+func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, error) {
 	home, err := src.OpenHome(writable)
 	if err != nil {
 		return nil, err
@@ -221,22 +217,24 @@ func (c *Cache) newFile(src Source, writable bool) (*File, error) {
 	c.mu.Unlock()
 	// Requests that did not consult f are over when Attach returns; what they changed is not somebody else's doing.
 	src.Attach(f)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.meetHomeLocked(); err != nil {
-		f.abandonLocked()
+	err = f.mu.LockIn(ctx)
+	if err == nil {
+		err = f.meetHomeLocked()
+		f.mu.Unlock()
+	}
+	if err != nil {
+		f.leave(ctx)
 		return nil, err
 	}
 	return f, nil
 }
 
-// abandonLocked takes back a File of which nothing was mapped yet.
-func (f *File) abandonLocked() {
+// leave takes a user back. Somebody else may use the File.
+func (f *File) leave(ctx context.Context) {
 	f.c.mu.Lock()
 	f.users--
 	f.c.mu.Unlock()
-	f.orphan = true
-	f.dropIdleLocked()
+	f.whenFree(ctx, f.dropIdleLocked)
 }
 
 // meetHomeLocked takes home as it is: no device holds anything yet.

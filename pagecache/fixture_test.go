@@ -176,7 +176,7 @@ func (s *source) chmod(change func(r *Rights)) {
 	change(&s.home.rights)
 	s.home.mu.Unlock()
 	if s.attached != nil {
-		s.attached.RightsTouched()
+		s.attached.RightsTouched(context.Background())
 	}
 }
 

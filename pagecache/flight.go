@@ -378,7 +378,7 @@ func (f *File) cutFlightsLocked(size int64) {
 	}
 	last := page.Range{Start: page.Index(size >> page.Shift), End: page.Count(size)}
 	for _, x := range f.flights.in(last, 1) { // the page of the end, of which the rest is zeros now
-		of := &flight{f: f, portion: &portion{release: func() {}}}
+		of := &flight{f: f, portion: &portion{giveBack: func() {}}}
 		of.users.Store(1)
 		buf := slices.Clone(x.part(last).bytes)
 		clear(buf[size-last.Offset():])

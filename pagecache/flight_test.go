@@ -362,7 +362,7 @@ func TestFlightRuns(t *testing.T) {
 	s := &f.flights
 	var users []*flight
 	put := func(v byte, runs ...page.Range) {
-		x := &flight{f: f, portion: &portion{release: func() {}}}
+		x := &flight{f: f, portion: &portion{giveBack: func() {}}}
 		x.users.Store(int64(len(runs)))
 		users = append(users, x)
 		var list []flown

@@ -133,19 +133,29 @@ func (g *Group) open(ctx context.Context) error {
 			humanize.IBytes(uint64(g.c.memory.left())))
 	}
 	for i, p := range g.parts {
-		if err := p.take(); err != nil {
-			g.close(g.parts[:i], err)
+		if err := p.take(ctx); err != nil {
+			g.close(ctx, g.parts[:i], err)
 			return err
 		}
 	}
+	err := g.begin(ctx)
+	if err != nil {
+		g.mu.Lock()
+		g.close(ctx, g.parts, err)
+		g.mu.Unlock()
+	}
+	return err
+}
+
+// begin lets the group end with its mappings, and brings home what their devices released of its pages.
+func (g *Group) begin(ctx context.Context) error {
 	for _, m := range g.mappings {
-		m.join(g)
+		if err := m.join(ctx, g); err != nil {
+			return err
+		}
 	}
 	for _, p := range g.parts {
-		if err := p.settle(ctx); err != nil {
-			g.mu.Lock()
-			g.close(g.parts, err)
-			g.mu.Unlock()
+		if err := p.bringHome(ctx); err != nil {
 			return err
 		}
 	}
@@ -153,8 +163,10 @@ func (g *Group) open(ctx context.Context) error {
 }
 
 // take makes the pages the group's.
-func (p *groupPart) take() error {
-	p.f.mu.Lock()
+func (p *groupPart) take(ctx context.Context) error {
+	if err := p.f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer p.f.mu.Unlock()
 	if other := intersect(p.h.grouped, p.pages); len(other) > 0 {
 		return fail(syscall.EBUSY, "pages %s of %s are in another open group on device %d", other[0], p.f.Name(),
@@ -166,8 +178,8 @@ func (p *groupPart) take() error {
 
 func (p *groupPart) leaveLocked() { p.h.grouped = subtract(p.h.grouped, p.pages) }
 
-// settle brings home what the device released of the pages. Nobody releases more of them.
-func (p *groupPart) settle(ctx context.Context) error {
+// bringHome brings home what the device released of the pages. Nobody releases more of them.
+func (p *groupPart) bringHome(ctx context.Context) error {
 	for {
 		if err := p.f.waitDrains(ctx, p.span()); err != nil {
 			return err
@@ -207,8 +219,10 @@ func (f *File) pendingOfLocked(rg page.Range, o versions.Owner) (pages []page.Ra
 }
 
 // join has m end with g, and says that it is one of a writer of groups.
-func (m *Mapping) join(g *Group) {
-	m.f.mu.Lock()
+func (m *Mapping) join(ctx context.Context, g *Group) error {
+	if err := m.f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	first := m.groups == nil
 	if first {
 		m.groups = make(map[*Group]struct{})
@@ -218,6 +232,7 @@ func (m *Mapping) join(g *Group) {
 	if first {
 		m.f.c.publications.wrote(m.f, 1)
 	}
+	return nil
 }
 
 // abortGroups aborts the groups that m is in, which is ending.
@@ -238,16 +253,12 @@ func (m *Mapping) abortGroups() {
 }
 
 // close ends the group, of which parts have their pages still. The caller holds mu, or nobody else knows of g.
-func (g *Group) close(parts []*groupPart, why error) {
+func (g *Group) close(ctx context.Context, parts []*groupPart, why error) {
 	for _, p := range parts {
-		p.f.mu.Lock()
-		p.leaveLocked()
-		p.f.mu.Unlock()
+		p.f.whenFree(ctx, p.leaveLocked)
 	}
 	for _, m := range g.mappings {
-		m.f.mu.Lock()
-		delete(m.groups, g)
-		m.f.mu.Unlock()
+		m.f.whenFree(ctx, func() { delete(m.groups, g) })
 	}
 	g.c.memory.charge(memoryGroups, -g.host)
 	g.ended = why
@@ -308,7 +319,7 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 			}
 		}
 	}
-	g.close(nil, errGroupReleased)
+	g.close(ctx, nil, errGroupReleased)
 	g.c.counters.ReleaseTime.Observe(time.Since(start))
 	return version, pages, g.gone()
 }
@@ -325,7 +336,9 @@ func (g *Group) gone() error {
 
 // inside returns those of the modified pages that were modified before the end of the file.
 func (p *groupPart) inside(ctx context.Context, modified []page.Range) ([]page.Range, error) {
-	p.f.mu.Lock()
+	if err := p.f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
 	defer p.f.mu.Unlock()
 	return p.f.insideFileLocked(ctx, p.h, modified)
 }
@@ -354,8 +367,9 @@ func (g *Group) Abort(ctx context.Context) {
 	if g.ended != nil {
 		return
 	}
+	ctx = context.WithoutCancel(ctx)
 	for _, p := range g.parts {
-		p.f.undo(context.WithoutCancel(ctx), p.h, p.pages)
+		p.f.undo(ctx, p.h, p.pages)
 	}
-	g.close(g.parts, errGroupAborted)
+	g.close(ctx, g.parts, errGroupAborted)
 }

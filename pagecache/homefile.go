@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -17,15 +18,13 @@ func (f *File) enterReadsLocked(h *holding) (leave func()) {
 }
 
 // enterReads is enterReadsLocked for those who do not hold File.mu.
-func (f *File) enterReads(h *holding) (leave func()) {
-	f.mu.Lock()
+func (f *File) enterReads(ctx context.Context, h *holding) (leave func(), err error) {
+	if err := f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
 	defer f.mu.Unlock()
 	leaveLocked := f.enterReadsLocked(h)
-	return func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		leaveLocked()
-	}
+	return func() { f.whenFree(ctx, leaveLocked) }, nil
 }
 
 // spoilLocked says that home changed in rg.
@@ -77,7 +76,7 @@ func (f *File) sourceLocked() *mover.Source {
 		return s
 	}
 	s.Direct, s.Size = direct, f.size
-	s.Hold = func() (release func()) {
+	s.Hold = func() (giveBack func()) {
 		f.beginRead()
 		f.c.reads.Add(1)
 		return func() {

@@ -125,7 +125,9 @@ const mostOffset = 1<<63 - page.Size
 // verifySome adds to v what the first pages of rg, up to next, came to.
 func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range,
 	v *Verification) (next page.Index, err error) {
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return rg.Start, err
+	}
 	defer f.mu.Unlock()
 	part := page.Range{Start: rg.Start, End: min(rg.End, rg.Start+verifiedPages)}
 	if part.End, err = f.settleSomeLocked(ctx, part); err != nil {
@@ -212,7 +214,9 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 	if f == nil {
 		return e, nil
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return e, err
+	}
 	var all []*extent
 	for h := range f.holdersLocked() {
 		if ordinal < 0 || h.dev.info.Ordinal == ordinal {
@@ -242,7 +246,9 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 		}
 	}
 	f.evictViews(ordinal, &e)
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		return e, err
+	}
 	defer f.mu.Unlock()
 	if e.Kept > 0 && f.collectErr != nil {
 		e.Error = f.collectErr.Error()

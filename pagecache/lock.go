@@ -78,6 +78,14 @@ func (l *fileLock) waitIn(ctx context.Context, try func() bool, lock, unlock fun
 	}
 }
 
+// whenFree calls do with mu held. Where ctx ends before mu is free, the caller goes on, and do is called later.
+func (f *File) whenFree(ctx context.Context, do func()) {
+	if f.mu.LockOr(ctx, do) == nil {
+		defer f.mu.Unlock()
+		do()
+	}
+}
+
 func (l *fileLock) TryLock() bool {
 	if !l.rw.TryLock() {
 		return false

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
 // waitedContext ends as soon as somebody waits for its end.
@@ -66,6 +67,38 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			_, err := src.attached.modified(ctx, nil, nil)
 			return err
 		},
+		"acquire": func(ctx context.Context, src *source) error {
+			_, err := src.attached.acquire(ctx, anyHolding(src), page.Span(0, page.Size).Pages())
+			return err
+		},
+		"expose": func(ctx context.Context, src *source) error {
+			return src.attached.refreshExposed(ctx, nil)
+		},
+		"rights": func(ctx context.Context, src *source) error {
+			src.attached.RightsTouched(ctx)
+			return ctx.Err()
+		},
+		"evict": func(ctx context.Context, src *source) error {
+			_, err := src.attached.c.Evict(ctx, src.ID(), -1)
+			return err
+		},
+		"verify": func(ctx context.Context, src *source) error {
+			_, err := src.attached.verifySome(ctx, nil, page.Range{}, nil)
+			return err
+		},
+		"map": func(ctx context.Context, src *source) error {
+			_, err := src.attached.c.Map(ctx, src, MapRequest{Len: page.Size})
+			return err
+		},
+		"map a view": func(ctx context.Context, src *source) error {
+			_, err := src.attached.c.MapView(ctx, []Source{src}, ViewRequest{
+				Segments: []view.Segment{{Length: 1, Count: 1}}, Alignment: 1,
+			})
+			return err
+		},
+		"begin a group": func(ctx context.Context, src *source) error {
+			return (&groupPart{f: src.attached}).take(ctx)
+		},
 		"bytes that only the kernel has": func(ctx context.Context, src *source) error {
 			return src.attached.sendGrowth(ctx)
 		},
@@ -80,9 +113,11 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			m.run(src, 0, 0, sharedSize, true)
 			f := src.attached
 			f.mu.Lock()
-			require.True(t, f.ReachesPast(math.MaxInt64), "who only asks does not wait at all")
-			require.ErrorIs(t, call(newWaitedContext(t), src), context.Canceled)
+			reaches := f.ReachesPast(math.MaxInt64)
+			err := call(newWaitedContext(t), src)
 			f.mu.Unlock()
+			require.True(t, reaches, "who only asks does not wait at all")
+			require.ErrorIs(t, err, context.Canceled)
 			require.NoError(t, f.Sync(t.Context(), nil), "who gave up has let go of the lock, or will")
 		})
 	}
@@ -131,4 +166,12 @@ func TestReadsOfDevicesWaitNoLonger(t *testing.T) {
 	defer f.mu.Unlock()
 	_, _, err := f.Read(newWaitedContext(t), make([]byte, page.Size), 16*page.Size, true, src.reader)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// anyHolding returns what a device holds of a file.
+func anyHolding(src *source) *holding {
+	for _, h := range src.attached.holdings {
+		return h
+	}
+	return nil
 }

@@ -120,7 +120,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 			return nil, err
 		}
 	}
-	f, done, err := c.open(src, req.Writable)
+	f, done, err := c.open(ctx, src, req.Writable)
 	if err != nil {
 		return nil, err
 	}
@@ -198,12 +198,17 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 			return err
 		}
 	}
-	f.mu.Lock()
+	if err := f.mu.LockIn(ctx); err != nil {
+		if m.pin != nil {
+			m.pin.Free()
+		}
+		return err
+	}
 	f.mappings[m] = struct{}{}
-	kernel := f.kernel
+	kernel, size := f.kernel, f.size
 	f.mu.Unlock()
 	c.beginMapping()
-	if c.writeBack && m.writable && f.ReachesPast(f.Size()) {
+	if c.writeBack && m.writable && f.ReachesPast(size) {
 		// From now on the kernel asks before it writes.
 		if err = kernel.Invalidate(-1, -1); err == nil {
 			err = f.sendGrowth(ctx)
@@ -221,7 +226,7 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 		err = m.export(ctx)
 	}
 	if err != nil {
-		m.unpin()
+		f.whenFree(ctx, m.unpinLocked)
 	}
 	return err
 }
@@ -244,13 +249,23 @@ func (f *File) checkHome(ctx context.Context) error {
 	if !changed {
 		return err
 	}
-	f.mu.Lock()
-	kernel := f.kernel
-	f.mu.Unlock()
+	kernel, lerr := f.kernelIn(ctx)
+	if lerr != nil {
+		return lerr
+	}
 	if kerr := kernel.Invalidate(0, -1); err == nil && kerr != syscall.ENOENT {
 		err = kerr
 	}
 	return err
+}
+
+// kernelIn returns the kernel's pages of the file.
+func (f *File) kernelIn(ctx context.Context) (KernelPages, error) {
+	if err := f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
+	defer f.mu.Unlock()
+	return f.kernel, nil
 }
 
 // Movable reports whether memory comes with brackets, and moves.
@@ -268,7 +283,9 @@ func (m *Mapping) export(ctx context.Context) error {
 	if err := m.f.refreshExposed(ctx, m); err != nil {
 		return err
 	}
-	m.f.mu.Lock()
+	if err := m.f.mu.LockIn(ctx); err != nil {
+		return err
+	}
 	defer m.f.mu.Unlock()
 	err := m.revealLocked(ctx)
 	if err != nil {
@@ -349,9 +366,10 @@ func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages 
 	defer m.calls.Done()
 	ctx = mover.WithTenant(ctx, m.user)
 	if launder {
-		m.f.mu.Lock()
-		kernel := m.f.kernel
-		m.f.mu.Unlock()
+		kernel, err := m.f.kernelIn(ctx)
+		if err != nil {
+			return 0, err
+		}
 		if err := kernel.Invalidate(rg.Offset(), rg.Bytes()); err != nil && err != syscall.ENOENT {
 			return 0, err
 		}
@@ -396,7 +414,7 @@ func (m *Mapping) release(ctx context.Context, rg page.Range) (pages, grouped in
 	began, pin := time.Now(), m.pin
 	if m.client != nil { // what moved out was released before
 		pin = m.dev.room.Keep(m.h, rg)
-		defer pin.Release()
+		defer pin.Free()
 	}
 	modified, grouped, err := m.f.release(ctx, m.h, rg)
 	m.changed(pin, modified, began)
@@ -428,7 +446,9 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 		return m.f.Sync(ctx, nil)
 	}
 	return m.f.Sync(ctx, func() error {
-		m.f.mu.Lock()
+		if err := m.f.mu.LockIn(ctx); err != nil {
+			return err
+		}
 		home := m.f.home
 		m.f.mu.Unlock()
 		return home.Sync()
@@ -456,17 +476,15 @@ func (m *Mapping) leave() {
 	if m.client != nil {
 		m.endLeases()
 	}
-	m.unpin()
+	m.f.whenFree(context.Background(), m.unpinLocked)
 }
 
-// unpin takes back what begin did.
-func (m *Mapping) unpin() {
-	m.f.mu.Lock()
-	defer m.f.mu.Unlock()
+// unpinLocked takes back what begin did.
+func (m *Mapping) unpinLocked() {
 	delete(m.f.mappings, m)
 	m.f.c.endMapping()
 	if m.pin != nil {
-		m.pin.Release()
+		m.pin.Free()
 	}
 	if m.dev.lost.Load() {
 		m.f.letGoLocked(m.dev) // also what it was given after the others had let go

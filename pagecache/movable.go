@@ -271,7 +271,7 @@ func (m *Mapping) awaitClient(late func()) {
 		return
 	}
 	for _, pin := range m.charged {
-		pin.Release()
+		pin.Free()
 	}
 	m.charged = nil
 }
@@ -279,7 +279,9 @@ func (m *Mapping) awaitClient(late func()) {
 // takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller
 // holds no lock that a client's request needs.
 func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
-	h.f.mu.Lock()
+	if h.f.mu.LockIn(ctx) != nil {
+		return false
+	}
 	x, _ := h.at(of.Pages().Start)
 	if x == nil || x.Extent != of {
 		h.f.mu.Unlock()
@@ -355,7 +357,9 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	if !h.takeBack(ctx, of) {
 		return false
 	}
-	f.mu.Lock()
+	if f.mu.LockIn(ctx) != nil {
+		return false
+	}
 	defer f.mu.Unlock()
 	x, _ := h.at(of.Pages().Start)
 	if x == nil || x.Extent != of || x.leasedLocked() { // a bracket may have come and gone meanwhile
@@ -388,7 +392,7 @@ func (m *Mapping) acquire(ctx context.Context, rg page.Range) (pages int64, err 
 		return pages, err
 	}
 	keep := m.dev.room.Keep(m.h, rg)
-	defer keep.Release()
+	defer keep.Free()
 	var runs []page.Range
 	for _, x := range keep.Extents() {
 		runs = page.AppendRange(runs, x.Pages().Intersect(rg))

@@ -28,14 +28,14 @@ type portion struct {
 	size    int64 // of the file
 
 	// fetched is closed when fetch has ended. Then err is set, or the rest is there.
-	fetched chan struct{}
-	err     error
-	release func()                // of the memory of mine
-	mine    [][]byte              // of each run, what the device has
-	sums    [][]gpubackend.Digest // of mine
-	merged  [][]byte              // what home is to have: mine, or a buffer
-	differ  [][]page.Range        // where merged differs from mine
-	flies   bool                  // it is a flight's
+	fetched  chan struct{}
+	err      error
+	giveBack func()                // of the memory of mine
+	mine     [][]byte              // of each run, what the device has
+	sums     [][]gpubackend.Digest // of mine
+	merged   [][]byte              // what home is to have: mine, or a buffer
+	differ   [][]page.Range        // where merged differs from mine
+	flies    bool                  // it is a flight's
 }
 
 // portionsOf cuts what one owner released into portions.
@@ -61,7 +61,7 @@ func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 	c := &portion{
 		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)),
 		bases: make([][]*pageBytes, len(runs)),
-		size:  f.size, fetched: make(chan struct{}), release: func() {},
+		size:  f.size, fetched: make(chan struct{}), giveBack: func() {},
 	}
 	for i, p := range runs {
 		c.ranges[i] = p.Range
@@ -101,11 +101,11 @@ func (c *portion) copyOut(ctx context.Context) error {
 		return err
 	}
 	pages := pagesOf(c.ranges)
-	buf, release, err := c.h.dev.HostBuffer(int(pages) << page.Shift)
+	buf, giveBack, err := c.h.dev.HostBuffer(int(pages) << page.Shift)
 	if err != nil {
 		return err
 	}
-	c.release = release
+	c.giveBack = giveBack
 	c.mine, c.sums = make([][]byte, len(c.ranges)), make([][]gpubackend.Digest, len(c.ranges))
 	rest, room := buf, make([]gpubackend.Digest, pages)
 	for i, rg := range c.ranges {
@@ -213,5 +213,5 @@ func (c *portion) free() {
 			giveBuffer((*buffer)(m[:cap(m)]))
 		}
 	}
-	c.release()
+	c.giveBack()
 }

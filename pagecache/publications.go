@@ -113,9 +113,9 @@ func look(files []*File) (sum, version uint64, publishing bool) {
 	return sum, version, publishing
 }
 
-// settled waits until no group of the files is being published, and returns what look does. With steady, none is
+// between waits until no group of the files is being published, and returns what look does. With steady, none is
 // published from then on until unsteady.
-func (p *publications) settled(ctx context.Context, files []*File, steady bool) (sum, version uint64, err error) {
+func (p *publications) between(ctx context.Context, files []*File, steady bool) (sum, version uint64, err error) {
 	var publishing bool
 	if !steady {
 		if sum, version, publishing = look(files); !publishing {
@@ -152,7 +152,7 @@ func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() 
 	err error)) (version uint64, pages int64, err error) {
 	for turn := 0; ; turn++ {
 		steady := turn == steadyTurn
-		before, version, err := c.publications.settled(ctx, files, steady)
+		before, version, err := c.publications.between(ctx, files, steady)
 		if err != nil {
 			return 0, pages, err
 		}
@@ -232,6 +232,6 @@ func (p *publications) forget(id FileID) {
 // Version returns the version of the group that was published last of the file: 0 if there was none. It waits while
 // one is being published.
 func (f *File) Version(ctx context.Context) (uint64, error) {
-	_, version, err := f.c.publications.settled(ctx, []*File{f}, false)
+	_, version, err := f.c.publications.between(ctx, []*File{f}, false)
 	return version, err
 }

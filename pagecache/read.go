@@ -58,7 +58,7 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 	}
 	size, ok := int64(0), false
 	if len(p) > 0 {
-		size, ok = f.settled(page.Covering(off, int64(len(p))), direct, home)
+		size, ok = f.nothingPending(page.Covering(off, int64(len(p))), direct, home)
 	}
 	if !ok {
 		size, n, fromHome, err = f.readPending(ctx, p, off, direct, home != nil)
@@ -70,9 +70,9 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 	return n, false, err
 }
 
-// settled answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any time.
-func (f *File) settled(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
-	size, ok = f.clean.Settled(rg, direct, home)
+// nothingPending answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any time.
+func (f *File) nothingPending(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
+	size, ok = f.clean.NothingPending(rg, direct, home)
 	return size, ok && !f.detached.Load()
 }
 

@@ -29,7 +29,7 @@ func readTwice(t *testing.T, src *source, off, n int) {
 
 // unlocked reports whether a read of the page at off would take no lock.
 func unlocked(src *source, off int64, direct bool) bool {
-	_, ok := src.attached.settled(page.Covering(off, page.Size), direct, src.reader)
+	_, ok := src.attached.nothingPending(page.Covering(off, page.Size), direct, src.reader)
 	return ok
 }
 
@@ -134,7 +134,7 @@ func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	f := src.attached
 	p.unmap()
 	require.NoError(t, m.cache.Close(context.Background()))
-	_, ok := f.settled(page.Range{End: 1}, false, src.reader)
+	_, ok := f.nothingPending(page.Range{End: 1}, false, src.reader)
 	require.False(t, ok)
 }
 

@@ -15,7 +15,7 @@ const (
 )
 
 // relays returns what a fill of so many bytes may use besides the device's own link, and what gives it back.
-func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, release func()) {
+func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack func()) {
 	if !c.neighbourLinks || bytes < c.leastRelayed {
 		return nil, func() {}
 	}

@@ -72,8 +72,20 @@ func (f *File) noteRightsLocked() (taken bool, err error) {
 
 // RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. Where rights were
 // taken away, memory that users had and nobody maps goes, and what devices released comes home: those who had the
-// memory may be storing there.
-func (f *File) RightsTouched() {
+// memory may be storing there. Where ctx ends before, that goes on in the background.
+func (f *File) RightsTouched(ctx context.Context) {
+	done := make(chan struct{})
+	f.c.lanes.work.Go(func() {
+		defer close(done)
+		f.rightsTouched()
+	})
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+func (f *File) rightsTouched() {
 	f.mu.Lock()
 	var had []*extent
 	if !f.detached.Load() {
@@ -151,7 +163,9 @@ func (f *File) freeOwnerLocked(dev *device) (versions.Owner, error) {
 func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding, error) {
 	var failed []*holding
 	for {
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return nil, err
+		}
 		if _, err := f.noteRightsLocked(); err != nil {
 			f.mu.Unlock()
 			return nil, err

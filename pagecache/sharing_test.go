@@ -233,7 +233,7 @@ func TestWhoWasGivenNothingKeepsNoMemoryShared(t *testing.T) {
 		Pages: a.pages, Size: extentBytes, By: residency.Tenant{User: carol},
 	})
 	require.NoError(t, err)
-	defer pin.Release()
+	defer pin.Free()
 	a.unmapAndKeep()
 	b := m.as(bob, src, true)
 	b.store(0, 'B')

@@ -68,7 +68,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	}
 	files := make([]*File, len(sources))
 	for i, src := range sources {
-		f, done, err := c.open(src, false)
+		f, done, err := c.open(ctx, src, false)
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	if err != nil {
 		return nil, err
 	}
-	key, err := newViewKey(c, dev, req, files)
+	key, err := newViewKey(ctx, c, dev, req, files)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	m := &ViewMapping{v: v}
 	m.start()
 	if err := m.begin(ctx, req, by); err != nil {
-		m.leave()
+		m.leave(ctx)
 		return nil, err
 	}
 	for _, p := range v.parts {
@@ -143,17 +143,17 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 }
 
 // leave ends the mapping.
-func (m *ViewMapping) leave() {
+func (m *ViewMapping) leave(ctx context.Context) {
 	m.end()
 	m.gone.Store(true)
 	if m.pin != nil {
-		m.pin.Release()
+		m.pin.Free()
 	}
 	m.v.mu.Lock()
 	delete(m.v.mappings, m)
 	m.v.mu.Unlock()
 	m.v.c.endMapping()
-	m.v.leave()
+	m.v.leave(ctx)
 }
 
 // Device returns the device's description.
@@ -243,7 +243,7 @@ func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 func (m *ViewMapping) Unmap(context.Context) error {
 	m.ended.Do(func() {
 		m.finish()
-		m.leave()
+		m.leave(context.Background())
 	})
 	return nil
 }

@@ -70,7 +70,7 @@ type viewKey struct {
 }
 
 // newViewKey returns the key of a view of files, which the caller keeps attached. It asks for their rights.
-func newViewKey(c *Cache, dev *device, req ViewRequest, files []*File) (viewKey, error) {
+func newViewKey(ctx context.Context, c *Cache, dev *device, req ViewRequest, files []*File) (viewKey, error) {
 	k := viewKey{device: dev.info.Ordinal, user: req.User}
 	if c.trustUsers {
 		k.user = 0
@@ -86,7 +86,9 @@ func newViewKey(c *Cache, dev *device, req ViewRequest, files []*File) (viewKey,
 	}
 	add(uint64(req.Alignment), uint64(len(files)))
 	for _, f := range files {
-		f.mu.Lock()
+		if err := f.mu.LockIn(ctx); err != nil {
+			return k, err
+		}
 		_, err := f.noteRightsLocked()
 		taken := f.taken
 		f.mu.Unlock()
@@ -197,7 +199,7 @@ func (f *File) snapshotViews() []*View {
 
 // leave takes a user of the view back, and forgets the view where it has nothing worth keeping. The files may have
 // nothing to be attached for any more. It blocks on them.
-func (v *View) leave() {
+func (v *View) leave(ctx context.Context) {
 	v.c.mu.Lock()
 	v.users--
 	v.c.mu.Unlock()
@@ -205,9 +207,7 @@ func (v *View) leave() {
 		v.drop()
 	}
 	for _, p := range v.parts {
-		p.f.mu.Lock()
-		p.f.dropIdleLocked()
-		p.f.mu.Unlock()
+		p.f.whenFree(ctx, p.f.dropIdleLocked)
 	}
 }
 

@@ -10,18 +10,18 @@ import (
 type CoverageOptions struct {
 	// Most is the most pages that may be fetched and not used yet.
 	Most int64
-	// Chunks is the number of chunks of 16 MiB that are remembered. What is known of others is forgotten: it costs 2
+	// Sections is the number of sections of 16 MiB that are remembered. What is known of others is forgotten: it costs 2
 	// KiB each.
-	Chunks int
+	Sections int
 }
 
 // DefaultCoverage keeps 256 MiB ahead, which hundreds of blocks need that begin anywhere in the next 100 MiB, and
 // remembers 128 GiB, in 16 MiB of memory.
-var DefaultCoverage = CoverageOptions{Most: 256 << 20 >> page.Shift, Chunks: 8 << 10}
+var DefaultCoverage = CoverageOptions{Most: 256 << 20 >> page.Shift, Sections: 8 << 10}
 
 const (
-	// levels of nodes: a node of level l is 2^l pages, aligned. The highest has MaxWindow, and is a chunk.
-	levels = chunkShift
+	// levels of nodes: a node of level l is 2^l pages, aligned. The highest has MaxWindow, and is a section.
+	levels = sectionShift
 	// firstLevel is the level of MinWindow.
 	firstLevel = 7
 	// enough is the share of what is fetched that must be expected to be used. Nodes that are waited for make the
@@ -65,12 +65,12 @@ const (
 // one. Rejected: a tracker for each stream, which needs an order to find them by; and a fixed share of resident blocks
 // (Tree), which is too low for sparse accesses and too high for a frontier.
 type Coverage struct {
-	o      CoverageOptions
-	end    page.Index
-	now    uint64 // pages that were read
-	chunks map[page.Index]*chunk
-	order  []page.Index // of chunks, as they were made
-	level  [levels + 1]level
+	o        CoverageOptions
+	end      page.Index
+	now      uint64 // pages that were read
+	sections map[page.Index]*section
+	order    []page.Index // of sections, as they were made
+	level    [levels + 1]level
 	// ahead is the pages asked for and not used yet, used those that were.
 	ahead, used int64
 }
@@ -99,18 +99,18 @@ type node struct {
 	alone, late bool
 }
 
-// chunk is what is known of 16 MiB.
-type chunk struct{ read, asked bitmap }
+// section is what is known of 16 MiB.
+type section struct{ read, asked bitmap }
 
 // NewCoverage makes a Coverage. Numbers that are not positive stand for those of DefaultCoverage.
 func NewCoverage(o CoverageOptions) *Coverage {
 	if o.Most <= 0 {
 		o.Most = DefaultCoverage.Most
 	}
-	if o.Chunks <= 0 {
-		o.Chunks = DefaultCoverage.Chunks
+	if o.Sections <= 0 {
+		o.Sections = DefaultCoverage.Sections
 	}
-	return &Coverage{o: o, end: endless, chunks: make(map[page.Index]*chunk)}
+	return &Coverage{o: o, end: endless, sections: make(map[page.Index]*section)}
 }
 
 // Access implements Predictor.
@@ -148,7 +148,7 @@ func (c *Coverage) Access(rg page.Range, p Pattern, ahead []page.Range) []page.R
 // touch notes that a page was read, and reports whether that is the first time.
 func (c *Coverage) touch(i page.Index) bool {
 	at, bit := place(i)
-	k := c.chunk(at)
+	k := c.section(at)
 	if k.read.has(bit) {
 		return false
 	}
@@ -298,7 +298,7 @@ func (c *Coverage) reads(n page.Index, l int) bool {
 		return false
 	}
 	at, bit := place(n << l)
-	k := c.chunks[at]
+	k := c.sections[at]
 	return k != nil && k.read.any(bit, 1<<l)
 }
 
@@ -312,7 +312,7 @@ func (c *Coverage) ask(start, n page.Index, ahead []page.Range) []page.Range {
 	}
 	for i := start; i < end && c.ahead < most; {
 		at, bit := place(i)
-		k := c.chunk(at)
+		k := c.section(at)
 		known := (k.read[bit/64] | k.asked[bit/64]) >> (bit % 64)
 		if skip := bits.TrailingZeros64(^known); skip > 0 {
 			i += page.Index(min(skip, 64-bit%64))
@@ -326,26 +326,26 @@ func (c *Coverage) ask(start, n page.Index, ahead []page.Range) []page.Range {
 	return ahead
 }
 
-// chunk returns what is known of a chunk, for which it makes room by forgetting the one made first.
-func (c *Coverage) chunk(at page.Index) *chunk {
-	k := c.chunks[at]
+// section returns what is known of a section, for which it makes room by forgetting the one made first.
+func (c *Coverage) section(at page.Index) *section {
+	k := c.sections[at]
 	if k != nil {
 		return k
 	}
-	if len(c.order) >= c.o.Chunks {
+	if len(c.order) >= c.o.Sections {
 		c.forget(c.order[0])
 		c.order = c.order[1:]
 	}
-	k = new(chunk)
-	c.chunks[at] = k
+	k = new(section)
+	c.sections[at] = k
 	c.order = append(c.order, at)
 	return k
 }
 
 func (c *Coverage) forget(at page.Index) {
-	if k := c.chunks[at]; k != nil {
+	if k := c.sections[at]; k != nil {
 		c.ahead -= int64(k.asked.count())
-		delete(c.chunks, at)
+		delete(c.sections, at)
 	}
 }
 
@@ -353,9 +353,9 @@ func (c *Coverage) forget(at page.Index) {
 func (c *Coverage) Unused(rg page.Range) {
 	for i := rg.Start; i < rg.End; {
 		at, bit := place(i)
-		k := c.chunks[at]
+		k := c.sections[at]
 		if k == nil {
-			i = (at + 1) << chunkShift
+			i = (at + 1) << sectionShift
 			continue
 		}
 		if k.asked.has(bit) {
@@ -380,8 +380,8 @@ func (c *Coverage) Resize(end page.Index) {
 		keep = append(keep, at)
 	}
 	c.order = keep
-	if k := c.chunks[last]; k != nil {
-		for i := bit; i < chunkPages; i++ {
+	if k := c.sections[last]; k != nil {
+		for i := bit; i < sectionPages; i++ {
 			k.read.drop(i)
 			if k.asked.has(i) {
 				k.asked.drop(i)

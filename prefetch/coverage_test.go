@@ -116,23 +116,23 @@ func TestUseEarnsCreditAndDisuseCostsIt(t *testing.T) {
 // TestCoverageKeepsItsBooks reads, truncates and loses pages at random, in a file of which not all can be remembered.
 func TestCoverageKeepsItsBooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := NewCoverage(CoverageOptions{Most: 5000, Chunks: 3})
+		c := NewCoverage(CoverageOptions{Most: 5000, Sections: 3})
 		at := int64(0)
 		for range rapid.IntRange(1, 300).Draw(t, "steps") {
 			switch rapid.IntRange(0, 12).Draw(t, "step") {
 			case 0:
-				c.Resize(page.Index(rapid.Int64Range(1, 5*chunkPages).Draw(t, "end")))
+				c.Resize(page.Index(rapid.Int64Range(1, 5*sectionPages).Draw(t, "end")))
 			case 1:
 				c.Unused(pages(at, 2000))
 			case 2, 3, 4:
-				at = rapid.Int64Range(0, 5*chunkPages).Draw(t, "jump")
+				at = rapid.Int64Range(0, 5*sectionPages).Draw(t, "jump")
 			}
 			n := rapid.Int64Range(1, 40).Draw(t, "pages")
 			c.Access(pages(at, n), Pattern(rapid.IntRange(0, 2).Draw(t, "pattern")), nil)
 			at += n
 		}
 		asked := int64(0)
-		for _, k := range c.chunks {
+		for _, k := range c.sections {
 			asked += int64(k.asked.count())
 			for i := range k.asked {
 				require.Zero(t, k.asked[i]&k.read[i], "a page that was read is not ahead")
@@ -155,19 +155,19 @@ func TestCoverageKeepsItsBooks(t *testing.T) {
 }
 
 func TestCoverageForgetsWhatItHasNoRoomFor(t *testing.T) {
-	c := NewCoverage(CoverageOptions{Chunks: 4})
+	c := NewCoverage(CoverageOptions{Sections: 4})
 	for k := range int64(100) {
-		c.Access(pages(k*chunkPages, 2), Sequential, nil)
-		require.LessOrEqual(t, len(c.chunks), 4)
-		require.Len(t, c.order, len(c.chunks))
+		c.Access(pages(k*sectionPages, 2), Sequential, nil)
+		require.LessOrEqual(t, len(c.sections), 4)
+		require.Len(t, c.order, len(c.sections))
 		asked := int64(0)
-		for _, x := range c.chunks {
+		for _, x := range c.sections {
 			asked += int64(x.asked.count())
 		}
 		require.Equal(t, asked, c.ahead)
 	}
-	c.Resize(98*chunkPages + 10)
-	require.Len(t, c.chunks, 3, "of 96 to 99 all but the last")
+	c.Resize(98*sectionPages + 10)
+	require.Len(t, c.sections, 3, "of 96 to 99 all but the last")
 	for l := range c.level {
 		require.LessOrEqual(t, len(c.level[l].open), 2*queue+1)
 	}

@@ -8,17 +8,17 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// set is a set of pages, kept as bits in chunks of chunkPages.
+// set is a set of pages, kept as bits in sections of sectionPages.
 type set map[page.Index]*bitmap
 
 const (
-	chunkShift = 12
-	// chunkPages is the pages of a chunk: 16 MiB.
-	chunkPages = 1 << chunkShift
+	sectionShift = 12
+	// sectionPages is the pages of a section: 16 MiB.
+	sectionPages = 1 << sectionShift
 )
 
-// bitmap has a bit for each page of a chunk.
-type bitmap [chunkPages / 64]uint64
+// bitmap has a bit for each page of a section.
+type bitmap [sectionPages / 64]uint64
 
 func (b *bitmap) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b *bitmap) add(i int)      { b[i/64] |= 1 << (i % 64) }
@@ -44,8 +44,8 @@ func (b *bitmap) count() (n int) {
 	return n
 }
 
-func place(i page.Index) (chunk page.Index, bit int) {
-	return i >> chunkShift, int(i & (chunkPages - 1))
+func place(i page.Index) (section page.Index, bit int) {
+	return i >> sectionShift, int(i & (sectionPages - 1))
 }
 
 func (s set) has(i page.Index) bool {
@@ -71,7 +71,7 @@ func (s set) drop(rg page.Range) {
 		c, bit := place(i)
 		b := s[c]
 		if b == nil {
-			i = (c + 1) << chunkShift
+			i = (c + 1) << sectionShift
 			continue
 		}
 		b.drop(bit)
@@ -81,20 +81,20 @@ func (s set) drop(rg page.Range) {
 
 // in returns the pages of rg that are in the set.
 func (s set) in(rg page.Range) (runs []page.Range) {
-	var chunks []page.Index
-	if n := rg.Len() >> chunkShift; n < int64(len(s)) {
-		for c := rg.Start >> chunkShift; c<<chunkShift < rg.End; c++ {
-			chunks = append(chunks, c)
+	var sections []page.Index
+	if n := rg.Len() >> sectionShift; n < int64(len(s)) {
+		for c := rg.Start >> sectionShift; c<<sectionShift < rg.End; c++ {
+			sections = append(sections, c)
 		}
 	} else {
-		chunks = slices.Sorted(maps.Keys(s))
+		sections = slices.Sorted(maps.Keys(s))
 	}
-	for _, c := range chunks {
+	for _, c := range sections {
 		b := s[c]
 		if b == nil {
 			continue
 		}
-		for i := max(c<<chunkShift, rg.Start); i < min((c+1)<<chunkShift, rg.End); i++ {
+		for i := max(c<<sectionShift, rg.Start); i < min((c+1)<<sectionShift, rg.End); i++ {
 			if _, bit := place(i); b.has(bit) {
 				runs = page.AppendRange(runs, page.Range{Start: i, End: i + 1})
 			}
@@ -111,7 +111,7 @@ func (s set) resize(end page.Index) {
 		case c > last, c == last && bit == 0:
 			delete(s, c)
 		case c == last:
-			for i := bit; i < chunkPages; i++ {
+			for i := bit; i < sectionPages; i++ {
 				b.drop(i)
 			}
 		}

@@ -218,9 +218,9 @@ func testCopiesOfManyBuffers(f *fixture) {
 	mem := f.alloc(size)
 	buffers := make([][]byte, size/n)
 	for i := range buffers {
-		b, release, err := f.dev.HostBuffer(n)
+		b, giveBack, err := f.dev.HostBuffer(n)
 		require.NoError(f, err)
-		defer release()
+		defer giveBack()
 		buffers[i] = b
 	}
 	slices.SortFunc(buffers, func(a, b []byte) int {
@@ -251,9 +251,9 @@ func testScatteredPages(f *fixture) {
 	for i, m := range mems {
 		f.write(m, 0, twins[i])
 	}
-	buffer, release, err := f.dev.HostBuffer(count * page.Size)
+	buffer, giveBack, err := f.dev.HostBuffer(count * page.Size)
 	require.NoError(f, err)
-	defer release()
+	defer giveBack()
 	other := make([]byte, count*page.Size)
 	for _, host := range [][]byte{buffer, other, nil} {
 		var pieces []gpubackend.Copy

@@ -114,9 +114,9 @@ func testPatchOfAgreed(f *fixture) {
 	m := f.alloc(pages * page.Size)
 	base := f.random(pages * page.Size)
 	mem := slices.Clone(base)
-	next, release, err := f.dev.HostBuffer(pages * page.Size)
+	next, giveBack, err := f.dev.HostBuffer(pages * page.Size)
 	require.NoError(f, err)
-	defer release()
+	defer giveBack()
 	copy(next, base)
 	var patches []gpubackend.Patch
 	for i := range pages {

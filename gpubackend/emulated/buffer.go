@@ -19,9 +19,9 @@ type buffers struct {
 	pools  [maxBufferShift - minBufferShift + 1]sync.Pool
 }
 
-// get returns n bytes with anything in them. They must not be used after release, of which every call but the first
+// get returns n bytes with anything in them. They must not be used after giveBack, of which every call but the first
 // does nothing.
-func (b *buffers) get(n int) (buf []byte, release func()) {
+func (b *buffers) get(n int) (buf []byte, giveBack func()) {
 	whole, pool := b.take(n)
 	buf = (*whole)[:n:n]
 	var released atomic.Bool

@@ -252,8 +252,8 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 	if d.isClosed() {
 		return nil, nil, gpubackend.ErrClosed
 	}
-	buf, release := d.buffers.get(n)
-	return buf, release, nil
+	buf, giveBack := d.buffers.get(n)
+	return buf, giveBack, nil
 }
 
 func (d *device) isClosed() bool {

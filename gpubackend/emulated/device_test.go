@@ -228,10 +228,10 @@ func TestPoison(t *testing.T) {
 	require.NoError(t, unix.Munmap(view))
 
 	for _, n := range []int{5000, 20 << 20} { // kept for the next caller, and not
-		buf, release, err := d.HostBuffer(n)
+		buf, giveBack, err := d.HostBuffer(n)
 		require.NoError(t, err)
 		copy(buf, "used")
-		release()
+		giveBack()
 		require.True(t, bytes.Equal(bytes.Repeat([]byte{0xc3}, n), buf), "%d bytes", n)
 	}
 }

@@ -292,7 +292,7 @@ func (d *Device) Modified(ctx context.Context, scans []gpubackend.Scan) ([][]pag
 }
 
 // HostBuffer is the Op of that name.
-func (d *Device) HostBuffer(n int) (buf []byte, release func(), err error) {
+func (d *Device) HostBuffer(n int) (buf []byte, giveBack func(), err error) {
 	if err := d.enter(context.Background(), HostBuffer); err != nil {
 		return nil, nil, err
 	}

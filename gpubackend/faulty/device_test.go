@@ -62,9 +62,9 @@ func calls(t *testing.T, d *faulty.Device, m gpubackend.Memory) map[faulty.Op]fu
 			return err
 		},
 		faulty.HostBuffer: func(context.Context) error {
-			_, release, err := d.HostBuffer(1)
+			_, giveBack, err := d.HostBuffer(1)
 			if err == nil {
-				release()
+				giveBack()
 			}
 			return err
 		},

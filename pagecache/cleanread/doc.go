@@ -65,7 +65,7 @@
 //
 // # Locks
 //
-// The executor's lock comes first. Haves, Settled, Changed, Publish, Facts and Close are called with it held; the
+// The executor's lock comes first. Haves, NothingPending, Changed, Publish, Facts and Close are called with it held; the
 // others take it through the Executor, and hold none of the following then. None is held while a device, home or the
 // Executor is called, but for Executor.Count.
 //

@@ -119,7 +119,7 @@ func (f *file) Facts(_ context.Context, rg page.Range) *Facts {
 	return f.File.Facts(rg, int64(len(f.home)), haves)
 }
 
-func (f *file) Settled(page.Range, bool) bool { return !f.pending }
+func (f *file) NothingPending(page.Range, bool) bool { return !f.pending }
 
 func (f *file) Haves(rg page.Range) []Have {
 	if f.nothing {
@@ -147,7 +147,7 @@ func (f *file) Look() (uint64, error)                 { return f.changes.Load(),
 func (f *file) read(off, n int64, direct bool) {
 	f.t.Helper()
 	rg := page.Covering(off, n)
-	size, ok := f.File.Settled(rg, direct, f)
+	size, ok := f.File.NothingPending(rg, direct, f)
 	if !ok {
 		f.publish(rg, direct)
 		size = int64(len(f.home))

@@ -44,11 +44,11 @@ func (f *File) valid(r page.Index) *snapshot {
 	return s
 }
 
-// Settled reports, without any lock, whether it is known that nothing of rg is pending, and, unless direct says that
+// NothingPending reports, without any lock, whether it is known that nothing of rg is pending, and, unless direct says that
 // the kernel will not hold them, that the executor counts its pages among those that the kernel may hold. size is that
 // of the file if devices may serve the read; otherwise it is 0. It may be asked at any time before Close, and is to be
 // asked while the kernel holds the pages locked for the read.
-func (f *File) Settled(rg page.Range, direct bool, home Home) (size int64, ok bool) {
+func (f *File) NothingPending(rg page.Range, direct bool, home Home) (size int64, ok bool) {
 	var s *snapshot
 	for r, last := regionsOf(rg); r <= last; r++ {
 		if s = f.valid(r); s == nil || !direct && !s.held {
@@ -77,7 +77,7 @@ type State struct {
 }
 
 // Publish publishes snapshots of the regions of rg, of which nothing is pending. Only a region that did not change
-// since the last read of it is worth one. direct is as for Settled. Called with the executor's lock held.
+// since the last read of it is worth one. direct is as for NothingPending. Called with the executor's lock held.
 func (f *File) Publish(rg page.Range, direct bool, now State) {
 	for r, last := regionsOf(rg); r <= last; r++ {
 		at := f.regions.need(r)
@@ -93,7 +93,7 @@ func (f *File) Publish(rg page.Range, direct bool, now State) {
 			continue
 		}
 		pages := page.Range{Start: r << regionShift, End: (r + 1) << regionShift}
-		if !f.ex.Settled(pages, !direct) {
+		if !f.ex.NothingPending(pages, !direct) {
 			continue
 		}
 		next := &snapshot{

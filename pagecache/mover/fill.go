@@ -343,7 +343,7 @@ func (p *Fill) read(i int, x *Piece) (err error) {
 		err = p.readDirect(x)
 	}
 	if err != nil {
-		x.giveBack()
+		x.withdraw()
 		return err
 	}
 	x.share()
@@ -387,7 +387,7 @@ func (p *Fill) prepare(x *Piece) error {
 		}
 		var err error
 		if x.patches, err = of.AppendPatches(x.patches, s, buf, own); err != nil {
-			x.release()
+			x.giveBack()
 			return err
 		}
 	}
@@ -399,14 +399,14 @@ func (p *Fill) prepare(x *Piece) error {
 
 // readBuffered reads a piece through the host's page cache.
 func (p *Fill) readBuffered(i int, x *Piece) (err error) {
-	if x.buf, x.release, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
+	if x.buf, x.giveBack, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
 		return err
 	}
 	at := int64(0)
 	for k := range x.Steps {
 		s := &x.Steps[k]
 		if err := p.readStep(i, s, x.buf[at:at+s.Pages.Bytes()], &x.Ways); err != nil {
-			x.release()
+			x.giveBack()
 			return err
 		}
 		at += s.Pages.Bytes()
@@ -478,7 +478,7 @@ func (l *callList) done() {
 func (p *Fill) send(pieces []*Piece, through *Relay) error {
 	defer func() {
 		for _, x := range pieces {
-			x.release()
+			x.giveBack()
 			x.buf, x.copies, x.patches = nil, nil, nil
 		}
 	}()

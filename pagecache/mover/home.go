@@ -70,8 +70,8 @@ type Source struct {
 	Direct DirectReader
 	// Size is that of the file. What lies behind reads as zero.
 	Size int64
-	// Hold keeps Home open until release is called. Both are called without any lock.
-	Hold func() (release func())
+	// Hold keeps Home open until giveBack is called. Both are called without any lock.
+	Hold func() (giveBack func())
 	// Refused is called without any lock when Home said that it will never be read so.
 	Refused func(reason string)
 
@@ -80,20 +80,20 @@ type Source struct {
 
 // hold keeps a Source open for several reads.
 type hold struct {
-	users   atomic.Int32
-	from    *Source
-	release func()
+	users    atomic.Int32
+	from     *Source
+	giveBack func()
 }
 
 func newHold(from *Source) *hold {
-	h := &hold{from: from, release: from.Hold()}
+	h := &hold{from: from, giveBack: from.Hold()}
 	h.users.Store(1)
 	return h
 }
 
 func (h *hold) drop() {
 	if h.users.Add(-1) == 0 {
-		h.release()
+		h.giveBack()
 	}
 }
 

@@ -42,9 +42,9 @@ type Piece struct {
 	Done  bool
 	bytes int64
 
-	// buf holds the steps' bytes one after the other, between read and send. release gives it back.
-	buf     []byte
-	release func()
+	// buf holds the steps' bytes one after the other, between read and send. giveBack takes it.
+	buf      []byte
+	giveBack func()
 	// copies brings the steps that are not patched up to date, patches the others. They are made along with the read,
 	// by those who read at once, and the digests while the bytes are in the processor's cache.
 	copies  []gpubackend.Copy

@@ -55,13 +55,13 @@ const (
 
 // readResult is the buffer of one call, which several Reads share.
 type readResult struct {
-	users   atomic.Int32
-	release func()
+	users    atomic.Int32
+	giveBack func()
 }
 
 func (r *readResult) done() {
-	if r.users.Add(-1) == 0 && r.release != nil {
-		r.release()
+	if r.users.Add(-1) == 0 && r.giveBack != nil {
+		r.giveBack()
 	}
 }
 
@@ -130,7 +130,7 @@ func (d *Device) carryOut(reads []*Read) {
 	for _, r := range reads {
 		total += r.bytes
 	}
-	buf, release, err := d.dev.HostBuffer(int(total))
+	buf, giveBack, err := d.dev.HostBuffer(int(total))
 	if err == nil {
 		for _, r := range reads {
 			r.buf = buf[:r.bytes:r.bytes]
@@ -145,7 +145,7 @@ func (d *Device) carryOut(reads []*Read) {
 		d.failed(err)
 	}
 	now := time.Now()
-	result := &readResult{release: release}
+	result := &readResult{giveBack: giveBack}
 	result.users.Store(int32(len(reads)))
 	for _, r := range reads {
 		r.free()

@@ -36,12 +36,12 @@ func (r *Reads) Under() int { return len(r.under) }
 // homeRead is the read of a piece.
 type homeRead struct {
 	steps []page.Range
-	// buf and release are as those of the piece, err says that there are none. Both are set when done is closed.
-	buf     []byte
-	release func()
-	ways    Ways
-	err     error
-	done    chan struct{}
+	// buf and giveBack are as those of the piece, err says that there are none. Both are set when done is closed.
+	buf      []byte
+	giveBack func()
+	ways     Ways
+	err      error
+	done     chan struct{}
 	// fate is readGoesOn until the read ended or nobody wants it any more.
 	fate atomic.Int32
 	// spoiled says that home changed since. Protected as Reads.
@@ -78,7 +78,7 @@ func (r *Reads) drop(first page.Index) {
 
 func (x *homeRead) free() {
 	if x.err == nil {
-		x.release()
+		x.giveBack()
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *Fill) thereLocked(i int) bool {
 
 // readDirect reads a piece by what the host's page cache has of it.
 func (p *Fill) readDirect(x *Piece) (err error) {
-	if x.buf, x.release, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
+	if x.buf, x.giveBack, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
 		return err
 	}
 	if x.held {
@@ -162,7 +162,7 @@ func (p *Fill) readDirect(x *Piece) (err error) {
 		x.Ways, err = p.From.readWarm(x)
 	}
 	if err != nil {
-		x.release()
+		x.giveBack()
 	}
 	return err
 }
@@ -213,7 +213,7 @@ func (p *Fill) taken(x *Piece, r *homeRead) error {
 	if r.err != nil {
 		return r.err
 	}
-	x.buf, x.release, x.Ways = r.buf, r.release, r.ways
+	x.buf, x.giveBack, x.Ways = r.buf, r.giveBack, r.ways
 	// What the host's page cache has is copied by the readers themselves.
 	p.cold.Store(x.Ways.Direct+x.Ways.Buffered > 0)
 	return nil
@@ -301,11 +301,11 @@ func (r *homeRead) run(dev *Device, home *hold, bytes int64, atOnce int) {
 }
 
 func (r *homeRead) read(dev *Device, home *Source, bytes int64, atOnce int) {
-	if r.buf, r.release, r.err = dev.dev.HostBuffer(int(bytes)); r.err != nil {
+	if r.buf, r.giveBack, r.err = dev.dev.HostBuffer(int(bytes)); r.err != nil {
 		return
 	}
 	if r.ways, r.err = home.readSteps(r.steps, r.buf, atOnce); r.err != nil {
-		r.release()
+		r.giveBack()
 	}
 }
 

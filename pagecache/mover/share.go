@@ -129,7 +129,7 @@ func (x *Piece) share() {
 		if y := s.piece(x); y != nil {
 			s.Fill.hand(y)
 		} else {
-			s.giveBack()
+			s.withdraw()
 		}
 	}
 	x.shares = nil
@@ -158,7 +158,7 @@ func (s *Share) piece(x *Piece) *Piece {
 	y := &Piece{given: true}
 	y.setPages(s.Pages)
 	var err error
-	if y.buf, y.release, err = s.Fill.Device.dev.HostBuffer(max(total, 1)); err != nil {
+	if y.buf, y.giveBack, err = s.Fill.Device.dev.HostBuffer(max(total, 1)); err != nil {
 		return nil
 	}
 	y.copies = gather(copies, y.buf)
@@ -188,15 +188,15 @@ func (p *Fill) hand(y *Piece) {
 	p.inbox.came()
 }
 
-// giveBack says that what others were to get of a piece does not come from it.
-func (x *Piece) giveBack() {
+// withdraw says that what others were to get of a piece does not come from it.
+func (x *Piece) withdraw() {
 	for _, s := range x.shares {
-		s.giveBack()
+		s.withdraw()
 	}
 	x.shares = nil
 }
 
-func (s *Share) giveBack() {
+func (s *Share) withdraw() {
 	s.Fill.Into.(Sharer).Return(s.Pages)
 	s.Fill.inbox.took(s.bytes())
 	s.Fill.inbox.came()
@@ -214,7 +214,7 @@ func (p *Fill) endSharing() {
 	p.mu.Unlock()
 	for _, x := range claimed { // after an error some were not read
 		if x != nil {
-			x.giveBack()
+			x.withdraw()
 		}
 	}
 	of.Close()

@@ -7,11 +7,11 @@ import "context"
 func (d *Device) Stage(ctx context.Context) error {
 	most := Readers()*PieceBytes + senders*callBytes
 	for n := 0; n < most && ctx.Err() == nil; n += PieceBytes {
-		_, release, err := d.dev.HostBuffer(PieceBytes)
+		_, giveBack, err := d.dev.HostBuffer(PieceBytes)
 		if err != nil {
 			return err
 		}
-		defer release() // not before the next one is made
+		defer giveBack() // not before the next one is made
 	}
 	return ctx.Err()
 }

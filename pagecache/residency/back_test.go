@@ -25,7 +25,7 @@ func TestBack(t *testing.T) {
 			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))},
 				Asking{By: Tenant{User: user}, Patience: patient})
 			require.NoError(t, err)
-			g.Release()
+			g.Free()
 		}
 	}
 	host(a, 1, 4)
@@ -48,7 +48,7 @@ func TestBack(t *testing.T) {
 	}
 	later()
 	require.EqualValues(t, 11*granule, d.Status().Pinned, "the device is full")
-	mapped.Release()
+	mapped.Free()
 	full.letGo(t)
 	small := newKey(t, d)
 	mapped, err = small.take(0, 0, 15)
@@ -57,7 +57,7 @@ func TestBack(t *testing.T) {
 	}
 	later()
 	require.EqualValues(t, 11*granule, d.Status().Pinned, "one extent has all")
-	mapped.Release()
+	mapped.Free()
 	small.letGo(t)
 
 	require.NoError(t, d.Back(ctx, now))
@@ -71,7 +71,7 @@ func TestBack(t *testing.T) {
 	later()
 	require.Equal(t, 4, count(a, TierVRAM))
 	require.EqualValues(t, 9*granule, d.Status().MovedIn)
-	busy.Release()
+	busy.Free()
 }
 
 // TestBackByShare: who owns least by the share gets room first, and a batch ends before all is full.
@@ -91,12 +91,12 @@ func TestBackByShare(t *testing.T) {
 			g, err := d.Grant(ctx, []Want{k.want(pageOf(i), pageOf(i+1))},
 				Asking{By: Tenant{User: user}, Patience: patient})
 			require.NoError(t, err)
-			g.Release()
+			g.Free()
 		}
 	}
 	free := func(n int) {
 		for _, x := range full.Extents(granules(0, 16))[:n] {
-			mapped[0].Release()
+			mapped[0].Free()
 			mapped = mapped[1:]
 			require.True(t, full.Clean(ctx, x, true))
 		}
@@ -113,7 +113,7 @@ func TestBackByShare(t *testing.T) {
 	require.EqualValues(t, 3*granule, d.Status().MovedIn, "a sixteenth is left")
 	require.EqualValues(t, 3*granule, d.owned(2), "furthest below the share")
 	for _, p := range mapped {
-		p.Release()
+		p.Free()
 	}
 }
 
@@ -126,8 +126,8 @@ func TestBackDoesNotWait(t *testing.T) {
 	require.NoError(t, err)
 	g, err := k.grant(false, 0, 1)
 	require.NoError(t, err)
-	g.Release()
-	mapped.Release()
+	g.Free()
+	mapped.Free()
 	full.letGo(t)
 	require.NoError(t, d.Back(ctx, now))
 	mine, _, err := d.turn(ctx)

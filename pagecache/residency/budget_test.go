@@ -35,11 +35,11 @@ func TestBudgetShrinks(t *testing.T) {
 	require.EqualValues(t, 2*granule, d.backend.Used(), "what is mapped stays")
 	_, err = clean.take(0, 0, 1)
 	require.ErrorIs(t, err, syscall.ENOMEM)
-	pin.Release()
+	pin.Free()
 	one, err := clean.take(0, 0, 1)
 	require.NoError(t, err, "it makes room once nobody maps it")
 	require.Empty(t, mapped.tiers())
-	one.Release()
+	one.Free()
 }
 
 // TestBudgetGrows has a device give more than it was made with, but no more than there is.
@@ -58,7 +58,7 @@ func TestBudgetGrows(t *testing.T) {
 	pin, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 4), Size: granule,
 		By: Tenant{User: 1, Limited: true}})
 	require.NoError(t, err)
-	pin.Release()
+	pin.Free()
 }
 
 // TestPinnedMemoryShrinks gives back what no bracket uses.
@@ -69,13 +69,13 @@ func TestPinnedMemoryShrinks(t *testing.T) {
 	require.NoError(t, err)
 	more, err := b.grant(false, 0, 2)
 	require.NoError(t, err)
-	more.Release()
+	more.Free()
 	require.EqualValues(t, 3*granule, d.Status().Pinned)
 	d.pinned.SetLimit(0)
 	require.NoError(t, d.Trim(context.Background()))
 	require.EqualValues(t, granule, d.Status().Pinned, "a bracket has it")
 	require.Empty(t, b.tiers())
-	g.Release()
+	g.Free()
 	require.NoError(t, d.Trim(context.Background()))
 	used, _ := d.pinned.Used()
 	require.Zero(t, used)
@@ -83,5 +83,5 @@ func TestPinnedMemoryShrinks(t *testing.T) {
 	d.pinned.SetLimit(2 * granule)
 	g, err = b.grant(false, 0, 3)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 }

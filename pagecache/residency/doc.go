@@ -32,10 +32,10 @@
 //	made   → mapped   Reserve, for the client that asked. Its placement becomes TierVRAM
 //	made   → freed    Reserve, where zeroing fails
 //	idle   → mapped   Reserve
-//	mapped → idle     Pin.Release, of the last one
+//	mapped → idle     Pin.Free, of the last one
 //	idle   → left     Leave: the extent is evicted, or its file is gone
 //	mapped → left     Leave of a lost device; or Reserve, where the Key got other memory for these pages meanwhile
-//	left   → freed    Pin.Release or LetGo, of the last user. Its placement becomes TierNone
+//	left   → freed    Pin.Free or LetGo, of the last user. Its placement becomes TierNone
 //	idle   → idle     Move: its bytes are in other memory. Its placement becomes TierHost, or TierVRAM again
 //
 // # Placements

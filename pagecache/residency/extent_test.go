@@ -31,8 +31,8 @@ func TestStates(t *testing.T) {
 	require.NoError(t, err)
 	require.Same(t, x, again.Extents()[0])
 	require.Equal(t, []UserPins{{7, granule}}, d.Status().Users, "it counts once for each user")
-	again.Release()
-	p.Release()
+	again.Free()
+	p.Free()
 	require.Equal(t, Status{Eviction: "allocated", Budget: 4 * granule, Extents: 1, Users: []UserPins{},
 		Pins: []UserPins{}, Departures: []Departure{},
 		Tenants: []tenants.Account{{Tenant: "user 7", Owned: granule, Share: 4 * granule}}}, d.Status())
@@ -66,7 +66,7 @@ func TestWhoMapsIsTold(t *testing.T) {
 	x.place(TierVRAM, x.Memory())
 	require.Len(t, told, len(p.Extents())+1)
 	require.EqualValues(t, 2, told[len(told)-1].Generation)
-	p.Release()
+	p.Free()
 	x.place(TierVRAM, x.Memory())
 	require.Len(t, told, 2, "the client is gone")
 }
@@ -83,7 +83,7 @@ func TestLostWhileMapped(t *testing.T) {
 	require.Zero(t, d.Status().Extents)
 	require.EqualValues(t, 2*granule, d.Status().Mapped)
 	require.EqualValues(t, 2*granule, f.Used())
-	p.Release()
+	p.Free()
 	require.Zero(t, f.Used())
 }
 

@@ -173,7 +173,7 @@ func (k *key) idle(t *testing.T, from, to page.Index) {
 	t.Helper()
 	p, err := k.take(0, from, to)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 }
 
 // taking is take that a test does not wait for.

@@ -50,14 +50,14 @@ type Grant struct {
 // Pins returns a Pin for each Want, in their order.
 func (g *Grant) Pins() []*Pin { return g.pins }
 
-// Release gives all of it back, once. It blocks as Extent.LetGo does.
-func (g *Grant) Release() {
+// Free gives all of it back, once. It blocks as Extent.LetGo does.
+func (g *Grant) Free() {
 	g.dev.mu.Lock()
 	delete(g.dev.grants, g)
 	g.dev.overBusLocked(g)
 	g.dev.mu.Unlock()
 	for _, p := range g.pins {
-		p.Release()
+		p.Free()
 	}
 }
 
@@ -246,7 +246,7 @@ func (d *Device) tryGrant(
 		if err != nil {
 			for _, p := range g.pins {
 				p.failed = true
-				p.Release()
+				p.Free()
 			}
 		}
 	}()

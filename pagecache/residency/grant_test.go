@@ -75,10 +75,10 @@ func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
 	require.Equal(t, []Tier{TierVRAM, TierVRAM, TierHost}, k.tiers())
 	require.Empty(t, idle.tiers(), "what was idle went first")
 	require.EqualValues(t, granule, d.Status().Pinned)
-	g.Release()
+	g.Free()
 	again, err := k.grant(false, 0, 3)
 	require.NoError(t, err)
-	again.Release()
+	again.Free()
 }
 
 // TestGrantIsWhole has one that cannot have all of its memory hold none.
@@ -93,8 +93,8 @@ func TestGrantIsWhole(t *testing.T) {
 	require.EqualValues(t, 2*granule, d.Status().Mapped)
 	more, err := a.grant(true, 2, 3)
 	require.NoError(t, err, "what the other one had got makes room")
-	more.Release()
-	g.Release()
+	more.Free()
+	g.Free()
 	_, err = b.grant(false, 0, 4)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 }
@@ -109,7 +109,7 @@ func TestGrantWaitsWithoutLooking(t *testing.T) {
 	_, err = d.Grant(t.Context(), []Want{b.want(0, 2)}, Asking{Patience: waits, Process: 7})
 	require.ErrorIs(t, err, syscall.ETIMEDOUT)
 	require.Less(t, b.asked.Load(), int64(100))
-	g.Release()
+	g.Free()
 }
 
 // TestGrantAfterPinnedMemoryIsRefused goes on without pinned memory where the host gives none.
@@ -121,7 +121,7 @@ func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EDEADLK)
 	g, err := k.grant(true, 0, 2)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 }
 
 // TestPinnedMemoryIsZeroed has an extent find nothing of what the memory had before.
@@ -135,7 +135,7 @@ func TestPinnedMemoryIsZeroed(t *testing.T) {
 	secret := []byte("secret")
 	mem := k.Extents(granules(0, 1))[0].Memory()
 	require.NoError(t, f.CopyIn(context.Background(), []gpubackend.Copy{{Mem: mem, Host: secret}}))
-	g.Release()
+	g.Free()
 	k.letGo(t)
 	_, spare := d.pinned.Used()
 	require.EqualValues(t, granule, spare, "it is kept for the next one")
@@ -146,8 +146,8 @@ func TestPinnedMemoryIsZeroed(t *testing.T) {
 	require.Same(t, mem, same)
 	require.NoError(t, f.CopyOut(context.Background(), []gpubackend.Copy{{Mem: same, Host: secret}}))
 	require.Equal(t, make([]byte, 6), secret)
-	g.Release()
-	held.Release()
+	g.Free()
+	held.Free()
 }
 
 // TestPinnedMemoryIsGivenBack frees what nobody uses, and what another size needs.
@@ -188,7 +188,7 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 		t.Helper()
 		g, err := ask(k, user, from, to)
 		require.NoError(t, err)
-		g.Release()
+		g.Free()
 	}
 	full, a, b, c := newKey(t, far), newKey(t, far), newKey(t, far), newKey(t, near)
 	mapped, err := full.take(0, 0, 1)
@@ -214,7 +214,7 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	_, err = ask(c, 3, 0, 3)
 	require.ErrorIs(t, err, syscall.EDEADLK)
 	require.Len(t, b.tiers(), 3)
-	used.Release()
+	used.Free()
 	idle(c, 3, 0, 3)
 
 	pool.SetLimit(granule)
@@ -222,7 +222,7 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	usedNow, _ := pool.Used()
 	require.EqualValues(t, granule, usedNow, "of the other device, too")
 	pool.SetLimit(4 * granule)
-	mapped.Release()
+	mapped.Free()
 }
 
 // TestPinnedMemoryOfOthers is not given to a user while another one may have it still.
@@ -257,10 +257,10 @@ func TestKeptExtentsStay(t *testing.T) {
 	_, err := other.grant(true, 0, 1)
 	require.ErrorIs(t, err, syscall.EDEADLK)
 	require.Empty(t, d.Status().Users)
-	keep.Release()
+	keep.Free()
 	g, err := other.grant(true, 0, 1)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 }
 
 // TestKeepsWhatMoves has an extent that is moving be kept once it has moved: whoever brings extents up to date must not
@@ -281,7 +281,7 @@ func TestKeepsWhatMoves(t *testing.T) {
 	require.True(t, moved)
 	keep := <-kept
 	require.Equal(t, []*Extent{x}, keep.Extents())
-	keep.Release()
+	keep.Free()
 }
 
 // TestWhoGivesUpLeavesTheLine has those behind be served.
@@ -297,7 +297,7 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 		go func() {
 			g, err := d.Grant(ctx, []Want{k.want(0, 1)}, Asking{Patience: patient})
 			if err == nil {
-				g.Release()
+				g.Free()
 			}
 			ends <- err
 		}()
@@ -308,7 +308,7 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 		k := newKey(t, d)
 		g, err := k.grant(false, 0, 1)
 		if err == nil {
-			g.Release()
+			g.Free()
 		}
 		behind <- err
 	}()
@@ -317,6 +317,6 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 	for range 2 {
 		require.ErrorIs(t, <-ends, context.Canceled)
 	}
-	g.Release()
+	g.Free()
 	require.NoError(t, <-behind)
 }

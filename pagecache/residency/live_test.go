@@ -82,7 +82,7 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.Empty(t, idle.tiers())
 	require.Len(t, pinned.tiers(), 1)
 	require.Contains(t, d.Status().Why, "programs map the rest, or it is pinned or guaranteed")
-	pin.Release()
+	pin.Free()
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: granule + 1}})
 	require.NoError(t, d.Follow(ctx, now))
 	require.EqualValues(t, 2*granule, d.Budget(), "what is guaranteed, in whole allocations")

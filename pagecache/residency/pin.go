@@ -37,7 +37,7 @@ type Pin struct {
 // Extents returns the pinned extents in the order of their pages.
 func (p *Pin) Extents() []*Extent { return p.extents }
 
-// Watch calls told for each extent with where it is now, and later whenever that changes, until Release. The calls for
+// Watch calls told for each extent with where it is now, and later whenever that changes, until Free. The calls for
 // now are made by the caller of Watch, later ones by whoever moves the extent, with no lock of this package held. A Pin
 // is watched once.
 func (p *Pin) Watch(told func(x *Extent, at Placement)) {
@@ -81,8 +81,8 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 	}
 }
 
-// Release gives the extents back, once. It blocks as LetGo does.
-func (p *Pin) Release() {
+// Free gives the extents back, once. It blocks as LetGo does.
+func (p *Pin) Free() {
 	for _, x := range p.extents {
 		p.dev.mu.Lock()
 		p.dev.unpinLocked(x, p)

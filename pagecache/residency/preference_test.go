@@ -45,7 +45,7 @@ func TestOnHost(t *testing.T) {
 		g, err := k.grant(false, 0, 2)
 		require.NoError(t, err)
 		require.Equal(t, []Tier{TierHost, TierHost}, k.tiers())
-		g.Release()
+		g.Free()
 		require.NoError(t, d.Back(ctx, now))
 		require.NoError(t, d.Back(ctx, now.Add(backAfter)))
 	}

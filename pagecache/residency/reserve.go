@@ -71,7 +71,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 			rest.Start = pieces[i].pages.End
 		}
 		if err != nil {
-			p.Release()
+			p.Free()
 			return nil, err
 		}
 	}

@@ -33,7 +33,7 @@ func TestWhatFitsDoesNotWait(t *testing.T) {
 	more := others.taking(8, 2, 3) // of what was evicted
 	d.waitTurns(t, 2)
 	still(t, more)
-	small.Release()
+	small.Free()
 	others.mu.Lock()
 	require.True(t, others.has[0].Leave(false))
 	others.has = others.has[1:]
@@ -44,7 +44,7 @@ func TestWhatFitsDoesNotWait(t *testing.T) {
 	if o := <-more; o.err == nil {
 		t.Error("there is room for more than there is")
 	}
-	all.Release()
+	all.Free()
 }
 
 // TestTurns: reservations that need room get it in the order in which they came.
@@ -71,7 +71,7 @@ func TestTurns(t *testing.T) {
 		got = append(got, soon(t, done))
 	}
 	for _, p := range got {
-		p.Release()
+		p.Free()
 	}
 }
 
@@ -88,8 +88,8 @@ func TestSamePagesAtOnce(t *testing.T) {
 	gate.Open()
 	a, b := soon(t, first), soon(t, second)
 	require.Same(t, a.Extents()[0], b.Extents()[0])
-	a.Release()
-	b.Release()
+	a.Free()
+	b.Free()
 }
 
 // TestSamePagesWhileTheyAreAdopted: the one who waits does not give up in the moment when the memory is made, and the
@@ -108,8 +108,8 @@ func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	k.adopts <- struct{}{}
 	a, b := soon(t, first), soon(t, second)
 	require.Same(t, a.Extents()[0], b.Extents()[0])
-	a.Release()
-	b.Release()
+	a.Free()
+	b.Free()
 }
 
 // TestWhoGivesUpTakesNoTurn: a reservation that waits for its turn ends with its context.
@@ -135,8 +135,8 @@ func TestWhoGivesUpTakesNoTurn(t *testing.T) {
 	still(t, third)
 	close(slow.home)
 	a, b := soon(t, first), soon(t, third)
-	a.Release()
-	b.Release()
+	a.Free()
+	b.Free()
 }
 
 // TestFull: what cannot be brought home makes no room, and what nobody can have is said at once.
@@ -150,10 +150,10 @@ func TestFull(t *testing.T) {
 	_, err = k.take(7, 1, 2)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.ErrorContains(t, err, "device 0 is full")
-	p.Release()
+	p.Free()
 	p, err = k.take(7, 1, 2)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 }
 
 // TestTheLargestOwnerGivesWay: who has more than the share of what is cached pays for it, be it who asks; the rule says
@@ -164,7 +164,7 @@ func TestTheLargestOwnerGivesWay(t *testing.T) {
 	keep := func(user uint32, i page.Index) {
 		p, err := k.take(user, i, i+1)
 		require.NoError(t, err)
-		p.Release()
+		p.Free()
 	}
 	owners := func() string {
 		s := ""
@@ -208,8 +208,8 @@ func TestCopiedGoesLast(t *testing.T) {
 	require.Eventually(t, func() bool { return d.look().leaving == 1 }, patient, time.Millisecond)
 	still(t, second)
 	x.LetGo()
-	soon(t, second).Release()
-	p.Release()
+	soon(t, second).Free()
+	p.Free()
 }
 
 // TestManyUsersOfTwoDevices: whatever users do at once, nobody gets more than there is, or than a share, and nothing
@@ -292,5 +292,5 @@ func manyOnce(t *testing.T, rnd *rand.Rand, user uint32, keys []*key, f *faulty.
 			defer x.LetGo()
 		}
 	}
-	p.Release()
+	p.Free()
 }

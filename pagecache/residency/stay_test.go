@@ -33,7 +33,7 @@ func TestPinnedKeysStay(t *testing.T) {
 	require.ErrorIs(t, failed.err, syscall.ENOMEM)
 	require.ErrorContains(t, failed.err, "128 KiB are pinned by user 7 and not mapped")
 	first.pinned.Store(nil)
-	soon(t, others.taking(0, 6, 7)).Release()
-	more.Release()
-	o.Release()
+	soon(t, others.taking(0, 6, 7)).Free()
+	more.Free()
+	o.Free()
 }

@@ -33,13 +33,13 @@ func TestOwnerIsWhoMapsFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, granule, d.owned(1))
 	require.Zero(t, d.owned(2))
-	first.Release()
-	second.Release()
+	first.Free()
+	second.Free()
 	third, err := k.take(3, 0, 1)
 	require.NoError(t, err)
 	require.Zero(t, d.owned(1))
 	require.EqualValues(t, granule, d.owned(3))
-	third.Release()
+	third.Free()
 }
 
 // TestMostOfATenant: who may own no more makes room among what is its own, though memory is free, and is refused by the
@@ -53,7 +53,7 @@ func TestMostOfATenant(t *testing.T) {
 	for i := range 3 {
 		p, err := a.take(1, pageOf(i), pageOf(i+1))
 		require.NoError(t, err)
-		p.Release()
+		p.Free()
 	}
 	require.EqualValues(t, 2*granule, d.owned(1))
 	require.Len(t, a.tiers(), 2, "its own made room")
@@ -67,8 +67,8 @@ func TestMostOfATenant(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierHost}, a.tiers())
 	require.EqualValues(t, 2*granule, d.owned(1))
-	g.Release()
-	p.Release()
+	g.Free()
+	p.Free()
 }
 
 // TestMostOfATenantOfWhatOthersHad: what others had mapped counts for the maximum of who maps it next, and what is his
@@ -80,11 +80,11 @@ func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	for i := range 4 {
 		p, err := theirs.take(2, pageOf(i), pageOf(i+1))
 		require.NoError(t, err)
-		p.Release()
+		p.Free()
 	}
 	p, err := mine.take(1, 0, 1)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	p, err = theirs.take(1, 0, 2)
 	require.NoError(t, err)
 	require.Empty(t, mine.tiers(), "it made room")
@@ -97,9 +97,9 @@ func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	both, err := theirs.take(1, 2, 3)
 	require.NoError(t, err, "it is on another one's account")
 	require.EqualValues(t, 2*granule, d.owned(1))
-	both.Release()
-	used.Release()
-	p.Release()
+	both.Free()
+	used.Free()
+	p.Free()
 }
 
 // TestMostOfATenantInBrackets: what a bracket uses again stays in pinned memory where its tenant may own no more of the
@@ -115,13 +115,13 @@ func TestMostOfATenantInBrackets(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []Tier{TierHost}, b.tiers())
 		require.EqualValues(t, 2*granule, d.owned(1))
-		g.Release()
+		g.Free()
 	}
-	used.Release()
+	used.Free()
 	g, err := d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 2}, Patience: patient})
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierVRAM}, b.tiers(), "another one may own it")
-	g.Release()
+	g.Free()
 }
 
 // TestMostOfATenantOfWhatOthersHadInBrackets: what others had on the device is a bracket's only up to the maximum of
@@ -140,7 +140,7 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	file.idle(t, 0, 1)
 	p, err := mine.take(1, 0, 1)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 
 	d.pinned.SetLimit(granule)
 	_, err = ask(theirs, 0, 4)
@@ -157,7 +157,7 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	pinned, err := ask(file, 0, 1)
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierVRAM}, file.tiers(), "it is pinned to the device")
-	pinned.Release()
+	pinned.Free()
 	file.letGo(t)
 
 	other := newKey(t, d)
@@ -170,7 +170,7 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EDEADLK, "it cannot move now")
 	both, err := ask(other, 1, 2)
 	require.NoError(t, err, "it is on another one's account")
-	keep.Release()
+	keep.Free()
 	x := other.Extents(granules(0, 1))[0]
 	x.Hold()
 	more, err := ask(other, 0, 1)
@@ -179,9 +179,9 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	require.Equal(t, []Tier{TierHost, TierVRAM}, other.tiers(), "who copies has what was there")
 	require.EqualValues(t, 2*granule, d.owned(1))
 	for _, g := range []*Grant{g, both, more} {
-		g.Release()
+		g.Free()
 	}
-	used.Release()
+	used.Free()
 }
 
 // TestKeepLeavesTheOwner: what is kept for a while stays on its owner's account, until somebody else maps it.
@@ -190,14 +190,14 @@ func TestKeepLeavesTheOwner(t *testing.T) {
 	k := newKey(t, d)
 	p, err := k.take(1, 0, 1)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	keep := d.Keep(k, granules(0, 1))
 	require.EqualValues(t, granule, d.owned(1))
 	p, err = k.take(2, 0, 1)
 	require.NoError(t, err)
 	require.EqualValues(t, granule, d.owned(2))
-	keep.Release()
-	p.Release()
+	keep.Free()
+	p.Free()
 	require.EqualValues(t, granule, d.owned(2))
 }
 
@@ -224,18 +224,18 @@ func TestMostPinned(t *testing.T) {
 	_, err = ask(b, 1, time.Millisecond, 0, 4)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.ErrorContains(t, err, "user 1 may own no more than 128 KiB of it and 64 KiB of pinned memory")
-	g.Release()
+	g.Free()
 	g, err = ask(a, 1, patient, 1, 2)
 	require.NoError(t, err, "what is idle of his own makes room")
 	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: granule, Share: 4 * granule, Most: granule}},
 		d.pinned.Tenants())
-	g.Release()
+	g.Free()
 	require.Equal(t, []Tier{TierHost}, a.tiers())
 	g, err = ask(b, 3, patient, 0, 4)
 	require.NoError(t, err, "another one takes it all")
 	require.Empty(t, a.tiers())
-	g.Release()
-	mapped.Release()
+	g.Free()
+	mapped.Free()
 }
 
 // TestMostPinnedOfWhatLeaves: an extent whose owner may have no more pinned memory does not go there.
@@ -245,10 +245,10 @@ func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	k := newKey(t, d)
 	p, err := k.take(1, 0, 1)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	p, err = k.take(1, 1, 2)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	nothing := func(_, _ gpubackend.Memory) error { return nil }
 	x := k.Extents(granules(0, 2))
 	require.True(t, x[0].Demote(context.Background(), nothing))
@@ -266,12 +266,12 @@ func TestRequesterIsCounted(t *testing.T) {
 		for user, k := range map[uint32]*key{1: mine, 2: theirs} {
 			p, err := k.take(user, pageOf(i), pageOf(i+1))
 			require.NoError(t, err)
-			p.Release()
+			p.Free()
 		}
 	}
 	p, err := mine.take(1, 2, 3)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	require.Len(t, theirs.tiers(), 2)
 	require.Len(t, mine.tiers(), 2)
 }
@@ -284,14 +284,14 @@ func TestGuaranteeHolds(t *testing.T) {
 	safe, k := newKey(t, d), newKey(t, d)
 	p, err := safe.take(1, 0, 1)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	p, err = safe.take(1, 1, 2)
 	require.NoError(t, err)
-	p.Release()
+	p.Free()
 	for i := range 5 {
 		p, err := k.take(2, pageOf(i), pageOf(i+1))
 		require.NoError(t, err)
-		p.Release()
+		p.Free()
 	}
 	require.Len(t, safe.tiers(), 2)
 	_, err = k.take(2, 10, 13)

@@ -25,7 +25,7 @@ func TestWhyEvicted(t *testing.T) {
 
 	g, err := k.grant(false, 0, 2)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 	over := d.Status().OverBus
 	require.EqualValues(t, 1, over.Brackets)
 	require.EqualValues(t, 2*granule, over.Bytes)
@@ -34,8 +34,8 @@ func TestWhyEvicted(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, d.Status().Departures,
 		Departure{Why: ForPinned, Rule: "allocated", Pinned: true, Extents: 1, Bytes: granule})
-	other.Release()
-	mapped.Release()
+	other.Free()
+	mapped.Free()
 	require.NoError(t, d.SetBudget(ctx, granule, "a test"))
 	require.Contains(t, d.Status().Departures,
 		Departure{Why: ForBudget, Rule: "allocated", Extents: 1, Bytes: 4 * granule})
@@ -57,10 +57,10 @@ func TestOthersExtentsAndMostPinned(t *testing.T) {
 	own, shared := newKey(t, d), newKey(t, d)
 	g, err := grant(shared, 2, 0, 4)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 	g, err = grant(own, 1, 0, 2)
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 	pinned := func() (n int64) {
 		for _, a := range d.pinned.Tenants() {
 			if a.Tenant == tenants.User(1) {
@@ -77,8 +77,8 @@ func TestOthersExtentsAndMostPinned(t *testing.T) {
 	_, err = grant(shared, 1, 1, 4)
 	require.Error(t, err, "three are more than it may")
 	require.LessOrEqual(t, pinned(), int64(2*granule))
-	g.Release()
-	mapped.Release()
+	g.Free()
+	mapped.Free()
 }
 
 // TestLargeExtentsGoBack: one that is more than a batch would leave goes back, too.
@@ -95,10 +95,10 @@ func TestLargeExtentsGoBack(t *testing.T) {
 	g, err := d.Grant(ctx, []Want{{Key: k, Pages: granules(0, 2), Size: 2 * granule}},
 		Asking{By: Tenant{User: 1}, Patience: patient})
 	require.NoError(t, err)
-	g.Release()
+	g.Free()
 	require.Equal(t, []Tier{TierHost}, k.tiers())
 	for _, x := range full.Extents(granules(0, 16))[:2] {
-		mapped[0].Release()
+		mapped[0].Free()
 		mapped = mapped[1:]
 		require.True(t, full.Clean(ctx, x, true))
 	}
@@ -106,7 +106,7 @@ func TestLargeExtentsGoBack(t *testing.T) {
 	require.NoError(t, d.Back(ctx, now.Add(backAfter)))
 	require.Equal(t, []Tier{TierVRAM}, k.tiers())
 	for _, p := range mapped {
-		p.Release()
+		p.Free()
 	}
 }
 
@@ -144,5 +144,5 @@ func TestRecallsInVainBecomeRare(t *testing.T) {
 	f.SetFree(1)
 	require.NoError(t, d.Follow(context.Background(), now))
 	require.Equal(t, was+1, recalls, "it is asked at once again")
-	mapped.Release()
+	mapped.Free()
 }

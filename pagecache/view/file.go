@@ -114,19 +114,19 @@ func (f *File) Has(b page.Bytes) bool {
 	return false
 }
 
-// A chunk is 128 MiB of a file: the unit in which State looks at it.
+// A section is 128 MiB of a file: the unit in which State looks at it.
 const (
-	chunkShift = 15
-	chunkPages = 1 << chunkShift
+	sectionShift = 15
+	sectionPages = 1 << sectionShift
 )
 
-// chunk returns the pages of chunk i.
-func chunk(i int64) page.Range {
-	return page.Range{Start: page.Index(i) << chunkShift, End: page.Index(i+1) << chunkShift}
+// section returns the pages of section i.
+func section(i int64) page.Range {
+	return page.Range{Start: page.Index(i) << sectionShift, End: page.Index(i+1) << sectionShift}
 }
 
-// chunks returns the numbers of the chunks that the view has bytes of, ascending.
-func (f *File) chunks() (list []int64) {
+// sections returns the numbers of the sections that the view has bytes of, ascending.
+func (f *File) sections() (list []int64) {
 	compact := func() {
 		slices.Sort(list)
 		list = slices.Compact(list)
@@ -134,20 +134,20 @@ func (f *File) chunks() (list []int64) {
 	known := 1 << 10
 	add := func(b page.Bytes) {
 		pages := b.Pages()
-		for i := int64(pages.Start >> chunkShift); i <= int64((pages.End-1)>>chunkShift); i++ {
+		for i := int64(pages.Start >> sectionShift); i <= int64((pages.End-1)>>sectionShift); i++ {
 			if n := len(list); n == 0 || list[n-1] != i {
 				list = append(list, i)
 			}
 		}
 	}
 	for _, i := range f.order {
-		if len(list) > 2*known { // many segments of the same chunks
+		if len(list) > 2*known { // many segments of the same sections
 			compact()
 			known = max(known, len(list))
 		}
 		s := &f.l.segments[i]
-		if s.stride()-s.Length < chunkPages<<page.Shift {
-			add(s.span()) // no gap is as large as a chunk
+		if s.stride()-s.Length < sectionPages<<page.Shift {
+			add(s.span()) // no gap is as large as a section
 			continue
 		}
 		for k := range s.Count {
@@ -158,17 +158,17 @@ func (f *File) chunks() (list []int64) {
 	return list
 }
 
-// mostChunks returns how many chunks there are at most.
-func (f *File) mostChunks() (n int64) {
+// mostSections returns how many sections there are at most.
+func (f *File) mostSections() (n int64) {
 	for _, i := range f.order {
 		s := &f.l.segments[i]
-		n += min(s.Count*(s.Length/(chunkPages<<page.Shift)+2), s.span().Len()/(chunkPages<<page.Shift)+2)
+		n += min(s.Count*(s.Length/(sectionPages<<page.Shift)+2), s.span().Len()/(sectionPages<<page.Shift)+2)
 	}
-	return min(n, f.Span().Len()/(chunkPages<<page.Shift)+2)
+	return min(n, f.Span().Len()/(sectionPages<<page.Shift)+2)
 }
 
-// pageSet is pages of one chunk.
-type pageSet [chunkPages / 64]uint64
+// pageSet is pages of one section.
+type pageSet [sectionPages / 64]uint64
 
 // bitmap is pages that follow each other, a bit for each, from a page on that is a multiple of 64.
 type bitmap []uint64
@@ -284,7 +284,7 @@ func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
 	return list
 }
 
-// The methods of a pageSet are those of the bitmap of its chunk.
+// The methods of a pageSet are those of the bitmap of its section.
 func (s *pageSet) add(rg page.Range, first page.Index)    { bitmap(s[:]).add(rg, first) }
 func (s *pageSet) remove(rg page.Range, first page.Index) { bitmap(s[:]).remove(rg, first) }
 func (s *pageSet) and(o *pageSet)                         { bitmap(s[:]).and(o[:]) }
@@ -295,7 +295,7 @@ func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range
 	return bitmap(s[:]).appendRanges(list, first)
 }
 
-// has returns the pages of rg, which is in the chunk that begins at first, that the view has bytes of.
+// has returns the pages of rg, which is in the section that begins at first, that the view has bytes of.
 func (f *File) has(rg page.Range, first page.Index) (set pageSet) {
 	f.addTo(set[:], rg, first)
 	return set

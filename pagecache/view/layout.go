@@ -131,7 +131,7 @@ func (l *Layout) Size() int64 { return l.size }
 func (l *Layout) Memory() int64 {
 	n := int64(len(l.segments)) * int64(unsafe.Sizeof(Segment{})+8)
 	for i := range l.files {
-		n += int64(len(l.files[i].order))*4 + int64(len(l.files[i].ends))*8 + l.files[i].mostChunks()*stateChunk
+		n += int64(len(l.files[i].order))*4 + int64(len(l.files[i].ends))*8 + l.files[i].mostSections()*stateSection
 	}
 	return n
 }

@@ -15,13 +15,13 @@ import (
 // and is the only one to bring them until he says that they have arrived, or that he does not bring them. So bytes that
 // are older never arrive behind newer ones.
 type State struct {
-	file   *File   // immutable
-	chunks []int64 // ascending; immutable
+	file     *File   // immutable
+	sections []int64 // ascending; immutable
 
 	mu      sync.Mutex
-	stale   chunkSets     // protected by mu
-	coming  chunkSets     // protected by mu
-	claimed chunkSets     // protected by mu; some of those that are coming
+	stale   sectionSets   // protected by mu
+	coming  sectionSets   // protected by mu
+	claimed sectionSets   // protected by mu; some of those that are coming
 	shared  page.Range    // where stale pages may be claimed, too; empty while nothing may be. Protected by mu
 	more    int64         // stale pages that were claimed since Share; protected by mu
 	turn    uint64        // of those that are coming; protected by mu
@@ -30,24 +30,24 @@ type State struct {
 
 // NewState returns the state of a view that has nothing of the file yet.
 func NewState(f *File) *State {
-	s := &State{file: f, chunks: f.chunks()}
-	s.stale, s.coming = slices.Repeat(chunkSets{whole}, len(s.chunks)), make(chunkSets, len(s.chunks))
-	s.claimed = make(chunkSets, len(s.chunks))
+	s := &State{file: f, sections: f.sections()}
+	s.stale, s.coming = slices.Repeat(sectionSets{whole}, len(s.sections)), make(sectionSets, len(s.sections))
+	s.claimed = make(sectionSets, len(s.sections))
 	return s
 }
 
-// stateChunk is the bytes that a chunk takes.
-const stateChunk = 32
+// stateSection is the bytes that a section takes.
+const stateSection = 32
 
-// parts calls do for the part of rg in each chunk, until it returns false.
+// parts calls do for the part of rg in each section, until it returns false.
 func (s *State) parts(rg page.Range, do func(i int, part, all page.Range) bool) {
 	if rg.Empty() {
 		return
 	}
-	first, _ := slices.BinarySearch(s.chunks, int64(rg.Start>>chunkShift))
-	end, _ := slices.BinarySearch(s.chunks, int64((rg.End-1)>>chunkShift)+1)
+	first, _ := slices.BinarySearch(s.sections, int64(rg.Start>>sectionShift))
+	end, _ := slices.BinarySearch(s.sections, int64((rg.End-1)>>sectionShift)+1)
 	for i := first; i < end; i++ {
-		all := chunk(s.chunks[i])
+		all := section(s.sections[i])
 		if !do(i, rg.Intersect(all), all) {
 			return
 		}
@@ -65,7 +65,7 @@ func (s *State) Mark(rg page.Range) {
 }
 
 // Take returns the stale pages of rg that the view has bytes of, ascending, for the caller to bring. They are coming
-// from now on. It stops once it has found so many pages, or a sixteenth as many ranges, a chunk more or less; next is
+// from now on. It stops once it has found so many pages, or a sixteenth as many ranges, a section more or less; next is
 // the page up to which it came. turn grows from call to call, of all views of the file. None may be coming yet.
 func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range, next page.Index) {
 	s.mu.Lock()
@@ -164,7 +164,7 @@ func (s *State) Coming() (list []page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, set := range s.coming {
-		switch all := chunk(s.chunks[i]); set {
+		switch all := section(s.sections[i]); set {
 		case nil:
 		case whole:
 			list = page.AppendRange(list, all)
@@ -180,7 +180,7 @@ func (s *State) Arrived(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.parts(rg, func(i int, part, all page.Range) bool {
-		for _, sets := range []chunkSets{s.coming, s.claimed} {
+		for _, sets := range []sectionSets{s.coming, s.claimed} {
 			if sets[i] != nil {
 				sets.remove(i, part, all)
 			}
@@ -225,7 +225,7 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 	for _, rg := range pages {
 		at := rg.Start
 		s.parts(rg, func(i int, part, all page.Range) bool {
-			if at < part.Start { // no chunk: the view has nothing there
+			if at < part.Start { // no section: the view has nothing there
 				lack = page.AppendRange(lack, page.Range{Start: at, End: part.Start})
 			}
 			at = part.End
@@ -260,14 +260,14 @@ func (s *State) Fresh() bool {
 	return !slices.ContainsFunc(s.stale, some) && !slices.ContainsFunc(s.coming, some)
 }
 
-// chunkSets is pages, chunk by chunk: nil for none, whole for all.
-type chunkSets []*pageSet
+// sectionSets is pages, section by section: nil for none, whole for all.
+type sectionSets []*pageSet
 
-// whole stands for a chunk of which all pages are in the set.
+// whole stands for a section of which all pages are in the set.
 var whole = new(pageSet)
 
-// add adds the pages part of chunk i, which has the pages all.
-func (c chunkSets) add(i int, part, all page.Range) {
+// add adds the pages part of section i, which has the pages all.
+func (c sectionSets) add(i int, part, all page.Range) {
 	switch {
 	case c[i] == whole:
 	case part == all:
@@ -280,8 +280,8 @@ func (c chunkSets) add(i int, part, all page.Range) {
 	}
 }
 
-// remove takes the pages part out of chunk i.
-func (c chunkSets) remove(i int, part, all page.Range) {
+// remove takes the pages part out of section i.
+func (c sectionSets) remove(i int, part, all page.Range) {
 	if part == all {
 		c[i] = nil
 		return
@@ -293,8 +293,8 @@ func (c chunkSets) remove(i int, part, all page.Range) {
 	c[i].remove(part, all.Start)
 }
 
-// and leaves in set what is in chunk i, too.
-func (c chunkSets) and(i int, set *pageSet) {
+// and leaves in set what is in section i, too.
+func (c sectionSets) and(i int, set *pageSet) {
 	switch c[i] {
 	case whole:
 	case nil:
@@ -304,8 +304,8 @@ func (c chunkSets) and(i int, set *pageSet) {
 	}
 }
 
-// read copies words of chunk i, from number at on, into to, which has zeros.
-func (c chunkSets) read(i, at int, to bitmap) {
+// read copies words of section i, from number at on, into to, which has zeros.
+func (c sectionSets) read(i, at int, to bitmap) {
 	switch c[i] {
 	case whole:
 		for k := range to {
@@ -317,8 +317,8 @@ func (c chunkSets) read(i, at int, to bitmap) {
 	}
 }
 
-// or adds pages to chunk i, whose words are those from number at on.
-func (c chunkSets) or(i, at int, pages bitmap) {
+// or adds pages to section i, whose words are those from number at on.
+func (c sectionSets) or(i, at int, pages bitmap) {
 	switch c[i] {
 	case whole:
 		return
@@ -329,12 +329,12 @@ func (c chunkSets) or(i, at int, pages bitmap) {
 }
 
 // minus takes such pages out.
-func (c chunkSets) minus(i, at int, pages bitmap) {
+func (c sectionSets) minus(i, at int, pages bitmap) {
 	switch c[i] {
 	case nil:
 		return
 	case whole:
-		all := chunk(0)
+		all := section(0)
 		c[i] = new(pageSet)
 		c[i].add(all, all.Start)
 	}

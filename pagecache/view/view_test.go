@@ -272,7 +272,7 @@ func TestClaims(t *testing.T) {
 	assert.Equal(t, rg(0, 1), taken)
 }
 
-// TestStateOfLargeFiles: chunks are taken a part at a time, and only those that the view has bytes of.
+// TestStateOfLargeFiles: sections are taken a part at a time, and only those that the view has bytes of.
 func TestStateOfLargeFiles(t *testing.T) {
 	const tera = 1 << 40
 	l, err := New(1, []Segment{
@@ -281,12 +281,12 @@ func TestStateOfLargeFiles(t *testing.T) {
 	}, 256)
 	require.NoError(t, err)
 	s := NewState(l.File(0))
-	assert.Len(t, s.chunks, 1000+8)
-	assert.GreaterOrEqual(t, l.Memory(), int64(1008*stateChunk))
-	assert.Less(t, l.Memory(), int64(3*1008*stateChunk))
+	assert.Len(t, s.sections, 1000+8)
+	assert.GreaterOrEqual(t, l.Memory(), int64(1008*stateSection))
+	assert.Less(t, l.Memory(), int64(3*1008*stateSection))
 	var all []page.Range
 	for next := page.Index(0); ; {
-		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, chunkPages, 1)
+		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, sectionPages, 1)
 		if all = append(all, stale...); len(stale) == 0 {
 			break
 		}

@@ -48,8 +48,8 @@ func ratio(a, b int64) float64 {
 const (
 	// maxRead bounds the work of a replay, in pages: 16 TiB.
 	maxRead = 16 << 40 >> page.Shift
-	// maxChunks bounds its memory: the accesses may touch 1 TiB, for which it takes 2.4 GB.
-	maxChunks = 1 << 40 >> (page.Shift + chunkShift)
+	// maxSections bounds its memory: the accesses may touch 1 TiB, for which it takes 2.4 GB.
+	maxSections = 1 << 40 >> (page.Shift + sectionShift)
 )
 
 // Run replays a trace with a predictor for each file. It fails where the model is wrong, and where a trace asks for
@@ -63,7 +63,7 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 	}
 	p := &player{t: t, way: newWay(m), piece: page.Index(m.Piece >> page.Shift)}
 	for _, f := range t.Files {
-		x := &file{predictor: make(), end: page.Count(f.Size), pages: map[page.Index]*chunk{}}
+		x := &file{predictor: make(), end: page.Count(f.Size), pages: map[page.Index]*section{}}
 		x.predictor.Resize(x.end)
 		p.files = append(p.files, x)
 	}
@@ -75,11 +75,11 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 func Check(t *trace.Trace) error {
 	total := int64(0)
 	type place struct {
-		file  uint32
-		chunk page.Index
+		file    uint32
+		section page.Index
 	}
-	chunks := make(map[place]struct{})
-	last := place{chunk: -1}
+	sections := make(map[place]struct{})
+	last := place{section: -1}
 	for i := range t.Events {
 		x := &t.Events[i]
 		if x.Resize {
@@ -89,14 +89,14 @@ func Check(t *trace.Trace) error {
 		if total += rg.Len(); total > maxRead {
 			return fmt.Errorf("the accesses of the trace come to more than %d bytes", int64(maxRead)<<page.Shift)
 		}
-		for c := rg.Start >> chunkShift; c <= (rg.End-1)>>chunkShift; c++ {
+		for c := rg.Start >> sectionShift; c <= (rg.End-1)>>sectionShift; c++ {
 			if at := (place{x.File, c}); at != last {
-				chunks[at] = struct{}{}
+				sections[at] = struct{}{}
 				last = at
 			}
-			if len(chunks) > maxChunks {
+			if len(sections) > maxSections {
 				return fmt.Errorf("the accesses of the trace are spread over more than %d bytes",
-					int64(maxChunks)<<(page.Shift+chunkShift))
+					int64(maxSections)<<(page.Shift+sectionShift))
 			}
 		}
 	}
@@ -107,27 +107,27 @@ func Check(t *trace.Trace) error {
 type file struct {
 	predictor prefetch.Predictor
 	end       page.Index
-	pages     map[page.Index]*chunk
+	pages     map[page.Index]*section
 }
 
 const (
-	chunkShift = 9
-	chunkPages = 1 << chunkShift
+	sectionShift = 9
+	sectionPages = 1 << sectionShift
 )
 
-// chunk has the pages of 2 MiB: when they arrive, 0 for those that nobody requested, and whether they were used.
-type chunk struct {
-	arrives [chunkPages]time.Duration
-	used    [chunkPages]bool
+// section has the pages of 2 MiB: when they arrive, 0 for those that nobody requested, and whether they were used.
+type section struct {
+	arrives [sectionPages]time.Duration
+	used    [sectionPages]bool
 }
 
-func (f *file) at(i page.Index) (*chunk, int) {
-	c := f.pages[i>>chunkShift]
+func (f *file) at(i page.Index) (*section, int) {
+	c := f.pages[i>>sectionShift]
 	if c == nil {
-		c = new(chunk)
-		f.pages[i>>chunkShift] = c
+		c = new(section)
+		f.pages[i>>sectionShift] = c
 	}
-	return c, int(i & (chunkPages - 1))
+	return c, int(i & (sectionPages - 1))
 }
 
 // player replays.
@@ -307,7 +307,7 @@ func (p *player) resize(x *trace.Event) {
 	f.unused(page.Range{Start: end, End: 1 << 62}, func(n int64) { p.score.Wasted += n })
 	for c, k := range f.pages {
 		for i := range k.arrives {
-			if c<<chunkShift+page.Index(i) >= end {
+			if c<<sectionShift+page.Index(i) >= end {
 				k.arrives[i], k.used[i] = 0, false
 			}
 		}
@@ -320,7 +320,7 @@ func (p *player) resize(x *trace.Event) {
 func (f *file) unused(rg page.Range, count func(bytes int64)) {
 	for c, k := range f.pages {
 		for i, arrives := range k.arrives {
-			if arrives != 0 && !k.used[i] && rg.Contains(c<<chunkShift+page.Index(i)) {
+			if arrives != 0 && !k.used[i] && rg.Contains(c<<sectionShift+page.Index(i)) {
 				count(page.Size)
 			}
 		}
