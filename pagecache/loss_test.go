@@ -130,6 +130,8 @@ func TestDeviceLost(t *testing.T) {
 // them any more. Each keeps its error for the next fsync.
 func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	m := newMachine(t, 1)
+	m.cache.beginMapping() // or what was released comes home soon after the last unmap
+	defer m.cache.endMapping()
 	found, quiet, deleted := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
 	for _, src := range []*source{found, quiet, deleted} {
 		p := m.run(src, 0, 0, 4*page.Size, true)
