@@ -85,7 +85,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a group is stored into while an earlier one is brought home",
 		file: "pagecache/group.go",
-		old:  "if err := p.settle(ctx); err != nil {",
+		old:  "if err := p.bringHome(ctx); err != nil {",
 		new:  "if err := error(nil); p == nil {",
 		nets: []net{{pkg: "pagecache", run: "TestTornVersions|TestGroupIsPublishedAtOnce",
 			args: []string{"-torn=2000"}}},
@@ -93,7 +93,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a group of a writer that dies is not taken back",
 		file: "pagecache/group.go",
-		old:  "\t\tp.f.undo(context.WithoutCancel(ctx), p.h, p.pages)\n",
+		old:  "\t\tp.f.undo(ctx, p.h, p.pages)\n",
 		new:  "\t\t_ = p\n",
 		nets: []net{{pkg: "pagecache", run: "TestGroupOfAWriterThatDies"}},
 	},
