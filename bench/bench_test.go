@@ -338,7 +338,10 @@ func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
 			for range 100 {
 				list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count,
 					Sides: []rows.Side{{Name: "gaiafs",
-						Measure: func(context.Context) (float64, error) { time.Sleep(5 * time.Millisecond); return 1, nil }}}})
+						Measure: func(context.Context) (float64, error) {
+							time.Sleep(5 * time.Millisecond)
+							return 1, nil
+						}}}})
 			}
 			return list, nil
 		}

@@ -57,7 +57,8 @@ const (
 	// featureTenant: FEATURES has the name of the client's tenant.
 	featureTenant features = 1 << 5
 
-	offeredFeatures  = featureService | featureLarge | featureMove | featureView | featureGroup | featureTenant | featureKeep
+	offeredFeatures = featureService | featureLarge | featureMove | featureView | featureGroup |
+		featureTenant | featureKeep
 	requiredFeatures = features(0)
 )
 

@@ -34,8 +34,8 @@
 // # Locks, in the order they are taken
 //
 //	fileSystem.touching read-locked while the daemon makes requests of its own mount; no other lock is held then
-//	node.names         of a directory: read-locked while a name in it is resolved, locked while one goes away or moves;
-//	                   of two directories, the one with the lower node number first
+//	node.names         of a directory: read-locked while a name in it is resolved, locked while one goes away or
+//	                   moves; of two directories, the one with the lower node number first
 //	content.telling    one request at a time tells the kernel of a new size (longer.go)
 //	openFile.mu        locked while the open is closed; nobody else waits for it (openFile.use)
 //	content.gate       read-locked around every change of home

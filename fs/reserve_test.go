@@ -318,7 +318,10 @@ func BenchmarkRightToSpace(b *testing.B) {
 	for _, uid := range []uint32{0, alice} {
 		b.Run(fmt.Sprint("user ", uid), func(b *testing.B) {
 			for range b.N {
-				if err := c.spend(uid, func() error { _, err := unix.Pwrite(int(f.Fd()), p, 0); return err }); err != nil {
+				if err := c.spend(uid, func() error {
+					_, err := unix.Pwrite(int(f.Fd()), p, 0)
+					return err
+				}); err != nil {
 					b.Fatal(err)
 				}
 			}

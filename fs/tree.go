@@ -81,7 +81,8 @@ func openTree(fs *fileSystem) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	const flags = unix.FAN_CLASS_NOTIF | unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_REPORT_FID | unix.FAN_REPORT_DFID_NAME
+	const flags = unix.FAN_CLASS_NOTIF | unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_REPORT_FID |
+		unix.FAN_REPORT_DFID_NAME
 	plain := false
 	fd, err := unix.FanotifyInit(flags, unix.O_RDONLY)
 	if err == nil {
@@ -135,8 +136,8 @@ func tryHandles(root int) (plain bool, err error) {
 	return ok && ino == st.Ino, nil
 }
 
-// inodeIn returns the inode number that a handle of ext4 and, for small numbers, of XFS begins with. Others have handles
-// that look like that, too, so it counts only where it is right for SOURCE's root.
+// inodeIn returns the inode number that a handle of ext4 and, for small numbers, of XFS begins with. Others have
+// handles that look like that, too, so it counts only where it is right for SOURCE's root.
 func inodeIn(kind int32, handle string) (ino uint64, ok bool) {
 	const inodeAndGeneration = 1 // FILEID_INO32_GEN
 	if kind != inodeAndGeneration || len(handle) != 8 {

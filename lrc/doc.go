@@ -98,8 +98,8 @@
 // These are what aborts leave behind:
 //
 //	WritePlan, CollectPlan   all as it was before: copies that Keep asked for are not the base of anything. After a
-//	                         Commit of some pages of a CollectPlan the others stay pending and keep their copies, since
-//	                         home may have changed there in part
+//	                         Commit of some pages of a CollectPlan the others stay pending and keep their copies,
+//	                         since home may have changed there in part
 //	AcquirePlan              End is both: what was reported by Updated is up to date, the rest as it was
 //	all others               all as it was: they change nothing before they are committed
 //	Drain                    cannot be aborted, only given up

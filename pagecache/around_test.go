@@ -136,7 +136,9 @@ func TestGivenUpTwice(t *testing.T) {
 					require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
 				}
 				readers.Go(read)
-				require.Eventually(t, func() bool { return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*cleanread.ChunkSize }, time.Minute, time.Millisecond/10)
+				require.Eventually(t, func() bool {
+					return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*cleanread.ChunkSize
+				}, time.Minute, time.Millisecond/10)
 				if k == before {
 					readers.Go(read)
 				}

@@ -19,17 +19,17 @@ import (
 // would have done before it:
 //
 //   - A tracked page whose base is home, and whose bytes in home have the digest that was agreed on, did not change.
-//   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have the
-//     agreed digest, or home's without what lies behind its former end, or a mixture of both, since a device that stored into
-//     the page has the base elsewhere. Then home has moved on.
-//   - Replicas that were filled before and after the change, but before it was noticed, do not agree. Then home has moved on.
-//     Those that have what home has now are up to date. Of the others, the first keeps its base; the rest, each with
-//     another base, are brought up to date at once. A replica without digests is filled again.
+//   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have
+//     the agreed digest, or home's without what lies behind its former end, or a mixture of both, since a device that
+//     stored into the page has the base elsewhere. Then home has moved on.
+//   - Replicas that were filled before and after the change, but before it was noticed, do not agree. Then home has
+//     moved on. Those that have what home has now are up to date. Of the others, the first keeps its base; the rest,
+//     each with another base, are brought up to date at once. A replica without digests is filled again.
 //   - A page whose base is a copy needs nothing else: the copy stays, and home has moved on.
 //   - So has home for pages without tracked replicas. They are filled again.
-//   - If every replica was stored into and home was changed too, in so many places that the base cannot be put together, it is
-//     lost. What home has now becomes the base: all that differs from it on a device counts as stored there. The device's
-//     stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
+//   - If every replica was stored into and home was changed too, in so many places that the base cannot be put
+//     together, it is lost. What home has now becomes the base: all that differs from it on a device counts as stored
+//     there. The device's stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
 //     counted and named in the log.
 
 // A collect looks again and again: before it asks what the bases of released pages are, and right before each write,

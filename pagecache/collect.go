@@ -96,8 +96,8 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 	}
 }
 
-// settleFoundLocked is told of pages of rg that somebody changed while a collect brought them home, so that it can begin
-// again.
+// settleFoundLocked is told of pages of rg that somebody changed while a collect brought them home, so that it can
+// begin again.
 func (f *File) settleFoundLocked(ctx context.Context, pages []page.Range, rg page.Range, entering bool) error {
 	if err := f.foundChangedLocked(ctx, pages); err != nil {
 		return err

@@ -14,7 +14,8 @@
 // docs/dev/locks.md has those of the whole daemon, as a tree.
 //
 //	Group.mu           one release or abort of a group at a time
-//	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages share it
+//	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages
+//	                   share it
 //	writes.mu          what such writes do to the above
 //	File.lookMu        who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files

@@ -73,12 +73,18 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			src *source) {
 			m.run(src, 0, 0, size, false)
 		}, overwrite},
-		"mapped for reading, and unmapped": {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, false).unmap() }, overwrite},
+		"mapped for reading, and unmapped": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			m.run(src, 0, 0, size, false).unmap()
+		}, overwrite},
 		"mapped for writing": {func(t *testing.T, m *machine,
 			src *source) {
 			m.run(src, 0, 0, size, true)
 		}, overwrite},
-		"mapped and unmapped": {func(t *testing.T, m *machine, src *source) { m.keep(src); m.run(src, 0, 0, size, true).unmap() }, overwrite},
+		"mapped and unmapped": {func(t *testing.T, m *machine, src *source) {
+			m.keep(src)
+			m.run(src, 0, 0, size, true).unmap()
+		}, overwrite},
 		"mapped lazily": {func(t *testing.T, m *machine, src *source) {
 			p := m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true})
 			_, err := p.Acquire(t.Context(), 0, size/2, false)

@@ -14,13 +14,13 @@ import (
 // longer without a request, so by the time that home grows a device may have stored inside the length that only the
 // kernel knew. Therefore:
 //
-//   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as the
-//     kernel knows.
-//   - The kernel asks for attributes before each write of a file that a device maps for writing past its end, since it may not
-//     keep those (package fs). That is when bytes past the end are zeroed, on the pages that follow the end.
+//   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as
+//     the kernel knows.
+//   - The kernel asks for attributes before each write of a file that a device maps for writing past its end, since it
+//     may not keep those (package fs). That is when bytes past the end are zeroed, on the pages that follow the end.
 //   - When the kernel's pages make home longer, nothing is zeroed.
-//   - Requests that make the file longer zero as ever, unless a write may have come since the kernel last sent everything. The same
-//     goes for whoever makes it longer in SOURCE.
+//   - Requests that make the file longer zero as ever, unless a write may have come since the kernel last sent
+//     everything. The same goes for whoever makes it longer in SOURCE.
 
 // GrowingPages is a KernelPages of a kernel that may know a file to be longer than home is.
 type GrowingPages interface {

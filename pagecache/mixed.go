@@ -12,8 +12,9 @@ const (
 	mostPieces = 12
 	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
 	nearBytes = 16
-	// mostTries is the most mixtures of one page that are tried. allTries, and pageTries for each page that is compared,
-	// are the most for all pages that are settled at once: some 5 ms, and what comparing a page takes (BenchmarkMixed).
+	// mostTries is the most mixtures of one page that are tried. allTries, and pageTries for each page that is
+	// compared, are the most for all pages that are settled at once: some 5 ms, and what comparing a page takes
+	// (BenchmarkMixed).
 	mostTries = 1 << 15
 	allTries  = 1 << 16
 	pageTries = 1 << 6

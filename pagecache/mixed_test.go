@@ -81,7 +81,8 @@ func TestHomeThatIsChangedBackAndForth(t *testing.T) {
 			reads := 0
 			src.home.beforeRead = func(page.Bytes) {
 				src.home.data[100] = want[100]
-				if reads++; !src.attached.doubtfulLocked(page.Range{End: 1}) && reads < 10_000 { // or a fault would not end
+				// A fault would not end without a bound.
+				if reads++; !src.attached.doubtfulLocked(page.Range{End: 1}) && reads < 10_000 {
 					src.home.data[100]++
 				}
 			}

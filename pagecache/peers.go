@@ -22,10 +22,10 @@ type devicePair struct{ to, from versions.Owner }
 // else:
 //
 //   - it has every release that home has and no other (lrc.Current), and
-//   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing; or the digest
-//     of what arrived is the one that the source agreed on with home. That digest is of the copy, which nobody stores into, so
-//     stores into the source while it was being copied do no harm: the page is fetched from home instead. The two devices
-//     must have one key.
+//   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing; or
+//     the digest of what arrived is the one that the source agreed on with home. That digest is of the copy, which
+//     nobody stores into, so stores into the source while it was being copied do no harm: the page is fetched from home
+//     instead. The two devices must have one key.
 //
 // And no program may be storing into the place that the copy goes to, for nobody has its bytes in between.
 

@@ -70,7 +70,8 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 	return n, false, err
 }
 
-// nothingPending answers Read's question without taking mu: what readPending would return, if ok. It may be asked at any time.
+// nothingPending answers Read's question without taking mu: what readPending would return, if ok. It may be asked at
+// any time.
 func (f *File) nothingPending(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
 	size, ok = f.clean.NothingPending(rg, direct, home)
 	return size, ok && !f.detached.Load()

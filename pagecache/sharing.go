@@ -19,8 +19,8 @@ import (
 //
 //   - with users who had it before rights to the file were taken away from anybody, since that may have been from them;
 //   - with users who had it and unmapped it, once nobody maps it any more;
-//   - with users who can store into it although they may not change the file: where the device cannot keep a program that was given
-//     memory for reading from writing there.
+//   - with users who can store into it although they may not change the file: where the device cannot keep a program
+//     that was given memory for reading from writing there.
 //
 // Who must not share gets memory of his own. Where nobody maps the old memory any more, it goes. Otherwise the device
 // gets one more holding of the file, with an owner of its own among those that lrc knows: it is kept coherent with the

@@ -15,10 +15,10 @@ import (
 // What one device of a machine has of a file need not come from home again for another one: the link between them is
 // faster, and the one to the host is for what no device has. So a view takes pages
 //
-//   - from what a device has of the file for mappings, its own one first, where that is what home has and no program can
-//     have stored into it, as fromPeersLocked does; and
-//   - from views of the same segments on other devices, page by page as they arrive there. When processes on all devices
-//     ask for the same weights at once, one device is filled from home, and the others follow it.
+//   - from what a device has of the file for mappings, its own one first, where that is what home has and no program
+//     can have stored into it, as fromPeersLocked does; and
+//   - from views of the same segments on other devices, page by page as they arrive there. When processes on all
+//     devices ask for the same weights at once, one device is filled from home, and the others follow it.
 //
 // A view waits only for pages that were taken before its own (State.Split), so no two wait for each other. Views of
 // different users do not copy from each other: a program may be able to store into a view of its user's.

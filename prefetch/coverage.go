@@ -10,8 +10,8 @@ import (
 type CoverageOptions struct {
 	// Most is the most pages that may be fetched and not used yet.
 	Most int64
-	// Sections is the number of sections of 16 MiB that are remembered. What is known of others is forgotten: it costs 2
-	// KiB each.
+	// Sections is the number of sections of 16 MiB that are remembered. What is known of others is forgotten: it costs
+	// 2 KiB each.
 	Sections int
 }
 

@@ -27,7 +27,8 @@ Readers == {Cache, Past} \cup Devices
 AgentOf(r) == IF r \in Devices THEN r ELSE CPU
 
 (* live: stores that somebody may see. before[v]: stores that the one who stored v knew of. by[v]: who that was.
-   known[a]: stores that a knows of. pub[s]: what release s will tell everybody. safe: stores that no device's loss undoes. *)
+   known[a]: stores that a knows of. pub[s]: what release s will tell everybody. safe: stores that no device's loss
+   undoes. *)
 NewByte == [live   |-> {0},
             before |-> TLCEval([v \in Ids |-> {}]),
             by     |-> TLCEval([v \in Ids |-> CPU]),

@@ -111,14 +111,16 @@ CollectedAll(S, n) ==
 (* Rules 4 and 5: home was changed by a CPU program or by the kernel. *)
 CPUChanged(S, home, held) ==
     [S EXCEPT !.home = home, !.may = @ \/ held,
-              !.rep = TLCEval([d \in Devices |-> [S.rep[d] EXCEPT !.stale = S.rep[d].held /\ (Has("writes count") \/ @)]])]
+              !.rep = TLCEval([d \in Devices |-> [S.rep[d] EXCEPT !.stale = S.rep[d].held /\ (Has("writes count")
+                        \/ @)]])]
 
 (* Rule 5: bring one replica up to date. *)
 Updated(S, d, track) ==
     LET r == S.rep[d]
         base == BaseOf(S, d)
         patch == r.tracked /\ Has("patch")
-        data == TLCEval([i \in 1..B |-> IF ~patch \/ (S.home[i] # base[i] /\ r.data[i] = base[i]) THEN S.home[i] ELSE r.data[i]])
+        data == TLCEval([i \in 1..B |-> IF ~patch \/ (S.home[i] # base[i] /\ r.data[i] = base[i]) THEN S.home[i]
+                  ELSE r.data[i]])
     IN  IF r.held /\ ~r.stale THEN S
         ELSE Swept([S EXCEPT !.rep[d] = [r EXCEPT !.held = TRUE, !.stale = FALSE, !.base = AtHome,
                                                   !.tracked = @ \/ track, !.data = data, !.agreed = S.home]])
@@ -134,7 +136,8 @@ Zeroed(S, d) == IF Has("memory is zeroed") THEN [S EXCEPT !.rep[d].data = AllZer
 (* Rule 9: a program may store into memory that nothing was brought to. *)
 Hollow(S, d) ==
     IF S.rep[d].held THEN S
-    ELSE [S EXCEPT !.rep[d] = [NotHeld EXCEPT !.held = TRUE, !.tracked = Has("watch hollow"), !.stale = TRUE, !.data = S.rep[d].data,
+    ELSE [S EXCEPT !.rep[d] = [NotHeld EXCEPT !.held = TRUE, !.tracked = Has("watch hollow"), !.stale = TRUE,
+              !.data = S.rep[d].data,
                                               !.base = IF Has("watch hollow") THEN Zeros ELSE AtHome]]
 
 (* Bytes of a page become zero for everybody: in replicas and in what they are compared with. *)
@@ -242,26 +245,29 @@ Acquire(d, p) ==
 
 Modified(S, d, n) == Tracks(S, d) /\ \E i \in 1..n : S.rep[d].data[i] # S.rep[d].agreed[i]
 
-(* Rule 2: what the device modified of some pages is published. The kernel is to drop what it may hold of them. With leaves, the
-   program unmapped the file, or died, which is a release of all of it. *)
+(* Rule 2: what the device modified of some pages is published. The kernel is to drop what it may hold of them. With
+   leaves, the program unmapped the file, or died, which is a release of all of it. *)
 CommitRelease(s, d, P, leaves) ==
     /\ May_("release") /\ Free /\ ~slot[s].on /\ map[d] = "rw" /\ d \notin lost
     /\ \A t \in Slots : t < s => slot[t].on
     /\ leaves => May_("map") /\ P = Pages
     /\ LET mod == {p \in P : Modified(pg[p], d, size[p])}
            first(p) == IF WriteBack /\ Has("collect before a release") THEN Home(p, FALSE) ELSE pg[p]
-           drops == IF Has("drop the kernel's pages") THEN {p \in mod : pg[p].may \/ (WriteBack /\ Has("drop unread pages"))}
+           drops == IF Has("drop the kernel's pages") THEN {p \in mod : pg[p].may
+                     \/ (WriteBack /\ Has("drop unread pages"))}
                     ELSE {}
        IN  /\ pg' = TLCEval([p \in Pages |-> IF p \in mod
                                      THEN [first(p) EXCEPT !.may = FALSE,
-                                                           !.rep[d].pend = Has("count releases") \/ first(p).rep[d].pend]
+                                                           !.rep[d].pend = Has("count releases")
+                                                                     \/ first(p).rep[d].pend]
                                      ELSE pg[p]])
            /\ slot' = [slot EXCEPT ![s] = [on |-> TRUE, dev |-> d, pages |-> P, drops |-> drops, left |-> drops,
                                            waits |-> IF drops # {} \/ ~Has("wait for other releases") THEN {}
                                                      ELSE {t \in Slots \ {s} : slot[t].drops \cap P # {}},
                                            leaves |-> leaves]]
     /\ map' = IF leaves THEN [map EXCEPT ![d] = "leaving"] ELSE map
-    /\ hist' = TLCEval([p \in Pages |-> TLCEval([i \in 1..B |-> IF p \in P THEN Tidy(Published(hist[p][i], s, d)) ELSE hist[p][i]])])
+    /\ hist' = TLCEval([p \in Pages |-> TLCEval([i \in 1..B |-> IF p \in P THEN Tidy(Published(hist[p][i], s, d))
+              ELSE hist[p][i]])])
     /\ UNCHANGED <<size, plan, lost>>
 
 (* Rule 2: the kernel drops a page of a release. A dirty one goes home first (BeginWriteBack). *)
@@ -272,8 +278,9 @@ Drop(s, p) ==
     /\ slot' = [slot EXCEPT ![s].left = @ \ {p}]
     /\ UNCHANGED <<size, map, plan, lost, hist>>
 
-(* Rule 6: the pages of a release have drained. Those that a program wrote whole meanwhile are dropped again; when there are none,
-   the release waits for others that drain its pages. Those that wait for this one go on waiting while it drops theirs again. *)
+(* Rule 6: the pages of a release have drained. Those that a program wrote whole meanwhile are dropped again; when there
+   are none, the release waits for others that drain its pages. Those that wait for this one go on waiting while it
+   drops theirs again. *)
 Dropped(s) ==
     /\ Free /\ slot[s].on /\ slot[s].drops # {} /\ slot[s].left = {}
     /\ LET again == IF ~Has("drop again") THEN {}
@@ -283,7 +290,8 @@ Dropped(s) ==
                  THEN [slot[s] EXCEPT !.drops = again, !.left = again,
                                       !.waits = IF again # {} \/ ~Has("wait for other releases") THEN {}
                                                 ELSE {u \in Slots \ {s} : slot[u].drops \cap slot[s].pages # {}}]
-                 ELSE [slot[t] EXCEPT !.waits = IF again \cap slot[t].pages = {} \/ ~Has("wait for later drains") THEN @ \ {s}
+                 ELSE [slot[t] EXCEPT !.waits = IF again \cap slot[t].pages = {} \/ ~Has("wait for later drains")
+                           THEN @ \ {s}
                                                 ELSE @]])
            /\ pg' = TLCEval([p \in Pages |-> IF p \in again THEN [pg[p] EXCEPT !.may = FALSE] ELSE pg[p]])
     /\ UNCHANGED <<size, map, plan, lost, hist>>
@@ -309,7 +317,8 @@ BeginCollect(p) ==
     /\ May_("collect") /\ Free /\ Pending(pg[p]) # {}
     /\ Draining(p) => ~Has("leave draining pages")
     /\ LET d == First(Pending(pg[p]))
-       IN  /\ plan' = [NoPlan EXCEPT !.kind = "collect", !.p = p, !.d = d, !.data = pg[p].rep[d].data, !.kept = KeepsFor(pg[p], d)]
+       IN  /\ plan' = [NoPlan EXCEPT !.kind = "collect", !.p = p, !.d = d, !.data = pg[p].rep[d].data,
+                 !.kept = KeepsFor(pg[p], d)]
            /\ SetPage(p, Kept(pg[p], d))
     /\ UNCHANGED <<size, map, slot, lost, hist>>
 
@@ -320,8 +329,10 @@ CommitCollect ==
     /\ UNCHANGED <<size, map, slot, lost, hist>>
 
 (* Home has not changed: it is the base again of those for whom it was kept. *)
-NotKept(S, ds) == IF ~Has("take back what was kept") THEN [S EXCEPT !.kept = TLCEval([b \in Copies |-> IF Users(S, b) \subseteq ds THEN None ELSE S.kept[b]])]
-                  ELSE Swept([S EXCEPT !.rep = TLCEval([d \in Devices |-> IF d \in ds THEN [S.rep[d] EXCEPT !.base = AtHome] ELSE S.rep[d]])])
+NotKept(S, ds) == IF ~Has("take back what was kept") THEN [S EXCEPT !.kept = TLCEval([b \in Copies |-> IF Users(S,
+          b) \subseteq ds THEN None ELSE S.kept[b]])]
+                  ELSE Swept([S EXCEPT !.rep = TLCEval([d \in Devices |-> IF d \in ds
+                            THEN [S.rep[d] EXCEPT !.base = AtHome] ELSE S.rep[d]])])
 
 (* Home does not take the bytes, or cannot be read. They stay pending. *)
 Abort ==
@@ -378,7 +389,8 @@ Lose(d) ==
 KernelReads(p) ==
     /\ May_("read") /\ Free /\ ~pg[p].kern.have /\ size[p] > 0
     /\ LET S == Home(p, TRUE)
-       IN  SetPage(p, [S EXCEPT !.may = Has("note reads") \/ @, !.kern = [have |-> TRUE, dirty |-> FALSE, data |-> S.home]])
+       IN  SetPage(p, [S EXCEPT !.may = Has("note reads") \/ @, !.kern = [have |-> TRUE, dirty |-> FALSE,
+                 data |-> S.home]])
     /\ UNCHANGED <<size, map, slot, plan, lost, hist>>
 
 (* The kernel forgets a clean page when it likes, and tells nobody. *)
@@ -458,7 +470,8 @@ Sync(p) ==
     /\ LET Op(h) == Synced(h) IN Remember(p, 1..B, Op)
     /\ UNCHANGED <<size, map, slot, plan, lost>>
 
-(* A program sets the size. Past both sizes everybody has zeros at once, and nothing is pending of a page that is gone. *)
+(* A program sets the size. Past both sizes everybody has zeros at once, and nothing is pending of a page that is gone.
+   *)
 Resize(p, n) ==
     /\ May_("resize") /\ Free /\ n # size[p]
     /\ LET Z == {i \in 1..B : i > n \/ i > size[p]}
@@ -469,7 +482,8 @@ Resize(p, n) ==
                    ELSE IF n = 0 THEN [have |-> FALSE, dirty |-> FALSE, data |-> AllZero]
                    ELSE [S.kern EXCEPT !.data = TLCEval([i \in 1..B |-> IF i > n THEN 0 ELSE @[i]])]
            agrees(r) == IF cut /\ n = 0 /\ r.held
-                        THEN [r EXCEPT !.pend = @ /\ ~Has("cut what is pending"), !.stale = FALSE, !.base = AtHome] ELSE r
+                        THEN [r EXCEPT !.pend = @ /\ ~Has("cut what is pending"), !.stale = FALSE, !.base = AtHome]
+                                  ELSE r
        IN  SetPage(p, Swept(ZeroedBytes([S EXCEPT !.home = home, !.kern = kern,
                                                   !.rep = TLCEval([d \in Devices |-> agrees(S.rep[d])])], Z)))
     /\ size' = [size EXCEPT ![p] = n]
@@ -511,7 +525,8 @@ Shows == TLCEval([p \in Pages |->
                     IF i > size[p] THEN Nothing
                     ELSE CASE r = Cache -> IF busy /\ ~S.kern.have THEN Nothing ELSE cached[i]
                            [] r = Past -> IF busy THEN Nothing ELSE direct[i]
-                           [] OTHER -> IF S.rep[r].held /\ S.rep[r].fetched /\ map[r] # "leaving" THEN S.rep[r].data[i] ELSE Nothing])])])
+                           [] OTHER -> IF S.rep[r].held /\ S.rep[r].fetched /\ map[r] # "leaving" THEN S.rep[r].data[i]
+                                     ELSE Nothing])])])
 
 Seen == INSTANCE Clients WITH shows <- Shows
 Refines == Seen!Spec

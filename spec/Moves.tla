@@ -18,8 +18,8 @@ CONSTANTS Clients,
 
 Has(cure) == cure \notin Missing
 
-(* Memories are numbered by generations: a page that moves, or is made anew, is in another one. A memory that is not the page's any more
-   may be another file's, or be cleared. *)
+(* Memories are numbered by generations: a page that moves, or is made anew, is in another one. A memory that is not the
+   page's any more may be another file's, or be cleared. *)
 Tiers == {"none", "device", "pinned"}
 
 VARIABLES
@@ -34,10 +34,12 @@ VARIABLES
     asked,      \* asked[c]: MOVEs on their way to the client, in order
     open,       \* clients in a bracket
     grants,     \* clients whose bracket pins the page, and that do not have their answer
-    taker,      \* what the daemon is at: "idle", "holes" while it waits for them, "checked", "settled" once home has what there was
+    taker,      \* what the daemon is at: "idle", "holes" while it waits for them, "checked", "settled" once home has
+                \* what there was
     stored, written, released,  \* how often
     wrong       \* something was lost, or a stranger's memory was stored into
-vars == <<place, last, mem, home, base, pending, given, has, asked, open, grants, taker, stored, written, released, wrong>>
+vars == <<place, last, mem, home, base, pending, given, has, asked, open, grants, taker, stored, written, released,
+          wrong>>
 
 Init ==
     /\ place = [tier |-> "none", gen |-> 0] /\ last = 0
@@ -91,7 +93,8 @@ Store(c) ==
 
 Done(c) ==
     /\ c \in open /\ open' = open \ {c}
-    /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, grants, taker, stored, written, released, wrong>>
+    /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, grants, taker, stored, written, released,
+              wrong>>
 
 (* A client ends, in any state: its addresses are gone, and its end releases. *)
 End(c) ==
@@ -122,7 +125,8 @@ Write ==
 Acquire ==
     /\ place.tier # "none" /\ mem[2] # home[2]
     /\ mem' = [mem EXCEPT ![2] = home[2]]
-    /\ UNCHANGED <<place, last, home, base, pending, given, has, asked, open, grants, taker, stored, written, released, wrong>>
+    /\ UNCHANGED <<place, last, home, base, pending, given, has, asked, open, grants, taker, stored, written, released,
+              wrong>>
 
 (* The daemon wants the memory back: each client that has a lease is to put a hole there. *)
 TakeBack ==
@@ -136,11 +140,13 @@ TakeBack ==
 Holes ==
     /\ taker = "holes" /\ \A c \in Clients : Sure(c)
     /\ taker' = "checked"
-    /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written, released, wrong>>
+    /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written, released,
+              wrong>>
 
 (* A client that does not answer keeps what it has. *)
 GiveUp == /\ taker # "idle" /\ taker' = "idle"
-          /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written, released, wrong>>
+          /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written,
+                    released, wrong>>
 
 Free == (~Has("pins") \/ ~Pinned) /\ (~Has("no-leases") \/ ~Has("holes") \/ ~Leased)
 
@@ -172,7 +178,8 @@ Next == \/ \E c \in Clients : Use(c) \/ Give(c) \/ Begin(c) \/ Follow(c) \/ Stor
 Spec == Init /\ [][Next]_vars
 
 CONSTANT MostGenerations
-Bounded == last <= MostGenerations /\ \A c \in Clients : asked[c] = <<>> \/ Tail(asked[c]) = <<>> \/ Tail(Tail(asked[c])) = <<>>
+Bounded == last <= MostGenerations /\ \A c \in Clients : asked[c] = <<>> \/ Tail(asked[c]) = <<>>
+          \/ Tail(Tail(asked[c])) = <<>>
 
 (* What must hold. *)
 NobodyStoresElsewhere == ~wrong                                      \* a program in a bracket has the page's memory

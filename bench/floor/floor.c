@@ -1,5 +1,6 @@
 /*
- * The least that FUSE costs for many small files, to compare a mount of gaiafs with. Build it with libfuse 3.12 or later:
+ * The least that FUSE costs for many small files, to compare a mount of gaiafs with. Build it with libfuse 3.12 or
+ * later:
  *
  *     cc -O2 floor.c -o floor $(pkg-config --cflags --libs fuse3) -pthread
  *     ./floor no-open SOURCE MOUNTPOINT &     # the kernel opens files itself, as with gaiafs mount --kernel-opens

@@ -62,7 +62,8 @@ func (s *session) loadPinned(readers, copiers int) loader {
 		var reading, copying sync.WaitGroup
 		for r := range readers {
 			reading.Go(func() {
-				for off := next.Add(pipelineChunk) - pipelineChunk; off < n; off = next.Add(pipelineChunk) - pipelineChunk {
+				take := func() int64 { return next.Add(pipelineChunk) - pipelineChunk }
+				for off := take(); off < n; off = take() {
 					c := chunk{(<-free)[:min(pipelineChunk, n-off)], off}
 					if _, errs[r] = f.ReadAt(c.buf, off); errs[r] != nil {
 						free <- c.buf[:pipelineChunk]

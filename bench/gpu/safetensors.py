@@ -2,7 +2,8 @@
 
 import sys
 
-sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have modules of these names, such as this one
+# The current folder may have modules of these names, such as this one.
+sys.path[:] = [folder for folder in sys.path if folder]
 
 import json
 import time

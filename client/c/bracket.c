@@ -61,9 +61,10 @@ static void stream_done(void *argument)
 	gaiafs_post(argument);
 }
 
-/* find_all finds the mappings of the ranges, with references, which the caller gives back, also after a failure. *moving is how
- * many move; they are of one connection and device. */
-static int find_all(const struct gaia_range *ranges, size_t n, struct gaiafs_mapping **all, size_t *moving, struct gaiafs_fail *f)
+/* find_all finds the mappings of the ranges, with references, which the caller gives back, also after a failure.
+ * *moving is how many move; they are of one connection and device. */
+static int find_all(
+	const struct gaia_range *ranges, size_t n, struct gaiafs_mapping **all, size_t *moving, struct gaiafs_fail *f)
 {
 	const struct gaiafs_mapping *first = NULL;
 
@@ -107,8 +108,8 @@ static uint8_t *request_of(const struct gaiafs_bracket *b, const struct gaia_ran
 	body = malloc(*size);
 	if (body == NULL)
 		return NULL;
-	gaiafs_put_use(body, b->id, (open_brackets != NULL ? GAIAFS_USE_NESTED : 0) | (b->may ? GAIAFS_USE_KEEP : 0), patience,
-		       (uint32_t)moving);
+	gaiafs_put_use(body, b->id, (open_brackets != NULL ? GAIAFS_USE_NESTED : 0) | (b->may ? GAIAFS_USE_KEEP : 0),
+		patience, (uint32_t)moving);
 	for (size_t i = 0; i < n; i++)
 		if (all[i]->movable)
 			at += gaiafs_put_use_range(body + at, all[i]->id, offset_of(&ranges[i], all[i]), ranges[i].length);
@@ -127,8 +128,8 @@ static void keep(const struct gaiafs_bracket *b, struct gaiafs_mapping **all, si
 			gaiafs_mapping_unref(all[i]);
 }
 
-struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience,
-					 struct gaiafs_want *want, struct gaiafs_fail *f)
+struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream,
+	uint32_t patience, struct gaiafs_want *want, struct gaiafs_fail *f)
 {
 	struct gaiafs_mapping **all = NULL;
 	struct gaiafs_bracket *b = NULL;
@@ -139,7 +140,8 @@ struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t
 		(void)gaiafs_failed(f, EINVAL, "a bracket uses at least one range");
 	else if (n > GAIAFS_MOST_RANGES)
 		(void)gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has at most %d", n, GAIAFS_MOST_RANGES);
-	else if (gaiafs_prepare_work(f) == 0 && ((all = calloc(n, sizeof *all)) == NULL || (b = calloc(1, sizeof *b)) == NULL))
+	else if (gaiafs_prepare_work(f) == 0 &&
+		((all = calloc(n, sizeof *all)) == NULL || (b = calloc(1, sizeof *b)) == NULL))
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
 	if (b == NULL) {
 		free(all);
@@ -174,7 +176,8 @@ struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t
 	return NULL;
 }
 
-static void use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience, struct gaiafs_fail *f)
+static void use(
+	const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience, struct gaiafs_fail *f)
 {
 	struct gaiafs_request r = { .take = gaiafs_take_use };
 	struct gaiafs_want want;

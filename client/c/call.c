@@ -1,16 +1,17 @@
 /*
  * Calls: requests of many threads over one connection, and their replies.
  *
- * Of the threads that wait for a reply, one reads for all and passes the task on when its own reply is complete. It never waits
- * for another thread: a frame with descriptors is left with the request whose reply it is, as a parcel, and the thread that
- * waits for it maps them. So a reader waits for the daemon only, whatever the driver of a GPU does meanwhile.
+ * Of the threads that wait for a reply, one reads for all and passes the task on when its own reply is complete. It
+ * never waits for another thread: a frame with descriptors is left with the request whose reply it is, as a parcel, and
+ * the thread that waits for it maps them. So a reader waits for the daemon only, whatever the driver of a GPU does
+ * meanwhile.
  *
- * A thread waits in the kernel in a way that signals end: in recv, or in a futex. A call that is interrupted leaves its place to
- * an abandoned one, which nobody waits for: its reply is dropped when it comes, and a mapping in it is ended. A thread of the
- * library's own sees to that if no other call does.
+ * A thread waits in the kernel in a way that signals end: in recv, or in a futex. A call that is interrupted leaves its
+ * place to an abandoned one, which nobody waits for: its reply is dropped when it comes, and a mapping in it is ended.
+ * A thread of the library's own sees to that if no other call does.
  *
- * A call that is begun by gaiafs_call_begin may be waited for in pieces. Between these no thread need read: replies wait in the
- * socket.
+ * A call that is begun by gaiafs_call_begin may be waited for in pieces. Between these no thread need read: replies
+ * wait in the socket.
  */
 #define _GNU_SOURCE
 #include "conn.h"
@@ -86,8 +87,8 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	}
 }
 
-/* pump_locked sends what may go out. Requests are small, and mostly as many as a daemon takes at once fit into a socket's
- * buffer. One that does not fit goes out after the next reply. */
+/* pump_locked sends what may go out. Requests are small, and mostly as many as a daemon takes at once fit into a
+ * socket's buffer. One that does not fit goes out after the next reply. */
 static void pump_locked(struct gaiafs_conn *c)
 {
 	for (struct gaiafs_request *r = c->calls, *next; r != NULL && c->running < c->welcome.max_requests; r = next) {
@@ -144,7 +145,8 @@ static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, cons
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_mapped m;
 
-	if (frame->header.type == GAIAFS_MAPPED && gaiafs_get_mapped(frame->body, frame->body_len, c->welcome.version, &m)) {
+	if (frame->header.type == GAIAFS_MAPPED &&
+		gaiafs_get_mapped(frame->body, frame->body_len, c->welcome.version, &m)) {
 		r->mapped = true;
 		r->mapping = m.mapping;
 	}
@@ -276,8 +278,8 @@ static void post_sweeper(struct sweeper *s)
 	free(s);
 }
 
-/* abandon_locked leaves a call's place to one that nobody waits for; what was to be unmapped is unmapped all the same. False:
- * there is no memory for it, and the call goes on. */
+/* abandon_locked leaves a call's place to one that nobody waits for; what was to be unmapped is unmapped all the same.
+ * False: there is no memory for it, and the call goes on. */
 static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
 	struct gaiafs_request *ghost;

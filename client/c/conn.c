@@ -1,4 +1,5 @@
-/* The process's connections: one for each socket, made at the first use, kept, and shared by all threads. call.c uses them. */
+/* The process's connections: one for each socket, made at the first use, kept, and shared by all threads. call.c uses
+ * them. */
 #define _GNU_SOURCE
 #include "conn.h"
 
@@ -137,8 +138,8 @@ static size_t find_rights(struct msghdr *msg, int fds[GAIAFS_MAX_EXTENTS])
 	return n;
 }
 
-/* look_for is for how many nanoseconds a reply is looked for again and again before the thread sleeps until it comes: to be woken takes a
- * third of a short call. Where there are few processors, the daemon needs this one. */
+/* look_for is for how many nanoseconds a reply is looked for again and again before the thread sleeps until it comes:
+ * to be woken takes a third of a short call. Where there are few processors, the daemon needs this one. */
 static long look_for;
 static pthread_once_t look_once = PTHREAD_ONCE_INIT;
 
@@ -150,8 +151,9 @@ static void choose_look_for(void)
 		look_for = LOOK_FOR;
 }
 
-/* wait_for_bytes waits until there is something to receive, or the connection has ended. It returns an errno: ETIMEDOUT, or
- * EINTR. Every signal interrupts poll; recv is interrupted only by those whose handlers do not restart calls. */
+/* wait_for_bytes waits until there is something to receive, or the connection has ended. It returns an errno:
+ * ETIMEDOUT, or EINTR. Every signal interrupts poll; recv is interrupted only by those whose handlers do not restart
+ * calls. */
 static int wait_for_bytes(int fd, int timeout)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -360,7 +362,8 @@ uint64_t gaiafs_conn_features(const struct gaiafs_conn *c)
 	return c->welcome.offered & GAIAFS_USED_FEATURES;
 }
 
-/* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who fork. */
+/* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who
+ * fork. */
 void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 {
 	bool listed;

@@ -12,7 +12,8 @@ struct gaiafs_conn {
 	char socket[GAIAFS_SOCKET_PATH]; /* immutable */
 	pthread_mutex_t lock;
 
-	pthread_mutex_t looking; /* held for a STATUS, of which a connection may run one; no other is taken under it but lock */
+	/* held for a STATUS, of which a connection may run one; no other is taken under it but lock */
+	pthread_mutex_t looking;
 
 	/* Guarded by gaiafs_table_lock. */
 	int state;
@@ -36,9 +37,10 @@ struct gaiafs_conn {
 	struct gaiafs_fail lost; /* errnum not 0: of no use any more */
 };
 
-/* gaiafs_hear waits for one frame of a socket, at most timeout milliseconds; a negative timeout is none. It puts the frame's
- * bytes into record and its descriptors into fds, and returns 0 with gaiafs_fd_lock held, or an errno without. ETIMEDOUT, or
- * EINTR, after a signal's handler (without a timeout, only one that does not restart calls): the frame is still to come. */
+/* gaiafs_hear waits for one frame of a socket, at most timeout milliseconds; a negative timeout is none. It puts the
+ * frame's bytes into record and its descriptors into fds, and returns 0 with gaiafs_fd_lock held, or an errno without.
+ * ETIMEDOUT, or EINTR, after a signal's handler (without a timeout, only one that does not restart calls): the frame is
+ * still to come. */
 int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f);
 /* gaiafs_greet connects a socket with a daemon and shakes hands. It returns an errno. */
@@ -63,7 +65,8 @@ struct gaiafs_parcel {
 	uint8_t body[];
 };
 
-/* gaiafs_parcel_of keeps a frame's body and descriptors, under gaiafs_fd_lock. NULL: there is no memory, and they are closed. */
+/* gaiafs_parcel_of keeps a frame's body and descriptors, under gaiafs_fd_lock. NULL: there is no memory, and they are
+ * closed. */
 struct gaiafs_parcel *gaiafs_parcel_of(const struct gaiafs_frame *frame);
 /* gaiafs_parcels_free frees a list of them, and closes what they have. */
 void gaiafs_parcels_free(struct gaiafs_parcel *p);

@@ -18,7 +18,8 @@ enum { PIECE = 4 << 20 };
 /* copy copies bytes out of m, or into it, also where its memory moves. */
 static int copy(struct gaiafs_mapping *m, void *to, const void *from, size_t len, bool out, struct gaiafs_fail *f)
 {
-	int (*by)(struct gaiafs_mapping *, void *, const void *, size_t, struct gaiafs_fail *) = out ? m->kind->read : m->kind->write;
+	int (*by)(struct gaiafs_mapping *, void *, const void *, size_t, struct gaiafs_fail *) =
+		out ? m->kind->read : m->kind->write;
 	uint64_t bracket;
 
 	if (!m->movable)
@@ -71,8 +72,8 @@ int gaia_write(void *addr, const void *from, size_t len)
 }
 
 /* make_copies returns 0 once the copies of a part of m are in the table, at *base. */
-static int make_copies(const struct gaiafs_mapping *m, size_t size, const struct gaia_copy *list, size_t count, void **base,
-		       struct gaiafs_fail *f)
+static int make_copies(const struct gaiafs_mapping *m, size_t size, const struct gaia_copy *list, size_t count,
+	void **base, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail second;
 	struct gaiafs_mapping *c;

@@ -283,7 +283,8 @@ static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_
 static int reserve_movable(struct gaiafs_mapping *m, address hint, struct gaiafs_fail *f)
 {
 	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
-	uint64_t begin = m->off & ~(LARGEST_EXTENT - 1), end = (m->off + m->size + LARGEST_EXTENT - 1) & ~(LARGEST_EXTENT - 1);
+	uint64_t begin = m->off & ~(LARGEST_EXTENT - 1),
+			 end = (m->off + m->size + LARGEST_EXTENT - 1) & ~(LARGEST_EXTENT - 1);
 
 	c->first = (int64_t)begin;
 	c->total = (size_t)(end - begin);
@@ -332,7 +333,8 @@ static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int 
 	return 0;
 }
 
-/* give_access lets the device use the range and, with peers, the other GPUs of the process that can reach its memory. */
+/* give_access lets the device use the range and, with peers, the other GPUs of the process that can reach its memory.
+ * */
 static int give_access(struct gaiafs_cuda *c, address at, size_t size, bool writable, bool peers, struct gaiafs_fail *f)
 {
 	const int flags = writable ? ACCESS_BOTH : ACCESS_READ;
@@ -496,7 +498,8 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 
 	if (c->range != 0 || c->count > 0 || c->block != 0)
 		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
-	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !settle_unseen(c, &fails[4])) { /* cuMemUnmap waits for nobody */
+	/* cuMemUnmap waits for nobody */
+	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !settle_unseen(c, &fails[4])) {
 		keep = gently;
 		if (!gently)
 			(void)gaiafs_cu_check(gaiafs_cu.ctx_sync(), "cuCtxSynchronize", &fails[4]);

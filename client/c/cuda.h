@@ -123,8 +123,8 @@ struct visit {
 
 /* gaiafs_cu_relax lets the thread call what is forbidden while another one captures a stream. */
 void gaiafs_cu_relax(struct visit *v);
-/* gaiafs_cu_enter makes a context of the device current: the caller's, if it is one, else the primary one, which is retained
- * until the mapping ends. */
+/* gaiafs_cu_enter makes a context of the device current: the caller's, if it is one, else the primary one, which is
+ * retained until the mapping ends. */
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
 void gaiafs_cu_leave(struct visit *v);
 static inline struct gaiafs_cuda *gaiafs_cu_of(struct gaiafs_gpu *gpu)
@@ -135,7 +135,8 @@ static inline struct gaiafs_cuda *gaiafs_cu_of(struct gaiafs_gpu *gpu)
 /* The functions of gaiafs_cuda_kind that are in cuda_stream.c, */
 int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t s, struct gaiafs_work *w, bool *captured, bool *launched,
 		      struct gaiafs_fail *f);
-int gaiafs_cu_after(struct gaiafs_gpu *gpu, gaia_stream_t s, void (*call)(void *), void *argument, struct gaiafs_fail *f);
+int gaiafs_cu_after(
+	struct gaiafs_gpu *gpu, gaia_stream_t s, void (*call)(void *), void *argument, struct gaiafs_fail *f);
 int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t s, void **event, struct gaiafs_fail *f);
 bool gaiafs_cu_passed(void *event);
 void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait);
@@ -144,7 +145,7 @@ bool gaiafs_cu_lost(void *context, struct gaiafs_fail *f);
 int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
 int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
-int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
-		     struct gaiafs_fail *f);
+int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list,
+	size_t count, struct gaiafs_fail *f);
 
 #endif

@@ -65,8 +65,8 @@ static int fill(struct gaiafs_cuda *c, const struct gaia_copy *list, size_t coun
 	return err;
 }
 
-int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
-		     struct gaiafs_fail *f)
+int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list,
+	size_t count, struct gaiafs_fail *f)
 {
 	struct gaiafs_cuda *c = calloc(1, sizeof *c);
 	struct visit v;

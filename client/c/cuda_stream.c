@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 /*
- * Words lie in pages that are registered once, for all contexts, and stay. They are shared memory, so that a fork leaves them
- * where the GPU reads them.
+ * Words lie in pages that are registered once, for all contexts, and stay. They are shared memory, so that a fork
+ * leaves them where the GPU reads them.
  */
 enum { PAGE = 4096, WORDS = PAGE / sizeof(uint32_t) };
 
@@ -98,7 +98,8 @@ static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiaf
 	}
 	if (status != CAPTURE_ACTIVE)
 		return 0;
-	if (g == NULL || gaiafs_cu.object_create == NULL || gaiafs_cu.object_release == NULL || gaiafs_cu.graph_retain == NULL)
+	if (g == NULL || gaiafs_cu.object_create == NULL || gaiafs_cu.object_release == NULL ||
+		gaiafs_cu.graph_retain == NULL)
 		return gaiafs_failed(f, ENOTSUP, "the stream is captured, and this driver's graphs cannot keep what the call "
 				     "needs: install one for CUDA 11.3 or newer");
 	w->leave(w);
@@ -193,7 +194,8 @@ static int refuse_capture(stream s, struct gaiafs_fail *f)
 	return err;
 }
 
-int gaiafs_cu_after(struct gaiafs_gpu *gpu, gaia_stream_t in, void (*call)(void *), void *argument, struct gaiafs_fail *f)
+int gaiafs_cu_after(
+	struct gaiafs_gpu *gpu, gaia_stream_t in, void (*call)(void *), void *argument, struct gaiafs_fail *f)
 {
 	struct visit v;
 	int err = gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, f);

@@ -1,6 +1,7 @@
 /*
  * gaia_explain_faults: words for loads and stores of the CPU that end a program. The handler runs in the middle of
- * whatever the thread was doing, so it allocates nothing, waits for a lock a second at most, and writes its line in one call.
+ * whatever the thread was doing, so it allocates nothing, waits for a lock a second at most, and writes its line in one
+ * call.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -55,8 +56,8 @@ static const char *reason(const struct gaiafs_mapping *m, const void *addr)
 	return "whose memory the kernel could not give";
 }
 
-/* lock_soon takes the lock of the table, which others have for moments. A thread that faults while it has the lock itself would
- * wait for ever, so it gives up after a second. */
+/* lock_soon takes the lock of the table, which others have for moments. A thread that faults while it has the lock
+ * itself would wait for ever, so it gives up after a second. */
 static bool lock_soon(void)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };

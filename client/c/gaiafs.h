@@ -50,8 +50,10 @@ GAIA_API int gaia_version(void);
  */
 #define GAIA_MAP_LAZY (UINT64_C(1) << 32)  /* fetch nothing now: gaia_macquire does, or GAIA_MADV_WILLNEED */
 #define GAIA_MAP_PEERS (UINT64_C(1) << 33) /* let the other GPUs of this process use the pointer, too */
-#define GAIA_MAP_HOLD (UINT64_C(1) << 34)  /* have the device hold the memory, and do not map it: the address is for calls only */
-/* Start no thread for a mapping on an emulated device, for programs that fork; but for one that moves, which needs it. */
+/* have the device hold the memory, and do not map it: the address is for calls only */
+#define GAIA_MAP_HOLD (UINT64_C(1) << 34)
+/* Start no thread for a mapping on an emulated device, for programs that fork; but for one that moves, which needs it.
+ * */
 #define GAIA_MAP_NO_THREAD (UINT64_C(1) << 35)
 
 /*
@@ -59,9 +61,9 @@ GAIA_API int gaia_version(void);
  * larger than the device, and many programs may share a device that has no room for all. Files only. What is touched
  * outside of a bracket may not be there.
  *
- * A mapping of a file that is larger than the memory that its device may have (--gpu-memory) could not be had otherwise,
- * so it moves without being asked to: the flags in gaia_info say so. GAIA_MAP_STAYS has it fail with ENOMEM instead, as
- * GAIA_MAP_PEERS and GAIA_MAP_HOLD do. All other mappings never move.
+ * A mapping of a file that is larger than the memory that its device may have (--gpu-memory) could not be had
+ * otherwise, so it moves without being asked to: the flags in gaia_info say so. GAIA_MAP_STAYS has it fail with ENOMEM
+ * instead, as GAIA_MAP_PEERS and GAIA_MAP_HOLD do. All other mappings never move.
  */
 #define GAIA_MAP_MOVABLE (UINT64_C(1) << 36)
 #define GAIA_MAP_STAYS (UINT64_C(1) << 37)
@@ -79,7 +81,8 @@ GAIA_API int gaia_version(void);
 #define GAIA_MADV_WILLNEED 3
 #define GAIA_MADV_DONTNEED 4
 
-/* A stream of CUDA: a cudaStream_t or a CUstream is passed as it is. NULL is the default stream of the mapping's device. */
+/* A stream of CUDA: a cudaStream_t or a CUstream is passed as it is. NULL is the default stream of the mapping's
+ * device. */
 typedef struct CUstream_st *gaia_stream_t;
 
 /* In place of a stream: the work of all streams of the context, and none. */
@@ -122,7 +125,8 @@ struct gaia_info {
 	int64_t size;    /* of the file when it was mapped; -1: not known, or no file's memory */
 };
 
-/* gaia_info describes the mapping that has the address. size is sizeof *info; fields that the library lacks are set to 0. */
+/* gaia_info describes the mapping that has the address. size is sizeof *info; fields that the library lacks are set to
+ * 0. */
 GAIA_API int gaia_info(const void *addr, struct gaia_info *info, size_t size);
 
 /*
@@ -154,7 +158,8 @@ struct gaia_segment {
  * multiple of align, and its rows are packed. *size is that of the view. offsets and size may be NULL. align is a power
  * of two up to 2 MiB, 0 means 256. EINVAL, or EOVERFLOW past the largest file: gaia_error names the segment.
  */
-GAIA_API int gaia_view_layout(const struct gaia_segment *segments, size_t n, size_t align, uint64_t *offsets, uint64_t *size);
+GAIA_API int gaia_view_layout(
+	const struct gaia_segment *segments, size_t n, size_t align, uint64_t *offsets, uint64_t *size);
 
 /*
  * gaia_mview makes a view of n segments of an open file on device dev, and returns its address, a multiple of align.
@@ -255,11 +260,12 @@ GAIA_API int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream
 GAIA_API int gaia_done(gaia_stream_t stream);
 
 /*
- * gaia_explain_faults has a program say in words why a load or store into a mapping ended it: on stderr, in one line, with
- * the address, the file and the reason (a byte that no bracket uses, a store into what is only read). Then the fault goes
- * where it would have gone before: to the handler that was there, or to the program's end. It installs handlers for
- * SIGSEGV and SIGBUS, once, and is for tests and for programs under development. It is about CPU loads and stores, on
- * emulated devices; a GPU's fault shows as CUDA_ERROR_ILLEGAL_ADDRESS, whose words the next call of the library adds to.
+ * gaia_explain_faults has a program say in words why a load or store into a mapping ended it: on stderr, in one line,
+ * with the address, the file and the reason (a byte that no bracket uses, a store into what is only read). Then the
+ * fault goes where it would have gone before: to the handler that was there, or to the program's end. It installs
+ * handlers for SIGSEGV and SIGBUS, once, and is for tests and for programs under development. It is about CPU loads and
+ * stores, on emulated devices; a GPU's fault shows as CUDA_ERROR_ILLEGAL_ADDRESS, whose words the next call of the
+ * library adds to.
  */
 GAIA_API int gaia_explain_faults(void);
 
@@ -287,9 +293,10 @@ struct gaia_call {
 GAIA_API int gaia_start(struct gaia_call *call, int what, void *addr, size_t len, int argument, gaia_stream_t stream);
 
 /*
- * gaia_start_use is gaia_use_for in that way. The bracket is the thread's once gaia_wait has returned 0 or, where nothing of
- * the ranges moves and nothing runs, at once; call->pages is its number then. gaia_cancel gives it up. gaia_done_use ends
- * the thread's bracket with that number, in the order of its stream, as gaia_done ends the last one of a stream.
+ * gaia_start_use is gaia_use_for in that way. The bracket is the thread's once gaia_wait has returned 0 or, where
+ * nothing of the ranges moves and nothing runs, at once; call->pages is its number then. gaia_cancel gives it up.
+ * gaia_done_use ends the thread's bracket with that number, in the order of its stream, as gaia_done ends the last one
+ * of a stream.
  */
 GAIA_API int gaia_start_use(struct gaia_call *call, const struct gaia_range *ranges, size_t n, gaia_stream_t stream,
 			    unsigned patience);
@@ -303,7 +310,8 @@ GAIA_API int gaia_done_use(uint64_t bracket);
  */
 GAIA_API int gaia_wait(struct gaia_call *call, int timeout);
 
-/* gaia_cancel gives up waiting, at once. The request may be carried out all the same. It does nothing where nothing runs. */
+/* gaia_cancel gives up waiting, at once. The request may be carried out all the same. It does nothing where nothing
+ * runs. */
 GAIA_API void gaia_cancel(struct gaia_call *call);
 
 /*
@@ -339,9 +347,11 @@ GAIA_API void gaia_group_abort(struct gaia_group *group);
  * version: ETIMEDOUT; EPIPE where the last program ended that began groups of the files; EINTR after a signal's
  * handler.
  */
-GAIA_API int gaia_acquire_all(const struct gaia_range *ranges, size_t n, uint64_t least, int timeout, uint64_t *version);
+GAIA_API int gaia_acquire_all(
+	const struct gaia_range *ranges, size_t n, uint64_t least, int timeout, uint64_t *version);
 
-/* gaia_read copies len bytes at addr out of a mapping's memory, and gaia_write into it; they are there when it returns. */
+/* gaia_read copies len bytes at addr out of a mapping's memory, and gaia_write into it; they are there when it returns.
+ * */
 GAIA_API int gaia_read(const void *addr, void *to, size_t len);
 GAIA_API int gaia_write(void *addr, const void *from, size_t len);
 

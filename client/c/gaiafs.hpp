@@ -8,8 +8,8 @@
  *	cudaDeviceSynchronize();
  *	out.release();                                         // now everyone sees it
  *
- * A gaiafs::view has chosen bytes of files, each piece at an aligned address. A gaiafs::bracket has memory that moves be
- * there while kernels use it.
+ * A gaiafs::view has chosen bytes of files, each piece at an aligned address. A gaiafs::bracket has memory that moves
+ * be there while kernels use it.
  *
  * Positions and counts are elements of T. A range is from an element on, so many elements; without a count, to the end.
  */
@@ -83,8 +83,8 @@ public:
 
 	mapping() noexcept = default;
 
-	/* Maps a file by its path, which is opened only meanwhile, or by an open descriptor, which may be closed afterwards.
-	 * device is an ordinal, as in gaia_mmap. */
+	/* Maps a file by its path, which is opened only meanwhile, or by an open descriptor, which may be closed
+	 * afterwards. device is an ordinal, as in gaia_mmap. */
 	explicit mapping(const std::string &path, int device = 0, const window &w = {})
 	{
 		int fd = ::open(path.c_str(), (std::is_const_v<T> ? O_RDONLY : O_RDWR) | O_CLOEXEC);
@@ -132,7 +132,8 @@ public:
 			continue;
 	}
 
-	/* close releases and ends the mapping, which is empty afterwards, also where it throws; but for EINTR, which leaves it. */
+	/* close releases and ends the mapping, which is empty afterwards, also where it throws; but for EINTR, which leaves
+	 * it. */
 	void close()
 	{
 		if (data_ == nullptr)
@@ -204,7 +205,8 @@ public:
 	[[nodiscard]] bracket use(S stream, std::size_t from = 0, std::size_t count = rest) const;
 
 	/* A range of it, for brackets and groups. */
-	gaia_range range(std::size_t from = 0, std::size_t count = rest) const { return { mapped(from), length(from, count) }; }
+	gaia_range range(std::size_t from = 0, std::size_t count = rest) const
+	{ return { mapped(from), length(from, count) }; }
 
 	/* hold acquires a range, and releases it when the guard ends. */
 	[[nodiscard]] guard<T> hold(std::size_t from = 0, std::size_t count = rest) const
@@ -338,8 +340,8 @@ public:
 
 	~guard() { end(); }
 
-	/* close releases now, and the end of the scope not again, also where it throws; but for EINTR, which leaves the guard. A
-	 * second close does nothing. */
+	/* close releases now, and the end of the scope not again, also where it throws; but for EINTR, which leaves the
+	 * guard. A second close does nothing. */
 	void close()
 	{
 		int result = let_go();
@@ -411,15 +413,16 @@ private:
  * that was begun in the context. It can be moved, as its mappings can be, and is the thread's that opened it: it ends
  * there. Of brackets with the same stream, the one that was opened last ends first. The mappings must stay until then.
  *
- * It waits for other programs at most a minute, or patience milliseconds. Failures are those of gaia_use(3). A destructor
- * cannot report one: call close to know.
+ * It waits for other programs at most a minute, or patience milliseconds. Failures are those of gaia_use(3). A
+ * destructor cannot report one: call close to know.
  */
 class bracket {
 public:
 	bracket() noexcept = default; /* none is open */
 
-	explicit bracket(const std::vector<gaia_range> &ranges, gaia_stream_t stream = GAIA_ALL_STREAMS, unsigned patience = 0)
-	    : stream_(stream)
+	explicit bracket(
+		const std::vector<gaia_range> &ranges, gaia_stream_t stream = GAIA_ALL_STREAMS, unsigned patience = 0)
+		: stream_(stream)
 	{
 		if (gaia_use_for(ranges.data(), ranges.size(), stream, patience) != 0)
 			throw failure();
@@ -471,7 +474,9 @@ template <typename T> bracket mapping<T>::use(std::size_t from, std::size_t coun
 	return bracket(std::vector<gaia_range>{ range(from, count) });
 }
 
-template <typename T> template <typename S, typename> bracket mapping<T>::use(S stream, std::size_t from, std::size_t count) const
+template <typename T>
+template <typename S, typename>
+bracket mapping<T>::use(S stream, std::size_t from, std::size_t count) const
 {
 	return bracket(std::vector<gaia_range>{ range(from, count) }, stream);
 }
@@ -632,8 +637,8 @@ private:
 	gaia_group *group_;
 };
 
-/* acquire_all acquires ranges at one version, which it returns. With least it waits for at least that one, so many milliseconds
- * or, with a negative number, as long as it takes. */
+/* acquire_all acquires ranges at one version, which it returns. With least it waits for at least that one, so many
+ * milliseconds or, with a negative number, as long as it takes. */
 inline std::uint64_t acquire_all(const std::vector<gaia_range> &ranges, std::uint64_t least = 0, int timeout = -1)
 {
 	std::uint64_t version = 0;

@@ -19,8 +19,8 @@
 
 int gaiafs_grant_patience = 30;
 
-/* The ioctl waits for the daemon, and only the end of the process ends it. So a thread makes it, and stays behind where the
- * caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
+/* The ioctl waits for the daemon, and only the end of the process ends it. So a thread makes it, and stays behind where
+ * the caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
 struct asked {
 	int fd, err;
 	atomic_int owners; /* the caller, the thread */
@@ -65,7 +65,8 @@ static char state_of(const char *pid)
 	return end != NULL && end[1] == ' ' ? end[2] : 0;
 }
 
-/* serves reports whether a process serves the mount with this device number. Linux 6.18 tells, where the caller may look. */
+/* serves reports whether a process serves the mount with this device number. Linux 6.18 tells, where the caller may
+ * look. */
 static bool serves(const char *pid, unsigned device)
 {
 	char name[64], line[128];
@@ -120,7 +121,8 @@ static int silent(int fd, struct gaiafs_fail *f)
 			     gaiafs_grant_patience);
 }
 
-/* ask_patiently makes the ioctl, and returns 0 or its errno; or -1 where a signal or the clock ended the wait, with *f set. */
+/* ask_patiently makes the ioctl, and returns 0 or its errno; or -1 where a signal or the clock ended the wait, with *f
+ * set. */
 static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 {
 	struct asked *a = calloc(1, sizeof *a);

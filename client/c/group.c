@@ -74,7 +74,8 @@ static int take_numbered(struct gaiafs_request *r, const struct gaiafs_frame *fr
 {
 	if (frame->header.type == GAIAFS_RESULT && gaiafs_take_result(frame, fail) != 0)
 		return fail->errnum;
-	if (frame->header.type != GAIAFS_NUMBERED || !gaiafs_get_numbered(frame->body, frame->body_len, &((struct numbered *)r)->number))
+	if (frame->header.type != GAIAFS_NUMBERED ||
+		!gaiafs_get_numbered(frame->body, frame->body_len, &((struct numbered *)r)->number))
 		return gaiafs_failed(fail, EPROTO, "the daemon answered with type %#x", frame->header.type);
 	return 0;
 }
@@ -224,7 +225,8 @@ static int acquire_all(const struct gaia_group *g, uint64_t least, uint32_t wait
 			return k->r.fail.errnum;
 		any = any || launder;
 	}
-	return call_ranges(g, GAIAFS_ACQUIREALL, head, gaiafs_put_acquire_all(head, least, wait, any ? GAIAFS_ACQUIRE_LAUNDER : 0), k);
+	return call_ranges(
+		g, GAIAFS_ACQUIREALL, head, gaiafs_put_acquire_all(head, least, wait, any ? GAIAFS_ACQUIRE_LAUNDER : 0), k);
 }
 
 int gaia_acquire_all(const struct gaia_range *ranges, size_t n, uint64_t least, int timeout, uint64_t *version)

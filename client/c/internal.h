@@ -6,7 +6,8 @@
  *	gaiafs_fd_lock     held while descriptors that arrive are put where a forked child finds and closes them
  *	gaiafs_table_lock  the table of mappings and the list of connections
  *	gaiafs_mapping.moving
- *	                   memory of a GPU that moves; taken before gaiafs_table_lock, and calls of libcuda are made under it
+ *	                   memory of a GPU that moves; taken before gaiafs_table_lock, and calls of libcuda are made
+ *	                   under it
  *	gaiafs_conn.lock   the calls of one connection; what they send goes out under it, without waiting
  *	those of stream.c, work.c and cuda.c, each of which is held for a few instructions
  *
@@ -63,11 +64,11 @@ struct gaiafs_parcel;
 
 /* A call in progress. */
 struct gaiafs_request {
-	/* take gets each frame of the reply. It returns 0, or an errno with fail filled in; the first failure counts, and the
-	 * rest of the reply is still taken. */
+	/* take gets each frame of the reply. It returns 0, or an errno with fail filled in; the first failure counts, and
+	 * the rest of the reply is still taken. */
 	int (*take)(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
-	/* take is called by the thread that made the request, under no lock, and may take its time. Otherwise the thread that
-	 * happens to read calls it, under the connection's lock. */
+	/* take is called by the thread that made the request, under no lock, and may take its time. Otherwise the thread
+	 * that happens to read calls it, under the connection's lock. */
 	bool own;
 	const struct gaiafs_rest *rest; /* of the body; the caller's while the call runs. NULL: none */
 	struct gaiafs_fail fail; /* errnum 0: all well */
@@ -124,7 +125,8 @@ void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r);
 void gaiafs_tell(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n);
 /* gaiafs_simple is gaiafs_call for requests that one RESULT answers. */
 int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_fail *f);
-/* gaiafs_call_long is gaiafs_call, and gaiafs_simple_long gaiafs_simple, for bodies of any length, which only LARGE allows. */
+/* gaiafs_call_long is gaiafs_call, and gaiafs_simple_long gaiafs_simple, for bodies of any length, which only LARGE
+ * allows. */
 int gaiafs_call_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_request *r);
 int gaiafs_simple_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_t n, struct gaiafs_fail *f);
 /* gaiafs_take_simple is the take of requests that one RESULT answers, gaiafs_take_result takes a RESULT. */
@@ -137,8 +139,8 @@ struct gaiafs_job {
 	struct gaiafs_job *next; /* work.c's */
 };
 
-/* gaiafs_start_thread starts a thread that no signal reaches. It returns an errno. Where started is NULL nobody waits for the
- * thread; otherwise the caller joins or detaches it. */
+/* gaiafs_start_thread starts a thread that no signal reaches. It returns an errno. Where started is NULL nobody waits
+ * for the thread; otherwise the caller joins or detaches it. */
 int gaiafs_start_thread(void *(*run)(void *), void *argument, pthread_t *started, struct gaiafs_fail *f);
 /* gaiafs_prepare_work sees to it that there is a thread. It returns an errno. */
 int gaiafs_prepare_work(struct gaiafs_fail *f);
@@ -166,9 +168,9 @@ struct gaiafs_gpu;
 struct gaiafs_kind {
 	uint32_t number;
 	/*
-	 * Of GPUs. Each process numbers them for itself, and the daemon knows them by their UUIDs; all these are NULL where a
-	 * device has the mount's number. open finds the GPU that this process counts as m->dev, makes it m->gpu, and where it
-	 * is to be used sees to a context. drop gives back what it took; free only frees memory, also after fork.
+	 * Of GPUs. Each process numbers them for itself, and the daemon knows them by their UUIDs; all these are NULL where
+	 * a device has the mount's number. open finds the GPU that this process counts as m->dev, makes it m->gpu, and
+	 * where it is to be used sees to a context. drop gives back what it took; free only frees memory, also after fork.
 	 */
 	int (*open)(struct gaiafs_mapping *m, bool used, struct gaiafs_fail *f);
 	const uint8_t *(*uuid)(const struct gaiafs_gpu *gpu);
@@ -183,8 +185,8 @@ struct gaiafs_kind {
 	 * stream is being captured. */
 	int (*after)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void (*call)(void *), void *argument,
 		     struct gaiafs_fail *f);
-	/* mark has *event, which is made where it is NULL, stand for all work that was begun in a stream of the GPU. EINVAL: the
-	 * stream is being captured. passed reports whether that is done; it waits for nothing. unmark frees the
+	/* mark has *event, which is made where it is NULL, stand for all work that was begun in a stream of the GPU.
+	 * EINVAL: the stream is being captured. passed reports whether that is done; it waits for nothing. unmark frees the
 	 * event, with wait once it is done. */
 	int (*mark)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void **event, struct gaiafs_fail *f);
 	bool (*passed)(void *event);
@@ -198,16 +200,17 @@ struct gaiafs_kind {
 	int (*add)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	int (*finish)(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f);
 	/*
-	 * move has an extent of a movable mapping from the memory of fd, or with -1 has nothing there. It keeps no descriptor.
-	 * Where it fails, nothing is there. Of emulated memory it is called under gaiafs_table_lock, of a GPU's under
-	 * m->moving.
+	 * move has an extent of a movable mapping from the memory of fd, or with -1 has nothing there. It keeps no
+	 * descriptor. Where it fails, nothing is there. Of emulated memory it is called under gaiafs_table_lock, of a GPU's
+	 * under m->moving.
 	 */
 	int (*move)(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f);
 	/* leave: m leaves the table, under gaiafs_table_lock. */
 	void (*leave)(struct gaiafs_mapping *m);
 	/*
-	 * drop gives back what m still has, once nothing that was begun uses it, in the process that made it only. With gently
-	 * it disturbs no capture of a stream, and where it cannot wait so, it leaves the memory to the process's end.
+	 * drop gives back what m still has, once nothing that was begun uses it, in the process that made it only. With
+	 * gently it disturbs no capture of a stream, and where it cannot wait so, it leaves the memory to the process's
+	 * end.
 	 */
 	int (*drop)(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f);
 	/* settle waits for the work of a stream that was begun, or with GAIA_ALL_STREAMS of the whole context. */
@@ -215,19 +218,21 @@ struct gaiafs_kind {
 	/* read and write copy bytes between m's memory and that of the process, and return when they are there. */
 	int (*read)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 	int (*write)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
-	/* copies gives m, which has its size only, memory on the device of another mapping, with copies of that one's bytes, and
-	 * adds it to the table. */
+	/* copies gives m, which has its size only, memory on the device of another mapping, with copies of that one's
+	 * bytes, and adds it to the table. */
 	int (*copies)(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
 		      struct gaiafs_fail *f);
 };
 
 /* gaiafs_kind_of returns NULL for a kind that this library cannot map. */
 const struct gaiafs_kind *gaiafs_kind_of(uint32_t number);
-/* gaiafs_kind_among returns that of the number, or with GAIA_KIND_ANY the first one among a daemon's kinds. NULL: none. */
+/* gaiafs_kind_among returns that of the number, or with GAIA_KIND_ANY the first one among a daemon's kinds. NULL: none.
+ * */
 const struct gaiafs_kind *gaiafs_kind_among(int number, uint32_t kinds);
 #define GAIAFS_DECLARE_KIND(name, NAME) extern const struct gaiafs_kind gaiafs_##name##_kind;
 GAIAFS_KINDS(GAIAFS_DECLARE_KIND)
-/* Memory that the daemon holds and this process does not map: addresses alone, for the calls. It is of no kind's number. */
+/* Memory that the daemon holds and this process does not map: addresses alone, for the calls. It is of no kind's
+ * number. */
 extern const struct gaiafs_kind gaiafs_held_kind;
 
 /*
@@ -258,12 +263,12 @@ struct gaiafs_work {
 extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
 extern int gaiafs_grant_patience; /* how many seconds it waits for the daemon; tests have less */
 
-/* gaiafs_flush_kernel brings the stores of CPU programs that mapped the file home. *launder: the daemon has to see to it,
- * since this kernel does not wait. */
+/* gaiafs_flush_kernel brings the stores of CPU programs that mapped the file home. *launder: the daemon has to see to
+ * it, since this kernel does not wait. */
 int gaiafs_flush_kernel(int fd, uint64_t off, uint64_t n, bool *launder, struct gaiafs_fail *f);
 
-/* gaiafs_start_flush has the kernel begin with that, many pages at a time: a release that has it drop these pages would write
- * them one after another. Nothing waits for it, and no write error is used up that an fsync should report. */
+/* gaiafs_start_flush has the kernel begin with that, many pages at a time: a release that has it drop these pages would
+ * write them one after another. Nothing waits for it, and no write error is used up that an fsync should report. */
 void gaiafs_start_flush(int fd, uint64_t off, uint64_t n);
 /* gaiafs_release_at_least compares a kernel release such as "6.1.0-13-amd64" with a version. */
 bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor);
@@ -329,8 +334,8 @@ int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_f
 void gaiafs_enter(int *state);
 int gaiafs_leave(int state, int err, const struct gaiafs_fail *f);
 
-/* gaiafs_later_settle lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context that
- * is lost. round counts from 0. False: a signal's handler ran. */
+/* gaiafs_later_settle lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context
+ * that is lost. round counts from 0. False: a signal's handler ran. */
 bool gaiafs_later_settle(const void *addr, unsigned round);
 /* gaiafs_later_fail takes m's late failure, if it has one; an errno, or 0. */
 int gaiafs_later_fail(struct gaiafs_mapping *m, struct gaiafs_fail *f);
@@ -345,11 +350,11 @@ struct gaiafs_ready {
 int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t len, int argument, gaia_stream_t stream,
 		   struct gaiafs_ready *ready, struct gaiafs_fail *f);
 
-/* gaiafs_mapping_new makes a mapping with a duplicate of the descriptor (-1: without one), and a reference for the caller, which
- * is the table's from gaiafs_table_ready on. NULL: *f says why. */
+/* gaiafs_mapping_new makes a mapping with a duplicate of the descriptor (-1: without one), and a reference for the
+ * caller, which is the table's from gaiafs_table_ready on. NULL: *f says why. */
 struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f);
-/* gaiafs_table_room_locked makes room for one mapping, 0 or ENOMEM; gaiafs_table_add_locked puts it in, not ready, with its
- * base and kind set; gaiafs_table_overlaps_locked finds out whether a range is another's. */
+/* gaiafs_table_room_locked makes room for one mapping, 0 or ENOMEM; gaiafs_table_add_locked puts it in, not ready, with
+ * its base and kind set; gaiafs_table_overlaps_locked finds out whether a range is another's. */
 int gaiafs_table_room_locked(void);
 void gaiafs_table_add_locked(struct gaiafs_mapping *m);
 /* gaiafs_table_add is the first two, under the lock. */
@@ -361,41 +366,42 @@ struct gaiafs_mapping *gaiafs_table_at_locked(const void *addr);
 bool gaiafs_table_has(const struct gaiafs_conn *c, uint64_t id);
 /* gaiafs_table_numbered_locked returns the mapping to which a daemon gave the number, or NULL. */
 struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c, uint64_t id);
-/* gaiafs_within begins a bracket of no thread's over a range of m, and gaiafs_without ends it. A mapping that does not move needs
- * none. */
+/* gaiafs_within begins a bracket of no thread's over a range of m, and gaiafs_without ends it. A mapping that does not
+ * move needs none. */
 int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f);
 void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket);
-/* A bracket, and the request that is to be granted before it is open: none (m is NULL) where nothing moves, and where the bracket
- * joined one that is kept. */
+/* A bracket, and the request that is to be granted before it is open: none (m is NULL) where nothing moves, and where
+ * the bracket joined one that is kept. */
 struct gaiafs_bracket;
 struct gaiafs_want {
 	struct gaiafs_mapping *m; /* the bracket's */
 	uint8_t *body;            /* from malloc; the caller's */
 	size_t size;
 };
-/* gaiafs_bracket_of makes a bracket and the request for it. NULL: *f says why. gaiafs_bracket_open makes it the thread's,
- * keeps it where the daemon's answer allows that, and returns its number. gaiafs_take_use is the take of such requests. */
-struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream, uint32_t patience,
-					 struct gaiafs_want *want, struct gaiafs_fail *f);
+/* gaiafs_bracket_of makes a bracket and the request for it. NULL: *f says why. gaiafs_bracket_open makes it the
+ * thread's, keeps it where the daemon's answer allows that, and returns its number. gaiafs_take_use is the take of such
+ * requests. */
+struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream,
+	uint32_t patience, struct gaiafs_want *want, struct gaiafs_fail *f);
 uint64_t gaiafs_bracket_open(struct gaiafs_bracket *b, const struct gaiafs_request *answered);
 int gaiafs_take_use(struct gaiafs_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *fail);
-/* gaiafs_bracket_end ends one that is no thread's: granted, or perhaps about to be. gaiafs_bracket_forget is for one that was
- * refused. Both free it. */
+/* gaiafs_bracket_end ends one that is no thread's: granted, or perhaps about to be. gaiafs_bracket_forget is for one
+ * that was refused. Both free it. */
 void gaiafs_bracket_end(struct gaiafs_bracket *b);
 void gaiafs_bracket_forget(struct gaiafs_bracket *b);
-/* A bracket that is kept. Each gaiafs_keep_find and gaiafs_keep that returns one is a user, until gaiafs_keep_done; a user has a
- * reference on m. */
+/* A bracket that is kept. Each gaiafs_keep_find and gaiafs_keep that returns one is a user, until gaiafs_keep_done; a
+ * user has a reference on m. */
 struct gaiafs_kept;
 /* gaiafs_keep_find returns the one of exactly these bytes of m, or NULL. */
 struct gaiafs_kept *gaiafs_keep_find(struct gaiafs_mapping *m, uint64_t off, uint64_t len);
 /* gaiafs_keep keeps a bracket that the daemon allowed to keep. NULL: it is the caller's, as any other. */
 struct gaiafs_kept *gaiafs_keep(struct gaiafs_mapping *m, uint64_t bracket, uint64_t off, uint64_t len);
 void gaiafs_keep_done(struct gaiafs_kept *k);
-/* gaiafs_keep_mark has k be in use, also without users, until all work is done that was begun in the stream of a GPU. EBUSY: it
- * cannot; EINVAL: the stream is being captured. */
+/* gaiafs_keep_mark has k be in use, also without users, until all work is done that was begun in the stream of a GPU.
+ * EBUSY: it cannot; EINVAL: the stream is being captured. */
 int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_fail *f);
-/* gaiafs_keep_recall ends those of a connection that nobody uses, and stores the brackets that the daemon may take for ended. It
- * returns how many these are; most: there may be more. The others end by themselves. It waits for nothing. */
+/* gaiafs_keep_recall ends those of a connection that nobody uses, and stores the brackets that the daemon may take for
+ * ended. It returns how many these are; most: there may be more. The others end by themselves. It waits for nothing. */
 size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *brackets, size_t most);
 /* gaiafs_keep_drop ends those of m, which has left the table, and waits for nothing. */
 void gaiafs_keep_drop(const struct gaiafs_mapping *m);
@@ -409,8 +415,8 @@ void gaiafs_table_ready(struct gaiafs_mapping *m);
 /* gaiafs_table_find returns the ready mapping that has addr, with a reference, or NULL. *mine: this process made it and
  * not one that it was forked from. */
 struct gaiafs_mapping *gaiafs_table_find(const void *addr, bool *mine);
-/* gaiafs_table_take removes the ready mapping that begins at addr and has the size; its reference is the caller's. *busy:
- * there is one, and stream-ordered calls keep it. */
+/* gaiafs_table_take removes the ready mapping that begins at addr and has the size; its reference is the caller's.
+ * *busy: there is one, and stream-ordered calls keep it. */
 struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *mine, bool *busy);
 /* gaiafs_table_cancel removes m, which is not ready, if it is in the table. */
 void gaiafs_table_cancel(struct gaiafs_mapping *m);
@@ -434,8 +440,8 @@ int gaiafs_grant_file(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
 
 /* gaiafs_flush is gaiafs_flush_kernel for the bytes from at on of the mapping. */
 int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *launder, struct gaiafs_fail *f);
-/* gaiafs_memfd_of puts a body that is larger than a frame where a daemon reads it. A child that is forked meanwhile keeps a
- * copy of the descriptor. It returns an errno. */
+/* gaiafs_memfd_of puts a body that is larger than a frame where a daemon reads it. A child that is forked meanwhile
+ * keeps a copy of the descriptor. It returns an errno. */
 int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fail *f);
 /* gaiafs_view_grants gets the grants of a view's files. *g is that of the first. */
 int gaiafs_view_grants(struct gaiafs_view *v, struct gaiafs_grant *g, struct gaiafs_fail *f);

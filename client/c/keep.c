@@ -1,7 +1,7 @@
 /*
- * Brackets that are kept: where the daemon allows it, a bracket of one range stays open when the program is done with it.
- * The next one of the same range joins it, and asks nobody. RECALL ends those that nobody uses, and has the others end as
- * usual.
+ * Brackets that are kept: where the daemon allows it, a bracket of one range stays open when the program is done with
+ * it. The next one of the same range joins it, and asks nobody. RECALL ends those that nobody uses, and has the others
+ * end as usual.
  */
 #define _GNU_SOURCE
 #include "conn.h"

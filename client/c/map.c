@@ -38,7 +38,8 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	if (r->kind != GAIA_KIND_ANY && (uint32_t)r->kind != reply.kind)
 		return gaiafs_failed(f, ENODEV, "device %u has memory of kind %u, not %d", reply.device, reply.kind, r->kind);
 	/* A GPU was asked for, and no other one will do. */
-	if (r->m->of != NULL ? r->m->of != kind || memcmp(reply.uuid, kind->uuid(r->m->gpu), GAIAFS_UUID) != 0 : kind->open != NULL)
+	if (r->m->of != NULL ? r->m->of != kind || memcmp(reply.uuid, kind->uuid(r->m->gpu), GAIAFS_UUID) != 0
+						 : kind->open != NULL)
 		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
 	r->m->kind = kind;
 	r->m->home = reply.size;
@@ -69,7 +70,8 @@ static int take_extents(struct map_request *r, const struct gaiafs_frame *frame,
 {
 	struct gaiafs_extents e;
 
-	if (!r->known || !gaiafs_get_extents(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &e) || e.first != r->got)
+	if (!r->known || !gaiafs_get_extents(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &e) ||
+		e.first != r->got)
 		return gaiafs_failed(f, EPROTO, "the daemon's extents are malformed");
 	r->got += e.count;
 	if (r->request.fail.errnum != 0)
@@ -100,7 +102,8 @@ static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *f
 	}
 }
 
-/* kind_for returns the kind of device that is asked for. Emulated ones are taken for GPUs only where the user said so. */
+/* kind_for returns the kind of device that is asked for. Emulated ones are taken for GPUs only where the user said so.
+ * */
 static int kind_for(const struct gaiafs_mapping *m, int kind)
 {
 	const char *emulated = getenv("GAIAFS_EMULATED");
@@ -110,8 +113,8 @@ static int kind_for(const struct gaiafs_mapping *m, int kind)
 }
 
 /* ask_for sends MAP for m and has its extents mapped. */
-static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], uint32_t map_flags, struct map_request *r,
-		   struct gaiafs_fail *f)
+static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], uint32_t map_flags,
+	struct map_request *r, struct gaiafs_fail *f)
 {
 	static const uint8_t none[GAIAFS_UUID];
 	uint32_t prot = m->writable ? GAIAFS_READ | GAIAFS_WRITE : GAIAFS_READ;
@@ -149,8 +152,8 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 	return m->kind->finish(m, r->args->address, f);
 }
 
-/* move_flags says when the mapping is to move: asked for, or else, where nothing speaks against it, if it is larger than its
- * device, which the daemon knows. */
+/* move_flags says when the mapping is to move: asked for, or else, where nothing speaks against it, if it is larger
+ * than its device, which the daemon knows. */
 static uint32_t move_flags(const struct gaiafs_mapping *m, const struct gaia_map_args *args)
 {
 	if (args->flags & GAIA_MAP_MOVABLE)
@@ -160,7 +163,8 @@ static uint32_t move_flags(const struct gaiafs_mapping *m, const struct gaia_map
 	return GAIAFS_MAP_LARGE_MOVABLE;
 }
 
-/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not ready. */
+/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not
+ * ready. */
 static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *args, struct gaiafs_fail *f)
 {
 	struct map_request r = { .request = { .take = take_map, .own = true }, .m = m, .args = args };
@@ -334,8 +338,13 @@ void *gaia_map(const struct gaia_map_args *args, size_t size)
 
 void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, int dev)
 {
-	struct gaia_map_args a = { .length = len, .offset = (uint64_t)off, .address = addr, .flags = (uint32_t)(flags & ~(GAIA_LAZY | GAIA_MOVABLE)),
-				   .fd = fd, .prot = prot, .device = dev };
+	struct gaia_map_args a = { .length = len,
+		.offset = (uint64_t)off,
+		.address = addr,
+		.flags = (uint32_t)(flags & ~(GAIA_LAZY | GAIA_MOVABLE)),
+		.fd = fd,
+		.prot = prot,
+		.device = dev };
 
 	if (flags & GAIA_LAZY)
 		a.flags |= GAIA_MAP_LAZY;

@@ -86,8 +86,8 @@ static int host_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent,
 
 	if (from >= to)
 		return 0;
-	if (mmap(m->base + (from - begin), (size_t)(to - from), prot, MAP_SHARED | MAP_FIXED, fd, (off_t)(from - extent->off)) ==
-	    MAP_FAILED)
+	if (mmap(m->base + (from - begin), (size_t)(to - from), prot, MAP_SHARED | MAP_FIXED, fd,
+			(off_t)(from - extent->off)) == MAP_FAILED)
 		return gaiafs_failed(f, errno, "an extent could not be mapped: %s", strerror(errno));
 	return 0;
 }
@@ -141,8 +141,8 @@ static int host_copy(struct gaiafs_mapping *m, void *to, const void *from, size_
 	return 0;
 }
 
-static int host_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
-		       struct gaiafs_fail *f)
+static int host_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list,
+	size_t count, struct gaiafs_fail *f)
 {
 	void *p = mmap(NULL, (size_t)m->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -191,8 +191,8 @@ static int held_copy(struct gaiafs_mapping *m, void *to, const void *from, size_
 	return gaiafs_failed(f, EINVAL, "the mapping has no memory in this process");
 }
 
-static int held_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list, size_t count,
-		       struct gaiafs_fail *f)
+static int held_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list,
+	size_t count, struct gaiafs_fail *f)
 {
 	(void)of, (void)list;
 	return held_copy(m, NULL, NULL, count, f);
@@ -227,7 +227,8 @@ const struct gaiafs_kind *gaiafs_kind_of(uint32_t number)
 const struct gaiafs_kind *gaiafs_kind_among(int number, uint32_t among)
 {
 	for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-		if ((number == GAIA_KIND_ANY || kinds[i]->number == (uint32_t)number) && (among & (1u << (kinds[i]->number - 1))) != 0)
+		if ((number == GAIA_KIND_ANY || kinds[i]->number == (uint32_t)number) &&
+			(among & (1u << (kinds[i]->number - 1))) != 0)
 			return kinds[i];
 	return NULL;
 }

@@ -33,7 +33,8 @@ int gaiafs_move(const struct gaiafs_conn *c, const struct gaiafs_move *move, int
 	bool gpu = false;
 	int err = 0;
 
-	if (x->off < 0 || x->size <= 0 || x->off % GAIAFS_PAGE != 0 || x->size % GAIAFS_PAGE != 0 || x->size > INT64_MAX - x->off)
+	if (x->off < 0 || x->size <= 0 || x->off % GAIAFS_PAGE != 0 || x->size % GAIAFS_PAGE != 0 ||
+		x->size > INT64_MAX - x->off)
 		return EPROTO;
 	if (x->tier == GAIAFS_TIER_NONE)
 		fd = -1;

@@ -1,7 +1,7 @@
 /*
- * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads there
- * all the time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have it goes on
- * without: the daemon then leaves the process's memory where it is.
+ * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads
+ * there all the time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have
+ * it goes on without: the daemon then leaves the process's memory where it is.
  */
 #define _GNU_SOURCE
 #include "conn.h"
@@ -40,7 +40,8 @@ static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *fra
 	}
 }
 
-/* hear takes a frame and answers it. *attached says whether the daemon knows whose connection it is. False: it is over. */
+/* hear takes a frame and answers it. *attached says whether the daemon knows whose connection it is. False: it is over.
+ * */
 static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *attached)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
@@ -82,8 +83,8 @@ static int open_socket(struct gaiafs_conn *c)
 	return fd;
 }
 
-/* What the thread gets. It allocates nothing itself: a program does not know of it, and may fork at any moment, in which some
- * allocators lock up the child. */
+/* What the thread gets. It allocates nothing itself: a program does not know of it, and may fork at any moment, in
+ * which some allocators lock up the child. */
 struct start {
 	struct gaiafs_conn *conn;
 	uint8_t record[GAIAFS_MAX_FRAME];

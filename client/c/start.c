@@ -69,7 +69,8 @@ static void release_rest(const struct gaiafs_rest *rest)
 }
 
 /* start_use asks for a bracket, which the call owns. */
-static int start_use(struct gaia_call *call, struct gaiafs_bracket *b, const struct gaiafs_want *want, struct gaiafs_fail *f)
+static int start_use(
+	struct gaia_call *call, struct gaiafs_bracket *b, const struct gaiafs_want *want, struct gaiafs_fail *f)
 {
 	struct started *s = calloc(1, sizeof *s);
 	uint8_t body[GAIAFS_MAX_BODY];
@@ -95,7 +96,8 @@ static int start_use(struct gaia_call *call, struct gaiafs_bracket *b, const str
 	return f->errnum;
 }
 
-int gaia_start_use(struct gaia_call *call, const struct gaia_range *ranges, size_t n, gaia_stream_t stream, unsigned patience)
+int gaia_start_use(
+	struct gaia_call *call, const struct gaia_range *ranges, size_t n, gaia_stream_t stream, unsigned patience)
 {
 	struct gaiafs_fail f = { 0 };
 	struct gaiafs_bracket *b = NULL;

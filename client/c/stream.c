@@ -1,14 +1,15 @@
 /*
- * Acquire and release in the order of a stream. A host function of CUDA says when it is the call's turn. It must wait for
- * nothing: a context runs such functions one at a time, and the driver may hold locks meanwhile that another thread waits for. So
- * it leaves the work to a thread of work.c, which asks the daemon, and the stream waits for a word in memory that the thread
- * stores into when it is done.
+ * Acquire and release in the order of a stream. A host function of CUDA says when it is the call's turn. It must wait
+ * for nothing: a context runs such functions one at a time, and the driver may hold locks meanwhile that another thread
+ * waits for. So it leaves the work to a thread of work.c, which asks the daemon, and the stream waits for a word in
+ * memory that the thread stores into when it is done.
  *
- * A graph may be launched as two instances at a time, which share the word. It says "done" only when every run that began is.
+ * A graph may be launched as two instances at a time, which share the word. It says "done" only when every run that
+ * began is.
  *
- * A call that waits in a stream, or runs, is in its mapping's list and keeps the mapping in the table. What a graph captured
- * may run at any time until the graph goes, so it keeps nothing: each run looks for the mapping, by its address and serial
- * number, and is in the list while it runs.
+ * A call that waits in a stream, or runs, is in its mapping's list and keeps the mapping in the table. What a graph
+ * captured may run at any time until the graph goes, so it keeps nothing: each run looks for the mapping, by its
+ * address and serial number, and is in the list while it runs.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -332,8 +333,8 @@ int gaia_async_error(void *addr)
 }
 
 /*
- * A context with an error, such as that of a kernel that stored where it must not, never runs what waits in its streams, and
- * CUDA tells nobody. So there is nothing to wait for but time, and now and then a question.
+ * A context with an error, such as that of a kernel that stored where it must not, never runs what waits in its
+ * streams, and CUDA tells nobody. So there is nothing to wait for but time, and now and then a question.
  */
 bool gaiafs_later_settle(const void *addr, unsigned round)
 {

@@ -169,8 +169,8 @@ bool gaiafs_mapping_mine(const struct gaiafs_mapping *m)
 	return mine;
 }
 
-/* leave_locked takes the mapping at i out. Memory that MAP_FIXED may replace goes at once: nobody else may get the addresses
- * while the table still has them, nor the other way round. */
+/* leave_locked takes the mapping at i out. Memory that MAP_FIXED may replace goes at once: nobody else may get the
+ * addresses while the table still has them, nor the other way round. */
 static void leave_locked(size_t i)
 {
 	struct gaiafs_mapping *m = table[i];

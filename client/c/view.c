@@ -237,7 +237,8 @@ int gaiafs_memfd_of(const uint8_t *body, size_t n, int *memfd, struct gaiafs_fai
 	return 0;
 }
 
-static void put_all(uint8_t *b, const struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], int kind, uint32_t flags)
+static void put_all(
+	uint8_t *b, const struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], int kind, uint32_t flags)
 {
 	const struct gaiafs_view *v = m->view;
 	const struct gaia_view_args *a = v->args;
@@ -290,8 +291,9 @@ int gaiafs_view_call(struct gaiafs_mapping *m, const uint8_t uuid[GAIAFS_UUID], 
 
 static int make_view(void **base, const struct gaia_view_args *a, struct gaiafs_fail *f)
 {
-	struct gaia_map_args as = { .address = a->address, .flags = a->flags, .fd = -1, .prot = PROT_READ, .device = a->device,
-				    .kind = a->kind };
+	struct gaia_map_args as = {
+		.address = a->address, .flags = a->flags, .fd = -1, .prot = PROT_READ, .device = a->device, .kind = a->kind
+	};
 	struct gaiafs_mapping *m;
 	int err = lay_out(a->segments, a->count, a->align, NULL, &as.length, f);
 

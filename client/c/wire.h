@@ -1,6 +1,6 @@
 /*
- * The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of these numbers; the
- * frames in control/testdata are what both are tested against.
+ * The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of
+ * these numbers; the frames in control/testdata are what both are tested against.
  */
 #ifndef GAIAFS_WIRE_H
 #define GAIAFS_WIRE_H
@@ -77,8 +77,9 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
 #define GAIAFS_FEATURE_TENANT UINT64_C(32) /* where GAIAFS_TENANT is set */
 #define GAIAFS_FEATURE_KEEP UINT64_C(256)
-#define GAIAFS_USED_FEATURES \
-	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
+#define GAIAFS_USED_FEATURES                                                                                           \
+	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | \
+		GAIAFS_FEATURE_GROUP)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -173,7 +174,8 @@ enum { GAIAFS_USE_HEAD = 24, GAIAFS_USE_RANGE = 24, GAIAFS_MOST_RANGES = 1 << 16
 size_t gaiafs_put_use(uint8_t *b, uint64_t bracket, uint32_t flags, uint32_t patience, uint32_t ranges);
 size_t gaiafs_put_use_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
 
-/* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody reads. */
+/* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody
+ * reads. */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w);
 bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct gaiafs_mapped *m);

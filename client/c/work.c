@@ -1,7 +1,7 @@
 /*
- * Threads of the library's own, for what must not be done where it comes up: in a host function of CUDA, which may wait for
- * nothing, or in a call that a signal has ended. They are made when they are needed, a few at most, and stay. No signal
- * reaches them.
+ * Threads of the library's own, for what must not be done where it comes up: in a host function of CUDA, which may wait
+ * for nothing, or in a call that a signal has ended. They are made when they are needed, a few at most, and stay. No
+ * signal reaches them.
  */
 #define _GNU_SOURCE
 #include "internal.h"

@@ -1,4 +1,6 @@
-"""Has wheels carry the C library. It is compiled from client/c beside this folder, or is the one that GAIAFS_LIBRARY names."""
+"""Has wheels carry the C library. It is compiled from client/c beside this folder, or is the one that GAIAFS_LIBRARY
+names.
+"""
 
 import os
 import pathlib

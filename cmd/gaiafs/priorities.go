@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// priorityFile is the value of --priorities: the file, and what it says. docs/eviction.md describes the file, and `gaiafs
-// tune` writes one.
+// priorityFile is the value of --priorities: the file, and what it says. docs/eviction.md describes the file, and
+// `gaiafs tune` writes one.
 type priorityFile struct {
 	path string
 	list []pagecache.Preference

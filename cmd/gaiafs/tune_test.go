@@ -36,7 +36,9 @@ func TestTune(t *testing.T) {
 		return n
 	}
 	program := func(ctx context.Context) error {
-		for name, delay := range map[string]time.Duration{"hot": 400 * time.Millisecond, "warm": 400 * time.Millisecond, "cold": 0} {
+		for name, delay := range map[string]time.Duration{
+			"hot": 400 * time.Millisecond, "warm": 400 * time.Millisecond, "cold": 0,
+		} {
 			f, err := os.Open(path(name))
 			if err != nil {
 				return err

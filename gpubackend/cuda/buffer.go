@@ -222,7 +222,8 @@ func (l *lookup) holds(p []byte) (allocation address, ok bool) {
 }
 
 // HostBuffer returns page-locked memory with anything in it, which is not the garbage collector's: it must not be used
-// after giveBack. A buffer that comes back after Close is freed then, and the last one ends what the device kept for it.
+// after giveBack. A buffer that comes back after Close is freed then, and the last one ends what the device kept for
+// it.
 func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 	if n < 0 {
 		return nil, nil, fmt.Errorf("%w: host buffer of %d bytes", gpubackend.ErrRange, n)

@@ -147,18 +147,18 @@ gaiafs_modified(const Run *runs, u64 runCount, u64 pages, const u64 *key, const 
 	}
 }
 
-// A Patch is a page to be patched. Bit i%64 of word i/64 of changed says that the bytes [16i, 16i+16) may have to be stored.
-// After `first` pairs of granules of other pages there is what these granules were, one after the other, then what they
-// are to be.
+// A Patch is a page to be patched. Bit i%64 of word i/64 of changed says that the bytes [16i, 16i+16) may have to be
+// stored. After `first` pairs of granules of other pages there is what these granules were, one after the other, then
+// what they are to be.
 struct Patch {
 	u64 address;
 	u64 changed[4];
 	u64 first;
 };
 
-// gaiafs_patch has one block of 256 threads for each page, a granule for each thread. Neither patches nor granules change
-// meanwhile; the page may. Each byte is stored on its own, through volatile, so that the compiler cannot make one store
-// of neighbours: a wider one would bring back what a neighbour was before somebody's store.
+// gaiafs_patch has one block of 256 threads for each page, a granule for each thread. Neither patches nor granules
+// change meanwhile; the page may. Each byte is stored on its own, through volatile, so that the compiler cannot make
+// one store of neighbours: a wider one would bring back what a neighbour was before somebody's store.
 extern "C" __global__ void __launch_bounds__(256)
 gaiafs_patch(const Patch *patches, const ulonglong2 *granules)
 {
@@ -214,9 +214,9 @@ static __device__ __forceinline__ void storeDiffering(u64 address, u64 was, u64 
 	}
 }
 
-// gaiafs_refresh has one warp work on a page. A page with the agreed digest gets the bytes of the next one in which that
-// differs from it: from the very words that the digest is of, which are the base then. Any other page stays as it is, and
-// refused gets 1 for it instead of 0.
+// gaiafs_refresh has one warp work on a page. A page with the agreed digest gets the bytes of the next one in which
+// that differs from it: from the very words that the digest is of, which are the base then. Any other page stays as it
+// is, and refused gets 1 for it instead of 0.
 extern "C" __global__ void __launch_bounds__(256)
 gaiafs_refresh(const Refresh *pages, const ulonglong2 *next, u64 count, const u64 *key, u8 *refused)
 {

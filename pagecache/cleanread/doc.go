@@ -65,9 +65,9 @@
 //
 // # Locks
 //
-// The executor's lock comes first. Haves, NothingPending, Changed, Publish, Facts and Close are called with it held; the
-// others take it through the Executor, and hold none of the following then. None is held while a device, home or the
-// Executor is called, but for Executor.Count.
+// The executor's lock comes first. Haves, NothingPending, Changed, Publish, Facts and Close are called with it held;
+// the others take it through the Executor, and hold none of the following then. None is held while a device, home or
+// the Executor is called, but for Executor.Count.
 //
 //	Cache.mu             what begins in the background against Stop
 //	chunkStore.mu        read-locked while chunks are kept or dropped; locked to end that

@@ -13,8 +13,8 @@ type Executor interface {
 	// Facts returns what devices have of pages, as File.Facts makes it; nil where none may serve them. It takes the
 	// executor's lock, which ctx may end.
 	Facts(ctx context.Context, rg page.Range) *Facts
-	// NothingPending reports whether nothing of pages is pending. It is called with the executor's lock held, from Publish.
-	// entering says that the kernel may hold all of them from now on.
+	// NothingPending reports whether nothing of pages is pending. It is called with the executor's lock held, from
+	// Publish. entering says that the kernel may hold all of them from now on.
 	NothingPending(pages page.Range, entering bool) bool
 	// Haves returns what devices have of pages. It is called with the executor's lock held, from Publish, and leaves
 	// out the digests.

@@ -44,10 +44,10 @@ func (f *File) valid(r page.Index) *snapshot {
 	return s
 }
 
-// NothingPending reports, without any lock, whether it is known that nothing of rg is pending, and, unless direct says that
-// the kernel will not hold them, that the executor counts its pages among those that the kernel may hold. size is that
-// of the file if devices may serve the read; otherwise it is 0. It may be asked at any time before Close, and is to be
-// asked while the kernel holds the pages locked for the read.
+// NothingPending reports, without any lock, whether it is known that nothing of rg is pending, and, unless direct says
+// that the kernel will not hold them, that the executor counts its pages among those that the kernel may hold. size is
+// that of the file if devices may serve the read; otherwise it is 0. It may be asked at any time before Close, and is
+// to be asked while the kernel holds the pages locked for the read.
 func (f *File) NothingPending(rg page.Range, direct bool, home Home) (size int64, ok bool) {
 	var s *snapshot
 	for r, last := regionsOf(rg); r <= last; r++ {

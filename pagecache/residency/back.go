@@ -49,8 +49,8 @@ func (d *Device) Back(ctx context.Context, now time.Time) error {
 
 // batch is what goes back together.
 type batch struct {
-	// of has what each tenant has in pinned memory, as priorities and the rule have it go: the last one goes back first. It is looked up
-	// once, since that takes as long as there are extents. nil: not yet.
+	// of has what each tenant has in pinned memory, as priorities and the rule have it go: the last one goes back
+	// first. It is looked up once, since that takes as long as there are extents. nil: not yet.
 	of    map[tenants.ID][]*Extent
 	moved bool // one extent was brought
 }
@@ -99,8 +99,8 @@ func (d *Device) hosts() bool {
 	return d.takenHost > 0
 }
 
-// winner returns the extent that goes back next, of at most so many bytes, claimed for its owner, who is the second value: the last one to leave,
-// by the rule, of the tenant that owns least, measured by the share. nil: there is none.
+// winner returns the extent that goes back next, of at most so many bytes, claimed for its owner, who is the second
+// value: the last one to leave, by the rule, of the tenant that owns least, measured by the share. nil: there is none.
 func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,7 +120,8 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	for len(b.of) > 0 {
 		least, above := tenants.Nobody, int64(0)
 		for id := range b.of {
-			if n := d.ledger.Owned(id) - d.ledger.Share(id); least == tenants.Nobody || n < above || n == above && id < least {
+			n := d.ledger.Owned(id) - d.ledger.Share(id)
+			if least == tenants.Nobody || n < above || n == above && id < least {
 				least, above = id, n
 			}
 		}

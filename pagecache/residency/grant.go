@@ -429,8 +429,8 @@ func noAllocator(context.Context, Key, int64, Tenant, func() bool) (Tier, gpubac
 }
 
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
-// For a Key that is to be on the host it is pinned memory at once. It waits for nobody who holds memory. What it returns
-// of pinned memory is counted as the tenant's.
+// For a Key that is to be on the host it is pinned memory at once. It waits for nobody who holds memory. What it
+// returns of pinned memory is counted as the tenant's.
 func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant,
 	_ func() bool) (Tier, gpubackend.Memory, error) {
 	onHost := key.Preference().OnHost

@@ -82,7 +82,8 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 // promote has x, in pinned memory, move to the device's own where there is room for it, and where the tenant who asks
 // may own that. Nobody makes room.
 func (d *Device) promote(ctx context.Context, x *Extent, asks tenants.ID) {
-	if x.Placement().Tier != TierHost || x.key.Preference().OnHost || x.Mapped() > 0 || !d.spare(x.size) || !d.claim(asks, x.size) {
+	if x.Placement().Tier != TierHost || x.key.Preference().OnHost || x.Mapped() > 0 || !d.spare(x.size) ||
+		!d.claim(asks, x.size) {
 		return
 	}
 	defer d.unclaim(asks, x.size)

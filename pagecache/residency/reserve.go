@@ -210,7 +210,9 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 }
 
 // allocator finds memory for an extent that is about to be made, for a tenant. there is as for Device.allocate.
-type allocator func(ctx context.Context, key Key, size int64, by Tenant, there func() bool) (Tier, gpubackend.Memory, error)
+type allocator func(
+	ctx context.Context, key Key, size int64, by Tenant, there func() bool,
+) (Tier, gpubackend.Memory, error)
 
 // allocateOwn is the allocator of memory that does not move.
 func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,

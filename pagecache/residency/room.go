@@ -174,8 +174,8 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 }
 
 // victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the
-// first, by the rule, of those of the lowest priority of the first tenant that has one, by the ledger, among whose victims
-// it is at rank.
+// first, by the rule, of those of the lowest priority of the first tenant that has one, by the ledger, among whose
+// victims it is at rank.
 func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

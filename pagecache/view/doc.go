@@ -6,8 +6,8 @@
 // Segment is a number of rows of one file, each as far behind the one before it as its stride says. In the view, the
 // rows of a segment follow each other without gaps. Each segment begins at the next multiple of the alignment, and the
 // first one at
-// 0. What no row has is zero, and so is what lies past the end of a file. Segments may overlap, repeat each other, come in
-// any order, begin and end inside a page, and reach past end of file.
+// 0. What no row has is zero, and so is what lies past the end of a file. Segments may overlap, repeat each other, come
+// in any order, begin and end inside a page, and reach past end of file.
 //
 // Clients compute where segments begin by the same rule, which docs/dev/protocol.md has.
 //

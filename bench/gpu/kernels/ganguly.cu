@@ -348,7 +348,8 @@ static u64 sssp(size_t bytes)
 		for (size_t from = 0; from < n; from += step) {
 			size_t to = std::min(from + step, n);
 
-			bracket({ next.part(long(from), long(to)), dist.part(long(from), long(to)), changed.part(long(from), long(to)) });
+			bracket({ next.part(long(from), long(to)), dist.part(long(from), long(to)),
+				changed.part(long(from), long(to)) });
 			launch(to - from, [=] GPU(size_t k) {
 				size_t v = from + k;
 				c[v] = x[v] < d[v];
@@ -361,7 +362,8 @@ static u64 sssp(size_t bytes)
 	return digest(dist);
 }
 
-/* nw: a cell needs its neighbours above, to the left and between them. So the cells of a diagonal are worked on at once. */
+/* nw: a cell needs its neighbours above, to the left and between them. So the cells of a diagonal are worked on at
+ * once. */
 static u64 nw(size_t bytes)
 {
 	long n = 64;
@@ -383,7 +385,8 @@ static u64 nw(size_t bytes)
 
 			launch(size_t(last - first + 1), [=] GPU(size_t k) {
 				long r = from + first + long(k), q = diagonal - first - long(k);
-				long above = r > 0 ? s[(r - 1) * n + q] : -10 * (q + 1), left = q > 0 ? s[r * n + q - 1] : -10 * (r + 1);
+				long above = r > 0 ? s[(r - 1) * n + q] : -10 * (q + 1),
+					 left = q > 0 ? s[r * n + q - 1] : -10 * (r + 1);
 				long between = r > 0 && q > 0 ? s[(r - 1) * n + q - 1] : -10 * (r + q);
 				long best = between + m[r * n + q];
 				best = best > above - 10 ? best : above - 10;
@@ -525,7 +528,8 @@ static u64 hotspot(size_t bytes)
 	fill<float>(power, 13, 10);
 	ready();
 	for (int round = 0; round < 6; round++) {
-		bands(rows, { *in, power, *out }, [&](long from, long to) { hotspot_step(from, to, rows, in->p, power.p, out->p); });
+		bands(rows, { *in, power, *out },
+			[&](long from, long to) { hotspot_step(from, to, rows, in->p, power.p, out->p); });
 		std::swap(in, out);
 	}
 	over();
@@ -544,7 +548,8 @@ static void srad_first(long from, long to, long rows, const float *j, float *con
 		dw[at] = (c > 0 ? j[at - 1] : v) - v;
 		de[at] = (c < WIDTH - 1 ? j[at + 1] : v) - v;
 		float g = (dn[at] * dn[at] + ds[at] * ds[at] + dw[at] * dw[at] + de[at] * de[at]) / (v * v);
-		float l = (dn[at] + ds[at] + dw[at] + de[at]) / v, num = 0.5f * g - (1.0f / 16.0f) * (l * l), den = 1 + 0.25f * l;
+		float l = (dn[at] + ds[at] + dw[at] + de[at]) / v, num = 0.5f * g - (1.0f / 16.0f) * (l * l),
+			  den = 1 + 0.25f * l;
 		float q = num / (den * den), f = 1.0f / (1.0f + (q - 0.05f) / (0.05f * 1.05f));
 		co[at] = f < 0 ? 0 : f > 1 ? 1 : f;
 	});

@@ -5,12 +5,12 @@
  *   moving run FILE SIZE KIND ORDER ACCESSES PASSES
  *   moving check FILE SIZE ACCESSES
  *
- * SIZE is in MiB. KIND is movable, mapping (it stays where it is), copy (in memory of its own), pinned (of the host, which
- * kernels reach over the bus) or managed. ORDER is stream, random, or skewed: of ten accesses nine go to a tenth of the
- * blocks. A kernel reads its block PASSES times. "run" prints one line: kind, order, seconds, GB/s of what kernels read,
- * microseconds of a gaia_use and of a gaia_done, and fails where a sum is wrong. "check" has kernels store in blocks at
- * random and compares the file with what is expected. RANGES=2 in the environment has brackets of two halves of a block,
- * which the library does not keep, so that each asks the daemon.
+ * SIZE is in MiB. KIND is movable, mapping (it stays where it is), copy (in memory of its own), pinned (of the host,
+ * which kernels reach over the bus) or managed. ORDER is stream, random, or skewed: of ten accesses nine go to a tenth
+ * of the blocks. A kernel reads its block PASSES times. "run" prints one line: kind, order, seconds, GB/s of what
+ * kernels read, microseconds of a gaia_use and of a gaia_done, and fails where a sum is wrong. "check" has kernels
+ * store in blocks at random and compares the file with what is expected. RANGES=2 in the environment has brackets of
+ * two halves of a block, which the library does not keep, so that each asks the daemon.
  */
 #include <algorithm>
 #include <chrono>
@@ -66,7 +66,8 @@ __global__ void sum(const ulonglong2 *block, int passes, unsigned long long *out
 	uint64_t total = 0;
 
 	for (int pass = 0; pass < passes; pass++)
-		for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < WORDS / 2; i += size_t(gridDim.x) * blockDim.x) {
+		for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < WORDS / 2;
+			i += size_t(gridDim.x) * blockDim.x) {
 			ulonglong2 w = __ldcv(block + i);
 
 			total += w.x + w.y;
@@ -174,7 +175,8 @@ static std::vector<size_t> order_of(const std::string &order, size_t blocks, siz
 	return list;
 }
 
-static void run(const char *path, size_t size, const std::string &kind, const std::string &order, size_t accesses, int passes)
+static void run(
+	const char *path, size_t size, const std::string &kind, const std::string &order, size_t accesses, int passes)
 {
 	int fd = open(path, O_RDONLY);
 	size_t blocks = size / BLOCK, ranges = getenv("RANGES") != nullptr ? strtoull(getenv("RANGES"), nullptr, 10) : 1;
@@ -243,7 +245,8 @@ static void check(const char *path, size_t size, size_t accesses)
 	CHECK(fd >= 0);
 	CUDA(cudaSetDevice(0));
 	CUDA(cudaStreamCreate(&stream));
-	uint8_t *p = static_cast<uint8_t *>(gaia_mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | GAIA_MOVABLE, fd, 0, 0));
+	uint8_t *p =
+		static_cast<uint8_t *>(gaia_mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | GAIA_MOVABLE, fd, 0, 0));
 	CHECK(p != MAP_FAILED);
 	for (size_t b : order_of("random", blocks, accesses)) {
 		struct gaia_range r = { p + b * BLOCK, BLOCK };
@@ -274,7 +277,8 @@ int main(int argc, char **argv)
 	if (what == "make" && argc == 4)
 		make(argv[2], strtoull(argv[3], nullptr, 10) << 20);
 	else if (what == "run" && argc == 8)
-		run(argv[2], strtoull(argv[3], nullptr, 10) << 20, argv[4], argv[5], strtoull(argv[6], nullptr, 10), atoi(argv[7]));
+		run(argv[2], strtoull(argv[3], nullptr, 10) << 20, argv[4], argv[5], strtoull(argv[6], nullptr, 10),
+			atoi(argv[7]));
 	else if (what == "check" && argc == 5)
 		check(argv[2], strtoull(argv[3], nullptr, 10) << 20, strtoull(argv[4], nullptr, 10));
 	else

@@ -2,9 +2,9 @@
 
     python3 packs.py MOUNTPOINT [FILES [LEAST MOST]]
 
-It writes FILES (8000) files of LEAST to MOST bytes (20480 each) into a new directory of the mountpoint, and removes them.
-The package gaiafs must be there. Files are packed by MAX_FILES at a time, as gaiafs.Dataset does. Nothing else may use
-the mount.
+It writes FILES (8000) files of LEAST to MOST bytes (20480 each) into a new directory of the mountpoint, and removes
+them. The package gaiafs must be there. Files are packed by MAX_FILES at a time, as gaiafs.Dataset does. Nothing else
+may use the mount.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python3 tensors.py MOUNTPOINT [--device 0] [--processes 8] [--quick]
 
-The table has the time of one call on shared and on private tensors, the median over rounds of shared over private, which
-should be at most 1.02, and whether the results have the same bits. The exit status is 1 where bits differ, where a kernel
-fails on shared tensors only, or where processes have more than one copy. Kernels that PyTorch does not have here are
-skipped, with its words.
+The table has the time of one call on shared and on private tensors, the median over rounds of shared over private,
+which should be at most 1.02, and whether the results have the same bits. The exit status is 1 where bits differ, where
+a kernel fails on shared tensors only, or where processes have more than one copy. Kernels that PyTorch does not have
+here are skipped, with its words.
 
-On an emulated device (--quick) it checks the script; its times mean nothing. It needs PyTorch and the package gaiafs; the
-Llama needs transformers, and the row of Triton a GPU. Files of 3 GiB (16 MiB with --quick) in the mountpoint are removed
-in the end.
+On an emulated device (--quick) it checks the script; its times mean nothing. It needs PyTorch and the package gaiafs;
+the Llama needs transformers, and the row of Triton a GPU. Files of 3 GiB (16 MiB with --quick) in the mountpoint are
+removed in the end.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def llama(b: Bench, directory: str) -> None:
         return
     width, layers, tokens = (2048, 16, 64) if b.gpu else (64, 2, 4)
     config = LlamaConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
-                         num_attention_heads=width // 32, num_key_value_heads=width // 64, vocab_size=32000)  # fmt: skip
+                         num_attention_heads=width // 32, num_key_value_heads=width // 64,
+                         vocab_size=32000)  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
     shared = shared_transformers.from_pretrained(LlamaForCausalLM, directory, b.ordinal)
     private = copy.deepcopy(shared)
@@ -227,7 +228,9 @@ def taken(mountpoint: str) -> int:
 
 
 def loads(b: Bench, mountpoint: str, path: str, processes: int) -> None:
-    """How long the first process takes that loads the file, the second, and the rest at once; and what they all take."""
+    """How long the first process takes that loads the file, the second, and the rest at once; and what they all
+    take.
+    """
     running: list[subprocess.Popen[str]] = []
     try:
         for _ in range(processes):

@@ -3,7 +3,8 @@
  *
  *   transfers make FILE MIB
  *   transfers load FILE MIB SECONDS   maps 64 MiB after another of the file, and prints GB/s
- *   transfers read FILE READS         stores into the file on the device, releases, reads 2 MiB at a time by plain reads,
+ *   transfers read FILE READS         stores into the file on the device, releases, reads 2 MiB at a time by plain
+ * reads,
  *                                     and prints the median, the 95th percentile and the longest in microseconds
  *
  * FILE is on a mount. It needs no CUDA to be built.

@@ -4,9 +4,10 @@
     two_models.py FOLDER MOUNT [--device cuda:0]
 
 FOLDER is the source of MOUNT, where it leaves two models of random weights while it runs. Ways: "resident" has both in
-memory of PyTorch's own; "reload" reads the file of a model into it for each turn; "offload" moves a model there from the
-host and back; "pinned" copies it there from pinned memory; "gaiafs" maps the files with movable=True, and has each turn
-in ``with m.use():``. Each way prints the median milliseconds of a turn. Logits are compared with those of "resident".
+memory of PyTorch's own; "reload" reads the file of a model into it for each turn; "offload" moves a model there from
+the host and back; "pinned" copies it there from pinned memory; "gaiafs" maps the files with movable=True, and has each
+turn in ``with m.use():``. Each way prints the median milliseconds of a turn. Logits are compared with those of
+"resident".
 """
 
 import argparse
@@ -63,7 +64,10 @@ def with_weights(weights: dict) -> LlamaForCausalLM:
 def made(i: int) -> str:
     """Writes a model, once as safetensors and once as bytes, and returns its name."""
     torch.manual_seed(i)
-    weights = {k: torch.empty(v.shape, dtype=dtype, device=where).normal_(0, 0.02).cpu() for k, v in empty().state_dict().items()}
+    weights = {
+        k: torch.empty(v.shape, dtype=dtype, device=where).normal_(0, 0.02).cpu()
+        for k, v in empty().state_dict().items()
+    }
     save_file(weights, options.folder / f"{i}.safetensors")
     with open(options.folder / f"{i}.bytes", "wb") as f:
         for t in weights.values():

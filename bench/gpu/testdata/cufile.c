@@ -1,6 +1,6 @@
 /*
- * A fake libcufile for tests. It reads files into the memory of the fake libcuda, which is the host's. FAKECUFILE says what it
- * does not take: "direct" files without O_DIRECT, "all" any file.
+ * A fake libcufile for tests. It reads files into the memory of the fake libcuda, which is the host's. FAKECUFILE says
+ * what it does not take: "direct" files without O_DIRECT, "all" any file.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /*
- * What the benchmarks need of libcuda besides what internal/fakecuda has: it is compiled together with that. Memory is the
- * host's, and kernels are the C functions below, which a module of any contents has.
+ * What the benchmarks need of libcuda besides what internal/fakecuda has: it is compiled together with that. Memory is
+ * the host's, and kernels are the C functions below, which a module of any contents has.
  */
 result cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
@@ -57,13 +57,14 @@ result cuModuleGetFunction(uintptr_t *f, void *module, const char *name)
 	return *f ? SUCCESS : 500;
 }
 
-result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-		      struct stream *s, void **params, void **extra)
+result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+	unsigned shared, struct stream *s, void **params, void **extra)
 {
 	struct launch *l;
 
 	ENTER(cuLaunchKernel);
-	if (!current() || f < 1 || f > 2 || gx < 1 || gy != 1 || gz != 1 || bx != 256 || by != 1 || bz != 1 || shared || extra)
+	if (!current() || f < 1 || f > 2 || gx < 1 || gy != 1 || gz != 1 || bx != 256 || by != 1 || bz != 1 || shared ||
+		extra)
 		return INVALID_VALUE;
 	l = calloc(1, sizeof *l);
 	if (!l)

@@ -16,11 +16,11 @@
 #include <vector>
 
 /* CUDA throws if a call of the CUDA runtime fails. */
-#define CUDA(call)                                                                                                           \
-	do {                                                                                                                 \
-		cudaError_t result_ = (call);                                                                                \
-		if (result_ != cudaSuccess)                                                                                  \
-			throw std::runtime_error(std::string(#call) + ": " + cudaGetErrorString(result_));                   \
+#define CUDA(call)                                                                             \
+	do {                                                                                       \
+		cudaError_t result_ = (call);                                                          \
+		if (result_ != cudaSuccess)                                                            \
+			throw std::runtime_error(std::string(#call) + ": " + cudaGetErrorString(result_)); \
 	} while (0)
 
 struct arguments {

@@ -5,7 +5,8 @@ __global__ void reduce(const unsigned *values, std::size_t n, unsigned long long
 {
 	unsigned long long mine = 0;
 
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n;
+		i += std::size_t(gridDim.x) * blockDim.x)
 		mine += values[i];
 	for (int lanes = 16; lanes > 0; lanes /= 2)
 		mine += __shfl_down_sync(0xffffffff, mine, lanes);

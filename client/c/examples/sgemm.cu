@@ -34,8 +34,9 @@ static void example(const arguments &args)
 	gaiafs::mapping<float> device_c(c_path);
 	cublasHandle_t handle;
 	blas(cublasCreate(&handle), "cublasCreate");
-	blas(cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, size, size, size, &one, device_a.data(), size, device_b.data(), size, &zero,
-			 device_c.data(), size), "cublasSgemm");
+	blas(cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, size, size, size, &one, device_a.data(), size, device_b.data(),
+			 size, &zero, device_c.data(), size),
+		"cublasSgemm");
 	CUDA(cudaDeviceSynchronize());
 	blas(cublasDestroy(handle), "cublasDestroy");
 	device_c.release();

@@ -1,6 +1,6 @@
 /*
- * Sums rows of a part of a matrix. The matrix is in a file, behind a header of an odd length, and this program wants the
- * second half of its columns: a view has them packed, at an aligned address, as kernels like them.
+ * Sums rows of a part of a matrix. The matrix is in a file, behind a header of an odd length, and this program wants
+ * the second half of its columns: a view has them packed, at an aligned address, as kernels like them.
  */
 #include "example.h"
 
@@ -9,7 +9,8 @@ constexpr std::size_t header = 141; /* bytes */
 
 __global__ void sum_rows(const float4 *part, float *sums, std::size_t rows)
 {
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < rows; i += std::size_t(gridDim.x) * blockDim.x) {
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < rows;
+		i += std::size_t(gridDim.x) * blockDim.x) {
 		float sum = 0;
 
 		for (std::size_t j = 0; j < half / 4; j++) {

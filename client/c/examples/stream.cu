@@ -1,6 +1,6 @@
 /*
- * A pipeline without waiting: the CPU writes blocks of a file, streams acquire them, change them and release them, all in
- * order, while the CPU writes the next ones.
+ * A pipeline without waiting: the CPU writes blocks of a file, streams acquire them, change them and release them, all
+ * in order, while the CPU writes the next ones.
  */
 #include "example.h"
 
@@ -8,7 +8,8 @@ static const std::size_t blocks = 8;
 
 __global__ void change(unsigned *values, std::size_t n)
 {
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n;
+		i += std::size_t(gridDim.x) * blockDim.x)
 		values[i] = 3 * values[i] + 1;
 }
 
@@ -29,7 +30,8 @@ static void example(const arguments &args)
 
 		for (std::size_t i = 0; i < n; i++)
 			values[i] = static_cast<unsigned>(block * n + i);
-		file.write(reinterpret_cast<const char *>(values.data()), static_cast<std::streamsize>(n * sizeof(unsigned))).flush();
+		file.write(reinterpret_cast<const char *>(values.data()), static_cast<std::streamsize>(n * sizeof(unsigned)))
+			.flush();
 		if (!file)
 			throw std::runtime_error("writing " + path + " failed");
 		auto held = device_values.hold(s, block * n, n); /* the stream acquires: it sees what was written before */

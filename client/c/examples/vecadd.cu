@@ -3,7 +3,8 @@
 
 __global__ void add(const float *a, const float *b, float *sum, std::size_t n)
 {
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n;
+		i += std::size_t(gridDim.x) * blockDim.x)
 		sum[i] = a[i] + b[i];
 }
 

@@ -1,6 +1,7 @@
 /*
- * Tests of the library on a real GPU: the first argument names one, the second a folder on a mount with CUDA device 0, or
- * with 0 and 1 for those that say so. Each is a process of its own. Exit status 0: passed; 77: skipped, with a reason.
+ * Tests of the library on a real GPU: the first argument names one, the second a folder on a mount with CUDA device 0,
+ * or with 0 and 1 for those that say so. Each is a process of its own. Exit status 0: passed; 77: skipped, with a
+ * reason.
  */
 #include "../examples/example.h"
 
@@ -13,19 +14,19 @@
 #include <dlfcn.h>
 #include <sys/wait.h>
 
-#define CHECK(condition)                                                                                                     \
-	do {                                                                                                                 \
-		if (!(condition))                                                                                            \
-			fail(__LINE__, #condition);                                                                          \
+#define CHECK(condition)                \
+	do {                                \
+		if (!(condition))               \
+			fail(__LINE__, #condition); \
 	} while (0)
 
 /* FAILS: the call returns -1 with that errno, and words for it. */
-#define FAILS(call, want)                                                                                                    \
-	do {                                                                                                                 \
-		errno = 0;                                                                                                   \
-		CHECK((call) == -1);                                                                                         \
-		CHECK(errno == (want));                                                                                      \
-		CHECK(gaia_error()[0] != '\0');                                                                              \
+#define FAILS(call, want)               \
+	do {                                \
+		errno = 0;                      \
+		CHECK((call) == -1);            \
+		CHECK(errno == (want));         \
+		CHECK(gaia_error()[0] != '\0'); \
 	} while (0)
 
 static const std::size_t page = 4096, MiB = 1 << 20;
@@ -47,13 +48,15 @@ static const std::size_t page = 4096, MiB = 1 << 20;
 
 __global__ void fill(unsigned *p, std::size_t n, unsigned first)
 {
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n;
+		i += std::size_t(gridDim.x) * blockDim.x)
 		p[i] = first + static_cast<unsigned>(i);
 }
 
 __global__ void differing(const unsigned *p, std::size_t n, unsigned first, unsigned long long *count)
 {
-	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n; i += std::size_t(gridDim.x) * blockDim.x)
+	for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < n;
+		i += std::size_t(gridDim.x) * blockDim.x)
 		if (p[i] != first + static_cast<unsigned>(i))
 			atomicAdd(count, 1ull);
 }
@@ -158,7 +161,8 @@ static void set_home(int fd, std::size_t i, unsigned v)
 	CHECK(pwrite(fd, &v, sizeof v, static_cast<off_t>(i * sizeof v)) == sizeof v);
 }
 
-static unsigned *map(int fd, std::size_t len, int prot = PROT_READ | PROT_WRITE, off_t off = 0, int flags = MAP_SHARED, int dev = 0)
+static unsigned *map(
+	int fd, std::size_t len, int prot = PROT_READ | PROT_WRITE, off_t off = 0, int flags = MAP_SHARED, int dev = 0)
 {
 	void *p = gaia_mmap(nullptr, len, prot, flags, fd, off, dev);
 
@@ -209,7 +213,8 @@ static void pointer(const std::string &dir)
 	CUDA(cudaMemcpy(p + 2048, p, page, cudaMemcpyDeviceToDevice));
 	CUDA(cudaDeviceSynchronize());
 	CHECK(gaia_munmap(p, len) == 0);
-	CHECK(home(fd, off / 4) == 0xffffffff && home(fd, off / 4 + 2048) == 0xffffffff && home(fd, off / 4 + 1024) == 1000 + 1024);
+	CHECK(home(fd, off / 4) == 0xffffffff && home(fd, off / 4 + 2048) == 0xffffffff &&
+		home(fd, off / 4 + 1024) == 1000 + 1024);
 	CHECK(gaia_macquire(p, 1, 0) == -1);
 }
 
@@ -249,7 +254,8 @@ static void read_only(const std::string &dir)
 	std::_Exit(0);
 }
 
-/* Numbers that lie anywhere in the file, aligned in a view. An acquire brings what the CPU wrote and the device released. */
+/* Numbers that lie anywhere in the file, aligned in a view. An acquire brings what the CPU wrote and the device
+ * released. */
 static void views(const std::string &dir)
 {
 	const std::size_t n = 10 * MiB / sizeof(unsigned), count = n - 5, size = sizeof(unsigned), stride = 1000;
@@ -503,7 +509,8 @@ static void lost_context(const std::string &dir)
 	std::_Exit(0);
 }
 
-/* A window larger than the device moves. A bracket of all of it is refused with words, and leaves room for what fits. */
+/* A window larger than the device moves. A bracket of all of it is refused with words, and leaves room for what fits.
+ * */
 static void too_large(const std::string &dir)
 {
 	int fd = make(dir + "/too-large", 1024, 3);

@@ -5,8 +5,8 @@
     load_model.py /mnt/data --package silero-vad       the same with a real model's, which that Python package carries
     load_model.py /mnt/data/model.safetensors          loads these
 
-Each process says how long it took and what the weights' SHA-256 is, which must be that of the file. The second process finds
-them in the device's memory, which it adds nothing to.
+Each process says how long it took and what the weights' SHA-256 is, which must be that of the file. The second process
+finds them in the device's memory, which it adds nothing to.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains a small linear model in place, in a file of weights, while another process serves it.
 
-The trainer (PyTorch on a GPU, NumPy on an emulated device) maps the file and steps down the gradient; it releases after every
-epoch. The server maps the same file, acquires, and predicts. It is never told anything else: it sees the weights get better
-and stops when its error is small. At the end a plain read of the file has the trainer's weights.
+The trainer (PyTorch on a GPU, NumPy on an emulated device) maps the file and steps down the gradient; it releases after
+every epoch. The server maps the same file, acquires, and predicts. It is never told anything else: it sees the weights
+get better and stops when its error is small. At the end a plain read of the file has the trainer's weights.
 """
 
 import argparse

@@ -11,15 +11,15 @@
             m.tensor("float32").add_(1)
                                                  # released: from now on every read sees it
 
-The package loads libgaiafs, which speaks with the daemon and loads libcuda.so.1 where a mount has GPUs. NumPy, PyTorch and
-every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
+The package loads libgaiafs, which speaks with the daemon and loads libcuda.so.1 where a mount has GPUs. NumPy, PyTorch
+and every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
 
-A process has one connection for each mount, shared by its threads and mappings. A forked child makes its own: it cannot use
-its parent's mappings and, where they are of a GPU, no CUDA at all.
+A process has one connection for each mount, shared by its threads and mappings. A forked child makes its own: it cannot
+use its parent's mappings and, where they are of a GPU, no CUDA at all.
 
-A call that is interrupted, by Ctrl-C or by any other signal whose handler raises, ends at once with what the handler raised. It
-leaves no lock held: other threads and later calls go on. What was interrupted may have been done all the same: what it began
-in the daemon is carried out, and what it would have returned is given back.
+A call that is interrupted, by Ctrl-C or by any other signal whose handler raises, ends at once with what the handler
+raised. It leaves no lock held: other threads and later calls go on. What was interrupted may have been done all the
+same: what it began in the daemon is carried out, and what it would have returned is given back.
 """
 
 from .array import Array

@@ -1,17 +1,18 @@
 """libgaiafs, the C library that speaks with the daemon and maps memory, by ctypes.
 
-What the package knows of the library is here: its functions, as gaiafs.h has them, and failures as ``Error``. What it adds is
-Python's own: no interrupt loses what a call has made, and handlers of signals run while a call waits.
+What the package knows of the library is here: its functions, as gaiafs.h has them, and failures as ``Error``. What it
+adds is Python's own: no interrupt loses what a call has made, and handlers of signals run while a call waits.
 
-ctypes releases the interpreter's lock during a call. Handlers of signals run between two steps of Python, in the main thread; so
-a call there must not be long, or must not matter if its result is lost:
+ctypes releases the interpreter's lock during a call. Handlers of signals run between two steps of Python, in the main
+thread; so a call there must not be long, or must not matter if its result is lost:
 
 - requests about ranges are waited for in pieces (``request``);
 - what maps and unmaps runs where no handlers run (``apart``), and finalizers call ``drop``, which waits for no daemon.
 
-To add another call that maps something: declare it in ``_FUNCTIONS``; write a function beside ``map_file`` that calls it with
-``_again`` and returns the address; have ``window.Window`` call that in place of ``map_file``. The rest of a window, requests and
-``read`` included, works by the address alone, as long as gaia_info, gaia_munmap and gaia_drop take it.
+To add another call that maps something: declare it in ``_FUNCTIONS``; write a function beside ``map_file`` that calls
+it with ``_again`` and returns the address; have ``window.Window`` call that in place of ``map_file``. The rest of a
+window, requests and ``read`` included, works by the address alone, as long as gaia_info, gaia_munmap and gaia_drop take
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ ALL_STREAMS, NO_STREAM = 2**64 - 1, 2**64 - 2
 
 _NAME = "libgaiafs.so.0"
 _VERSION = 101  # the GAIA_VERSION that is needed at least
-# Milliseconds that a wait lasts. A signal ends it at once, unless it comes between the begin of the call and that of the wait.
+# Milliseconds that a wait lasts. A signal ends it at once, unless it comes between the begin of the call and that of
+# the wait.
 _PIECE = 100
 _T = TypeVar("_T")
 
@@ -207,7 +209,9 @@ def map_file(fd: int, offset: int, length: int, writable: bool, device: tuple[in
 
 
 def layout(segments: array[int], align: int) -> tuple[list[int], int]:
-    """Returns where a view has its segments, and its size. A segment is four numbers: offset, length, stride and count."""
+    """Returns where a view has its segments, and its size. A segment is four numbers: offset, length, stride and
+    count.
+    """
     n = len(segments) // 4
     offsets, size = (_u64 * n)(), _u64()
     if _library.gaia_view_layout(segments.buffer_info()[0], n, align, offsets, ctypes.byref(size)):
@@ -221,7 +225,13 @@ def map_view(
     """Maps a view of segments, each of one of the files, and returns the address. For apart."""
     descriptors = array("i", fds)
     arguments = _ViewArgs(
-        *(segments.buffer_info()[0], len(segments) // 4, descriptors.buffer_info()[0], len(fds), files.buffer_info()[0]),
+        *(
+            segments.buffer_info()[0],
+            len(segments) // 4,
+            descriptors.buffer_info()[0],
+            len(fds),
+            files.buffer_info()[0],
+        ),
         *(align, None, flags | NO_THREAD, *device),
     )
     address: int = _again(_library.gaia_map_view, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
@@ -243,7 +253,8 @@ def unmap(address: int, length: int) -> None:
 def drop(mapped: list[tuple[int, int]]) -> None:
     """Gives the mapping in a list back, if nobody took it out, and does not wait for the daemon: finalizers call it."""
     try:
-        any(itertools.starmap(_library.gaia_drop, map(list.pop, (mapped,))))  # in one step, which no interrupt tears apart
+        # In one step, which no interrupt tears apart.
+        any(itertools.starmap(_library.gaia_drop, map(list.pop, (mapped,))))
     except IndexError:
         pass
 
@@ -357,8 +368,8 @@ def write(address: int, data: bytes) -> None:
 
 
 def copies(address: int, size: int, ranges: Sequence[tuple[int, int, int]]) -> int:
-    """Returns the address of new memory beside a mapping, with copies: offsets, each with the address and the size of what goes
-    there. For apart; unmap and drop take it back."""
+    """Returns the address of new memory beside a mapping, with copies: offsets, each with the address and the size of
+    what goes there. For apart; unmap and drop take it back."""
     array = (_Copy * len(ranges))(*(_Copy(*r) for r in ranges))
     made: int = _again(_library.gaia_copies, _FAILED, address, size, array, len(ranges))
     return made

@@ -28,8 +28,8 @@ class Device(NamedTuple):
 def device_of(device: Any) -> Device:
     """Returns the device in 0, "0", "cuda:0", "cuda", "emulated:0" or a torch.device.
 
-    Without a number it is PyTorch's current device, or 0. A number alone is that of a GPU, or of an emulated device on a
-    mount that has no GPU.
+    Without a number it is PyTorch's current device, or 0. A number alone is that of a GPU, or of an emulated device on
+    a mount that has no GPU.
     """
     if isinstance(device, bool):
         raise TypeError("a device is a number, 'cuda:N' or a torch.device, not a bool")
@@ -55,7 +55,9 @@ def _current(word: str) -> int:
 
 
 def stream_of(stream: Any) -> int:
-    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__. None: of all."""
+    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__. None:
+    of all.
+    """
     if stream is None:
         return _core.ALL_STREAMS
     if isinstance(stream, SupportsIndex):

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from .copies import Copies
     from .window import Lease
 
-# The alignment that kernels take for granted: they load 16 bytes at once. With less, PyTorch's attention on an H200 returned
-# wrong values without a word, other kernels failed with "misaligned address", and matrix products were half as fast.
+# The alignment that kernels take for granted: they load 16 bytes at once. With less, PyTorch's attention on an H200
+# returned wrong values without a word, other kernels failed with "misaligned address", and matrix products were half as
+# fast.
 ALIGNMENT = 16
 
 
@@ -25,14 +26,14 @@ def is_misaligned(ptr: int, nbytes: int) -> bool:
 class Array:
     """Contiguous elements in a mapping's memory.
 
-    It keeps the mapping's memory, and so does everything that is made of it. The memory is shared: it changes when a program
-    on the same device stores into it, and with the mapping's next acquire. It begins at a multiple of 16 bytes, unless the
-    caller asked for less by name.
+    It keeps the mapping's memory, and so does everything that is made of it. The memory is shared: it changes when a
+    program on the same device stores into it, and with the mapping's next acquire. It begins at a multiple of 16 bytes,
+    unless the caller asked for less by name.
 
     ``__dlpack__`` and, where the memory is a GPU's, ``__cuda_array_interface__`` (version 3), or else
-    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only, and not at
-    all where the protocol cannot say so (DLPack before 1.0). PyTorch does not look: the memory itself is protected, and a
-    store into such a tensor ends the process or, on a GPU, its context.
+    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only, and
+    not at all where the protocol cannot say so (DLPack before 1.0). PyTorch does not look: the memory itself is
+    protected, and a store into such a tensor ends the process or, on a GPU, its context.
     """
 
     __slots__ = ("_lease", "ptr", "dtype", "shape", "readonly", "__weakref__")
@@ -79,8 +80,8 @@ class Array:
     ) -> Any:
         """Exports the array. No stream has to wait: what an acquire brought is there when it returns.
 
-        Work that this process has on a stream of its own is not known here; whoever passes an array on between streams orders
-        them.
+        Work that this process has on a stream of its own is not known here; whoever passes an array on between streams
+        orders them.
 
         Raises BufferError where it cannot be exported so: to another device, as a copy, read-only before DLPack 1.0
         (max_version), or with elements that are smaller than a byte.
@@ -109,7 +110,8 @@ class Array:
         if self._lease.ordinal is None:
             raise AttributeError("memory of the host has no __cuda_array_interface__")
         found = {**self._interface(), "strides": None, "stream": None}
-        return found if self.size else {**found, "data": (0, self.readonly)}  # its version 3 has no other address for nothing
+        # Its version 3 has no other address for nothing.
+        return found if self.size else {**found, "data": (0, self.readonly)}
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -123,7 +125,9 @@ class Array:
         return {"shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, self.readonly), "version": 3}
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Is what NumPy asks for where ``__array_interface__`` has no word for the elements; BufferError for a GPU's memory."""
+        """Is what NumPy asks for where ``__array_interface__`` has no word for the elements; BufferError for a GPU's
+        memory.
+        """
         a = self.numpy()
         if dtype is not None and a.dtype != dtype:
             if copy is False:
@@ -152,8 +156,8 @@ class Array:
             shape = (*shape[:-1], shape[-1] // 2)
         if not self.nbytes:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        # Of the ways into PyTorch these two keep a Python object, so that the memory goes with the last tensor, at once. They
-        # do not look at read-only, and the first would warn of it.
+        # Of the ways into PyTorch these two keep a Python object, so that the memory goes with the last tensor, at
+        # once. They do not look at read-only, and the first would warn of it.
         if self._lease.ordinal is None:
             flat = torch.frombuffer(_bytes(self), dtype=torch.uint8)
         else:

@@ -52,7 +52,9 @@ class Bracket:
                 raise named(e, self._windows[0].name) from None
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._thread != threading.get_ident():
             raise RuntimeError("the bracket is another thread's: it ends where it began")
         self._end()
@@ -83,11 +85,11 @@ def use(
         with gaiafs.use([(weights, 0, n), (out, at, n)], stream=s):
             kernel[grid, block, s](...)
 
-    The block is entered once all ranges have their memory, with their bytes: the device's or, where that is full, pinned
-    memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket. At the end
-    of the block the memory may move again, after the work that was begun in stream, without waiting for it; or, without a
-    stream, after the work of the whole device, for which the end waits. What the device has is not brought up to date:
-    ``acquire`` does that, and ``release`` publishes stores.
+    The block is entered once all ranges have their memory, with their bytes: the device's or, where that is full,
+    pinned memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket. At
+    the end of the block the memory may move again, after the work that was begun in stream, without waiting for it; or,
+    without a stream, after the work of the whole device, for which the end waits. What the device has is not brought up
+    to date: ``acquire`` does that, and ``release`` publishes stores.
 
     Blocks nest, and each thread has its own. The mappings are of one mount and device; those that do not move need no
     bracket, and do no harm. A mapping is not closed while a bracket uses it.
@@ -108,9 +110,9 @@ def use(
 def explain_faults() -> None:
     """Has this process say why a load or store of the CPU into a mapping ended it, in one line on stderr.
 
-    It names the byte, the file and the reason: a byte of a movable mapping that no bracket uses, or a store into what is
-    only read. The process ends all the same. It is for tests and for programs under development, and about emulated
-    devices: a GPU reports such an access as an error of a later call ("an illegal memory access"), to whose words those of
-    this package add. Call it after ``faulthandler.enable()``, whose traceback then follows.
+    It names the byte, the file and the reason: a byte of a movable mapping that no bracket uses, or a store into what
+    is only read. The process ends all the same. It is for tests and for programs under development, and about emulated
+    devices: a GPU reports such an access as an error of a later call ("an illegal memory access"), to whose words those
+    of this package add. Call it after ``faulthandler.enable()``, whose traceback then follows.
     """
     _core.explain_faults()

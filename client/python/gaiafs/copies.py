@@ -12,7 +12,9 @@ SLOT = 256  # each copy begins at a multiple of it, as the memory of allocators 
 
 
 class Copies:
-    """Copies of some ranges of a window's memory, in one allocation on the same device. It goes with the last array of it."""
+    """Copies of some ranges of a window's memory, in one allocation on the same device. It goes with the last array of
+    it.
+    """
 
     def __init__(self, window: Window, pieces: list[list[tuple[int, int]]]) -> None:
         """Copies pieces. Each is made of ranges, pairs of an address and a number of bytes, one after the other.

@@ -15,7 +15,8 @@ from .views import MAX_FILES, open_sized, view
 
 
 class Dataset:
-    """A data set with a length and numbered items, as ``torch.utils.data.DataLoader`` takes it: use ``files`` or ``rows``.
+    """A data set with a length and numbered items, as ``torch.utils.data.DataLoader`` takes it: use ``files`` or
+    ``rows``.
 
     ::
 
@@ -25,7 +26,8 @@ class Dataset:
 
     The bytes are in a view, which all workers and all other processes of a user share. Each process makes it with the
     first item that it takes: workers that are forked as well as those that are spawned. A forked worker can use no GPU,
-    as always with CUDA: there, pass ``multiprocessing_context="spawn"`` to the DataLoader, or take items in one process.
+    as always with CUDA: there, pass ``multiprocessing_context="spawn"`` to the DataLoader, or take items in one
+    process.
     """
 
     _opened: list[Any] | None = None
@@ -45,8 +47,8 @@ class Dataset:
     ) -> FileDataset:
         """Returns a data set with an item for each file: what transform makes of its name and its bytes.
 
-        files are those of ``gaiafs.pack``, of any number, and so are the names. The bytes are a tensor of uint8, which is
-        only read, and the item itself without a transform. The list of files is as of now.
+        files are those of ``gaiafs.pack``, of any number, and so are the names. The bytes are a tensor of uint8, which
+        is only read, and the item itself without a transform. The list of files is as of now.
         """
         return FileDataset(files_of(files), framework, device, transform)
 
@@ -64,8 +66,9 @@ class Dataset:
     ) -> RowDataset:
         """Returns a data set with an item for each row of a file: count rows of a shape, behind offset bytes.
 
-        dtype and shape are those of ``Mapping.array``, for one row. Without a count the rows go to the end of the file, as
-        it is now. An item is what transform makes of a row, which is only read. ValueError where the file has no row.
+        dtype and shape are those of ``Mapping.array``, for one row. Without a count the rows go to the end of the file,
+        as it is now. An item is what transform makes of a row, which is only read. ValueError where the file has no
+        row.
         """
         return RowDataset(os.fsdecode(file), dtype, sizes_of(shape), offset, count, framework, device, transform)
 

@@ -1,9 +1,10 @@
 """DLPack's structures, made without a compiler.
 
-A consumer ends its use of an export by calling a C function, from any thread: without the interpreter's lock, in the middle
-of an exception, or after the interpreter is gone. Python code must not run then. So the deleter is the C library's
-sigemptyset, which does nothing but store zeros over the structure that it is given; ``sweep`` finds the structures that
-became zero and ends their exports. It runs at every export, when a mapping is closed, and with garbage collection.
+A consumer ends its use of an export by calling a C function, from any thread: without the interpreter's lock, in the
+middle of an exception, or after the interpreter is gone. Python code must not run then. So the deleter is the C
+library's sigemptyset, which does nothing but store zeros over the structure that it is given; ``sweep`` finds the
+structures that became zero and ends their exports. It runs at every export, when a mapping is closed, and with garbage
+collection.
 
 Ownership: a structure is ours until its capsule is taken (its name changes), then the consumer's until it is zero.
 """
@@ -87,7 +88,8 @@ class _Export:
         self.ended = False
 
     def __del__(self) -> None:
-        # Not in sweep: another thread's may be looking at the structure. One that has a consumer outlives the interpreter.
+        # Not in sweep: another thread's may be looking at the structure. One that has a consumer outlives the
+        # interpreter.
         if self.ended:
             _libc.free(self.block)
 
@@ -126,7 +128,13 @@ def _with_collection(phase: str, info: object) -> None:
 
 
 def export(
-    keep: object, address: int, device: tuple[int, int], dtype: DType, shape: tuple[int, ...], readonly: bool, versioned: bool
+    keep: object,
+    address: int,
+    device: tuple[int, int],
+    dtype: DType,
+    shape: tuple[int, ...],
+    readonly: bool,
+    versioned: bool,
 ) -> Any:
     """Makes a capsule of elements at an address, which are contiguous. keep lives until the consumer is done."""
     sweep()

@@ -64,8 +64,8 @@ class FormatError(ValueError):
 def raise_first(failures: list[_E]) -> None:
     """Raises the first of some failures, if there is one, and forgets them.
 
-    An error that is still in a variable of a frame that its traceback has would keep everything in these frames, mappings
-    included, until garbage is collected.
+    An error that is still in a variable of a frame that its traceback has would keep everything in these frames,
+    mappings included, until garbage is collected.
     """
     if failures:
         first = failures[0]

@@ -52,7 +52,9 @@ class FileLike:
         return data
 
     def readinto(self, into: Any, *, offset: SupportsIndex | None = None) -> int:
-        """Copies bytes into an object with a writable buffer, as many as fit, and returns how many. Else as ``read``."""
+        """Copies bytes into an object with a writable buffer, as many as fit, and returns how many. Else as
+        ``read``.
+        """
         with memoryview(into) as view, view.cast("B") as flat:
             if flat.readonly:
                 raise TypeError(f"{type(into).__name__} cannot be written into")

@@ -11,7 +11,9 @@ _ALSO = {"pt": "torch", "pytorch": "torch", "np": "numpy"}  # what the safetenso
 
 
 def framework_of(framework: str | None) -> str:
-    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's. ImportError where it is not there."""
+    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's. ImportError where it is not
+    there.
+    """
     framework = _ALSO.get(framework or "", framework)
     if framework not in (None, "torch", "numpy", "array"):
         raise ValueError(f"framework is 'torch', 'numpy' or 'array', not {framework!r}")

@@ -1,4 +1,5 @@
-"""Tensors that a model has in one piece and files have in several: fused (q, k and v; gate and up) or stacked (experts).
+"""Tensors that a model has in one piece and files have in several: fused (q, k and v; gate and up) or stacked
+(experts).
 
 A view puts pieces of files side by side, without gaps, so such a tensor is shared like any other and nothing is copied
 twice. Pieces follow each other as they are in the files; what would have to be transposed or interleaved is not made

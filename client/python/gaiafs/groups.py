@@ -36,7 +36,8 @@ class Group:
         """The version that the files have since the release; None before."""
         self._parts = parts
         addresses = _addresses(parts)
-        self._open = [_core.apart(lambda: _core.group_begin(addresses), _core.group_abort)]  # whoever takes it ends the group
+        # Whoever takes it ends the group.
+        self._open = [_core.apart(lambda: _core.group_begin(addresses), _core.group_abort)]
 
     def release(self) -> int:
         """Releases the group, and returns its version. ValueError where it has ended.
@@ -72,7 +73,9 @@ class Group:
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._open:
             return
         try:
@@ -93,9 +96,9 @@ def atomic(*ranges: Mapping | Range) -> Group:
         group.version                      # what readers get from gaiafs.acquire
 
     Whoever acquires sees all of a group or nothing of it. The end of the block releases it, ``group.release()`` does so
-    before; an exception takes everything back that was stored into the ranges, and so does the end of the process or of a
-    mapping. Store only within the block. Programs that map a file on the same device share the memory and see stores at
-    once; they read through a view.
+    before; an exception takes everything back that was stored into the ranges, and so does the end of the process or of
+    a mapping. Store only within the block. Programs that map a file on the same device share the memory and see stores
+    at once; they read through a view.
 
     Raises Error: EACCES for a mapping that is only read, EBUSY where another open group on the device has a page of it,
     EXDEV for several mounts, ENOTSUP where the daemon is older than the package.
@@ -110,11 +113,12 @@ def acquire_windows(parts: list[Part], at_least: int, timeout: float | None) -> 
 
 
 def acquire(*ranges: Memory | Range, at_least: int = 0, timeout: float | None = None) -> int:
-    """Brings mappings and views, or ranges ``(mapping, offset, length)`` of them, up to date at one version, and returns it.
+    """Brings mappings and views, or ranges ``(mapping, offset, length)`` of them, up to date at one version, and
+    returns it.
 
-    What it brings has all of every group up to that version and nothing of later ones; it is that of the newest group of the
-    files, 0 if there was none. With at_least it first waits for that version or a later one, for timeout seconds, or as long
-    as it takes: Error ETIMEDOUT; EPIPE where the last program ended that began groups of the files. On a GPU wait for the work
-    that uses the memory before.
+    What it brings has all of every group up to that version and nothing of later ones; it is that of the newest group
+    of the files, 0 if there was none. With at_least it first waits for that version or a later one, for timeout
+    seconds, or as long as it takes: Error ETIMEDOUT; EPIPE where the last program ended that began groups of the files.
+    On a GPU wait for the work that uses the memory before.
     """
     return acquire_windows(_parts(ranges), at_least, timeout)

@@ -29,20 +29,21 @@ def mmap(
 ) -> Mapping:
     """Maps a file of a gaiafs mount into the memory of a device.
 
-    file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process counts
-    them, "cuda:N" or a torch.device, "emulated:N"; a number alone is that of a GPU, or of an emulated device where the mount
-    has no GPUs. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
-    the path, or empties the one that is there, with offset + length bytes. offset is a multiple of 4096. Without a length
-    the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing is
-    fetched before the first acquire; otherwise everything is when this returns.
+    file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process
+    counts them, "cuda:N" or a torch.device, "emulated:N"; a number alone is that of a GPU, or of an emulated device
+    where the mount has no GPUs. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
+    the path, or empties the one that is there, with offset + length bytes. offset is a multiple of 4096. Without a
+    length the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing
+    is fetched before the first acquire; otherwise everything is when this returns.
 
-    With movable the mapping has addresses only, and memory while a bracket uses it: see ``gaiafs.use``. So it may be larger
-    than the device, and many programs can share one that has no room for all. One that is larger than what its device may
-    have (--gpu-memory) is movable without being asked to, since it could not be had otherwise; with movable=False it is an
-    error. All others never move.
+    With movable the mapping has addresses only, and memory while a bracket uses it: see ``gaiafs.use``. So it may be
+    larger than the device, and many programs can share one that has no room for all. One that is larger than what its
+    device may have (--gpu-memory) is movable without being asked to, since it could not be had otherwise; with
+    movable=False it is an error. All others never move.
 
-    Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where the
-    file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and ValueError.
+    Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where
+    the file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and
+    ValueError.
     """
     if mode not in ("r", "r+", "w+"):
         raise ValueError(f"mode is 'r', 'r+' or 'w+', not {mode!r}")
@@ -72,7 +73,9 @@ def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: in
             os.close(fd)
 
 
-def _again(place: Place, device: int, mode: str, offset: int, length: int, lazy: bool, movable: bool = False) -> Mapping:
+def _again(
+    place: Place, device: int, mode: str, offset: int, length: int, lazy: bool, movable: bool = False
+) -> Mapping:
     """Maps a file as another process did: what pickle calls."""
     fds: list[int] = []
     try:
@@ -88,9 +91,9 @@ def _again(place: Place, device: int, mode: str, offset: int, length: int, lazy:
 class Mapping(Memory):
     """A window on a file in a device's memory, from ``gaiafs.mmap``.
 
-    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else, CPU
-    programs with plain reads included, after ``release``; what others released or wrote is seen here after ``acquire``. Closing
-    it is an implicit release.
+    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else,
+    CPU programs with plain reads included, after ``release``; what others released or wrote is seen here after
+    ``acquire``. Closing it is an implicit release.
 
     Pickled, it is mapped again where it is unpickled, so that workers can be given mappings: what a worker stores is in
     the same memory. device there is the number that this process has for it. Error ESTALE where the path has become
@@ -153,9 +156,9 @@ class Mapping(Memory):
     def write(self, data: Any, offset: SupportsIndex | None = None) -> int:
         """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU.
 
-        It writes at the position, which moves behind the bytes, or at offset, and returns how many bytes there were. They
-        are in the memory when it returns; others see them after ``release``. On a GPU the copy comes after what is queued
-        in the default stream. ValueError where they do not fit.
+        It writes at the position, which moves behind the bytes, or at offset, and returns how many bytes there were.
+        They are in the memory when it returns; others see them after ``release``. On a GPU the copy comes after what is
+        queued in the default stream. ValueError where they do not fit.
         """
         if not isinstance(data, bytes):
             data = memoryview(data).tobytes()  # not bytes(data), which makes zeros of a number
@@ -181,13 +184,14 @@ class Mapping(Memory):
     def array(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Array:
         """Returns elements of the memory, for every library that speaks DLPack or an array interface.
 
-        dtype is a dtype of NumPy or PyTorch, or a name: of either ("float32", "bfloat16", "torch.float32"), NumPy's short one
-        ("f4", "<f4") or that of safetensors ("BF16"; mind that "U8" has 8 bits there, and "u8" 8 bytes in NumPy). Without one it
-        is uint8. "float" and "int" are refused: they are not the same to NumPy and to PyTorch. Without a shape the array has
-        one dimension and goes to the end of the mapping, as far as whole elements and whole bytes do. offset is in bytes.
+        dtype is a dtype of NumPy or PyTorch, or a name: of either ("float32", "bfloat16", "torch.float32"), NumPy's
+        short one ("f4", "<f4") or that of safetensors ("BF16"; mind that "U8" has 8 bits there, and "u8" 8 bytes in
+        NumPy). Without one it is uint8. "float" and "int" are refused: they are not the same to NumPy and to PyTorch.
+        Without a shape the array has one dimension and goes to the end of the mapping, as far as whole elements and
+        whole bytes do. offset is in bytes.
 
-        ValueError where offset is not a multiple of 16 bytes, which kernels take for granted: with less some of them return
-        wrong values without a word. With misaligned any multiple of the elements' size is accepted.
+        ValueError where offset is not a multiple of 16 bytes, which kernels take for granted: with less some of them
+        return wrong values without a word. With misaligned any multiple of the elements' size is accepted.
         """
         return self._array(dtype, shape, *self._part(offset, None), misaligned)
 
@@ -208,7 +212,7 @@ class Mapping(Memory):
 
         The arguments are those of ``array``, which also says why offset is a multiple of 16 bytes.
 
-        PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process or, on
-        a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
+        PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process
+        or, on a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
         """
         return self._tensor(self.array(dtype, shape, offset, misaligned=misaligned))

@@ -25,7 +25,8 @@ _M = TypeVar("_M", bound="Memory")
 class Acquired:
     """A range that an acquire brought up to date. As a context manager it releases the range at the end.
 
-    Where an exception ended the block and the release fails too, the exception is what comes out, with a note on the release.
+    Where an exception ended the block and the release fails too, the exception is what comes out, with a note on the
+    release.
     """
 
     def __init__(self, mapping: Memory, offset: int, length: int, stream: Any, pages: int) -> None:
@@ -35,7 +36,9 @@ class Acquired:
     def __enter__(self) -> Memory:
         return self._mapping
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self._mapping.release(self._offset, self._length, stream=self._stream)
         except Exception as e:
@@ -50,14 +53,15 @@ class Acquired:
 class Memory(FileLike):
     """Device memory that ``gaiafs.mmap`` or ``gaiafs.view`` mapped: what both have.
 
-    Methods may be called from any thread, and block until the daemon has answered. Offsets count bytes from the start of the
-    memory. ``close``, the end of the last object that uses the memory, and the end of the process give it back. A forked child
-    cannot use what its parent mapped (Error ECHILD).
+    Methods may be called from any thread, and block until the daemon has answered. Offsets count bytes from the start
+    of the memory. ``close``, the end of the last object that uses the memory, and the end of the process give it back.
+    A forked child cannot use what its parent mapped (Error ECHILD).
 
-    An interrupted call (KeyboardInterrupt) ends at once, and the memory can be used and closed as before. Whether an interrupted
-    acquire or release was carried out is not known: call it again. An interrupted close leaves the memory mapped, or closed as
-    ``closed`` then says: what it has is given back without the caller, at the latest with the last reference to it. A signal's
-    handler must not call the package itself, since the call that it interrupted would wait for it: let it raise.
+    An interrupted call (KeyboardInterrupt) ends at once, and the memory can be used and closed as before. Whether an
+    interrupted acquire or release was carried out is not known: call it again. An interrupted close leaves the memory
+    mapped, or closed as ``closed`` then says: what it has is given back without the caller, at the latest with the last
+    reference to it. A signal's handler must not call the package itself, since the call that it interrupted would wait
+    for it: let it raise.
     """
 
     def __init__(self, window: Window) -> None:
@@ -97,7 +101,9 @@ class Memory(FileLike):
         self._window.check()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if value is None:
             self.close()
             return
@@ -109,8 +115,8 @@ class Memory(FileLike):
     def close(self) -> None:
         """Releases the whole mapping and takes it away, after the calls that run. A second time it does nothing.
 
-        BufferError while arrays or tensors of its memory exist. It is closed even where Error is raised: the daemon could
-        not be told, or failed to release it.
+        BufferError while arrays or tensors of its memory exist. It is closed even where Error is raised: the daemon
+        could not be told, or failed to release it.
         """
         self._window.close()
 
@@ -138,9 +144,9 @@ class Memory(FileLike):
     ) -> Acquired | Future[Acquired]:
         """Brings a range up to date, when it returns: every release and every write before is seen.
 
-        On a GPU it first waits for the work that was begun, of stream or of the whole device, as ``release`` does: bytes
-        change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range at the
-        end, with the same stream.
+        On a GPU it first waits for the work that was begun, of stream or of the whole device, as ``release`` does:
+        bytes change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range
+        at the end, with the same stream.
 
         With wait=False it returns a ``concurrent.futures.Future`` at once, and a thread of its own, which ends with the
         request, does the rest. ``close`` waits for it.
@@ -169,8 +175,8 @@ class Memory(FileLike):
     ) -> int | Future[int]:
         """Makes what was stored into a range visible to everyone, and returns how many pages that were.
 
-        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of the
-        whole device. With mode "r" it does nothing. wait is that of ``acquire``.
+        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of
+        the whole device. With mode "r" it does nothing. wait is that of ``acquire``.
         """
         offset, n = self._range(offset, length)
         handle = stream_of(stream)

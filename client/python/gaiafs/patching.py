@@ -1,7 +1,8 @@
 """Shared weights for programs that know nothing of gaiafs.
 
 ``patch`` puts a function in the place of ``safetensors.safe_open``, by which ``safetensors.torch.load_file``,
-``safetensors.numpy.load_file`` and transformers read files. It takes files of a mount, and leaves all others to the original.
+``safetensors.numpy.load_file`` and transformers read files. It takes files of a mount, and leaves all others to the
+original.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def patch() -> None:
     """Has this process share the weights that it loads from a mount by safetensors or transformers.
 
     From now on ``safetensors.safe_open`` and ``load_file`` give shared tensors where the file is on a mount and the
-    tensors are asked for where it has its devices: with ``device="cuda:0"`` on a mount of GPUs, with ``"cpu"`` on one of
-    emulated devices. transformers' ``from_pretrained`` does so, too: on GPUs with a ``device_map`` of one GPU. All else
-    goes the usual way, and so does what fails, with a ``gaiafs.CopiedWarning``.
+    tensors are asked for where it has its devices: with ``device="cuda:0"`` on a mount of GPUs, with ``"cpu"`` on one
+    of emulated devices. transformers' ``from_pretrained`` does so, too: on GPUs with a ``device_map`` of one GPU. All
+    else goes the usual way, and so does what fails, with a ``gaiafs.CopiedWarning``.
 
-    Such tensors are only read: a store into one ends the process or, on a GPU, its CUDA context. Programs that train, or
-    change weights in place, need copies. Call it before the program imports safetensors' functions, or after: names that
-    modules have imported already are replaced, too. A second call does nothing. ``python -m gaiafs run`` calls it.
+    Such tensors are only read: a store into one ends the process or, on a GPU, its CUDA context. Programs that train,
+    or change weights in place, need copies. Call it before the program imports safetensors' functions, or after: names
+    that modules have imported already are replaced, too. A second call does nothing. ``python -m gaiafs run`` calls it.
     """
     global _original
     if _original is not None:
@@ -84,7 +85,9 @@ def _device_at(path: Any, device: Any) -> Any:
 
 
 def _kind_at(path: Any) -> str | None:
-    """Returns the kind of devices that the mount of a path has, and "cuda" where it has several; None where it is on none."""
+    """Returns the kind of devices that the mount of a path has, and "cuda" where it has several; None where it is on
+    none.
+    """
     try:
         number = os.stat(path).st_dev
     except (OSError, TypeError, ValueError):

@@ -18,7 +18,9 @@ class Place(NamedTuple):
     inode: int
 
     def open(self, writable: bool, fds: list[int]) -> None:
-        """Puts a descriptor of the file into fds, which the caller closes. Error ESTALE where it is another file now."""
+        """Puts a descriptor of the file into fds, which the caller closes. Error ESTALE where it is another file
+        now.
+        """
         open_file(self.path, writable, fds)
         st = os.fstat(fds[-1])
         if (st.st_dev, st.st_ino) != (self.device, self.inode):

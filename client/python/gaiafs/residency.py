@@ -26,9 +26,9 @@ def files_of(path: PathLike) -> list[str]:
 def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
     """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
 
-    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that whoever maps the file, or
-    loads it with ``load_safetensors``, finds them. progress is called with a file's name, how many of the bytes are loaded, and
-    how many there are.
+    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that whoever maps the
+    file, or loads it with ``load_safetensors``, finds them. progress is called with a file's name, how many of the
+    bytes are loaded, and how many there are.
     """
     return sum(_warm(file, device, progress) for file in files_of(path))
 
@@ -98,7 +98,9 @@ def mountpoint_of(path: PathLike) -> str:
 
 
 def info(path: PathLike) -> dict[str, Any]:
-    """Says what a path is, and what devices hold of it: its files, their tensors where they have any, and the devices."""
+    """Says what a path is, and what devices hold of it: its files, their tensors where they have any, and the
+    devices.
+    """
     mountpoint = mountpoint_of(path)
     try:
         document = status(mountpoint)

@@ -1,9 +1,10 @@
 """The format of model weights: safetensors files, and indexes of several.
 
-The parser trusts nothing: whatever a file holds, the answer is its tensors or a FormatError that says what is wrong. It accepts
-what the safetensors package (0.8.0) does, but for:
+The parser trusts nothing: whatever a file holds, the answer is its tensors or a FormatError that says what is wrong. It
+accepts what the safetensors package (0.8.0) does, but for:
 
-- a key that appears twice, also in metadata or an entry: the format forbids it, and readers differ on which of the two counts;
+- a key that appears twice, also in metadata or an entry: the format forbids it, and readers differ on which of the two
+  counts;
 - a header that does not begin with "{", which the format forbids, too;
 - shapes of more than 64 dimensions, which NumPy does not take, and sizes that overflow beside one that is zero: whoever
   computes the strides of such a tensor would be wrong.
@@ -105,7 +106,9 @@ def _integer(value: Any) -> bool:
 
 
 def parse_header(text: bytes, data: int) -> Header:
-    """Parses a header. data is how many bytes follow it; offsets in what is returned count from the first byte of them."""
+    """Parses a header. data is how many bytes follow it; offsets in what is returned count from the first byte of
+    them.
+    """
     if not text.startswith(b"{"):
         raise FormatError("the header does not begin with {")
     document = _parse(text)
@@ -173,7 +176,9 @@ def read_header(fd: int) -> Header:
         raise FormatError(f"the header says that it has {n} bytes, and the file has {size}")
     h = parse_header(_read(fd, 8, n), size - 8 - n)
     shift = 8 + n
-    return Header({k: t._replace(begin=t.begin + shift, end=t.end + shift) for k, t in h.tensors.items()}, h.metadata, size)
+    return Header(
+        {k: t._replace(begin=t.begin + shift, end=t.end + shift) for k, t in h.tensors.items()}, h.metadata, size
+    )
 
 
 def _read(fd: int, at: int, n: int) -> bytes:

@@ -81,7 +81,8 @@ def save(
     """Writes a checkpoint: what ``save_file`` writes, in the order of arguments that checkpoints are used to.
 
     Pieces of 64 MiB of a GPU's tensors go to stable storage while the next one is copied into the mapped file. With
-    device, also those of the CPU go through the memory of that device, which has them then for who loads the file there.
+    device, also those of the CPU go through the memory of that device, which has them then for who loads the file
+    there.
 
     When it returns, all is on stable storage and has the name. When it raises, what had the name is as it was, and
     nothing else is left; an Error says what to do. Tensors must not change meanwhile.

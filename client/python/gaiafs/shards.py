@@ -75,9 +75,9 @@ class ShardPlan:
     def from_transformers(cls, config: Any, *, experts: bool = False) -> ShardPlan:
         """Returns the plan for a model of transformers: of its config, or of the name of its kind ("llama").
 
-        It is the ``base_model_tp_plan`` of the config; where there is none, or no transformers, it is a table of this package.
-        The output layer is divided by rows of the vocabulary. With experts each rank has whole experts, its share of them,
-        and else a part of each. ValueError where nothing is known of such models.
+        It is the ``base_model_tp_plan`` of the config; where there is none, or no transformers, it is a table of this
+        package. The output layer is divided by rows of the vocabulary. With experts each rank has whole experts, its
+        share of them, and else a part of each. ValueError where nothing is known of such models.
         """
         from .tpplans import rules_of
 

@@ -1,9 +1,9 @@
 """Work that no interrupt cuts short.
 
-Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be safe to end
-at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not matter much. It would
-for acquire and release, which may therefore end anywhere. No such thread stays, for programs that fork: Python
-3.12 and later warn of a fork while the process has another thread.
+Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be
+safe to end at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not
+matter much. It would for acquire and release, which may therefore end anywhere. No such thread stays, for programs that
+fork: Python 3.12 and later warn of a fork while the process has another thread.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LONGEST_END = 0.05  # seconds that are waited for a thread that has nothing lef
 def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     """Returns what work returns, or raises what it raises.
 
-    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to undo. Where
-    no thread can be made, the work runs in the main thread and an interrupt may end it anywhere: while the interpreter finalizes,
-    and where the process may have no more threads (ulimit -u).
+    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to
+    undo. Where no thread can be made, the work runs in the main thread and an interrupt may end it anywhere: while the
+    interpreter finalizes, and where the process may have no more threads (ulimit -u).
     """
     if _thread.get_ident() != threading.main_thread().ident:
         old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -107,7 +107,9 @@ def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> l
 
 
 def _wait_for(thread: int) -> None:
-    """Waits until the kernel has no such thread. A thread that has ended in Python may still be counted for a moment."""
+    """Waits until the kernel has no such thread. A thread that has ended in Python may still be counted for a
+    moment.
+    """
     task, until = f"/proc/self/task/{thread}", time.monotonic() + _LONGEST_END
     while os.path.exists(task) and time.monotonic() < until:
         os.sched_yield()

@@ -88,7 +88,9 @@ def from_pretrained(
 
 
 def weights_of(model: Any) -> Weights:
-    """Returns the tensors that a model was made of, to ``acquire`` changes of the files. KeyError where it is no such model."""
+    """Returns the tensors that a model was made of, to ``acquire`` changes of the files. KeyError where it is no such
+    model.
+    """
     return _loaded[model]
 
 
@@ -157,7 +159,9 @@ class _Merging:
 
 
 def _group(converter: Any, names: dict[str, list[str]]) -> Group | None:
-    """Returns what a conversion makes of tensors, by the pattern that they fit, or None where it does something else."""
+    """Returns what a conversion makes of tensors, by the pattern that they fit, or None where it does something
+    else.
+    """
     operations = [
         (type(o).__name__, getattr(o, "dim", None), getattr(o, "num_shards_attribute", None))
         for o in converter.operations

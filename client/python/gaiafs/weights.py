@@ -45,8 +45,9 @@ class Weights(dict[str, Any]):
         waits for the work that was begun, of stream or of the whole device. Files that were replaced (renamed over)
         are not followed.
 
-        Of each group that a writer released (``gaiafs.atomic``) the tensors have everything then, or nothing; ``version`` is
-        that of the newest. With at_least it waits for that version or a later one: see ``gaiafs.acquire``.
+        Of each group that a writer released (``gaiafs.atomic``) the tensors have everything then, or nothing;
+        ``version`` is that of the newest. With at_least it waits for that version or a later one: see
+        ``gaiafs.acquire``.
         """
         handle = stream_of(stream)
         pages = sum(w.request(_core.ACQUIRE, 0, w.length, stream=handle) for w in self._windows)
@@ -142,8 +143,8 @@ class _File:
 
 
 class _Maker:
-    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files. So a file is
-    open twice at most, until the views are there."""
+    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files. So a file
+    is open twice at most, until the views are there."""
 
     def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
         """places says which of the files a tensor is in. fds has the descriptors that the caller closes."""
@@ -359,7 +360,9 @@ def _map_files(
         if not run.length:
             arrays[run.name] = Array(lease, lease.window.ptr, run.dtype, run.shape, readonly=True)
     return Mapped(
-        {run.name: arrays[run.name] for run in runs}, [w for windows in made for w in windows], [f.header for f in files]
+        {run.name: arrays[run.name] for run in runs},
+        [w for windows in made for w in windows],
+        [f.header for f in files],
     )
 
 

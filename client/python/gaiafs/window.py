@@ -43,8 +43,8 @@ class Lease:
 class Window:
     """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it.
 
-    Its calls hold no lock, so that an interrupt of one leaves nothing behind: each puts itself into ``_running`` before it looks
-    whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
+    Its calls hold no lock, so that an interrupt of one leaves nothing behind: each puts itself into ``_running`` before
+    it looks whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
     """
 
     def __init__(
@@ -167,7 +167,9 @@ class Window:
         self.using(lambda: _core.write(at, data) if data else None)
 
     def close(self) -> None:
-        """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window open."""
+        """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window
+        open.
+        """
         dlpack.sweep()
         self._check_unused()  # before anybody finds the window closed
         taken: list[None] = []
@@ -190,7 +192,8 @@ class Window:
             _core.drop(self._mapped)
 
     def _give_back(self) -> None:
-        # It does not say who gives the mapping back: garbage collection forgets it before it runs the finalizers of a cycle.
+        # It does not say who gives the mapping back: garbage collection forgets it before it runs the finalizers of a
+        # cycle.
         self._end.detach()
         for _ in self._mapped[:]:
             try:

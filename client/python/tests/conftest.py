@@ -1,5 +1,5 @@
-"""Tests run on a mount that python_test.go makes: of emulated devices, or of ones that say they are GPUs, with a libcuda for
-tests. Its address is in the environment; without it only tests run that need no mount."""
+"""Tests run on a mount that python_test.go makes: of emulated devices, or of ones that say they are GPUs, with a
+libcuda for tests. Its address is in the environment; without it only tests run that need no mount."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_mappings_refuse(make):
         gc.collect()
 
 
-# What the public functions return: nothing of memory, memory that only code of the CPU uses, or arrays for kernels, which the
-# tests above look at. A new function has to be put into one of these.
+# What the public functions return: nothing of memory, memory that only code of the CPU uses, or arrays for kernels,
+# which the tests above look at. A new function has to be put into one of these.
 NOTHING = {
     "Acquired.pages", "Array.device", "Array.dtype", "Array.nbytes", "Array.readonly", "Array.shape", "Array.size",
     "Array.tobytes", "CopiedWarning", "DType", "Error", "FormatError", "Mapping.mode", "Mapping.offset", "Mapping.sync",

@@ -1,4 +1,6 @@
-"""Memory that moves: files larger than the device, on a mount whose devices have few bytes, which python_test.go makes."""
+"""Memory that moves: files larger than the device, on a mount whose devices have few bytes, which python_test.go
+makes.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_out_of_order(path):
             assert m[0] == content(0)[0]
         with a, pytest.raises(RuntimeError, match="another thread"):
             caught = []
-            t = threading.Thread(target=lambda: caught.append(pytest.raises(RuntimeError, a.__exit__, None, None, None)))
+            t = threading.Thread(
+                target=lambda: caught.append(pytest.raises(RuntimeError, a.__exit__, None, None, None))
+            )
             t.start()
             t.join()
             raise caught[0].value
@@ -243,6 +247,8 @@ def test_faults_are_explained(path, access, words):
         {access}
         print("never")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), path], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == -11 and done.stdout == "alive\n", done.stderr
     assert re.fullmatch(f"gaiafs: fault at .*{words.format(PART + 5)}.*\n", done.stderr), done.stderr

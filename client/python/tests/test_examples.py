@@ -1,4 +1,6 @@
-"""The examples do what they say, and check it themselves. What they compute they can on emulated devices only, without a GPU."""
+"""The examples do what they say, and check it themselves. What they compute they can on emulated devices only, without
+a GPU.
+"""
 
 import importlib.metadata
 import os

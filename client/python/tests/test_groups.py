@@ -111,7 +111,9 @@ print("stored", flush=True)
 sys.stdin.read()
 """
     view = gaiafs.view(files[0], [(0, SIZE)])
-    with subprocess.Popen([*python, "-c", program, *map(str, files)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        [*python, "-c", program, *map(str, files)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
         assert writer.stdout.readline() == b"stored\n"
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()

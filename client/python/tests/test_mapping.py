@@ -397,7 +397,9 @@ def test_child_cannot_use_the_parents_mapping(path):
 
 
 def test_child_of_a_process_whose_threads_hold_locks(path):
-    """A lock that another thread held when the process forked is held for good in the child, and a call that ran does not end."""
+    """A lock that another thread held when the process forked is held for good in the child, and a call that ran does
+    not end.
+    """
     m = gaiafs.mmap(path)
     held, done = threading.Event(), threading.Event()
 
@@ -468,7 +470,9 @@ def test_mapping_that_is_interrupted(path, mount, interrupting):
 
 def run(python, script, *arguments, **environment):
     env = {k: v for k, v in {**os.environ, **environment}.items() if v}
-    return subprocess.run([*python, "-c", script, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [*python, "-c", script, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_interpreter_exit_with_everything_open(path, python):
@@ -710,7 +714,10 @@ def test_dlpack_refuses(path):
     assert '"dltensor"' in repr(c)
     del c
     w.close()
-    c, v = a.__dlpack__(max_version=(1, 3)), a.__dlpack__(max_version=(2, 0), copy=False, dl_device=a.__dlpack_device__())
+    c, v = (
+        a.__dlpack__(max_version=(1, 3)),
+        a.__dlpack__(max_version=(2, 0), copy=False, dl_device=a.__dlpack_device__()),
+    )
     assert '"dltensor_versioned"' in repr(c) and '"dltensor_versioned"' in repr(v)
     del a
     with pytest.raises(BufferError):
@@ -1010,7 +1017,8 @@ def test_unmapped_at_the_end(path, python):
     script = """
 import gc, os, pathlib, sys, time, gaiafs
 def descriptors():
-    return sorted(os.readlink(f"/proc/self/fd/{d}") for d in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{d}"))
+    return sorted(os.readlink(f"/proc/self/fd/{d}") for d in os.listdir("/proc/self/fd") if
+    os.path.exists(f"/proc/self/fd/{d}"))
 def maps():
     return pathlib.Path("/proc/self/maps").read_text().count("memfd")
 gaiafs.mmap(sys.argv[1]).close()

@@ -1,4 +1,6 @@
-"""Weights: what the safetensors package writes is what comes, and what is not of the format is refused with a sentence."""
+"""Weights: what the safetensors package writes is what comes, and what is not of the format is refused with a
+sentence.
+"""
 
 import errno
 import gc
@@ -54,7 +56,11 @@ def values(t):
     """Returns the bytes of a tensor of any framework."""
     if isinstance(t, (np.ndarray, gaiafs.Array)):
         return t.tobytes()
-    return t.contiguous().view(torch.uint8).numpy().tobytes() if t.ndim else t.reshape(1).view(torch.uint8).numpy().tobytes()
+    return (
+        t.contiguous().view(torch.uint8).numpy().tobytes()
+        if t.ndim
+        else t.reshape(1).view(torch.uint8).numpy().tobytes()
+    )
 
 
 @pytest.fixture
@@ -332,7 +338,9 @@ def test_names_that_the_package_allows(make, name):
 
 
 def test_fuzz():
-    """Whatever bytes there are, they parse or are refused; and whatever parses is consistent and read by the package alike."""
+    """Whatever bytes there are, they parse or are refused; and whatever parses is consistent and read by the package
+    alike.
+    """
     seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
     print(f"SEED={seed}")
     rng = random.Random(seed)

@@ -2,17 +2,18 @@
  * A libcuda.so.1 for tests: what a program needs that maps device memory of another process, copies and orders work in
  * streams. Device memory is a memfd, a device address the address of its mapping here, so that a test can look at it.
  *
- * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity, calls
- * on memory need a current context, and nothing can be touched before access was set. A failure is an error and never a
- * crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there, and no sooner:
- * when somebody waits for the stream, or it has more to do. Host functions run one at a time, and imports wait for them, as the
- * driver's locks may have it: a host function that waits for another thread's import waits for ever. While a stream is captured,
- * what the driver forbids then fails and ends the capture. What it does not do: kernels, and of graphs all but captures of host
- * functions and waits, which are launched as they are. Every device can reach the memory of every other one, but for number 2.
+ * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity,
+ * calls on memory need a current context, and nothing can be touched before access was set. A failure is an error and
+ * never a crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there,
+ * and no sooner: when somebody waits for the stream, or it has more to do. Host functions run one at a time, and
+ * imports wait for them, as the driver's locks may have it: a host function that waits for another thread's import
+ * waits for ever. While a stream is captured, what the driver forbids then fails and ends the capture. What it does not
+ * do: kernels, and of graphs all but captures of host functions and waits, which are launched as they are. Every device
+ * can reach the memory of every other one, but for number 2.
  *
- * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a code;
- * cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on standard
- * error where it ends normally with something imported, mapped or reserved.
+ * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a
+ * code; cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on
+ * standard error where it ends normally with something imported, mapped or reserved.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -148,7 +149,8 @@ static result fails(const char *name)
 			long code = strtol(list + n + 1, &end, 10);
 			if (*end != ':')
 				return (result)code;
-			return __atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) >= strtol(end + 1, NULL, 10) ? (result)code : SUCCESS;
+			return __atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) >= strtol(end + 1, NULL, 10) ? (result)code
+																								: SUCCESS;
 		}
 		list = strchr(list, ',');
 		if (list)
@@ -157,13 +159,13 @@ static result fails(const char *name)
 	return SUCCESS;
 }
 
-#define ENTER(name)                                                                                                           \
-	do {                                                                                                                  \
-		result code_ = fails(#name);                                                                                  \
-		if (code_)                                                                                                    \
-			return code_;                                                                                         \
-		if (!initialized || owner != getpid())                                                                        \
-			return NOT_INITIALIZED;                                                                               \
+#define ENTER(name)                            \
+	do {                                       \
+		result code_ = fails(#name);           \
+		if (code_)                             \
+			return code_;                      \
+		if (!initialized || owner != getpid()) \
+			return NOT_INITIALIZED;            \
 	} while (0)
 
 static struct context *current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
@@ -576,7 +578,8 @@ result cuMemSetAccess(address at, size_t n, const struct access *desc, size_t co
 	for (size_t i = 0; i < count; i++) {
 		int id = desc[i].location.id;
 
-		if (desc[i].location.kind != 1 || id < 0 || id >= devices || (i > 0 && id == LONER) || desc[i].flags != desc->flags)
+		if (desc[i].location.kind != 1 || id < 0 || id >= devices || (i > 0 && id == LONER) ||
+			desc[i].flags != desc->flags)
 			return INVALID_VALUE;
 	}
 	pthread_mutex_lock(&mu);
@@ -1074,7 +1077,8 @@ static void destroy(struct object *o)
 }
 
 #ifndef OLD_DRIVER
-result cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, struct graph **g, const void **nodes, size_t *n)
+result cuStreamGetCaptureInfo_v2(
+	struct stream *s, int *status, uint64_t *id, struct graph **g, const void **nodes, size_t *n)
 {
 	ENTER(cuStreamGetCaptureInfo_v2);
 	(void)id, (void)nodes, (void)n;
@@ -1130,7 +1134,8 @@ result cuGraphLaunch(struct graph *g, struct stream *s)
 	return SUCCESS;
 }
 
-/* Copies. Addresses are those of the host. A copy from or to what is not mapped is refused as far as it can be known. */
+/* Copies. Addresses are those of the host. A copy from or to what is not mapped is refused as far as it can be known.
+ * */
 
 static result copy(struct stream *s, bool wait, address to, address from, size_t n)
 {

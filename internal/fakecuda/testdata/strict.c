@@ -23,14 +23,14 @@ int cuStreamDestroy_v2(void *);
 int cuStreamSynchronize(void *);
 int cuLaunchHostFunc(void *, void (*)(void *), void *);
 
-#define IS(want, call)                                                                                                        \
-	do {                                                                                                                  \
-		int got_ = call;                                                                                              \
-		if (got_ != want) {                                                                                           \
+#define IS(want, call)                                                                                             \
+	do {                                                                                                           \
+		int got_ = call;                                                                                           \
+		if (got_ != want) {                                                                                        \
 			fprintf(stderr, "line %d, %.*s: %d, not %d\n", __LINE__, (int)strcspn(#call, "("), #call, got_, want); \
 			fprintf(stderr, "%.*s: %d\n", (int)strcspn(#call, "("), #call, got_);                                  \
-			exit(1);                                                                                              \
-		}                                                                                                             \
+			exit(1);                                                                                               \
+		}                                                                                                          \
 	} while (0)
 
 static void increment(void *p)

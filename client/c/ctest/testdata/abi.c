@@ -42,8 +42,9 @@ struct longer {
 
 static void args(const char *path)
 {
-	struct gaia_map_args a = { .length = 5000, .offset = PAGE, .fd = open_file(path, O_RDWR), .prot = PROT_READ | PROT_WRITE,
-				   .device = 1 };
+	struct gaia_map_args a = {
+		.length = 5000, .offset = PAGE, .fd = open_file(path, O_RDWR), .prot = PROT_READ | PROT_WRITE, .device = 1
+	};
 	struct longer l = { .args = a };
 	struct { /* of tomorrow, too */
 		struct gaia_info now;
@@ -143,7 +144,8 @@ static void peers(const char *path)
 	CHECK(users((uintptr_t)p) == 1 << 1);
 	a.flags = GAIA_MAP_PEERS;
 	q = gaia_map(&a, sizeof a);
-	CHECK(q != MAP_FAILED && users((uintptr_t)q) == (1 << 0 | 1 << 1) && users((uintptr_t)q + a.length - 1) == users((uintptr_t)q));
+	CHECK(q != MAP_FAILED && users((uintptr_t)q) == (1 << 0 | 1 << 1) &&
+		users((uintptr_t)q + a.length - 1) == users((uintptr_t)q));
 	CHECK(gaia_munmap(q, a.length) == 0 && gaia_munmap(p, a.length) == 0);
 	a.kind = GAIA_KIND_EMULATED;
 	MMAP_FAILS(gaia_map(&a, sizeof a), ENODEV);

@@ -1,6 +1,6 @@
 /*
- * A client of the C library for the tests: the first argument names a scenario, the second a file. It is linked with the
- * library's objects and gets its grants from the socket named by GAIAFS_TEST_GRANTS in the place of the ioctl. It
+ * A client of the C library for the tests: the first argument names a scenario, the second a file. It is linked with
+ * the library's objects and gets its grants from the socket named by GAIAFS_TEST_GRANTS in the place of the ioctl. It
  * fails, with the line, at the first thing that is not as it should be.
  */
 #include "check.h"
@@ -328,7 +328,8 @@ static void restart(const char *path)
 static void interrupted(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
-	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), *q = gaia_mmap(NULL, 2 * PAGE, PROT_WRITE, 0, fd, 0, 0);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0),
+			*q = gaia_mmap(NULL, 2 * PAGE, PROT_WRITE, 0, fd, 0, 0);
 	char got[5];
 
 	CHECK(p != MAP_FAILED && q != MAP_FAILED);
@@ -422,7 +423,9 @@ static void pieces(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
 	uint8_t *p = gaia_mmap(NULL, 3 * PAGE, PROT_WRITE, GAIA_LAZY, fd, 0, 0), *held;
-	struct gaia_map_args a = { .length = 3 * PAGE, .flags = GAIA_MAP_HOLD | GAIA_MAP_LAZY, .fd = fd, .prot = PROT_READ };
+	struct gaia_map_args a = {
+		.length = 3 * PAGE, .flags = GAIA_MAP_HOLD | GAIA_MAP_LAZY, .fd = fd, .prot = PROT_READ
+	};
 	struct gaia_call call = { 0 }, other = { 0 };
 	struct gaia_info info;
 	char got[6];
@@ -445,7 +448,8 @@ static void pieces(const char *path)
 	say_and_wait("waiting"); /* it answers */
 	while (gaia_wait(&call, -1) != 0) /* the thread sanitizer delivers signals late */
 		CHECK(errno == EINTR && call.running != NULL);
-	CHECK(call.running == NULL && (call.pages == 3 || call.pages == 2)); /* another request may have had the first page */
+	/* another request may have had the first page */
+	CHECK(call.running == NULL && (call.pages == 3 || call.pages == 2));
 	CHECK(gaia_wait(&call, -1) == 0); /* nothing runs */
 	gaia_cancel(&call);
 	memcpy(p + PAGE, "pieces", 6);
@@ -453,7 +457,8 @@ static void pieces(const char *path)
 	CHECK(gaia_wait(&call, 60000) == 0 && call.pages == 1);
 	CHECK(pread(fd, got, 6, PAGE) == 6 && memcmp(got, "pieces", 6) == 0);
 	CHECK(gaia_start(&call, GAIA_DO_SYNC, p + 1, PAGE, 1, GAIA_ALL_STREAMS) == 0 && gaia_wait(&call, -1) == 0);
-	CHECK(gaia_start(&call, GAIA_DO_ADVISE, p + 1, 1, GAIA_MADV_RANDOM, GAIA_NO_STREAM) == 0 && gaia_wait(&call, -1) == 0);
+	CHECK(gaia_start(&call, GAIA_DO_ADVISE, p + 1, 1, GAIA_MADV_RANDOM, GAIA_NO_STREAM) == 0 &&
+		gaia_wait(&call, -1) == 0);
 	FAILS(gaia_start(&call, 5, p, PAGE, 0, GAIA_NO_STREAM), EINVAL);
 	FAILS(gaia_start(&call, GAIA_DO_SYNC, p, 4 * PAGE, 0, GAIA_NO_STREAM), EINVAL);
 	CHECK(call.running == NULL);
@@ -517,7 +522,9 @@ static int threads_now(void)
 /* A process that wants no threads has none. */
 static void no_thread(const char *path)
 {
-	struct gaia_map_args a = { .length = PAGE, .flags = GAIA_MAP_NO_THREAD, .fd = open_file(path, O_RDWR), .prot = PROT_WRITE };
+	struct gaia_map_args a = {
+		.length = PAGE, .flags = GAIA_MAP_NO_THREAD, .fd = open_file(path, O_RDWR), .prot = PROT_WRITE
+	};
 	struct gaia_call call = { 0 };
 
 	for (int i = 0; i < 10; i++) {
@@ -552,8 +559,12 @@ static void breach(const char *path)
 static void old_daemon(const char *path)
 {
 	const size_t len = (size_t)4 << 20;
-	struct gaia_map_args a = { .length = len, .offset = 2 << 20, .fd = open_file(path, O_RDWR), .prot = PROT_READ | PROT_WRITE,
-				   .device = 3, .kind = GAIA_KIND_EMULATED };
+	struct gaia_map_args a = { .length = len,
+		.offset = 2 << 20,
+		.fd = open_file(path, O_RDWR),
+		.prot = PROT_READ | PROT_WRITE,
+		.device = 3,
+		.kind = GAIA_KIND_EMULATED };
 	uint8_t *p = gaia_map(&a, sizeof a);
 
 	CHECK(p != MAP_FAILED);

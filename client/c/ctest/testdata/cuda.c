@@ -1,6 +1,6 @@
 /*
- * A client of the C library on GPUs, for the tests: as client.c, with libcuda.so.1 in reach. The tests' fake one has device
- * memory at addresses that the CPU can use, and runs a stream's host functions in threads.
+ * A client of the C library on GPUs, for the tests: as client.c, with libcuda.so.1 in reach. The tests' fake one has
+ * device memory at addresses that the CPU can use, and runs a stream's host functions in threads.
  */
 #include "check.h"
 
@@ -212,7 +212,8 @@ static void many(const char *path)
 	CHECK(descriptors() - before <= 2); /* the connections */
 }
 
-/* Every mapping fails, at the call that the environment names, and leaves nothing. The first argument's name is "failing". */
+/* Every mapping fails, at the call that the environment names, and leaves nothing. The first argument's name is
+ * "failing". */
 static void failing(const char *path, const char *call)
 {
 	int fd = open_file(path, O_RDWR), before;
@@ -562,7 +563,8 @@ static void munmap_waits(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* A context that is lost never runs what is queued: munmap says so, and does not hang. The environment has queries fail. */
+/* A context that is lost never runs what is queued: munmap says so, and does not hang. The environment has queries
+ * fail. */
 static void lost_context(const char *path)
 {
 	int fd = open_file(path, O_RDWR);

@@ -44,7 +44,9 @@ static void large(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
 	uint8_t *p = gaia_mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
-	struct gaia_map_args a = { .length = (uint64_t)BLOCKS * BLOCK, .flags = MAP_SHARED | GAIA_MAP_STAYS, .fd = fd, .prot = PROT_READ };
+	struct gaia_map_args a = {
+		.length = (uint64_t)BLOCKS * BLOCK, .flags = MAP_SHARED | GAIA_MAP_STAYS, .fd = fd, .prot = PROT_READ
+	};
 	struct gaia_call call = { 0 };
 	struct gaia_range ranges[300];
 	struct gaia_info info;
@@ -81,7 +83,8 @@ static void large(const char *path)
 		gaia_cancel(&call);
 		FAILS(gaia_done(NULL), EINVAL);
 	}
-	CHECK(gaia_start_use(&call, &(struct gaia_range){ q, 1 }, 1, NULL, 0) == 0 && call.running == NULL && gaia_done(NULL) == 0);
+	CHECK(gaia_start_use(&call, &(struct gaia_range){ q, 1 }, 1, NULL, 0) == 0 && call.running == NULL &&
+		gaia_done(NULL) == 0);
 	CHECK(gaia_start_use(&call, &(struct gaia_range){ p, (uint64_t)BLOCKS * BLOCK }, 1, NULL, 0) == 0);
 	FAILS(gaia_wait(&call, -1), ENOMEM);
 	FAILS(gaia_start_use(&call, ranges, 0, NULL, 0), EINVAL);
@@ -237,7 +240,8 @@ static void stays(const char *path, bool within)
 	say_and_wait("done");
 }
 
-/* One that uses the same ranges again and again, which asks nobody where there is room; and then what another program needs. */
+/* One that uses the same ranges again and again, which asks nobody where there is room; and then what another program
+ * needs. */
 static void keeps(const char *path)
 {
 	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE);

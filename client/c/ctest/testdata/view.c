@@ -50,7 +50,8 @@ static size_t aligned(size_t n, size_t align)
 	return n;
 }
 
-/* fill makes what a view is to be, row by row. The file's bytes are those that pread returns, and zeros past its end. */
+/* fill makes what a view is to be, row by row. The file's bytes are those that pread returns, and zeros past its end.
+ * */
 static uint8_t *fill(const int *fds, const uint32_t *files, const struct gaia_segment *segments, size_t n, size_t align,
 		     size_t *size)
 {
@@ -68,7 +69,8 @@ static uint8_t *fill(const int *fds, const uint32_t *files, const struct gaia_se
 		for (uint64_t row = 0; row < rows_of(&segments[i]); row++) {
 			for (size_t done = 0; done < segments[i].length;) {
 				off_t at = (off_t)(segments[i].offset + row * segments[i].stride + done);
-				ssize_t got = pread(fds[files == NULL ? 0 : files[i]], want + end + done, segments[i].length - done, at);
+				ssize_t got =
+					pread(fds[files == NULL ? 0 : files[i]], want + end + done, segments[i].length - done, at);
 
 				CHECK(got >= 0);
 				if (got == 0)
@@ -118,7 +120,8 @@ static uint8_t *map(const struct asked *a, size_t *size)
 	for (size_t i = *size; i % PAGE != 0; i++)
 		CHECK(p[i] == 0);
 	CHECK(gaia_info(p + *size - 1, &info, sizeof info) == 0);
-	CHECK(info.address == p && info.length == *size && info.offset == 0 && info.prot == PROT_READ && info.device == a->dev);
+	CHECK(info.address == p && info.length == *size && info.offset == 0 && info.prot == PROT_READ &&
+		info.device == a->dev);
 	CHECK(info.flags == (a->flags & (GAIA_MAP_LAZY | GAIA_MAP_PEERS)));
 	free(want);
 	return p;
@@ -144,7 +147,8 @@ static int descriptors(void)
 
 /* The layout */
 
-static void layout_is(const struct gaia_segment *segments, size_t n, size_t align, const uint64_t *want, uint64_t want_size)
+static void layout_is(
+	const struct gaia_segment *segments, size_t n, size_t align, const uint64_t *want, uint64_t want_size)
 {
 	uint64_t offsets[8] = { 0 }, size = 0;
 
@@ -156,7 +160,8 @@ static void layout_is(const struct gaia_segment *segments, size_t n, size_t alig
 #define LAYOUT(align, size, ...)                                                                                       \
 	layout_is(s, sizeof s / sizeof s[0], align, (const uint64_t[]){ __VA_ARGS__ }, size)
 
-static void refuse_layout(int line, const struct gaia_segment *segments, size_t n, size_t align, int want, const char *words)
+static void refuse_layout(
+	int line, const struct gaia_segment *segments, size_t n, size_t align, int want, const char *words)
 {
 	uint64_t offset = 77, size = 77;
 
@@ -179,19 +184,22 @@ static void layout(const char *folder)
 
 	(void)folder;
 	{
-		const struct gaia_segment s[] = { { .offset = 1000, .length = 1 }, { .length = 256 }, { .offset = 3, .length = 257, .count = 1 },
-						  { .length = 3, .stride = 3, .count = 5 }, { .length = 1, .stride = 9, .count = 2 } };
+		const struct gaia_segment s[] = { { .offset = 1000, .length = 1 }, { .length = 256 },
+			{ .offset = 3, .length = 257, .count = 1 }, { .length = 3, .stride = 3, .count = 5 },
+			{ .length = 1, .stride = 9, .count = 2 } };
 		LAYOUT(0, 1282, 0, 256, 512, 1024, 1280);
 		LAYOUT(256, 1282, 0, 256, 512, 1024, 1280);
 		LAYOUT(1, 1 + 256 + 257 + 15 + 2, 0, 1, 257, 514, 529);
 		LAYOUT(2 << 20, (UINT64_C(8) << 20) + 2, 0, 2 << 20, 4 << 20, 6 << 20, 8 << 20);
 	}
 	{ /* the largest ones */
-		const struct gaia_segment s[] = { { .offset = largest - 1, .length = 1 }, { .length = (UINT64_C(1) << 62) - 256 } };
+		const struct gaia_segment s[] = { { .offset = largest - 1, .length = 1 },
+			{ .length = (UINT64_C(1) << 62) - 256 } };
 		LAYOUT(0, UINT64_C(1) << 62, 0, 256);
 	}
 	{ /* where there is one row nobody looks at the stride */
-		const struct gaia_segment s[] = { { .length = 4, .stride = 1 }, { .length = 4, .stride = UINT64_MAX, .count = 1 } };
+		const struct gaia_segment s[] = { { .length = 4, .stride = 1 },
+			{ .length = 4, .stride = UINT64_MAX, .count = 1 } };
 		LAYOUT(0, 260, 0, 256);
 	}
 	{
@@ -234,7 +242,8 @@ static void layout(const char *folder)
 /* What is refused before a daemon is asked; without one. */
 static void bad(const char *folder)
 {
-	int a = open_in(folder, "a", O_RDWR), write_only = open_in(folder, "a", O_WRONLY), by_path = open_in(folder, "a", O_PATH);
+	int a = open_in(folder, "a", O_RDWR), write_only = open_in(folder, "a", O_WRONLY),
+		by_path = open_in(folder, "a", O_PATH);
 	int dir = open_file(folder, O_RDONLY | O_DIRECTORY);
 	const struct gaia_segment one = { .length = 1 };
 	const uint32_t second = 1;
@@ -309,8 +318,13 @@ static void recorded(const char *folder)
 {
 	struct gaia_segment s = { .offset = 0x5678, .length = 0x1234, .stride = 77 };
 	int a = open_in(folder, "a", O_RDONLY);
-	const struct gaia_view_args v = { .segments = &s, .count = 1, .fds = &a, .fd_count = 1, .flags = GAIA_MAP_LAZY, .device = 3,
-					  .kind = GAIA_KIND_EMULATED };
+	const struct gaia_view_args v = { .segments = &s,
+		.count = 1,
+		.fds = &a,
+		.fd_count = 1,
+		.flags = GAIA_MAP_LAZY,
+		.device = 3,
+		.kind = GAIA_KIND_EMULATED };
 	uint8_t *p = gaia_map_view(&v, sizeof v);
 	struct gaia_info info;
 
@@ -326,7 +340,9 @@ static void refused(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);
 	const struct gaia_segment s = { .length = 1 };
-	const struct gaia_view_args v = { .segments = &s, .count = 1, .fds = &a, .fd_count = 1, .kind = GAIA_KIND_EMULATED };
+	const struct gaia_view_args v = {
+		.segments = &s, .count = 1, .fds = &a, .fd_count = 1, .kind = GAIA_KIND_EMULATED
+	};
 
 	CHECK(gaia_map_view(&v, sizeof v) == MAP_FAILED);
 	printf("%d %s\n", errno, gaia_error());
@@ -366,8 +382,10 @@ static void bytes(const char *folder)
 	for (size_t align = 1; align <= 2 << 20; align *= 8)
 		map_and_unmap(&(struct asked){ .fds = fds, .fd_count = 1, .segments = s, .n = n, .align = align });
 	map_and_unmap(&(struct asked){ .fds = fds, .fd_count = 3, .files = files, .segments = s, .n = n, .dev = 1 });
-	map_and_unmap(&(struct asked){ .fds = fds, .fd_count = 3, .files = files, .segments = s, .n = n, .flags = GAIA_MAP_LAZY });
-	map_and_unmap(&(struct asked){ .fds = fds, .fd_count = 3, .segments = s, .n = 1, .flags = GAIA_MAP_PEERS, .align = 2 << 20 });
+	map_and_unmap(
+		&(struct asked){ .fds = fds, .fd_count = 3, .files = files, .segments = s, .n = n, .flags = GAIA_MAP_LAZY });
+	map_and_unmap(
+		&(struct asked){ .fds = fds, .fd_count = 3, .segments = s, .n = 1, .flags = GAIA_MAP_PEERS, .align = 2 << 20 });
 
 	/* Random ones. */
 	for (int round = 0; round < 40; round++) {
@@ -462,7 +480,8 @@ static void coherent(const char *folder)
 	/* A view is read. */
 	CHECK(gaia_mrelease(p, size, 0) == 0);
 	CHECK(gaia_mrelease_async(p, 1, 0, NULL) == 0);
-	CHECK(gaia_msync(p, size, MS_SYNC) == 0 && gaia_msync(p, size, MS_ASYNC) == 0 && gaia_msync(p, size, MS_INVALIDATE) == 0);
+	CHECK(gaia_msync(p, size, MS_SYNC) == 0 && gaia_msync(p, size, MS_ASYNC) == 0 &&
+		gaia_msync(p, size, MS_INVALIDATE) == 0);
 	for (int advice = GAIA_MADV_NORMAL; advice <= GAIA_MADV_DONTNEED; advice++)
 		CHECK(gaia_madvise(p, size, advice) == 0);
 	CHECK(gaia_async_error(p) == 0);
@@ -556,7 +575,8 @@ static void many(const char *folder)
 static void stay(const char *folder, int views)
 {
 	int a = open_in(folder, "a", O_RDONLY);
-	const struct gaia_segment s[] = { { .offset = 12345, .length = 2 << 20 }, { .offset = 7, .length = 99, .stride = 1000, .count = 30 } };
+	const struct gaia_segment s[] = { { .offset = 12345, .length = 2 << 20 },
+		{ .offset = 7, .length = 99, .stride = 1000, .count = 30 } };
 
 	for (int i = 0; i < views; i++) {
 		size_t size;
@@ -572,12 +592,13 @@ static void *thread_main(void *argument)
 {
 	const int fds[] = { open_in(thread_folder, "a", O_RDONLY), open_in(thread_folder, "b", O_RDONLY) };
 	const uint32_t files[] = { 0, 1, 0 };
-	const struct gaia_segment s[] = { { .offset = 100 * (uintptr_t)argument, .length = 70000 }, { .offset = 9, .length = 5000 },
-					  { .offset = 1, .length = 2, .stride = 4, .count = 100 } };
+	const struct gaia_segment s[] = { { .offset = 100 * (uintptr_t)argument, .length = 70000 },
+		{ .offset = 9, .length = 5000 }, { .offset = 1, .length = 2, .stride = 4, .count = 100 } };
 
 	for (int i = 0; i < 10; i++) {
 		size_t size;
-		uint8_t *p = map(&(struct asked){ .fds = fds, .fd_count = 2, .files = files, .segments = s, .n = 3, .dev = i % 2 }, &size);
+		uint8_t *p = map(
+			&(struct asked){ .fds = fds, .fd_count = 2, .files = files, .segments = s, .n = 3, .dev = i % 2 }, &size);
 
 		CHECK(gaia_macquire(p, size, i % 2) == 0);
 		CHECK(gaia_munmap(p, size) == 0);

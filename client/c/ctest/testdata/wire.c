@@ -1,4 +1,5 @@
-/* Encodes and decodes the frames that every implementation of the protocol is tested against: those of the two files. */
+/* Encodes and decodes the frames that every implementation of the protocol is tested against: those of the two files.
+ * */
 #include "check.h"
 
 static size_t frame_named(const char *path, const char *name, uint8_t *out)

@@ -96,7 +96,9 @@ class Loading:
             offloaded = getattr(parameter, "_vllm_is_uva_offloaded", False)
             if _may_be_shared(parameter.data) and parameter.is_contiguous() and not offloaded:
                 found = self._seen.get(_key(parameter.data))
-                best = (next((s for s in found if s.name == name), found[0]),) if found else self._pieces(parameter.data)
+                best = (
+                    (next((s for s in found if s.name == name), found[0]),) if found else self._pieces(parameter.data)
+                )
                 if best:
                     wanted.setdefault(best, []).append(parameter)
         total = sum(map(_bytes, {id(p): p.data for p in model.parameters()}.values()))

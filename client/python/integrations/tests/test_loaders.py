@@ -64,8 +64,8 @@ def loader(request, monkeypatch):
 
 
 def wait_for_segments(path, n):
-    """Waits until n segments of views are mapped, those of two files twice. Views that nothing uses go a little later, in a
-    thread."""
+    """Waits until n segments of views are mapped, those of two files twice. Views that nothing uses go a little later,
+    in a thread."""
     until = time.monotonic() + 60
     while True:
         views = [v for f in gaiafs.info(path)["files"] for v in f["views"] if v["mappings"]]

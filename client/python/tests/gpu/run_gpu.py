@@ -3,8 +3,8 @@
 
     GAIAFS=build/gaiafs client/python/tests/gpu/run_gpu.py [--size MIB] [NAME...]
 
-It mounts a directory of its own with --gpus cuda:0 and runs each test, or those named, prints a line for each and a count at
-the end, and exits with 1 if one failed. pytest runs the same functions where it is installed.
+It mounts a directory of its own with --gpus cuda:0 and runs each test, or those named, prints a line for each and a
+count at the end, and exits with 1 if one failed. pytest runs the same functions where it is installed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.numel() == 0:
         return True
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.to(a.device).contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(
+        a.contiguous().reshape(-1).view(torch.uint8), b.to(a.device).contiguous().reshape(-1).view(torch.uint8)
+    )
 
 
 def weights() -> dict[str, torch.Tensor]:
