@@ -373,8 +373,9 @@ Lose(d) ==
     /\ lost' = lost \cup {d}
     /\ map' = [map EXCEPT ![d] = "none"]
     /\ LET after(p) == [Evicted(pg[p], d) EXCEPT !.rep[d].data = AllZero]
-           left(p, i) == {after(p).home[i], after(p).kern.data[i]}
-                         \cup UNION {{after(p).rep[e].data[i], after(p).rep[e].agreed[i]} : e \in Devices}
+           held(p) == {e \in Devices : after(p).rep[e].held}
+           left(p, i) == {after(p).home[i]} \cup (IF after(p).kern.have THEN {after(p).kern.data[i]} ELSE {})
+                         \cup UNION {{after(p).rep[e].data[i], after(p).rep[e].agreed[i]} : e \in held(p)}
                          \cup {after(p).kept[b][i] : b \in {c \in Copies : after(p).kept[c] # None}}
        IN  /\ pg' = TLCEval([p \in Pages |-> after(p)])
            /\ hist' = TLCEval([p \in Pages |-> TLCEval([i \in 1..B |->
