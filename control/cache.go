@@ -57,6 +57,8 @@ type Mapping interface {
 	Movable() bool
 	Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error)
 	Release(ctx context.Context, off, n int64) (pages int64, err error)
+	// TakePastEnd returns how many pages releases found stored into past the end of the file since it was asked last.
+	TakePastEnd() int64
 	Sync(ctx context.Context, off, n int64, durable bool) error
 	Advise(ctx context.Context, off, n int64, a pagecache.Advice) error
 	Unmap(ctx context.Context) error

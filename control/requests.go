@@ -110,12 +110,15 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
 		r, err := s.version.decodeRange(body)
 		return func(id requestID) {
-			pages, err := s.serveRange(h.typ, r)
-			s.finish(id, pages, err)
+			pages, note, err := s.serveRange(h.typ, r)
+			s.finishNoting(id, pages, note, err)
 		}, err
 	case typeUnmap:
 		m, err := s.version.decodeUnmap(body)
-		return func(id requestID) { s.finish(id, 0, s.serveUnmap(m)) }, err
+		return func(id requestID) {
+			note, err := s.serveUnmap(m)
+			s.finishNoting(id, 0, note, err)
+		}, err
 	case typeStatus:
 		token, err := s.version.decodeStatus(body)
 		return func(id requestID) { s.serveStatus(id, token) }, err
@@ -177,13 +180,16 @@ func errnoOf(err error) syscall.Errno {
 }
 
 // finish frees the request id and then answers: a client that got the answer may use the id again.
-func (s *session) finish(id requestID, pages int64, err error) {
+func (s *session) finish(id requestID, pages int64, err error) { s.finishNoting(id, pages, "", err) }
+
+// finishNoting is finish where what succeeded has something to say.
+func (s *session) finishNoting(id requestID, pages int64, note string, err error) {
 	s.forget(id)
 	if s.ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return // cut short because the session ends, which the client learns from the socket
 	}
 	// A failed write closed the connection, which the reader notices.
-	_ = s.reply(id, pages, err)
+	_ = s.replyNoting(id, pages, note, err)
 }
 
 func (s *session) forget(id requestID) {
@@ -192,8 +198,10 @@ func (s *session) forget(id requestID) {
 	delete(s.running, id)
 }
 
-func (s *session) reply(id requestID, pages int64, err error) error {
-	r := result{errno: uint32(errnoOf(err)), pages: pages}
+func (s *session) reply(id requestID, pages int64, err error) error { return s.replyNoting(id, pages, "", err) }
+
+func (s *session) replyNoting(id requestID, pages int64, note string, err error) error {
+	r := result{errno: uint32(errnoOf(err)), pages: pages, text: note}
 	if err != nil {
 		r.text = err.Error()
 	}
@@ -392,13 +400,30 @@ func homeSize(src pagecache.Source) int64 {
 	return sig.Size
 }
 
-// serveRange carries out ACQUIRE, RELEASE, SYNC and ADVISE.
-func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, err error) {
+// serveRange carries out ACQUIRE, RELEASE, SYNC and ADVISE. note is for the client's user, where that succeeded.
+func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, note string, err error) {
 	m, ok := s.use(r.mapping)
 	if !ok {
-		return 0, failure(syscall.EINVAL, "mapping %d does not exist", r.mapping)
+		return 0, "", failure(syscall.EINVAL, "mapping %d does not exist", r.mapping)
 	}
 	defer m.users.Done()
+	if pages, err = s.serveRangeOf(m, typ, r); err != nil || (typ != typeRelease && typ != typeSync) {
+		return pages, "", err
+	}
+	return pages, noteOf(m), nil
+}
+
+// noteOf is what a client's user should know of the releases of m that came before.
+func noteOf(m *openMap) string {
+	past := m.TakePastEnd()
+	if past == 0 {
+		return ""
+	}
+	return fmt.Sprintf("stores into %d pages past the end of the file are not kept: "+
+		"make the file as long as what is mapped, with ftruncate, before", past)
+}
+
+func (s *session) serveRangeOf(m *openMap, typ frameType, r rangeRequest) (pages int64, err error) {
 	off, n, ok := m.clip(r.off, r.len)
 	if !ok {
 		return 0, failure(syscall.EINVAL, "%d bytes at %d are not within the mapping's %d", uint64(r.len),
@@ -439,12 +464,15 @@ var advices = map[uint32]pagecache.Advice{
 	adviceDontNeed:   pagecache.AdviceDontNeed,
 }
 
-func (s *session) serveUnmap(id mappingID) error {
+func (s *session) serveUnmap(id mappingID) (note string, err error) {
 	m, ok := s.take(id)
 	if !ok {
-		return failure(syscall.EINVAL, "mapping %d does not exist", id)
+		return "", failure(syscall.EINVAL, "mapping %d does not exist", id)
 	}
-	return s.unmap(m)
+	if err := s.unmap(m); err != nil {
+		return "", err
+	}
+	return noteOf(m), nil
 }
 
 // redeemMount reports whether a token is good for the mount. Root and the user who mounted need none, since the

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -61,6 +62,8 @@ type holding struct {
 	gone map[page.Index]struct{}
 	// grouped are the pages of open groups. The groups' releases alone publish them.
 	grouped []page.Range
+	// pastEnd is TakePastEnd's.
+	pastEnd atomic.Int64
 }
 
 func (h *holding) empty() bool { return len(h.extents) == 0 }

@@ -49,6 +49,8 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 		require.Zero(t, p.release(), "byte %d", at)
 	}
 	require.EqualValues(t, 3, m.cache.Status().Counters["past_end_pages"], "as each release found them")
+	require.EqualValues(t, 3, p.TakePastEnd())
+	require.Zero(t, p.TakePastEnd(), "they are told of once")
 	src.write(t, page.Size, []byte("beside")) // what it is compared with is a copy
 	require.Zero(t, p.release())
 	p.add(page.Size + 99)

@@ -455,6 +455,10 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
+// TakePastEnd returns how many pages releases on the mapping's device found stored into only past the end of the file,
+// and counts from 0 again. Those stores are not kept.
+func (m *Mapping) TakePastEnd() int64 { return m.h.pastEnd.Swap(0) }
+
 // Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It
 // waits for calls in progress. It is idempotent: every call returns what the first one came to.
 func (m *Mapping) Unmap(ctx context.Context) error {

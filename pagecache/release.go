@@ -126,6 +126,7 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 	inside, err := f.cutAtEndLocked(ctx, h, modified)
 	if past := all - pagesOf(inside); err == nil && past > 0 {
 		f.count(func(c *Counters) { c.PastEndPages.Add(past) })
+		h.pastEnd.Add(past)
 		if !f.toldPastEnd {
 			f.toldPastEnd = true
 			f.c.log.Warn("stores past the end of a file are not kept: make it as long as what is mapped before",

@@ -212,6 +212,9 @@ func (m *ViewMapping) bring(ctx context.Context, off, n int64, launder bool) (pa
 // Release does nothing: nobody may store into a view.
 func (m *ViewMapping) Release(context.Context, int64, int64) (pages int64, err error) { return 0, nil }
 
+// TakePastEnd returns 0.
+func (m *ViewMapping) TakePastEnd() int64 { return 0 }
+
 // Sync does nothing, for the same reason.
 func (m *ViewMapping) Sync(context.Context, int64, int64, bool) error { return nil }
 

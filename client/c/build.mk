@@ -53,7 +53,7 @@ libgaiafs-install: libgaiafs
 	install -m 644 $(GAIAFS_C)/gaia_mmap.3 $(GAIAFS_C)/gaia_mview.3 $(GAIAFS_C)/gaia_group_begin.3 $(GAIAFS_C)/gaia_use.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	for page in gaia_map gaia_info gaia_version gaia_macquire gaia_mrelease gaia_macquire_async gaia_mrelease_async gaia_async_error gaia_msync \
 			gaia_madvise gaia_munmap gaia_drop gaia_start gaia_wait gaia_cancel gaia_read gaia_write gaia_copies \
-			gaia_status gaia_context gaia_lend_context gaia_error; do \
+			gaia_status gaia_context gaia_lend_context gaia_error gaia_note; do \
 		ln -sf gaia_mmap.3 $(DESTDIR)$(PREFIX)/share/man/man3/$$page.3; \
 	done
 	for page in gaia_map_view gaia_view_layout; do \

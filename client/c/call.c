@@ -127,9 +127,10 @@ static void pass_on_locked(struct gaiafs_conn *c)
 
 /* Reading */
 
+/* keep_first keeps the first failure, or a note. */
 static void keep_first(struct gaiafs_fail *kept, const struct gaiafs_fail *f)
 {
-	if (f->errnum != 0 && kept->errnum == 0)
+	if (kept->errnum == 0 && (f->errnum != 0 || f->text[0] != '\0'))
 		*kept = *f;
 }
 
@@ -482,7 +483,7 @@ int gaiafs_simple(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, siz
 	struct gaiafs_request r = { .take = gaiafs_take_simple };
 	int err = gaiafs_call(c, type, body, n, &r);
 
-	if (err != 0)
+	if (err != 0 || r.fail.text[0] != '\0')
 		*f = r.fail;
 	return err;
 }
@@ -513,7 +514,7 @@ int gaiafs_simple_long(struct gaiafs_conn *c, uint16_t type, uint8_t *all, size_
 	struct gaiafs_request r = { .take = gaiafs_take_simple };
 	int err = gaiafs_call_long(c, type, all, n, &r);
 
-	if (err != 0)
+	if (err != 0 || r.fail.text[0] != '\0')
 		*f = r.fail;
 	return err;
 }

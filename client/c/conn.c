@@ -241,15 +241,16 @@ int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame
 int gaiafs_read_fail(const struct gaiafs_frame *frame, struct gaiafs_fail *f)
 {
 	struct gaiafs_result r;
+	int n;
 
 	if (!gaiafs_get_result(frame->body, frame->body_len, &r))
 		return gaiafs_failed(f, EPROTO, "the daemon sent a malformed result");
-	if (r.errnum == 0)
-		return 0;
-	if (r.errnum > 4095)
-		r.errnum = EIO;
-	return gaiafs_failed(f, (int)r.errnum, "%.*s", (int)(r.text_len > GAIAFS_MAX_TEXT ? GAIAFS_MAX_TEXT : r.text_len),
-			     r.text);
+	n = (int)(r.text_len > GAIAFS_MAX_TEXT ? GAIAFS_MAX_TEXT : r.text_len);
+	if (r.errnum != 0)
+		return gaiafs_failed(f, r.errnum > 4095 ? EIO : (int)r.errnum, "%.*s", n, r.text);
+	memcpy(f->text, r.text, (size_t)n); /* a note */
+	f->text[n] = '\0';
+	return 0;
 }
 
 int gaiafs_take_result(const struct gaiafs_frame *frame, struct gaiafs_fail *fail)

@@ -1,4 +1,4 @@
-/* The last failure of each thread. */
+/* The last failure of each thread, and what its last success had to say. */
 #include "internal.h"
 
 #include <errno.h>
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static _Thread_local char last[GAIAFS_MAX_TEXT + 1];
+static _Thread_local char last[GAIAFS_MAX_TEXT + 1], note[GAIAFS_MAX_TEXT + 1];
 
 int gaiafs_failed(struct gaiafs_fail *f, int errnum, const char *format, ...)
 {
@@ -20,8 +20,14 @@ int gaiafs_failed(struct gaiafs_fail *f, int errnum, const char *format, ...)
 	return f->errnum;
 }
 
-void gaiafs_report(const struct gaiafs_fail *f)
+void gaiafs_report(int err, const struct gaiafs_fail *f)
 {
+	note[0] = '\0';
+	if (err == 0) {
+		if (f != NULL && f->errnum == 0)
+			memcpy(note, f->text, sizeof note);
+		return;
+	}
 	memcpy(last, f->text, sizeof last);
 	last[sizeof last - 1] = '\0';
 	errno = f->errnum;
@@ -30,4 +36,9 @@ void gaiafs_report(const struct gaiafs_fail *f)
 const char *gaia_error(void)
 {
 	return last;
+}
+
+const char *gaia_note(void)
+{
+	return note;
 }

@@ -15,10 +15,8 @@ int gaiafs_leave(int state, int err, const struct gaiafs_fail *f)
 	int ignored;
 
 	(void)pthread_setcancelstate(state, &ignored);
-	if (err == 0)
-		return 0;
-	gaiafs_report(f);
-	return -1;
+	gaiafs_report(err, f);
+	return err == 0 ? 0 : -1;
 }
 
 struct gaiafs_mapping *gaiafs_find(const void *addr, size_t len, struct gaiafs_fail *f)

@@ -68,7 +68,7 @@ char *gaia_status(int fd)
 	else
 		err = ask(fd, &text, &f);
 	if (err == ENOTCONN) { /* a kept connection turned out dead: once more, with a new one */
-		f.errnum = 0;
+		f = (struct gaiafs_fail){ 0 };
 		err = ask(fd, &text, &f);
 	}
 	(void)gaiafs_leave(state, err, &f);

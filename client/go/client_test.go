@@ -214,6 +214,26 @@ func TestAdviceReachesTheCache(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+func TestNotesOfStoresPastTheEnd(t *testing.T) {
+	cache := &controltest.Cache{}
+	d := startDaemon(t, cache)
+	var notes []string
+	m, err := Map(d.file(t, 4096), 0, 8192, ProtWrite, 0, Notes(func(text string) { notes = append(notes, text) }))
+	require.NoError(t, err)
+	release := func() error { _, err := m.Release(0, 8192); return err }
+	for _, call := range []func() error{release, func() error { return m.Sync(0, 8192) }, m.Close} {
+		cache.PastEnd.Store(3)
+		notes = nil
+		require.NoError(t, call())
+		require.Len(t, notes, 1)
+		require.Contains(t, notes[0], "stores into 3 pages past the end")
+	}
+	quiet, err := Map(d.file(t, 4096), 0, 8192, ProtWrite, 0)
+	require.NoError(t, err)
+	cache.PastEnd.Store(3)
+	require.NoError(t, quiet.Close())
+}
+
 func TestBadArguments(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	f := d.file(t, 8192)

@@ -368,14 +368,24 @@ func (c *conn) write(message []byte, memory int) error {
 }
 
 // simple is do for requests that one RESULT answers.
-func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
+func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) { return c.noted(typ, body, nil) }
+
+// noted is simple, and tells what the daemon has to say of what succeeded. note may be nil.
+func (c *conn) noted(typ frameType, body []byte, note func(string)) (pages int64, err error) {
+	var text string
 	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
 		if h.typ != typeResult {
 			return failed(syscall.EPROTO, "the daemon answered with type %#x", uint16(h.typ))
 		}
-		pages, err = resultOf(body)
+		if pages, err = resultOf(body); err == nil {
+			r, _ := decodeResult(body)
+			text = r.text
+		}
 		return err
 	})
+	if text != "" && note != nil {
+		note(text)
+	}
 	return pages, err
 }
 

@@ -44,6 +44,7 @@ type options struct {
 	kind  Kind  // 0: any
 	align int64 // of a view; 0: not chosen
 	stays bool
+	note  func(string)
 }
 
 // Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
@@ -63,13 +64,18 @@ func Stays() Option { return func(o *options) { o.flags &^= mapMovable; o.stays 
 // Without it, it is that of a GPU on a mount that has any.
 func OnKind(k Kind) Option { return func(o *options) { o.kind = k } }
 
+// Notes has f called with what a Release, Sync, Flush or Close had to say though it succeeded: that programs stored past
+// the end of the file, which is not kept. f is called before they return, from their goroutines.
+func Notes(f func(text string)) Option { return func(o *options) { o.note = f } }
+
 // Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
 // the daemon has answered. Offsets count bytes from the start of the mapping.
 type Mapping struct {
-	off, length int64 // immutable
-	prot        Prot  // immutable
-	device      int   // immutable
-	kind        Kind  // immutable once Map returned
+	off, length int64        // immutable
+	prot        Prot         // immutable
+	device      int          // immutable
+	kind        Kind         // immutable once Map returned
+	note        func(string) // immutable; may be nil
 
 	mu       sync.RWMutex // held for reading while a call runs
 	conn     *conn        // nil after Close; guarded by mu
@@ -125,7 +131,8 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 		file.Close()
 		return nil, err
 	}
-	m := &Mapping{off: off, length: length, prot: prot, device: device, file: file}
+	m := &Mapping{off: off, length: length, prot: prot, device: device, note: o.note,
+		file: file}
 	if err := m.openTwice(o); err != nil {
 		file.Close()
 		return nil, err
@@ -407,7 +414,7 @@ func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 			return 0, err
 		}
 		m.startFlush(off, n)
-		return c.simple(typeRelease, rangeBody(m.assembly.reply.mapping, off, n, 0))
+		return c.noted(typeRelease, rangeBody(m.assembly.reply.mapping, off, n, 0), m.note)
 	})
 	return pages, during("release", err)
 }
@@ -426,7 +433,7 @@ func (m *Mapping) sync(off, n int64, flags uint32) error {
 				return 0, err
 			}
 		}
-		return c.simple(typeSync, rangeBody(m.assembly.reply.mapping, off, n, flags))
+		return c.noted(typeSync, rangeBody(m.assembly.reply.mapping, off, n, flags), m.note)
 	})
 	return err
 }
@@ -472,7 +479,7 @@ func (m *Mapping) Close() error {
 	c := m.conn
 	m.conn = nil
 	dropErr := c.moving.drop(&m.assembly)
-	_, err := c.simple(typeUnmap, unmapBody(m.assembly.reply.mapping))
+	_, err := c.noted(typeUnmap, unmapBody(m.assembly.reply.mapping), m.note)
 	c.release()
 	if closeErr := m.closeFiles(); err == nil {
 		err = closeErr

@@ -40,6 +40,8 @@ type Cache struct {
 	MapGate func(ctx context.Context) error
 	// Advised, if not nil, gets every advice.
 	Advised func(off, n int64, a pagecache.Advice)
+	// PastEnd is what the next TakePastEnd of a mapping returns.
+	PastEnd atomic.Int64
 	// MapError, if not nil, is what Map fails with.
 	MapError error
 
@@ -348,6 +350,9 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (int64, error) {
 	defer m.replica.mu.Unlock()
 	return m.replica.collect(m.req.Off+off, n, m.extentSize())
 }
+
+// TakePastEnd returns the cache's PastEnd, once.
+func (m *Mapping) TakePastEnd() int64 { return m.cache.PastEnd.Swap(0) }
 
 // Sync is Release and fsync.
 func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {

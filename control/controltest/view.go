@@ -97,6 +97,9 @@ func (v *View) Acquire(context.Context, int64, int64, bool) (pages int64, err er
 	return pages, nil
 }
 
+// TakePastEnd returns 0.
+func (v *View) TakePastEnd() int64 { return 0 }
+
 // Release does nothing.
 func (v *View) Release(context.Context, int64, int64) (int64, error) { return 0, nil }
 

@@ -29,7 +29,7 @@ var abi = []string{
 	"gaia_group_release@@GAIAFS_0.1.1",
 	"gaia_done@@GAIAFS_0.1.1", "gaia_use@@GAIAFS_0.1.1", "gaia_use_for@@GAIAFS_0.1.1",
 	"gaia_done_use@@GAIAFS_0.1.1", "gaia_explain_faults@@GAIAFS_0.1.1", "gaia_start_use@@GAIAFS_0.1.1",
-	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1",
+	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1", "gaia_note@@GAIAFS_0.1.1",
 }
 
 // requireABI checks a libgaiafs.so: it defines those symbols and no others, and stays where it was loaded.

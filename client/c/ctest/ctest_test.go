@@ -191,6 +191,11 @@ func TestScenarios(t *testing.T) {
 					d.waitMapped(0)
 				})
 			}
+			t.Run("past the end", func(t *testing.T) {
+				d := startDaemon(t, &controltest.Cache{})
+				d.cache.PastEnd.Store(3)
+				d.run(client, "past-end", d.file())
+			})
 			t.Run("many extents", func(t *testing.T) {
 				d := startDaemon(t, &controltest.Cache{Extent: 4096})
 				d.run(client, "basic", d.file())

@@ -26,7 +26,7 @@ from .array import Array
 from .brackets import Bracket, explain_faults, use
 from .datasets import Dataset
 from .dtypes import DType
-from .errors import CopiedWarning, Error, FormatError, ReadOnlyWarning
+from .errors import CopiedWarning, Error, FormatError, PastEndWarning, ReadOnlyWarning
 from .groups import Group, acquire, atomic
 from .mapping import Mapping, mmap
 from .memory import Acquired
@@ -53,6 +53,7 @@ __all__ = [
     "Group",
     "Mapping",
     "Pack",
+    "PastEndWarning",
     "ReadOnlyWarning",
     "Segment",
     "ShardPlan",

@@ -23,6 +23,7 @@ import itertools
 import os
 import pathlib
 import time
+import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -30,7 +31,7 @@ from typing import TypeVar
 from . import shelter
 from ._kinds import CUDA as CUDA
 from ._kinds import EMULATED as EMULATED
-from .errors import Error
+from .errors import Error, PastEndWarning
 
 PAGE = 4096
 ANY = 0  # of the kinds of devices
@@ -118,6 +119,7 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arg
     "gaia_context": (_pointer,),
     "gaia_lend_context": (None, _pointer),
     "gaia_error": (ctypes.c_char_p,),
+    "gaia_note": (ctypes.c_char_p,),
 }
 _FAILED = _pointer(-1).value  # MAP_FAILED
 
@@ -160,6 +162,12 @@ _libc_free.argtypes = (_pointer,)
 def _failure() -> Error:
     """Returns the failure of the call that this thread made last."""
     return Error(ctypes.get_errno() or errno.EIO, (_library.gaia_error() or b"").decode("utf-8", "replace"))
+
+
+def _warn() -> None:
+    """Warns of what this thread's last call had to say though it succeeded."""
+    if note := _library.gaia_note():
+        warnings.warn(note.decode("utf-8", "replace"), PastEndWarning, stacklevel=5)
 
 
 def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
@@ -248,6 +256,7 @@ def info(address: int) -> Info:
 def unmap(address: int, length: int) -> None:
     """Gives a mapping back, after the kernels that may use it, and waits for the daemon. For apart."""
     _again(_library.gaia_munmap, -1, address, length)
+    _warn()
 
 
 def drop(mapped: list[tuple[int, int]]) -> None:
@@ -272,6 +281,7 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
         while _wait(here, _PIECE):
             if not call.running:
                 raise _failure()
+        _warn()
         return int(call.pages)
     finally:
         _cancel(here)

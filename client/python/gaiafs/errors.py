@@ -57,6 +57,10 @@ class CopiedWarning(UserWarning):
     """Weights take memory of this process alone."""
 
 
+class PastEndWarning(UserWarning):
+    """A program stored past the end of a file: these stores are not kept."""
+
+
 class FormatError(ValueError):
     """A file is not what its name says it is."""
 

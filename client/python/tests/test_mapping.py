@@ -1034,3 +1034,18 @@ assert maps() == mapped, (maps(), mapped)
 """
     done = run(python, script, path, FAKECUDA_LEAKS="1")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_stores_past_the_end(directory):
+    path = directory / "short"
+    path.write_bytes(b"x" * 100)
+    with gaiafs.mmap(path, length=8192, mode="r+") as m:
+        m.write(b"lost", offset=4096)
+        with pytest.warns(gaiafs.PastEndWarning, match="stores into 1 pages past the end"):
+            m.release()
+        m.write(b"kept", offset=0)
+        m.release()  # which does not warn again
+        m.write(b"lost", offset=4096)
+        with pytest.warns(gaiafs.PastEndWarning):
+            m.close()
+    assert path.read_bytes() == b"kept" + b"x" * 96

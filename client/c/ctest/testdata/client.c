@@ -7,6 +7,23 @@
 
 #include <sched.h>
 
+/* past_end: the daemon has found stores past the end in 3 pages, and tells of them once. */
+static void past_end(const char *path)
+{
+	int fd = open_file(path, O_RDWR);
+	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, 1);
+	struct gaia_call call = { 0 };
+
+	CHECK(p != MAP_FAILED && gaia_note()[0] == '\0');
+	CHECK(gaia_start(&call, GAIA_DO_RELEASE, p, PAGE, 0, GAIA_ALL_STREAMS) == 0 && gaia_note()[0] == '\0');
+	while (gaia_wait(&call, 1000) != 0)
+		CHECK(call.running != NULL);
+	CHECK(strstr(gaia_note(), "stores into 3 pages past the end") != NULL);
+	CHECK(gaia_mrelease(p, PAGE, 1) == 0 && gaia_note()[0] == '\0');
+	CHECK(gaia_munmap(p, PAGE) == 0 && gaia_note()[0] == '\0');
+	close(fd);
+}
+
 static void basic(const char *path)
 {
 	const size_t off = PAGE, len = ((size_t)4 << 20) + 5; /* three extents, the first and the last in part */
@@ -605,6 +622,8 @@ int main(int argc, char **argv)
 	const char *what = argv[1], *path = argv[2];
 	if (strcmp(what, "basic") == 0)
 		basic(path);
+	else if (strcmp(what, "past-end") == 0)
+		past_end(path);
 	else if (strcmp(what, "bad") == 0)
 		bad(path);
 	else if (strcmp(what, "foreign") == 0)
