@@ -390,9 +390,9 @@ GAIA_API void gaia_lend_context(void *context);
 GAIA_API const char *gaia_error(void);
 
 /*
- * gaia_note returns what the last call of this thread had to say though it succeeded, "" where nothing: that a release,
- * a sync or the end of a mapping found stores past the end of the file, which are not kept. The string is never NULL and
- * valid until the thread's next call.
+ * gaia_note returns what the last call of this thread had to say though it succeeded, "" where nothing: that a
+ * release, a sync or the end of a mapping found stores past the end of the file, which are not kept. The string is
+ * never NULL and valid until the thread's next call.
  */
 GAIA_API const char *gaia_note(void);
 

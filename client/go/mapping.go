@@ -64,8 +64,8 @@ func Stays() Option { return func(o *options) { o.flags &^= mapMovable; o.stays 
 // Without it, it is that of a GPU on a mount that has any.
 func OnKind(k Kind) Option { return func(o *options) { o.kind = k } }
 
-// Notes has f called with what a Release, Sync, Flush or Close had to say though it succeeded: that programs stored past
-// the end of the file, which is not kept. f is called before they return, from their goroutines.
+// Notes has f called with what a Release, Sync, Flush or Close had to say though it succeeded: that programs stored
+// past the end of the file, which is not kept. f is called before they return, from their goroutines.
 func Notes(f func(text string)) Option { return func(o *options) { o.note = f } }
 
 // Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
