@@ -198,7 +198,9 @@ func (s *session) forget(id requestID) {
 	delete(s.running, id)
 }
 
-func (s *session) reply(id requestID, pages int64, err error) error { return s.replyNoting(id, pages, "", err) }
+func (s *session) reply(id requestID, pages int64, err error) error {
+	return s.replyNoting(id, pages, "", err)
+}
 
 func (s *session) replyNoting(id requestID, pages int64, note string, err error) error {
 	r := result{errno: uint32(errnoOf(err)), pages: pages, text: note}
@@ -419,7 +421,7 @@ func noteOf(m *openMap) string {
 	if past == 0 {
 		return ""
 	}
-	return fmt.Sprintf("stores into %d pages past the end of the file are not kept: "+
+	return fmt.Sprintf("stores past the end of the file are not kept (pages: %d): "+
 		"make the file as long as what is mapped, with ftruncate, before", past)
 }
 

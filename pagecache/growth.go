@@ -58,12 +58,13 @@ func (f *File) sendGrowth(ctx context.Context) error {
 	return nil
 }
 
-// prepareRelease prepares for a release of rg, of which what lies past end of file goes nowhere, now or later.
+// prepareRelease prepares for a release of rg, of which what lies past end of file goes nowhere, now or later. In the
+// page that the file ends in it is looked for only where the kernel may know the file to be longer.
 func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	past := f.c.writeBack && rg.End.Offset() > f.size
+	past := rg.End > page.Count(f.size) || f.c.writeBack && rg.End.Offset() > f.size
 	f.mu.Unlock()
 	if !past {
 		return nil
@@ -196,10 +197,23 @@ func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
 		if len(patches) == 0 {
 			continue
 		}
+		f.foundPastEndLocked(x.h, len(patches))
 		f.changed(x.pages)
 		if err := x.h.dev.moves.Patch(ctx, mover.WriteBack, patches); err != nil && !f.lostLocked(x.h.dev, err) {
 			return x.h.dev.fault(err)
 		}
 	}
 	return nil
+}
+
+// foundPastEndLocked counts pages with stores past end of file. The log names the file the first time: the stores are
+// not kept, and their program may not know.
+func (f *File) foundPastEndLocked(h *holding, pages int) {
+	f.count(func(c *Counters) { c.PastEndPages.Add(int64(pages)) })
+	h.pastEnd.Add(int64(pages))
+	if !f.toldPastEnd {
+		f.toldPastEnd = true
+		f.c.log.Warn("stores past the end of a file are not kept: make it as long as what is mapped before",
+			"file", f.Name(), "size", f.size, "pages", pages)
+	}
 }

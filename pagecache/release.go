@@ -119,24 +119,8 @@ func (f *File) tellTimes(p released) {
 	}
 }
 
-// insideFileLocked returns those of the pages in modified that were modified before the end of the file. It counts the
-// others, and the log names the file the first time: their stores are not kept, and their program may not know.
+// insideFileLocked returns those of the pages in modified that were modified before the end of the file.
 func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
-	all := pagesOf(modified)
-	inside, err := f.cutAtEndLocked(ctx, h, modified)
-	if past := all - pagesOf(inside); err == nil && past > 0 {
-		f.count(func(c *Counters) { c.PastEndPages.Add(past) })
-		h.pastEnd.Add(past)
-		if !f.toldPastEnd {
-			f.toldPastEnd = true
-			f.c.log.Warn("stores past the end of a file are not kept: make it as long as what is mapped before",
-				"file", f.Name(), "size", f.size, "pages", past)
-		}
-	}
-	return inside, err
-}
-
-func (f *File) cutAtEndLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
 	modified = before(modified, page.Count(f.size))
 	last := page.Range{Start: page.Index(f.size >> page.Shift), End: page.Count(f.size)}
 	if n := len(modified); last.Empty() || n == 0 || modified[n-1].End < last.End || !h.covers(last) {

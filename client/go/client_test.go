@@ -226,7 +226,7 @@ func TestNotesOfStoresPastTheEnd(t *testing.T) {
 		notes = nil
 		require.NoError(t, call())
 		require.Len(t, notes, 1)
-		require.Contains(t, notes[0], "stores into 3 pages past the end")
+		require.Contains(t, notes[0], "stores past the end of the file are not kept (pages: 3)")
 	}
 	quiet, err := Map(d.file(t, 4096), 0, 8192, ProtWrite, 0)
 	require.NoError(t, err)

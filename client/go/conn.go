@@ -368,7 +368,9 @@ func (c *conn) write(message []byte, memory int) error {
 }
 
 // simple is do for requests that one RESULT answers.
-func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) { return c.noted(typ, body, nil) }
+func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
+	return c.noted(typ, body, nil)
+}
 
 // noted is simple, and tells what the daemon has to say of what succeeded. note may be nil.
 func (c *conn) noted(typ frameType, body []byte, note func(string)) (pages int64, err error) {

@@ -98,7 +98,8 @@ NOTHING = {
     "Acquired.pages", "Array.device", "Array.dtype", "Array.nbytes", "Array.readonly", "Array.shape", "Array.size",
     "Array.tobytes", "CopiedWarning", "DType", "Error", "FormatError", "Mapping.mode", "Mapping.offset", "Mapping.sync",
     "Mapping.write", "Dataset", "Group", "Pack", "acquire", "atomic", "pack", "patch", "save",
-    "Bracket", "Mapping.movable", "explain_faults", "use", "ReadOnlyWarning", "Segment", "ShardPlan", "Split",
+    "Bracket", "Mapping.movable", "explain_faults", "use", "PastEndWarning", "ReadOnlyWarning", "Segment", "ShardPlan",
+    "Split",
     "Weights.acquire", "info", "mmap", "save_file", "status", "view", "warm",
 }  # fmt: skip
 NOTHING |= {
