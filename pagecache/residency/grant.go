@@ -429,7 +429,7 @@ func noAllocator(context.Context, Key, int64, Tenant, func() bool) (Tier, gpubac
 }
 
 // allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
-// For a Key that is to be on the host it is pinned memory at once. It waits for nobody who holds memory. What it
+// For a Key that is to be on the host it is pinned memory first. It waits for nobody who holds memory. What it
 // returns of pinned memory is counted as the tenant's.
 func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant,
 	_ func() bool) (Tier, gpubackend.Memory, error) {
@@ -444,7 +444,12 @@ func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant
 		return TierNone, nil, err
 	}
 	defer d.yield(mine)
-	for evicted := !onHost; evicted; {
+	if onHost {
+		if mem, err := d.allocateOnHost(ctx, size, by); !errors.Is(err, errFull) {
+			return TierHost, mem, err
+		}
+	}
+	for evicted := true; evicted; {
 		if !d.over(by.id()) {
 			if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 				return TierVRAM, mem, err
@@ -454,15 +459,21 @@ func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant
 			return TierNone, nil, err
 		}
 	}
+	mem, err := d.allocateOnHost(ctx, size, by)
+	return TierHost, mem, err
+}
+
+// allocateOnHost is allocateAny of pinned memory alone. The caller has the turn.
+func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (gpubackend.Memory, error) {
 	d.pinned.own(by.id(), size) // so that it counts when a victim is looked for
 	mem, err := d.allocatePinned(ctx, size, by)
 	if err != nil {
 		d.pinned.own(by.id(), -size)
 	}
-	return TierHost, mem, err
+	return mem, err
 }
 
-// allocatePinned is the second half of allocateAny. The caller has the turn.
+// allocatePinned is allocateOnHost of what is counted as the tenant's already.
 func (d *Device) allocatePinned(ctx context.Context, size int64, by Tenant) (gpubackend.Memory, error) {
 	for evicted := true; evicted; {
 		if !d.pinned.overdrawn(by.id()) {

@@ -54,3 +54,15 @@ func TestOnHost(t *testing.T) {
 	require.NoError(t, d.Back(ctx, now.Add(3*backAfter)))
 	require.Equal(t, []Tier{TierVRAM, TierVRAM}, k.tiers())
 }
+
+// TestOnHostOfMoreThanThereIs: what is to be on the host and finds no pinned memory there is on the device.
+func TestOnHostOfMoreThanThereIs(t *testing.T) {
+	d, _ := newPinnedDevice(t, 8, 4)
+	k := newKey(t, d)
+	k.preference.Store(&Preference{OnHost: true})
+	g, err := d.Grant(context.Background(), []Want{k.want(0, 6)}, Asking{Patience: time.Millisecond})
+	require.NoError(t, err)
+	require.Contains(t, k.tiers(), TierHost)
+	require.Contains(t, k.tiers(), TierVRAM)
+	g.Free()
+}

@@ -38,7 +38,7 @@ type Key interface {
 type Preference struct {
 	// Priority orders the extents of a tenant: lower ones go first, whatever the rule, and come back last.
 	Priority int
-	// OnHost has grants take pinned memory of the host for what has none of the device's own.
+	// OnHost has grants take pinned memory of the host for what has none of the device's own, as far as there is any.
 	OnHost bool
 }
 
