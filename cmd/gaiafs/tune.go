@@ -13,7 +13,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+	"unicode/utf8"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -47,6 +49,8 @@ mount's priorities are what they were when tune ends. Only root and the user who
 			switch {
 			case output == "":
 				return usagef("say with -o which file the priorities are to be written to")
+			case output == standardStream:
+				return usagef("-o names a file: standard output is the program's")
 			case runs < 1:
 				return usagef("--runs %d: at least 1", runs)
 			}
@@ -59,6 +63,8 @@ mount's priorities are what they were when tune ends. Only root and the user who
 			t := tuning{mountpoint: args[0], runs: runs, out: cmd.OutOrStdout(), run: func(ctx context.Context) error {
 				c := exec.CommandContext(ctx, args[1], args[2:]...)
 				c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+				c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it has processes to end, too
+				c.WaitDelay = termPatience
 				return c.Run()
 			}}
 			text, err := t.tune(ctx)
@@ -87,6 +93,7 @@ type tuned struct {
 	bytes    int64
 	took     time.Duration
 	cost     float64 // seconds for each GiB
+	why      string  // it was not measured; "" where it was
 	priority int
 }
 
@@ -96,9 +103,12 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", statusError(t.mountpoint, err)
 	}
-	was := cmp.Or(status.Mount.Settings["priorities"], "none")
+	was := "priorities=" + cmp.Or(status.Mount.Settings["priorities"], "none")
+	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // nor could it be set at the end
+		return "", err
+	}
 	defer func() {
-		_, e := set(context.WithoutCancel(ctx), t.mountpoint, []string{"priorities=" + was})
+		_, e := set(context.WithoutCancel(ctx), t.mountpoint, []string{was})
 		err = errors.Join(err, e)
 	}()
 	base, used, err := t.measure(ctx, "")
@@ -111,8 +121,14 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	}
 	for i := range used {
 		f := &used[i]
-		if f.bytes > status.PinnedLimit {
-			fmt.Fprintf(t.out, "%s: %s are more than there is of pinned memory\n", pagecache.Printable(f.path), bytesText(f.bytes))
+		switch {
+		case f.bytes > status.PinnedLimit:
+			f.why = fmt.Sprintf("%s are more than there is of pinned memory", bytesText(f.bytes))
+		case strings.ContainsRune(f.path, utf8.RuneError):
+			f.why = "its name is not UTF-8, and TOML cannot have it"
+		}
+		if f.why != "" {
+			fmt.Fprintf(t.out, "%s is not measured: %s\n", pagecache.Printable(f.path), f.why)
 			continue
 		}
 		if f.took, _, err = t.measure(ctx, f.path); err != nil {
@@ -128,7 +144,11 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 // noticeable is the part of its time by which a program has to be slower for a file to be worth a priority.
 const noticeable = 0.02
 
-// priorities ranks the files by their costs, and returns the text of the file.
+// termPatience is how long a program has to end after a signal ended tune.
+const termPatience = 5 * time.Second
+
+// priorities ranks the files by their costs, and returns the text of the file. Those that were not measured have no
+// place in it but a remark.
 func priorities(used []tuned, base time.Duration) string {
 	slices.SortFunc(used, func(a, b tuned) int {
 		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.path, b.path))
@@ -138,6 +158,10 @@ func priorities(used []tuned, base time.Duration) string {
 	rank := 0
 	for i := range used {
 		f := &used[i]
+		if f.why != "" {
+			fmt.Fprintf(&b, "\n# %s is not measured: %s\n", pagecache.Printable(f.path), f.why)
+			continue
+		}
 		if float64(f.took-base) > noticeable*float64(base) {
 			rank++
 			f.priority = rank

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -92,6 +93,53 @@ func TestTune(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
+// TestTuneLeavesSettings: whatever becomes of tune, the mount's priorities are those that it had. Where they could not
+// be set again, nothing is run.
+func TestTuneLeavesSettings(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M")
+	file := filepath.Join(t.TempDir(), "priorities.toml")
+	require.NoError(t, os.WriteFile(file, []byte("[[file]]\npath = \"a\"\n"), 0o600))
+	r := gaiafsCommand(t, "set", s.mountpoint, "priorities="+file)
+	require.Equal(t, exitOK, r.code, r.err)
+	tune := tuning{mountpoint: s.mountpoint, runs: 1, out: io.Discard}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran := 0
+	tune.run = func(ctx context.Context) error {
+		ran++
+		cancel()
+		return ctx.Err()
+	}
+	_, err := tune.tune(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, ran)
+	now, err := tune.status()
+	require.NoError(t, err)
+	require.Equal(t, file, now.Mount.Settings["priorities"])
+
+	require.NoError(t, os.Remove(file))
+	_, err = tune.tune(context.Background())
+	require.ErrorContains(t, err, file)
+	require.Equal(t, 1, ran)
+	now, err = tune.status()
+	require.NoError(t, err)
+	require.Equal(t, file, now.Mount.Settings["priorities"])
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// TestFilesThatAreNotMeasured are named with the reason, and get no priority.
+func TestFilesThatAreNotMeasured(t *testing.T) {
+	text := priorities([]tuned{
+		{path: "a\nb", bytes: mib, took: 2 * time.Second, cost: 1},
+		{path: "large\n", bytes: 2 * mib, why: "of its size"},
+	}, time.Second)
+	list, err := parsePriorities(text)
+	require.NoError(t, err, text)
+	require.Len(t, list, 1, text)
+	require.Equal(t, "a\nb", list[0].Path)
+	require.Contains(t, text, `# "large\n" is not measured: of its size`)
+}
+
 func TestPrioritiesThatAreNone(t *testing.T) {
 	for text, says := range map[string]string{
 		"[[file]]\npriority = 1\n":                           "path names a file",
@@ -106,5 +154,7 @@ func TestPrioritiesThatAreNone(t *testing.T) {
 	r := gaiafsCommand(t, "tune", "/nowhere", "-o", filepath.Join(t.TempDir(), "f"), "--", "true")
 	require.Equal(t, exitFailure, r.code)
 	r = gaiafsCommand(t, "tune", "/nowhere", "true")
+	require.Equal(t, exitUsage, r.code)
+	r = gaiafsCommand(t, "tune", "/nowhere", "-o", "-", "--", "true")
 	require.Equal(t, exitUsage, r.code)
 }
