@@ -363,6 +363,15 @@ uint64_t gaiafs_conn_features(const struct gaiafs_conn *c)
 	return c->welcome.offered & GAIAFS_USED_FEATURES;
 }
 
+int gaiafs_conn_may_map(const struct gaiafs_conn *c, struct gaiafs_fail *f)
+{
+	const char *tenant = getenv("GAIAFS_TENANT");
+
+	if (tenant != NULL && *tenant != '\0' && (c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
+		return gaiafs_failed(f, EOPNOTSUPP, "GAIAFS_TENANT is set, and the daemon is older than tenants with names");
+	return 0;
+}
+
 /* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who
  * fork. */
 void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
@@ -428,8 +437,8 @@ static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 	if (strlen(tenant) > GAIAFS_MAX_TENANT)
 		return gaiafs_failed(f, EINVAL, "GAIAFS_TENANT has %zu bytes: the name of a tenant has %d at most", strlen(tenant),
 				    GAIAFS_MAX_TENANT);
-	if (*tenant != '\0' && (c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
-		return gaiafs_failed(f, EOPNOTSUPP, "GAIAFS_TENANT is set, and the daemon is older than tenants with names");
+	if ((c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
+		tenant = ""; /* for requests that map nothing: gaiafs_conn_may_map refuses others */
 	if (*tenant != '\0')
 		chosen |= GAIAFS_FEATURE_TENANT;
 	if (chosen == 0)

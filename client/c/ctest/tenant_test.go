@@ -3,12 +3,14 @@ package ctest
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/control/controltest"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -41,4 +43,23 @@ func TestTenant(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Wait())
 	waitIdle(t, cache)
+}
+
+// TestTenantOfAnOlderDaemon: with a tenant's name nothing is mapped by a daemon that knows none, which is asked for its
+// status all the same.
+func TestTenantOfAnOlderDaemon(t *testing.T) {
+	client := compile(t, "client", "plain")
+	d := startDaemon(t, &controltest.Cache{})
+	socket := filepath.Join(d.dir, "old")
+	answers := map[uint16][]string{1: {"welcome"}, 8: {"result"}}
+	r, err := controltest.ListenRecorded(socket, answers, frameFiles...)
+	require.NoError(t, err)
+	defer r.Close()
+	d.env = []string{"GAIAFS_TEST_SOCKET=" + socket, "GAIAFS_TENANT=training"}
+	require.Equal(t, fmt.Sprintf("%d GAIAFS_TENANT is set, and the daemon is older than tenants with names\n",
+		syscall.EOPNOTSUPP), d.run(client, "refused", d.file()))
+	require.Nil(t, r.First(8))
+	require.Error(t, d.command(client, "status", d.dir).Run(), "the recorded daemon has no document")
+	require.NotNil(t, r.First(8), "but it was asked for one")
+	require.Empty(t, r.Unexpected())
 }
