@@ -84,7 +84,10 @@ def room_for(files: int) -> Iterator[None]:
             yield
         except OSError as e:
             if e.errno == errno.EMFILE:
-                words = f"the process may have {most} files open, and {files} at once are needed: raise it by ulimit -Hn"
+                words = (
+                    f"{files} files at once are needed, and the process may have {most} open, or the daemon no more: raise "
+                    "the limit of either (ulimit -Hn)"
+                )
                 raise Error(errno.EMFILE, words) from None
             raise
         finally:
