@@ -104,6 +104,8 @@ func TestRelease(t *testing.T) {
 	put("CHANGELOG.md", "# Changes\n\n## "+version+"\n\n### News\n\n- This.\n\n## 0.0.1\n\nNot this.\n")
 	run("not committed", "packaging/release", "build/release")
 	run("", "git", "commit", "-qam", "second")
+	run("nothing", "env", "ARTIFACTS=nothing", "packaging/release", "build/release")
+	require.Empty(t, run("", "git", "tag"), "the tag of a release that could not be made")
 	run("", "packaging/release", "build/release")
 	run("", "packaging/release", "build/release") // again, of the same commit
 	tag := run("", "git", "tag", "-n9", "v"+version)
