@@ -97,7 +97,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 			}
 		}
 	}
-	o.Out, o.Progress = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	o.Out, o.Progress = beneath(cmd.OutOrStdout()), cmd.ErrOrStderr()
 	if err := o.CheckReports(); errors.Is(err, bench.ErrOverwrites) {
 		return usagef("%w", err)
 	} else if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -56,14 +57,38 @@ func (e loggedError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// sink is standard output. It keeps the first error of a write, since commands print most of what they say unchecked.
+type sink struct {
+	io.Writer
+	failed error
+}
+
+func (s *sink) Write(p []byte) (int, error) {
+	n, err := s.Writer.Write(p)
+	s.failed = cmp.Or(s.failed, err)
+	return n, err
+}
+
+// beneath returns standard output itself, for those who ask what it is or for whom it may fail.
+func beneath(out io.Writer) io.Writer {
+	if s, ok := out.(*sink); ok {
+		return s.Writer
+	}
+	return out
+}
+
 // run executes a command line and returns the exit code.
 func run(args []string, in io.Reader, out, errs io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
 	root.SetIn(in)
-	root.SetOut(out)
+	said := &sink{Writer: out}
+	root.SetOut(said)
 	root.SetErr(errs)
 	command, err := root.ExecuteC()
+	if err == nil && said.failed != nil {
+		err = fmt.Errorf("standard output: %w", said.failed)
+	}
 	if err == nil {
 		return exitOK
 	}

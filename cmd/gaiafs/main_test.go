@@ -691,3 +691,25 @@ func TestCommandPassthrough(t *testing.T) {
 		})
 	}
 }
+
+// TestStandardOutputFails: what cannot be said is a failure, of commands that print unchecked, too.
+func TestStandardOutputFails(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=16M")
+	path := filepath.Join(s.mountpoint, "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer full.Close()
+	for _, args := range [][]string{{"warm", path}, {"warm", "--check", path}, {"pin", path}, {"unpin", path},
+		{"evict", path}, {"set", s.mountpoint}, {"status", s.mountpoint}, {"info", path}, {"--help"},
+		{"bench", "--list"}} {
+		cmd := command(t, args...)
+		var errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = full, &errs
+		require.Error(t, cmd.Run(), "%v", args)
+		require.Equal(t, exitFailure, cmd.ProcessState.ExitCode(), "%v", args)
+		require.Contains(t, errs.String(), "no space left on device", "%v", args)
+	}
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}

@@ -48,7 +48,7 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			report := func(ready string, err error) error {
 				if err == nil {
 					// Nobody reading it is no reason to end.
-					_, _ = fmt.Fprintln(cmd.OutOrStdout(), ready)
+					_, _ = fmt.Fprintln(beneath(cmd.OutOrStdout()), ready)
 				}
 				return err
 			}

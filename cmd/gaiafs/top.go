@@ -33,7 +33,7 @@ It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere
 				_, err := io.WriteString(cmd.OutOrStdout(), topFrame(first, first, 0, leastWidth, leastHeight))
 				return err
 			}
-			out, terminal := cmd.OutOrStdout().(*os.File)
+			out, terminal := beneath(cmd.OutOrStdout()).(*os.File)
 			in, _ := cmd.InOrStdin().(*os.File)
 			if !terminal || in == nil || !isTerminal(out) || !isTerminal(in) || os.Getenv("TERM") == "dumb" {
 				return usagef("top needs a terminal: --once prints one frame without")

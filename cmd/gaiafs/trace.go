@@ -163,7 +163,7 @@ func (f *traceFile) finish(err error) error {
 func createOutput(cmd *cobra.Command, output, what string, mode os.FileMode, text bool) (*traceFile, error) {
 	if output == standardStream {
 		out := cmd.OutOrStdout()
-		if f, ok := out.(*os.File); ok && isTerminal(f) && !text {
+		if f, ok := beneath(out).(*os.File); ok && isTerminal(f) && !text {
 			return nil, usagef("%s is nothing for a terminal: write it to a pipe, or to a file with -o FILE", what)
 		}
 		return &traceFile{unclosed{out}, "standard output", false}, nil

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -49,7 +48,7 @@ func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
 		ctx, cancel = context.WithTimeout(ctx, l.length)
 		defer cancel()
 	}
-	out := io.Writer(cmd.OutOrStdout())
+	out := beneath(cmd.OutOrStdout())
 	if !l.asJSON {
 		lines := &liveLines{w: bufio.NewWriter(out)}
 		out = lines
