@@ -103,8 +103,8 @@ uint32_t gaiafs_conn_kinds(const struct gaiafs_conn *c);
 unsigned gaiafs_conn_version(const struct gaiafs_conn *c);
 /* gaiafs_conn_features returns the features that were chosen. */
 uint64_t gaiafs_conn_features(const struct gaiafs_conn *c);
-/* gaiafs_conn_may_map refuses to map where GAIAFS_TENANT is set and the daemon knows no tenants with names. It returns an
- * errno. */
+/* gaiafs_conn_may_map refuses to map where GAIAFS_TENANT is set and the daemon knows no tenants with names. It returns
+ * an errno. */
 int gaiafs_conn_may_map(const struct gaiafs_conn *c, struct gaiafs_fail *f);
 /* gaiafs_conn_serve makes the connection's service connection, in the background, once. The process can do without. */
 void gaiafs_conn_serve(struct gaiafs_conn *c);
