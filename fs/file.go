@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -57,7 +58,7 @@ func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 	if fs.writeBack && access == unix.O_WRONLY {
 		access = unix.O_RDWR
 	}
-	return access | int(flags&unix.O_NOATIME) | unix.O_LARGEFILE, false
+	return access | int(flags&(unix.O_NOATIME|unix.O_NONBLOCK)) | unix.O_LARGEFILE, false
 }
 
 // Open implements fuse.RawFileSystem.
@@ -69,30 +70,32 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	if n == nil || !n.isRegular() {
 		return fuse.Status(syscall.ESTALE)
 	}
+	ctx := newRequest(cancel, &in.Caller)
+	defer ctx.end()
 	c := n.content()
 	flags, direct := fs.backingFlags(in.Flags)
 	adrift := false
-	fd, errno := fs.openContent(n, flags, adrift)
+	fd, errno := fs.openContent(ctx, n, flags, adrift)
 	if thread := uint64(in.Pid) + 1; errno == syscall.ESTALE && c.refused.Swap(thread) == thread {
 		// The kernel looked the path up again and came back: it is no path but another open of the file
 		// (/proc/self/fd).
 		c.refused.Store(0)
 		adrift = true
-		fd, errno = fs.openContent(n, flags, adrift)
+		fd, errno = fs.openContent(ctx, n, flags, adrift)
 	}
 	forbidden := errno == syscall.EACCES || errno == syscall.EPERM
 	if forbidden && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
 		// A file that may be written but not read: without pages of the kernel's there is nothing to read for.
-		fd, errno = fs.openContent(n, flags&^unix.O_ACCMODE|unix.O_WRONLY, adrift)
+		fd, errno = fs.openContent(ctx, n, flags&^unix.O_ACCMODE|unix.O_WRONLY, adrift)
 		direct = true
 	}
 	if errno == syscall.EPERM && flags&unix.O_NOATIME != 0 {
-		fd, errno = fs.openContent(n, flags&^unix.O_NOATIME, adrift)
+		fd, errno = fs.openContent(ctx, n, flags&^unix.O_NOATIME, adrift)
 	}
 	appendOnly := false
 	if errno == syscall.EPERM && in.Flags&unix.O_APPEND != 0 {
 		// A file that may only be appended to. Pages of the kernel's could not be written back to their place.
-		if fd, errno = fs.openContent(n, flags|unix.O_APPEND, adrift); errno == 0 {
+		if fd, errno = fs.openContent(ctx, n, flags|unix.O_APPEND, adrift); errno == 0 {
 			appendOnly, direct = true, true
 		}
 	}
@@ -103,8 +106,6 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	ctx := newRequest(cancel, &in.Caller)
-	defer ctx.end()
 	switch {
 	case in.Flags&unix.O_TRUNC != 0:
 		errno = fs.truncateOpen(ctx, n, fd, in)
@@ -125,9 +126,32 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	return fuse.OK
 }
 
+// leaseLooks is how often an open looks whether a lease (fcntl(2)) that is in its way is gone.
+const leaseLooks = 10 * time.Millisecond
+
 // openContent opens n's bytes by its name, where it has one. ESTALE makes the kernel look the path up again, which may
 // lead to another file by now. With adrift, n need not be where its name leads.
-func (fs *fileSystem) openContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
+//
+// It waits while somebody has a lease that the open breaks, unless flags have O_NONBLOCK: the kernel takes the lease
+// away after fs.lease-break-time. It tries again and again instead of waiting in the kernel, where each open would have
+// a thread of the daemon's, of which there are only so many.
+func (fs *fileSystem) openContent(ctx context.Context, n *node, flags int, adrift bool) (int, syscall.Errno) {
+	for {
+		fd, errno := fs.tryOpenContent(n, flags|unix.O_NONBLOCK, adrift)
+		if errno != syscall.EWOULDBLOCK || flags&unix.O_NONBLOCK != 0 {
+			return fd, errno
+		}
+		select {
+		case <-time.After(leaseLooks):
+		case <-ctx.Done():
+			return -1, syscall.EINTR
+		}
+	}
+}
+
+// tryOpenContent is openContent that does not wait, neither for leases nor, should the name lead to a fifo by now, for
+// its other end: flags have O_NONBLOCK.
+func (fs *fileSystem) tryOpenContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
 	for {
 		n.mu.Lock()
 		where := n.where
@@ -155,8 +179,6 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 		return -1, false, errno
 	}
 	defer fs.unhold(where.parent)
-	// Should the name lead to a fifo by now, opening it must not wait for its other end.
-	flags |= unix.O_NONBLOCK
 	if !fs.mayHang(n) {
 		fd, again, errno = fs.openNamed(n, where, parent, flags)
 	} else if fd, again, errno = fs.openNamed(n, where, parent, unix.O_PATH); fd >= 0 {

@@ -230,17 +230,19 @@ func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, s
 	if errno != 0 {
 		return usedFile{}, errno
 	}
-	return fs.useKept(n)
+	ctx := newRequest(nil, &header.Caller)
+	defer ctx.end()
+	return fs.useKept(ctx, n, 0)
 }
 
 // useKept returns the daemon's own open of n, until done is called. It may be called with pages of n locked, so it does
-// not wait for the kernel to drop any.
-func (fs *fileSystem) useKept(n *node) (usedFile, syscall.Errno) {
+// not wait for the kernel to drop any. It waits for leases as openContent does, unless flags are O_NONBLOCK.
+func (fs *fileSystem) useKept(ctx context.Context, n *node, flags int) (usedFile, syscall.Errno) {
 	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
-		flags := unix.O_RDONLY | unix.O_LARGEFILE
-		fd, errno := fs.openContent(n, flags, false)
+		flags := flags | unix.O_RDONLY | unix.O_LARGEFILE
+		fd, errno := fs.openContent(ctx, n, flags, false)
 		if errno == syscall.ESTALE {
-			fd, errno = fs.openContent(n, flags, true) // its name went, and programs may have it open
+			fd, errno = fs.openContent(ctx, n, flags, true) // its name went, and programs may have it open
 		}
 		if errno != 0 {
 			return nil, errno

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"context"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -114,7 +116,7 @@ func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	if !fs.kernelOpens {
 		return nil
 	}
-	used, errno := fs.useKept(n)
+	used, errno := fs.useKept(context.Background(), n, unix.O_NONBLOCK)
 	if errno != 0 {
 		return nil
 	}

@@ -1,0 +1,77 @@
+package fs
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// leased makes a file in SOURCE and takes a lease on it that any open breaks.
+func (s *scene) leased(t *testing.T, name, text string) *os.File {
+	t.Helper()
+	path := filepath.Join(s.source, name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skip("no leases here:", err)
+	}
+	return f
+}
+
+// breaks waits until somebody is about to break the lease.
+func breaks(t *testing.T, f *os.File) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		kind, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
+		return err == nil && kind != unix.F_WRLCK
+	}, eventually, tick, "nobody opened the file")
+}
+
+// TestOpenWaitsForLease: an open waits while somebody has a lease on the file in SOURCE, as it does there.
+func TestOpenWaitsForLease(t *testing.T) {
+	for name, change := range map[string]func(*Options){"mount": func(*Options) {}, "kernel opens": kernelOpens} {
+		t.Run(name, func(t *testing.T) {
+			s := mount(t, change)
+			f := s.leased(t, "f", "text")
+			require.NoError(t, os.WriteFile(filepath.Join(s.source, "other"), []byte("other"), 0o644))
+			path := filepath.Join(s.mnt, "f")
+			type outcome struct {
+				text []byte
+				err  error
+			}
+			done := make(chan outcome, 1)
+			go func() {
+				text, err := os.ReadFile(path)
+				done <- outcome{text, err}
+			}()
+			breaks(t, f)
+			got, err := os.ReadFile(filepath.Join(s.mnt, "other")) // others go on
+			require.NoError(t, err)
+			assert.Equal(t, "other", string(got))
+			if !s.fs.kernelOpens {
+				_, err = unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+				assert.Equal(t, syscall.EWOULDBLOCK, err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+			_, errno := s.fs.openContent(ctx, s.fs.table.byInode(inodeKey{st.Dev, st.Ino}), unix.O_RDONLY, false)
+			assert.Equal(t, syscall.EINTR, errno)
+			assert.Empty(t, done)
+			_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+			require.NoError(t, err)
+			o := <-done
+			require.NoError(t, o.err)
+			assert.Equal(t, "text", string(o.text))
+		})
+	}
+}
