@@ -34,6 +34,8 @@ const (
 	askedPages = batchPages
 	// pastPages is the most pages past end of file that are copied from a device at once: 16 MiB.
 	pastPages = 4 * batchPages
+	// pastHold is the most pages past end of file that are looked at under one hold of File.mu: 32 MiB.
+	pastHold = 2 * pastPages
 )
 
 // sendGrowth makes home as long as the kernel knows the file to be.
@@ -151,9 +153,11 @@ func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.
 	return next, nil // programs are making it longer all the time
 }
 
-// pastEndLocked finds the first runs in the pages of rg. There are none of others up to next.
+// pastEndLocked finds the first runs in the pages of rg, and no more than one hold should. There are none of others up
+// to next.
 func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEnd, next page.Index, err error) {
 	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
+	looked := int64(0)
 	for some := range f.lrc.Parts(past, pastPages) {
 		for _, h := range f.holdings {
 			runs, err := f.modifiedLocked(ctx, h, some)
@@ -170,7 +174,7 @@ func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEn
 				return nil, some.End, h.dev.fault(err)
 			}
 		}
-		if len(found) > 0 {
+		if looked += some.Len(); len(found) > 0 || looked >= pastHold {
 			return found, some.End, nil
 		}
 	}

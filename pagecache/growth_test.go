@@ -38,6 +38,25 @@ func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	p.unmap()
 }
 
+// TestLookingPastTheEndLetsOthersIn: however much is mapped past end of file, little of it is looked at under one hold.
+func TestLookingPastTheEndLetsOthersIn(t *testing.T) {
+	const size = 3 * pastPages * page.Size
+	m := newMachine(t, 1, memory(2*size+emulated.Granularity))
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, size, true)
+	f := src.attached
+	f.mu.Lock()
+	found, next, err := f.pastEndLocked(t.Context(), page.From(0).Pages())
+	f.mu.Unlock()
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.LessOrEqual(t, next, page.Index(1+pastHold))
+	p.store(size-1, 7)
+	require.Zero(t, p.release())
+	require.EqualValues(t, 1, p.TakePastEnd())
+	require.Zero(t, p.byteAt(size-1))
+}
+
 // TestStoresPastTheEndAreNoModification: a release finds what was stored into the page that the file ends in, but not
 // what was stored there past the end.
 func TestStoresPastTheEndAreNoModification(t *testing.T) {
