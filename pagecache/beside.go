@@ -64,16 +64,22 @@ func (n *besides) again(err error) (pages []page.Range, again bool, _ error) {
 // CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are
 // not changed yet, but nobody is served from them any more before they are settled.
 func (f *File) CheckHome(ctx context.Context) (changed bool, err error) {
+	changed, _, err = f.checkedIn(ctx)
+	return changed, err
+}
+
+// checkedIn is CheckHome that also returns the kernel's pages of the file. Nobody else is told of the change.
+func (f *File) checkedIn(ctx context.Context) (changed bool, kernel KernelPages, err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
-		return false, err
+		return false, nil, err
 	}
 	defer f.mu.Unlock()
 	if f.detached.Load() {
-		return false, nil
+		return false, nil, nil
 	}
 	before := f.changes
 	err = f.lookLocked(ctx)
-	return f.changes != before, err
+	return f.changes != before, f.kernel, err
 }
 
 // lookLocked is CheckHome for callers that hold mu.

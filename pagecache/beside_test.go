@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,6 +59,49 @@ func TestBasesSurviveADirectChange(t *testing.T) {
 			require.Zero(t, m.baseless())
 		}
 	}
+}
+
+// lookedAt is home that tells somebody when it is looked at.
+type lookedAt struct {
+	*memoryHome
+	tell func()
+}
+
+func (h lookedAt) Look() (uint64, error) {
+	h.tell()
+	return h.memoryHome.Look()
+}
+
+// TestWhoFindsAChangeTellsTheKernel: the program that acquires is killed as soon as its request has found that SOURCE
+// was changed, and others have the file. Nobody else tells the kernel.
+func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(page.Size + 100)
+	m.run(src, 0, 0, 2*page.Size, true)
+	f := src.attached
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan struct{})
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer close(over)
+	found := sync.OnceFunc(func() {
+		cancel()
+		others.Go(func() {
+			f.mu.RLock()
+			<-over
+			f.mu.RUnlock()
+		})
+		time.Sleep(10 * time.Millisecond) // he waits by then, or the fault is not found
+	})
+	told := 0
+	src.kernel.hook = func(int64, int64) { told++ }
+	src.home.editAt(20, []byte{1})
+	f.mu.Lock()
+	f.home = lookedAt{src.home, found}
+	f.mu.Unlock()
+	require.NoError(t, f.checkHome(ctx))
+	require.Error(t, ctx.Err())
+	require.Equal(t, 1, told)
 }
 
 // TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another one has it as it

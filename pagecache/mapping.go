@@ -158,7 +158,8 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		if err = m.begin(ctx, src); err == nil {
 			break
 		}
-		if !errors.Is(err, errNotShared) || tries == mostBegins {
+		// Where ctx has ended, what begin did may be taken back later.
+		if !errors.Is(err, errNotShared) || tries == mostBegins || ctx.Err() != nil {
 			m.ended.Do(func() { m.end(); m.gone.Store(true) })
 			return nil, err
 		}
@@ -245,13 +246,9 @@ func (c *Cache) endMapping() {
 
 // checkHome refreshes replicas and the kernel's pages if home was changed directly.
 func (f *File) checkHome(ctx context.Context) error {
-	changed, err := f.CheckHome(ctx)
+	changed, kernel, err := f.checkedIn(ctx)
 	if !changed {
 		return err
-	}
-	kernel, lerr := f.kernelIn(ctx)
-	if lerr != nil {
-		return lerr
 	}
 	if kerr := kernel.Invalidate(0, -1); err == nil && kerr != syscall.ENOENT {
 		err = kerr
@@ -455,8 +452,8 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
-// TakePastEnd returns how many pages releases on the mapping's device found stored into only past the end of the file,
-// and counts from 0 again. Those stores are not kept.
+// TakePastEnd returns how many pages of the mapping's device were found stored into past the end of the file, and counts
+// from 0 again. Those stores are not kept.
 func (m *Mapping) TakePastEnd() int64 { return m.h.pastEnd.Swap(0) }
 
 // Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It
