@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -25,8 +24,8 @@ func TestTune(t *testing.T) {
 		require.NoError(t, os.WriteFile(path(name), make([]byte, size), 0o644))
 	}
 	pinned := func(name string) (n int64) {
-		var now statusDocument
-		require.NoError(t, json.Unmarshal([]byte(gaiafsCommand(t, "status", "--json", s.mountpoint).out), &now))
+		now, err := statusOf(s.mountpoint, patience) // at once: a command's start would count as the program's time
+		require.NoError(t, err)
 		for _, f := range now.Files {
 			for _, h := range f.Holders {
 				if f.Name == name {
@@ -38,7 +37,7 @@ func TestTune(t *testing.T) {
 	}
 	program := func(ctx context.Context) error {
 		for name, delay := range map[string]time.Duration{
-			"hot": 400 * time.Millisecond, "warm": 400 * time.Millisecond, "cold": 0,
+			"hot": time.Second, "warm": time.Second, "cold": 0,
 		} {
 			f, err := os.Open(path(name))
 			if err != nil {
