@@ -158,7 +158,6 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		if err = m.begin(ctx, src); err == nil {
 			break
 		}
-		// Where ctx has ended, what begin did may be taken back later.
 		if !errors.Is(err, errNotShared) || tries == mostBegins || ctx.Err() != nil {
 			m.ended.Do(func() { m.end(); m.gone.Store(true) })
 			return nil, err
@@ -185,7 +184,8 @@ func (req *MapRequest) check(src Source) error {
 	return nil
 }
 
-// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it.
+// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it. Where
+// its ctx has ended it does not: what begin did may be taken back later then.
 const mostBegins = 16
 
 // begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
@@ -452,8 +452,8 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
-// TakePastEnd returns how many pages of the mapping's device were found stored into past the end of the file, and counts
-// from 0 again. Those stores are not kept.
+// TakePastEnd returns how many pages of the mapping's device were found stored into past the end of the file, and
+// counts from 0 again. Those stores are not kept.
 func (m *Mapping) TakePastEnd() int64 { return m.h.pastEnd.Swap(0) }
 
 // Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It
