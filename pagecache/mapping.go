@@ -184,8 +184,8 @@ func (req *MapRequest) check(src Source) error {
 	return nil
 }
 
-// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it. Where
-// its ctx has ended it does not: what begin did may be taken back later then.
+// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it.
+// Where its ctx has ended it does not: what begin did may be taken back later then.
 const mostBegins = 16
 
 // begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
