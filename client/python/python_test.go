@@ -214,7 +214,7 @@ func program(t *testing.T, page string) string {
 	return program
 }
 
-// The programs of README.md, here and at the top, do what they say.
+// The program of README.md does what it says. Those of the README at the top are run with its commands, in cmd/gaiafs.
 func TestReadme(t *testing.T) {
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{})
@@ -226,17 +226,11 @@ func TestReadme(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	require.NoError(t, os.WriteFile(m.Path("file"), make([]byte, 8192), 0o600))
-	run(program(t, "../../README.md"), m.Path("file"))
-	got, err := os.ReadFile(m.Path("file"))
-	require.NoError(t, err)
-	require.Equal(t, "hello from a device", string(got[4096:4115]))
-
 	// Its tensors are PyTorch's, which is too large for the tests; NumPy's arrays do the same.
 	run("import sys, safetensors.numpy as s, numpy as n; s.save_file({'w': n.ones(3)}, sys.argv[1])",
 		m.Path("model.safetensors"))
 	run(strings.NewReplacer("/mnt/data", m.Dir, "m.tensor", "m.numpy").Replace(program(t, "README.md")))
-	got, err = os.ReadFile(m.Path("out.bin"))
+	got, err := os.ReadFile(m.Path("out.bin"))
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, 1<<20), got) // 1.0
 }

@@ -54,7 +54,8 @@ type Extent struct {
 	users atomic.Int32
 
 	id      policy.ID      // protected by Device.mu
-	owner   tenants.ID     // who maps it, or did so last; protected by Device.mu
+	owner   tenants.ID     // the first of mappers, or the last there was; protected by Device.mu
+	mappers []tenants.ID   // one for each pin that Keep did not make, in order; protected by Device.mu
 	counted Tier           // of which the owner's account has it, TierNone: none; protected by Device.mu
 	state   state          // protected by Device.mu
 	pins    map[uint32]int // of each user; protected by Device.mu

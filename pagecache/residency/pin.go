@@ -119,15 +119,12 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 			x.had = append(x.had, p.by.User)
 		}
 		x.pins[p.by.User]++
+		x.mappers = append(x.mappers, p.by.id())
+		d.ownFirstLocked(x)
 	}
 	if x.mapped++; x.mapped == 1 {
 		d.mapped += x.size
 		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
-	}
-	if !p.keeps && x.mapped == x.kept+1 { // the first who maps it; Keep maps nothing
-		d.ownLocked(x.counted, x.owner, -x.size)
-		x.owner = p.by.id()
-		d.ownLocked(x.counted, x.owner, x.size)
 	}
 	p.extents = append(p.extents, x)
 	d.checkLocked()
@@ -140,9 +137,8 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	}
 	if p.keeps {
 		x.kept--
-	} else if x.pins[p.by.User]--; x.pins[p.by.User] == 0 {
-		delete(x.pins, p.by.User)
-		d.dischargeLocked(p.by, x.size)
+	} else {
+		d.unmappedLocked(x, p.by)
 	}
 	if x.mapped--; x.mapped == 0 {
 		d.mapped -= x.size
@@ -154,6 +150,28 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 		}
 	}
 	d.checkLocked()
+}
+
+// unmappedLocked takes back that a tenant maps x, with Device.mu held.
+func (d *Device) unmappedLocked(x *Extent, by Tenant) {
+	if x.pins[by.User]--; x.pins[by.User] == 0 {
+		delete(x.pins, by.User)
+		d.dischargeLocked(by, x.size)
+	}
+	i := slices.Index(x.mappers, by.id())
+	x.mappers = slices.Delete(x.mappers, i, i+1)
+	d.ownFirstLocked(x)
+}
+
+// ownFirstLocked puts x on the account of the first of those who map it, with Device.mu held. Where nobody does, it
+// stays where it is.
+func (d *Device) ownFirstLocked(x *Extent) {
+	if len(x.mappers) == 0 || x.mappers[0] == x.owner {
+		return
+	}
+	d.ownLocked(x.counted, x.owner, -x.size)
+	x.owner = x.mappers[0]
+	d.ownLocked(x.counted, x.owner, x.size)
 }
 
 // charge notes that a user maps n more bytes, or says why she may not.

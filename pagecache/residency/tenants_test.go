@@ -23,7 +23,8 @@ func (d *Device) owned(user uint32) int64 {
 	return 0
 }
 
-// TestOwnerIsWhoMapsFirst: an idle extent becomes that of the next user who maps it, a mapped one stays who has it.
+// TestOwnerIsWhoMapsFirst: an extent is on the account of the first of those who map it. One that nobody maps stays on
+// the account of the last who did.
 func TestOwnerIsWhoMapsFirst(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	k := newKey(t, d)
@@ -34,10 +35,13 @@ func TestOwnerIsWhoMapsFirst(t *testing.T) {
 	require.EqualValues(t, granule, d.owned(1))
 	require.Zero(t, d.owned(2))
 	first.Free()
+	require.Zero(t, d.owned(1))
+	require.EqualValues(t, granule, d.owned(2))
 	second.Free()
+	require.EqualValues(t, granule, d.owned(2))
 	third, err := k.take(3, 0, 1)
 	require.NoError(t, err)
-	require.Zero(t, d.owned(1))
+	require.Zero(t, d.owned(2))
 	require.EqualValues(t, granule, d.owned(3))
 	third.Free()
 }
