@@ -5,8 +5,8 @@ var residencyPlants = []plant{
 	{
 		name: "the wrong owner is charged",
 		file: "pagecache/residency/pin.go",
-		old:  "x.owner = p.by.id()",
-		new:  "_ = p.by.id()",
+		old:  "x.owner = x.mappers[0]",
+		new:  "_ = x.mappers[0]",
 		nets: []net{{pkg: "pagecache/residency", run: "TestOwnerIsWhoMapsFirst"}},
 	},
 	{

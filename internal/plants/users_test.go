@@ -29,7 +29,7 @@ var usersPlants = []plant{
 	{
 		name: "a charge is not taken back",
 		file: "pagecache/residency/pin.go",
-		old:  "		d.dischargeLocked(p.by, x.size)\n",
+		old:  "		d.dischargeLocked(by, x.size)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
 	},
