@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	osuser "os/user"
 	"path"
 	"path/filepath"
@@ -12,16 +10,11 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/BurntSushi/toml"
-
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // tenantFile is the value of --tenants: the file, and what it says. docs/tenants.md describes the file.
-type tenantFile struct {
-	path string
-	list []pagecache.Tenant
-}
+type tenantFile struct{ listFile[pagecache.Tenant] }
 
 // tenantTable is an entry of the file.
 type tenantTable struct {
@@ -37,45 +30,16 @@ type tenantTable struct {
 }
 
 // Set reads the file; "none" stands for no file, and equal shares.
-func (f *tenantFile) Set(text string) error {
-	if text == "" || text == "none" {
-		*f = tenantFile{}
-		return nil
-	}
-	at, err := filepath.Abs(text)
-	if err != nil {
-		return err
-	}
-	content, err := os.ReadFile(at)
-	if err != nil {
-		return fmt.Errorf("the file of tenants cannot be read: %w", err)
-	}
-	list, err := parseTenants(string(content))
-	if err != nil {
-		return fmt.Errorf("%s: %w", at, err)
-	}
-	*f = tenantFile{at, list}
-	return nil
-}
-
-func (f *tenantFile) String() string { return cmp.Or(f.path, "none") }
-func (f *tenantFile) Type() string   { return "FILE" }
+func (f *tenantFile) Set(path string) error { return f.read(path, "tenants", parseTenants) }
 
 // parseTenants reads the file's text.
 func parseTenants(text string) (list []pagecache.Tenant, err error) {
 	var file struct {
 		Tenant []tenantTable `toml:"tenant"`
 	}
-	known, err := toml.Decode(text, &file)
-	if err != nil {
-		var parse toml.ParseError
-		if errors.As(err, &parse) {
-			return nil, fmt.Errorf("line %d: %s", parse.Position.Line, parse.Message)
-		}
+	if err := decodeTOML(text, &file, "a [[tenant]] has user, cgroup, directory, or name and users; weight, "+
+		"guaranteed, maximum and maximum-pinned"); err != nil {
 		return nil, err
-	}
-	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return nil, fmt.Errorf("there is no %q; a [[tenant]] has user, cgroup, directory, or name and users; weight, guaranteed, maximum and maximum-pinned", unknown[0].String())
 	}
 	for i, table := range file.Tenant {
 		t, err := table.tenant()
