@@ -374,33 +374,29 @@ func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
 
 // noted is simple, and tells what the daemon has to say of what succeeded. note may be nil.
 func (c *conn) noted(typ frameType, body []byte, note func(string)) (pages int64, err error) {
-	var text string
+	var r result
 	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
 		if h.typ != typeResult {
 			return failed(syscall.EPROTO, "the daemon answered with type %#x", uint16(h.typ))
 		}
-		if pages, err = resultOf(body); err == nil {
-			r, _ := decodeResult(body)
-			text = r.text
-		}
+		r, err = resultOf(body)
 		return err
 	})
-	if text != "" && note != nil {
-		note(text)
+	if err == nil && r.text != "" && note != nil {
+		note(r.text)
 	}
-	return pages, err
+	return r.pages, err
 }
 
 // resultOf decodes the body of a RESULT.
-func resultOf(body []byte) (pages int64, err error) {
-	r, err := decodeResult(body)
-	if err != nil {
-		return 0, failed(syscall.EPROTO, "%v", err)
+func resultOf(body []byte) (r result, err error) {
+	if r, err = decodeResult(body); err != nil {
+		return result{}, failed(syscall.EPROTO, "%v", err)
 	}
 	if r.errno != 0 {
-		return r.pages, failed(syscall.Errno(r.errno), "%s", r.text)
+		return r, failed(syscall.Errno(r.errno), "%s", r.text)
 	}
-	return r.pages, nil
+	return r, nil
 }
 
 // receive reads until the connection ends.

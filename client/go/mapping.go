@@ -131,8 +131,7 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 		file.Close()
 		return nil, err
 	}
-	m := &Mapping{off: off, length: length, prot: prot, device: device, note: o.note,
-		file: file}
+	m := &Mapping{off: off, length: length, prot: prot, device: device, note: o.note, file: file}
 	if err := m.openTwice(o); err != nil {
 		file.Close()
 		return nil, err

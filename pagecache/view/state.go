@@ -286,11 +286,17 @@ func (c sectionSets) remove(i int, part, all page.Range) {
 		c[i] = nil
 		return
 	}
+	c.separate(i)
+	c[i].remove(part, all.Start)
+}
+
+// separate has section i have a set of its own, if it is whole, so that pages can be taken out.
+func (c sectionSets) separate(i int) {
 	if c[i] == whole {
+		all := section(0)
 		c[i] = new(pageSet)
 		c[i].add(all, all.Start)
 	}
-	c[i].remove(part, all.Start)
 }
 
 // and leaves in set what is in section i, too.
@@ -330,13 +336,9 @@ func (c sectionSets) or(i, at int, pages bitmap) {
 
 // minus takes such pages out.
 func (c sectionSets) minus(i, at int, pages bitmap) {
-	switch c[i] {
-	case nil:
+	if c[i] == nil {
 		return
-	case whole:
-		all := section(0)
-		c[i] = new(pageSet)
-		c[i].add(all, all.Start)
 	}
+	c.separate(i)
 	bitmap(c[i][at:]).minus(pages)
 }
