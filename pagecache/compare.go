@@ -208,7 +208,7 @@ func (f *File) findOnDeviceLocked(
 	}
 	for i, replicas := range from {
 		for _, p := range replicas {
-			*c.tries -= f.findInLocked(p, buf[i<<page.Shift:][:page.Size], share(*c.tries, searches*devices))
+			*c.tries -= f.findInLocked(p, buf[i<<page.Shift:][:page.Size], triesFor(*c.tries, searches*devices))
 			searches--
 		}
 	}

@@ -22,9 +22,9 @@ const (
 	trySwap = 256
 )
 
-// share returns how many tries the first of so many pages may take of those that are left. What it does not take is for
-// the others.
-func share(left, pages int) int { return min(left/pages, mostTries) }
+// triesFor returns how many tries the first of so many pages may take of those that are left. What it does not take is
+// for the others.
+func triesFor(left, pages int) int { return min(left/pages, mostTries) }
 
 // mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ,
 // it has mostly what the one or the other has. The digest that was agreed on tells. It returns nil if it is not found

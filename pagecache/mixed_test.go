@@ -52,10 +52,10 @@ func TestSearchForBasesIsBounded(t *testing.T) {
 
 // TestSharesOfTries: what a page does not take is for the others, and no page takes more than its most.
 func TestSharesOfTries(t *testing.T) {
-	require.Equal(t, 25, share(100, 4))
-	require.Equal(t, 33, share(99, 3))
-	require.Equal(t, mostTries, share(10*mostTries, 2))
-	require.Zero(t, share(0, 7))
+	require.Equal(t, 25, triesFor(100, 4))
+	require.Equal(t, 33, triesFor(99, 3))
+	require.Equal(t, mostTries, triesFor(10*mostTries, 2))
+	require.Zero(t, triesFor(0, 7))
 }
 
 // TestHomeThatIsChangedBackAndForth: a page of SOURCE is another one whenever a base is to be kept, and as it was when

@@ -326,8 +326,8 @@ var pagecachePlants = []plant{
 	{
 		name: "the search for bases has no end",
 		file: "pagecache/compare.go",
-		old:  "share(*c.tries, searches*devices)",
-		new:  "share(mostTries*searches*devices, searches*devices)",
+		old:  "triesFor(*c.tries, searches*devices)",
+		new:  "triesFor(mostTries*searches*devices, searches*devices)",
 		nets: []net{{pkg: "pagecache", run: "TestSearchForBasesIsBounded"}},
 	},
 	{
