@@ -29,8 +29,8 @@ import (
 //   - So has home for pages without tracked replicas. They are filled again.
 //   - If every replica was stored into and home was changed too, in so many places that the base cannot be put
 //     together, it is lost. What home has now becomes the base: all that differs from it on a device counts as stored
-//     there. The device's stores survive, and of the page's other bytes the device's win over those that were changed in home. Such pages are
-//     counted and named in the log.
+//     there. The device's stores survive. So do its other bytes of the page, and changes of these in home are lost.
+//     Such pages are counted and named in the log.
 
 // A collect looks again and again: before it asks what the bases of released pages are, and right before each write,
 // which may be much later. What others do in the microseconds between that look and the write is

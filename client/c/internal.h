@@ -40,7 +40,8 @@ struct gaiafs_fail {
 
 /* gaiafs_failed fills in *f and returns errnum, which is not 0. */
 int gaiafs_failed(struct gaiafs_fail *f, int errnum, const char *format, ...) GAIAFS_PRINTF(3, 4);
-/* gaiafs_report makes *f this thread's last failure: errno and gaia_error. Where err is 0 its text is gaia_note's; NULL: none. */
+/* gaiafs_report makes *f this thread's last failure: errno and gaia_error. Where err is 0, the text of *f is what
+ * gaia_note returns; NULL: nothing. */
 void gaiafs_report(int err, const struct gaiafs_fail *f);
 
 struct gaiafs_frame {

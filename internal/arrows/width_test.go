@@ -16,7 +16,7 @@ import (
 const widest = 120
 
 // literals are what is not cut in two, so that it can be searched for, and may reach further: a string, or an address.
-var literals = regexp.MustCompile("\"(?:[^\"\\\\]|\\\\.)*\"|'(?:[^'\\\\]|\\\\.)*'|`[^`]*`|https?://\\S+")
+var literals = regexp.MustCompile("\"(?:[^\"\\\\]|\\\\.)*\"|'(?:[^'\\\\]|\\\\.)'|`[^`]*`|https?://\\S+")
 
 // wide are the ends of the names of files whose lines end at widest.
 var wide = map[string]bool{
