@@ -20,10 +20,10 @@ func newInfo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
-		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that
-was released since, absent is not there. Memory is counted once, however many programs map it. Users who may not read the file
-are told nothing; users other than root and the one who mounted see their own programs' mappings. --json prints a document for
-scripts, which docs/status.md describes.`,
+		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks
+something that was released since, absent is not there. Memory is counted once, however many programs map it. Users who
+may not read the file are told nothing; users other than root and the one who mounted see their own programs' mappings.
+--json prints a document for scripts, which docs/status.md describes.`,
 		Example: `  gaiafs info /mnt/data/model.safetensors
   gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
 		Args: somePaths,

@@ -157,8 +157,8 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 		for _, d := range s.Devices {
 			if o := d.OverBus; o.Brackets > 0 {
 				rows++
-				fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%.1f s\n", d.Device, count(int(o.Brackets), "bracket"), bytesText(o.Bytes),
-					o.Seconds)
+				fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%.1f s\n", d.Device, count(int(o.Brackets), "bracket"),
+					bytesText(o.Bytes), o.Seconds)
 			}
 		}
 		return rows

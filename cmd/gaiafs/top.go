@@ -16,10 +16,10 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top MOUNTPOINT",
 		Short: "Watch devices, rates, files and clients of a mount",
-		Long: `top shows what devices hold, clean, dirty and stale, what of it is in pinned memory of the host, what moves in and out, and
-where reads of programs on the CPU come from. Below are the busiest files, where the chosen file is, and the busiest programs.
-A letter stands for a part of the file: c clean, d dirty, s stale, a dot where nothing is. Arrows choose the file, q ends it.
-It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere. It uses no colours.`,
+		Long: `top shows what devices hold, clean, dirty and stale, what of it is in pinned memory of the host, what moves in
+and out, and where reads of programs on the CPU come from. Below are the busiest files, where the chosen file is, and
+the busiest programs. A letter stands for a part of the file: c clean, d dirty, s stale, a dot where nothing is. Arrows
+choose the file, q ends it. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere. It uses no colours.`,
 		Example: `  gaiafs top /mnt/data
   gaiafs top --once /mnt/data`,
 		Args: arguments("MOUNTPOINT"),

@@ -30,10 +30,10 @@ func newTune() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tune MOUNTPOINT -o FILE -- COMMAND…",
 		Short: "Find out which files a program needs most in device memory",
-		Long: `tune runs a program again and again: first as it is, and then with one file after another in pinned memory of the host,
-of those that its brackets use (docs/moving.md). A file that makes the program slower by more, for each byte that it has,
-gets a higher priority. The priorities are written to a file for --priorities: what has less goes first when a device is
-full.
+		Long: `tune runs a program again and again: first as it is, then with one file after another in pinned memory of the
+host. These are the files that its brackets use (docs/moving.md). The more a file slows the program down, for each byte
+that it has, the higher is its priority. tune writes the priorities to a file for --priorities: what has a lower one
+goes first when a device is full.
 
 Before each run devices give back what they hold and nobody maps. Nothing else should use the mount meanwhile. The
 mount's priorities are what they were when tune ends. Only root and the user who mounted may do that.`,
@@ -99,7 +99,7 @@ type tuned struct {
 
 // tune returns the text of a file of priorities.
 func (t *tuning) tune(ctx context.Context) (text string, err error) {
-	status, err := t.status()
+	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {
 		return "", statusError(t.mountpoint, err)
 	}
@@ -154,7 +154,8 @@ func priorities(used []tuned, base time.Duration) string {
 		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.path, b.path))
 	})
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Made by gaiafs tune. What has a lower priority goes first. The program took %v.\n", base.Round(time.Millisecond))
+	fmt.Fprintf(&b, "# Made by gaiafs tune. What has a lower priority goes first. The program took %v.\n",
+		base.Round(time.Millisecond))
 	rank := 0
 	for i := range used {
 		f := &used[i]
@@ -166,8 +167,8 @@ func priorities(used []tuned, base time.Duration) string {
 			rank++
 			f.priority = rank
 		}
-		fmt.Fprintf(&b, "\n[[file]] # %s, %.3f s slower for each GiB\npath = %s\npriority = %d\n", bytesText(f.bytes), f.cost,
-			quoteTOML(f.path), f.priority)
+		fmt.Fprintf(&b, "\n[[file]] # %s, %.3f s slower for each GiB\npath = %s\npriority = %d\n",
+			bytesText(f.bytes), f.cost, quoteTOML(f.path), f.priority)
 	}
 	return b.String()
 }
@@ -218,7 +219,7 @@ func (t *tuning) measure(ctx context.Context, onHost string) (median time.Durati
 
 // clear has devices give back what nobody maps, and returns how many brackets each file was used by.
 func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err error) {
-	status, err := t.status()
+	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +234,8 @@ func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err erro
 			return nil, about(f.Name, "", err)
 		}
 	}
-	if status, err = t.status(); err != nil { // a file of which nothing is left is forgotten with its counters
+	// A file of which nothing is left is forgotten with its counters.
+	if status, err = statusOf(t.mountpoint, patience); err != nil {
 		return nil, err
 	}
 	brackets = make(map[string]int64)
@@ -245,7 +247,7 @@ func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err erro
 
 // used returns the files that brackets used since.
 func (t *tuning) used(before map[string]int64) (list []tuned, err error) {
-	status, err := t.status()
+	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -255,12 +257,4 @@ func (t *tuning) used(before map[string]int64) (list []tuned, err error) {
 		}
 	}
 	return list, nil
-}
-
-func (t *tuning) status() (s statusDocument, err error) {
-	doc, err := askStatus(t.mountpoint, patience)
-	if err == nil {
-		err = json.Unmarshal(doc, &s)
-	}
-	return s, err
 }

@@ -111,7 +111,7 @@ func TestTuneLeavesSettings(t *testing.T) {
 	_, err := tune.tune(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, 1, ran)
-	now, err := tune.status()
+	now, err := statusOf(tune.mountpoint, patience)
 	require.NoError(t, err)
 	require.Equal(t, file, now.Mount.Settings["priorities"])
 
@@ -119,7 +119,7 @@ func TestTuneLeavesSettings(t *testing.T) {
 	_, err = tune.tune(context.Background())
 	require.ErrorContains(t, err, file)
 	require.Equal(t, 1, ran)
-	now, err = tune.status()
+	now, err = statusOf(tune.mountpoint, patience)
 	require.NoError(t, err)
 	require.Equal(t, file, now.Mount.Settings["priorities"])
 	s.signal(t, syscall.SIGTERM)

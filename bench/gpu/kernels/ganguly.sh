@@ -1,12 +1,12 @@
 #!/bin/bash
-# Runs Ganguly's kernels on cuda:0 with device memory for less and less of what they use, eight programs at once, unequal
-# tenants, an urgent read beside seven who keep the link busy, and two models in turns.
+# Runs Ganguly's kernels on cuda:0 with device memory for less and less of what they use, eight programs at once,
+# unequal tenants, an urgent read beside seven who keep the link busy, and two models in turns.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR ganguly.sh FOLDER PART...
 #
-# PARTs are kernels, managed, eight, tenants, transfers and models (all of them where none is named). FOLDER has room for 16 GiB, best in memory
-# (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs. With GPUS=emulated:1 all of it
-# runs on the CPU, to try it out.
+# PARTs are kernels, managed, eight, tenants, transfers and models; all of them where none is named. FOLDER has room for
+# 16 GiB, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs. With
+# GPUS=emulated:1 all of it runs on the CPU, to try it out.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1 mib=${MIB:-512} gpus=${GPUS:-cuda:0}

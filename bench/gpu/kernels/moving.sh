@@ -1,6 +1,6 @@
 #!/bin/bash
-# Measures memory that moves on cuda:0: kernels over a file of 4 GiB, or $MIB MiB, with device memory for all of it down to an eighth,
-# by each rule of eviction, beside a mapping that stays, a copy, pinned memory and managed memory.
+# Measures memory that moves on cuda:0: kernels over a file of 4 GiB, or $MIB MiB, with device memory for all of it down
+# to an eighth, by each rule of eviction, beside a mapping that stays, a copy, pinned memory and managed memory.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR moving.sh FOLDER
 #
