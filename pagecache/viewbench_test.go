@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -78,6 +79,7 @@ func BenchmarkView(b *testing.B) {
 		b.Run(x.name, func(b *testing.B) {
 			t := &testing.T{}
 			m := newMachine(t, 1, memory(2*size))
+			m.cache.gather = func(int64) time.Duration { return time.Minute }
 			defer m.cache.Close(context.Background())
 			src := fileSource{m.file(0), fileHome{newHome(0), f}}
 			var views []*ViewMapping
@@ -89,21 +91,24 @@ func BenchmarkView(b *testing.B) {
 				views, bytes = append(views, v), bytes+v.Size()
 			}
 			b.SetBytes(bytes)
-			began := cpuTime(b)
+			began, read := cpuTime(b), m.fromHome()
 			for b.Loop() {
 				var group sync.WaitGroup
 				for _, v := range views {
 					v.v.parts[0].state.Mark(page.From(0).Pages())
+					v.files()[0].expectViews(1) // as where they are mapped
 				}
 				for _, v := range views {
 					group.Go(func() {
-						_, err := v.Acquire(context.Background(), 0, v.Size(), false)
+						begun := func() { v.files()[0].expectViews(-1) }
+						_, err := v.v.acquire(context.Background(), page.Span(0, v.Size()), false, begun)
 						assert.NoError(b, err)
 					})
 				}
 				group.Wait()
 			}
 			b.ReportMetric((cpuTime(b)-began).Seconds()*1e3/float64(b.N), "processor-ms/op")
+			b.ReportMetric(float64((m.fromHome()-read)*page.Size)/float64(size)/float64(b.N), "files-read/op")
 			for _, v := range views {
 				require.NoError(b, v.Unmap(context.Background()))
 			}

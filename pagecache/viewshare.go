@@ -41,15 +41,16 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	p.shares = t
 	p.f.viewsMu.Unlock()
 	ready()
-	p.f.gatherViews(ctx, p.v.c.gather(p.v.layout.Size()))
+	p.f.gatherViews(ctx, p.v.c.gather(page.Index(pagesOf(read)).Offset()))
 	err = t.fill.Run(ctx, nil)
 	return p.state.Unshare(), err
 }
 
-// gatherTime is how long a view of so many bytes waits for others that are about to read the same file: about a
-// twentieth of what reading takes on a fast bus, since what it reads without them is read again.
+// gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about
+// an eighth of what reading takes on a fast bus. What it reads without them is read again, which takes as long, but they
+// may be waiting for memory.
 func gatherTime(size int64) time.Duration {
-	const most, perSecond = 10 * time.Millisecond, 1e12
+	const most, perSecond = 10 * time.Millisecond, 4e11
 	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
 }
 
@@ -88,22 +89,29 @@ func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
 const leastGather = 50 * time.Microsecond
 
 // Claim implements mover.Sharer.
-func (t *viewFill) Claim(pages []page.Range) (read []page.Range, shares []mover.Share) {
+func (t *viewFill) Claim(pieces [][]page.Range) []mover.Claim {
 	f := t.p.f
+	claims := make([]mover.Claim, len(pieces))
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
-	if read = t.p.claim(pages); len(read) == 0 {
-		return nil, nil
-	}
+	var others []*viewPart
 	for _, o := range f.views {
-		if o == t.p || o.shares == nil || !o.shares.reads(t.home) || o.follows(t.p) {
+		if o != t.p && o.shares != nil && o.shares.reads(t.home) && !o.follows(t.p) {
+			others = append(others, o)
+		}
+	}
+	for i := range pieces {
+		c := &claims[i]
+		if c.Pages = t.p.claim(pieces[i]); len(c.Pages) == 0 {
 			continue
 		}
-		if s, ok := o.shares.fill.Offer(func() []page.Range { return o.claim(read) }); ok {
-			shares = append(shares, s)
+		for _, o := range others {
+			if s, ok := o.shares.fill.Offer(func() []page.Range { return o.claim(c.Pages) }); ok {
+				c.Shares = append(c.Shares, s)
+			}
 		}
 	}
-	return read, shares
+	return claims
 }
 
 func (p *viewPart) claim(pages []page.Range) (claimed []page.Range) {

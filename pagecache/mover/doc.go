@@ -50,9 +50,9 @@
 // Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
 // Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
 //
-// Fills of one file share what they read where their Targets are Sharers: a piece is claimed before its read begins,
-// and what was read is handed to each Fill that wants it, which sends it along with its own. Pieces then have the
-// states
+// Fills of one file share what they read where their Targets are Sharers: pieces are claimed before their reads begin,
+// some at a time, and what was read is handed to each Fill that wants it, which sends it along with its own. Pieces
+// then have the states
 //
 //	waits ──claimed──▶ read ──▶ handed to others, ready ──▶ sent ──▶ arrived
 //	  │         └─home fails, Run ends──▶ others are told, and read it themselves

@@ -392,7 +392,7 @@ func (p *Fill) prepare(x *Piece) error {
 		}
 	}
 	if patched == 0 {
-		x.copies = join(x.copies, x.buf)
+		p.pack(x)
 	}
 	return nil
 }

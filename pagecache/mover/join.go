@@ -10,6 +10,24 @@ import (
 // fewCopies are too few for it to matter that each is a call of the device.
 const fewCopies = 8
 
+// pack joins the copies of a piece that was read. Where they are few of its bytes they get a buffer of their own, so
+// that the large one is read into again at once, while the processor's cache has it.
+func (p *Fill) pack(x *Piece) {
+	total := 0
+	for _, c := range x.copies {
+		total += len(c.Host)
+	}
+	if int64(total) <= x.bytes/2 && len(x.copies) > fewCopies {
+		if buf, giveBack, err := p.Device.dev.HostBuffer(total); err == nil {
+			x.copies = gather(x.copies, buf)
+			x.giveBack()
+			x.buf, x.giveBack, x.bytes = buf, giveBack, int64(total)
+			return
+		}
+	}
+	x.copies = join(x.copies, x.buf)
+}
+
 // join makes copies of parts of buf that follow each other in device memory one, where there are many: rows of a
 // segment, between which the file has other bytes. It moves the bytes together in buf. The order of the copies changes.
 func join(copies []gpubackend.Copy, buf []byte) []gpubackend.Copy {

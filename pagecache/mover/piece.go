@@ -39,7 +39,8 @@ type Piece struct {
 	Sums []gpubackend.Digest
 	Ways Ways
 	// Done says that the device has the bytes.
-	Done  bool
+	Done bool
+	// bytes are what is read; what is sent, once they are packed.
 	bytes int64
 
 	// buf holds the steps' bytes one after the other, between read and send. giveBack takes it.

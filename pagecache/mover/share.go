@@ -19,13 +19,19 @@ import (
 // Sharer is a Target whose Fill shares reads with others.
 type Sharer interface {
 	Target
-	// Claim returns those of pages that nobody brings yet, which the caller reads, and what others get of them. It is
-	// called with the lock of the Fill held, before the read begins.
-	Claim(pages []page.Range) (read []page.Range, shares []Share)
+	// Claim returns, for the pages of each piece, those that nobody brings yet, which the caller reads, and what others
+	// get of them. It is called with the lock of the Fill held, before the reads begin.
+	Claim(pieces [][]page.Range) []Claim
 	// Return says that what the Fill was offered of pages is not brought.
 	Return(pages []page.Range)
 	// Close is called when the Fill has begun all its reads: after it nobody offers it anything.
 	Close()
+}
+
+// Claim is what a Fill reads of a piece, and what others get of it.
+type Claim struct {
+	Pages  []page.Range
+	Shares []Share
 }
 
 // Share is pages of a piece that another Fill gets. Offer made it.
@@ -34,18 +40,24 @@ type Share struct {
 	Pages []page.Range
 }
 
-// mostInbox is the bytes of shares up to which a Fill is offered more, and inboxBytes the least that its caller sends
-// while more is on its way.
 const (
+	// mostInbox is the bytes of shares up to which a Fill is offered more, and inboxBytes the least that its caller
+	// sends while more is on its way.
 	mostInbox  = 64 << 20
 	inboxBytes = mostLeastCall
+	// mostClaimed is how many pieces are claimed at once, for claims of all Fills of a file wait for each other;
+	// leastClaims is how many claims each should make at least, so that all of them have something to read.
+	mostClaimed = 8
+	leastClaims = 64
 )
 
-// inbox counts what others read for a Fill.
+// inbox counts what others read for a Fill. Its bytes are those that the device gets: much less than is read where the
+// Fill wants a few bytes of each page.
 type inbox struct {
 	mu      sync.Mutex
 	offered int           // shares that were offered and are not there yet; protected by mu
-	bytes   int64         // of shares that were offered and were not sent yet; protected by mu
+	bytes   int64         // of shares that are there and were not sent yet; protected by mu
+	each    int64         // of the last that came: about what others will have. Protected by mu
 	moved   chan struct{} // has an element when something came; made by the first offer. Protected by mu
 }
 
@@ -55,7 +67,7 @@ func (p *Fill) Offer(claim func() []page.Range) (s Share, ok bool) {
 	b := &p.inbox
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.bytes >= mostInbox {
+	if b.bytes+int64(b.offered)*b.each >= mostInbox {
 		return s, false
 	}
 	s = Share{p, claim()}
@@ -66,22 +78,17 @@ func (p *Fill) Offer(claim func() []page.Range) (s Share, ok bool) {
 		b.moved = make(chan struct{}, 1)
 	}
 	b.offered++
-	b.bytes += s.bytes()
 	return s, true
 }
 
-func (s *Share) bytes() (n int64) {
-	for _, rg := range s.Pages {
-		n += rg.Bytes()
-	}
-	return n
-}
-
-// came says that a share is there, or will not be.
-func (b *inbox) came() {
+// came says that a share of so many bytes is there, or with 0 that it will not be.
+func (b *inbox) came(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.offered--
+	if b.bytes += bytes; bytes > 0 {
+		b.each = bytes
+	}
 	select {
 	case b.moved <- struct{}{}:
 	default:
@@ -106,12 +113,22 @@ func (p *Fill) pieceLocked(i int) *Piece {
 		p.claimed = make([]*Piece, len(p.Pieces))
 	}
 	if p.claimed[i] == nil {
-		read, shares := of.Claim(p.Pieces[i].ranges())
-		x := &Piece{shares: shares}
-		x.setPages(read)
-		p.claimed[i] = x
+		p.claimLocked(of, i)
 	}
 	return p.claimed[i]
+}
+
+// claimLocked claims piece i, and some of those that follow.
+func (p *Fill) claimLocked(of Sharer, i int) {
+	var pieces [][]page.Range
+	for n := i + max(min(len(p.Pieces)/leastClaims, mostClaimed), 1); i+len(pieces) < min(n, len(p.Pieces)); {
+		pieces = append(pieces, p.Pieces[i+len(pieces)].ranges())
+	}
+	for k, c := range of.Claim(pieces) {
+		x := &Piece{shares: c.Shares}
+		x.setPages(c.Pages)
+		p.claimed[i+k] = x
+	}
 }
 
 // setPages has the piece be of these pages, which no program stores into.
@@ -157,6 +174,7 @@ func (s *Share) piece(x *Piece) *Piece {
 	}
 	y := &Piece{given: true}
 	y.setPages(s.Pages)
+	y.bytes = int64(total)
 	var err error
 	if y.buf, y.giveBack, err = s.Fill.Device.dev.HostBuffer(max(total, 1)); err != nil {
 		return nil
@@ -185,7 +203,7 @@ func (p *Fill) hand(y *Piece) {
 	p.mu.Lock()
 	p.ready, p.waiting = append(p.ready, y), p.waiting+y.bytes
 	p.mu.Unlock()
-	p.inbox.came()
+	p.inbox.came(y.bytes)
 }
 
 // withdraw says that what others were to get of a piece does not come from it.
@@ -198,8 +216,7 @@ func (x *Piece) withdraw() {
 
 func (s *Share) withdraw() {
 	s.Fill.Into.(Sharer).Return(s.Pages)
-	s.Fill.inbox.took(s.bytes())
-	s.Fill.inbox.came()
+	s.Fill.inbox.came(0)
 }
 
 // endSharing ends what a Sharer's Fill has to do with others: what they were to get of pieces that were not read goes

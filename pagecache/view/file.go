@@ -230,25 +230,6 @@ func (s bitmap) none(rg page.Range, first page.Index) bool {
 	return found == 0
 }
 
-// bridge joins the ranges of list from number n on, and the one before them, across gaps of up to so many pages, none
-// of which is in the bitmap, which begins at first.
-func (s bitmap) bridge(list []page.Range, n int, gap int64, first page.Index) []page.Range {
-	if len(list) == 0 {
-		return nil
-	}
-	out := list[:max(n, 1)]
-	for _, rg := range list[len(out):] {
-		last := &out[len(out)-1]
-		between := page.Range{Start: last.End, End: rg.Start}
-		if between.Len() <= gap && between.Start >= first && s.none(between, first) {
-			last.End = rg.End
-		} else {
-			out = append(out, rg)
-		}
-	}
-	return out
-}
-
 // len returns the number of pages.
 func (s bitmap) len() (n int64) {
 	for _, word := range s {
@@ -257,29 +238,46 @@ func (s bitmap) len() (n int64) {
 	return n
 }
 
-// runs returns how many ranges of pages there are.
-func (s bitmap) runs() (n int) {
-	last := uint64(0)
-	for _, word := range s {
-		n += bits.OnesCount64(word &^ (word<<1 | last))
-		last = word >> 63
+// ranges yields the pages of the bitmap, which begins at first. Those of neighbouring words are two ranges.
+func (s bitmap) ranges(first page.Index) iter.Seq[page.Range] {
+	return func(yield func(page.Range) bool) {
+		for i, word := range s {
+			at := first + page.Index(i)<<6
+			for word != 0 {
+				from := bits.TrailingZeros64(word)
+				n := bits.TrailingZeros64(^(word >> from))
+				if !yield(page.Range{Start: at + page.Index(from), End: at + page.Index(from+n)}) {
+					return
+				}
+				if from+n == 64 {
+					break
+				}
+				word &^= (1<<n - 1) << from
+			}
+		}
 	}
-	return n
 }
 
 // appendRanges appends the pages of the bitmap, which begins at first.
 func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
-	for i, word := range s {
-		at := first + page.Index(i)<<6
-		for word != 0 {
-			from := bits.TrailingZeros64(word)
-			n := bits.TrailingZeros64(^(word >> from))
-			list = page.AppendRange(list, page.Range{Start: at + page.Index(from), End: at + page.Index(from+n)})
-			if from+n == 64 {
-				break
+	for rg := range s.ranges(first) {
+		list = page.AppendRange(list, rg)
+	}
+	return list
+}
+
+// appendBridged is appendRanges that joins ranges across gaps of up to so many pages, none of which is in other, which
+// begins at first, too.
+func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first page.Index) []page.Range {
+	for rg := range s.ranges(first) {
+		if n := len(list); n > 0 {
+			between := page.Range{Start: list[n-1].End, End: rg.Start}
+			if between.Empty() || between.Len() <= gap && between.Start >= first && other.none(between, first) {
+				list[n-1].End = rg.End
+				continue
 			}
-			word &^= (1<<n - 1) << from
 		}
+		list = append(list, rg)
 	}
 	return list
 }

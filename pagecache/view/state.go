@@ -121,27 +121,26 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		at, n := int(first-all.Start)>>6, int(part.End-first+63)>>6
 		room := make(bitmap, 4*n)
 		has, stale, set, busy := room[:n], room[n:2*n], room[2*n:3*n], room[3*n:]
-		s.file.addTo(has, part, first)
-		s.stale.read(i, at, stale)
-		stale.and(has)
-		stale.within(s.shared, first)
 		s.claimed.read(i, at, busy)
+		s.stale.read(i, at, stale)
+		stale.within(s.shared, first)
 		stale.minus(busy)
 		s.coming.read(i, at, set)
-		set.and(has)
 		set.minus(busy)
+		if stale.none(part, first) && set.none(part, first) {
+			return true // others bring all of it
+		}
+		s.file.addTo(has, part, first)
+		stale.and(has)
+		set.and(has)
 		stale.minus(set)
 		s.more += stale.len()
 		set.or(stale)
+		s.stale.minus(i, at, set)
+		s.coming.or(i, at, set)
+		s.claimed.or(i, at, set)
 		has.minus(set) // what is in the way of covering a gap
-		before := len(claimed)
-		claimed = set.appendRanges(slices.Grow(claimed, set.runs()), first)
-		if len(claimed) > 0 {
-			s.stale.minus(i, at, set)
-			s.coming.or(i, at, set)
-			s.claimed.or(i, at, set)
-			claimed = has.bridge(claimed, before, gap, first)
-		}
+		claimed = set.appendBridged(claimed, has, gap, first)
 		return true
 	})
 	return claimed
