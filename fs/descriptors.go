@@ -1,7 +1,11 @@
 package fs
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,10 +16,17 @@ import (
 type descriptors struct {
 	limit int // immutable
 
-	mu   sync.Mutex
-	ring []*node // nodes with a descriptor; protected by mu
-	hand int     // protected by mu
+	wake chan struct{} // has an element when below is no longer empty; immutable
+
+	mu    sync.Mutex
+	ring  []*node            // nodes with a descriptor; protected by mu
+	hand  int                // protected by mu
+	below map[*node]struct{} // of these, those on mounts below SOURCE, and others that have been; protected by mu
 }
+
+// belowIdle is how often descriptors on mounts below SOURCE that nobody used are closed: each lasts once or twice as
+// long. Were they closed right after use, each request would open a directory, and all those above it, anew.
+const belowIdle = 10 * time.Millisecond
 
 // add notes that n has a descriptor. The caller holds n.mu.
 func (d *descriptors) add(n *node) {
@@ -23,6 +34,67 @@ func (d *descriptors) add(n *node) {
 	n.slot = len(d.ring)
 	d.ring = append(d.ring, n)
 	d.mu.Unlock()
+}
+
+// addBelow has the descriptor of n closed once it is idle. The caller holds n.mu.
+func (d *descriptors) addBelow(n *node) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.below == nil {
+		d.below = make(map[*node]struct{})
+	}
+	d.below[n] = struct{}{}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// closeBelow closes idle descriptors on mounts below SOURCE, until ctx ends.
+func (d *descriptors) closeBelow(ctx context.Context) {
+	var later <-chan time.Time
+	for {
+		wake := d.wake
+		if later != nil {
+			wake = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+			later = time.After(belowIdle)
+		case <-later:
+			if later = nil; d.closeIdleBelow() {
+				later = time.After(belowIdle)
+			}
+		}
+	}
+}
+
+// closeIdleBelow closes those that were not used since it was last called, and reports whether others are left.
+func (d *descriptors) closeIdleBelow() (left bool) {
+	d.mu.Lock()
+	nodes := slices.Collect(maps.Keys(d.below))
+	d.mu.Unlock()
+	for _, n := range nodes {
+		n.mu.Lock()
+		idle := n.fd < 0 || !n.below || n.where.parent == nil || n.users == 0 && !n.recent
+		n.recent = false
+		d.mu.Lock()
+		if idle {
+			delete(d.below, n)
+		}
+		if idle && n.fd >= 0 && n.below && n.where.parent != nil {
+			unix.Close(n.fd)
+			n.fd = -1
+			d.removeLocked(n)
+		}
+		d.mu.Unlock()
+		n.mu.Unlock()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.below) > 0
 }
 
 // remove notes that n has none any more. The caller holds n.mu.

@@ -29,7 +29,8 @@ type fileSystem struct {
 
 	// Set before the first request, immutable.
 	root         *node
-	procDir      int // O_PATH descriptor of /proc/self/fd
+	mount        uint64 // the kernel's number of the mount that SOURCE is on, 0 if it gives none
+	procDir      int    // O_PATH descriptor of /proc/self/fd
 	cache        *pagecache.Cache
 	granter      Granter
 	log          *slog.Logger
@@ -112,6 +113,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		withoutCure:   o.withoutCure,
 		mountpoint:    o.Mountpoint,
 	}
+	fs.descriptors.wake = make(chan struct{}, 1)
 	if fs.descriptors.limit, err = raiseDescriptorLimit(); err != nil {
 		return nil, err
 	}
@@ -135,7 +137,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 		unix.Close(fs.procDir)
 		return nil, fmt.Errorf("mounts cannot be listed (%w): mount proc on /proc", err)
 	}
-	fs.root = fs.table.refer(identify(&st), fs.joinCache)
+	fs.root, fs.mount = fs.table.refer(identify(&st), fs.joinCache), st.Mnt_id
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
 	fs.remote = mayBeRemote(fd)

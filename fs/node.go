@@ -63,6 +63,7 @@ type node struct {
 	recent  bool    // used since the clock hand last passed; protected by mu
 	dropped bool    // no longer in the table; protected by mu
 	removed bool    // lost its last name through the mount; protected by mu
+	below   bool    // fd is of a mount below SOURCE, and n is to be found by its name; protected by mu
 
 	slot int // place in descriptors.ring, -1 when not there; protected by descriptors.mu
 
@@ -248,6 +249,7 @@ func (fs *fileSystem) followOpen(n *node) bool {
 			unix.Close(path)
 		} else {
 			fs.adoptLocked(n, path)
+			n.below = false
 		}
 		n.mu.Unlock()
 		return true
@@ -276,9 +278,14 @@ func (fs *fileSystem) opensOf(n *node) (fds []int) {
 
 // adoptLocked makes fd the node's descriptor. n.mu is held and n has none.
 func (fs *fileSystem) adoptLocked(n *node, fd int) {
+	var st unix.Statx_t
+	n.below = peek(fd, "", &st) == nil && st.Mnt_id != fs.mount
 	n.fd = fd
 	n.recent = true
 	fs.descriptors.add(n)
+	if n.below {
+		fs.descriptors.addBelow(n)
+	}
 }
 
 // unhold ends what hold began. The last one closes the descriptor of a node that was dropped meanwhile.
@@ -290,7 +297,7 @@ func (fs *fileSystem) unhold(n *node) {
 	}
 }
 
-// closeUnusedLocked closes the descriptor of a node that was dropped, if it has one and nobody uses it. n.mu is held.
+// closeUnusedLocked closes the node's descriptor, if it has one and nobody uses it. n.mu is held.
 func (fs *fileSystem) closeUnusedLocked(n *node) {
 	if n.fd >= 0 && n.users == 0 {
 		unix.Close(n.fd)

@@ -178,6 +178,9 @@ func (fs *fileSystem) place(n *node, where locator) {
 		fs.table.adjust(where.parent, 0, +1)
 	}
 	n.where = where
+	if n.below && n.fd >= 0 {
+		fs.descriptors.addBelow(n)
+	}
 	n.mu.Unlock()
 	if old.parent != nil {
 		fs.unrefer(old.parent, 0, -1)

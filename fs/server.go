@@ -127,6 +127,8 @@ func Mount(o Options) (*Server, error) {
 	if fs.kernelOpens {
 		fs.background.Go(func() { fs.kept.run(reaping) })
 	}
+	fs.background.Go(func() { fs.followBelow(reaping) })
+	fs.background.Go(func() { fs.descriptors.closeBelow(reaping) })
 	if fs.tree != nil {
 		go fs.tree.run()
 	}

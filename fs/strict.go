@@ -75,8 +75,8 @@ type strictMounts struct {
 	stop  *os.File                              // closed to end watch
 	done  chan struct{}                         // closed when watch has ended
 
-	mu       sync.Mutex        // held while the mounts are read
-	follower func([]MountInfo) // protected by mu, which is held while it is called
+	mu        sync.Mutex          // held while the mounts are read
+	followers []func([]MountInfo) // protected by mu, which is held while they are called
 }
 
 // newStrictMounts starts a goroutine, which close ends.
@@ -134,15 +134,15 @@ func (s *strictMounts) read() {
 		table[m.number] = m.strict &^ s.own
 	}
 	s.table.Store(&table)
-	if s.follower != nil {
-		s.follower(mounts)
+	for _, f := range s.followers {
+		f(mounts)
 	}
 }
 
 // follow has f called with all mounts, now and whenever they have changed. f must not block.
 func (s *strictMounts) follow(f func([]MountInfo)) {
 	s.mu.Lock()
-	s.follower = f
+	s.followers = append(s.followers, f)
 	s.mu.Unlock()
 	s.read()
 }
