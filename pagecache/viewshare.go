@@ -47,8 +47,8 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 }
 
 // gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about
-// an eighth of what reading takes on a fast bus. What it reads without them is read again, which takes as long, but they
-// may be waiting for memory.
+// an eighth of what reading takes on a fast bus. What it reads without them is read again, which takes as long, but
+// they may be waiting for memory.
 func gatherTime(size int64) time.Duration {
 	const most, perSecond = 10 * time.Millisecond, 4e11
 	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
