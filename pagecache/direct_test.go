@@ -14,6 +14,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
+	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
 // disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was
@@ -26,6 +27,8 @@ type disk struct {
 	direct []page.Range        // protected by mu; what was read past the page cache
 	filled int                 // protected by mu; pages that reads brought into the page cache
 	never  error               // protected by mu; fails all reads past the page cache
+	hidden error               // protected by mu; fails what asks which pages the page cache has
+	asked  int                 // protected by mu; how often that was asked
 	// gate, unless it is nil, is told of each read past the page cache once the bytes are read, and then waited for.
 	gate chan chan struct{}
 }
@@ -112,6 +115,9 @@ func (d *disk) WillNeed(int64, int64) {}
 func (d *disk) Cached(off, n int64) (cached int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.asked++; d.hidden != nil {
+		return 0, d.hidden
+	}
 	for i := off >> page.Shift; i < (off+n)>>page.Shift; i++ {
 		if d.cached[page.Index(i)] {
 			cached += page.Size
@@ -290,6 +296,28 @@ func TestDirectReadsAreRefused(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.False(t, src.attached.noDirect.Load())
 	require.Len(t, m.cache.Status().Buffered, 1)
+}
+
+// TestRefusalIsHeardAtOnce: where nothing says what the page cache has, as on tmpfs, no piece is read as if it came from
+// a disk.
+func TestRefusalIsHeardAtOnce(t *testing.T) {
+	const size = 3 * mover.DirectReads * mover.PieceBytes
+	m := newMachine(t, 1, memory(256<<20))
+	for name, run := range map[string]func(src *source){
+		"mapping": func(src *source) {
+			p := m.run(src, 0, 0, size, false)
+			require.True(t, bytes.Equal(src.home.data, p.all()))
+		},
+		"view": func(src *source) {
+			m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, size)}}, src).check()
+		},
+	} {
+		src := m.coldFile(size)
+		src.disk.hidden = &NoDirect{Reason: "planned"}
+		run(src)
+		require.True(t, src.attached.noDirect.Load())
+		require.LessOrEqual(t, src.disk.asked, 2, name)
+	}
 }
 
 // TestBufferedReads: nothing is read past the page cache where that is not wanted.

@@ -118,7 +118,8 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	defer begun()
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},
-		Size:  residency.Size(v.dev.info, v.layout.Size()),
+		Size:  residency.ViewSize(v.dev.info, v.layout.Size()),
+		Ends:  true,
 		By:    by,
 	})
 	if err == nil && !req.Lazy {

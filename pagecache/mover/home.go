@@ -105,6 +105,17 @@ func (d *Source) refused(err error) {
 	}
 }
 
+// ask has Direct be nil where Home says of a page that it will never be read past the host's page cache. Otherwise each
+// piece would be read apart, as if it came from a disk.
+func (d *Source) ask(of page.Index) {
+	if _, err := d.Direct.Cached(of.Offset(), page.Size); err == nil {
+		return
+	} else if d.refused(err); d.never.Load() != nil {
+		d.Direct = nil
+		d.report()
+	}
+}
+
 // report tells what refused noted.
 func (d *Source) report() {
 	if reason := d.never.Swap(nil); reason != nil {

@@ -48,6 +48,8 @@ type Request struct {
 	Pages page.Range
 	// Size is that of extents which are made for it: what the function of that name said.
 	Size int64
+	// Ends says that the Key has no pages behind these, and never will.
+	Ends bool
 	By   Tenant
 }
 
@@ -62,6 +64,9 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 	p := &Pin{dev: d, by: r.By}
 	for rest := r.Pages; !rest.Empty(); {
 		pieces, bytes := plan(key.Extents(Aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.Budget())
+		if r.Ends {
+			bytes -= cut(pieces, rest, d.info.Granularity)
+		}
 		err := d.admit(r, rest, pieces, bytes)
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool

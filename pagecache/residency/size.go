@@ -37,6 +37,27 @@ func Size(info gpubackend.Info, bytes int64) int64 {
 	return size
 }
 
+// extentsPerView is to views as extentsPerFile is to files. A view is filled as a whole, and never grows.
+const extentsPerView = 8
+
+// ViewSize is Size for a view of so many bytes, whose last extent ends where the view does (Request.Ends).
+func ViewSize(info gpubackend.Info, bytes int64) int64 {
+	want := max((bytes+extentsPerView-1)/extentsPerView, info.Granularity)
+	return 1 << bits.Len64(uint64(want-1))
+}
+
+// cut shortens the last of the pieces, if it is a new one, to what it has of rg, and returns by how many bytes.
+func cut(pieces []piece, rg page.Range, least int64) (less int64) {
+	last := &pieces[len(pieces)-1]
+	end := Aligned(rg, least).End
+	if last.x != nil || last.pages.End <= end {
+		return 0
+	}
+	less = last.bytes()
+	last.pages.End = end
+	return less - last.bytes()
+}
+
 // block returns the pages of a new extent for page p, which is in a gap between others: as many as size has, where an
 // extent of that size begins and ends in the gap, and otherwise the largest half, quarter and so on that does. least is
 // the device's granularity, of which all are multiples.

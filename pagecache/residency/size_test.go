@@ -118,3 +118,21 @@ func TestPlans(t *testing.T) {
 		require.Zero(t, bytes, "seed %d", seed)
 	}
 }
+
+// TestViewsHaveFewExtents: and take no more memory than a granule more than their bytes.
+func TestViewsHaveFewExtents(t *testing.T) {
+	info := gpubackend.Info{Memory: 141 * gib, Granularity: 2 * mib}
+	for _, x := range []struct{ view, extents int64 }{
+		{1, 1}, {2 * mib, 1}, {2*mib + 1, 2}, {17 * mib, 5}, {230 * mib, 8}, {gib, 8}, {gib + 1, 5}, {100 * gib, 7},
+	} {
+		rg := page.Range{End: page.Count(x.view)}
+		pieces, bytes := plan(nil, rg, ViewSize(info, x.view), info.Granularity, info.Memory)
+		bytes -= cut(pieces, rg, info.Granularity)
+		require.Len(t, pieces, int(x.extents), "%d bytes", x.view)
+		require.Equal(t, (x.view+2*mib-1)/(2*mib)*2*mib, bytes, "%d bytes", x.view)
+		for i := range pieces {
+			bytes -= pieces[i].bytes()
+		}
+		require.Zero(t, bytes, "%d bytes", x.view)
+	}
+}
