@@ -15,7 +15,7 @@ func CallCrew() *Crew {
 		go func() {
 			spinOn(c.begun)
 			if c.p != nil && i < c.wanted {
-				c.p.work()
+				c.p.work(false)
 			}
 		}()
 	}

@@ -43,6 +43,13 @@ const (
 // Readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
 func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
 
+// share is how many read for one of several Fills of a device at a time: more than all of them together take turns on
+// the cores, and what they read is no longer in a core's cache when the device copies it.
+func (p *Fill) share() int {
+	fills := max(1, int(p.Device.fills.Load()))
+	return min(max(2, 2*Readers()/fills), Readers()) + p.beside
+}
+
 // Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this
 // package held, while Run has not returned.
 type Target interface {
@@ -85,9 +92,10 @@ type Fill struct {
 	warmth []atomic.Int32
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
-	// workers read, and nobody begins a call for less than leastCall bytes while there is more to read. Immutable once
-	// run began.
+	// workers are about as many as read, beside are those for its Relays, and nobody begins a call for less than
+	// leastCall bytes while there is more to read. Immutable once run began.
 	workers   int
+	beside    int
 	leastCall int64
 
 	slots chan struct{} // one for each buffer in use
@@ -96,6 +104,7 @@ type Fill struct {
 	inbox inbox // of what other Fills read for this one
 
 	mu      sync.Mutex
+	readers int           // protected by mu; workers, the caller's among them, that have not left
 	claimed []*Piece      // protected by mu; the pieces as they are read, where Into is a Sharer
 	next    int           // protected by mu; pieces that workers took
 	advised int           // protected by mu; pieces that were asked for ahead
@@ -170,7 +179,7 @@ func (p *Fill) alone() {
 // The caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
 // waited for.
 func (p *Fill) run(called *Crew) {
-	n := min(Readers(), len(p.Pieces))
+	n := min(p.share(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
 		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
@@ -182,11 +191,13 @@ func (p *Fill) run(called *Crew) {
 	if called == nil {
 		called = CallCrew()
 	}
+	p.beside = len(p.Relays) // whoever sends through one waits for it, and reads nothing meanwhile
+	p.readers = n + p.beside
 	called.begin(p, n-1)
-	for range p.Relays { // whoever sends through one waits for it, and reads nothing meanwhile
-		go p.work()
+	for range p.beside {
+		go p.work(false)
 	}
-	p.work()
+	p.work(true)
 	p.mu.Lock()
 	p.ended = true
 	if p.busy == 0 {
@@ -196,11 +207,12 @@ func (p *Fill) run(called *Crew) {
 	spinOn(p.idle)
 }
 
-// work reads pieces while there are some to be read, and sends.
-func (p *Fill) work() {
+// work reads pieces while there are some to be read, and sends. Workers come and go with the Fill's share, but for the
+// caller, who stays.
+func (p *Fill) work(stays bool) {
 	for {
 		p.slots <- struct{}{}
-		i, x := p.take()
+		i, x := p.take(stays)
 		if x == nil {
 			<-p.slots
 			return
@@ -219,9 +231,14 @@ func (p *Fill) work() {
 
 // take gives a worker its next piece, which has number i. Pieces are taken in order, so those that were are a prefix.
 // Where there is none, the worker sends what others left.
-func (p *Fill) take() (i int, x *Piece) {
+func (p *Fill) take(stays bool) (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	share := p.share()
+	if !stays && p.readers > share {
+		p.readers--
+		return 0, nil
+	}
 	if p.ended {
 		return 0, nil
 	}
@@ -229,6 +246,10 @@ func (p *Fill) take() (i int, x *Piece) {
 	for !p.overLocked() {
 		p.next++
 		if x := p.pieceLocked(p.next - 1); len(x.Steps) > 0 {
+			if p.readers < min(share, len(p.Pieces)-p.next) {
+				p.readers++
+				go p.work(false)
+			}
 			return p.next - 1, x
 		}
 	}

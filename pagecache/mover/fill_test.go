@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -220,5 +221,70 @@ func BenchmarkHeuristics(b *testing.B) {
 			defer func() { waitSpin = spin }()
 			return fill(false)
 		})
+	}
+}
+
+// gatedHome is a Home whose reads wait until they are let through.
+type gatedHome struct {
+	bytesHome
+	waiting chan struct{} // told of each read
+	through chan struct{} // lets one read go on; closed, all
+}
+
+func (h *gatedHome) ReadAt(p []byte, off int64) (int, error) {
+	h.waiting <- struct{}{}
+	<-h.through
+	return h.bytesHome.ReadAt(p, off)
+}
+
+// TestFillsShareReaders: several Fills of a device read with fewer goroutines each, and the last one with all again.
+func TestFillsShareReaders(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
+	const size, fills = 256 << 20, 4
+	f := newFiller(t, size)
+	var homes [fills]*gatedHome
+	var ended [fills]chan error
+	expect := func(i, n int) {
+		for range n {
+			<-homes[i].waiting
+		}
+		select {
+		case <-homes[i].waiting:
+			t.Fatalf("more than %d readers of fill %d", n, i)
+		default:
+		}
+	}
+	all := Readers()
+	for i, share := range [fills]int{all, all, 2 * all / 3, 2 * all / 4} {
+		homes[i] = &gatedHome{bytesHome: bytesHome{data: f.home.data},
+			waiting: make(chan struct{}), through: make(chan struct{})}
+		ended[i] = make(chan error, 1)
+		x := f.fill()
+		x.From = &Source{Home: homes[i]}
+		go func() { ended[i] <- x.Run(t.Context(), nil) }()
+		expect(i, share)
+	}
+	for range all { // each of those who read for the first is let through once
+		homes[0].through <- struct{}{}
+	}
+	expect(0, 2*all/fills)
+	for i := 1; i < fills; i++ {
+		close(homes[i].through)
+		go func() {
+			for range homes[i].waiting {
+			}
+		}()
+		require.NoError(t, <-ended[i])
+	}
+	homes[0].through <- struct{}{}
+	expect(0, all-2*all/fills+1)
+	close(homes[0].through)
+	go func() {
+		for range homes[0].waiting {
+		}
+	}()
+	require.NoError(t, <-ended[0])
+	for _, h := range homes {
+		close(h.waiting)
 	}
 }
