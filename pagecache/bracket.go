@@ -160,7 +160,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	}
 	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant) {
 		b.keeper, b.kept = o.Keeper, &dev.kept
-		b.kept.add(b.keeper, 1)
+		b.kept.add(b.keeper)
 	}
 	return b, nil
 }
@@ -292,7 +292,7 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 func (b *Bracket) Done() {
 	b.done.Do(func() {
 		if b.keeper != nil {
-			b.kept.add(b.keeper, -1)
+			b.kept.drop(b.keeper)
 		}
 		for _, p := range b.parts {
 			if !p.whole.hears() { // the lease that stays could not be taken back

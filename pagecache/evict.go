@@ -60,7 +60,7 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 		delete(h.gone, x.Pages().Start)
 		h.f.count(func(c *Counters) { c.RoundTrips.Add(1) })
 	}
-	h.extents = slices.Insert(h.extents, i, &extent{Extent: x, file: h.f, h: h, dev: h.dev})
+	h.extents = slices.Insert(h.extents, i, &extent{Extent: x, file: h.f, h: h, dev: h.dev, littered: x.Littered()})
 	return true
 }
 

@@ -26,9 +26,9 @@ type extent struct {
 	writable, doubtful bool
 	// given has the users who were given the memory and may have it still. Protected by File.mu.
 	given map[uint32]given
-	// littered says that something may be left in pages that the device does not hold, by a transfer that failed.
-	// Otherwise they have zeros, but for what a client stored who was given the memory for writing. Protected by
-	// File.mu.
+	// littered says that something may be left in pages that the device does not hold, by a transfer that failed, or by
+	// what had the memory before. Otherwise they have zeros, but for what a client stored who was given the memory for
+	// writing. Protected by File.mu.
 	littered bool
 	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not.
 	// Protected by File.mu, but that the digests do not change while scans counts somebody who reads them without it:

@@ -2,8 +2,6 @@ package pagecache
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -11,17 +9,15 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
-// A client may keep a bracket after its end. So the next one of the same range asks nobody, which is what brackets cost
-// where all fits. Nothing is different here: the bracket is open. Once a device needs room, those who keep brackets of
-// it are asked to end what no kernel uses, and for a while everybody asks for each bracket again, so that the rule sees
-// who uses what.
+// A client may keep a bracket after its end. So the next one of the same ranges asks nobody, which is what brackets
+// cost where all fits. Nothing is different here: the bracket is open. A device that has no other extents to take asks
+// those who keep brackets of it to end what no kernel uses, and they do in the order in which they used them last.
+// Whatever is used again is kept again: so extents go as by the clock algorithm, and a hot one asks once a round. A
+// rule that counts uses would not see them: by such a rule nobody keeps brackets for a while after the device needed
+// room.
 
-const (
-	// recallInterval is the least time between two times that keepers are asked.
-	recallInterval = 20 * time.Millisecond
-	// keepAfter is for how long nobody keeps brackets of a device once it needed room.
-	keepAfter = 100 * time.Millisecond
-)
+// keepAfter is that while.
+const keepAfter = 100 * time.Millisecond
 
 // Keeper is a client that keeps brackets. Keepers are equal where the client is the same one.
 type Keeper interface {
@@ -33,41 +29,76 @@ type Keeper interface {
 // kept are the brackets of a device that clients keep.
 type kept struct {
 	mu       sync.Mutex
-	by       map[Keeper]int // how many; protected by mu
-	recalled time.Time      // when room was needed last; protected by mu
+	by       map[Keeper]*keeps // protected by mu
+	recalled time.Time         // when room was needed last; protected by mu
 }
 
-func (k *kept) add(by Keeper, n int) {
+// keeps is what a client keeps: how many brackets, and how many of these it was not asked to end yet. What it was
+// asked for ends when no kernel uses it any more.
+type keeps struct{ brackets, fresh int }
+
+func (k *kept) add(by Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.by == nil {
-		k.by = make(map[Keeper]int)
+		k.by = make(map[Keeper]*keeps)
 	}
-	if k.by[by] += n; k.by[by] == 0 {
+	if k.by[by] == nil {
+		k.by[by] = new(keeps)
+	}
+	k.by[by].brackets++
+	k.by[by].fresh++
+}
+
+func (k *kept) drop(by Keeper) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of := k.by[by]
+	if of.brackets--; of.brackets == 0 {
 		delete(k.by, by)
 	}
+	of.fresh = min(of.fresh, of.brackets)
 }
 
 // recall has clients end what they keep without need. It waits for those who answer at once. Room is needed.
 func (k *kept) recall(ctx context.Context) {
-	k.mu.Lock()
-	if time.Since(k.recalled) < recallInterval {
-		k.mu.Unlock()
-		return
-	}
-	k.recalled = time.Now()
-	all := slices.Collect(maps.Keys(k.by))
-	k.mu.Unlock()
 	var waits []func(ctx context.Context) error
-	for _, by := range all {
+	for _, by := range k.keepers() {
 		if wait, err := by.Recall(); err == nil {
 			waits = append(waits, wait)
+		} else {
+			k.spared(by)
 		}
+	}
+	if len(waits) == 0 {
+		return
 	}
 	patience, cancel := context.WithTimeout(ctx, movePatience)
 	defer cancel()
 	for _, wait := range waits {
 		_ = wait(patience) // who does not answer has an open bracket, as those who use it
+	}
+}
+
+// keepers returns those who keep what they were not asked for yet, and are asked now.
+func (k *kept) keepers() (all []Keeper) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.recalled = time.Now()
+	for by, of := range k.by {
+		if of.fresh > 0 {
+			all, of.fresh = append(all, by), 0
+		}
+	}
+	return all
+}
+
+// spared says that a client could not be asked after all.
+func (k *kept) spared(by Keeper) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if of := k.by[by]; of != nil {
+		of.fresh = of.brackets
 	}
 }
 
@@ -81,8 +112,11 @@ func (d *device) mayKeep(g *residency.Grant) bool {
 			}
 		}
 	}
-	if d.room.Eviction() == policy.ByBrackets {
+	switch rule := d.room.Eviction(); {
+	case rule == policy.ByBrackets:
 		return false
+	case !policy.Counts(rule):
+		return true
 	}
 	d.kept.mu.Lock()
 	defer d.kept.mu.Unlock()

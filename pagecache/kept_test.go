@@ -39,6 +39,15 @@ func (k *keeper) Recall() (func(ctx context.Context) error, error) {
 	}, nil
 }
 
+// end ends what it keeps.
+func (k *keeper) end() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, b := range k.open {
+		b.Done()
+	}
+}
+
 // keep begins a bracket over extents [from, to), which by keeps if it may.
 func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 	c.t.Helper()
@@ -54,12 +63,13 @@ func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 }
 
 // TestKeptBracketsAreRecalled: brackets that a client keeps fill a device. Who needs the memory has it at once, since
-// the client is asked to end them. For a while after that nobody keeps brackets, and then again.
+// the client is asked to end them: once, and not while others are idle. What is used again is kept again.
 func TestKeptBracketsAreRecalled(t *testing.T) {
 	const extents = 4
 	m := newMovingMachine(t, 1, extents, 0)
-	a, b := m.travel(m.noisyFile(extents*brick), 0, true), m.travel(m.noisyFile(extents*brick), 0, false)
+	a, b := m.travel(m.noisyFile(2*extents*brick), 0, true), m.travel(m.noisyFile(extents*brick), 0, false)
 	by := &keeper{}
+	defer by.end()
 	for i := range extents {
 		require.True(t, a.keep(by, i, i+1).Kept())
 		a.host[i*brick] = 77
@@ -69,13 +79,37 @@ func TestKeptBracketsAreRecalled(t *testing.T) {
 	require.Equal(t, 1, by.asked)
 	require.Zero(t, a.mapped(), "all was taken back")
 	u.Done()
-	again := a.keep(by, 0, 1)
-	require.False(t, again.Kept(), "a device that just needed room")
-	again.Done()
+	for i := range 2 * extents {
+		require.True(t, a.keep(by, i, i+1).Kept(), "also where the device just needed room")
+	}
+	require.Equal(t, 2, by.asked, "the first four were idle")
+	require.Len(t, by.open, extents)
+	a.keep(by, 2*extents-1, 2*extents)
+	a.keep(by, 0, 1)
+	require.Equal(t, 3, by.asked)
+	a.keep(by, 1, 2)
+	require.Equal(t, 3, by.asked, "three of those that were recalled are idle")
 	require.EqualValues(t, 77, a.loads(0))
+}
+
+// TestRulesThatCountSeeUses: by a rule that counts uses nobody keeps brackets for a while after the device needed room.
+func TestRulesThatCountSeeUses(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
+	a := m.travel(m.noisyFile(3*brick), 0, true)
+	by := &keeper{}
+	defer by.end()
+	require.True(t, a.keep(by, 0, 1).Kept())
+	require.True(t, a.keep(by, 1, 2).Kept())
+	x := a.keep(by, 2, 3)
+	require.Equal(t, 1, by.asked)
+	require.False(t, x.Kept(), "a device that just needed room")
+	x.Done()
 	require.Eventually(t, func() bool {
 		x := a.keep(by, 0, 1)
-		defer x.Done()
+		if !x.Kept() {
+			x.Done()
+		}
 		return x.Kept()
 	}, time.Minute, time.Millisecond)
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -372,4 +374,40 @@ func TestUsersDoNotShareWhatMoved(t *testing.T) {
 	require.Zero(t, a.mapped(), "the memory was taken back before another user got it")
 	require.Equal(t, byte(5), a.loads(1))
 	require.NotEqual(t, page.Index(0), a.pages.End)
+}
+
+// TestMemoryPassesOn: a bracket uses the memory that what had to go for it had. Whoever is given the memory finds
+// nothing in it of another file, also behind the end of his own and beside his mapping.
+func TestMemoryPassesOn(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	a := m.travel(m.noisyFile(2*brick), 0, true)
+	a.use(0, 2).Done()
+	had, _ := a.h.at(0)
+	was := had.Memory()
+	const end = brick + brick/2 + 10
+	src := m.noisyFile(end)
+	for _, writable := range []bool{false, true} {
+		b := m.travelAs(src, 0, MapRequest{Len: brick + page.Size, Writable: writable})
+		u := b.use(0, 2)
+		require.Zero(t, a.mapped())
+		first, _ := b.h.at(0)
+		last, _ := b.h.at(brickPages)
+		require.Contains(t, []gpubackend.Memory{first.Memory(), last.Memory()}, was)
+		got := make([]byte, 2*brick)
+		require.NoError(t, m.devices[0].CopyOut(t.Context(), []gpubackend.Copy{
+			{Mem: first.Memory(), Host: got[:brick]}, {Mem: last.Memory(), Host: got[brick:]}}))
+		for at := range got {
+			if at < end && got[at] != 0 {
+				require.Equal(t, src.home.data[at], got[at], "byte %d", at)
+			} else {
+				require.Zero(t, got[at], "byte %d", at)
+			}
+		}
+		u.Done()
+		b.end()
+		a.use(0, 2).Done()
+		had, _ = a.h.at(0)
+		was = had.Memory()
+	}
+	require.Zero(t, m.devices[0].Calls(faulty.Zero)-2*2, "only what nobody brings is zeroed")
 }

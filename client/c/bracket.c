@@ -14,12 +14,13 @@
 struct gaiafs_bracket {
 	struct gaiafs_job job; /* its first member */
 	struct gaiafs_bracket *outer; /* the thread's, opened before */
-	struct gaiafs_mapping *m; /* one that it uses; NULL: nothing moves */
+	struct gaiafs_mapping *m; /* that of the first range; NULL: nothing moves */
 	gaia_stream_t stream;
 	uint64_t id;
-	bool may;                 /* it is one range, off and len of m, and the daemon says whether it may be kept */
-	uint64_t off, len;
+	bool may;                 /* the daemon says whether it may be kept */
 	struct gaiafs_kept *kept; /* NULL: the daemon is told of the end */
+	size_t n;                 /* of spans: what moves, each with a reference on its mapping */
+	struct gaiafs_span spans[];
 };
 
 /* The thread's open brackets, the last one first. */
@@ -27,24 +28,28 @@ static _Thread_local struct gaiafs_bracket *open_brackets;
 
 static uint64_t next_id; /* atomic */
 
+void gaiafs_bracket_forget(struct gaiafs_bracket *b)
+{
+	for (size_t i = 0; i < b->n; i++)
+		gaiafs_mapping_unref(b->spans[i].m);
+	free(b);
+}
+
 void gaiafs_bracket_end(struct gaiafs_bracket *b)
 {
-	if (b->m != NULL) {
-		if (!gaiafs_mapping_mine(b->m))
-			;
-		else if (b->kept != NULL)
+	if (b->m != NULL && gaiafs_mapping_mine(b->m)) {
+		if (b->kept != NULL)
 			gaiafs_keep_done(b->kept);
 		else
 			gaiafs_without(b->m, b->id);
-		gaiafs_mapping_unref(b->m);
 	}
-	free(b);
+	gaiafs_bracket_forget(b);
 }
 
 uint64_t gaiafs_bracket_open(struct gaiafs_bracket *b, const struct gaiafs_request *answered)
 {
 	if (b->may && b->kept == NULL && answered != NULL && answered->number != 0)
-		b->kept = gaiafs_keep(b->m, b->id, b->off, b->len);
+		b->kept = gaiafs_keep(b->id, b->spans, b->n);
 	b->outer = open_brackets;
 	open_brackets = b;
 	return b->id;
@@ -61,26 +66,29 @@ static void stream_done(void *argument)
 	gaiafs_post(argument);
 }
 
-/* find_all finds the mappings of the ranges, with references, which the caller gives back, also after a failure.
- * *moving is how many move; they are of one connection and device. */
-static int find_all(
-	const struct gaia_range *ranges, size_t n, struct gaiafs_mapping **all, size_t *moving, struct gaiafs_fail *f)
+static uint64_t offset_of(const struct gaiafs_mapping *m, const void *addr)
 {
-	const struct gaiafs_mapping *first = NULL;
+	return (uintptr_t)addr - (uintptr_t)m->base;
+}
 
-	*moving = 0;
+/* find_moving finds the ranges that move, which are of one connection and device. What it found has references, also
+ * after a failure. */
+static int find_moving(const struct gaia_range *ranges, size_t n, struct gaiafs_bracket *b, struct gaiafs_fail *f)
+{
 	for (size_t i = 0; i < n; i++) {
-		all[i] = gaiafs_find(ranges[i].address, ranges[i].length, f);
-		if (all[i] == NULL)
+		struct gaiafs_mapping *m = gaiafs_find(ranges[i].address, ranges[i].length, f);
+
+		if (m == NULL)
 			return f->errnum;
-		if (!all[i]->movable)
+		if (!m->movable) {
+			gaiafs_mapping_unref(m);
 			continue;
-		if (first == NULL)
-			first = all[i];
-		if (all[i]->conn != first->conn || all[i]->dev != first->dev)
+		}
+		b->spans[b->n++] = (struct gaiafs_span){ m, offset_of(m, ranges[i].address), ranges[i].length };
+		b->m = b->spans[0].m;
+		if (m->conn != b->m->conn || m->dev != b->m->dev)
 			return gaiafs_failed(f, EINVAL, "a bracket uses mappings of one mount on one device: not of device %d and %d",
-					     first->dev, all[i]->dev);
-		(*moving)++;
+					     b->m->dev, m->dev);
 	}
 	return 0;
 }
@@ -92,87 +100,54 @@ int gaiafs_take_use(struct gaiafs_request *r, const struct gaiafs_frame *frame, 
 	return gaiafs_get_numbered(frame->body, frame->body_len, &r->number) ? 0 : gaiafs_failed(fail, EPROTO, "NUMBERED is too short");
 }
 
-static uint64_t offset_of(const struct gaia_range *r, const struct gaiafs_mapping *m)
-{
-	return (uintptr_t)r->address - (uintptr_t)m->base;
-}
-
 /* request_of returns the body of the request for a bracket, from malloc, or NULL. */
-static uint8_t *request_of(const struct gaiafs_bracket *b, const struct gaia_range *ranges, size_t n,
-			   struct gaiafs_mapping *const *all, size_t moving, uint32_t patience, size_t *size)
+static uint8_t *request_of(
+	uint64_t id, bool may, const struct gaiafs_span *spans, size_t n, uint32_t patience, size_t *size)
 {
 	size_t at = GAIAFS_USE_HEAD;
 	uint8_t *body;
 
-	*size = GAIAFS_USE_HEAD + moving * GAIAFS_USE_RANGE;
+	*size = GAIAFS_USE_HEAD + n * GAIAFS_USE_RANGE;
 	body = malloc(*size);
 	if (body == NULL)
 		return NULL;
-	gaiafs_put_use(body, b->id, (open_brackets != NULL ? GAIAFS_USE_NESTED : 0) | (b->may ? GAIAFS_USE_KEEP : 0),
-		patience, (uint32_t)moving);
+	gaiafs_put_use(body, id, (open_brackets != NULL ? GAIAFS_USE_NESTED : 0) | (may ? GAIAFS_USE_KEEP : 0), patience,
+		(uint32_t)n);
 	for (size_t i = 0; i < n; i++)
-		if (all[i]->movable)
-			at += gaiafs_put_use_range(body + at, all[i]->id, offset_of(&ranges[i], all[i]), ranges[i].length);
+		at += gaiafs_put_use_range(body + at, spans[i].m->id, spans[i].off, spans[i].len);
 	return body;
-}
-
-/* keep gives the references back, but for the one that the bracket keeps. */
-static void keep(const struct gaiafs_bracket *b, struct gaiafs_mapping **all, size_t n)
-{
-	bool kept = false;
-
-	for (size_t i = 0; i < n && all[i] != NULL; i++)
-		if (all[i] == b->m && !kept)
-			kept = true;
-		else
-			gaiafs_mapping_unref(all[i]);
 }
 
 struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t n, gaia_stream_t stream,
 	uint32_t patience, struct gaiafs_want *want, struct gaiafs_fail *f)
 {
-	struct gaiafs_mapping **all = NULL;
 	struct gaiafs_bracket *b = NULL;
-	size_t moving = 0;
 
 	*want = (struct gaiafs_want){ 0 };
 	if (n == 0 || ranges == NULL)
 		(void)gaiafs_failed(f, EINVAL, "a bracket uses at least one range");
 	else if (n > GAIAFS_MOST_RANGES)
 		(void)gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has at most %d", n, GAIAFS_MOST_RANGES);
-	else if (gaiafs_prepare_work(f) == 0 &&
-		((all = calloc(n, sizeof *all)) == NULL || (b = calloc(1, sizeof *b)) == NULL))
+	else if (gaiafs_prepare_work(f) == 0 && (b = malloc(sizeof *b + n * sizeof b->spans[0])) == NULL)
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
-	if (b == NULL) {
-		free(all);
+	if (b == NULL)
 		return NULL;
-	}
 	*b = (struct gaiafs_bracket){ .job = { .run = end_job }, .stream = stream };
 	b->id = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
-	(void)find_all(ranges, n, all, &moving, f);
-	for (size_t i = 0; f->errnum == 0 && b->m == NULL && i < n; i++)
-		if (all[i]->movable) {
-			b->m = all[i];
-			b->off = offset_of(&ranges[i], all[i]);
-			b->len = ranges[i].length;
-			b->may = moving == 1 && (gaiafs_conn_features(b->m->conn) & GAIAFS_FEATURE_KEEP) != 0;
-		}
-	if (b->may)
-		b->kept = gaiafs_keep_find(b->m, b->off, b->len);
-	if (b->m != NULL && b->kept == NULL) {
-		want->body = request_of(b, ranges, n, all, moving, patience, &want->size);
-		if (want->body == NULL) {
-			(void)gaiafs_failed(f, ENOMEM, "out of memory");
-			b->m = NULL;
+	if (find_moving(ranges, n, b, f) == 0 && b->m != NULL) {
+		b->may = b->n <= GAIAFS_MOST_SPANS && (gaiafs_conn_features(b->m->conn) & GAIAFS_FEATURE_KEEP) != 0;
+		if (b->may)
+			b->kept = gaiafs_keep_find(b->spans, b->n);
+		if (b->kept == NULL) {
+			want->m = b->m;
+			want->body = request_of(b->id, b->may, b->spans, b->n, patience, &want->size);
+			if (want->body == NULL)
+				(void)gaiafs_failed(f, ENOMEM, "out of memory");
 		}
 	}
-	keep(b, all, n);
-	free(all);
-	if (f->errnum == 0) {
-		want->m = b->kept == NULL ? b->m : NULL;
+	if (f->errnum == 0)
 		return b;
-	}
-	free(b);
+	gaiafs_bracket_forget(b);
 	return NULL;
 }
 
@@ -199,17 +174,9 @@ static void use(
 	gaiafs_bracket_forget(b);
 }
 
-void gaiafs_bracket_forget(struct gaiafs_bracket *b)
-{
-	if (b->m != NULL)
-		gaiafs_mapping_unref(b->m);
-	free(b);
-}
-
 int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f)
 {
-	const struct gaia_range r = { (void *)(uintptr_t)addr, len };
-	struct gaiafs_bracket b = { .m = m };
+	const struct gaiafs_span all = { m, offset_of(m, addr), len };
 	uint8_t *body;
 	size_t size;
 	int err;
@@ -217,14 +184,14 @@ int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64
 	*bracket = 0;
 	if (!m->movable)
 		return 0;
-	b.id = *bracket = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
-	body = request_of(&b, &r, 1, &m, 1, 0, &size);
+	*bracket = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
+	body = request_of(*bracket, false, &all, 1, 0, &size);
 	if (body == NULL)
 		return gaiafs_failed(f, ENOMEM, "out of memory");
 	err = gaiafs_simple_long(m->conn, GAIAFS_USE, body, size, f);
 	free(body);
 	if (err == EINTR)
-		gaiafs_without(m, b.id);
+		gaiafs_without(m, *bracket);
 	return err;
 }
 

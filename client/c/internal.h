@@ -394,12 +394,19 @@ int gaiafs_take_use(struct gaiafs_request *r, const struct gaiafs_frame *frame, 
 void gaiafs_bracket_end(struct gaiafs_bracket *b);
 void gaiafs_bracket_forget(struct gaiafs_bracket *b);
 /* A bracket that is kept. Each gaiafs_keep_find and gaiafs_keep that returns one is a user, until gaiafs_keep_done; a
- * user has a reference on m. */
+ * user has a reference on the mapping of the first range. */
 struct gaiafs_kept;
-/* gaiafs_keep_find returns the one of exactly these bytes of m, or NULL. */
-struct gaiafs_kept *gaiafs_keep_find(struct gaiafs_mapping *m, uint64_t off, uint64_t len);
+/* A range of a movable mapping. */
+struct gaiafs_span {
+	struct gaiafs_mapping *m;
+	uint64_t off, len;
+};
+/* More ranges than these are not kept. */
+enum { GAIAFS_MOST_SPANS = 256 };
+/* gaiafs_keep_find returns the one of exactly these ranges, of which there is at least one, or NULL. */
+struct gaiafs_kept *gaiafs_keep_find(const struct gaiafs_span *spans, size_t n);
 /* gaiafs_keep keeps a bracket that the daemon allowed to keep. NULL: it is the caller's, as any other. */
-struct gaiafs_kept *gaiafs_keep(struct gaiafs_mapping *m, uint64_t bracket, uint64_t off, uint64_t len);
+struct gaiafs_kept *gaiafs_keep(uint64_t bracket, const struct gaiafs_span *spans, size_t n);
 void gaiafs_keep_done(struct gaiafs_kept *k);
 /* gaiafs_keep_mark has k be in use, also without users, until all work is done that was begun in the stream of a GPU.
  * EBUSY: it cannot; EINVAL: the stream is being captured. */
@@ -407,7 +414,7 @@ int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_
 /* gaiafs_keep_recall ends those of a connection that nobody uses, and stores the brackets that the daemon may take for
  * ended. It returns how many these are; most: there may be more. The others end by themselves. It waits for nothing. */
 size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *brackets, size_t most);
-/* gaiafs_keep_drop ends those of m, which has left the table, and waits for nothing. */
+/* gaiafs_keep_drop ends those that have a range of m, which has left the table, and waits for nothing. */
 void gaiafs_keep_drop(const struct gaiafs_mapping *m);
 void gaiafs_keep_after_fork(void);
 /* gaiafs_table_after_fork has nothing of the parent's movable mappings be in the child. */

@@ -1,21 +1,23 @@
 /*
- * Brackets that are kept: where the daemon allows it, a bracket of one range stays open when the program is done with
- * it. The next one of the same range joins it, and asks nobody. RECALL ends those that nobody uses, and has the others
- * end as usual.
+ * Brackets that are kept: where the daemon allows it, a bracket stays open when the program is done with it. The next
+ * one of the same ranges in the same order joins it, and asks nobody. RECALL ends those that nobody uses, in the order
+ * in which they were used last, and has the others end as usual.
  */
 #define _GNU_SOURCE
 #include "conn.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BUCKETS = 1024, MOST_KEPT = 8192, MARKS = 4 };
 
 struct gaiafs_kept {
 	struct gaiafs_job job; /* its first member */
-	struct gaiafs_kept *next;
-	struct gaiafs_mapping *m; /* without a reference while it is in the table: munmap takes it out */
-	uint64_t id, off, len;    /* immutable */
+	struct gaiafs_kept *next;           /* in its bucket, and then among those that take took */
+	struct gaiafs_kept *older, *newer;  /* those used before and after it. Guarded by gaiafs_table_lock */
+	struct gaiafs_mapping *m; /* of the first range, without a reference while k is in the table: munmap takes k out */
+	uint64_t id;              /* immutable */
 	bool told;                /* the daemon knows that it has ended */
 
 	/* Guarded by gaiafs_table_lock. */
@@ -26,37 +28,85 @@ struct gaiafs_kept {
 		void *event; /* the last use in the stream */
 		bool used, busy;
 	} marks[MARKS];
+
+	size_t n;                    /* of spans; immutable, as they are. They have no references either */
+	struct gaiafs_span spans[];
 };
 
 /* Guarded by gaiafs_table_lock. */
-static struct gaiafs_kept *table[BUCKETS];
+static struct gaiafs_kept *table[BUCKETS], *oldest, *newest;
 static unsigned count;
 
-static struct gaiafs_kept **bucket_of(const struct gaiafs_mapping *m, uint64_t off, uint64_t len)
+static struct gaiafs_kept **bucket_of(const struct gaiafs_span *spans, size_t n)
 {
-	uint64_t h = (uintptr_t)m ^ off / GAIAFS_PAGE * UINT64_C(0x9e3779b97f4a7c15) ^ len * UINT64_C(0xff51afd7ed558ccd);
+	uint64_t h = n;
 
-	return &table[(h ^ h >> 32) % BUCKETS];
+	for (size_t i = 0; i < n; i++) {
+		const struct gaiafs_span *s = &spans[i];
+
+		h ^= (uintptr_t)s->m ^ s->off / GAIAFS_PAGE * UINT64_C(0x9e3779b97f4a7c15);
+		h = h * UINT64_C(0xff51afd7ed558ccd) ^ s->len;
+		h ^= h >> 32;
+	}
+	return &table[h % BUCKETS];
 }
 
-static struct gaiafs_kept *find_locked(const struct gaiafs_mapping *m, uint64_t off, uint64_t len)
+static bool same(const struct gaiafs_kept *k, const struct gaiafs_span *spans, size_t n)
 {
-	struct gaiafs_kept *k = *bucket_of(m, off, len);
+	size_t i = 0;
 
-	while (k != NULL && (k->m != m || k->off != off || k->len != len))
+	while (k->n == n && i < n && k->spans[i].m == spans[i].m && k->spans[i].off == spans[i].off &&
+		k->spans[i].len == spans[i].len)
+		i++;
+	return k->n == n && i == n;
+}
+
+/* uses reports whether one of k's ranges is of m. */
+static bool uses(const struct gaiafs_kept *k, const struct gaiafs_mapping *m)
+{
+	size_t i = 0;
+
+	while (i < k->n && k->spans[i].m != m)
+		i++;
+	return i < k->n;
+}
+
+static struct gaiafs_kept *find_locked(const struct gaiafs_span *spans, size_t n)
+{
+	struct gaiafs_kept *k = *bucket_of(spans, n);
+
+	while (k != NULL && !same(k, spans, n))
 		k = k->next;
 	return k;
 }
 
-struct gaiafs_kept *gaiafs_keep_find(struct gaiafs_mapping *m, uint64_t off, uint64_t len)
+/* use_locked has k be the newest. */
+static void use_locked(struct gaiafs_kept *k)
+{
+	k->older = newest;
+	k->newer = NULL;
+	*(newest != NULL ? &newest->newer : &oldest) = k;
+	newest = k;
+}
+
+static void unlink_locked(struct gaiafs_kept *k)
+{
+	*(k->older != NULL ? &k->older->newer : &oldest) = k->newer;
+	*(k->newer != NULL ? &k->newer->older : &newest) = k->older;
+}
+
+struct gaiafs_kept *gaiafs_keep_find(const struct gaiafs_span *spans, size_t n)
 {
 	struct gaiafs_kept *k = NULL;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
-	if (m->conn->state == READY) /* else the daemon's answer says what is the matter */
-		k = find_locked(m, off, len);
-	if (k != NULL)
+	if (spans[0].m->conn->state == READY) /* else the daemon's answer says what is the matter */
+		k = find_locked(spans, n);
+	if (k != NULL) {
 		k->users++;
+		unlink_locked(k);
+		use_locked(k);
+	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	return k;
 }
@@ -75,21 +125,25 @@ static void end(struct gaiafs_job *j)
 	free(k);
 }
 
-struct gaiafs_kept *gaiafs_keep(struct gaiafs_mapping *m, uint64_t bracket, uint64_t off, uint64_t len)
+struct gaiafs_kept *gaiafs_keep(uint64_t bracket, const struct gaiafs_span *spans, size_t n)
 {
-	struct gaiafs_kept *k = calloc(1, sizeof *k);
+	struct gaiafs_kept *k = malloc(sizeof *k + n * sizeof *spans);
 	bool fits;
 
 	if (k == NULL)
 		return NULL;
-	*k = (struct gaiafs_kept){ .job = { .run = end }, .m = m, .id = bracket, .off = off, .len = len, .users = 1 };
+	*k = (struct gaiafs_kept){ .job = { .run = end }, .m = spans[0].m, .id = bracket, .users = 1, .n = n };
+	memcpy(k->spans, spans, n * sizeof *spans);
 	pthread_mutex_lock(&gaiafs_table_lock);
-	fits = m->listed && count < MOST_KEPT && find_locked(m, off, len) == NULL;
+	fits = count < MOST_KEPT && find_locked(spans, n) == NULL;
+	for (size_t i = 0; i < n; i++)
+		fits = fits && spans[i].m->listed;
 	if (fits) {
-		struct gaiafs_kept **b = bucket_of(m, off, len);
+		struct gaiafs_kept **b = bucket_of(spans, n);
 
 		k->next = *b;
 		*b = k;
+		use_locked(k);
 		count++;
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
@@ -134,29 +188,31 @@ int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_
 	return err;
 }
 
-/* take takes those of a connection, or of a mapping, out of the table: at most so many that nobody uses, which get a
- * reference on their mapping and are returned. Their users end the others. */
+/* take takes those of a connection, or with a range of a mapping, out of the table: at most so many that nobody uses,
+ * which get a reference on k->m and are returned, the oldest first. Their users end the others. */
 static struct gaiafs_kept *take(const struct gaiafs_conn *c, const struct gaiafs_mapping *m, size_t most)
 {
-	struct gaiafs_kept *taken = NULL;
+	struct gaiafs_kept *taken = NULL, **last = &taken, **p, *newer;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
-	for (size_t i = 0; i < BUCKETS && count > 0; i++)
-		for (struct gaiafs_kept **p = &table[i], *k; (k = *p) != NULL;) {
-			if ((m != NULL ? k->m != m : k->m->conn != c) || (k->users == 0 && most == 0)) {
-				p = &k->next;
-				continue;
-			}
-			*p = k->next;
-			count--;
-			k->ending = true;
-			if (k->users > 0)
-				continue;
-			most--;
-			k->m->refs++;
-			k->next = taken;
-			taken = k;
-		}
+	for (struct gaiafs_kept *k = oldest; k != NULL; k = newer) {
+		newer = k->newer;
+		if ((m != NULL ? !uses(k, m) : k->m->conn != c) || (k->users == 0 && most == 0))
+			continue;
+		for (p = bucket_of(k->spans, k->n); *p != k; p = &(*p)->next)
+			continue;
+		*p = k->next;
+		unlink_locked(k);
+		count--;
+		k->ending = true;
+		if (k->users > 0)
+			continue;
+		most--;
+		k->m->refs++;
+		k->next = NULL;
+		*last = k;
+		last = &k->next;
+	}
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	return taken;
 }
@@ -193,5 +249,6 @@ void gaiafs_keep_after_fork(void)
 {
 	for (size_t i = 0; i < BUCKETS; i++)
 		table[i] = NULL; /* they are the parent's */
+	oldest = newest = NULL;
 	count = 0;
 }

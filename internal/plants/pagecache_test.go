@@ -373,11 +373,32 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestKeptBracketsAreRecalled"}},
 	},
 	{
-		name: "brackets of a device that needed room are kept",
+		name: "brackets are kept by a rule that counts uses, of a device that needed room",
 		file: "pagecache/kept.go",
 		old:  "return time.Since(d.kept.recalled) >= keepAfter",
 		new:  "return time.Since(d.kept.recalled) >= 0",
+		nets: []net{{pkg: "pagecache", run: "TestRulesThatCountSeeUses"}},
+	},
+	{
+		name: "clients are asked for kept brackets while others are idle",
+		file: "pagecache/residency/room.go",
+		old:  "batch := victims(devices, from, asks, but, asked, bytes, recalled)",
+		new:  "batch := []*Extent(nil)\n\t\tif recalled {\n\t\t\tbatch = victims(devices, from, asks, but, asked, bytes, true)\n\t\t}",
 		nets: []net{{pkg: "pagecache", run: "TestKeptBracketsAreRecalled"}},
+	},
+	{
+		name: "what memory had before is taken for zeros",
+		file: "pagecache/evict.go",
+		old:  ", littered: x.Littered()}",
+		new:  "}",
+		nets: []net{{pkg: "pagecache", run: "TestMemoryPassesOn"}},
+	},
+	{
+		name: "memory that somebody keeps is passed on to others",
+		file: "pagecache/residency/stock.go",
+		old:  "return !others && !d.info.ReadOnlyExports || !mem.Held()",
+		new:  "return !others || true",
+		nets: []net{{pkg: "pagecache/residency", run: "TestMemoryThatOthersHaveIsNotPassedOn"}},
 	},
 	{
 		name: "limited users keep brackets",

@@ -99,7 +99,7 @@ func (d *Device) shrinkOnce(ctx context.Context, from Tier, unwritten bool) (boo
 		return false, err
 	}
 	defer d.yield(mine)
-	return d.evict(ctx, from, tenants.Nobody, ForBudget, sparing{copied: true, written: unwritten})
+	return d.evict(ctx, from, tenants.Nobody, ForBudget, sparing{copied: true, written: unwritten}, 0)
 }
 
 // shareLocked is the bytes that a limited Tenant may map, in whole allocations, with Device.mu held.

@@ -73,6 +73,7 @@ type Device struct {
 	left    int // extents that ever left; protected by mu
 	// of reservations that need room; the first has the turn, and is closed. Protected by mu
 	turns      []chan struct{}
+	stock      *stock                                       // of the grant that has the turn, or nil; protected by mu
 	departures map[departure]struct{ Extents, Bytes int64 } // since the device was made; protected by mu
 	overBus    OverBus                                      // protected by mu
 	// promised is what the reservation that has the turn has made free so far. Protected by mu.

@@ -21,7 +21,7 @@
 //
 // # States of an extent
 //
-//	made      it has memory, which is being zeroed; nobody knows of it but Reserve
+//	made      it has memory; nobody knows of it but Reserve, which zeroes it, or Grant
 //	idle      its Key has it, and nobody maps it: a victim for the policy
 //	mapped    its Key has it, and so have clients' Pins
 //	left      its Key let go of it; the memory stays for those who still use it
@@ -46,8 +46,8 @@
 // clients whose mappings are movable before it Cleans or Rehouses it.
 //
 // Pinned memory is one pool of all devices of a mount (Pinned), bounded, made on demand, and kept for the next extent
-// when it is given back. Whoever needs room in it has extents of any device leave, without that device's turn. It is
-// zeroed before another extent has it, and while a user may still have some of it mapped, no other user gets that.
+// when it is given back. Whoever needs room in it has extents of any device leave, without that device's turn. While a
+// user may still have some of it mapped, no other user gets that.
 //
 // # Grants
 //
@@ -57,6 +57,9 @@
 // come first served; whoever waits holds nothing. Somebody who has a Grant already and would have to wait for another
 // one is refused instead. So Grants cannot wait for each other in a circle.
 //
+// What leaves for a Grant leaves its memory to it, unless others may have that still (stock.go). Nothing that a Grant
+// makes is zeroed: the Key is told (Littered), and zeroes what nobody brings before a client has the memory.
+//
 // Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's
 // own, of the tenant that owns least by its share first.
 //
@@ -64,11 +67,11 @@
 //
 // Reserve tries to allocate before it evicts. Where there is no room, reservations of one device take turns, in the
 // order in which they came; a device's turns have nothing to do with another device's. Whoever has the turn asks Keys
-// to clean victims, one after another, and waits for memory that is about to be free. What has the turn made free is
-// kept for it: a reservation that comes meanwhile is served at once only if there is room for both. So one that needs
-// little does not wait for one that waits for a slow disk, and one that needs much is not starved by many that need
-// little. Nobody takes mapped memory from anybody, and a reservation that fails gives back all it got, so no two of
-// them wait for each other.
+// to clean victims, one after another, and waits for memory that is about to be free. Victims of a Grant leave at once,
+// as many as it needs: their clients are waited for together. What has the turn made free is kept for it: a reservation
+// that comes meanwhile is served at once only if there is room for both. So one that needs little does not wait for one
+// that waits for a slow disk, and one that needs much is not starved by many that need little. Nobody takes mapped
+// memory from anybody, and a reservation that fails gives back all it got, so no two of them wait for each other.
 //
 // # Pinned files
 //

@@ -48,6 +48,8 @@ type Extent struct {
 	key   Key
 	pages page.Range // immutable
 	size  int64      // immutable; in bytes
+	// littered says that the memory had anything in it when the extent was made. Immutable.
+	littered bool
 
 	placement atomic.Pointer[Placement] // never nil; changed by place
 	// users are the Key, every Pin, and those who copy. The last one frees the memory.
@@ -72,6 +74,9 @@ func (x *Extent) Pages() page.Range { return x.pages }
 
 // Size returns the bytes of x. At the end of what a file can have they are more than its pages'.
 func (x *Extent) Size() int64 { return x.size }
+
+// Littered reports whether x may have had anything in it when it was made, rather than zeros.
+func (x *Extent) Littered() bool { return x.littered }
 
 // Placement returns where the bytes are. It stays so while the caller uses x, as the package comment has it.
 func (x *Extent) Placement() Placement { return *x.placement.Load() }
@@ -116,13 +121,24 @@ func (x *Extent) LetGo() {
 	d.wake()
 }
 
-// free gives memory back, to the device or to the pool of pinned memory. had are the users who may have been given it.
+// free gives memory back, to who makes room, to the device or to the pool of pinned memory. had are the users who may
+// have been given it.
 func (d *Device) free(at Placement, had []uint32) {
 	if at.Tier == TierHost {
 		d.pinned.put(d, at.Memory, had)
 		return
 	}
-	if err := at.Memory.Free(); err != nil {
+	d.mu.Lock()
+	s := d.stock
+	d.mu.Unlock()
+	if s == nil || !s.keep(at.Memory, had) {
+		d.freeOwn(at.Memory)
+	}
+}
+
+// freeOwn gives memory of the device's own back to it.
+func (d *Device) freeOwn(mem gpubackend.Memory) {
+	if err := mem.Free(); err != nil {
 		d.options.Log.Warn("freeing device memory", "device", d.info.Ordinal, "error", err)
 	}
 }

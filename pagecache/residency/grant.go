@@ -89,7 +89,9 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 	defer timeout.Stop()
 	for {
 		changed := d.pinned.watch()
-		g, err := d.tryGrant(ctx, wants, &a, d.allocateAny, d.house)
+		s := &stock{dev: d, by: a.By, wants: wants}
+		g, err := d.tryGrant(ctx, wants, &a, s.allocate, d.house)
+		s.drop()
 		if !errors.Is(err, errFull) {
 			return g, err
 		}
@@ -362,7 +364,7 @@ func (d *Device) fitsPinned(ctx context.Context, id tenants.ID) error {
 	}
 	defer d.yield(mine)
 	for d.pinned.overdrawn(id) {
-		evicted, err := d.evict(ctx, TierHost, id, ForPinned, sparing{copied: true})
+		evicted, err := d.evict(ctx, TierHost, id, ForPinned, sparing{copied: true}, 0)
 		if err != nil {
 			return err
 		}
@@ -395,7 +397,7 @@ func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	defer d.yield(mine)
 	d.pinned.own(id, x.size)
 	defer d.pinned.own(id, -x.size) // whoever pins x owns it
-	mem, err := d.allocatePinned(ctx, x.size, Tenant{Account: id})
+	mem, _, err := d.allocatePinned(ctx, x.size, Tenant{Account: id})
 	if err != nil {
 		return err
 	}
@@ -424,83 +426,47 @@ func (d *Device) inLine() int {
 }
 
 // noAllocator is the allocator of grants for which all memory has to be there.
-func noAllocator(context.Context, Key, int64, Tenant, func() bool) (Tier, gpubackend.Memory, error) {
-	return TierNone, nil, errFull
+func noAllocator(context.Context, Key, int64, Tenant, func() bool) (found, error) {
+	return found{}, errFull
 }
 
-// allocateAny is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory.
-// For a Key that is to be on the host it is pinned memory first. It waits for nobody who holds memory. What it
-// returns of pinned memory is counted as the tenant's.
-func (d *Device) allocateAny(ctx context.Context, key Key, size int64, by Tenant,
-	_ func() bool) (Tier, gpubackend.Memory, error) {
-	onHost := key.Preference().OnHost
-	if !onHost && !d.over(by.id()) && d.spare(size) {
-		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
-			return TierVRAM, mem, err
-		}
-	}
-	mine, _, err := d.turn(ctx)
-	if err != nil {
-		return TierNone, nil, err
-	}
-	defer d.yield(mine)
-	if onHost {
-		if mem, err := d.allocateOnHost(ctx, size, by); !errors.Is(err, errFull) {
-			return TierHost, mem, err
-		}
-	}
-	for evicted := true; evicted; {
-		if !d.over(by.id()) {
-			if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
-				return TierVRAM, mem, err
-			}
-		}
-		if evicted, err = d.evict(ctx, TierVRAM, by.id(), ForBracket, sparing{copied: true}); err != nil {
-			return TierNone, nil, err
-		}
-	}
-	mem, err := d.allocateOnHost(ctx, size, by)
-	return TierHost, mem, err
-}
-
-// allocateOnHost is allocateAny of pinned memory alone. The caller has the turn.
-func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (gpubackend.Memory, error) {
+// allocateOnHost is stock.allocate of pinned memory alone. The caller has the turn.
+func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (found, error) {
 	d.pinned.own(by.id(), size) // so that it counts when a victim is looked for
-	mem, err := d.allocatePinned(ctx, size, by)
+	mem, littered, err := d.allocatePinned(ctx, size, by)
 	if err != nil {
 		d.pinned.own(by.id(), -size)
 	}
-	return mem, err
+	return found{TierHost, mem, littered}, err
 }
 
-// allocatePinned is allocateOnHost of what is counted as the tenant's already.
-func (d *Device) allocatePinned(ctx context.Context, size int64, by Tenant) (gpubackend.Memory, error) {
+// allocatePinned is allocateOnHost of what is counted as the tenant's already. littered says that it may have anything
+// in it.
+func (d *Device) allocatePinned(ctx context.Context, size int64,
+	by Tenant) (mem gpubackend.Memory, littered bool, err error) {
 	for evicted := true; evicted; {
 		if !d.pinned.overdrawn(by.id()) {
-			if mem, err := d.allocHost(ctx, size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
-				return mem, err
+			if mem, littered, err = d.allocHost(size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
+				return mem, littered, err
 			}
 		}
-		var err error
-		if evicted, err = d.evict(ctx, TierHost, by.id(), ForPinned, sparing{copied: true}); err != nil {
-			return nil, err
+		if evicted, err = d.evict(ctx, TierHost, by.id(), ForPinned, sparing{copied: true}, size); err != nil {
+			return nil, false, err
 		}
 	}
-	return nil, errFull
+	return nil, false, errFull
 }
 
-// allocHost is alloc of pinned memory of the host, which is zeros.
-func (d *Device) allocHost(ctx context.Context, size int64, user uint32) (gpubackend.Memory, error) {
+// allocHost is alloc of pinned memory of the host.
+func (d *Device) allocHost(size int64, user uint32) (mem gpubackend.Memory, littered bool, err error) {
 	d.mu.Lock()
 	d.making++
 	d.takenHost += size
 	d.mu.Unlock()
-	mem, err := d.pinned.take(ctx, d, size, user, true)
-	if err != nil {
+	if mem, littered, err = d.pinned.take(d, size, user); err != nil {
 		d.unmade(TierHost, size)
-		return nil, err
 	}
-	return mem, nil
+	return mem, littered, err
 }
 
 // Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of

@@ -124,17 +124,15 @@ func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
 	g.Free()
 }
 
-// TestPinnedMemoryIsZeroed has an extent find nothing of what the memory had before.
-func TestPinnedMemoryIsZeroed(t *testing.T) {
+// TestPinnedMemoryIsLittered has the next extent know that something may be in its memory.
+func TestPinnedMemoryIsLittered(t *testing.T) {
 	d, f := newPinnedDevice(t, 1, 1)
 	held, err := newKey(t, d).grant(false, 0, 1)
 	require.NoError(t, err)
 	k := newKey(t, d)
 	g, err := k.grant(false, 0, 1)
 	require.NoError(t, err)
-	secret := []byte("secret")
 	mem := k.Extents(granules(0, 1))[0].Memory()
-	require.NoError(t, f.CopyIn(context.Background(), []gpubackend.Copy{{Mem: mem, Host: secret}}))
 	g.Free()
 	k.letGo(t)
 	_, spare := d.pinned.Used()
@@ -142,10 +140,10 @@ func TestPinnedMemoryIsZeroed(t *testing.T) {
 	other := newKey(t, d)
 	g, err = other.grant(false, 0, 1)
 	require.NoError(t, err)
-	same := other.Extents(granules(0, 1))[0].Memory()
-	require.Same(t, mem, same)
-	require.NoError(t, f.CopyOut(context.Background(), []gpubackend.Copy{{Mem: same, Host: secret}}))
-	require.Equal(t, make([]byte, 6), secret)
+	x := other.Extents(granules(0, 1))[0]
+	require.Same(t, mem, x.Memory())
+	require.True(t, x.Littered())
+	require.Zero(t, f.Calls(faulty.Zero))
 	g.Free()
 	held.Free()
 }
@@ -153,17 +151,16 @@ func TestPinnedMemoryIsZeroed(t *testing.T) {
 // TestPinnedMemoryIsGivenBack frees what nobody uses, and what another size needs.
 func TestPinnedMemoryIsGivenBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 4, 2)
-	ctx := context.Background()
-	a, err := d.pinned.take(ctx, d, granule, 0, true)
+	a, _, err := d.pinned.take(d, granule, 0)
 	require.NoError(t, err)
 	d.pinned.put(d, a, nil)
 	d.pinned.Trim(time.Hour)
 	used, spare := d.pinned.Used()
 	require.EqualValues(t, granule, used)
 	require.EqualValues(t, granule, spare)
-	b, err := d.pinned.take(ctx, d, 2*granule, 0, true)
+	b, _, err := d.pinned.take(d, 2*granule, 0)
 	require.NoError(t, err)
-	_, err = d.pinned.take(ctx, d, granule, 0, true)
+	_, _, err = d.pinned.take(d, granule, 0)
 	require.ErrorIs(t, err, gpubackend.ErrNoMemory)
 	d.pinned.put(d, b, nil)
 	d.pinned.Trim(0)
@@ -179,8 +176,6 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	near, _ := newDeviceOf(t, 1, pool)
 	require.NoError(t, SetTenants([]*Device{far,
 		near}, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: 2 * granule}}))
-	recalled := false
-	far.options.Recall = func(context.Context) { recalled = true }
 	ask := func(k *key, user uint32, from, to page.Index) (*Grant, error) {
 		return k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Nested: true})
 	}
@@ -198,12 +193,10 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	require.Equal(t, []Tier{TierHost, TierHost}, a.tiers())
 	require.Equal(t, []Tier{TierHost, TierHost}, b.tiers())
 
-	recalled = false
 	idle(c, 1, 0, 2)
 	require.Equal(t, []Tier{TierVRAM, TierHost}, c.tiers())
 	require.Len(t, a.tiers(), 1, "one's own")
 	require.Len(t, b.tiers(), 2)
-	require.True(t, recalled, "brackets that are kept there without need")
 	idle(c, 3, 2, 7)
 	require.Empty(t, a.tiers())
 	require.Empty(t, b.tiers())
@@ -225,24 +218,31 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	mapped.Free()
 }
 
-// TestPinnedMemoryOfOthers is not given to a user while another one may have it still.
+// TestPinnedMemoryOfOthers is not given to a user while another one may have it still, nor to the same one where he
+// could store there by an export that he has, and not by one for reading.
 func TestPinnedMemoryOfOthers(t *testing.T) {
-	d, _ := newPinnedDevice(t, 1, 2)
-	ctx := context.Background()
-	mem, err := d.pinned.take(ctx, d, granule, 1, true)
+	d, _ := newPinnedDevice(t, 1, 3)
+	mem, _, err := d.pinned.take(d, granule, 1)
 	require.NoError(t, err)
 	file, err := mem.Export(true)
 	require.NoError(t, err)
 	dup, err := syscall.Dup(int(file.Fd()))
 	require.NoError(t, err)
 	d.pinned.put(d, mem, []uint32{1})
-	other, err := d.pinned.take(ctx, d, granule, 2, true)
+	other, _, err := d.pinned.take(d, granule, 2)
 	require.NoError(t, err)
 	require.NotSame(t, mem, other)
-	own, err := d.pinned.take(ctx, d, granule, 1, true)
+	own, _, err := d.pinned.take(d, granule, 1)
 	require.NoError(t, err)
-	require.Same(t, mem, own)
+	require.NotSame(t, mem, own)
+	d.pinned.put(d, own, []uint32{1})
+	d.info.ReadOnlyExports = false
+	require.True(t, d.passesTo(1, mem, []uint32{1}))
+	require.False(t, d.passesTo(1, mem, []uint32{1, 2}))
 	require.NoError(t, syscall.Close(dup))
+	require.True(t, d.passesTo(1, mem, []uint32{1, 2}))
+	own, _, err = d.pinned.take(d, granule, 1)
+	require.NoError(t, err)
 	d.pinned.put(d, own, []uint32{1})
 	d.pinned.put(d, other, []uint32{2})
 }

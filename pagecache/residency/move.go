@@ -65,7 +65,7 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 	if d.pinned.overdrawn(owner) {
 		return false
 	}
-	mem, err := d.pinned.take(ctx, d, x.size, 0, false)
+	mem, _, err := d.pinned.take(d, x.size, 0)
 	if err != nil {
 		return false
 	}

@@ -1,7 +1,6 @@
 package residency
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -149,48 +148,30 @@ func (p *Pinned) Used() (used, spare int64) {
 	return p.used, spare
 }
 
-// take returns memory for an extent of d that user will be given: a spare, or new memory. cleared says that it has to
-// be zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host refuses.
-func (p *Pinned) take(ctx context.Context, d *Device, size int64, user uint32,
-	cleared bool) (gpubackend.Memory, error) {
+// take returns memory for an extent of d that user will be given: a spare, or new memory. littered says that it may
+// have anything in it; else it is zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host
+// refuses.
+func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory, littered bool, err error) {
 	if s, ok := p.recycle(d, size, user); ok {
-		if !cleared {
-			return s.mem, nil
-		}
-		if err := d.backend.Zero(ctx, s.mem, 0, size); err != nil {
-			p.drop([]spare{s})
-			return nil, err
-		}
-		return s.mem, nil
+		return s.mem, true, nil
 	}
 	if err := p.room(size); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	mem, err := d.backend.AllocHost(size)
-	if err == nil && cleared && !mem.Zeroed() {
-		err = d.backend.Zero(ctx, mem, 0, size)
+	if mem, err = d.backend.AllocHost(size); err != nil {
+		p.unused(size)
+		return nil, false, err
 	}
-	if err == nil {
-		return mem, nil
-	}
-	if mem != nil {
-		_ = mem.Free()
-	}
-	p.unused(size)
-	return nil, err
+	return mem, !mem.Zeroed(), nil
 }
 
-// recycle takes a spare that nobody has any more but user.
+// recycle takes a spare that user may be given.
 func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := len(p.spares) - 1; i >= 0; i-- {
 		s := p.spares[i]
-		if s.dev != d || s.mem.Size() != size {
-			continue
-		}
-		others := slices.ContainsFunc(s.had, func(u uint32) bool { return u != user })
-		if !others || !s.mem.Held() {
+		if s.dev == d && s.mem.Size() == size && d.passesTo(user, s.mem, s.had) {
 			p.spares = slices.Delete(p.spares, i, i+1)
 			return s, true
 		}

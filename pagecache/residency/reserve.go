@@ -56,10 +56,10 @@ type Request struct {
 // errThere says that the Key got memory for the pages while somebody waited for room.
 var errThere = errors.New("somebody else reserved these pages")
 
-// Reserve returns a Pin of extents that cover the pages, all with memory; new extents have zeros. Where the device is
-// full, others make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing is pinned.
-// Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent that a file can have, those of ctx and of
-// the device. No lock is held by the caller that a Key may want.
+// Reserve returns a Pin of extents that cover the pages, all with memory; those that it makes have zeros. Where the
+// device is full, others make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing
+// is pinned. Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent that a file can have, those of
+// ctx and of the device. No lock is held by the caller that a Key may want.
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
 	p := &Pin{dev: d, by: r.By}
 	for rest := r.Pages; !rest.Empty(); {
@@ -138,9 +138,9 @@ func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 	}
 	defer d.yield(mine)
 	for d.over(owner) {
-		evicted, err := d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{copied: true})
+		evicted, err := d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{copied: true}, 0)
 		if err == nil && !evicted {
-			evicted, err = d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{})
+			evicted, err = d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{}, 0)
 		}
 		if err != nil || !evicted {
 			return err
@@ -193,7 +193,7 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 	d.ledger.Add(owner, -size)
 	d.countLocked(x, x.Placement().Tier)
 	if x.counted == TierHost { // it was born there, since the device's own memory is for others
-		d.pinned.own(owner, -size) // what allocateAny counted
+		d.pinned.own(owner, -size) // what allocateOnHost counted
 	}
 	d.placeLocked(x, p)
 	d.mu.Unlock()
@@ -215,36 +215,41 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 }
 
 // allocator finds memory for an extent that is about to be made, for a tenant. there is as for Device.allocate.
-type allocator func(
-	ctx context.Context, key Key, size int64, by Tenant, there func() bool,
-) (Tier, gpubackend.Memory, error)
+type allocator func(ctx context.Context, key Key, size int64, by Tenant, there func() bool) (found, error)
+
+// found is memory for an extent. littered says that it may have anything in it, and that its extent is to be so.
+type found struct {
+	tier     Tier
+	mem      gpubackend.Memory
+	littered bool
+}
 
 // allocateOwn is the allocator of memory that does not move.
 func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,
-	there func() bool) (Tier, gpubackend.Memory, error) {
+	there func() bool) (found, error) {
 	mem, err := d.allocate(ctx, size, by.id(), there)
-	return TierVRAM, mem, err
+	return found{TierVRAM, mem, false}, err
 }
 
-// make returns an extent of zeros that nobody knows of. Its owner is counted as owning it already.
+// make returns an extent that nobody knows of. Its owner is counted as owning it already.
 func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
 	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
 		pins: make(map[uint32]int)}
-	tier, mem, err := allocate(ctx, key, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
+	got, err := allocate(ctx, key, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}
 	// Memory may hold what another file left in it, and a client can reach every byte of an extent.
-	if tier == TierVRAM && !mem.Zeroed() { // pinned memory was zeroed
-		if err := d.backend.Zero(ctx, mem, 0, x.size); err != nil {
-			d.free(Placement{Tier: tier, Memory: mem}, nil)
-			d.unmade(tier, x.size)
+	if x.littered = got.littered; !x.littered && !got.mem.Zeroed() {
+		if err := d.backend.Zero(ctx, got.mem, 0, x.size); err != nil {
+			d.free(Placement{Tier: got.tier, Memory: got.mem}, nil)
+			d.unmade(got.tier, x.size)
 			d.wake()
 			return nil, err
 		}
 	}
 	x.place(TierNone, nil)
-	x.place(tier, mem)
+	x.place(got.tier, got.mem)
 	return x, nil
 }
 

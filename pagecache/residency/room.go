@@ -5,9 +5,12 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -76,9 +79,9 @@ func (d *Device) spare(size int64) bool {
 // room.
 func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool,
 	w *waiting) error {
-	evicted, err := d.evict(ctx, TierVRAM, owner, ForMapping, sparing{copied: true})
+	evicted, err := d.evict(ctx, TierVRAM, owner, ForMapping, sparing{copied: true}, 0)
 	if err == nil && !evicted && before.leaving == 0 {
-		evicted, err = d.evict(ctx, TierVRAM, owner, ForMapping, sparing{})
+		evicted, err = d.evict(ctx, TierVRAM, owner, ForMapping, sparing{}, 0)
 	}
 	switch {
 	case err != nil:
@@ -126,42 +129,88 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 // ended; and all that a program changed since they were placed.
 type sparing struct{ copied, written bool }
 
-// evict has one extent leave a tier, and reports whether there was one that could: of the device, or of pinned memory
-// of any device. The caller has the turn of the device, and needs none of others, which keep nothing of pinned memory
-// for whoever has it.
-func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why, but sparing) (bool, error) {
+// evict has extents leave a tier, and reports whether there was one that did: of the device, or of pinned memory of any
+// device. It is one extent, or as many at once as have so many bytes. The caller has the turn of the device, and needs
+// none of others, which keep nothing of pinned memory for whoever has it. Clients are asked for the brackets that they
+// keep, which are never of pinned memory, where one of these might go rather than what is idle.
+func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why, but sparing,
+	bytes int64) (bool, error) {
 	why = d.reason(from, asks, why)
 	devices := []*Device{d}
 	if from == TierHost {
 		devices = d.pinned.devicesFrom(d)
 	}
-	for _, of := range devices {
-		of.options.Recall(ctx)
-	}
+	recalled := from == TierHost
 	for asked := make(map[*Extent]bool); ; {
-		var x *Extent
-		rank := math.MaxInt
-		for _, of := range devices {
-			if next, at := of.victim(from, asks, but, asked); next != nil && at < rank {
-				x, rank = next, at
-			}
-		}
-		if x == nil {
-			return false, nil
-		}
-		asked[x] = true
-		if err := ctx.Err(); err != nil {
+		batch := victims(devices, from, asks, but, asked, bytes, recalled)
+		if err := ctx.Err(); err != nil || len(batch) == 0 && recalled {
 			return false, err
 		}
-		if x.key.Clean(ctx, x, !but.copied) {
+		if len(batch) == 0 {
+			d.options.Recall(ctx)
+			recalled = true
+		}
+		if d.clean(ctx, batch, from, why, but) {
+			return true, nil
+		}
+	}
+}
+
+// clean has extents leave, all at once, and reports whether one did.
+func (d *Device) clean(ctx context.Context, batch []*Extent, from Tier, why Why, but sparing) bool {
+	var left atomic.Bool
+	var all sync.WaitGroup
+	for _, x := range batch {
+		all.Go(func() {
+			if !x.key.Clean(ctx, x, !but.copied) {
+				return
+			}
+			left.Store(true)
 			x.dev.departed(x, from, why, x.dev.Eviction())
 			if from == TierVRAM {
 				d.mu.Lock()
 				d.promised += x.size
 				d.mu.Unlock()
 			}
-			return true, nil
+		})
+	}
+	all.Wait()
+	return left.Load()
+}
+
+// victims returns the next victims of devices that have so many bytes, one at least, each as if those before it had
+// left. Unless any will do, they end before one that clients might have a better one for.
+func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool, bytes int64,
+	any bool) (batch []*Extent) {
+	for {
+		var x *Extent
+		rank, surely := math.MaxInt, any
+		for _, of := range devices {
+			if next, at, is := of.victim(from, asks, but, asked); next != nil && at < rank {
+				x, rank, surely = next, at, is || any
+			}
 		}
+		if x == nil || !surely {
+			return batch
+		}
+		asked[x] = true
+		defer x.dev.disown(x, from)()
+		if batch, bytes = append(batch, x), bytes-x.size; bytes <= 0 {
+			return batch
+		}
+	}
+}
+
+// disown has nobody own x for a while.
+func (d *Device) disown(x *Extent, in Tier) (end func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	owner := x.owner
+	d.ownLocked(in, owner, -x.size)
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.ownLocked(in, owner, x.size)
 	}
 }
 
@@ -175,8 +224,9 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 
 // victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the
 // first, by the rule, of those of the lowest priority of the first tenant that has one, by the ledger, among whose
-// victims it is at rank.
-func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int) {
+// victims it is at rank. surely says that nothing would go before it that clients keep.
+func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int,
+	surely bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
@@ -199,7 +249,7 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			break
 		}
 	}
-	return best, rank
+	return best, rank, best != nil && rank == 0 && priority <= d.lowest && !policy.Counts(d.eviction)
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed.

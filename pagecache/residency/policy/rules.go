@@ -21,6 +21,12 @@ func (r *rule) Victims() iter.Seq[ID] { return r.victims(r.order) }
 // ByBrackets is the name of the rule that goes by which brackets are open.
 const ByBrackets = "flexgpu"
 
+// Counts reports whether the rule of that name goes by how often extents are accessed.
+func Counts(name string) bool { return name == byCounts || name == ByBrackets }
+
+// byCounts is the name of the rule that goes by nothing else.
+const byCounts = "lfu"
+
 // rules are in the order in which people want to see them. Each has what makes its order for its book; at random there
 // is none.
 var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
@@ -28,7 +34,7 @@ var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
 		Of: func(*book, Options) func(x, y *facts) int { return byAge }},
 	{Name: "lru", About: "the one that was not used for longest",
 		Of: func(*book, Options) func(x, y *facts) int { return byUse }},
-	{Name: "lfu",
+	{Name: byCounts,
 		About: "the one of which 2 MiB are accessed least often, of equals the one that was not used for longest",
 		Of:    func(*book, Options) func(x, y *facts) int { return byCount }},
 	{Name: ByBrackets,

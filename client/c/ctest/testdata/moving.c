@@ -244,9 +244,10 @@ static void stays(const char *path, bool within)
  * needs. */
 static void keeps(const char *path)
 {
-	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE);
+	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE), *q = map_movable(path, PROT_READ);
+	const struct gaia_range several[] = { { p + BLOCK, 100 }, { q + BLOCK, 100 }, { p + 3 * BLOCK, BLOCK } };
 
-	for (int round = 0; round < 1000; round++)
+	for (int round = 0; round < 1000; round++) {
 		for (int i = 0; i < DEVICE; i++) {
 			size_t b = (size_t)i * BLOCK;
 
@@ -255,6 +256,10 @@ static void keeps(const char *path)
 			p[b + 8]++;
 			CHECK(gaia_done(NULL) == 0 && gaia_done(NULL) == 0);
 		}
+		CHECK(gaia_use(several, 3, NULL) == 0);
+		CHECK(p[BLOCK] == at(BLOCK) && q[BLOCK] == at(BLOCK) && p[3 * BLOCK] == at(3 * BLOCK));
+		CHECK(gaia_done(NULL) == 0);
+	}
 	CHECK(use(p, 0, 1) == 0);
 	say_and_wait("kept"); /* the others go, and this one stays */
 	p[8]++;

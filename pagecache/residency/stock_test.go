@@ -1,0 +1,82 @@
+package residency
+
+import (
+	"context"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// bracket begins one of a user over granules, in extents of one each.
+func (k *key) bracket(t *testing.T, user uint32, from, to page.Index) *Grant {
+	t.Helper()
+	g, err := k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Nested: true})
+	require.NoError(t, err)
+	return g
+}
+
+// TestMemoryIsPassedOn: a bracket gets the memory that its victims leave, and the device is asked for nothing, neither
+// for memory nor for zeros. It knows that something may be in there.
+func TestMemoryIsPassedOn(t *testing.T) {
+	d, f := newDevice(t, 4, 1)
+	a, b := newKey(t, d), newKey(t, d)
+	a.bracket(t, 0, 0, 4).Free()
+	var was []gpubackend.Memory
+	for _, x := range a.Extents(granules(0, 4)) {
+		was = append(was, x.Memory())
+	}
+	g := b.bracket(t, 0, 0, 3)
+	for _, x := range b.Extents(granules(0, 3)) {
+		require.Contains(t, was, x.Memory())
+		require.True(t, x.Littered())
+	}
+	require.Equal(t, 4+2, f.Calls(faulty.Alloc), "the device says twice that it is full")
+	require.Zero(t, f.Calls(faulty.Zero))
+	require.EqualValues(t, 4*granule, f.Used())
+	require.Len(t, a.tiers(), 1, "no more leave than have to")
+	g.Free()
+}
+
+// TestMemoryThatOthersHaveIsNotPassedOn: who was given memory and keeps it does not find there what others use.
+func TestMemoryThatOthersHaveIsNotPassedOn(t *testing.T) {
+	d, _ := newDevice(t, 1, 1)
+	a, b := newKey(t, d), newKey(t, d)
+	g := a.bracket(t, 1, 0, 1)
+	mem := a.Extents(granules(0, 1))[0].Memory()
+	file, err := mem.Export(true)
+	require.NoError(t, err)
+	dup, err := syscall.Dup(int(file.Fd()))
+	require.NoError(t, err)
+	g.Free()
+	_, err = d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 2}, Nested: true})
+	require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+	require.NoError(t, syscall.Close(dup))
+	g = b.bracket(t, 2, 0, 1)
+	require.NotSame(t, mem, b.Extents(granules(0, 1))[0].Memory())
+	g.Free()
+}
+
+// TestVictimsThatRefuse: of victims that leave at once some do not, and others go instead. What was left too much is
+// the device's again.
+func TestVictimsThatRefuse(t *testing.T) {
+	d, f := newDevice(t, 4, 1)
+	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
+	a.bracket(t, 0, 0, 2).Free()
+	b.bracket(t, 0, 0, 2).Free()
+	a.refuses.Store(true)
+	g := c.bracket(t, 0, 0, 2)
+	require.Len(t, a.tiers(), 2)
+	require.Empty(t, b.tiers())
+	_, err := d.Grant(context.Background(), []Want{c.want(0, 3)}, Asking{Nested: true})
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	g.Free()
+	a.refuses.Store(false)
+	a.letGo(t)
+	c.letGo(t)
+	require.Zero(t, f.Used())
+}
