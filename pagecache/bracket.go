@@ -151,10 +151,10 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 			return nil, err
 		}
 	}
+	if err := give(ctx, b.parts); err != nil {
+		return nil, dev.fault(err)
+	}
 	for _, part := range b.parts {
-		if err := part.give(ctx); err != nil {
-			return nil, err
-		}
 		part.pin.Accessed(part.pages)
 		part.f.count(func(c *Counters) { c.Brackets.Add(1) })
 	}
@@ -229,46 +229,56 @@ func (p *Mapping) fill(ctx context.Context) error {
 	return p.revealLocked(ctx)
 }
 
-// give has the client map what it does not have.
-func (p *Mapping) give(ctx context.Context) error {
-	all := p.pin.Extents()
-	for len(all) > 0 {
-		var waits []func(ctx context.Context) error
-		some := all[:min(len(all), mostMoves)]
-		all = all[len(some):]
-		var err error
-		for _, x := range some {
-			if err = p.f.mu.LockIn(ctx); err != nil {
-				break
-			}
-			own, _ := p.h.at(x.Pages().Start)
-			var l *lease
-			if own != nil && own.Extent == x {
-				l = own.leaseLocked(p.whole)
-			}
-			p.f.mu.Unlock()
-			if l == nil { // it went with its device
-				err = errors.Join(err, p.dev.gone())
-				continue
-			}
-			wait, e := l.give()
-			if e != nil {
-				p.f.c.lose(p.dev, e)
-				err = errors.Join(err, e)
-			} else if wait != nil {
-				waits = append(waits, wait)
-			}
-		}
+// give has the client map what it does not have of parts, which are its own.
+func give(ctx context.Context, parts []*Mapping) (err error) {
+	var waits []func(ctx context.Context) error
+	answered := func() {
 		for _, wait := range waits {
-			if e := wait(ctx); e != nil && err == nil {
+			if e := wait(ctx); err == nil {
 				err = e
 			}
 		}
-		if err != nil {
-			return p.dev.fault(err)
+		waits = waits[:0]
+	}
+	for _, p := range parts {
+		for _, x := range p.pin.Extents() {
+			wait, e := p.give(ctx, x)
+			if wait != nil {
+				waits = append(waits, wait)
+			}
+			if err == nil {
+				err = e
+			}
+			if err != nil || len(waits) == mostMoves {
+				answered()
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	answered()
+	return err
+}
+
+// give begins to have the client map an extent. wait is nil where the client has it.
+func (p *Mapping) give(ctx context.Context, x *residency.Extent) (wait func(ctx context.Context) error, err error) {
+	if err := p.f.mu.LockIn(ctx); err != nil {
+		return nil, err
+	}
+	own, _ := p.h.at(x.Pages().Start)
+	var l *lease
+	if own != nil && own.Extent == x {
+		l = own.leaseLocked(p.whole)
+	}
+	p.f.mu.Unlock()
+	if l == nil { // it went with its device
+		return nil, p.dev.gone()
+	}
+	if wait, err = l.give(); err != nil {
+		p.f.c.lose(p.dev, err)
+	}
+	return wait, err
 }
 
 // evictUnshared has extents of rg go that m's client must not share with those who were given them.

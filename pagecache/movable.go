@@ -322,7 +322,9 @@ func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
 	if x.Placement().Tier != TierDevice {
 		return false
 	}
-	moved := x.Demote(ctx, func(from, to gpubackend.Memory) error { return f.copyExtentLocked(ctx, x, from, to) })
+	moved := x.Demote(ctx, func(from, to gpubackend.Memory) error {
+		return f.copyExtentLocked(ctx, x, from, to, TierHost)
+	})
 	if moved {
 		x.given = nil // the new memory was given to nobody
 		f.count(func(c *Counters) { c.MovedOut.Add(1) })
@@ -330,15 +332,21 @@ func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
 	return moved
 }
 
-// copyExtentLocked copies all of x from one memory to another of the same device, and compares digests.
-func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpubackend.Memory) error {
-	err := x.dev.moves.Peer(ctx, mover.Eviction, []gpubackend.PeerCopy{{Mem: to, From: from, N: x.Size()}})
+// copyExtentLocked copies all of x from its memory to other memory of the same device, of another tier, and sees by
+// digests whether bytes changed meanwhile. Only a pass over memory of the device's own costs little: over the bus it
+// takes as long as the copy.
+func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpubackend.Memory, tier Tier) error {
 	was, is := make([]gpubackend.Digest, x.Size()>>page.Shift), make([]gpubackend.Digest, x.Size()>>page.Shift)
+	err := x.dev.Digests(ctx, from, 0, was)
 	if err == nil {
-		err = x.dev.Digests(ctx, from, 0, was)
+		err = x.dev.moves.Peer(ctx, mover.Eviction, []gpubackend.PeerCopy{{Mem: to, From: from, N: x.Size()}})
+	}
+	again := from
+	if tier == TierDevice {
+		again = to
 	}
 	if err == nil {
-		err = x.dev.Digests(ctx, to, 0, is)
+		err = x.dev.Digests(ctx, again, 0, is)
 	}
 	if err != nil {
 		f.lostLocked(x.dev, err)
@@ -365,7 +373,9 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	if x == nil || x.Extent != of || x.leasedLocked() { // a bracket may have come and gone meanwhile
 		return false
 	}
-	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error { return f.copyExtentLocked(ctx, x, from, mem) })
+	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error {
+		return f.copyExtentLocked(ctx, x, from, mem, tier)
+	})
 	if err != nil {
 		f.c.log.Warn("moving an extent", "file", f.Name(), "pages", x.pages().String(), "error", err)
 	}
