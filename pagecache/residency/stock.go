@@ -83,7 +83,8 @@ func (s *stock) open(size int64) (needs int64) {
 	}
 	lacks := 0
 	for _, w := range s.wants {
-		pieces, _ := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, s.dev.info.Granularity, s.dev.Budget())
+		there := w.Key.Extents(Aligned(w.Pages, w.Size))
+		pieces, _ := plan(there, w.Pages, w.Size, s.dev.info.Granularity, s.dev.Budget())
 		for _, of := range pieces {
 			if of.x == nil && of.bytes() == size {
 				lacks++
