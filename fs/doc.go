@@ -6,11 +6,11 @@
 // Home is SOURCE as buffered I/O sees it. Every inode that the kernel knows has a node, found by its number or by
 // (st_dev, st_ino), so that hard links are one node. A node is reached by descriptor, never by a path made of strings,
 // so paths of any length work. Its O_PATH descriptor is opened when first needed, from the node's locator (a directory
-// node and a name in it), checked against the node's identity, and closed again when many are open. On a filesystem that is mounted below SOURCE it
-// is closed soon after use, so that the filesystem can be unmounted (below.go). A node whose last known name goes away
-// through the mount keeps a descriptor. When somebody changes SOURCE underneath so that a locator no longer fits, a
-// program's open of the node gives it a descriptor; without one, and for an open by name, the answer is ESTALE and the
-// kernel looks the path up again.
+// node and a name in it), checked against the node's identity, and closed again when many are open. On a filesystem
+// that is mounted below SOURCE it is closed soon after use, so that the filesystem can be unmounted (below.go). A node
+// whose last known name goes away through the mount keeps a descriptor. When somebody changes SOURCE underneath so that
+// a locator no longer fits, a program's open of the node gives it a descriptor; without one, and for an open by name,
+// the answer is ESTALE and the kernel looks the path up again.
 //
 // Permission checks are the kernel's (default_permissions and POSIX ACLs). What the kernel cannot do is done here: new
 // files get the caller's owner and group and the mode that umask or a default ACL gives in one backing call

@@ -24,7 +24,8 @@ import (
 // If the kernel drops events, which it does when the filesystem changes faster than they are read, the tree is given
 // up: everything counts as changed once, and from then on timeouts are those of other mounts.
 //
-// Other filesystems that are mounted below SOURCE are not watched (but see below.go), and stores through mmap in SOURCE cause no events.
+// Other filesystems that are mounted below SOURCE are not watched (but see below.go), and stores through mmap in SOURCE
+// cause no events.
 type tree struct {
 	fs    *fileSystem
 	file  *os.File // the fanotify descriptor

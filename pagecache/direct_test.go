@@ -298,8 +298,8 @@ func TestDirectReadsAreRefused(t *testing.T) {
 	require.Len(t, m.cache.Status().Buffered, 1)
 }
 
-// TestRefusalIsHeardAtOnce: where nothing says what the page cache has, as on tmpfs, no piece is read as if it came from
-// a disk.
+// TestRefusalIsHeardAtOnce: where nothing says what the page cache has, as on tmpfs, no piece is read as if it came
+// from a disk.
 func TestRefusalIsHeardAtOnce(t *testing.T) {
 	const size = 3 * mover.DirectReads * mover.PieceBytes
 	m := newMachine(t, 1, memory(256<<20))
