@@ -122,3 +122,6 @@ func (h *home) ReadDirect(p []byte, off int64) (int, error) {
 	}
 	return done, nil
 }
+
+// Drop implements pagecache.DirectReader.
+func (h *home) Drop(off, n int64) { _ = unix.Fadvise(h.fd, off, n, unix.FADV_DONTNEED) }

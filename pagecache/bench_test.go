@@ -63,6 +63,8 @@ func (h *diskHome) WillNeed(off, n int64) {
 	}
 }
 
+func (h *diskHome) Drop(off, n int64) { _ = unix.Fadvise(int(h.file.Fd()), off, n, unix.FADV_DONTNEED) }
+
 func (h *diskHome) Cached(off, n int64) (int64, error) {
 	if h.direct == nil {
 		return 0, &NoDirect{Reason: "no O_DIRECT"}

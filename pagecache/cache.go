@@ -97,6 +97,8 @@ type Cache struct {
 
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
+	// coldWays are by the numbers of filesystems; protected by mu.
+	coldWays map[uint64]*mover.ColdWay
 	// viewsByKey has the views that there are. Protected by mu.
 	viewsByKey map[viewKey]*View
 	closed     bool    // protected by mu
@@ -200,7 +202,7 @@ func New(o Options) (*Cache, error) {
 		bufferedReads: o.BufferedReads, neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed,
 		trustUsers: o.TrustUsers,
 
-		files: make(map[FileID]*File), viewsByKey: make(map[viewKey]*View),
+		files: make(map[FileID]*File), coldWays: make(map[uint64]*mover.ColdWay), viewsByKey: make(map[viewKey]*View),
 
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),

@@ -112,6 +112,19 @@ func (d *disk) ReadCached(p []byte, off int64) (int, error) {
 
 func (d *disk) WillNeed(int64, int64) {}
 
+// Drop counts what it drops as if it had never come.
+func (d *disk) Drop(off, n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range page.Covering(off, n).Len() {
+		p := page.Index(off>>page.Shift) + page.Index(i)
+		if d.cached[p] {
+			delete(d.cached, p)
+			d.filled--
+		}
+	}
+}
+
 func (d *disk) Cached(off, n int64) (cached int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -347,3 +360,17 @@ func TestHomeIsClosedAfterItsReads(t *testing.T) {
 }
 
 var _ DirectReader = (*disk)(nil)
+
+// TestColdFillsLearnTheWay: what is read through the page cache, to see whether that is faster, leaves it as it is.
+func TestColdFillsLearnTheWay(t *testing.T) {
+	const size = 300 << 20
+	m := newMachine(t, 1, memory(512<<20))
+	src := m.coldFile(size)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, size)}}, src)
+	require.Zero(t, src.disk.filled)
+	v.check()
+	c := &m.cache.counters
+	require.Positive(t, c.DirectPages.Load())
+	require.Positive(t, c.BufferedPages.Load())
+	require.EqualValues(t, size>>page.Shift, c.DirectPages.Load()+c.BufferedPages.Load())
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -25,6 +26,8 @@ const batchPages = 1024
 type File struct {
 	c  *Cache
 	id FileID // immutable
+	// coldWay is that of the disk; immutable.
+	coldWay *mover.ColdWay
 
 	// users counts the calls of Map in progress, which keep the File attached. Protected by Cache.mu.
 	users int
@@ -198,6 +201,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
+	f.coldWay = c.coldWay(f.id.Dev)
 	f.clean = c.clean.NewFile(f.serial, executor{f})
 	f.asked.Store(1) // by programs that write already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed

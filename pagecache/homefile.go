@@ -75,7 +75,7 @@ func (f *File) sourceLocked() *mover.Source {
 	if !ok || f.c.bufferedReads || f.noDirect.Load() {
 		return s
 	}
-	s.Direct, s.Size = direct, f.size
+	s.Direct, s.Size, s.Cold = direct, f.size, f.coldWay
 	s.Hold = func() (giveBack func()) {
 		f.beginRead()
 		f.c.reads.Add(1)
@@ -90,6 +90,18 @@ func (f *File) sourceLocked() *mover.Source {
 		}
 	}
 	return s
+}
+
+// coldWay is what is known of the disk that has the files of a filesystem.
+func (c *Cache) coldWay(dev uint64) *mover.ColdWay {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	way := c.coldWays[dev]
+	if way == nil {
+		way = new(mover.ColdWay)
+		c.coldWays[dev] = way
+	}
+	return way
 }
 
 // noDirect says once why some file is read through the host's page cache.

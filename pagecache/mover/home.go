@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -44,6 +45,9 @@ type DirectReader interface {
 	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be
 	// in p behind what was read.
 	ReadDirect(p []byte, off int64) (int, error)
+	// Drop has the host's page cache give up the n bytes at off, as far as nobody changed them or maps them. It is a
+	// hint.
+	Drop(off, n int64)
 }
 
 // NoDirect is the error of a DirectReader that will never do what was asked for.
@@ -68,6 +72,8 @@ type Source struct {
 	Home Home
 	// Direct is Home where it may be read past the host's page cache, or nil. The rest is for that.
 	Direct DirectReader
+	// Cold chooses the way of large reads past the page cache or through it; nil for past it.
+	Cold *ColdWay
 	// Size is that of the file. What lies behind reads as zero.
 	Size int64
 	// Hold keeps Home open until giveBack is called. Both are called without any lock.
@@ -208,8 +214,35 @@ func (d *Source) warm(x *Piece) bool {
 	return true
 }
 
+// readThrough reads pages through the host's page cache, which does not keep what it did not have.
+func (d *Source) readThrough(p []byte, off int64) (w Ways, err error) {
+	n := min(int64(len(p)), page.Count(d.Size).Offset()-off)
+	cached, err := d.Direct.Cached(off, max(n, 0))
+	if err != nil {
+		d.refused(err)
+	}
+	if n <= 0 || cached > 0 || err != nil {
+		return d.read(p, off)
+	}
+	d.Direct.WillNeed(off, n) // all of it at once
+	if err := d.readBuffered(p[:n], off, &w); err != nil {
+		return w, err
+	}
+	clear(p[n:])
+	d.Direct.Drop(off, n)
+	w.Cached += (int64(len(p)) - n) >> page.Shift
+	return w, nil
+}
+
 // readSteps reads the steps of a piece into buf, up to so many at once.
 func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, err error) {
+	if len(steps) == 1 && d.Cold != nil && len(buf) >= LeastPiece {
+		r := d.Cold.begin(int64(len(buf)), time.Now())
+		defer func() { d.Cold.end(r, time.Now(), err) }()
+		if r.through {
+			return d.readThrough(buf, steps[0].Offset())
+		}
+	}
 	if len(steps) == 1 {
 		return d.read(buf, steps[0].Offset())
 	}

@@ -254,10 +254,15 @@ func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (
 	return kept, spoiled, wide
 }
 
+// leastAhead is how many pieces of a Fill are read from the disk at once at least, where several Fills share
+// DirectReads.
+const leastAhead = 4
+
 // readAheadLocked begins to read piece i and those that follow.
 func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
-	to := min(i+DirectReads, len(p.Pieces))
+	ahead := max(DirectReads/max(1, int(p.Device.fills.Load())), leastAhead)
+	to := min(i+ahead, len(p.Pieces))
 	for k := max(p.advised, i); k < to; k++ {
 		x := p.pieceLocked(k)
 		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {

@@ -1,0 +1,89 @@
+package mover
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// roundBytes is how much is read the same way before the ways are compared again: several times what is under way
+	// at once, so that little of one round's time is another's.
+	roundBytes = 128 << 20
+	// retryRounds is after how many rounds the slower way is tried again.
+	retryRounds = 32
+	// worthThrough is how much faster it must be through the page cache, which costs a copy and some memory.
+	worthThrough = 1.1
+)
+
+// ColdWay learns by which way a disk gives more of what the host's page cache lacks: past it, or through it with its
+// read-ahead. Disks differ in that, and so do the layers below a virtual one. Many large reads at once are counted in
+// rounds. All that begin in a round take the same way.
+type ColdWay struct {
+	mu     sync.Mutex
+	now    *round     // that reads begin in; protected by mu
+	begun  int        // rounds; protected by mu
+	under  int        // reads; protected by mu
+	since  time.Time  // of which the time is counted already; protected by mu
+	speeds [2]float64 // past it and through it, in bytes per second, 0: not known; protected by mu
+}
+
+// round is so many reads. Its fields are protected by ColdWay.mu, but for through, which is immutable.
+type round struct {
+	through bool
+	failed  bool
+	bytes   int64
+	under   int
+	took    time.Duration
+}
+
+// begin returns the round of a read of n bytes that begins now. In the end, end is called.
+func (c *ColdWay) begin(n int64, now time.Time) *round {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.under == 0 {
+		c.since = now
+	}
+	if c.now == nil || c.now.bytes >= roundBytes {
+		c.begun++
+		c.now = &round{through: c.throughLocked()}
+	}
+	c.under++
+	c.now.under++
+	c.now.bytes += n
+	return c.now
+}
+
+// throughLocked chooses the way of a round.
+func (c *ColdWay) throughLocked() bool {
+	past, through := c.speeds[0], c.speeds[1]
+	switch {
+	case past == 0:
+		return false
+	case through == 0:
+		return true
+	}
+	better := through > worthThrough*past
+	return better != (c.begun%retryRounds == 0)
+}
+
+// end says that a read of a round ended. The time since another one did is that of its round.
+func (c *ColdWay) end(r *round, now time.Time, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.took += now.Sub(c.since)
+	c.since = now
+	r.failed = r.failed || err != nil
+	c.under--
+	if r.under--; r.under > 0 || r.bytes < roundBytes || r.failed || r.took <= 0 {
+		return
+	}
+	speed := &c.speeds[0]
+	if r.through {
+		speed = &c.speeds[1]
+	}
+	last := float64(r.bytes) / r.took.Seconds()
+	if *speed == 0 {
+		*speed = last
+	}
+	*speed = (*speed + last) / 2
+}
