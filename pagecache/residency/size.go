@@ -37,12 +37,17 @@ func Size(info gpubackend.Info, bytes int64) int64 {
 	return size
 }
 
-// extentsPerView is to views as extentsPerFile is to files. A view is filled as a whole, and never grows.
-const extentsPerView = 8
+// extentsPerView is to views as extentsPerFile is to files. A view is filled as a whole, and never grows, so a small
+// part of a device's memory (1/viewsPerDevice) is one extent, up to viewExtent.
+const (
+	extentsPerView = 8
+	viewsPerDevice = 64
+	viewExtent     = 128 << 20
+)
 
 // ViewSize is Size for a view of so many bytes, whose last extent ends where the view does (Request.Ends).
 func ViewSize(info gpubackend.Info, bytes int64) int64 {
-	want := max((bytes+extentsPerView-1)/extentsPerView, info.Granularity)
+	want := max((bytes+extentsPerView-1)/extentsPerView, min(info.Memory/viewsPerDevice, viewExtent), info.Granularity)
 	return 1 << bits.Len64(uint64(want-1))
 }
 

@@ -123,7 +123,7 @@ func TestPlans(t *testing.T) {
 func TestViewsHaveFewExtents(t *testing.T) {
 	info := gpubackend.Info{Memory: 141 * gib, Granularity: 2 * mib}
 	for _, x := range []struct{ view, extents int64 }{
-		{1, 1}, {2 * mib, 1}, {2*mib + 1, 2}, {17 * mib, 5}, {230 * mib, 8}, {gib, 8}, {gib + 1, 5}, {100 * gib, 7},
+		{1, 1}, {2*mib + 1, 1}, {128 * mib, 1}, {230 * mib, 2}, {gib, 8}, {gib + 1, 5}, {100 * gib, 7},
 	} {
 		rg := page.Range{End: page.Count(x.view)}
 		pieces, bytes := plan(nil, rg, ViewSize(info, x.view), info.Granularity, info.Memory)
@@ -135,4 +135,5 @@ func TestViewsHaveFewExtents(t *testing.T) {
 		}
 		require.Zero(t, bytes, "%d bytes", x.view)
 	}
+	require.EqualValues(t, 4*mib, ViewSize(gpubackend.Info{Memory: 256 * mib, Granularity: 2 * mib}, 17*mib))
 }
