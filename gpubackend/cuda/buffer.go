@@ -19,8 +19,8 @@ const (
 	maxBufferShift = 26
 	// idleBytes is the most that the pool keeps of what nobody uses.
 	idleBytes = 256 << 20
-	// idleFor is how long it keeps what nobody uses.
-	idleFor = time.Minute
+	// idleFor is how long it keeps what nobody uses: whoever mounts a model may load it minutes later.
+	idleFor = 15 * time.Minute
 )
 
 // pinned is page-locked memory of the driver, by its address and size.
