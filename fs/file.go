@@ -136,9 +136,28 @@ const leaseLooks = 10 * time.Millisecond
 // away after fs.lease-break-time. It tries again and again instead of waiting in the kernel, where each open would have
 // a thread of the daemon's, of which there are only so many.
 func (fs *fileSystem) openContent(ctx context.Context, n *node, flags int, adrift bool) (int, syscall.Errno) {
+	if flags&unix.O_NONBLOCK != 0 {
+		return fs.tryOpenContent(n, flags, adrift)
+	}
+	return awaitLeases(ctx, func() (int, syscall.Errno) { return fs.tryOpenContent(n, flags|unix.O_NONBLOCK, adrift) })
+}
+
+// openToCut opens the file that fd refers to for writing, so that it can be made shorter or longer without waiting:
+// truncate(2) breaks leases that opens for reading do not, and waits for them where nobody can interrupt it. It waits
+// as openContent does.
+func (fs *fileSystem) openToCut(ctx context.Context, fd int) (int, syscall.Errno) {
+	return awaitLeases(ctx, func() (int, syscall.Errno) {
+		const flags = unix.O_WRONLY | unix.O_NONBLOCK | unix.O_LARGEFILE
+		content, err := fs.openat(fs.procDir, strconv.Itoa(fd), flags, 0)
+		return content, toErrno(err)
+	})
+}
+
+// awaitLeases calls open, with O_NONBLOCK, until no lease is in its way.
+func awaitLeases(ctx context.Context, open func() (int, syscall.Errno)) (int, syscall.Errno) {
 	for {
-		fd, errno := fs.tryOpenContent(n, flags|unix.O_NONBLOCK, adrift)
-		if errno != syscall.EWOULDBLOCK || flags&unix.O_NONBLOCK != 0 {
+		fd, errno := open()
+		if errno != syscall.EWOULDBLOCK {
 			return fd, errno
 		}
 		select {
@@ -203,18 +222,18 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 			return errno
 		}
 	}
+	if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {
+		var errno syscall.Errno
+		if fd, errno = fs.openToCut(ctx, fd); errno != 0 {
+			return errno
+		}
+		defer unix.Close(fd)
+	}
 	c.gate.Lock()
 	defer c.gate.Unlock()
 	c.witness.begin(fd)
 	defer c.witness.end(fd, anySize)
-	truncate := func(int64, int64) error {
-		return retry(func() error {
-			if in.Flags&unix.O_ACCMODE == unix.O_RDONLY {
-				return unix.Truncate(procPath(fd), 0)
-			}
-			return unix.Ftruncate(fd, 0)
-		})
-	}
+	truncate := func(int64, int64) error { return retry(func() error { return unix.Ftruncate(fd, 0) }) }
 	errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
 	if errno == 0 {
 		n.told.Store(0)

@@ -115,3 +115,31 @@ func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 		})
 	}
 }
+
+// TestSurpassedPageIsSuspected: where a request makes a file longer that grew in SOURCE, what the kernel sends of the
+// page of the former end is compared with what that was, also where the request has no descriptor to read with.
+func TestSurpassedPageIsSuspected(t *testing.T) {
+	s := mount(t, func(o *Options) { o.AttrTimeout, o.Events = 3600e9, EventsOff })
+	home := filepath.Join(s.source, "f")
+	require.NoError(t, os.WriteFile(home, []byte("kernel"), 0o644))
+	_, err := os.ReadFile(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(home, []byte("kernel, source"), 0o644))
+	for name, flags := range map[string]int{"path": unix.O_PATH, "write": unix.O_WRONLY, "read": unix.O_RDONLY} {
+		fd, err := unix.Open(home, flags, 0)
+		require.NoError(t, err)
+		defer unix.Close(fd)
+		var st unix.Stat_t
+		require.NoError(t, unix.Fstat(fd, &st))
+		n := s.fs.table.byInode(inodeKey{st.Dev, st.Ino})
+		told := n.told.Load()
+		require.NoError(t, s.fs.lengthen(n, fd, st.Size, 100, func() error {
+			x := n.content().hazard.suspects[0]
+			if assert.NotNil(t, x, name) {
+				assert.Equal(t, "kernel\x00", string(x.base[:7]), name)
+			}
+			return nil
+		}))
+		n.told.Store(told)
+	}
+}

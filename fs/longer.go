@@ -67,6 +67,10 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 		return err
 	}
 	again := []page.Bytes{zeros}
+	if readable, err := fs.openat(unix.AT_FDCWD, procPath(fd), unix.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
+		defer unix.Close(readable)
+		fd = readable // the one at hand may be for writing only
+	}
 	c.gate.Lock()
 	c.hazard.suspectPages(again, fd, told)
 	err := do()

@@ -37,12 +37,23 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		fs.finishReleases(ctx, n)
 	}
 
+	sizes := -1 // a descriptor to set the size with
+	if in.Valid&fuse.FATTR_SIZE != 0 && n.isRegular() {
+		if of != nil && of.writesHome {
+			sizes = of.fd
+		} else {
+			if sizes, errno = fs.openToCut(ctx, fd); errno != 0 {
+				return fuse.Status(errno)
+			}
+			defer unix.Close(sizes)
+		}
+	}
 	touch := beginTouch(n, fd)
 	if in.Valid&fuse.FATTR_SIZE != 0 {
 		touch.reached = anySize
 	}
 	var st unix.Statx_t
-	errno = fs.setAttr(ctx, n, fd, of, touch.size, in)
+	errno = fs.setAttr(ctx, n, fd, sizes, touch.size, in)
 	err := statx(fd, "", &st)
 	touch.endWith(fd) // not with st: a write that began meanwhile may have ended since
 	if err != nil {
@@ -61,9 +72,9 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	return fuse.OK
 }
 
-// setAttr sets what in asks for. before is the size that n has.
+// setAttr sets what in asks for, the size with the descriptor sizes. before is the size that n has.
 func (fs *fileSystem) setAttr(
-	ctx context.Context, n *node, fd int, of *openFile, before int64, in *fuse.SetAttrIn,
+	ctx context.Context, n *node, fd, sizes int, before int64, in *fuse.SetAttrIn,
 ) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
 		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep
@@ -76,7 +87,7 @@ func (fs *fileSystem) setAttr(
 				return errno
 			}
 		}
-		if errno := fs.setSize(ctx, n, fd, of, in.Caller.Uid, before, int64(size)); errno != 0 {
+		if errno := fs.setSize(ctx, n, sizes, in.Caller.Uid, before, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -164,9 +175,10 @@ func (n *node) rightsTouched(ctx context.Context) {
 	}
 }
 
-// setSize truncates or extends a regular file for a user. before is the size that it has.
+// setSize truncates or extends a regular file for a user, whose descriptor for writing is fd. before is the size that
+// it has.
 func (fs *fileSystem) setSize(
-	ctx context.Context, n *node, fd int, of *openFile, uid uint32, before, size int64,
+	ctx context.Context, n *node, fd int, uid uint32, before, size int64,
 ) syscall.Errno {
 	if !n.isRegular() || size < 0 {
 		return syscall.EINVAL
@@ -177,14 +189,7 @@ func (fs *fileSystem) setSize(
 		known = fs.knownSize(n)
 	}
 	truncate := func(int64, int64) error {
-		return fs.spend(uid, func() error {
-			return retry(func() error {
-				if of != nil && of.writesHome {
-					return unix.Ftruncate(of.fd, size)
-				}
-				return unix.Truncate(procPath(fd), size)
-			})
-		})
+		return fs.spend(uid, func() error { return retry(func() error { return unix.Ftruncate(fd, size) }) })
 	}
 	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}
 	errno := toErrno(fs.lengthen(n, fd, before, size, func() error { return c.changeHome(ctx, change, truncate) }))
