@@ -52,11 +52,16 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		ctx = request
 	}
 	err := w.run(ctx, fs.withoutCure)
-	if w.written == 0 && err != nil {
-		fs.correct(of.node, w.again, w.by)
+	fs.correct(of.node, w.again, w.by)
+	if err != nil && w.writeBack {
+		// The kernel does not look at how much was written, and does not send these pages again.
+		fs.log.Warn("pages that programs wrote could not be written to SOURCE: fsync and close say so, once",
+			"node", of.node.path(), "offset", in.Offset, "bytes", len(data)-w.written-w.past, "error", err)
 		return 0, toStatus(err)
 	}
-	fs.correct(of.node, w.again, w.by)
+	if err != nil && w.written == 0 {
+		return 0, toStatus(err)
+	}
 	if w.direct && !w.writeBack && of.content.filled.Load() {
 		fs.dropBeside(of.node, w.off, int64(w.written))
 	}

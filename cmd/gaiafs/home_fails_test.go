@@ -1,17 +1,21 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/hungfs"
 )
 
 // diskPlace is a place whose SOURCE is an ext4 of its own, and the file that it is in.
@@ -127,4 +131,60 @@ func TestSourceThatWasDeleted(t *testing.T) {
 	r := gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Equal(t, exitOK, s.end(t))
+}
+
+// Whatever the reason, bytes that SOURCE does not take arrive once it takes them, and are named where they are given
+// up; so also where the kernel collects writes.
+func TestReleasedBytesOutlastAFailingSource(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
+		for _, mode := range []string{"", "--write-back"} {
+			for _, force := range []bool{false, true} {
+				t.Run(fmt.Sprint(errno, mode, force), func(t *testing.T) { outlast(t, errno, mode, force) })
+			}
+		}
+	}
+}
+
+func outlast(t *testing.T, errno syscall.Errno, mode string, force bool) {
+	p := newPlace(t)
+	h := hungfs.Mount(t, t.TempDir(), p.source)
+	s := mountAt(t, p, append(strings.Fields(mode), "--gpus=emulated:1", "--gpu-memory=64M")...)
+	m := p.releases(t, "out", 3*mib)
+	h.Fail(errno)
+	copy(m.Bytes(), "again")
+	_, err := m.Release(0, 4096)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	f, err := os.OpenFile(filepath.Join(p.mountpoint, "out"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte("by a program"), 2*mib+100)
+	if err == nil {
+		err = f.Sync()
+	}
+	require.ErrorIs(t, err, errno)
+	_ = f.Close() // it may say so, too
+	require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0))
+	r := gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, " bytes of out: "+errno.Error())
+	require.True(t, p.isMounted(t))
+	if force {
+		r = gaiafsCommand(t, "umount", "--force", p.mountpoint)
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.err, " bytes of out that devices wrote are lost: "+errno.Error())
+		require.Equal(t, exitFailure, s.end(t))
+		require.False(t, p.isMounted(t))
+		return
+	}
+	h.Answer()
+	require.Eventually(t, func() bool { return p.status(t).Files[0].WaitingBytes == 0 }, 30*time.Second,
+		time.Millisecond)
+	r = gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t))
+	got, err := os.ReadFile(filepath.Join(p.source, "out"))
+	require.NoError(t, err)
+	require.Equal(t, "again", string(got[:5]))
+	missing := 3*mib - 5 - bytes.Count(got, []byte("x"))
+	require.Contains(t, []int{0, len("by a program")}, missing, "the program's write was refused, or came late")
 }

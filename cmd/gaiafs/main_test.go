@@ -22,6 +22,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/internal/hungfs"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -34,6 +35,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testmount.Main()
+	hungfs.Main()
 	// Everything that the tests make is in a directory of their own, so that a mount there is one that this run left.
 	dir, err := os.MkdirTemp("", "gaiafs-cmd")
 	if err == nil {

@@ -106,6 +106,12 @@ func (s *Server) Hang(kinds ...string) {
 	s.tell("hang " + strings.Join(kinds, " "))
 }
 
+// Fail has writes and fsync fail, until Answer.
+func (s *Server) Fail(errno syscall.Errno) {
+	s.t.Helper()
+	s.tell(fmt.Sprintf("fail %d", errno))
+}
+
 // Answer lets every request go on.
 func (s *Server) Answer() {
 	s.t.Helper()

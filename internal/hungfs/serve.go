@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +19,8 @@ type sleepy struct {
 	fuse.RawFileSystem
 
 	mu     sync.Mutex
-	kinds  []string      // guarded by mu
+	kinds  []string      // that hang; guarded by mu
+	errno  fuse.Status   // with which writes and fsync fail, or OK; guarded by mu
 	answer chan struct{} // closed when all go on; guarded by mu
 }
 
@@ -56,11 +58,24 @@ func serve(shown, mountpoint string) error {
 func (s *sleepy) obey(order []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if order[0] == "fail" {
+		errno, _ := strconv.Atoi(order[1])
+		s.errno = fuse.Status(errno)
+		return
+	}
 	s.kinds = order[1:]
 	if order[0] == "answer" {
+		s.errno = fuse.OK
 		close(s.answer)
 		s.answer = make(chan struct{})
 	}
+}
+
+// fails returns what requests that bring bytes home fail with.
+func (s *sleepy) fails() fuse.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.errno
 }
 
 // pass returns when a request of a kind may go on.
@@ -118,9 +133,13 @@ func (s *sleepy) Read(c <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 	return s.RawFileSystem.Read(c, in, buf)
 }
 
-func (s *sleepy) Write(c <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+// Writev is what go-fuse calls before Write.
+func (s *sleepy) Writev(c <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
 	s.pass("write")
-	return s.RawFileSystem.Write(c, in, data)
+	if errno := s.fails(); errno != fuse.OK {
+		return 0, errno
+	}
+	return s.RawFileSystem.Writev(c, in, data)
 }
 
 func (s *sleepy) Flush(c <-chan struct{}, in *fuse.FlushIn) fuse.Status {
@@ -130,6 +149,9 @@ func (s *sleepy) Flush(c <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 
 func (s *sleepy) Fsync(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	s.pass("fsync")
+	if errno := s.fails(); errno != fuse.OK {
+		return errno
+	}
 	return s.RawFileSystem.Fsync(c, in)
 }
 
