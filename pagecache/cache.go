@@ -107,8 +107,10 @@ type Cache struct {
 	noDirectReasons []string
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
-	// leastFlight is how many pages a read needs from devices for them to fly. Immutable.
+	// leastFlight is how many pages a read needs from devices for them to fly. landPause is landPause, but in a
+	// benchmark. Immutable.
 	leastFlight int64
+	landPause   time.Duration
 	// gather is gatherTime, but in tests. Immutable.
 	gather func(size int64) time.Duration
 	// noPeer has the devicePairs that turned out to have no direct way.
@@ -195,6 +197,7 @@ func New(o Options) (*Cache, error) {
 		leastPeer:   leastPeer,
 		gather:      gatherTime,
 		leastFlight: leastFlightFor(o.DeviceReads),
+		landPause:   landPause,
 		writeBack:   o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),

@@ -300,8 +300,15 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 			f.mu.Unlock()
 		}
 	}()
-	if err := f.landLocked(page.From(0).Pages()); err != nil {
-		return err
+	for all := page.From(0).Pages(); f.flights.any(); {
+		if err := f.landSomeLocked(all, holdCollect); err != nil {
+			return err
+		}
+		f.mu.Unlock() // let requests in between
+		if err := f.mu.LockIn(ctx); err != nil {
+			held = false
+			return err
+		}
 	}
 	whole := page.Range{End: f.lrc.End()}
 	started := time.Now()

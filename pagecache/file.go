@@ -54,12 +54,14 @@ type File struct {
 	lrc lrc.File // protected by mu
 	// states is what the account was told of it. Protected by mu.
 	states   int64
-	holdings map[versions.Owner]*holding   // protected by mu
-	others   []*holding                    // those that are not a device's first. Protected by mu
-	rights   Rights                        // those noticed last. Protected by mu
-	taken    uint64                        // counts how often rights were taken away. Protected by mu
-	bases    bases                         // protected by mu
-	flights  flights                       // come and go with mu held
+	holdings map[versions.Owner]*holding // protected by mu
+	others   []*holding                  // those that are not a device's first. Protected by mu
+	rights   Rights                      // those noticed last. Protected by mu
+	taken    uint64                      // counts how often rights were taken away. Protected by mu
+	bases    bases                       // protected by mu
+	flights  flights                     // come and go with mu held
+	// landing is who will look whether reads pause. Protected by mu.
+	landing  *time.Timer
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.

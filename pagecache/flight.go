@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
@@ -34,10 +35,16 @@ import (
 const (
 	// leastFlight is how many pages a read needs from devices for them to fly, 64 KiB: fewer are home at once.
 	leastFlight = 16
-	// flightShare is which part of Options.HostMemory flights may take; mostFlights is how many pages at most, 64 MiB:
-	// what is brought home under one hold of File.mu.
+	// flightShare is which part of Options.HostMemory flights may take; mostFlights is how many pages at most, 128 MiB.
+	// Half of that stays until reads pause, for landPause: a read of a flight waits for nobody, and one of what has
+	// just landed waits for File.mu.
 	flightShare = 4
-	mostFlights = holdCollect
+	mostFlights = 2 * holdCollect
+	landPause   = 20 * time.Millisecond
+	// leadPages is how far before programs that read in order bytes fly, 16 MiB, and leadGap how far apart programs may
+	// be that read one file together, 32 MiB.
+	leadPages = 2 * mostCollectingReadPages
+	leadGap   = 4 * mostCollectingReadPages
 	// landPages is how many pages the background brings home under one hold of File.mu, 1 MiB.
 	landPages = homeWrite >> page.Shift
 )
@@ -90,8 +97,11 @@ type flights struct {
 	n    atomic.Int32 // len(runs), for who asks without mu
 	mu   sync.Mutex
 	runs []flown // ascending, without overlaps; protected by mu
-	// lead is what was brought last for a program that reads in order, more what it will want next. Protected by mu.
+	// lead is what was brought for programs that read in order, more what they will want next, asked that it is on its
+	// way. Protected by mu.
 	lead, more page.Range
+	asked      bool
+	used       atomic.Int64 // counts reads
 }
 
 // firstLocked returns the place of the first run that ends behind p.
@@ -157,9 +167,12 @@ func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole, asked b
 		x.of.users.Add(1)
 		parts = append(parts, x)
 	}
-	if s.lead.Overlaps(rg) {
-		n := min(2*page.Index(s.lead.Len()), mostCollectingReadPages)
-		s.lead, s.more, asked = page.Range{}, page.Range{Start: s.lead.End, End: s.lead.End + n}, true
+	if near := s.lead; shown && !s.asked {
+		near.Start = max(near.Start, near.End-leadPages)
+		if asked = near.Overlaps(rg); asked {
+			n := min(2*page.Index(s.lead.Len()), mostCollectingReadPages)
+			s.more, s.asked = page.Range{Start: s.lead.End, End: s.lead.End + n}, true
+		}
 	}
 	return parts, whole, asked
 }
@@ -236,19 +249,36 @@ func (s *flights) setShown(rg page.Range, shown bool) {
 	}
 }
 
-// follow has reads of what was brought of rg ask for what comes after it.
+// follow has reads of what was brought of rg ask for what comes after it. Programs that read one file together are
+// followed together.
 func (s *flights) follow(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lead = rg
+	if rg.Start > s.lead.End+leadGap || rg.End < s.lead.Start-min(leadGap, s.lead.Start) || s.lead.Empty() {
+		s.lead = rg
+		return
+	}
+	s.lead.Start, s.lead.End = min(s.lead.Start, rg.Start), max(s.lead.End, rg.End)
 }
 
-// takeMore returns what hold asked for.
+// takeMore returns what hold asked for. brought is to be called.
 func (s *flights) takeMore() (more page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	more, s.more = s.more, page.Range{}
 	return more
+}
+
+// brought says that what hold asked for flies, or, with an empty rg, that it does not.
+func (s *flights) brought(rg page.Range) {
+	if !rg.Empty() {
+		s.follow(rg)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asked = false; rg.Empty() {
+		s.lead = rg
+	}
 }
 
 // overHome is a home with flights laid over it.
@@ -287,6 +317,7 @@ func (f *File) readFlying(p []byte, off int64) (ok bool) {
 	}
 	copyTo(p, off, parts)
 	dropParts(parts)
+	f.flights.used.Add(1)
 	if asked {
 		f.landSoon()
 	}
@@ -302,11 +333,18 @@ func (f *File) readOverLocked(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
+// mostAloft is how many bytes may fly.
+func (c *Cache) mostAloft() int64 {
+	return min(c.memory.limit/flightShare, page.Index(mostFlights).Offset())
+}
+
 // roomToFly reports whether so many bytes more may fly.
 func (c *Cache) roomToFly(n int64) bool {
-	most := min(c.memory.limit/flightShare, page.Index(mostFlights).Offset())
-	return c.memory.classes[memoryFlights].Load()+n <= most && c.memory.fits(n)
+	return c.memory.classes[memoryFlights].Load()+n <= c.mostAloft() && c.memory.fits(n)
 }
+
+// manyFly reports whether so much flies that it does not wait until reads pause.
+func (c *Cache) manyFly() bool { return c.memory.classes[memoryFlights].Load() > c.mostAloft()/2 }
 
 // flyLocked has a portion that was fetched fly, if it may, in the place of what is written home.
 func (f *File) flyLocked(c *portion) bool {
@@ -404,7 +442,7 @@ func (f *File) landDuringLocked(do func()) {
 			return
 		default:
 		}
-		if !f.flights.any() || f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
+		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
 			<-done
 			return
 		}
@@ -415,42 +453,74 @@ func (f *File) landDuringLocked(do func()) {
 func (f *File) landSoon() { f.c.lanes.do(f, choreLand, f.land) }
 
 func (f *File) land() {
-	for f.landNext() {
+	for f.landNext(false) {
 	}
 }
 
-// landNext is a part of land, and reports whether more is to be done.
-func (f *File) landNext() bool {
+// landNext is a part of land, and reports whether more is to be done. Unless all is to land, what is not much waits
+// until reads pause, as long as somebody maps the file.
+func (f *File) landNext(all bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return false
 	}
 	if more := f.flights.takeMore(); !more.Empty() {
-		f.bringAheadLocked(context.Background(), more)
+		f.flights.brought(f.bringAheadLocked(context.Background(), more))
 	}
-	if !f.flights.any() {
+	switch {
+	case !f.flights.any():
 		f.dropIdleLocked()
+		return false
+	case !all && len(f.mappings) > 0 && !f.c.manyFly():
+		f.landLaterLocked()
 		return false
 	}
 	return f.landSomeLocked(page.From(0).Pages(), landPages) == nil // what fails is noted, and tried again
 }
 
-// bringAheadLocked has what devices released of rg fly, for a program that will read it next. What cannot fly stays
-// where it is.
-func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) {
+// landLaterLocked brings home what flies once reads pause.
+func (f *File) landLaterLocked() {
+	if f.landing != nil {
+		return
+	}
+	f.c.background.Add(1)
+	used := f.flights.used.Load()
+	f.landing = time.AfterFunc(f.c.landPause, func() {
+		defer f.c.background.Done()
+		f.mu.Lock()
+		f.landing = nil
+		paused := f.flights.used.Load() == used
+		if !paused && f.flights.any() {
+			f.landLaterLocked()
+		}
+		f.mu.Unlock()
+		for paused && f.landNext(true) {
+		}
+	})
+}
+
+// bringAheadLocked has what devices released of rg fly, for a program that will read it next, and returns what it
+// brought. What cannot fly stays where it is.
+func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) (brought page.Range) {
 	rg = f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
 	for f.flights.any() && !f.c.roomToFly(rg.Bytes()) {
 		if f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
-			return
+			return page.Range{}
 		}
 	}
 	if len(f.lrc.Pending(rg, false)) == 0 || f.bringLocked(ctx, rg, false, true) != nil {
-		return // what fails is noted
+		return page.Range{} // what fails is noted
 	}
 	f.showLocked(rg)
-	f.flights.follow(rg)
+	return rg
 }
 
 // discardFlights forgets what nobody misses.
-func (f *File) discardFlights() { f.flights.remove(page.From(0).Pages()) }
+func (f *File) discardFlights() {
+	f.flights.remove(page.From(0).Pages())
+	if f.landing != nil && f.landing.Stop() {
+		f.c.background.Done()
+		f.landing = nil
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -309,6 +310,39 @@ func TestReadAheadOfFlightsIsDropped(t *testing.T) {
 	p.release()
 	require.Equal(t, []page.Range{{Start: 40, End: 41}}, src.kernel.take())
 	require.Equal(t, byte(2), src.read(t, 40*page.Size, 16*page.Size)[0])
+}
+
+// TestFlightsStayUntilReadsPause: a program that reads in order gets all of it from flights, however quickly home is
+// written.
+func TestFlightsStayUntilReadsPause(t *testing.T) {
+	const size, step = 24 << 20, 128 << 10
+	m := newMachine(t, 1)
+	m.cache.landPause = time.Hour
+	src := m.file(size)
+	p := m.run(src, 0, 0, size, true)
+	for i := range size / page.Size {
+		p.store(i*page.Size, 1)
+	}
+	p.release()
+	for at := 0; at < size; at += step {
+		m.cache.lanes.work.Wait()
+		require.EqualValues(t, 1, src.read(t, at, step)[0])
+	}
+	flew := m.counter(func(c *Counters) *atomic.Int64 { return &c.FlightReadBytes })
+	require.EqualValues(t, size, flew)
+	require.True(t, src.attached.flights.any())
+	for src.attached.landNext(true) {
+	}
+	require.False(t, src.attached.flights.any())
+	require.EqualValues(t, 1, src.home.bytes(size-page.Size, 1)[0])
+}
+
+// TestFlightsLandWhenReadsPause: without anybody asking for it.
+func TestFlightsLandWhenReadsPause(t *testing.T) {
+	a := newAloft(t)
+	a.land()
+	require.Eventually(t, func() bool { return !a.src.attached.flights.any() }, time.Minute, time.Millisecond)
+	require.True(t, bytes.Equal(a.want, a.src.home.bytes(0, len(a.want))))
 }
 
 // TestFlightOutlivesItsDevice: the file stays until home has what flies.
