@@ -20,9 +20,14 @@ var errNoMove = failure(syscall.EOPNOTSUPP, "memory that moves was not chosen am
 // background.
 const attachPatience = 10 * time.Second
 
+// endPatience is how long a bracket waits for the end of those that its client was done with before, which need not wait
+// for anybody but a file that hangs.
+const endPatience = 100 * time.Millisecond
+
 // openBracket is one of a session, or is going to be.
 type openBracket struct {
-	request requestID // that asks for it; immutable
+	request requestID     // that asks for it; immutable
+	before  chan struct{} // the session's doneWith when it came; immutable
 	// cancel is nil before the request is begun. Guarded by session.mu, as is what follows.
 	cancel context.CancelFunc
 	// bracket is nil while it is asked for, ended says that DONE came meanwhile. Guarded by session.mu.
@@ -35,7 +40,7 @@ func (s *session) expectBracket(id requestID, bracket bracketID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.brackets != nil && s.brackets[bracket] == nil {
-		s.brackets[bracket] = &openBracket{request: id}
+		s.brackets[bracket] = &openBracket{request: id, before: s.doneWith}
 	}
 }
 
@@ -104,6 +109,7 @@ func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 		s.dropMapping()
 		return false, err
 	}
+	b.follow(ctx)
 	got, err := s.beginBracket(ctx, r)
 	s.mu.Lock()
 	ended := b.ended
@@ -120,6 +126,18 @@ func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 		s.dropMapping()
 	}
 	return got != nil && got.Kept(), err
+}
+
+// follow waits for the end of what the client was done with when it asked, since it counts on that memory.
+func (b *openBracket) follow(ctx context.Context) {
+	if b.before == nil {
+		return
+	}
+	select {
+	case <-b.before:
+	case <-time.After(endPatience):
+	case <-ctx.Done():
+	}
 }
 
 // beginBracket finds the mappings of a bracket and asks the page cache for it.
@@ -251,7 +269,18 @@ func (s *session) finishBracket(h header, body []byte) error {
 	if b == nil {
 		return s.reply(h.id, 0, failure(syscall.EINVAL, "there is no bracket %d", id))
 	}
-	s.requests.Go(func() { s.endBracket(b) })
+	ended := make(chan struct{})
+	s.mu.Lock()
+	before := s.doneWith
+	s.doneWith = ended
+	s.mu.Unlock()
+	s.requests.Go(func() {
+		s.endBracket(b)
+		if before != nil {
+			<-before
+		}
+		close(ended)
+	})
 	return s.reply(h.id, 0, nil)
 }
 
@@ -323,12 +352,16 @@ func (c *movingClient) Move(m pagecache.Move) (wait func(ctx context.Context) er
 		n.close()
 		return nil, errServiceEnded
 	}
+	began := time.Now()
 	answered, err := v.ask(n)
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
 		a, err := answered(ctx)
+		if err == nil {
+			c.session.showMove(m.Offset, m.Size, m.Tier, began)
+		}
 		if err == nil && a.errno != 0 {
 			err = failure(syscall.Errno(a.errno), "the process could not map memory that was granted to it: %v",
 				syscall.Errno(a.errno))

@@ -14,6 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
 	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
 // Types of frames of memory that moves.
@@ -205,6 +206,42 @@ func TestDoneRightBehind(t *testing.T) {
 	a.moves(2)
 	b.moves(2)
 	require.Zero(t, b.result(2).errno())
+}
+
+// TestUseBehindDone: what a client is done with is free for what it asks for next, without an answer in between.
+func TestUseBehindDone(t *testing.T) {
+	s := startMoving(t)
+	a := s.peer()
+	for i := range uint64(300) {
+		part := int64(i%2) * 2
+		a.send(frame(useRanges, 10, i, uint32(1), uint32(0), uint32(1), uint32(24), a.mapping, part*block,
+			int64(2*block))) // nested: it does not wait for memory
+		if i > 0 {
+			require.Zero(t, a.result(11).errno())
+			require.Equal(t, []bool{false, false}, a.moves(2))
+		}
+		require.Equal(t, []bool{true, true}, a.moves(2))
+		require.Zero(t, a.result(10).errno())
+		a.send(frame(doneWith, 11, i))
+	}
+}
+
+// TestMovesAreShown to those who watch.
+func TestMovesAreShown(t *testing.T) {
+	var feed live.Feed
+	s := startMovingWith(t, control.Options{Live: &feed})
+	w := feed.Watch(live.Filter{Kinds: []string{"move"}})
+	defer w.Stop()
+	a := s.peer()
+	a.asks(2, 1, 0, 1, 1)
+	a.moves(1)
+	require.Zero(t, a.result(2).errno())
+	e := w.Next(t.Context())
+	require.Len(t, e, 1)
+	require.EqualValues(t, block, e[0].Offset)
+	require.EqualValues(t, block, e[0].Bytes)
+	require.Equal(t, "to the device", e[0].Detail)
+	require.EqualValues(t, os.Getpid(), e[0].Process)
 }
 
 // TestClosedServiceConnectionIsCharged: what a client without a service connection has of ended brackets cannot be

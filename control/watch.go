@@ -152,6 +152,20 @@ func (s *session) aboutMapping(id mappingID) (w watched) {
 	return w
 }
 
+// showMove tells those who watch of a MOVE that the client answered.
+func (s *session) showMove(off, n int64, to pagecache.Tier, began time.Time) {
+	feed := s.server.opts.Live
+	if !feed.On() {
+		return
+	}
+	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: "move",
+		Process: uint32(s.who.Pid), User: s.who.Uid, Offset: off, Bytes: n, Detail: tierWords[to]}, nil)
+}
+
+var tierWords = map[pagecache.Tier]string{
+	pagecache.TierNone: "to nowhere", pagecache.TierDevice: "to the device", pagecache.TierHost: "to pinned memory",
+}
+
 // show tells those who watch of a request that has ended. It is left out if nobody watched when it came, since what it
 // was about is not known then.
 func (s *session) show(t frameType, of watched, began time.Time) {

@@ -401,6 +401,13 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestMemoryThatOthersHaveIsNotPassedOn"}},
 	},
 	{
+		name: "a bracket does not wait for the end of what its client is done with",
+		file: "control/bracket.go",
+		old:  "	b.follow(ctx)\n",
+		new:  "",
+		nets: []net{{pkg: "control", run: "TestUseBehindDone"}},
+	},
+	{
 		name: "limited users keep brackets",
 		file: "pagecache/bracket.go",
 		old:  "if o.Keeper != nil && !by.Limited && dev",

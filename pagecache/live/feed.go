@@ -23,7 +23,7 @@ type Event struct {
 	// At is when it began, Micros how long it took.
 	At     time.Time `json:"at"`
 	Micros float64   `json:"took_us"`
-	// Kind is that of a request of the kernel ("read"), of a client ("map"), or "transfer".
+	// Kind is that of a request of the kernel ("read"), of a client ("map"), "transfer" or "move".
 	Kind string `json:"kind"`
 	// Process is the kernel's number of the thread that asked, 0 where nobody did.
 	Process uint32 `json:"process,omitempty"`
@@ -35,7 +35,7 @@ type Event struct {
 	Device string `json:"device,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
 	Bytes  int64  `json:"bytes,omitempty"`
-	// Detail says what for, of a transfer: "acquire in", say.
+	// Detail says what for, of a transfer: "acquire in", say; of a move where to.
 	Detail string `json:"detail,omitempty"`
 	// Lost is how many events before this one are missing.
 	Lost int64 `json:"lost,omitempty"`
