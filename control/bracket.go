@@ -20,8 +20,8 @@ var errNoMove = failure(syscall.EOPNOTSUPP, "memory that moves was not chosen am
 // background.
 const attachPatience = 10 * time.Second
 
-// endPatience is how long a bracket waits for the end of those that its client was done with before, which need not wait
-// for anybody but a file that hangs.
+// endPatience is how long a bracket waits for the end of those that its client was done with before, which wait for
+// nobody but a file that hangs.
 const endPatience = 100 * time.Millisecond
 
 // openBracket is one of a session, or is going to be.

@@ -3,9 +3,10 @@
 
     swaps.py TRACE...
 
-Of each trace: brackets in all, those that brought bytes, and their medians in microseconds: from the daemon's hearing
-of the bracket to its answer; while clients put holes in the place of what goes; while bytes were copied or zeroed; while
-the client mapped what came; and the rest, in which nothing of that went on. It is for one program at a time.
+Of each trace: brackets in all, those that brought bytes, and medians of these in microseconds: from the daemon's
+hearing of the bracket to its answer; while clients put holes in the place of what goes; while bytes were copied or
+zeroed; while the client mapped what came; and the rest, in which nothing of that went on. It is for one program at a
+time.
 """
 
 import json
