@@ -146,6 +146,17 @@ test-engines: setup-test ## The loaders of vLLM and SGLang against the real pack
 	cd client/python && GAIAFS_ENGINES=$(abspath $(BUILD)/engines) PYTHONPATH=.:integrations \
 		$(abspath $(BUILD))/python/bin/python -m pytest -q -p no:cacheprovider integrations/tests/real.py
 
+# The oldest that gaiafs takes, the first that merges experts, the one that ran on GPUs, and the newest.
+TRANSFORMERS := 4.56.2 5.0.0 5.17.0 5.23.0
+
+.PHONY: test-transformers
+test-transformers: setup-test ## Models on several versions of transformers: downloads 3 GB, most of it PyTorch
+	python3 -m venv $(BUILD)/transformers/python
+	$(BUILD)/transformers/python/bin/python -m pip install -q -r client/python/tests/requirements.txt torch accelerate
+	for v in $(TRANSFORMERS); do $(BUILD)/transformers/python/bin/python -m pip install -q --upgrade \
+		--target $(BUILD)/transformers/$$v transformers==$$v || exit 1; done
+	GAIAFS_REQUIRE_TOOLS=1 $(GO) test -count=1 -v ./client/python -run TestTransformers
+
 .PHONY: test-race
 test-race: ## All tests under the race detector, with invariants checked
 	$(GO) test -json -race -tags invariants -timeout 30m ./... | $(SUMMARY)

@@ -112,6 +112,29 @@ func TestIntegrations(t *testing.T) {
 		"integrations/tests/test_loaders.py")
 }
 
+// Models of each version of transformers that make test-transformers has installed.
+func TestTransformers(t *testing.T) {
+	versions, err := filepath.Glob("../../build/transformers/[0-9]*")
+	require.NoError(t, err)
+	if len(versions) == 0 {
+		t.Skip("PyTorch and transformers are missing: make test-transformers gets them")
+	}
+	python := must(filepath.Abs("../../build/transformers/python/bin/python"))
+	for _, version := range versions {
+		t.Run(filepath.Base(version), func(t *testing.T) {
+			path := must(filepath.Abs(".")) + ":" + must(filepath.Abs(version))
+			cmd := exec.Command(python, "-c", "import torch, transformers, sys; sys.exit(transformers.__version__)")
+			cmd.Env = append(os.Environ(), "PYTHONPATH="+path)
+			out, _ := cmd.CombinedOutput()
+			require.Equal(t, filepath.Base(version)+"\n", string(out))
+			m := testmount.Start(t, testmount.Options{Devices: 2, Memory: 64 << 20, Poison: true})
+			pytest(t, python, []string{"PYTHONPATH=" + path, "GAIAFS_TEST_KIND=emulated", "HF_HUB_OFFLINE=1",
+				"GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source},
+				"tests/test_transformers.py", "tests/test_patching.py", "tests/test_weights.py")
+		})
+	}
+}
+
 // Memory that moves, on a mount whose devices have four extents.
 func TestBrackets(t *testing.T) {
 	python := interpreter(t)

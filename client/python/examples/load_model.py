@@ -73,7 +73,8 @@ def load(path: str, device: str) -> None:
         import torch
 
         if torch.cuda.is_available():
-            torch.zeros(1, device=device)  # PyTorch's own start is not what is measured
+            # PyTorch's own start is not what is measured. It takes a number for a GPU, but not as text.
+            torch.zeros(1, device=int(device) if device.isdecimal() else device)
     except ImportError:
         pass
     begin = time.monotonic()

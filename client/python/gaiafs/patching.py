@@ -147,7 +147,7 @@ def _patch_models(module: Any) -> None:
 
                 try:
                     return shared(cls, path, ours, **{k: v for k, v in options.items() if k != "device_map"})
-                except (Error, ValueError) as e:
+                except (Error, ImportError, ValueError) as e:
                     _usual_way(path, e)
         return original(cls, path, *arguments, **options)
 

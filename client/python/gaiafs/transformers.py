@@ -19,17 +19,17 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .arguments import PathLike
 from .errors import CopiedWarning
-from .fusing import Group, Groups, fits
+from .merging import Merging, warn
 from .safetensors import shards_of
-from .shards import Part
 from .weights import Private, Weights, load, make_private
 
 _FILES = ("model.safetensors", "model.safetensors.index.json")  # in the order in which transformers looks for them
+_OLDEST = (4, 56)  # whose from_pretrained takes dtype
 _loaded: weakref.WeakKeyDictionary[Any, Weights] = weakref.WeakKeyDictionary()
 _patched = threading.RLock()
 
@@ -57,6 +57,9 @@ def from_pretrained(
     import torch
     import transformers
 
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
+        needed = ".".join(map(str, _OLDEST))
+        raise ImportError(f"transformers {transformers.__version__} is installed, and gaiafs needs {needed} or newer")
     for name in ("device_map", "state_dict", "quantization_config", "gguf_file", "subfolder", "tp_plan", "variant"):
         if options.get(name) is not None:
             raise ValueError(
@@ -69,18 +72,24 @@ def from_pretrained(
         raise ValueError(f"{name}: quantized models cannot be shared so: use load_safetensors")
     cls = _class_of(cls, config)
     files = [f for f in (os.path.join(name, file) for file in _FILES) if os.path.exists(f)]
-    merging = _Merging(cls, config)
-    weights = load(shards_of(files[0] if files else name), device, "torch", group=merging.groups)
-    make_private(weights, private)
-    where = next((t.device for t in weights.values()), torch.device("cpu"))
-    with _without_warmup():
-        found = cls.from_pretrained(None, config=config, state_dict=dict(weights), device_map={"": where}, **options)
-    model = found[0] if isinstance(found, tuple) else found
+    names = shards_of(files[0] if files else name)
+
+    def make(merging: Merging | None) -> tuple[Any, Any, Weights]:
+        """Returns what transformers returns, the model of it, and the model's weights."""
+        weights = load(names, device, "torch", group=merging.groups if merging is not None else None)
+        make_private(weights, private)
+        where = next((t.device for t in weights.values()), torch.device("cpu"))
+        with _without_warmup():
+            found = cls.from_pretrained(
+                None, config=config, state_dict=dict(weights), device_map={"": where}, **options
+            )
+        return found, found[0] if isinstance(found, tuple) else found, weights
+
+    found, model, weights = _merged(make, Merging(cls, config)) or make(None)
     if model.can_generate() and options.get("generation_config") is None:
         with contextlib.suppress(OSError):  # the model has made one of its config, then
             model.generation_config = transformers.GenerationConfig.from_pretrained(name)
     model.config.name_or_path = model.name_or_path = name
-    merging.note(model)
     model.requires_grad_(False)
     _loaded[model] = weights
     _tell_of_copies(name, model, weights)
@@ -94,88 +103,37 @@ def weights_of(model: Any) -> Weights:
     return _loaded[model]
 
 
+def _merged(make: Callable[[Merging], tuple[Any, Any, Weights]], merging: Merging) -> tuple[Any, Any, Weights] | None:
+    """Makes a model of merged tensors. None, and a warning, where transformers does not take them as it does its own."""
+    try:
+        found, model, weights = make(merging)
+        if not (missed := merging.missed(model, weights)):
+            merging.note(model)
+            return found, model, weights
+        why = f"the model has no {missed[0]}"
+    except Exception as e:
+        if not merging.merged:
+            raise
+        why = f"{type(e).__name__}: {e}"
+    warn(why)
+    return None
+
+
 def _class_of(cls: Any, config: Any) -> Any:
     """Returns the class of models that an auto class chooses."""
     mapping = getattr(cls, "_model_mapping", None)
     if mapping is None:
         return cls
-    from transformers.models.auto.auto_factory import _get_model_class
-
     if type(config) not in mapping:
         raise ValueError(f"{cls.__name__} has no class of models for {type(config).__name__}")
+    try:
+        from transformers.models.auto.auto_factory import _get_model_class
+    except ImportError:  # the public way makes a model without weights, which takes longer
+        import torch
+
+        with torch.device("meta"):
+            return type(cls.from_config(config))
     return _get_model_class(config, mapping)
-
-
-class _Merging:
-    """What transformers merges of the tensors in the files of a model, where that is only to put them side by side.
-
-    It says so in a table of conversions, of which each has patterns of names and operations. What is merged here goes
-    to transformers as if the files had it so. Versions without that table merge nothing.
-    """
-
-    def __init__(self, cls: Any, config: Any) -> None:
-        self._renamings: list[Any] = []
-        self._converters: list[Any] = []
-        self._used: set[str] = set()
-        try:
-            from transformers import conversion_mapping, core_model_loading
-        except ImportError:
-            return
-        found: list[Any] = conversion_mapping.get_checkpoint_conversion_mapping(cls.__name__) or []
-        configs = [config, *(c for n in getattr(config, "sub_configs", {}) if (c := getattr(config, n, None)) is not None)]
-        for kind in {c.model_type: None for c in configs}:
-            found += conversion_mapping.get_checkpoint_conversion_mapping(kind) or []
-        self._library = core_model_loading
-        self._renamings = [c for c in found if isinstance(c, core_model_loading.WeightRenaming)]
-        self._converters = [c for c in found if isinstance(c, core_model_loading.WeightConverter)]
-
-    def groups(self, parts: dict[str, Part]) -> Groups:
-        """Returns what is merged of parts. What does not fit is left to transformers, which says what is wrong."""
-        found: dict[str, tuple[Any, dict[str, list[str]]]] = {}
-        if not self._converters:
-            return {}
-        for name in sorted(parts, key=self._library.dot_natural_key):  # the order in which transformers has them
-            renamed = self._library.apply_renamings(name, self._renamings)
-            for converter in self._converters:
-                target, pattern = converter.rename_source_key(renamed)
-                if pattern is not None:
-                    found.setdefault(target, (converter, {}))[1].setdefault(pattern, []).append(name)
-                    break
-        groups: Groups = {}
-        for target, (converter, names) in found.items():
-            group = _group(converter, names)
-            if group is not None and fits(group, parts):
-                groups[target] = group
-                self._used.add(str(converter))
-        return groups
-
-    def note(self, model: Any) -> None:
-        """Has the model know which conversions its files took: it saves them as they were."""
-        if self._used:
-            from transformers.conversion_mapping import get_model_conversion_mapping
-
-            used = self._used | {str(c) for c in getattr(model, "_weight_conversions", None) or ()}
-            model._weight_conversions = [c for c in get_model_conversion_mapping(model) if str(c) in used]
-
-
-def _group(converter: Any, names: dict[str, list[str]]) -> Group | None:
-    """Returns what a conversion makes of tensors, by the pattern that they fit, or None where it does something
-    else.
-    """
-    operations = [
-        (type(o).__name__, getattr(o, "dim", None), getattr(o, "num_shards_attribute", None))
-        for o in converter.operations
-    ]
-    stacked = operations[:1] == [("MergeModulelist", 0, None)]
-    several = len(converter.source_patterns) > 1
-    if operations[stacked:] != ([("Concatenate", int(stacked), None)] if several else []):
-        return None
-    rows = [names.get(pattern, []) for pattern in converter.source_patterns]
-    if len(converter.target_patterns) > 1 or {len(row) for row in rows} != {len(rows[0])} or not rows[0]:
-        return None
-    if not stacked and len(rows[0]) > 1:
-        return None
-    return Group([list(row) for row in zip(*rows, strict=True)], stacked)
 
 
 @contextlib.contextmanager

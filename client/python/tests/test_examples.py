@@ -35,6 +35,18 @@ def test_example(directory, python, name, options):
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("device, given", [("0", 0), ("cuda:0", "cuda:0")])
+def test_what_pytorch_is_given_as_a_device(directory, python, monkeypatch, tmp_path, device, given):
+    """A torch of this test stands for one with GPUs, and has no more than the example calls first."""
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n    is_available = staticmethod(lambda: True)\n"
+        "def zeros(n, device):\n    raise SystemExit(f'zeros on {device!r}')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    done = run(python, "load_model.py", str(directory), "--size", "8", "--device", device)
+    assert f"zeros on {given!r}" in done.stderr, done.stdout + done.stderr
+
+
 def test_real_weights(directory, python):
     try:
         importlib.metadata.version(REAL)

@@ -3,6 +3,8 @@
 Without PyTorch and transformers, which are large, nothing is tested here. tests/gpu has the same on a GPU.
 """
 
+import sys
+import types
 import warnings
 
 import pytest
@@ -14,6 +16,9 @@ from conftest import KIND
 torch = pytest.importorskip("torch", exc_type=ImportError) if KIND != "cuda" else None
 transformers = pytest.importorskip("transformers", exc_type=ImportError) if KIND != "cuda" else None
 pytestmark = [pytest.mark.kind("emulated"), pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2])) if transformers else (0, 0)
+merges = pytest.mark.skipif(VERSION < (5, 0), reason="transformers 4 merges nothing")
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "vocab_size": 131, "max_position_embeddings": 64}  # fmt: skip
@@ -51,6 +56,14 @@ def logits(model):
         return model(ids).logits
 
 
+def aligned(model):
+    """Puts the weights at aligned addresses. transformers 4 has them where they are in the file, and there a product on
+    the CPU may come out another way in its last bits."""
+    for p in model.parameters():
+        p.data = p.data.clone()
+    return model
+
+
 @pytest.mark.parametrize("auto", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -58,7 +71,7 @@ def test_the_same_logits(directory, name, dtype, auto):
     from gaiafs.transformers import from_pretrained, weights_of
 
     path, cls = saved(name, directory, getattr(torch, dtype))
-    want = cls.from_pretrained(path, dtype="auto")
+    want = aligned(cls.from_pretrained(path, dtype="auto"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", gaiafs.CopiedWarning)
         got = from_pretrained(transformers.AutoModelForCausalLM if auto else cls, path, 0, dtype="auto")
@@ -105,6 +118,7 @@ def test_experts_are_saved_as_they_were(directory, tmp_path):
     assert all(torch.equal(got[k], want[k]) for k in want)
 
 
+@merges
 def test_an_expert_is_missing(directory):
     import safetensors.torch
 
@@ -122,6 +136,80 @@ def test_an_expert_is_missing(directory):
                 load(path)
         said.append(str(e.value))
     assert said[0] == said[1]
+
+
+def without(name):
+    """Has gaiafs see a table as in another version of transformers, whose module lacks a name."""
+
+    def change(patch):
+        from gaiafs import merging
+
+        table = types.SimpleNamespace(**{k: v for k, v in vars(merging._table()).items() if k != name})
+        patch.setattr(merging, "_table", lambda: table)
+
+    return change
+
+
+def other_order(patch):
+    merge = transformers.core_model_loading.MergeModulelist
+    convert = merge.convert
+
+    def backwards(self, tensors, *arguments, **options):
+        return convert(self, {k: v[::-1] for k, v in tensors.items()}, *arguments, **options)
+
+    patch.setattr(merge, "convert", backwards)
+
+
+def other_names(patch):
+    from gaiafs.merging import Merging
+
+    groups = Merging._groups
+    patch.setattr(Merging, "_groups", lambda self, parts: {f"another.{k}x": g for k, g in groups(self, parts).items()})
+
+
+@merges
+@pytest.mark.parametrize("change", [
+    without("get_checkpoint_conversion_mapping"), without("WeightConverter"), without("get_model_conversion_mapping"),
+    other_names, other_order,
+])  # fmt: skip
+def test_transformers_of_another_version(directory, monkeypatch, change):
+    """Experts are copies then, which is said, and the model is what transformers makes of the files."""
+    from gaiafs.transformers import from_pretrained, weights_of
+
+    path, cls = saved("Mixtral", directory, torch.bfloat16)
+    change(monkeypatch)
+    want = cls.from_pretrained(path, dtype="auto")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", gaiafs.CopiedWarning)
+        got = from_pretrained(cls, path, dtype="auto")
+    said = [str(w.message) for w in said if w.category is gaiafs.CopiedWarning]
+    assert torch.equal(logits(got), logits(want))
+    shared = {t.data_ptr() for t in weights_of(got).values()}
+    copied = [n for n, p in got.named_parameters() if p.data_ptr() not in shared]
+    assert copied and all(".experts." in n for n in copied)
+    merging = [m for m in said if m.startswith(f"what transformers {transformers.__version__} merges")]
+    assert len(merging) == (change is not other_order) and "copies of this process alone" in said[-1], said
+    if change is not other_order:
+        monkeypatch.undo()
+        got.save_pretrained(directory / "saved")
+        assert torch.equal(logits(cls.from_pretrained(directory / "saved", dtype="auto")), logits(want))
+
+
+def test_a_class_is_found_without_the_insides_of_auto_classes(monkeypatch):
+    from gaiafs.transformers import _class_of
+
+    config, model = classes("Llama")
+    monkeypatch.setitem(sys.modules, "transformers.models.auto.auto_factory", types.SimpleNamespace())
+    assert _class_of(transformers.AutoModelForCausalLM, config(**MODELS["Llama"])) is model
+
+
+@pytest.mark.parametrize("version", ["4.55.4", "3.0", "4.9.1"])
+def test_transformers_that_is_too_old(directory, monkeypatch, version):
+    from gaiafs.transformers import from_pretrained
+
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    with pytest.raises(ImportError, match=f"transformers {version} is installed, and gaiafs needs 4.56 or newer"):
+        from_pretrained(transformers.AutoModelForCausalLM, directory)
 
 
 def test_another_dtype_takes_copies_and_says_so(directory):

@@ -28,7 +28,9 @@ class FromMount(_Loader):  # type: ignore[misc]
         config = copy.copy(load_config)
         config.load_format = "safetensors"
         super().__init__(config)
-        self._loading = Loading(self._device(), logging.getLogger(f"{self.engine}.gaiafs"), self._framework())
+        self._asked = False
+        self._logger = logging.getLogger(f"{self.engine}.gaiafs")
+        self._loading = Loading(self._device(), self._logger, self._framework())
 
     def _framework(self) -> str:
         return "torch"
@@ -43,13 +45,20 @@ class FromMount(_Loader):  # type: ignore[misc]
         """Loads a model as the engine does, with everything that it processes, and shares what it left unchanged."""
         model = super().load_model(*arguments, **options)
         self._loading.share(model)
+        if not self._asked:
+            self._logger.warning("gaiafs: %s has not asked for tensors: nothing is shared", self.engine)
         return model
 
     def _files(self, source: Any) -> tuple[str, list[str]]:
         """Returns the directory and the safetensors files that the engine chooses for a source."""
         options = {}
-        for name in inspect.signature(self._prepare_weights).parameters:  # they differ between versions
-            options[name] = getattr(source, "model_or_path" if name == "model_name_or_path" else name)
+        for name, parameter in inspect.signature(self._prepare_weights).parameters.items():  # versions have others
+            of_source = "model_or_path" if name == "model_name_or_path" else name
+            if hasattr(source, of_source):
+                options[name] = getattr(source, of_source)
+            elif parameter.default is parameter.empty:
+                words = f"it asks for {name} to choose files, which load format gaiafs does not know: use another one"
+                raise RuntimeError(f"{self.engine} is of another version than gaiafs fits: {words}")
         options["fall_back_to_pt"] = False
         found = self._prepare_weights(**options)
         if not found[2]:
@@ -58,6 +67,7 @@ class FromMount(_Loader):  # type: ignore[misc]
         return found[0], list(found[1])
 
     def _tensors(self, files: list[str]) -> Iterator[tuple[str, Any]]:
+        self._asked = True
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         return self._loading.tensors(files)

@@ -80,8 +80,9 @@ class _Loader:
         self.load_config = load_config
 
     def load_model(self, *, model: Model, path: pathlib.Path) -> Model:
-        model.load_weights(self._get_weights_iterator(Source(str(path), prefix="m.")))
-        assert self.counter_before_loading_weights > 0
+        if model.layers:  # without any it stands for an engine that has another way to load
+            model.load_weights(self._get_weights_iterator(Source(str(path), prefix="m.")))
+            assert self.counter_before_loading_weights > 0
         model.after()
         return model
 

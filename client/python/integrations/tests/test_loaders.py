@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import pathlib
+import sys
 import time
 
 import numpy as np
@@ -218,3 +219,38 @@ def test_files_that_sglang_chose_before_and_its_draft_models(loader, path):
     loader.load_config.draft_model_idx = 1
     got = dict(loader._get_weights_iterator(source, resolved_source=chosen))
     assert list(got) == ["p.mtp.1.w"] and np.array_equal(got["p.mtp.1.w"], TENSORS["q"])
+
+
+def test_vllm_of_another_version_starts_without_the_format(monkeypatch, caplog):
+    """It ends when a plugin raises, whatever format it is to use."""
+    loaders = fakes.modules(monkeypatch)
+    monkeypatch.delattr(sys.modules["vllm.model_executor.model_loader"], "register_model_loader")
+    plugins.register_vllm()
+    assert loaders == {} and "there is no load format gaiafs, since this package does not fit vllm" in caplog.text
+    assert "register_model_loader" in caplog.text
+
+
+def test_sglang_of_other_versions(monkeypatch, caplog):
+    fakes.modules(monkeypatch)
+    choices = sys.modules.pop("sglang.srt.arg_groups.choices")
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", choices)
+    monkeypatch.setattr(fakes.HookRegistry, "hooks", [])
+    plugins.register_sglang()
+    assert "gaiafs" in choices.LOAD_FORMAT_CHOICES and len(fakes.HookRegistry.hooks) == 1 and caplog.text == ""
+    monkeypatch.delitem(sys.modules, "sglang.srt.server_args")
+    plugins.register_sglang()
+    assert "does not fit sglang" in caplog.text and len(fakes.HookRegistry.hooks) == 1
+
+
+def test_an_engine_that_asks_for_more_to_choose_files(loader, path, monkeypatch):
+    def prepare(model_name_or_path, colour, size=3):
+        raise AssertionError
+
+    monkeypatch.setattr(loader, "_prepare_weights", prepare)
+    with pytest.raises(RuntimeError, match="another version than gaiafs fits: it asks for colour to choose files"):
+        loader.load_model(model=model()[0], path=path)
+
+
+def test_an_engine_that_does_not_ask_for_tensors(loader, path, caplog):
+    loader.load_model(model=Model({}, load=lambda weights: None), path=path)
+    assert "has not asked for tensors: nothing is shared" in caplog.text
