@@ -178,6 +178,9 @@ func (d *Device) clean(ctx context.Context, batch []*Extent, from Tier, why Why,
 	return left.Load()
 }
 
+// mostVictims is how many extents leave at once. Their clients are told of all of these, and have short queues.
+const mostVictims = 8
+
 // victims returns the next victims of devices that have so many bytes, one at least, each as if those before it had
 // left. Unless any will do, they end before one that clients might have a better one for.
 func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool, bytes int64,
@@ -195,7 +198,7 @@ func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked m
 		}
 		asked[x] = true
 		defer x.dev.disown(x, from)()
-		if batch, bytes = append(batch, x), bytes-x.size; bytes <= 0 {
+		if batch, bytes = append(batch, x), bytes-x.size; bytes <= 0 || len(batch) == mostVictims {
 			return batch
 		}
 	}

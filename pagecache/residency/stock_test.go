@@ -80,3 +80,27 @@ func TestVictimsThatRefuse(t *testing.T) {
 	c.letGo(t)
 	require.Zero(t, f.Used())
 }
+
+// TestFewVictimsAtOnce: where very many have to leave, clients are not told of all of them at once.
+func TestFewVictimsAtOnce(t *testing.T) {
+	const all = 5 * mostVictims / 2
+	d, _ := newDevice(t, all, 1)
+	a, b := newKey(t, d), newKey(t, d)
+	a.bracket(t, 0, 0, all).Free()
+	a.home = make(chan struct{})
+	granted := make(chan *Grant)
+	go func() { granted <- b.bracket(t, 0, 0, all) }()
+	for gone := 0; gone < all; {
+		some := min(mostVictims, all-gone)
+		for range some {
+			<-a.arrived
+		}
+		require.Empty(t, a.arrived)
+		for range some {
+			a.home <- struct{}{}
+		}
+		gone += some
+	}
+	(<-granted).Free()
+	require.Empty(t, a.tiers())
+}
