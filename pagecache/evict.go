@@ -73,14 +73,14 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 	}
 	evicted := make(chan bool, 1)
 	f.c.lanes.work.Go(func() { evicted <- f.evict(ctx, h, x, copied) })
-	tick := time.NewTicker(max(f.c.stuckAfter/4, time.Millisecond))
+	tick := time.NewTicker(max(f.c.stuckAfter/impatience, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
 		case is := <-evicted:
 			return is
 		case <-tick.C:
-			if f.stuck() {
+			if f.seemsStuck() {
 				return false
 			}
 		case <-ctx.Done():

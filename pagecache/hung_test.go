@@ -182,6 +182,32 @@ func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
 }
 
+// TestEvictionsWaitOnceForAHungFilesystem: the oldest extents are of files of a filesystem that hangs, as one of its
+// files tells. Nobody waits until each of them counts as stuck.
+func TestEvictionsWaitOnceForAHungFilesystem(t *testing.T) {
+	const files = 3
+	m := newMachine(t, 1, memory((files+2)*emulated.Granularity), stuckAfter(patient))
+	told := m.file(page.Size)
+	m.run(told, 0, 0, page.Size, false)
+	for i := range files {
+		hung, _ := m.hungFile(fmt.Sprint("hung", i))
+		p := m.run(hung, 0, 0, page.Size, true)
+		p.store(0, 7)
+		p.release()
+		p.unmap()
+	}
+	m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
+	lock := &told.attached.mu
+	lock.since.Store(-int64(time.Hour))
+	lock.ended.Store(-int64(time.Hour))
+	require.True(t, told.attached.stuck())
+
+	began := time.Now()
+	m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
+	require.Less(t, time.Since(began), patient)
+	lock.since.Store(0)
+}
+
 // TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are
 // flushed meanwhile, and so is whatever else those files have.
 func TestNoFlushWaitsBehindReleases(t *testing.T) {

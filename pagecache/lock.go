@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -149,3 +150,15 @@ func (f *File) notAnswered() error {
 
 // stuck reports whether whoever holds mu seems to wait for something that does not answer.
 func (f *File) stuck() bool { return f.mu.heldFor() >= f.c.stuckAfter }
+
+// impatience is by how much less than others a file is waited for whose backing filesystem has one that is stuck.
+const impatience = 32
+
+// seemsStuck is stuck for those who can do without f: where its backing filesystem hangs, they wait once, and not once
+// for each of its files.
+func (f *File) seemsStuck() bool {
+	if held := f.mu.heldFor(); held < f.c.stuckAfter/impatience || held >= f.c.stuckAfter {
+		return held >= f.c.stuckAfter
+	}
+	return slices.ContainsFunc(f.c.snapshotFiles(), func(g *File) bool { return g.id.Dev == f.id.Dev && g.stuck() })
+}

@@ -12,7 +12,7 @@ var usersPlants = []plant{
 	{
 		name: "an eviction waits for a stuck file",
 		file: "pagecache/evict.go",
-		old: `			if f.stuck() {
+		old: `			if f.seemsStuck() {
 				return false
 			}
 `,
