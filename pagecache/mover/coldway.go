@@ -7,8 +7,10 @@ import (
 
 const (
 	// roundBytes is how much is read the same way before the ways are compared again: several times what is under way
-	// at once, so that little of one round's time is another's.
+	// at once, so that little of one round's time is another's. The first round of each way has firstBytes: files that
+	// are no larger than some of these rounds are to gain, too.
 	roundBytes = 128 << 20
+	firstBytes = 32 << 20
 	// retryRounds is after how many rounds the slower way is tried again.
 	retryRounds = 32
 	// worthThrough is how much faster it must be through the page cache, which costs a copy and some memory.
@@ -27,10 +29,11 @@ type ColdWay struct {
 	speeds [2]float64 // past it and through it, in bytes per second, 0: not known; protected by mu
 }
 
-// round is so many reads. Its fields are protected by ColdWay.mu, but for through, which is immutable.
+// round is so many reads. Its fields are protected by ColdWay.mu, but for through and most, which are immutable.
 type round struct {
 	through bool
 	failed  bool
+	most    int64 // of bytes, before the last read
 	bytes   int64
 	under   int
 	took    time.Duration
@@ -43,9 +46,12 @@ func (c *ColdWay) begin(n int64, now time.Time) *round {
 	if c.under == 0 {
 		c.since = now
 	}
-	if c.now == nil || c.now.bytes >= roundBytes {
+	if c.now == nil || c.now.bytes >= c.now.most {
 		c.begun++
-		c.now = &round{through: c.throughLocked()}
+		c.now = &round{through: c.throughLocked(), most: roundBytes}
+		if c.speeds[0] == 0 || c.speeds[1] == 0 {
+			c.now.most = firstBytes
+		}
 	}
 	c.under++
 	c.now.under++
@@ -56,11 +62,8 @@ func (c *ColdWay) begin(n int64, now time.Time) *round {
 // throughLocked chooses the way of a round.
 func (c *ColdWay) throughLocked() bool {
 	past, through := c.speeds[0], c.speeds[1]
-	switch {
-	case past == 0:
-		return false
-	case through == 0:
-		return true
+	if past == 0 || through == 0 {
+		return c.begun%2 == 0
 	}
 	better := through > worthThrough*past
 	return better != (c.begun%retryRounds == 0)
@@ -74,7 +77,7 @@ func (c *ColdWay) end(r *round, now time.Time, err error) {
 	c.since = now
 	r.failed = r.failed || err != nil
 	c.under--
-	if r.under--; r.under > 0 || r.bytes < roundBytes || r.failed || r.took <= 0 {
+	if r.under--; r.under > 0 || r.bytes < r.most || r.failed || r.took <= 0 {
 		return
 	}
 	speed := &c.speeds[0]
