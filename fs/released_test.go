@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -265,4 +266,41 @@ func TestDirectReadBesideADirtyPage(t *testing.T) {
 	r.fs.notify = kernel.notifier
 	assert.Positive(t, reads)
 	r.agree(t)
+}
+
+// TestReadersOfMuchThatWasReleased reads it in several places at once, release by release.
+func TestReadersOfMuchThatWasReleased(t *testing.T) {
+	const size = 2 << 20
+	s, cache, n := mountWithDevices(t, 1)
+	path := filepath.Join(s.mnt, "f")
+	want := bytes.Repeat([]byte("0123456"), size/7+1)[:size]
+	require.NoError(t, os.WriteFile(path, want, 0o644))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	w := mapOn(t, cache, n, f, 0, size)
+	for round := range 4 {
+		for at := int64(round); at < size; at += page.Size {
+			w.store(t, at, []byte{byte(round), byte(at >> page.Shift)})
+			copy(want[at:], []byte{byte(round), byte(at >> page.Shift)})
+		}
+		_, err := w.Release(context.Background(), 0, size)
+		require.NoError(t, err)
+		var group sync.WaitGroup
+		for k := range 4 {
+			group.Go(func() {
+				from := int64(k) * size / 4
+				got := make([]byte, size/4)
+				_, err := f.ReadAt(got, from)
+				assert.NoError(t, err)
+				assert.True(t, bytes.Equal(want[from:from+size/4], got), "round %d, part %d", round, k)
+			})
+		}
+		group.Wait()
+	}
+	require.Greater(t, cache.Status().Counters["flight_read_bytes"], int64(size))
+	require.NoError(t, f.Sync())
+	home, err := os.ReadFile(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, home))
 }
