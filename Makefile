@@ -155,7 +155,7 @@ test-transformers: setup-test ## Models on several versions of transformers: dow
 	$(BUILD)/transformers/python/bin/python -m pip install -q -r client/python/tests/requirements.txt torch accelerate
 	for v in $(TRANSFORMERS); do $(BUILD)/transformers/python/bin/python -m pip install -q --upgrade \
 		--target $(BUILD)/transformers/$$v transformers==$$v || exit 1; done
-	GAIAFS_REQUIRE_TOOLS=1 $(GO) test -count=1 -v ./client/python -run TestTransformers
+	GAIAFS_REQUIRE_TOOLS=1 $(GO) test -count=1 -timeout 30m -v ./client/python -run TestTransformers
 
 .PHONY: test-race
 test-race: ## All tests under the race detector, with invariants checked
