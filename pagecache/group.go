@@ -285,7 +285,7 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 	}
 	modified := make([][]page.Range, len(g.parts))
 	for i, p := range g.parts {
-		if err := p.f.prepareRelease(ctx, p.span()); err != nil {
+		if err := p.f.prepareRelease(ctx, p.h, p.span()); err != nil {
 			return 0, 0, err
 		}
 		found, err := p.f.modified(ctx, p.h, p.pages)

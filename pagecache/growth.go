@@ -15,7 +15,7 @@ import (
 // kernel knew. Therefore:
 //
 //   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as
-//     the kernel knows.
+//     the kernel knows. What all devices stored past that goes, not only what the one that releases did.
 //   - The kernel asks for attributes before each write of a file that a device maps for writing past its end, since it
 //     may not keep those (package fs). That is when bytes past the end are zeroed, on the pages that follow the end.
 //   - When the kernel's pages make home longer, nothing is zeroed.
@@ -60,9 +60,10 @@ func (f *File) sendGrowth(ctx context.Context) error {
 	return nil
 }
 
-// prepareRelease prepares for a release of rg, of which what lies past end of file goes nowhere, now or later. In the
-// page that the file ends in it is looked for only where the kernel may know the file to be longer.
-func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
+// prepareRelease prepares for a release of rg by h, of which what lies past end of file goes nowhere, now or later. In
+// the page that the file ends in it is looked for only where the kernel may know the file to be longer. There the
+// memory of all holdings is looked at: the file may become longer without a request.
+func (f *File) prepareRelease(ctx context.Context, h *holding, rg page.Range) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
@@ -74,7 +75,10 @@ func (f *File) prepareRelease(ctx context.Context, rg page.Range) error {
 	if err := f.sendGrowth(ctx); err != nil {
 		return err
 	}
-	return f.forgetPastEnd(ctx, rg)
+	if f.c.writeBack {
+		h = nil
+	}
+	return f.forgetPastEnd(ctx, h, rg)
 }
 
 // longerLocked reports whether the kernel may know the file to be longer than home is.
@@ -103,7 +107,7 @@ func (f *File) BeforeWrite(ctx context.Context) error {
 	}
 	end := page.Count(f.size) + askedPages
 	f.mu.RUnlock()
-	return f.forgetPastEnd(ctx, page.Range{End: end})
+	return f.forgetPastEnd(ctx, nil, page.Range{End: end})
 }
 
 // pastEnd is a run of pages of which a device has something past end of file, and what that is.
@@ -113,24 +117,25 @@ type pastEnd struct {
 	bytes []byte
 }
 
-// forgetPastEnd zeroes what devices stored past end of file in the pages of rg. The end may move meanwhile, and
-// programs store inside what they know to be the file by then: only bytes that are as they were before go.
-func (f *File) forgetPastEnd(ctx context.Context, rg page.Range) (err error) {
+// forgetPastEnd zeroes what was stored past end of file in the pages of rg, into memory of h, or of all holdings where
+// that is nil. The end may move meanwhile, and programs store inside what they know to be the file by then: only bytes
+// that are as they were before go.
+func (f *File) forgetPastEnd(ctx context.Context, h *holding, rg page.Range) (err error) {
 	for err == nil && !rg.Empty() {
-		rg.Start, err = f.forgetSomePastEnd(ctx, rg)
+		rg.Start, err = f.forgetSomePastEnd(ctx, h, rg)
 	}
 	return err
 }
 
 // forgetSomePastEnd is forgetPastEnd of the pages of rg up to next.
-func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.Index, err error) {
+func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range) (next page.Index, err error) {
 	for range 3 {
 		var found []pastEnd
 		if err := f.mu.LockIn(ctx); err != nil {
 			return rg.Start, err
 		}
 		size := f.size
-		found, next, err = f.pastEndLocked(ctx, rg)
+		found, next, err = f.pastEndLocked(ctx, of, rg)
 		f.mu.Unlock()
 		if err != nil || len(found) == 0 {
 			return next, err
@@ -155,11 +160,15 @@ func (f *File) forgetSomePastEnd(ctx context.Context, rg page.Range) (next page.
 
 // pastEndLocked finds the first runs in the pages of rg, and no more than one hold should. There are none of others up
 // to next.
-func (f *File) pastEndLocked(ctx context.Context, rg page.Range) (found []pastEnd, next page.Index, err error) {
+func (f *File) pastEndLocked(ctx context.Context, of *holding,
+	rg page.Range) (found []pastEnd, next page.Index, err error) {
 	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
 	looked := int64(0)
 	for some := range f.lrc.Parts(past, pastPages) {
 		for _, h := range f.holdings {
+			if of != nil && h != of {
+				continue
+			}
 			runs, err := f.modifiedLocked(ctx, h, some)
 			for _, run := range runs {
 				for part := range cut(run, bufferPages) {

@@ -23,7 +23,7 @@ func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	}
 	f := src.attached
 	f.mu.Lock()
-	found, next, err := f.pastEndLocked(t.Context(), page.From(0).Pages())
+	found, next, err := f.pastEndLocked(t.Context(), nil, page.From(0).Pages())
 	f.mu.Unlock()
 	require.NoError(t, err)
 	require.LessOrEqual(t, next, page.Index(1+pastPages))
@@ -46,7 +46,7 @@ func TestLookingPastTheEndLetsOthersIn(t *testing.T) {
 	p := m.run(src, 0, 0, size, true)
 	f := src.attached
 	f.mu.Lock()
-	found, next, err := f.pastEndLocked(t.Context(), page.From(0).Pages())
+	found, next, err := f.pastEndLocked(t.Context(), nil, page.From(0).Pages())
 	f.mu.Unlock()
 	require.NoError(t, err)
 	require.Empty(t, found)
@@ -81,6 +81,27 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	require.Zero(t, p.release())
 	p.add(page.Size - 1)
 	require.EqualValues(t, 1, p.release())
+}
+
+// TestReleasesLookAtTheirOwnMemoryPastTheEnd: a release past end of file reads no memory of other devices. What was
+// stored there goes all the same, at their own releases and before the file grows.
+func TestReleasesLookAtTheirOwnMemoryPastTheEnd(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.file(page.Size)
+	p, other := m.run(src, 0, 0, 4*page.Size, true), m.run(src, 1, 0, 4*page.Size, true)
+	p.store(2*page.Size, 7)
+	other.store(2*page.Size, 8)
+	require.Zero(t, p.release())
+	require.EqualValues(t, 1, p.TakePastEnd())
+	require.Zero(t, other.TakePastEnd())
+	require.EqualValues(t, 8, other.byteAt(2*page.Size))
+	require.Zero(t, other.release())
+	require.EqualValues(t, 1, other.TakePastEnd())
+	other.store(2*page.Size, 9)
+	src.truncate(t, 4*page.Size)
+	require.Zero(t, other.release())
+	other.acquire()
+	require.Zero(t, other.byteAt(2*page.Size))
 }
 
 // TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel knew,

@@ -58,7 +58,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			return src.attached.BeforeWrite(ctx)
 		},
 		"stores past end of file": func(ctx context.Context, src *source) error {
-			return src.attached.forgetPastEnd(ctx, page.From(0).Pages())
+			return src.attached.forgetPastEnd(ctx, nil, page.From(0).Pages())
 		},
 		"releases that drain": func(ctx context.Context, src *source) error {
 			return src.attached.waitDrains(ctx, page.From(0).Pages())

@@ -26,7 +26,7 @@ const maxRedrops = 100
 func (f *File) release(ctx context.Context, h *holding,
 	rg page.Range) (modified []page.Range, grouped int64, err error) {
 	start := time.Now()
-	if err := f.prepareRelease(ctx, rg); err != nil {
+	if err := f.prepareRelease(ctx, h, rg); err != nil {
 		return nil, 0, err
 	}
 	if modified, err = f.modified(ctx, h, []page.Range{rg}); err != nil {
