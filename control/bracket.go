@@ -74,7 +74,7 @@ func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.C
 func (s *session) serveUse(id requestID, r useRequest) {
 	kept, err := s.useRanges(id, r)
 	if err != nil || r.flags&useKeep == 0 {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	n := numbered{}
@@ -267,7 +267,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 	}
 	b := s.takeBracket(id)
 	if b == nil {
-		return s.reply(h.id, 0, failure(syscall.EINVAL, "there is no bracket %d", id))
+		return s.reply(h.id, result{}, failure(syscall.EINVAL, "there is no bracket %d", id))
 	}
 	ended := make(chan struct{})
 	s.mu.Lock()
@@ -281,7 +281,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 		}
 		close(ended)
 	})
-	return s.reply(h.id, 0, nil)
+	return s.reply(h.id, result{}, nil)
 }
 
 // takeBracket has a bracket be over, which is for the caller to end. It returns nil where there is none of that name.

@@ -29,7 +29,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 		err = failure(syscall.ENOTSUP, "this server cannot end its mount")
 	}
 	if err != nil {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	said := false
@@ -52,7 +52,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 	}
 	err = s.server.opts.End(s.ctx, EndRequest{Force: r.flags&endForce != 0, PID: s.who.Pid, Say: say})
 	if !said {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 	}
 }
 

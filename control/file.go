@@ -153,7 +153,7 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 // finishDocument answers with a document in as many frames as it takes, or with why there is none.
 func (s *session) finishDocument(id requestID, doc []byte, err error) {
 	if err != nil {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	const most = maxFrame - headerSize

@@ -11,7 +11,7 @@ import (
 func (s *session) serveRecord(id requestID, token [tokenSize]byte) {
 	r, err := s.beginRecording(id, token)
 	if err != nil {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	s.log.Info("control: recording accesses")

@@ -25,7 +25,7 @@ func (s *session) begin(h header, body []byte) error {
 	}
 	s.asked.Add(1)
 	if s.version >= 2 && h.flags != 0 {
-		return s.reply(h.id, 0, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
+		return s.reply(h.id, result{}, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
 	}
 	if s.version >= 2 && (h.typ == typeFeatures || h.typ == typeAttach) {
 		return s.negotiate(h, body)
@@ -52,7 +52,7 @@ func (s *session) begin(h header, body []byte) error {
 		if h.typ == typeUse {
 			s.forgetExpected(h.id)
 		}
-		return s.reply(h.id, 0, failure(syscall.EAGAIN, "more than %d requests at once", s.server.opts.MaxRequests))
+		return s.reply(h.id, result{}, failure(syscall.EAGAIN, "more than %d requests at once", s.server.opts.MaxRequests))
 	}
 	// A free id and no free slot means that answers wait to be read. So does the reader then, until they are or the
 	// write timeout closes the connection.
@@ -85,12 +85,12 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeMap:
 		r, err := s.version.decodeMap(body)
 		if r.flags&(mapMovable|mapLargeMovable) != 0 && s.chosen&featureMove == 0 {
-			return func(id requestID) { s.finish(id, 0, errNoMove) }, err
+			return func(id requestID) { s.finish(id, result{}, errNoMove) }, err
 		}
 		return func(id requestID) { s.serveMap(id, r) }, err
 	case typeUse:
 		if s.chosen&featureMove == 0 {
-			return func(id requestID) { s.finish(id, 0, errNoMove) }, nil
+			return func(id requestID) { s.finish(id, result{}, errNoMove) }, nil
 		}
 		r, err := s.version.decodeUse(body)
 		if err == nil {
@@ -100,7 +100,7 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeMapView:
 		if s.chosen&featureView == 0 {
 			return func(id requestID) {
-				s.finish(id, 0, failure(syscall.EOPNOTSUPP, "views were not chosen among the features"))
+				s.finish(id, result{}, failure(syscall.EOPNOTSUPP, "views were not chosen among the features"))
 			}, nil
 		}
 		r, err := s.version.decodeMapView(body)
@@ -111,13 +111,13 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		r, err := s.version.decodeRange(body)
 		return func(id requestID) {
 			pages, note, err := s.serveRange(h.typ, r)
-			s.finishNoting(id, pages, note, err)
+			s.finish(id, result{pages: pages, text: note}, err)
 		}, err
 	case typeUnmap:
 		m, err := s.version.decodeUnmap(body)
 		return func(id requestID) {
 			note, err := s.serveUnmap(m)
-			s.finishNoting(id, 0, note, err)
+			s.finish(id, result{text: note}, err)
 		}, err
 	case typeStatus:
 		token, err := s.version.decodeStatus(body)
@@ -127,7 +127,7 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		return func(id requestID) { s.serveRecord(id, token) }, err
 	case typeStop:
 		recorder, err := s.version.decodeStop(body)
-		return func(id requestID) { s.finish(id, 0, s.serveStop(recorder)) }, err
+		return func(id requestID) { s.finish(id, result{}, s.serveStop(recorder)) }, err
 	case typeEnd:
 		r, err := s.version.decodeEnd(body)
 		return func(id requestID) { s.serveEnd(id, r) }, err
@@ -144,10 +144,10 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		r, err := s.version.decodeSet(body)
 		return func(id requestID) { s.serveSet(id, r) }, err
 	case typePing:
-		return func(id requestID) { s.finish(id, 0, nil) }, s.version.wantBody(body, 0)
+		return func(id requestID) { s.finish(id, result{}, nil) }, s.version.wantBody(body, 0)
 	}
 	return func(id requestID) {
-		s.finish(id, 0, failure(syscall.ENOSYS, "this gaiafs knows no request of type %d", h.typ))
+		s.finish(id, result{}, failure(syscall.ENOSYS, "this gaiafs knows no request of type %d", h.typ))
 	}, nil
 }
 
@@ -179,17 +179,15 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// finish frees the request id and then answers: a client that got the answer may use the id again.
-func (s *session) finish(id requestID, pages int64, err error) { s.finishNoting(id, pages, "", err) }
-
-// finishNoting is finish where what succeeded has something to say.
-func (s *session) finishNoting(id requestID, pages int64, note string, err error) {
+// finish frees the request id and then answers: a client that got the answer may use the id again. done is what a
+// request that succeeded has to say.
+func (s *session) finish(id requestID, done result, err error) {
 	s.forget(id)
 	if s.ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return // cut short because the session ends, which the client learns from the socket
 	}
 	// A failed write closed the connection, which the reader notices.
-	_ = s.replyNoting(id, pages, note, err)
+	_ = s.reply(id, done, err)
 }
 
 func (s *session) forget(id requestID) {
@@ -198,16 +196,12 @@ func (s *session) forget(id requestID) {
 	delete(s.running, id)
 }
 
-func (s *session) reply(id requestID, pages int64, err error) error {
-	return s.replyNoting(id, pages, "", err)
-}
-
-func (s *session) replyNoting(id requestID, pages int64, note string, err error) error {
-	r := result{errno: uint32(errnoOf(err)), pages: pages, text: note}
+// reply answers with done, or with why the request failed.
+func (s *session) reply(id requestID, done result, err error) error {
 	if err != nil {
-		r.text = err.Error()
+		done = result{errno: uint32(errnoOf(err)), text: err.Error()}
 	}
-	return s.send(appendFrame(nil, typeResult, 0, id, r.append), nil)
+	return s.send(appendFrame(nil, typeResult, 0, id, done.append), nil)
 }
 
 // serveMap makes a mapping and sends it with its descriptors.
@@ -219,7 +213,7 @@ func (s *session) serveMap(id requestID, r mapRequest) {
 // sendMapping answers with a mapping and its descriptors, or with why there is none.
 func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error) {
 	if err != nil {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	defer m.users.Done()
@@ -491,7 +485,7 @@ func (s *session) redeemMount(token [tokenSize]byte) bool {
 // next may come as soon as the client has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	if !s.redeemMount(token) {
-		s.finish(id, 0, failure(syscall.EACCES, "the token is not valid, or no longer"))
+		s.finish(id, result{}, failure(syscall.EACCES, "the token is not valid, or no longer"))
 		return
 	}
 	s.mu.Lock()
@@ -499,7 +493,7 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	s.inStatus = true
 	s.mu.Unlock()
 	if busy {
-		s.finish(id, 0, failure(syscall.EAGAIN, "another status is being sent"))
+		s.finish(id, result{}, failure(syscall.EAGAIN, "another status is being sent"))
 		return
 	}
 	last, err := s.sendStatus(id)
@@ -507,7 +501,7 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	s.inStatus = false
 	s.mu.Unlock()
 	if err != nil {
-		s.finish(id, 0, err)
+		s.finish(id, result{}, err)
 		return
 	}
 	s.forget(id)

@@ -180,7 +180,7 @@ func (s *session) serve() error {
 		var no *refusal
 		switch {
 		case errors.As(err, &no):
-			err = s.reply(no.id, 0, no.err)
+			err = s.reply(no.id, result{}, no.err)
 		case err == nil:
 			err = s.begin(h, body)
 		}

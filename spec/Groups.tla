@@ -20,7 +20,7 @@ CONSTANTS Files,     \* numbers from 1: the order in which they are published
 Has(cure) == cure \notin Missing
 
 VARIABLES
-    group,      \* "none", "settling", "open", "publishing", "draining"
+    group,      \* "none", "collecting", "open", "publishing", "draining"
     next,       \* the version that the group stores
     mem,        \* mem[f]: what the writer's device has
     base,       \* base[f]: what it agreed on with home, to which an abort goes back
@@ -51,10 +51,10 @@ Collected(F) == /\ home' = [f \in Files |-> IF f \in F THEN mem[f] ELSE home[f]]
                 /\ pending' = pending \ F
 
 Begin == /\ group = "none" /\ next <= Most
-         /\ group' = IF Has("settle") THEN "settling" ELSE "open"
+         /\ group' = IF Has("collect-first") THEN "collecting" ELSE "open"
          /\ UNCHANGED <<next, mem, base, home, pending, left, version, marked, cache, reader, bad>>
-Settled == /\ group = "settling" /\ pending = {} /\ group' = "open"
-           /\ UNCHANGED <<next, mem, base, home, pending, left, version, marked, cache, reader, bad>>
+Collecting == /\ group = "collecting" /\ pending = {} /\ group' = "open"
+              /\ UNCHANGED <<next, mem, base, home, pending, left, version, marked, cache, reader, bad>>
 Store(f) == /\ group = "open" /\ mem' = [mem EXCEPT ![f] = next]
             /\ UNCHANGED <<group, next, base, home, pending, left, version, marked, cache, reader, bad>>
 
@@ -105,7 +105,7 @@ Over(r) == /\ reader[r].at = {}
               /\ reader' = [reader EXCEPT ![r] = Idle]
            /\ UNCHANGED <<group, next, mem, base, home, pending, left, version, marked, cache>>
 
-Next == \/ Begin \/ Settled \/ Abort \/ Release \/ End
+Next == \/ Begin \/ Collecting \/ Abort \/ Release \/ End
         \/ \E f \in Files : Store(f) \/ Neighbour(f) \/ Collect(f) \/ Publish(f) \/ Drop(f)
         \/ \E r \in Readers : Start(r) \/ Over(r) \/ \E f \in Files : Bring(r, f)
 Spec == Init /\ [][Next]_vars

@@ -34,7 +34,7 @@ VARIABLES
     asked,      \* asked[c]: MOVEs on their way to the client, in order
     open,       \* clients in a bracket
     grants,     \* clients whose bracket pins the page, and that do not have their answer
-    taker,      \* what the daemon is at: "idle", "holes" while it waits for them, "checked", "settled" once home has
+    taker,      \* what the daemon is at: "idle", "holes" while it waits for them, "checked", "emptied" once home has
                 \* what there was
     stored, written, released,  \* how often
     wrong       \* something was lost, or a stranger's memory was stored into
@@ -159,7 +159,7 @@ Move ==
     /\ UNCHANGED <<home, base, pending, given, has, asked, open, grants, stored, written, released, wrong>>
 
 (* Before the page goes, what is not released is released, and comes home. The file's lock is free for a while then, *)
-Settle ==
+Empty ==
     /\ taker = "checked" /\ Free /\ Has("dirty")
     /\ Collected /\ released' = IF mem[1] # base THEN stored ELSE released
     /\ taker' = "settled"
@@ -174,7 +174,7 @@ Evict ==
     /\ UNCHANGED <<last, given, has, asked, open, grants, stored, written, released, wrong>>
 
 Next == \/ \E c \in Clients : Use(c) \/ Give(c) \/ Begin(c) \/ Follow(c) \/ Store(c) \/ Done(c) \/ End(c)
-        \/ Release \/ Collect \/ Write \/ Acquire \/ TakeBack \/ Holes \/ GiveUp \/ Move \/ Settle \/ Evict
+        \/ Release \/ Collect \/ Write \/ Acquire \/ TakeBack \/ Holes \/ GiveUp \/ Move \/ Empty \/ Evict
 Spec == Init /\ [][Next]_vars
 
 CONSTANT MostGenerations

@@ -226,7 +226,7 @@ static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
 
 	if (b->m != NULL && b->m->kind->after != NULL && b->stream != GAIA_NO_STREAM && gaiafs_mapping_mine(b->m)) {
 		if (b->stream == GAIA_ALL_STREAMS) {
-			(void)b->m->kind->settle(b->m, b->stream, f);
+			(void)b->m->kind->quiesce(b->m, b->stream, f);
 		} else if (b->kept != NULL && gaiafs_keep_mark(b->kept, b->stream, &unmarked) == 0) {
 			/* The stream goes on, and nobody is called. */
 		} else if (b->m->kind->after(b->m->gpu, b->stream, stream_done, &b->job, f) == 0) {

@@ -34,7 +34,7 @@ static const struct {
 	{ &gaiafs_cu.ctx_push, "cuCtxPushCurrent_v2", NULL, false },
 	{ &gaiafs_cu.ctx_pop, "cuCtxPopCurrent_v2", NULL, false },
 	{ &gaiafs_cu.import, "cuMemImportFromShareableHandle", NULL, false },
-	{ &gaiafs_cu.release, "cuMemRelease", NULL, false },
+	{ &gaiafs_cu.mem_release, "cuMemRelease", NULL, false },
 	{ &gaiafs_cu.reserve, "cuMemAddressReserve", NULL, false },
 	{ &gaiafs_cu.free, "cuMemAddressFree", NULL, false },
 	{ &gaiafs_cu.map, "cuMemMap", NULL, false },
@@ -382,7 +382,7 @@ static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, s
 		if (err != 0)
 			return err;
 		c->mapped += p->size;
-		err = gaiafs_cu_check(gaiafs_cu.release(p->handle), "cuMemRelease", f); /* the mapping keeps the memory */
+		err = gaiafs_cu_check(gaiafs_cu.mem_release(p->handle), "cuMemRelease", f); /* the mapping keeps the memory */
 		if (err != 0)
 			return err;
 		p->handle = 0;
@@ -396,7 +396,7 @@ static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool 
 	struct gaiafs_fail second;
 	int err = gaiafs_cu_check(gaiafs_cu.map(at, size, 0, h, 0), "cuMemMap", f);
 
-	(void)gaiafs_cu_check(gaiafs_cu.release(h), "cuMemRelease", &second);
+	(void)gaiafs_cu_check(gaiafs_cu.mem_release(h), "cuMemRelease", &second);
 	if (err != 0)
 		return err;
 	err = give_access(c, at, size, writable, false, f);
@@ -473,11 +473,11 @@ static void leave(struct gaiafs_mapping *m)
 }
 
 /*
- * settle_unseen waits for the context and disturbs no capture, which cuCtxSynchronize would end, whichever thread calls
+ * quiesce_unseen waits for the context and disturbs no capture, which cuCtxSynchronize would end, whichever thread calls
  * it: cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is
  * nothing to free.
  */
-static bool settle_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
+static bool quiesce_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {
 	if (c->block == 0 && gaiafs_cu.alloc(&c->block, 1) != 0)
 		c->block = 0;
@@ -499,7 +499,7 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 	if (c->range != 0 || c->count > 0 || c->block != 0)
 		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
 	/* cuMemUnmap waits for nobody */
-	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !settle_unseen(c, &fails[4])) {
+	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !quiesce_unseen(c, &fails[4])) {
 		keep = gently;
 		if (!gently)
 			(void)gaiafs_cu_check(gaiafs_cu.ctx_sync(), "cuCtxSynchronize", &fails[4]);
@@ -514,7 +514,7 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 		(void)gaiafs_cu_check(gaiafs_cu.free(c->range, c->total), "cuMemAddressFree", &fails[2]);
 	for (size_t i = 0; i < c->count; i++)
 		if (c->parts[i].handle != 0)
-			(void)gaiafs_cu_check(gaiafs_cu.release(c->parts[i].handle), "cuMemRelease", &fails[3]);
+			(void)gaiafs_cu_check(gaiafs_cu.mem_release(c->parts[i].handle), "cuMemRelease", &fails[3]);
 	gaiafs_cu_leave(&v);
 	if (c->primary != NULL)
 		(void)gaiafs_cu.primary_release(c->device);
@@ -548,7 +548,7 @@ const struct gaiafs_kind gaiafs_cuda_kind = {
 	.move = move,
 	.leave = leave,
 	.drop = drop,
-	.settle = gaiafs_cu_settle,
+	.quiesce = gaiafs_cu_quiesce,
 	.read = gaiafs_cu_read,
 	.write = gaiafs_cu_write,
 	.copies = gaiafs_cu_copies,

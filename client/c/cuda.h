@@ -54,7 +54,7 @@ struct gaiafs_cu {
 	result (*ctx_push)(context c);
 	result (*ctx_pop)(context *c);
 	result (*import)(handle *h, void *os_handle, int type);
-	result (*release)(handle h);
+	result (*mem_release)(handle h);
 	result (*reserve)(address *a, size_t n, size_t alignment, address hint, unsigned long long flags);
 	result (*free)(address a, size_t n);
 	result (*map)(address a, size_t n, size_t offset, handle h, unsigned long long flags);
@@ -142,7 +142,7 @@ bool gaiafs_cu_passed(void *event);
 void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait);
 bool gaiafs_cu_lost(void *context, struct gaiafs_fail *f);
 /* and in cuda_copy.c. */
-int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
+int gaiafs_cu_quiesce(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
 int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 int gaiafs_cu_copies(struct gaiafs_mapping *m, const struct gaiafs_mapping *of, const struct gaia_copy *list,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int gaiafs_cu_settle(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f)
+int gaiafs_cu_quiesce(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f)
 {
 	struct visit v;
 	int err = gaiafs_cu_enter(gaiafs_cu_of(m->gpu), &v, f);

@@ -56,7 +56,7 @@ int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t 
 	if (what == GAIA_DO_RELEASE && !m->writable)
 		return 0;
 	if (stream != GAIA_NO_STREAM && what != GAIA_DO_ADVISE && (what == GAIA_DO_ACQUIRE || m->writable) &&
-	    m->kind->settle(m, stream, f) != 0)
+	    m->kind->quiesce(m, stream, f) != 0)
 		return f->errnum;
 	if (what == GAIA_DO_ACQUIRE) {
 		if (gaiafs_flush(m, at, len, &launder, f) != 0)
@@ -207,7 +207,7 @@ int gaia_munmap(void *addr, size_t len)
 	if (len > 0 && len <= SIZE_MAX - GAIAFS_PAGE) {
 		m = gaiafs_table_take(addr, gaiafs_whole_pages(len), &mine, &busy);
 		for (unsigned round = 0; busy && f.errnum == 0; round++) {
-			if (!gaiafs_later_settle(addr, round))
+			if (!gaiafs_later_pause(addr, round))
 				(void)gaiafs_failed(&f, EINTR, "a signal interrupted the wait for calls in stream order");
 			else
 				m = gaiafs_table_take(addr, gaiafs_whole_pages(len), &mine, &busy);

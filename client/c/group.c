@@ -174,7 +174,7 @@ int gaia_group_release(struct gaia_group *g, uint64_t *version)
 		struct gaiafs_mapping *m = g->part[i].m;
 
 		if (i == 0 || m != g->part[i - 1].m)
-			(void)m->kind->settle(m, GAIA_ALL_STREAMS, &f);
+			(void)m->kind->quiesce(m, GAIA_ALL_STREAMS, &f);
 		if (m->writable)
 			gaiafs_start_flush(m->fd, m->off + g->part[i].off, g->part[i].len);
 	}

@@ -217,8 +217,8 @@ struct gaiafs_kind {
 	 * end.
 	 */
 	int (*drop)(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f);
-	/* settle waits for the work of a stream that was begun, or with GAIA_ALL_STREAMS of the whole context. */
-	int (*settle)(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f);
+	/* quiesce waits for the work of a stream that was begun, or with GAIA_ALL_STREAMS of the whole context. */
+	int (*quiesce)(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f);
 	/* read and write copy bytes between m's memory and that of the process, and return when they are there. */
 	int (*read)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 	int (*write)(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
@@ -338,9 +338,9 @@ int gaiafs_check_device(const struct gaiafs_mapping *m, int dev, struct gaiafs_f
 void gaiafs_enter(int *state);
 int gaiafs_leave(int state, int err, const struct gaiafs_fail *f);
 
-/* gaiafs_later_settle lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context
+/* gaiafs_later_pause lets time pass for the stream-ordered calls that keep a mapping, and gives up those of a context
  * that is lost. round counts from 0. False: a signal's handler ran. */
-bool gaiafs_later_settle(const void *addr, unsigned round);
+bool gaiafs_later_pause(const void *addr, unsigned round);
 /* gaiafs_later_fail takes m's late failure, if it has one; an errno, or 0. */
 int gaiafs_later_fail(struct gaiafs_mapping *m, struct gaiafs_fail *f);
 

@@ -128,7 +128,7 @@ static int host_drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *
 }
 
 /* No store outlasts its instruction. */
-static int host_settle(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f)
+static int host_quiesce(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f)
 {
 	(void)m, (void)stream, (void)f;
 	return 0;
@@ -166,7 +166,7 @@ const struct gaiafs_kind gaiafs_emulated_kind = {
 	.move = host_move,
 	.leave = host_leave,
 	.drop = host_drop,
-	.settle = host_settle,
+	.quiesce = host_quiesce,
 	.read = host_copy,
 	.write = host_copy,
 	.copies = host_copies,
@@ -204,7 +204,7 @@ const struct gaiafs_kind gaiafs_held_kind = {
 	.finish = host_finish,
 	.leave = host_leave,
 	.drop = held_drop,
-	.settle = host_settle,
+	.quiesce = host_quiesce,
 	.read = held_copy,
 	.write = held_copy,
 	.copies = held_copies,

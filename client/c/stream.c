@@ -336,7 +336,7 @@ int gaia_async_error(void *addr)
  * A context with an error, such as that of a kernel that stored where it must not, never runs what waits in its
  * streams, and CUDA tells nobody. So there is nothing to wait for but time, and now and then a question.
  */
-bool gaiafs_later_settle(const void *addr, unsigned round)
+bool gaiafs_later_pause(const void *addr, unsigned round)
 {
 	const struct timespec pause = { .tv_nsec = round < 20 ? 50000 : 2000000 };
 	struct gaiafs_mapping *m;

@@ -58,7 +58,7 @@ func (b *Bracket) Done() error {
 	if b.conn == nil || b.done.Load() {
 		return nil
 	}
-	if err := b.mem.settle(); err != nil {
+	if err := b.mem.quiesce(); err != nil {
 		return during("done", err)
 	}
 	if !b.done.Swap(true) {

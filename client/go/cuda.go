@@ -320,8 +320,8 @@ func (c *cudaMemory) move(extentPlace, int) error {
 	return failed(syscall.EPERM, "the memory of the mapping does not move")
 }
 
-// settle waits for all work that was begun in the GPU's primary context.
-func (c *cudaMemory) settle() error {
+// quiesce waits for all work that was begun in the GPU's primary context.
+func (c *cudaMemory) quiesce() error {
 	return c.gpu.use(func() *Error { return c.gpu.drv.check("cuCtxSynchronize", c.gpu.drv.contextSync()) })
 }
 

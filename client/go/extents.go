@@ -20,8 +20,8 @@ type memory interface {
 	// move has other memory in the place of an extent of a movable mapping or, with -1 for fd, nothing. It keeps no fd.
 	// Where it fails, nothing is there.
 	move(p extentPlace, fd int) error
-	// settle waits for the stores that were begun. drop does, too.
-	settle() error
+	// quiesce waits for the stores that were begun. drop does, too.
+	quiesce() error
 	drop() error
 	// base returns the address of the mapping's first byte.
 	base() uintptr
@@ -137,7 +137,7 @@ func (h *hostMemory) move(p extentPlace, fd int) error {
 	return first
 }
 
-func (h *hostMemory) settle() error { return nil } // no store outlasts its instruction
+func (h *hostMemory) quiesce() error { return nil } // no store outlasts its instruction
 
 func (h *hostMemory) drop() error { return unix.MunmapPtr(h.start, uintptr(h.size)) }
 

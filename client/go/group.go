@@ -64,7 +64,7 @@ func (g *Group) Release() (version uint64, err error) {
 	}
 	err = callAll(g.ranges, func(c *conn, _ []byte) (err error) {
 		for _, r := range g.ranges {
-			if err := r.Of.assembly.memory.settle(); err != nil {
+			if err := r.Of.assembly.memory.quiesce(); err != nil {
 				return err
 			}
 			r.Of.startFlush(r.Off, r.Len)

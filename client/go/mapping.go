@@ -409,7 +409,7 @@ func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 		if m.prot&ProtWrite == 0 {
 			return 0, nil
 		}
-		if err := m.assembly.memory.settle(); err != nil {
+		if err := m.assembly.memory.quiesce(); err != nil {
 			return 0, err
 		}
 		m.startFlush(off, n)
@@ -428,7 +428,7 @@ func (m *Mapping) Flush(off, n int64) error { return during("flush", m.sync(off,
 func (m *Mapping) sync(off, n int64, flags uint32) error {
 	_, err := m.call(off, n, func(c *conn) (int64, error) {
 		if m.prot&ProtWrite != 0 {
-			if err := m.assembly.memory.settle(); err != nil {
+			if err := m.assembly.memory.quiesce(); err != nil {
 				return 0, err
 			}
 		}

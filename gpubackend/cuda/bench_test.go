@@ -103,9 +103,9 @@ func BenchmarkKernels(b *testing.B) {
 		return w.compare(round, []gpubackend.Scan{{Mem: m, Agreed: agreed}}, make([][]page.Range, 1))
 	}))
 	blocks := w.grid(pages)
-	locked, release, err := d.HostBuffer(64 << 20)
+	locked, giveBack, err := d.HostBuffer(64 << 20)
 	require.NoError(b, err)
-	defer release()
+	defer giveBack()
 	host := hostAddress(unsafe.Pointer(&locked[0]))
 	var copies, digests, scans, ins, outs []time.Duration
 	for b.Loop() {
@@ -161,9 +161,9 @@ func BenchmarkCalls(b *testing.B) {
 	}
 	agreed := make([]gpubackend.Digest, size/page.Size)
 	require.NoError(b, d.Digests(b.Context(), m, 0, agreed))
-	locked, release, err := d.HostBuffer(64 << 20)
+	locked, giveBack, err := d.HostBuffer(64 << 20)
 	require.NoError(b, err)
-	defer release()
+	defer giveBack()
 	noise(locked, 2)
 	pieces := func(host []byte, piece, count int) (all []gpubackend.Copy) {
 		for i := range count {

@@ -254,20 +254,20 @@ func TestErrorsThatAreNoLoss(t *testing.T) {
 func TestBuffersOutliveDevice(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	d, g := openFake(t, 64<<20, true)
-	a, releaseA, err := d.HostBuffer(100)
+	a, giveBackA, err := d.HostBuffer(100)
 	require.NoError(t, err)
-	b, releaseB, err := d.HostBuffer(200 << 20)
+	b, giveBackB, err := d.HostBuffer(200 << 20)
 	require.NoError(t, err)
-	_, releaseC, err := d.HostBuffer(5 << 20)
+	_, giveBackC, err := d.HostBuffer(5 << 20)
 	require.NoError(t, err)
-	releaseC()
+	giveBackC()
 	require.NoError(t, d.Close())
 	require.Equal(t, 2+(inCopiers+outCopiers)*chunks+1, len(g.host), "those in use, and the lanes' own")
 	copy(a, "still there")
 	b[len(b)-1] = 1
-	releaseA()
+	giveBackA()
 	require.NotZero(t, g.left())
-	releaseB()
+	giveBackB()
 	require.Zero(t, g.left())
 }
 
@@ -276,9 +276,9 @@ func TestPinnedIsKnown(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
 	var kept [][]byte
 	for range 5 {
-		p, release, err := d.HostBuffer(100_000)
+		p, giveBack, err := d.HostBuffer(100_000)
 		require.NoError(t, err)
-		defer release()
+		defer giveBack()
 		kept = append(kept, p)
 	}
 	seen := make(map[pinned]bool)
@@ -303,7 +303,7 @@ func TestPinnedIsKnown(t *testing.T) {
 // TestIdleBuffersAreGivenBack: and those in use are not.
 func TestIdleBuffersAreGivenBack(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
-	used, release, err := d.HostBuffer(100_000)
+	used, giveBackUsed, err := d.HostBuffer(100_000)
 	require.NoError(t, err)
 	idle, giveBack, err := d.HostBuffer(100_000)
 	require.NoError(t, err)
@@ -314,7 +314,7 @@ func TestIdleBuffersAreGivenBack(t *testing.T) {
 	require.Zero(t, d.buffers.kept)
 	_, ok = locked.holds(used)
 	require.True(t, ok)
-	release()
+	giveBackUsed()
 	require.NotZero(t, d.buffers.kept)
 	require.NoError(t, d.Close())
 	d.trimBuffers() // the timer may come late

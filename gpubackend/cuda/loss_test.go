@@ -33,7 +33,7 @@ func TestLossOfGPU(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.Export(true)
 	require.NoError(t, err)
-	buffer, release, err := d.HostBuffer(page.Size)
+	buffer, giveBack, err := d.HostBuffer(page.Size)
 	require.NoError(t, err)
 	stray := &memory{dev: d, size: 2 << 20, base: m.(*memory).base + 1<<40}
 	sums := make([]gpubackend.Digest, 1)
@@ -43,7 +43,7 @@ func TestLossOfGPU(t *testing.T) {
 	require.ErrorIs(t, d.CopyIn(t.Context(), []gpubackend.Copy{{Mem: m, Host: buffer}}), gpubackend.ErrDeviceLost)
 	_, err = d.Alloc(2 << 20)
 	require.ErrorIs(t, err, gpubackend.ErrDeviceLost)
-	release()
+	giveBack()
 	require.NoError(t, m.Free())
 	require.NoError(t, d.Close())
 }

@@ -116,7 +116,7 @@ func TestScatterOfNeighbours(t *testing.T) {
 	d.worker.slow.patience = time.Hour
 	m, err := d.Alloc(32 << 20)
 	require.NoError(t, err)
-	locked, release, err := d.HostBuffer(2000 * pageSize)
+	locked, giveBack, err := d.HostBuffer(2000 * pageSize)
 	require.NoError(t, err)
 	noise(locked, 1)
 	pieces := everyOther(m, locked)
@@ -125,7 +125,7 @@ func TestScatterOfNeighbours(t *testing.T) {
 	require.Equal(t, 2, g.calls["cuMemcpyHtoDAsync"], "the addresses, and the pages")
 	require.Equal(t, 1, g.calls["cuLaunchKernel"])
 	require.True(t, bytes.Equal(locked, returned(t, d, m, pieces)))
-	release()
+	giveBack()
 	require.NoError(t, m.Free())
 	require.NoError(t, d.Close())
 }
@@ -137,7 +137,7 @@ func TestScatterFails(t *testing.T) {
 	d.worker.slow.patience = time.Hour
 	m, err := d.Alloc(8 << 20)
 	require.NoError(t, err)
-	locked, release, err := d.HostBuffer(leastScatter * pageSize)
+	locked, giveBack, err := d.HostBuffer(leastScatter * pageSize)
 	require.NoError(t, err)
 	other := make([]byte, leastScatter*pageSize)
 	for _, host := range [][]byte{locked, other} {
@@ -179,7 +179,7 @@ func TestScatterFails(t *testing.T) {
 			}
 		}
 	}
-	release()
+	giveBack()
 	require.NoError(t, m.Free())
 	require.NoError(t, d.Close())
 	require.Zero(t, g.left())

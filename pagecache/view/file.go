@@ -170,6 +170,8 @@ func (f *File) mostSections() (n int64) {
 // pageSet is pages of one section.
 type pageSet [sectionPages / 64]uint64
 
+func (s *pageSet) bitmap() bitmap { return s[:] }
+
 // bitmap is pages that follow each other, a bit for each, from a page on that is a multiple of 64.
 type bitmap []uint64
 
@@ -280,17 +282,6 @@ func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first 
 		list = append(list, rg)
 	}
 	return list
-}
-
-// The methods of a pageSet are those of the bitmap of its section.
-func (s *pageSet) add(rg page.Range, first page.Index)    { bitmap(s[:]).add(rg, first) }
-func (s *pageSet) remove(rg page.Range, first page.Index) { bitmap(s[:]).remove(rg, first) }
-func (s *pageSet) and(o *pageSet)                         { bitmap(s[:]).and(o[:]) }
-func (s *pageSet) minus(o *pageSet)                       { bitmap(s[:]).minus(o[:]) }
-func (s *pageSet) or(o *pageSet)                          { bitmap(s[:]).or(o[:]) }
-func (s *pageSet) len() int64                             { return bitmap(s[:]).len() }
-func (s *pageSet) appendRanges(list []page.Range, first page.Index) []page.Range {
-	return bitmap(s[:]).appendRanges(list, first)
 }
 
 // has returns the pages of rg, which is in the section that begins at first, that the view has bytes of.

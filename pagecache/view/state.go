@@ -82,8 +82,8 @@ func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range
 		}
 		set := s.file.has(part, all.Start)
 		s.stale.and(i, &set)
-		if n := set.len(); n > 0 {
-			taken, count = set.appendRanges(taken, all.Start), count+n
+		if n := set.bitmap().len(); n > 0 {
+			taken, count = set.bitmap().appendRanges(taken, all.Start), count+n
 			s.coming[i] = &set // nothing was coming
 		}
 		s.stale.remove(i, part, all)
@@ -168,7 +168,7 @@ func (s *State) Coming() (list []page.Range) {
 		case whole:
 			list = page.AppendRange(list, all)
 		default:
-			list = set.appendRanges(list, all.Start)
+			list = set.bitmap().appendRanges(list, all.Start)
 		}
 	}
 	return list
@@ -201,7 +201,7 @@ func (s *State) GaveUp() {
 		if s.stale[i] == nil {
 			s.stale[i] = set
 		} else if s.stale[i] != whole {
-			s.stale[i].or(set)
+			s.stale[i].bitmap().or(set.bitmap())
 		}
 		s.coming[i] = nil
 	}
@@ -229,18 +229,18 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 			}
 			at = part.End
 			var stale, on, rest pageSet
-			rest.add(part, all.Start)
+			rest.bitmap().add(part, all.Start)
 			stale, on = rest, rest
 			s.stale.and(i, &stale)
 			s.coming.and(i, &on)
 			if s.turn >= turn {
-				stale.or(&on) // not to be waited for
+				stale.bitmap().or(on.bitmap()) // not to be waited for
 			}
-			on.minus(&stale)
-			rest.minus(&stale)
-			rest.minus(&on)
-			there, coming, lack = rest.appendRanges(there, all.Start), on.appendRanges(coming, all.Start),
-				stale.appendRanges(lack, all.Start)
+			on.bitmap().minus(stale.bitmap())
+			rest.bitmap().minus(stale.bitmap())
+			rest.bitmap().minus(on.bitmap())
+			there, coming, lack = rest.bitmap().appendRanges(there, all.Start), on.bitmap().appendRanges(coming, all.Start),
+				stale.bitmap().appendRanges(lack, all.Start)
 			return true
 		})
 		lack = page.AppendRange(lack, page.Range{Start: at, End: rg.End})
@@ -255,7 +255,7 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 func (s *State) Fresh() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	some := func(set *pageSet) bool { return set == whole || set != nil && set.len() > 0 }
+	some := func(set *pageSet) bool { return set == whole || set != nil && set.bitmap().len() > 0 }
 	return !slices.ContainsFunc(s.stale, some) && !slices.ContainsFunc(s.coming, some)
 }
 
@@ -275,7 +275,7 @@ func (c sectionSets) add(i int, part, all page.Range) {
 		if c[i] == nil {
 			c[i] = new(pageSet)
 		}
-		c[i].add(part, all.Start)
+		c[i].bitmap().add(part, all.Start)
 	}
 }
 
@@ -286,7 +286,7 @@ func (c sectionSets) remove(i int, part, all page.Range) {
 		return
 	}
 	c.separate(i)
-	c[i].remove(part, all.Start)
+	c[i].bitmap().remove(part, all.Start)
 }
 
 // separate has section i have a set of its own, if it is whole, so that pages can be taken out.
@@ -294,7 +294,7 @@ func (c sectionSets) separate(i int) {
 	if c[i] == whole {
 		all := section(0)
 		c[i] = new(pageSet)
-		c[i].add(all, all.Start)
+		c[i].bitmap().add(all, all.Start)
 	}
 }
 
@@ -305,7 +305,7 @@ func (c sectionSets) and(i int, set *pageSet) {
 	case nil:
 		*set = pageSet{}
 	default:
-		set.and(c[i])
+		set.bitmap().and(c[i].bitmap())
 	}
 }
 

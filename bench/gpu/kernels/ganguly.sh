@@ -15,12 +15,13 @@ work=$(mktemp -d "$folder/gaiafs-ganguly.XXXXXX")
 trap '"$GAIAFS" umount "$work/m" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/s" "$work/m" "$work/sums"
 PATH=$PATH:/usr/local/cuda/bin
-g++ -O2 -ffp-contract=off -std=c++17 -I"$INCLUDE" -o "$work/cpu" -x c++ "$here/ganguly.cu" -x none "$LIBRARY" -ldl -lpthread || exit
+g++ -O2 -ffp-contract=off -std=c++17 -I"$INCLUDE" -o "$work/cpu" -x c++ "$here/ganguly.cu" -x none "$LIBRARY" \
+	-ldl -lpthread || exit
 if [[ $gpus = emulated* ]]; then
 	cp "$work/cpu" "$work/ganguly"
 else
-	nvcc -O2 -std=c++17 -arch=native -fmad=false --extended-lambda -I"$INCLUDE" -o "$work/ganguly" "$here/ganguly.cu" "$LIBRARY" \
-		-ldl -lpthread &
+	nvcc -O2 -std=c++17 -arch=native -fmad=false --extended-lambda -I"$INCLUDE" -o "$work/ganguly" \
+		"$here/ganguly.cu" "$LIBRARY" -ldl -lpthread &
 	compiler=$!
 fi
 gcc -std=c11 -O2 -I"$INCLUDE" -o "$work/transfers" "$here/transfers.c" "$LIBRARY" -ldl -lpthread || exit
@@ -36,7 +37,9 @@ kernels() {
 	local kernel percent way rule
 	for kernel in $kernels; do sums "$kernel" "$mib" & done
 	wait
-	[[ $gpus = emulated* ]] || for way in "copy whole" "copy tiled" "pinned whole" "managed whole"; do run all "$mib" $way | sed 's/^/-        /'; done
+	[[ $gpus = emulated* ]] || for way in "copy whole" "copy tiled" "pinned whole" "managed whole"; do
+		run all "$mib" $way | sed 's/^/-        /'
+	done
 	for percent in ${PERCENTS:-110 80 50 25}; do
 		for rule in ${RULES:-lru}; do
 			for way in ${WAYS:-whole tiled}; do
@@ -69,7 +72,8 @@ together() {
 	done
 	touch "$work/gate"
 	wait
-	cat "$work"/out.* | awk '{ if (!n || $(NF-2) < b) b = $(NF-2); if ($(NF-1) > e) e = $(NF-1); bad += $NF != "right"; n++ }
+	cat "$work"/out.* | awk '
+		{ if (!n || $(NF-2) < b) b = $(NF-2); if ($(NF-1) > e) e = $(NF-1); bad += $NF != "right"; n++ }
 		END { printf "%d programs %.3f s%s\n", n, e - b, bad ? " WRONG" : "" }'
 	rm -f "$work"/out.* "$work"/gate*
 }
@@ -95,8 +99,8 @@ eight() {
 
 tenants() {
 	local budget=${BUDGET:-1024} name
-	for name in one two five; do
-		printf '[[tenant]]\nname = "%s"\nusers = ["*"]\nweight = %s\n' $name $(case $name in one) echo 1 ;; two) echo 2 ;; *) echo 5 ;; esac)
+	for name in "one 1" "two 2" "five 5"; do
+		printf '[[tenant]]\nname = "%s"\nusers = ["*"]\nweight = %s\n' $name
 	done >"$work/tenants.toml"
 	sums srad $budget
 	mount --gpu-memory ${budget}M --pinned-memory $((4 * budget))M --eviction lru --tenants "$work/tenants.toml" || return
@@ -115,15 +119,17 @@ while len(glob.glob(work + "/gate.*")) < 3 and time.time() < deadline:
 open(work + "/gate", "w").close()
 seen, begin = [], time.time()
 while time.time() - begin < 20:
-    status = json.loads(subprocess.run([gaiafs, "status", "--json", work + "/m"], capture_output=True, check=True).stdout)
+    shown = subprocess.run([gaiafs, "status", "--json", work + "/m"], capture_output=True, check=True).stdout
     if any(os.path.getsize(work + "/out." + n) for n in ("one", "two", "five")):
         break
-    of = [(t["tenant"].split()[-1], t["bytes"] / t["share_bytes"]) for t in status["devices"][0]["tenants"] if "named" in t["tenant"]]
+    tenants = json.loads(shown)["devices"][0]["tenants"]
+    of = [(t["tenant"].split()[-1], t["bytes"] / t["share_bytes"]) for t in tenants if "named" in t["tenant"]]
     if len(of) == 3 and time.time() - begin > 0.3:
         seen.append((sum(x for _, x in of) ** 2 / (3 * sum(x * x for _, x in of)), of))
 if seen:
+    indices, last = [j for j, _ in seen], ", ".join("%s %.2f" % x for x in seen[-1][1])
     print("Jain's index of what tenants own by their shares, %d looks: mean %.3f, least %.3f; last %s" % (
-        len(seen), sum(j for j, _ in seen) / len(seen), min(j for j, _ in seen), ", ".join("%s %.2f" % x for x in seen[-1][1])))
+        len(seen), sum(indices) / len(seen), min(indices), last))
 else:
     print("tenants: never all three")
 PYTHON
@@ -152,7 +158,8 @@ transfers() {
 
 models() {
 	mount --gpu-memory ${MODELS_MEMORY:-1536M} --pinned-memory 4G --eviction lru || return
-	timeout 120 ${PYTHON:-python3} "$here/two_models.py" "$work/s" "$work/m" --device ${gpus/emulated:1/emulated:0} ${MODELS:-} || echo "models FAILED"
+	timeout 120 ${PYTHON:-python3} "$here/two_models.py" "$work/s" "$work/m" --device ${gpus/emulated:1/emulated:0} \
+		${MODELS:-} || echo "models FAILED"
 	umount
 }
 

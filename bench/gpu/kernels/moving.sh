@@ -18,7 +18,8 @@ nvcc -O2 -std=c++17 -arch=native -I"$INCLUDE" -o "$work/moving" "$here/moving.cu
 mounted() {
 	local memory=$1 rule=$2
 	shift 2
-	"$GAIAFS" mount --daemon --gpus cuda:0 --gpu-memory "$memory" --pinned-memory "${PINNED:-8G}" --eviction "$rule" "$work/s" "$work/m" >/dev/null || return
+	"$GAIAFS" mount --daemon --gpus cuda:0 --gpu-memory "$memory" --pinned-memory "${PINNED:-8G}" \
+		--eviction "$rule" "$work/s" "$work/m" >/dev/null || return
 	"$@"
 	"$GAIAFS" umount "$work/m" || echo "umount failed"
 }

@@ -103,7 +103,8 @@ static void read_back(const char *path, size_t reads)
 		usleep(2000);
 	}
 	qsort(took, reads, sizeof *took, ascending);
-	printf("read 2 MiB: median %.0f us, 95 of 100 %.0f us, longest %.0f us\n", took[reads / 2], took[reads * 95 / 100], took[reads - 1]);
+	printf("read 2 MiB: median %.0f us, 95 of 100 %.0f us, longest %.0f us\n", took[reads / 2],
+	       took[reads * 95 / 100], took[reads - 1]);
 	CHECK(gaia_munmap(p, reads * piece) == 0);
 }
 

@@ -156,7 +156,8 @@ def main() -> int:
                     wait()
                     times.append(time.perf_counter() - begin)
                     wrong += not torch.equal(right.setdefault(turn % 2, logits), logits)
-                print(f"{kind.__name__.lower():8} {forwards:3} forwards a turn: {statistics.median(times[2:]) * 1e3:8.1f} ms", flush=True)
+                took = statistics.median(times[2:]) * 1e3
+                print(f"{kind.__name__.lower():8} {forwards:3} forwards a turn: {took:8.1f} ms", flush=True)
             del both, logits
             if cuda:
                 torch.cuda.empty_cache()
