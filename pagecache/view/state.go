@@ -239,8 +239,9 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 			on.bitmap().minus(stale.bitmap())
 			rest.bitmap().minus(stale.bitmap())
 			rest.bitmap().minus(on.bitmap())
-			there, coming, lack = rest.bitmap().appendRanges(there, all.Start), on.bitmap().appendRanges(coming, all.Start),
-				stale.bitmap().appendRanges(lack, all.Start)
+			there = rest.bitmap().appendRanges(there, all.Start)
+			coming = on.bitmap().appendRanges(coming, all.Start)
+			lack = stale.bitmap().appendRanges(lack, all.Start)
 			return true
 		})
 		lack = page.AppendRange(lack, page.Range{Start: at, End: rg.End})
