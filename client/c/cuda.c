@@ -473,8 +473,9 @@ static void leave(struct gaiafs_mapping *m)
 }
 
 /*
- * quiesce_unseen waits for the context and ends no capture. cuCtxSynchronize would, whichever thread calls it. cuMemFree
- * waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is nothing to free.
+ * quiesce_unseen waits for the context and ends no capture. cuCtxSynchronize would, whichever thread calls it.
+ * cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is nothing
+ * to free.
  */
 static bool quiesce_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {

@@ -61,9 +61,9 @@ GAIA_API int gaia_version(void);
  * larger than the device, and many programs may share a device that has no room for all. Files only. What is touched
  * outside of a bracket may not be there.
  *
- * A mapping of a file that is larger than the memory that its device may have (--gpu-memory) could not be had
- * otherwise, so it moves without being asked to: the flags in gaia_info say so. GAIA_MAP_STAYS has it fail with ENOMEM
- * instead, as GAIA_MAP_PEERS and GAIA_MAP_HOLD do. All other mappings never move.
+ * A mapping of a file that is larger than its device's budget (--gpu-memory) moves without this flag, since it would
+ * fail otherwise: the flags in gaia_info say so. With GAIA_MAP_STAYS, GAIA_MAP_PEERS or GAIA_MAP_HOLD it fails with
+ * ENOMEM instead. All other mappings never move.
  */
 #define GAIA_MAP_MOVABLE (UINT64_C(1) << 36)
 #define GAIA_MAP_STAYS (UINT64_C(1) << 37)
@@ -251,6 +251,7 @@ GAIA_API void gaia_drop(void *addr, size_t len);
  * of gaia_use: EINVAL (the ranges), ENOMEM (they can never fit), ETIMEDOUT (gaia_error says who holds what), EDEADLK
  * (it would have to wait while this thread has a bracket: use all in one).
  */
+/* A range of a mapping, or of a view. */
 struct gaia_range {
 	void *address;
 	uint64_t length;
@@ -318,8 +319,6 @@ GAIA_API void gaia_cancel(struct gaia_call *call);
  * Updates in place. A group is ranges of mappings of one mount whose stores are released at once: everyone sees all of
  * it or nothing. The manual is gaia_group_begin(3).
  */
-
-/* A range of a mapping, or of a view. */
 
 struct gaia_group; /* an open group */
 
