@@ -47,6 +47,8 @@ type Run struct {
 	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home, and
 	// what a client is shown of an extent that it maps another part of.
 	EarlyFlush bool
+	// Refusals counts the steps that the System refused.
+	Refusals int
 }
 
 // NewRun starts a program on sys, whose file must be as the layout says.
@@ -138,7 +140,7 @@ func (r *Run) carryOut(s Step) error {
 		}
 	}
 	switch s.Op {
-	case Acquire, Release, Publish, DontNeed:
+	case Acquire, Release, Publish, DontNeed, Use:
 		start, end := r.Model.within(s)
 		event.Off, event.Len = int64(start)*PageSize, int64(end-start)*PageSize
 		if s.Op == DontNeed && !r.Model.mappings[s.Client].writable {
@@ -147,6 +149,7 @@ func (r *Run) carryOut(s Step) error {
 	}
 	got, err := r.System.Do(s)
 	if errors.Is(err, ErrRefused) {
+		r.Refusals++
 		r.Oracle.Refused(s)
 		return nil
 	}

@@ -40,6 +40,8 @@
 //     store into it before: the page is compared with zeros then, so that stores of zero are not found.
 //   - Who maps a part of a file can look at all that the device has of it. So stale bytes go at every Map, or become
 //     current where somebody uses them.
+//   - A bracket changes nothing but that it may bring pages up to date, which in programs that are not Loose each does.
+//     A movable mapping is as any other, but has nothing before its first bracket.
 //   - With write-back caching, a write that makes the file longer is written back at once. The kernel may do that at
 //     any time, and nothing has to be said about two sizes of a file.
 package model

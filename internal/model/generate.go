@@ -11,6 +11,7 @@ var weights = [numOps]int{
 	SourceClone: 2, SourceSnapshot: 2, SourceChmod: 3, SourceLink: 3, SourceRename: 2,
 	Map: 12, Unmap: 2, Kill: 1, Store: 30, Load: 12, Acquire: 14, Release: 10, Publish: 8, Drop: 6, Finish: 6,
 	DontNeed: 1, Peek: 6, Evict: 3, Collect: 4, Untrack: 2, Group: 6,
+	Use: 30, Done: 24,
 	View: 6, Look: 12, Unview: 2,
 }
 
@@ -54,6 +55,7 @@ func (l Layout) Random(r Source, ops func(Op) bool) Step {
 	if r.IntN(5) == 0 {
 		s.Val, s.Same = byte(r.IntN(2)), true
 	}
+	s.Movable = ops(Use) && s.Val%8 > 0
 	// Two pages are where things happen; the others are there for runs of pages to begin and end.
 	p := int64(r.IntN(l.Pages))
 	if r.IntN(3) > 0 {

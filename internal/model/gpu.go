@@ -35,7 +35,11 @@ func (m *Model) mapRange(s Step) {
 		start:    int(s.Off / PageSize),
 		end:      min(int((s.Off+s.Len+PageSize-1)/PageSize), m.layout.Pages),
 		writable: s.Writable,
+		movable:  s.Movable,
 		fetched:  make(map[int]bool),
+	}
+	if s.Movable {
+		return // it has no memory
 	}
 	if !s.Lazy {
 		start, end := m.within(s)
@@ -278,14 +282,14 @@ func (m *Model) untrack() {
 }
 
 // reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It
-// may store into others, but for zeros, which nobody would find.
+// may store into others of a mapping that does not move, but for zeros, which nobody would find.
 func (m *Model) reachable(s Step) bool {
 	mp := m.mappings[s.Client]
 	for p := int(s.Off / PageSize); int64(p)*PageSize < s.Off+s.Len; p++ {
 		switch {
 		case p < mp.start || p >= mp.end, m.pages[p].replicas[m.owner(s.Client)] == nil, s.Op == Load && !mp.fetched[p]:
 			return false
-		case !mp.fetched[p] && bytes.IndexByte(s.Bytes(), 0) >= 0:
+		case !mp.fetched[p] && (mp.movable || bytes.IndexByte(s.Bytes(), 0) >= 0):
 			return false
 		}
 	}
@@ -294,3 +298,6 @@ func (m *Model) reachable(s Step) bool {
 
 // Mapped reports whether a GPU client maps anything now.
 func (m *Model) Mapped(c Client) bool { return m.mappings[c] != nil }
+
+// Movable reports whether what a GPU client maps now moves.
+func (m *Model) Movable(c Client) bool { return m.Mapped(c) && m.mappings[c].movable }

@@ -18,7 +18,7 @@ func (m *Model) Legal(s Step) bool {
 	switch s.Op {
 	case Map:
 		return mp == nil && s.Off%PageSize == 0
-	case Evict:
+	case Evict, Done:
 		return true
 	case View:
 		_, has := m.views[s.Client]
@@ -29,7 +29,9 @@ func (m *Model) Legal(s Step) bool {
 	case Store, Load:
 		return mp != nil && (mp.writable || s.Op == Load) && m.reachable(s)
 	case Group:
-		return mp != nil && rel == nil && mp.writable && m.reachable(s)
+		return mp != nil && rel == nil && mp.writable && !mp.movable && m.reachable(s)
+	case Use:
+		return mp != nil && rel == nil && mp.movable && start < end
 	case Drop, Finish:
 		return rel != nil
 	case Unmap, Kill, Peek:

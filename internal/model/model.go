@@ -58,7 +58,8 @@ type pageState struct {
 // mapping is a GPU client's.
 type mapping struct {
 	start, end int // pages
-	writable   bool
+	// movable says that it has memory in brackets only. That changes no byte.
+	writable, movable bool
 	// fetched are the pages that the client acquired, which are all unless it is lazy.
 	fetched map[int]bool
 }
@@ -346,7 +347,7 @@ func (m *Model) Do(s Step) []byte {
 		m.group(s)
 	case Load:
 		return m.load(s)
-	case Acquire:
+	case Acquire, Use:
 		start, end := m.within(s)
 		m.acquire(s.Client, start, end)
 	case Release:

@@ -159,8 +159,7 @@ func TestModelBreaksNoRule(t *testing.T) {
 		r := NewRun(l, &system{Model: New(l)})
 		for len(r.Program) < 250 {
 			if _, err := r.Step(l.Random(src, func(o Op) bool {
-				return o.Exact() || o == Group ||
-					o.OfViews()
+				return o.Exact() || o == Group || o == Use || o == Done || o.OfViews()
 			})); err != nil {
 				t.Fatalf("seed %d: %v\n%s", seed, err, l.FormatProgram(r.Program))
 			}

@@ -33,8 +33,12 @@ func (o *Oracle) Event(s Step, got []byte) error {
 		return o.checkLoad(agent, s.Off, got)
 	case Acquire:
 		o.acquire(agent, s)
-	case Map:
+	case Use:
 		if !s.Lazy {
+			o.acquire(agent, s)
+		}
+	case Map:
+		if !s.Lazy && !s.Movable {
 			o.acquire(agent, s)
 		}
 	case Publish:

@@ -114,6 +114,10 @@ const (
 	Untrack
 	// Group begins a group of the pages of [Off, Off+Len), stores Len bytes at Off, and releases the group.
 	Group
+	// Use begins a bracket of the pages of [Off, Off+Len) of a movable mapping, and acquires them unless Lazy. Done
+	// ends brackets of the client, which ones Val says.
+	Use
+	Done
 
 	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look
 	// acquires a part of it, or all, and reads that. Unview ends it.
@@ -131,7 +135,7 @@ var opNames = [numOps]string{
 	"sourcewrite", "sourceappend", "sourcetruncate", "sourcepunch", "sourcecollapse", "sourceinsert",
 	"sourceclone", "sourcesnapshot", "sourcechmod", "sourcelink", "sourcerename",
 	"map", "unmap", "kill", "store", "load", "acquire", "release", "publish", "drop", "finish", "dontneed", "peek",
-	"evict", "collect", "untrack", "group", "view", "look", "unview",
+	"evict", "collect", "untrack", "group", "use", "done", "view", "look", "unview",
 }
 
 func (o Op) String() string { return opNames[o] }
@@ -142,7 +146,7 @@ func (o Op) hasRange() bool {
 	case Fsync, Truncate, Unmap, Kill, Finish, Peek, Collect, Untrack, Append, OpenTrunc, PunchRest, SourceAppend,
 		SourceTruncate:
 		return false
-	case Stat, SetTimes, Chmod, Reopen, Unlink, SourceChmod, SourceLink, SourceRename, Unview:
+	case Stat, SetTimes, Chmod, Reopen, Unlink, SourceChmod, SourceLink, SourceRename, Done, Unview:
 		return false
 	}
 	return true
@@ -171,7 +175,7 @@ func (o Op) stores() bool {
 func (o Op) OfViews() bool { return o >= View }
 
 // hasValue reports whether the Op uses Val.
-func (o Op) hasValue() bool { return o.stores() || o == View || o == Look }
+func (o Op) hasValue() bool { return o.stores() || o == Use || o == Done || o == View || o == Look }
 
 // byCPU reports whether CPU programs do it, or somebody in SOURCE.
 func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
@@ -180,10 +184,10 @@ func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
 func (o Op) InSource() bool { return o >= SourceWrite && o < Map }
 
 // Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge. Groups and
-// steps of views are exact too, but not every System has them: who has asks for Group and OfViews besides.
+// steps of views and of brackets are exact too, but not every System has them: who has asks for them besides.
 func (o Op) Exact() bool {
 	switch o {
-	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek, Group:
+	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek, Group, Use, Done:
 		return false
 	}
 	return !o.InSource() && !o.OfViews()
@@ -219,8 +223,8 @@ type Step struct {
 	From int64
 	// Keep is for Allocate and Zero.
 	Keep bool
-	// Writable and Lazy are for Map.
-	Writable, Lazy bool
+	// Writable, Lazy and Movable are for Map. Use and View may be Lazy, too.
+	Writable, Lazy, Movable bool
 	// During says that the step, a Store, happens in the midst of the one before it.
 	During bool
 }
@@ -265,8 +269,11 @@ func (s Step) String() string {
 	if s.Op == Map && s.Writable {
 		b.WriteString(" writable")
 	}
-	if (s.Op == Map || s.Op == View) && s.Lazy {
+	if (s.Op == Map || s.Op == Use || s.Op == View) && s.Lazy {
 		b.WriteString(" lazy")
+	}
+	if s.Op == Map && s.Movable {
+		b.WriteString(" movable")
 	}
 	if s.During {
 		b.WriteString(" during")
@@ -356,6 +363,8 @@ func (l Layout) ParseStep(line string) (s Step, err error) {
 			s.Writable = true
 		case w == "lazy":
 			s.Lazy = true
+		case w == "movable":
+			s.Movable = true
 		case w == "during":
 			s.During = true
 		case strings.HasPrefix(w, "0x"):

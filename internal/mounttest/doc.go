@@ -23,6 +23,16 @@
 // is a kind; -kinds selects some, so that what one of them breaks can be told from what another breaks.
 // docs/dev/suites.md has the flags.
 //
+// # Memory that moves
+//
+// On some mounts of both kinds of programs most mappings are movable, devices have room for two extents, and pinned
+// memory is plenty, some or none. Programs open and end brackets, nested and of several ranges, leave them open when
+// they unmap or are killed, and use the memory itself, in brackets only. A second file takes turns with the one that
+// steps are about: each program looks after bytes of its own there. A bracket that would wait for another program is
+// refused, since steps happen one after the other. To the model a movable mapping is as any other. What the device has
+// of it may be brought anew at any time, so exact programs bring it up to date before each use. The tests fail where
+// nothing moved.
+//
 // # What it does not do
 //
 // A step has ended before the next one begins. What may happen in the midst of a release or a collect is tested on lrc.

@@ -32,12 +32,18 @@ type order struct {
 	SyncRange bool
 	// Path is of the file, for steps that need one.
 	Path string
+	// Alone says that nobody else has memory that a bracket could wait for.
+	Alone bool
+	// Beside is the path of the file that programs with movable mappings use, too.
+	Beside string
 }
 
 type answer struct {
 	Data    []byte
 	Err     string
 	Refused bool
+	// Open is how many brackets the program has now.
+	Open int
 }
 
 // serveProgram is the body of a program's process.
@@ -53,7 +59,7 @@ func serveProgram(in io.Reader, out io.Writer) error {
 			return err
 		}
 		data, err := p.carryOut(o)
-		a := answer{Data: data}
+		a := answer{Data: data, Open: len(p.brackets)}
 		if err != nil {
 			a.Err, a.Refused = err.Error(), errors.Is(err, model.ErrRefused)
 		}
@@ -71,10 +77,12 @@ type program struct {
 	mapping      *gaiafs.Mapping
 	view         *gaiafs.View
 	start        int64 // of mapping in the file
+	brackets     []bracket
+	beside       beside
 }
 
 func (p *program) close() error {
-	var errs []error
+	errs := []error{p.closeMoving()}
 	if p.mapping != nil {
 		errs = append(errs, p.mapping.Close())
 	}
@@ -89,7 +97,7 @@ func (p *program) close() error {
 			errs = append(errs, f.Close())
 		}
 	}
-	*p = program{}
+	*p = program{beside: p.beside}
 	return errors.Join(errs...)
 }
 
@@ -175,22 +183,12 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		off = max(off, 0)
 		n = end - off
 	}
+	if p.bracketed(s) {
+		return p.movingStep(o, off, n)
+	}
 	switch s.Op {
 	case model.Map:
-		prot := gaiafs.ProtRead
-		if s.Writable {
-			prot |= gaiafs.ProtWrite
-		}
-		options := []gaiafs.Option{gaiafs.OnKind(o.Kind)}
-		if s.Lazy {
-			options = append(options, gaiafs.Lazy())
-		}
-		p.start = p.base + s.Off
-		if p.mapping, err = gaiafs.Map(p.file, p.start, s.Len, prot, o.Device, options...); err != nil {
-			return nil, err
-		}
-		// Nothing is fetched but what a step asks for.
-		return nil, p.mapping.Advise(0, s.Len, gaiafs.AdviceRandom)
+		return nil, p.mapStep(o)
 	case model.Unmap:
 		p.mapping = nil
 		return nil, m.Close()
@@ -216,6 +214,30 @@ func (p *program) gpu(o order) (data []byte, err error) {
 		err = fmt.Errorf("a program cannot do %v", s.Op)
 	}
 	return nil, err
+}
+
+// mapStep makes the mapping.
+func (p *program) mapStep(o order) (err error) {
+	s, prot := o.Step, gaiafs.ProtRead
+	if s.Writable {
+		prot |= gaiafs.ProtWrite
+	}
+	options := []gaiafs.Option{gaiafs.OnKind(o.Kind)}
+	if s.Lazy {
+		options = append(options, gaiafs.Lazy())
+	}
+	if s.Movable {
+		options = append(options, gaiafs.Movable())
+	}
+	p.start = p.base + s.Off
+	if p.mapping, err = gaiafs.Map(p.file, p.start, s.Len, prot, o.Device, options...); err != nil {
+		if o.Beside != "" {
+			err = refusal(err)
+		}
+		return err
+	}
+	// Nothing is fetched but what a step asks for.
+	return p.mapping.Advise(0, s.Len, gaiafs.AdviceRandom)
 }
 
 // group stores bytes in a group of their pages.
@@ -245,6 +267,9 @@ func (p *program) viewStep(o order) (data []byte, err error) {
 			options = append(options, gaiafs.Lazy())
 		}
 		p.view, err = gaiafs.MapView([]*os.File{p.file}, segments, o.Device, options...)
+		if o.Beside != "" {
+			err = refusal(err)
+		}
 	case model.Look:
 		off, n := s.Part(v.Len())
 		if _, err := v.Acquire(off, n); err != nil {
@@ -265,6 +290,7 @@ type process struct {
 	stdin   io.WriteCloser
 	orders  *gob.Encoder
 	answers *gob.Decoder
+	open    int // brackets, when it answered last
 }
 
 func startProcess(env ...string) (*process, error) {
@@ -298,6 +324,7 @@ func (p *process) do(o order) ([]byte, error) {
 	if err := p.answers.Decode(&a); err != nil {
 		return nil, fmt.Errorf("the program is gone: %w", err)
 	}
+	p.open = a.Open
 	if a.Refused {
 		return nil, model.ErrRefused
 	}

@@ -24,7 +24,7 @@ const programSteps = 100
 // possible reports whether a program on a mount can do it as a step of its own. A collect follows a release.
 func possible(o model.Op) bool {
 	switch o {
-	case model.Publish, model.Drop, model.Finish, model.Untrack, model.Collect:
+	case model.Publish, model.Drop, model.Finish, model.Untrack, model.Collect, model.Use, model.Done:
 		return false
 	}
 	return o < model.Append || o >= model.Map && o != model.Peek
@@ -70,7 +70,7 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		for c := range l.Clients() {
 			c := model.Client(c)
 			if _, viewed := run.Model.Viewed(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) &&
-				(viewed || run.Model.Mapped(c)) {
+				(viewed || run.Model.Mapped(c) && !run.Model.Movable(c)) {
 				return nil
 			}
 		}
@@ -87,6 +87,11 @@ func (x *system) expand(run *model.Run, s model.Step) []model.Step {
 	if x.wide {
 		return x.expandWide(run, s)
 	}
+	if x.moving != nil && !run.Loose {
+		if steps, known := x.expandMoving(run, s); known {
+			return steps
+		}
+	}
 	return expand(run, s)
 }
 
@@ -95,6 +100,9 @@ func (x *system) closing() []model.Step {
 	steps := append([]model.Step{{Op: model.Fsync}}, x.layout.Closing()...)
 	if x.wide && !x.unlinked {
 		steps = append([]model.Step{{Op: model.Reopen}}, steps...)
+	}
+	for c := x.layout.CPUs; x.moving != nil && c < x.layout.Clients(); c++ {
+		steps = append([]model.Step{{Op: model.Done, Client: model.Client(c), Val: allBrackets}}, steps...)
 	}
 	return steps
 }
@@ -108,9 +116,10 @@ func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (prog
 	for s, ok := next(); ok; s, ok = next() {
 		program = append(program, s)
 		for _, s := range x.expand(run, s) {
+			refusals := run.Refusals
 			if done, err := run.Step(s); err != nil {
 				return program, err
-			} else if !done && s.Op != model.Flush {
+			} else if !done && s.Op != model.Flush || run.Refusals > refusals && x.moving != nil {
 				break
 			}
 		}
@@ -157,7 +166,7 @@ func (x *system) converged(run *model.Run) error {
 	for c := x.layout.CPUs; c < x.layout.Clients() && len(home) > 0; c++ {
 		client := model.Client(c)
 		for _, s := range []model.Step{
-			{Op: model.Map, Client: client, Len: whole.Len},
+			{Op: model.Map, Client: client, Len: whole.Len, Movable: x.moving != nil},
 			{Op: model.Load, Client: client, Len: int64(len(home))},
 			{Op: model.Unmap, Client: client},
 		} {
@@ -214,18 +223,24 @@ func TestRandomPrograms(t *testing.T) {
 		deviceReads string
 		// emulated devices stand beside those of another kind: disguised ones, or GPUs.
 		emulated int
+		moving   *moving
 	}{
-		{"write-through", false, time.Hour, false, false, "", 0},
-		{"write-back", true, time.Hour, false, false, "", 0},
-		{"write-through-busy", false, 20 * time.Millisecond, true, false, "", 0},
-		{"write-back-busy", true, 20 * time.Millisecond, true, false, "", 0},
-		{"libcuda", false, time.Hour, false, true, "", 0},
-		{"libcuda-busy", false, 20 * time.Millisecond, true, true, "", 0},
+		{"write-through", false, time.Hour, false, false, "", 0, nil},
+		{"write-back", true, time.Hour, false, false, "", 0, nil},
+		{"write-through-busy", false, 20 * time.Millisecond, true, false, "", 0, nil},
+		{"write-back-busy", true, 20 * time.Millisecond, true, false, "", 0, nil},
+		{"libcuda", false, time.Hour, false, true, "", 0, nil},
+		{"libcuda-busy", false, 20 * time.Millisecond, true, true, "", 0, nil},
 		// Reads come from devices wherever they can.
-		{"devices-serve", false, time.Hour, false, false, "always", 0},
-		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always", 0},
-		{"two-kinds", false, time.Hour, false, !testdevice.GPUs(), "", 1},
-		{"two-kinds-busy", true, 20 * time.Millisecond, true, !testdevice.GPUs(), "", 1},
+		{"devices-serve", false, time.Hour, false, false, "always", 0, nil},
+		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always", 0, nil},
+		{"two-kinds", false, time.Hour, false, !testdevice.GPUs(), "", 1, nil},
+		{"two-kinds-busy", true, 20 * time.Millisecond, true, !testdevice.GPUs(), "", 1, nil},
+		// Of two extents of a device the file has one.
+		{"moving", false, time.Hour, false, false, "", 0, roomy},
+		{"moving-write-back", true, time.Hour, false, false, "", 0, roomy},
+		{"moving-crammed-busy", false, 20 * time.Millisecond, true, false, "always", 0, crammed},
+		{"moving-tenants-busy", true, 20 * time.Millisecond, true, false, "", 0, tenants},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -236,12 +251,21 @@ func TestRandomPrograms(t *testing.T) {
 			if mode.emulated > 0 {
 				layout = mixedLayout(mode.writeBack)
 			}
-			x := newSystem(t, layout, testmount.Options{
+			first := uint64(1000*(i+1)+1) + *firstFlag
+			if mode.moving != nil {
+				testdevice.Emulated(t, "programs use the memory as their own")
+			}
+			options := testmount.Options{
 				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads,
 				Emulated: mode.emulated,
-			})
-			start, done := time.Now(), 0
-			for seed := uint64(1000*(i+1)+1) + *firstFlag; done < *stepsFlag/len(modes) || *seedFlag != 0; seed++ {
+			}
+			if mode.moving != nil {
+				options.Memory = movingMemory
+			}
+			x := newMovingSystem(t, layout, mode.moving.options(options, first), mode.moving)
+			start, done, steps := time.Now(), 0, *stepsFlag/len(modes)
+			for seed := first; done < steps || *seedFlag != 0 ||
+				done < 10*steps && x.needsMoves(); seed++ {
 				if *seedFlag != 0 {
 					seed = *seedFlag
 				}
@@ -249,11 +273,11 @@ func TestRandomPrograms(t *testing.T) {
 				before := x.overlaps()
 				src := model.NewSource(seed)
 				program, err := runProgram(x, run, func() (model.Step, bool) {
-					return x.layout.Random(src, possible), len(run.Program) < programSteps
+					return x.layout.Random(src, x.possible), len(run.Program) < programSteps
 				})
 				done += len(run.Program)
 				if err != nil {
-					fail(t, x, run, program, seed, "-run '^TestRandomPrograms$/^"+mode.name+"$'", err)
+					fail(t, x, run, program, seed, "-run '^TestRandomPrograms$/^"+mode.name+"$'"+x.flags(), err)
 				}
 				if !mode.loose {
 					require.Equal(t, run.Model.Overlaps, x.overlaps()-before, "overlapping bytes of seed %d", seed)
@@ -261,6 +285,9 @@ func TestRandomPrograms(t *testing.T) {
 				if *seedFlag != 0 {
 					break
 				}
+			}
+			if mode.moving != nil {
+				x.requireMoves(done)
 			}
 			if mode.deviceReads != "" {
 				s, err := x.status()
@@ -309,7 +336,7 @@ func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed ui
 func (x *system) recover() error {
 	for c, p := range x.processes {
 		_ = p.kill()
-		q, err := startProcess(x.env...)
+		q, err := x.start(c)
 		if err != nil {
 			return err
 		}

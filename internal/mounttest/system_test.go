@@ -47,9 +47,13 @@ type system struct {
 	links     int
 	wide      bool // wider programs
 	unlinked  bool
-	kinds     map[kind]bool // of wider programs, besides those of others
-	mapped    map[model.Client]bool
-	viewed    map[model.Client]bool
+	kinds     map[kind]bool         // of wider programs, besides those of others
+	mapped    map[model.Client]bool // whether it moves
+	// moving is nil where nothing moves, refused is how many steps found no room.
+	moving  *moving
+	rule    string // for evictions, where memory moves
+	refused int
+	viewed  map[model.Client]bool
 	// released has the range that a client released last.
 	released map[model.Client]model.Step
 	took     map[model.Op]time.Duration
@@ -58,10 +62,16 @@ type system struct {
 // newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake
 // libcuda.
 func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
-	x := &system{t: t, layout: l, emulated: o.Emulated, took: make(map[model.Op]time.Duration)}
+	return newMovingSystem(t, l, o, nil)
+}
+
+// newMovingSystem is newSystem where mappings may be movable.
+func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *moving) *system {
+	x := &system{t: t, layout: l, emulated: o.Emulated, moving: m, took: make(map[model.Op]time.Duration)}
 	if o.Disguised {
 		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices-o.Emulated)}
 	}
+	x.rule = o.Eviction
 	o.Devices, o.Poison, o.WriteBack = l.Devices, true, l.WriteBack
 	if l.Devices == 0 {
 		o.Devices = -1
@@ -69,19 +79,18 @@ func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
 	o.Memory = cmp.Or(o.Memory, deviceMemory)
 	x.memory = o.Memory
 	x.mount = testmount.Start(t, o)
-	filler, err := os.Create(filepath.Join(x.mount.Source, "filler"))
-	require.NoError(t, err)
-	require.NoError(t, filler.Truncate(x.memory))
-	require.NoError(t, filler.Close())
-	for range l.Clients() {
-		p, err := startProcess(x.env...)
+	for c := range l.Clients() {
+		p, err := x.start(c)
 		require.NoError(t, err)
 		x.processes = append(x.processes, p)
 	}
+	if m != nil {
+		x.makeBeside()
+	}
+	var err error
 	x.filler, err = startProcess(x.env...)
 	require.NoError(t, err)
-	_, err = x.filler.do(order{Open: x.mount.Path("filler")})
-	require.NoError(t, err)
+	require.NoError(t, x.openFiller())
 	t.Cleanup(func() {
 		for _, p := range append(x.processes, x.filler) {
 			if err := p.end(); err != nil && !t.Failed() {
@@ -101,6 +110,11 @@ func (x *system) kind(device int) gaiafs.Kind {
 		return gaiafs.KindEmulated
 	}
 	return 0
+}
+
+// start starts the program of client c.
+func (x *system) start(c int) (*process, error) {
+	return startProcess(append(slices.Clone(x.env), x.moving.environment(c)...)...)
 }
 
 // begin gives the programs a fresh file.
@@ -153,7 +167,7 @@ func (x *system) Home() ([]byte, error) { return readWhole(x.home, x.base) }
 func (x *system) HomeFollows() {}
 
 // Do is model.System's.
-func (x *system) Do(s model.Step) ([]byte, error) {
+func (x *system) Do(s model.Step) (data []byte, err error) {
 	start := time.Now()
 	defer func() { x.took[s.Op] += time.Since(start) }()
 	o := order{Step: s}
@@ -163,6 +177,10 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 	}
 	if s.Op.InSource() {
 		return x.changeSource(s)
+	}
+	if x.moving != nil {
+		o.Alone, o.Beside = x.alone(s.Client), x.mount.Path(besideName)
+		defer func() { x.countRefused(s, err) }()
 	}
 	switch s.Op {
 	case model.Write, model.Append:
@@ -194,7 +212,7 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 		delete(x.viewed, s.Client)
 	case model.Map:
 		x.cool()
-		x.mapped[s.Client] = true
+		x.mapped[s.Client] = s.Movable
 	case model.Unmap:
 		delete(x.mapped, s.Client)
 	case model.Kill:
@@ -210,13 +228,54 @@ func (x *system) Do(s model.Step) ([]byte, error) {
 	return x.processes[s.Client].do(o)
 }
 
+// countRefused notes what became of a step where memory moves.
+func (x *system) countRefused(s model.Step, err error) {
+	if !errors.Is(err, model.ErrRefused) {
+		return
+	}
+	x.refused++
+	switch s.Op {
+	case model.Map:
+		delete(x.mapped, s.Client)
+	case model.View:
+		delete(x.viewed, s.Client)
+	}
+}
+
+// openFiller has the filler open a file that is as large as a device.
+func (x *system) openFiller() error {
+	filler, err := os.Create(filepath.Join(x.mount.Source, "filler"))
+	if err == nil {
+		err = errors.Join(filler.Truncate(x.memory), filler.Close())
+	}
+	if err == nil {
+		_, err = x.filler.do(order{Open: x.mount.Path("filler")})
+	}
+	return err
+}
+
+// leaveRoom has what evict brought leave the device, so that there is room for what it drove out.
+func (x *system) leaveRoom() error {
+	if err := os.Remove(x.mount.Path("filler")); err != nil {
+		return err
+	}
+	return x.openFiller()
+}
+
 // evict maps something that takes the whole device. Another process does it: a program that closes a descriptor of the
 // file makes the kernel write it back.
 func (x *system) evict(device int) error {
 	for _, s := range []model.Step{{Op: model.Map, Len: x.memory}, {Op: model.Unmap}} {
-		if _, err := x.filler.do(order{Step: s, Device: device, Kind: x.kind(device)}); err != nil {
+		o := order{Step: s, Device: device, Kind: x.kind(device)}
+		if x.moving != nil {
+			o.Beside = x.mount.Path(besideName)
+		}
+		if _, err := x.filler.do(o); err != nil {
 			return err
 		}
+	}
+	if x.moving != nil {
+		return x.leaveRoom()
 	}
 	return nil
 }
@@ -231,7 +290,7 @@ func (x *system) kill(c model.Client) error {
 	if err := x.settled(); err != nil {
 		return err
 	}
-	p, err := startProcess(x.env...)
+	p, err := x.start(int(c))
 	if err != nil {
 		return err
 	}
@@ -272,8 +331,15 @@ type status struct {
 	Memory   struct {
 		Classes map[string]int64 `json:"classes"`
 	} `json:"memory"`
+	Devices []struct {
+		Eviction string `json:"eviction"`
+		Evicted  []struct {
+			Extents int64 `json:"extents"`
+		} `json:"evicted"`
+	} `json:"devices"`
 	Files []struct {
-		Mappings int `json:"mappings"`
+		Name     string `json:"name"`
+		Mappings int    `json:"mappings"`
 		Views    []struct {
 			Mappings int `json:"mappings"`
 		} `json:"views"`
@@ -304,11 +370,13 @@ func (x *system) waitFlights() error {
 	}
 }
 
-// mappings returns how many mappings there are. Nobody maps another file.
+// mappings returns how many mappings there are, but for those of the file beside. Nobody maps a third one.
 func (x *system) mappings() (n int, err error) {
 	s, err := x.status()
 	for _, f := range s.Files {
-		n += f.Mappings
+		if filepath.Base(f.Name) != besideName {
+			n += f.Mappings
+		}
 		for _, v := range f.Views {
 			n += v.Mappings
 		}

@@ -40,6 +40,7 @@ type machine struct {
 	interval    time.Duration
 	deviceReads string
 	edge        bool // the file is on both sides of an extent's edge
+	moving      *moving
 }
 
 const (
@@ -56,6 +57,8 @@ var machines = []machine{
 	{gpus: []int{0, 0, 1, 2}, memory: plenty, interval: busy},
 	{gpus: []int{0, 0, 1}, memory: plenty, hostMemory: eightPages, interval: time.Hour, deviceReads: "always"},
 	{gpus: []int{0}, memory: deviceMemory, hostMemory: eightPages, interval: time.Hour, edge: true},
+	{gpus: []int{0, 0, 1}, memory: movingMemory, interval: busy, edge: true, moving: tenants},
+	{gpus: []int{0, 0, 1, 1}, memory: movingMemory, interval: busy, edge: true, moving: crammed},
 }
 
 // extent is the unit of device memory.
@@ -121,10 +124,13 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		l.GPUs = append(l.GPUs, testdevice.Number(d))
 		l.Devices = max(l.Devices, testdevice.Number(d)+1)
 	}
-	x := newSystem(t, l, testmount.Options{
+	if m.moving != nil {
+		testdevice.Emulated(t, "programs use the memory as their own")
+	}
+	x := newMovingSystem(t, l, m.moving.options(testmount.Options{
 		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval,
 		DeviceReads: m.deviceReads,
-	})
+	}, seed+*firstFlag), m.moving)
 	x.wide, x.kinds = true, kinds
 	if m.edge {
 		x.base = extent - 3*model.PageSize
@@ -148,12 +154,15 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 		if err != nil {
 			names := slices.Sorted(maps.Keys(kinds))
 			flags := fmt.Sprintf("-run '^%s$' -machine=%d -kinds=%s",
-				strings.Join(strings.Split(t.Name(), "/")[:3], "$/^"), number, join(names))
+				strings.Join(strings.Split(t.Name(), "/")[:3], "$/^"), number, join(names)) + x.flags()
 			fail(t, x, run, program, seed, flags, err)
 		}
 		if *seedFlag != 0 {
 			break
 		}
+	}
+	if m.moving != nil {
+		x.requireMoves(steps)
 	}
 	t.Logf("%d steps in %v, of which %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
 }
@@ -229,6 +238,12 @@ func (x *system) possible(o model.Op) bool {
 	if x.layout.Devices == 0 && o >= model.Map {
 		return false
 	}
+	if o == model.Use || o == model.Done {
+		return x.moving != nil
+	}
+	if x.moving != nil && x.moving.pinned > 0 && o.OfViews() {
+		return false // they stay, and leave no room
+	}
 	return possible(o) || wideOnly(o) && o != model.Peek && x.kinds[kind(o.String())]
 }
 
@@ -268,7 +283,7 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 			c := model.Client(c)
 			_, viewed := run.Model.Viewed(c)
 			if !x.layout.IsCPU(c) && x.layout.Device(c) == x.layout.Device(s.Client) &&
-				(viewed || run.Model.Mapped(c)) {
+				(viewed || run.Model.Mapped(c) && !run.Model.Movable(c)) {
 				return nil
 			}
 		}

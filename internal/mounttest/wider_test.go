@@ -170,7 +170,7 @@ func (p *program) peek(length int64) ([]byte, error) {
 		if _, err := fmt.Sscanf(line, "%x-%x %s %x", &from, &to, &rights, &at); err != nil {
 			return nil, fmt.Errorf("%s: %w", line, err)
 		}
-		if from < start || from >= start+uintptr(p.mapping.Len()) {
+		if from < start || from >= start+uintptr(p.mapping.Len()) || rights == "---p" { // or a hole
 			continue
 		}
 		memory, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", from, to))

@@ -1,5 +1,8 @@
 package plants
 
+// movingPrograms are random programs on mounts whose memory moves.
+var movingPrograms = net{pkg: "internal/mounttest", run: "TestRandomPrograms/^moving", args: []string{"-steps=30000"}}
+
 // movesPlants are faults in memory that moves, and in groups.
 var movesPlants = []plant{
 	{
@@ -10,7 +13,43 @@ var movesPlants = []plant{
 		nets: []net{
 			{pkg: "pagecache", run: "TestReleaseAfterMove"},
 			{pkg: "pagecache", run: "TestRandomMoves"},
+			movingPrograms,
 		},
+	},
+	{
+		name: "a bracket does not wait until its client has the memory",
+		file: "pagecache/bracket.go",
+		old:  "\tanswered()\n\treturn err\n",
+		new:  "\treturn err\n",
+		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
+	},
+	{
+		name: "a bracket takes it that every page has its bytes",
+		file: "pagecache/bracket.go",
+		old:  "\tthere := p.thereLocked()\n",
+		new:  "\tthere := p.thereLocked() || true\n",
+		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
+	},
+	{
+		name: "an extent in a bracket is taken from its client",
+		file: "pagecache/bracket.go",
+		old:  "\tb.grant, err = dev.room.Grant(ctx, wants,",
+		new:  "\tdefer func() {\n\t\tif b.grant != nil {\n\t\t\tb.grant.Free()\n\t\t}\n\t}()\n\tb.grant, err = dev.room.Grant(ctx, wants,",
+		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
+	},
+	{
+		name: "stores are lost where pinned memory has no room",
+		file: "pagecache/evict.go",
+		old:  "\t\t\tif !f.releaseExtentLocked(ctx, x) {\n\t\t\t\treturn false\n\t\t\t}\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
+	},
+	{
+		name: "what was stored before a move is not seen",
+		file: "pagecache/movable.go",
+		old:  "\tstored, err := f.storedLocked(ctx, x.h, x.pages())\n\treturn len(stored) > 0, err\n",
+		new:  "\treturn false, nil\n",
+		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},
 	{
 		name: "a client that is to make a hole is not waited for",

@@ -114,8 +114,8 @@ func (n net) mustFail(t *testing.T, overlay string) {
 	switch {
 	case len(failed) > 0:
 		t.Logf("noticed by %s", strings.Join(failed, ", "))
-	case strings.Contains(rest, "panic: "):
-		t.Log("noticed: the tests panicked, or ended late")
+	case strings.Contains(rest, "panic: ") || strings.Contains(rest, "fatal error: fault"):
+		t.Log("noticed: the tests panicked, ended late, or used memory that was gone")
 	case err == nil && passed == 0:
 		t.Errorf("no test runs: go %s", strings.Join(args, " "))
 	case err == nil:

@@ -133,6 +133,7 @@ var residencyPlants = []plant{
 		nets: []net{
 			{pkg: "pagecache", run: "TestStoresInPinnedMemory|TestReleaseAfterMove"},
 			{pkg: "pagecache", run: "TestRandomMoves"},
+			movingPrograms,
 		},
 	},
 	{

@@ -59,6 +59,8 @@ type Options struct {
 	Poison       bool
 	HostMemory   int64
 	PinnedMemory int64
+	// Eviction is that of pagecache.Options.
+	Eviction string
 	// Tenants are those of pagecache.Options.
 	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
@@ -222,6 +224,7 @@ func serve(j job) error {
 		Devices:           devices,
 		HostMemory:        j.HostMemory,
 		PinnedMemory:      j.PinnedMemory,
+		Eviction:          j.Eviction,
 		Tenants:           j.Tenants,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,
