@@ -44,7 +44,7 @@ func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 	}
 	o.PinnedMemory = m.pinned
 	names := pagecache.EvictionNames()
-	o.Eviction = names[seed%uint64(len(names))]
+	o.Eviction = names[model.NewSource(seed).IntN(len(names))]
 	if *evictionFlag != "" {
 		o.Eviction = *evictionFlag
 	}
