@@ -22,9 +22,8 @@ import (
 
 // moving says that mappings may be movable, and of what there is little.
 type moving struct {
-	pinned   int64 // memory of the host
-	eviction string
-	tenants  bool
+	pinned  int64 // memory of the host
+	tenants bool
 }
 
 // movingMemory is two extents.
