@@ -2,10 +2,12 @@ package fs
 
 import (
 	"context"
-	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Filesystems may be mounted below SOURCE, and unmounted, while the mount is there. The kernel is told at once, since
@@ -24,31 +26,39 @@ func (fs *fileSystem) followBelow(ctx context.Context) {
 		latest <- mounts // only one at a time is here
 	})
 	var known map[mountBelow]struct{}
-	again := make(map[string]struct{})
-	var later <-chan time.Time
+	var again []changedBelow // oldest first
 	for {
+		var due <-chan time.Time
+		if len(again) > 0 {
+			due = time.After(time.Until(again[0].at))
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-later:
-			fs.dropPaths(again)
-			clear(again)
-			later = nil
+		case <-due:
+			fs.dropPaths(again[0].paths)
+			again = again[1:]
 		case mounts := <-latest:
 			now := fs.mountsBelow(mounts)
 			if changed := changedPaths(known, now); len(changed) > 0 {
 				fs.dropPaths(changed)
-				maps.Copy(again, changed)
-				later = time.After(againAfter)
+				again = append(again, changedBelow{time.Now().Add(againAfter), changed})
 			}
 			known = now
 		}
 	}
 }
 
+// changedBelow are paths in SOURCE of which the kernel is told a second time.
+type changedBelow struct {
+	at    time.Time
+	paths map[string]struct{}
+}
+
 // mountBelow is a mount below SOURCE.
 type mountBelow struct {
-	number uint64 // the kernel's
+	number uint64 // the kernel's, which it gives again
+	device string
 	path   string // in SOURCE
 }
 
@@ -64,7 +74,7 @@ func (fs *fileSystem) mountsBelow(mounts []MountInfo) map[mountBelow]struct{} {
 			continue
 		}
 		if path, err := filepath.Rel(source, m.Mountpoint); err == nil {
-			found[mountBelow{m.number, path}] = struct{}{}
+			found[mountBelow{m.number, m.Device, path}] = struct{}{}
 		}
 	}
 	return found
@@ -83,21 +93,26 @@ func changedPaths(a, b map[mountBelow]struct{}) map[string]struct{} {
 	return changed
 }
 
-// dropPaths has the kernel drop the names that lead to some paths in SOURCE.
+// dropPaths has the kernel drop the names that lead to some paths in SOURCE. They are found by their directories: a file
+// that is mounted there may have been looked up last by another of its names.
 func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
-	bases := make(map[string]struct{}, len(paths))
+	names := make(map[string][]string) // by the path of their directory
+	bases := make(map[string]struct{}) // of these paths
 	for path := range paths {
-		bases[filepath.Base(path)] = struct{}{}
+		dir, name := filepath.Split(path)
+		dir = strings.TrimSuffix(dir, "/")
+		names[dir] = append(names[dir], name)
+		bases[dir[strings.LastIndexByte(dir, '/')+1:]] = struct{}{}
 	}
 	for _, n := range fs.table.byID.all() {
 		n.mu.Lock()
-		where := n.where
+		base := n.where.name // of the root it is empty
 		n.mu.Unlock()
-		if _, may := bases[where.name]; !may || where.parent == nil {
+		if _, may := bases[base]; !may || n.kind != unix.S_IFDIR {
 			continue
 		}
-		if _, is := paths[n.path()]; is {
-			fs.dropName(where.parent, where.name)
+		for _, name := range names[n.path()] {
+			fs.dropName(n, name)
 		}
 	}
 }

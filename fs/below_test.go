@@ -84,3 +84,20 @@ func TestMountBelowSourceShows(t *testing.T) {
 	mounted = false
 	s.shows(t, "dir/at/f", "before")
 }
+
+// TestFileMountedBelowSourceGoes: a file of SOURCE is mounted on another one, and unmounted, while the kernel keeps both
+// of its names. What the other name leads to shows.
+func TestFileMountedBelowSourceGoes(t *testing.T) {
+	s := mountWatched(t, withFiles(t, map[string]string{"dir/one": "one", "dir/two": "two"}))
+	s.shows(t, "dir/two", "two")
+	s.stays(t, "dir/two")
+	at := filepath.Join(s.source, "dir/two")
+	require.NoError(t, unix.Mount(filepath.Join(s.source, "dir/one"), at, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
+	s.shows(t, "dir/two", "one")
+	s.shows(t, "dir/one", "one")
+	s.stays(t, "dir/two")
+	s.stays(t, "dir/one")
+	require.Eventually(t, func() bool { return unix.Unmount(at, unix.UMOUNT_NOFOLLOW) == nil }, eventually, tick)
+	s.shows(t, "dir/two", "two")
+}
