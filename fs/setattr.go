@@ -37,15 +37,16 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		fs.finishReleases(ctx, n)
 	}
 
-	sizes := -1 // a descriptor to set the size with
+	sizer := sizer{fd: -1}
 	if in.Valid&fuse.FATTR_SIZE != 0 && n.isRegular() {
 		if of != nil && of.writesHome {
-			sizes = of.fd
+			sizer.fd = of.fd
 		} else {
-			if sizes, errno = fs.openToCut(ctx, fd); errno != 0 {
+			if sizer.fd, errno = fs.openToCut(ctx, fd); errno != 0 {
 				return fuse.Status(errno)
 			}
-			defer unix.Close(sizes)
+			defer unix.Close(sizer.fd)
+			sizer.named = true
 		}
 	}
 	touch := beginTouch(n, fd)
@@ -53,7 +54,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		touch.reached = anySize
 	}
 	var st unix.Statx_t
-	errno = fs.setAttr(ctx, n, fd, sizes, touch.size, in)
+	errno = fs.setAttr(ctx, n, fd, sizer, touch.size, in)
 	err := statx(fd, "", &st)
 	touch.endWith(fd) // not with st: a write that began meanwhile may have ended since
 	if err != nil {
@@ -72,9 +73,9 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	return fuse.OK
 }
 
-// setAttr sets what in asks for, the size with the descriptor sizes. before is the size that n has.
+// setAttr sets what in asks for, the size with sizer. before is the size that n has.
 func (fs *fileSystem) setAttr(
-	ctx context.Context, n *node, fd, sizes int, before int64, in *fuse.SetAttrIn,
+	ctx context.Context, n *node, fd int, sizer sizer, before int64, in *fuse.SetAttrIn,
 ) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
 		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep
@@ -87,7 +88,7 @@ func (fs *fileSystem) setAttr(
 				return errno
 			}
 		}
-		if errno := fs.setSize(ctx, n, sizes, in.Caller.Uid, before, int64(size)); errno != 0 {
+		if errno := fs.setSize(ctx, n, sizer, in.Caller.Uid, before, int64(size)); errno != 0 {
 			return errno
 		}
 	}
@@ -175,10 +176,23 @@ func (n *node) rightsTouched(ctx context.Context) {
 	}
 }
 
-// setSize truncates or extends a regular file for a user, whose descriptor for writing is fd. before is the size that
-// it has.
+// sizer sets the size of a regular file with a descriptor that is open for writing. named says that a program named the
+// file, as truncate(2) does: then the times of a file that has the size stay. Nobody gets a lease on the file meanwhile.
+type sizer struct {
+	fd    int
+	named bool
+}
+
+func (s sizer) set(size int64) error {
+	if s.named {
+		return unix.Truncate(procPath(s.fd), size)
+	}
+	return unix.Ftruncate(s.fd, size)
+}
+
+// setSize truncates or extends a regular file for a user. before is the size that it has.
 func (fs *fileSystem) setSize(
-	ctx context.Context, n *node, fd int, uid uint32, before, size int64,
+	ctx context.Context, n *node, sizer sizer, uid uint32, before, size int64,
 ) syscall.Errno {
 	if !n.isRegular() || size < 0 {
 		return syscall.EINVAL
@@ -189,10 +203,10 @@ func (fs *fileSystem) setSize(
 		known = fs.knownSize(n)
 	}
 	truncate := func(int64, int64) error {
-		return fs.spend(uid, func() error { return retry(func() error { return unix.Ftruncate(fd, size) }) })
+		return fs.spend(uid, func() error { return retry(func() error { return sizer.set(size) }) })
 	}
 	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}
-	errno := toErrno(fs.lengthen(n, fd, before, size, func() error { return c.changeHome(ctx, change, truncate) }))
+	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, func() error { return c.changeHome(ctx, change, truncate) }))
 	if errno == 0 {
 		n.told.Store(size)
 	}

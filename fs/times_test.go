@@ -124,3 +124,27 @@ func TestReleaseMovesTheTimeOfAFileWithoutName(t *testing.T) {
 		w.close(t)
 	})
 }
+
+// TestTimesOfATruncationToTheSameSize: on XFS truncate(2) to the size that a file has leaves its times, and ftruncate(2)
+// does not.
+func TestTimesOfATruncationToTheSameSize(t *testing.T) {
+	s := mount(t, sourceOn(t, "xfs", 512<<20))
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, []byte("text"), 0o644))
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	old := time.Unix(1e9, 0)
+	for moves, truncate := range map[bool]func() error{
+		false: func() error { return unix.Truncate(path, 4) },
+		true:  func() error { return f.Truncate(4) },
+	} {
+		require.NoError(t, os.Chtimes(path, old, old))
+		require.NoError(t, truncate())
+		for _, at := range []string{path, filepath.Join(s.source, "f")} {
+			st, err := os.Stat(at)
+			require.NoError(t, err)
+			assert.Equal(t, moves, !st.ModTime().Equal(old), at)
+		}
+	}
+}
