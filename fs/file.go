@@ -294,7 +294,9 @@ func (fs *fileSystem) newOpenFile(
 		return nil, errno
 	}
 	fs.files.put(of.handle, of)
-	of.content.opens.Add(1)
+	if of.content.opens.Add(1) == 1 {
+		of.content.complained.Store(false)
+	}
 	if of.writesHome {
 		of.content.writers.Add(1)
 		if of.uid != fs.creator.uid {
@@ -405,6 +407,7 @@ func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Statu
 	}
 	defer used.done()
 	of := used.openFile
+	of.content.complained.Store(false)
 	sync := func() error { return syncDescriptor(of.fd, in.FsyncFlags) }
 	if f := of.content.live(); f != nil {
 		ctx := newRequest(cancel, &in.Caller)

@@ -54,9 +54,12 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	err := w.run(ctx, fs.withoutCure)
 	fs.correct(of.node, w.again, w.by)
 	if err != nil && w.writeBack {
-		// The kernel does not look at how much was written, and does not send these pages again.
-		fs.log.Warn("pages that programs wrote could not be written to SOURCE: fsync and close say so, once",
-			"node", of.node.path(), "offset", in.Offset, "bytes", len(data)-w.written-w.past, "error", err)
+		// The kernel does not look at how much was written, and does not send these pages again. The log has the first
+		// of them only: there may be a request for each page.
+		if !of.content.complained.Swap(true) {
+			fs.log.Warn("pages that programs wrote could not be written to SOURCE: fsync and close say so, once",
+				"node", of.node.path(), "offset", in.Offset, "error", err)
+		}
 		return 0, toStatus(err)
 	}
 	if err != nil && w.written == 0 {

@@ -111,6 +111,10 @@ type content struct {
 	// refused is 1 more than the number of the thread whose open was last sent to look the path up again.
 	refused atomic.Uint64
 
+	// complained says that the log has the file for pages that SOURCE did not take, since it was last opened anew or
+	// synced.
+	complained atomic.Bool
+
 	// opened is an open of the file that may have been closed by now, or nil.
 	opened atomic.Pointer[openFile]
 }

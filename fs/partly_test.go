@@ -2,8 +2,10 @@ package fs
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -26,6 +28,21 @@ func init() {
 		copy(b, bytes.Repeat([]byte("x"), len(b)))
 		return f.Sync()
 	}
+	// Stores into every other page, which the kernel sends one by one.
+	programs["store into pages and sync"] = func(args []string) error {
+		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		b, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		for at := 0; at < len(b); at += 8192 {
+			b[at] = 'x'
+		}
+		return f.Sync()
+	}
 	programs["write and sync"] = func(args []string) error {
 		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
 		if err != nil {
@@ -38,6 +55,19 @@ func init() {
 	}
 }
 
+// onFullSource makes a file of 1 MiB where SOURCE has room for less, and returns its paths on the mount and in SOURCE.
+func (s *scene) onFullSource(t *testing.T) (path, home string) {
+	t.Helper()
+	at := filepath.Join(s.source, "at")
+	require.NoError(t, os.Mkdir(at, 0o755))
+	require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=300k"))
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	path = filepath.Join(s.mnt, "at/f")
+	require.NoError(t, os.WriteFile(path, nil, 0o644))
+	require.NoError(t, os.Truncate(path, 1<<20))
+	return path, filepath.Join(at, "f")
+}
+
 // TestSyncTellsOfAPart: where SOURCE takes a part of what the kernel sends of its pages, fsync says that it did not
 // take the rest. The kernel does not look at how much of a page's write was done.
 func TestSyncTellsOfAPart(t *testing.T) {
@@ -45,21 +75,35 @@ func TestSyncTellsOfAPart(t *testing.T) {
 	for _, how := range []string{"store and sync", "write and sync"} {
 		t.Run(how, func(t *testing.T) {
 			bothModes(t, func(t *testing.T, s *scene) {
-				at := filepath.Join(s.source, "at")
-				require.NoError(t, os.Mkdir(at, 0o755))
-				require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=300k"))
-				t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
-				path := filepath.Join(s.mnt, "at/f")
-				require.NoError(t, os.WriteFile(path, nil, 0o644))
-				require.NoError(t, os.Truncate(path, 1<<20))
+				path, home := s.onFullSource(t)
 				out, err := program(how, path).CombinedOutput()
 				assert.Error(t, err)
 				assert.Contains(t, string(out), syscall.ENOSPC.Error())
-				got, err := os.ReadFile(filepath.Join(at, "f"))
+				got, err := os.ReadFile(home)
 				require.NoError(t, err)
 				part := bytes.Count(got, []byte("x"))
 				assert.True(t, 0 < part && part < len(got), "%d", part)
 			})
 		})
+	}
+}
+
+// TestOneLineForPagesThatSourceDoesNotTake: the log has one for all of a file, until the file is opened anew.
+func TestOneLineForPagesThatSourceDoesNotTake(t *testing.T) {
+	requireRoot(t)
+	r := new(requests)
+	s := mount(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(r, nil)) })
+	path, _ := s.onFullSource(t)
+	for opens := range 2 {
+		for _, n := range s.fs.table.byID.all() {
+			c := n.data.Load()
+			require.Eventually(t, func() bool { return c == nil || c.opens.Load() == 0 }, eventually, tick)
+		}
+		out, err := program("store into pages and sync", path).CombinedOutput()
+		assert.Error(t, err)
+		assert.Contains(t, string(out), syscall.ENOSPC.Error())
+		r.mu.Lock()
+		assert.Equal(t, opens+1, strings.Count(r.text.String(), "could not be written to SOURCE"), r.text.String())
+		r.mu.Unlock()
 	}
 }
