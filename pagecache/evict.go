@@ -65,11 +65,16 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 }
 
 // Clean is evict of a file that answers. Where it turns out that the file does not, or ctx ends, evict goes on by
-// itself and the answer is false: the next file makes room instead.
+// itself and the answer is false: the next file makes room instead. Whoever takes x although it is copied from has no
+// next one, and gives up on the file only when it is stuck: its backing filesystem may be slow rather than hang.
 func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) bool {
 	f := h.f
 	if f.stuck() {
 		return false
+	}
+	givenUp := f.seemsStuck
+	if copied {
+		givenUp = f.stuck
 	}
 	evicted := make(chan bool, 1)
 	f.c.lanes.work.Go(func() { evicted <- f.evict(ctx, h, x, copied) })
@@ -80,7 +85,7 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 		case is := <-evicted:
 			return is
 		case <-tick.C:
-			if f.seemsStuck() {
+			if givenUp() {
 				return false
 			}
 		case <-ctx.Done():

@@ -208,6 +208,35 @@ func TestEvictionsWaitOnceForAHungFilesystem(t *testing.T) {
 	lock.since.Store(0)
 }
 
+// TestASlowFileMakesRoom: one file of a backing filesystem is stuck, and no file but a slow one can make room. That is
+// waited for, longer than where others could.
+func TestASlowFileMakesRoom(t *testing.T) {
+	const short = 200 * time.Millisecond
+	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(impatience*short))
+	told := m.file(page.Size)
+	m.run(told, 0, 0, page.Size, false)
+	slow, answer := m.hungFile("slow")
+	p := m.run(slow, 0, 0, page.Size, true)
+	p.store(0, 7)
+	p.release()
+	p.unmap()
+	lock := &told.attached.mu
+	lock.since.Store(-int64(time.Hour))
+	lock.ended.Store(-int64(time.Hour))
+	defer lock.since.Store(0)
+	f := slow.attached
+	go func() {
+		for range time.Tick(time.Millisecond) {
+			if f.mu.heldFor() > 4*short {
+				answer()
+				return
+			}
+		}
+	}()
+	m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
+	require.EqualValues(t, 7, slow.home.bytes(0, 1)[0])
+}
+
 // TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are
 // flushed meanwhile, and so is whatever else those files have.
 func TestNoFlushWaitsBehindReleases(t *testing.T) {

@@ -22,7 +22,8 @@ type Key interface {
 	Adopt(x *Extent) bool
 	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps
 	// it, the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied
-	// says that x may leave although somebody copies from it, who frees it at the end.
+	// says that x may leave although somebody copies from it, who frees it at the end: all others were asked before, so
+	// whoever is slow is waited for.
 	Clean(ctx context.Context, x *Extent, copied bool) bool
 	// Rehouse has x Move to mem, memory of a tier, unless somebody maps it or copies from it. It reports false where x
 	// stays: then mem is the caller's.
