@@ -16,7 +16,7 @@ def register_vllm() -> None:
     """
     try:
         importlib.import_module(".vllm_loader", __package__)
-    except (AttributeError, ImportError) as e:
+    except Exception as e:  # of whatever kind another version's interface leads to
         _tell("vllm", e)
 
 

@@ -230,6 +230,16 @@ def test_vllm_of_another_version_starts_without_the_format(monkeypatch, caplog):
     assert "register_model_loader" in caplog.text
 
 
+def test_vllm_that_refuses_the_loader_starts(monkeypatch, caplog):
+    def refuse(name):
+        raise ValueError("the loader must be of another class")
+
+    fakes.modules(monkeypatch)
+    monkeypatch.setattr(sys.modules["vllm.model_executor.model_loader"], "register_model_loader", refuse)
+    plugins.register_vllm()
+    assert "there is no load format gaiafs" in caplog.text and "must be of another class" in caplog.text
+
+
 def test_sglang_of_other_versions(monkeypatch, caplog):
     fakes.modules(monkeypatch)
     choices = sys.modules.pop("sglang.srt.arg_groups.choices")
