@@ -93,8 +93,8 @@ func changedPaths(a, b map[mountBelow]struct{}) map[string]struct{} {
 	return changed
 }
 
-// dropPaths has the kernel drop the names that lead to some paths in SOURCE. They are found by their directories: a file
-// that is mounted there may have been looked up last by another of its names.
+// dropPaths has the kernel drop the names that lead to some paths in SOURCE. They are found by their directories: a
+// file that is mounted there may have been looked up last by another of its names.
 func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
 	names := make(map[string][]string) // by the path of their directory
 	bases := make(map[string]struct{}) // of these paths

@@ -85,8 +85,8 @@ func TestMountBelowSourceShows(t *testing.T) {
 	s.shows(t, "dir/at/f", "before")
 }
 
-// TestFileMountedBelowSourceGoes: a file of SOURCE is mounted on another one, and unmounted, while the kernel keeps both
-// of its names. What the other name leads to shows.
+// TestFileMountedBelowSourceGoes: a file of SOURCE is mounted on another one, and unmounted, while the kernel keeps
+// both of its names. What the other name leads to shows.
 func TestFileMountedBelowSourceGoes(t *testing.T) {
 	s := mountWatched(t, withFiles(t, map[string]string{"dir/one": "one", "dir/two": "two"}))
 	s.shows(t, "dir/two", "two")

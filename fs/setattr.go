@@ -176,8 +176,9 @@ func (n *node) rightsTouched(ctx context.Context) {
 	}
 }
 
-// sizer sets the size of a regular file with a descriptor that is open for writing. named says that a program named the
-// file, as truncate(2) does: then the times of a file that has the size stay. Nobody gets a lease on the file meanwhile.
+// sizer sets the size of a regular file with a descriptor that is open for writing. named says that a program named
+// the file, as truncate(2) does: where that has the size, some filesystems leave its times. Nobody gets a lease on the
+// file meanwhile.
 type sizer struct {
 	fd    int
 	named bool
@@ -206,7 +207,8 @@ func (fs *fileSystem) setSize(
 		return fs.spend(uid, func() error { return retry(func() error { return sizer.set(size) }) })
 	}
 	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}
-	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, func() error { return c.changeHome(ctx, change, truncate) }))
+	do := func() error { return c.changeHome(ctx, change, truncate) }
+	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, do))
 	if errno == 0 {
 		n.told.Store(size)
 	}

@@ -125,8 +125,8 @@ func TestReleaseMovesTheTimeOfAFileWithoutName(t *testing.T) {
 	})
 }
 
-// TestTimesOfATruncationToTheSameSize: on XFS truncate(2) to the size that a file has leaves its times, and ftruncate(2)
-// does not.
+// TestTimesOfATruncationToTheSameSize: on XFS truncate(2) to the size that a file has leaves its times, and
+// ftruncate(2) does not.
 func TestTimesOfATruncationToTheSameSize(t *testing.T) {
 	s := mount(t, sourceOn(t, "xfs", 512<<20))
 	path := filepath.Join(s.mnt, "f")
