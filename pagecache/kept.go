@@ -16,8 +16,13 @@ import (
 // rule that counts uses would not see them: by such a rule nobody keeps brackets for a while after the device needed
 // room.
 
-// keepAfter is that while.
-const keepAfter = 100 * time.Millisecond
+const (
+	// keepAfter is that while.
+	keepAfter = 100 * time.Millisecond
+	// askAgain is how long a client that was asked is not asked again, unless it keeps more. It is asked again since
+	// the answer that lets it keep a bracket may have been on its way: then it did not know yet that it keeps it.
+	askAgain = 20 * time.Millisecond
+)
 
 // Keeper is a client that keeps brackets. Keepers are equal where the client is the same one.
 type Keeper interface {
@@ -33,9 +38,12 @@ type kept struct {
 	recalled time.Time         // when room was needed last; protected by mu
 }
 
-// keeps is what a client keeps: how many brackets, and how many of these it was not asked to end yet. What it was
-// asked for ends when no kernel uses it any more.
-type keeps struct{ brackets, fresh int }
+// keeps is what a client keeps: how many brackets, how many of these it was not asked to end yet, and when it was asked
+// last. What it was asked for and knew of ends when no kernel uses it any more.
+type keeps struct {
+	brackets, fresh int
+	asked           time.Time
+}
 
 func (k *kept) add(by Keeper) {
 	k.mu.Lock()
@@ -80,14 +88,14 @@ func (k *kept) recall(ctx context.Context) {
 	}
 }
 
-// keepers returns those who keep what they were not asked for yet, and are asked now.
+// keepers returns those who keep what they were not asked for yet, or not for a while, and are asked now.
 func (k *kept) keepers() (all []Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.recalled = time.Now()
 	for by, of := range k.by {
-		if of.fresh > 0 {
-			all, of.fresh = append(all, by), 0
+		if of.fresh > 0 || k.recalled.Sub(of.asked) >= askAgain {
+			all, of.fresh, of.asked = append(all, by), 0, k.recalled
 		}
 	}
 	return all

@@ -92,6 +92,27 @@ func TestKeptBracketsAreRecalled(t *testing.T) {
 	require.EqualValues(t, 77, a.loads(0))
 }
 
+// TestKeptBeforeItsClientKnows: a client is asked while the answer is on its way by which it keeps a bracket. It is
+// asked again once it knows.
+func TestKeptBeforeItsClientKnows(t *testing.T) {
+	m := newMovingMachine(t, 1, 1, 0)
+	a, b := m.travel(m.noisyFile(brick), 0, false), m.travel(m.noisyFile(brick), 0, false)
+	by := &keeper{}
+	defer by.end()
+	x, err := m.cache.Use(context.Background(), []Use{a.over(0, 1)}, UseOptions{Keeper: by})
+	require.NoError(t, err)
+	require.True(t, x.Kept())
+	_, err = b.try(0, 1)
+	require.ErrorIs(t, err, syscall.EDEADLK)
+	by.mu.Lock()
+	require.Equal(t, 1, by.asked)
+	by.open = append(by.open, x) // the answer is there
+	by.mu.Unlock()
+	y, err := m.cache.Use(context.Background(), []Use{b.over(0, 1)}, UseOptions{Patience: 10 * time.Second})
+	require.NoError(t, err)
+	y.Done()
+}
+
 // TestRulesThatCountSeeUses: by a rule that counts uses nobody keeps brackets for a while after the device needed room.
 func TestRulesThatCountSeeUses(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
@@ -101,10 +122,15 @@ func TestRulesThatCountSeeUses(t *testing.T) {
 	defer by.end()
 	require.True(t, a.keep(by, 0, 1).Kept())
 	require.True(t, a.keep(by, 1, 2).Kept())
+	began := time.Now()
 	x := a.keep(by, 2, 3)
 	require.Equal(t, 1, by.asked)
-	require.False(t, x.Kept(), "a device that just needed room")
-	x.Done()
+	if time.Since(began) < keepAfter { // else the machine is too busy for the while that is meant
+		require.False(t, x.Kept(), "a device that just needed room")
+	}
+	if !x.Kept() {
+		x.Done()
+	}
 	require.Eventually(t, func() bool {
 		x := a.keep(by, 0, 1)
 		if !x.Kept() {
