@@ -109,8 +109,8 @@ func (s *stock) close() {
 func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ func() bool) (found, error) {
 	d := s.dev
 	onHost := key.Preference().OnHost
-	if !onHost && !d.over(by.id()) && d.spare(size) {
-		if got, err := s.allocateOwn(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+	if !onHost && !d.over(by.id()) {
+		if got, err := s.allocateOwn(size, d.spare(size)); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return got, err
 		}
 	}
@@ -128,7 +128,7 @@ func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ 
 	defer s.close()
 	for evicted := true; evicted; {
 		if !d.over(by.id()) {
-			if got, err := s.allocateOwn(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+			if got, err := s.allocateOwn(size, true); !errors.Is(err, gpubackend.ErrNoMemory) {
 				return got, err
 			}
 		}
@@ -140,10 +140,14 @@ func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ 
 	return d.allocateOnHost(ctx, size, by)
 }
 
-// allocateOwn returns memory of the stock, or new memory of the device's own.
-func (s *stock) allocateOwn(size int64) (found, error) {
+// allocateOwn returns memory of the stock, which is nobody else's to wait for, or new memory of the device's own, where
+// that may be taken.
+func (s *stock) allocateOwn(size int64, may bool) (found, error) {
 	if mem := s.take(size); mem != nil {
 		return found{TierVRAM, mem, true}, nil
+	}
+	if !may {
+		return found{}, gpubackend.ErrNoMemory
 	}
 	mem, err := s.dev.alloc(size)
 	if err != nil {
