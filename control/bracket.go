@@ -109,7 +109,7 @@ func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 		s.dropMapping()
 		return false, err
 	}
-	b.follow(ctx)
+	s.follow(ctx, b)
 	got, err := s.beginBracket(ctx, r)
 	s.mu.Lock()
 	ended := b.ended
@@ -128,14 +128,18 @@ func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 	return got != nil && got.Kept(), err
 }
 
-// follow waits for the end of what the client was done with when it asked, since it counts on that memory.
-func (b *openBracket) follow(ctx context.Context) {
+// follow waits for the end of what the client was done with when it asked, since it counts on that memory. Where a file
+// hangs, those that come later do not wait for it again.
+func (s *session) follow(ctx context.Context, b *openBracket) {
 	if b.before == nil {
 		return
 	}
 	select {
 	case <-b.before:
 	case <-time.After(endPatience):
+		s.mu.Lock()
+		s.doneWith = nil
+		s.mu.Unlock()
 	case <-ctx.Done():
 	}
 }
@@ -196,7 +200,9 @@ func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
 	}
 	over := make(chan error, 1)
 	// also where nobody waits any more: the client takes its word for it
-	go func() { over <- s.recalled(v, answered) }()
+	if !v.begin(func() { over <- s.recalled(v, answered) }) {
+		return nil, errServiceEnded
+	}
 	return func(ctx context.Context) error {
 		select {
 		case err := <-over:

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -224,6 +225,31 @@ func TestUseBehindDone(t *testing.T) {
 		require.Zero(t, a.result(10).errno())
 		a.send(frame(doneWith, 11, i))
 	}
+}
+
+// TestUsesBehindOneThatHangs: where the end of a bracket hangs, with its file, brackets of others do not wait for it
+// again and again.
+func TestUsesBehindOneThatHangs(t *testing.T) {
+	const uses = 200
+	hangs := make(chan struct{})
+	var ends atomic.Int64
+	s := start(t, &controltest.Cache{DoneGate: func() {
+		if ends.Add(1) == 1 {
+			<-hangs
+		}
+	}})
+	defer close(hangs)
+	c, _ := s.connect2()
+	require.Zero(t, c.call(frame(choose, 1, uint64(7), uint64(0))).errno())
+	m := c.mapOne(s)
+	began := time.Now()
+	for id := range uint64(uses) {
+		c.send(frame(useRanges, 10, id, uint32(0), uint32(0), uint32(1), uint32(24), m, int64(0), int64(4096)))
+		r := c.read()
+		require.Zero(t, r.errno())
+		require.Zero(t, c.call(frame(doneWith, 11, id)).errno())
+	}
+	require.Less(t, time.Since(began), 10*time.Second, "a tenth of a second each")
 }
 
 // TestMovesAreShown to those who watch.

@@ -258,6 +258,17 @@ func (v *service) late() {
 	v.attentive = false
 }
 
+// begin has a goroutine do something that the end of the connection waits for. It reports false where that has begun.
+func (v *service) begin(work func()) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.ended {
+		return false
+	}
+	v.ses.requests.Go(work) // write is one of these, and has not ended
+	return true
+}
+
 // end closes what will not be sent any more.
 func (v *service) end() {
 	v.mu.Lock()

@@ -75,7 +75,8 @@ type session struct {
 	serviced    chan struct{} // closed when there is a service connection; nil while nobody waits for it. Guarded by mu
 	// brackets are those that the client began. Guarded by mu.
 	brackets map[bracketID]*openBracket
-	// doneWith is closed when those have ended that a DONE came for so far; nil: none came. Guarded by mu.
+	// doneWith is closed when those have ended that a DONE came for so far; nil: none came, or nobody waits for them,
+	// since a file hangs. Guarded by mu.
 	doneWith chan struct{}
 }
 

@@ -42,6 +42,10 @@ type Cache struct {
 	Advised func(off, n int64, a pagecache.Advice)
 	// PastEnd is what the next TakePastEnd of a mapping returns.
 	PastEnd atomic.Int64
+	// Abandoned counts the mappings that were abandoned.
+	Abandoned atomic.Int64
+	// DoneGate, if not nil, is called by the end of each bracket, and may block.
+	DoneGate func()
 	// MapError, if not nil, is what Map fails with.
 	MapError error
 
@@ -117,12 +121,16 @@ func (c *Cache) Map(ctx context.Context, src pagecache.Source, req pagecache.Map
 
 // Use begins a bracket that does nothing.
 func (c *Cache) Use(context.Context, []control.Use, pagecache.UseOptions) (control.Bracket, error) {
-	return bracket{}, nil
+	return bracket{c}, nil
 }
 
-type bracket struct{}
+type bracket struct{ cache *Cache }
 
-func (bracket) Done() {}
+func (b bracket) Done() {
+	if b.cache.DoneGate != nil {
+		b.cache.DoneGate()
+	}
+}
 
 func (bracket) Kept() bool { return false }
 
