@@ -61,6 +61,8 @@ type Mapping interface {
 	TakePastEnd() int64
 	Sync(ctx context.Context, off, n int64, durable bool) error
 	Advise(ctx context.Context, off, n int64, a pagecache.Advice) error
+	// Abandon says that the client is gone and did not unmap. It comes before Unmap.
+	Abandon()
 	Unmap(ctx context.Context) error
 }
 

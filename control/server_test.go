@@ -465,3 +465,14 @@ func TestPrograms(t *testing.T) {
 	s.waitSessions(1)
 	require.Empty(t, s.Programs(), "who maps nothing is left out")
 }
+
+// TestWhatIsLeftIsAbandoned: what a client unmapped is not, what it left is.
+func TestWhatIsLeftIsAbandoned(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	c := s.connect()
+	c.mapOne(s)
+	require.Zero(t, c.call(frame(unmap, 2, c.mapOne(s))).errno())
+	c.close()
+	s.waitSessions(0)
+	require.EqualValues(t, 1, s.cache.Abandoned.Load())
+}

@@ -332,6 +332,7 @@ func (s *session) unmapAll() {
 	s.mappings = nil
 	s.mu.Unlock()
 	for _, m := range left {
+		m.Abandon()
 		if err := s.unmap(m); err != nil {
 			s.log.Error("control: implicit release failed", "error", err)
 		}

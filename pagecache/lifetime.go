@@ -16,7 +16,13 @@ type lifetime struct {
 	callsMu sync.Mutex // guards calls.Add against calls.Wait
 	gone    atomic.Bool
 	ended   sync.Once
+	// abandoned says that the client ended without unmapping.
+	abandoned atomic.Bool
 }
+
+// Abandon says that the client ended and did not unmap, so that its kernels may go on storing into the memory for a
+// while. It comes before Unmap.
+func (l *lifetime) Abandon() { l.abandoned.Store(true) }
 
 func (l *lifetime) start() { l.life, l.end = context.WithCancel(context.Background()) }
 

@@ -485,6 +485,9 @@ func (m *Mapping) unpinLocked() {
 	delete(m.f.mappings, m)
 	m.f.c.endMapping()
 	if m.pin != nil {
+		if m.abandoned.Load() {
+			m.pin.Abandon()
+		}
 		m.pin.Free()
 	}
 	if m.dev.lost.Load() {

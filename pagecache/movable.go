@@ -417,7 +417,7 @@ func (m *Mapping) acquire(ctx context.Context, rg page.Range) (pages int64, err 
 	return pages, nil
 }
 
-// endLeases forgets what the client had, who has unmapped it.
+// endLeases forgets what the client had, who has unmapped it or is gone.
 func (m *Mapping) endLeases() {
 	m.waiting.Wait()
 	m.f.mu.Lock()
@@ -426,6 +426,9 @@ func (m *Mapping) endLeases() {
 		x.leases = slices.DeleteFunc(x.leases, func(l *lease) bool {
 			if l.m != m {
 				return false
+			}
+			if m.abandoned.Load() && l.has() {
+				x.Abandon()
 			}
 			l.mu.Lock()
 			l.ended = true // for who is about to take it back

@@ -29,7 +29,7 @@ const (
 
 // newMovingMachine makes one whose devices have so many extents each, and so many of pinned memory. Clients are this
 // process and map what they are sent, as only memory of emulated devices can be.
-func newMovingMachine(t *testing.T, devices, extents, pinned int) *machine {
+func newMovingMachine(t *testing.T, devices, extents, pinned int, change ...func(*emulated.Options)) *machine {
 	t.Helper()
 	testdevice.Emulated(t, "clients map memory in this process")
 	key, err := gpubackend.NewDigestKey(rand.Reader)
@@ -37,9 +37,13 @@ func newMovingMachine(t *testing.T, devices, extents, pinned int) *machine {
 	m := &machine{t: t}
 	o := Options{WriteBackInterval: time.Hour, PinnedMemory: int64(pinned) * brick}
 	for i := range devices {
-		d, err := emulated.New(emulated.Options{
+		of := emulated.Options{
 			Ordinal: i, Memory: int64(extents) * brick, Granularity: brick, Poison: true, CopyEngines: true, Key: key,
-		})
+		}
+		for _, f := range change {
+			f(&of)
+		}
+		d, err := emulated.New(of)
 		require.NoError(t, err)
 		m.devices = append(m.devices, faulty.Wrap(d))
 		o.Devices = append(o.Devices, m.devices[i])

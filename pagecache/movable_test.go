@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -410,4 +411,40 @@ func TestMemoryPassesOn(t *testing.T) {
 		was = had.Memory()
 	}
 	require.Zero(t, m.devices[0].Calls(faulty.Zero)-2*2, "only what nobody brings is zeroed")
+}
+
+// TestMemoryOfTheKilledIsNotPassedOn: kernels of a client that was killed may run for a while, and store into nothing
+// of another file, though the memory of what has gone is passed on to programs of the same user.
+func TestMemoryOfTheKilledIsNotPassedOn(t *testing.T) {
+	for name, moves := range map[string]bool{"memory that moves": true, "memory that does not": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMovingMachine(t, 1, 1, 0, func(o *emulated.Options) { o.WritableExports = true })
+			src, b := m.noisyFile(brick), m.travel(m.noisyFile(brick), 0, false)
+			keeps := func(h *holding) (end func()) {
+				x, _ := h.at(0)
+				file, err := x.Memory().Export(true)
+				require.NoError(t, err)
+				fd, err := syscall.Dup(int(file.Fd()))
+				require.NoError(t, err)
+				return func() { require.NoError(t, syscall.Close(fd)) }
+			}
+			var kernel func()
+			if moves {
+				a := m.travel(src, 0, true)
+				a.use(0, 1).Done()
+				kernel = keeps(a.h)
+				a.Abandon()
+				a.end()
+			} else {
+				a := m.mapping(src, MapRequest{Len: brick, Writable: true})
+				kernel = keeps(a.h)
+				a.Abandon()
+				require.NoError(t, a.Unmap(t.Context()))
+			}
+			_, err := b.try(0, 1)
+			require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+			kernel()
+			b.use(0, 1).Done()
+		})
+	}
 }

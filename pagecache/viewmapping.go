@@ -148,6 +148,9 @@ func (m *ViewMapping) leave(ctx context.Context) {
 	m.end()
 	m.gone.Store(true)
 	if m.pin != nil {
+		if m.abandoned.Load() {
+			m.pin.Abandon()
+		}
 		m.pin.Free()
 	}
 	m.v.mu.Lock()

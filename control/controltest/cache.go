@@ -383,6 +383,9 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a pagecache.Advice) 
 	return nil
 }
 
+// Abandon is counted.
+func (m *Mapping) Abandon() { m.cache.Abandoned.Add(1) }
+
 // Unmap releases everything and ends the mapping.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	defer m.ended()

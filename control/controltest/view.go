@@ -109,6 +109,9 @@ func (v *View) Sync(context.Context, int64, int64, bool) error { return nil }
 // Advise does nothing.
 func (v *View) Advise(context.Context, int64, int64, pagecache.Advice) error { return nil }
 
+// Abandon does nothing.
+func (v *View) Abandon() {}
+
 // Unmap ends the mapping.
 func (v *View) Unmap(context.Context) error {
 	for _, h := range v.homes {

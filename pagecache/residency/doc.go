@@ -57,8 +57,9 @@
 // come first served; whoever waits holds nothing. Somebody who has a Grant already and would have to wait for another
 // one is refused instead. So Grants cannot wait for each other in a circle.
 //
-// What leaves for a Grant leaves its memory to it, unless others may have that still (stock.go). Nothing that a Grant
-// makes is zeroed: the Key is told (Littered), and zeroes what nobody brings before a client has the memory.
+// What leaves for a Grant leaves its memory to it, unless others may have that still, or kernels of a client that was
+// killed (stock.go). Nothing that a Grant makes is zeroed: the Key is told (Littered), and zeroes what nobody brings
+// before a client has the memory.
 //
 // Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's
 // own, of the tenant that owns least by its share first.

@@ -1,6 +1,7 @@
 package residency
 
 import (
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -98,6 +99,19 @@ func (x *Extent) TryHold() bool {
 		if x.users.CompareAndSwap(n, n+1) {
 			return true
 		}
+	}
+}
+
+// dying is in Extent.had for clients that ended without unmapping. No user has this number (chown(2)).
+const dying = math.MaxUint32
+
+// Abandon says that a client which was given the memory ended and did not unmap it. Its kernels may go on storing there
+// for a while, whoever's the memory is by then.
+func (x *Extent) Abandon() {
+	x.dev.mu.Lock()
+	defer x.dev.mu.Unlock()
+	if !slices.Contains(x.had, dying) {
+		x.had = append(x.had, dying)
 	}
 }
 

@@ -30,7 +30,12 @@ const patient = 20 * time.Second
 // newDevice makes a device of so many granules. At the end of the test it has nothing that somebody uses.
 func newDevice(t *testing.T, granules int64, share float64) (*Device, *faulty.Device) {
 	t.Helper()
-	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule, Poison: true})
+	return newDeviceFrom(t, emulated.Options{Memory: granules * granule, Granularity: granule, Poison: true}, share)
+}
+
+func newDeviceFrom(t *testing.T, o emulated.Options, share float64) (*Device, *faulty.Device) {
+	t.Helper()
+	e, err := emulated.New(o)
 	require.NoError(t, err)
 	f := faulty.Wrap(e)
 	d, err := New(f, Options{Share: share, Log: slog.New(slog.DiscardHandler),

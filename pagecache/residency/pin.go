@@ -81,6 +81,13 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 	}
 }
 
+// Abandon is that of each extent.
+func (p *Pin) Abandon() {
+	for _, x := range p.extents {
+		x.Abandon()
+	}
+}
+
 // Free gives the extents back, once. It blocks as LetGo does.
 func (p *Pin) Free() {
 	for _, x := range p.extents {

@@ -23,7 +23,7 @@ type stock struct {
 
 // passesTo reports whether a user may be given memory which users had, and may have still: nobody but that user, or
 // nobody any more. Where exports for reading are only for that, the first is not enough: the user may have it for
-// writing, and may not write what is to come there.
+// writing, and may not write what is to come there. Nor is it of memory that a client abandoned.
 func (d *Device) passesTo(user uint32, mem gpubackend.Memory, had []uint32) bool {
 	others := slices.ContainsFunc(had, func(u uint32) bool { return u != user })
 	return !others && !d.info.ReadOnlyExports || !mem.Held()

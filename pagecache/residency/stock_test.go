@@ -4,10 +4,12 @@ import (
 	"context"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -59,6 +61,56 @@ func TestMemoryThatOthersHaveIsNotPassedOn(t *testing.T) {
 	g = b.bracket(t, 2, 0, 1)
 	require.NotSame(t, mem, b.Extents(granules(0, 1))[0].Memory())
 	g.Free()
+}
+
+// TestAbandonedMemoryIsNotPassedOn: programs of one user get each other's memory, but not that of a client that ended
+// and may store there still.
+func TestAbandonedMemoryIsNotPassedOn(t *testing.T) {
+	o := emulated.Options{Memory: granule, Granularity: granule, WritableExports: true}
+	d, _ := newDeviceFrom(t, o, 1)
+	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
+	a.bracket(t, 1, 0, 1).Free()
+	mem := a.Extents(granules(0, 1))[0].Memory()
+	file, err := mem.Export(true)
+	require.NoError(t, err)
+	dup, err := syscall.Dup(int(file.Fd()))
+	require.NoError(t, err)
+	b.bracket(t, 1, 0, 1).Free()
+	x := b.Extents(granules(0, 1))[0]
+	require.Same(t, mem, x.Memory())
+	x.Abandon()
+	_, err = d.Grant(context.Background(), []Want{c.want(0, 1)}, Asking{By: Tenant{User: 1}, Nested: true})
+	require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+	require.NoError(t, syscall.Close(dup))
+	c.bracket(t, 1, 0, 1).Free()
+}
+
+// TestStockIsWaitedForByNobody: a bracket that has memory of its victims goes on although somebody else has the turn
+// and waits for room.
+func TestStockIsWaitedForByNobody(t *testing.T) {
+	d, _ := newDevice(t, 4, 1)
+	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
+	a.bracket(t, 0, 0, 4).Free()
+	b.adopts = make(chan struct{})
+	granted := make(chan *Grant, 1)
+	go func() { granted <- b.bracket(t, 0, 0, 3) }()
+	<-b.adopts // the first extent, and the memory of two more is there
+	other := c.taking(0, 0, 2)
+	require.Eventually(t, func() bool { return len(a.tiers()) == 0 }, patient, time.Millisecond/4)
+	for i := range 3 {
+		b.adopts <- struct{}{}
+		if i < 2 {
+			<-b.adopts
+		}
+	}
+	select {
+	case g := <-granted:
+		g.Free()
+	case <-time.After(patient / 2):
+		t.Error("the bracket waits for who waits for it")
+		(<-granted).Free()
+	}
+	soon(t, other).Free()
 }
 
 // TestVictimsThatRefuse: of victims that leave at once some do not, and others go instead. What was left too much is
