@@ -17,8 +17,8 @@ import (
 const (
 	minBufferShift = 16
 	maxBufferShift = 26
-	// idleBytes is the most that the pool keeps of what nobody uses: what loads of several files take (mover.Stage),
-	// and what devices released and readers have not read yet.
+	// idleBytes is the most that the pool of a device keeps of what nobody uses: what loads of several files take
+	// (mover.Stage), and what devices released and readers have not read yet.
 	idleBytes = 512 << 20
 	// idleFor is how long it keeps what nobody uses: whoever mounts a model may load it minutes later.
 	idleFor = 15 * time.Minute
@@ -55,6 +55,8 @@ type buffers struct {
 	mu     sync.Mutex
 	idle   [maxBufferShift - minBufferShift + 1][]pinned // protected by mu
 	kept   int                                           // protected by mu; bytes in idle
+	taken  int64                                         // protected by mu; counts calls of take
+	used   [maxBufferShift - minBufferShift + 1]int64    // protected by mu; taken when a class was wanted last
 	out    int                                           // protected by mu; buffers handed out or being made
 	closed bool                                          // protected by mu
 	trim   *time.Timer                                   // protected by mu; frees what nobody has used for idleFor
@@ -75,7 +77,11 @@ func (b *buffers) take(n int) (p pinned, ok bool, err error) {
 	}
 	b.out++
 	class := bufferClass(n)
-	if class >= len(b.idle) || len(b.idle[class]) == 0 {
+	if class >= len(b.idle) {
+		return p, false, nil
+	}
+	b.taken++
+	if b.used[class] = b.taken; len(b.idle[class]) == 0 {
 		return p, false, nil
 	}
 	free := &b.idle[class]
@@ -103,18 +109,36 @@ func byBase(p pinned, base unsafe.Pointer) int {
 	return 0
 }
 
-// keep keeps a buffer for the next caller, where there is room and a class for it; else the caller frees it.
-func (b *buffers) keep(p pinned) bool {
+// keep keeps a buffer for the next caller, where there is a class for it. Where that is too much, buffers of the class
+// that nobody has wanted for longest go. It returns those that the caller is to free.
+func (b *buffers) keep(p pinned) (free []pinned) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	class := bufferClass(p.size)
-	if b.closed || class >= len(b.idle) || b.kept+p.size > idleBytes {
+	if b.closed || class >= len(b.idle) {
 		locked.forget(p)
-		return false
+		return []pinned{p}
 	}
 	b.idle[class] = append(b.idle[class], p)
-	b.kept += p.size
-	return true
+	for b.kept += p.size; b.kept > idleBytes; {
+		x := b.removeLocked()
+		locked.forget(x)
+		free = append(free, x)
+	}
+	return free
+}
+
+// removeLocked takes a buffer out of idle, of the class that nobody has wanted for longest.
+func (b *buffers) removeLocked() (p pinned) {
+	least := -1
+	for i := range b.idle {
+		if len(b.idle[i]) > 0 && (least < 0 || b.used[i] < b.used[least]) {
+			least = i
+		}
+	}
+	p, b.idle[least] = b.idle[least][0], b.idle[least][1:]
+	b.kept -= p.size
+	return p
 }
 
 // done ends what take began. What it returns is to be called unless it is nil.
@@ -253,12 +277,11 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 
 // returnBuffer ends what take began; p is zero where no buffer could be made.
 func (d *device) returnBuffer(p pinned) {
-	switch {
-	case p.size == 0:
-	case d.buffers.keep(p):
+	if p.size > 0 {
+		for _, x := range d.buffers.keep(p) {
+			d.unpin(x)
+		}
 		d.buffers.trimLater(d.trimBuffers)
-	default:
-		d.unpin(p)
 	}
 	d.buffersDone()
 }

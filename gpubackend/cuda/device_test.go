@@ -320,6 +320,27 @@ func TestIdleBuffersAreGivenBack(t *testing.T) {
 	d.trimBuffers() // the timer may come late
 }
 
+// TestIdleBuffersMakeRoomForOthers: what was wanted long ago does not keep the pool from having what is wanted now.
+func TestIdleBuffersMakeRoomForOthers(t *testing.T) {
+	const large, small = 1 << maxBufferShift, 2 << 20
+	var b buffers
+	wanted := func(size int) (ok bool) {
+		_, ok, err := b.take(size)
+		require.NoError(t, err)
+		return ok
+	}
+	for range idleBytes / large {
+		require.False(t, wanted(large))
+	}
+	for range idleBytes / large {
+		require.Empty(t, b.keep(pinned{size: large}))
+	}
+	require.False(t, wanted(small))
+	require.Equal(t, []pinned{{size: large}}, b.keep(pinned{size: small}))
+	require.True(t, wanted(small))
+	require.Equal(t, idleBytes-large, b.kept)
+}
+
 func TestRoundsHoldEveryPageOnce(t *testing.T) {
 	counts := []int{0, 1, roundPages - 1, 3, 0, 2*roundPages + 5, 7}
 	for range roundRuns + 3 {
