@@ -165,7 +165,11 @@ func (f *File) collectOwnerLocked(
 	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly, careful bool,
 ) (all bool, err error) {
 	h := f.holdings[o]
-	portions := portionsOf(pending)
+	most := int64(collectPortion)
+	if fly {
+		most = flightPortion
+	}
+	portions := portionsOf(pending, most)
 	next := f.newPortionLocked(h, portions[0])
 	f.landDuringLocked(func() { next.fetch(ctx) })
 	for i := range portions {
@@ -300,8 +304,8 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 			f.mu.Unlock()
 		}
 	}()
-	for all := page.From(0).Pages(); f.flights.any(); {
-		if err := f.landSomeLocked(all, holdCollect); err != nil {
+	for f.flights.any() {
+		if err := f.landSomeLocked(holdCollect); err != nil {
 			return err
 		}
 		f.mu.Unlock() // let requests in between

@@ -14,6 +14,7 @@
 // docs/dev/locks.md has those of the whole daemon, as a tree.
 //
 //	Group.mu           one release or abort of a group at a time
+//	File.turn          a channel with room for one: the read of released bytes that waits for File.mu
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages
 //	                   share it
 //	writes.mu          what such writes do to the above

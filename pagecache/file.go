@@ -60,6 +60,8 @@ type File struct {
 	taken    uint64                      // counts how often rights were taken away. Protected by mu
 	bases    bases                       // protected by mu
 	flights  flights                     // come and go with mu held
+	// turn has room for the read that may wait for mu: see readInTurn.
+	turn chan struct{}
 	// landing is who will look whether reads pause. Protected by mu.
 	landing  *time.Timer
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
@@ -200,6 +202,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 		holdings: make(map[versions.Owner]*holding),
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
+		turn:     make(chan struct{}, 1),
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages

@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"context"
 	"math"
 	"slices"
 	"sync"
@@ -41,10 +40,6 @@ const (
 	flightShare = 4
 	mostFlights = 2 * holdCollect
 	landPause   = 20 * time.Millisecond
-	// leadPages is how far before programs that read in order bytes fly, 16 MiB, and leadGap how far apart programs may
-	// be that read one file together, 32 MiB.
-	leadPages = 2 * mostCollectingReadPages
-	leadGap   = 4 * mostCollectingReadPages
 	// landPages is how many pages the background brings home under one hold of File.mu, 1 MiB.
 	landPages = homeWrite >> page.Shift
 )
@@ -65,6 +60,7 @@ type flight struct {
 	f       *File
 	portion *portion
 	bytes   int64 // that the account was told of
+	born    int64 // later flights of the file have higher ones; immutable
 	// users are the runs that are not home, and the reads that copy from them.
 	users atomic.Int64
 }
@@ -97,11 +93,10 @@ type flights struct {
 	n    atomic.Int32 // len(runs), for who asks without mu
 	mu   sync.Mutex
 	runs []flown // ascending, without overlaps; protected by mu
-	// lead is what was brought for programs that read in order, more what they will want next, asked that it is on its
-	// way. Protected by mu.
-	lead, more page.Range
-	asked      bool
-	used       atomic.Int64 // counts reads
+	// leads are what was brought for programs that read in order. Protected by mu.
+	leads leads
+	born  int64        // counts flights; protected by File.mu
+	used  atomic.Int64 // counts reads
 }
 
 // firstLocked returns the place of the first run that ends behind p.
@@ -140,11 +135,33 @@ func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	return list
 }
 
+// oldest returns the first runs of the oldest flight, up to so many pages but one run at least. File.mu is held.
+func (s *flights) oldest(most int64) (list []flown) {
+	if !s.any() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := 0
+	for i, x := range s.runs {
+		if x.of.born < s.runs[first].of.born {
+			first = i
+		}
+	}
+	for _, x := range s.runs[first:] {
+		if most -= x.pages.Len(); x.of != s.runs[first].of || most < 0 && len(list) > 0 {
+			break
+		}
+		list = append(list, x)
+	}
+	return list
+}
+
 // hold returns the parts of runs in rg, each with a use of its flight, and whether they are all of it. With shown it
-// returns none where they are not all, or not all shown. asked says that more was set.
-func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole, asked bool) {
+// returns none where they are not all, or not all shown.
+func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole bool) {
 	if !s.any() || rg.Empty() {
-		return nil, false, false
+		return nil, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,28 +170,21 @@ func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole, asked b
 	for i := first; i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
 		x := &s.runs[i]
 		if shown && (!x.shown || x.pages.Start > next) {
-			return nil, false, false
+			return nil, false
 		}
 		if x.pages.Start <= next {
 			next = x.pages.End
 		}
 	}
 	if whole = next >= rg.End; shown && !whole {
-		return nil, false, false
+		return nil, false
 	}
 	for i := first; i < len(s.runs) && s.runs[i].pages.Overlaps(rg); i++ {
 		x := s.runs[i].part(s.runs[i].pages.Intersect(rg))
 		x.of.users.Add(1)
 		parts = append(parts, x)
 	}
-	if near := s.lead; shown && !s.asked {
-		near.Start = max(near.Start, near.End-leadPages)
-		if asked = near.Overlaps(rg); asked {
-			n := min(2*page.Index(s.lead.Len()), mostCollectingReadPages)
-			s.more, s.asked = page.Range{Start: s.lead.End, End: s.lead.End + n}, true
-		}
-	}
-	return parts, whole, asked
+	return parts, whole
 }
 
 // dropParts ends what hold began.
@@ -249,38 +259,6 @@ func (s *flights) setShown(rg page.Range, shown bool) {
 	}
 }
 
-// follow has reads of what was brought of rg ask for what comes after it. Programs that read one file together are
-// followed together.
-func (s *flights) follow(rg page.Range) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if rg.Start > s.lead.End+leadGap || rg.End < s.lead.Start-min(leadGap, s.lead.Start) || s.lead.Empty() {
-		s.lead = rg
-		return
-	}
-	s.lead.Start, s.lead.End = min(s.lead.Start, rg.Start), max(s.lead.End, rg.End)
-}
-
-// takeMore returns what hold asked for. brought is to be called.
-func (s *flights) takeMore() (more page.Range) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	more, s.more = s.more, page.Range{}
-	return more
-}
-
-// brought says that what hold asked for flies, or, with an empty rg, that it does not.
-func (s *flights) brought(rg page.Range) {
-	if !rg.Empty() {
-		s.follow(rg)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.asked = false; rg.Empty() {
-		s.lead = rg
-	}
-}
-
 // overHome is a home with flights laid over it.
 type overHome struct {
 	mover.Home
@@ -290,7 +268,7 @@ type overHome struct {
 // ReadAt implements mover.Home.
 func (h overHome) ReadAt(p []byte, off int64) (n int, err error) {
 	// Before home is read: what lands meanwhile is in both.
-	parts, whole, _ := h.s.hold(page.Covering(off, int64(len(p))), false)
+	parts, whole := h.s.hold(page.Covering(off, int64(len(p))), false)
 	defer dropParts(parts)
 	if n = len(p); !whole {
 		if n, err = h.Home.ReadAt(p, off); err != nil {
@@ -311,18 +289,27 @@ func (f *File) homeLocked() mover.Home {
 
 // readFlying serves a read without File.mu from flights that are shown.
 func (f *File) readFlying(p []byte, off int64) (ok bool) {
-	parts, ok, asked := f.flights.hold(page.Covering(off, int64(len(p))), true)
-	if !ok {
-		return false
+	parts, ok := f.holdShown(p, off)
+	if ok {
+		f.readParts(p, off, parts)
 	}
+	return ok
+}
+
+// holdShown returns what readParts is to be called with for a read that flights which are shown can serve.
+func (f *File) holdShown(p []byte, off int64) (parts []flown, ok bool) {
+	return f.flights.hold(page.Covering(off, int64(len(p))), true)
+}
+
+// readParts copies what holdShown returned, and has more brought where the reader comes to the end of what flies.
+func (f *File) readParts(p []byte, off int64, parts []flown) {
 	copyTo(p, off, parts)
 	dropParts(parts)
 	f.flights.used.Add(1)
-	if asked {
+	if f.asksForMore(page.Covering(off, int64(len(p)))) {
 		f.landSoon()
 	}
 	f.count(func(c *Counters) { c.FlightReads.Add(1); c.FlightReadBytes.Add(int64(len(p))) })
-	return true
 }
 
 // readOverLocked reads home with flights laid over it.
@@ -352,7 +339,8 @@ func (f *File) flyLocked(c *portion) bool {
 	if c.ranges[len(c.ranges)-1].End.Offset() > f.size || f.collectErr != nil || !f.c.roomToFly(n) {
 		return false
 	}
-	x := &flight{f: f, portion: c, bytes: n}
+	f.flights.born++
+	x := &flight{f: f, portion: c, bytes: n, born: f.flights.born}
 	x.users.Store(int64(len(c.ranges)))
 	f.c.memory.charge(memoryFlights, n)
 	runs := make([]flown, len(c.ranges))
@@ -380,16 +368,19 @@ func (f *File) showLocked(rg page.Range) {
 // landLocked brings home what flies of rg.
 func (f *File) landLocked(rg page.Range) error {
 	for f.flights.overlap(rg) {
-		if err := f.landSomeLocked(rg, collectPortion); err != nil {
+		if err := f.landRunsLocked(f.flights.in(rg, collectPortion)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// landSomeLocked brings home the first flights that have pages of rg, so many pages but one run at least.
-func (f *File) landSomeLocked(rg page.Range, most int64) error {
-	list := f.flights.in(rg, most)
+// landSomeLocked brings home so many pages of the oldest flight, but one run at least. Programs have read those of
+// which most is read, wherever in the file they are.
+func (f *File) landSomeLocked(most int64) error { return f.landRunsLocked(f.flights.oldest(most)) }
+
+// landRunsLocked brings runs home.
+func (f *File) landRunsLocked(list []flown) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -442,7 +433,7 @@ func (f *File) landDuringLocked(do func()) {
 			return
 		default:
 		}
-		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
+		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked(landPages) != nil {
 			<-done
 			return
 		}
@@ -465,18 +456,16 @@ func (f *File) landNext(all bool) bool {
 	if f.detached.Load() {
 		return false
 	}
-	if more := f.flights.takeMore(); !more.Empty() {
-		f.flights.brought(f.bringAheadLocked(context.Background(), more))
-	}
+	more := f.bringMoreLocked()
 	switch {
 	case !f.flights.any():
 		f.dropIdleLocked()
-		return false
+		return more
 	case !all && len(f.mappings) > 0 && !f.c.manyFly():
 		f.landLaterLocked()
-		return false
+		return more
 	}
-	return f.landSomeLocked(page.From(0).Pages(), landPages) == nil // what fails is noted, and tried again
+	return f.landSomeLocked(landPages) == nil // what fails is noted, and tried again
 }
 
 // landLaterLocked brings home what flies once reads pause.
@@ -494,26 +483,13 @@ func (f *File) landLaterLocked() {
 		if !paused && f.flights.any() {
 			f.landLaterLocked()
 		}
+		if paused {
+			f.forgetLeadsLocked()
+		}
 		f.mu.Unlock()
 		for paused && f.landNext(true) {
 		}
 	})
-}
-
-// bringAheadLocked has what devices released of rg fly, for a program that will read it next, and returns what it
-// brought. What cannot fly stays where it is.
-func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) (brought page.Range) {
-	rg = f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
-	for f.flights.any() && !f.c.roomToFly(rg.Bytes()) {
-		if f.landSomeLocked(page.From(0).Pages(), landPages) != nil {
-			return page.Range{}
-		}
-	}
-	if len(f.lrc.Pending(rg, false)) == 0 || f.bringLocked(ctx, rg, false, true) != nil {
-		return page.Range{} // what fails is noted
-	}
-	f.showLocked(rg)
-	return rg
 }
 
 // discardFlights forgets what nobody misses.

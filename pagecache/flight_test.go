@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
@@ -312,6 +313,115 @@ func TestReadAheadOfFlightsIsDropped(t *testing.T) {
 	require.Equal(t, byte(2), src.read(t, 40*page.Size, 16*page.Size)[0])
 }
 
+// TestReadersInSeveralPlaces: each of eight finds what it reads next fetched, from buffers of one size, and nothing
+// is fetched twice or brought home before it was read.
+func TestReadersInSeveralPlaces(t *testing.T) {
+	const readers, part, request = 8, 16 << 20, 128 << 10
+	for name, places := range map[string]struct{ apart, block int }{
+		"parts of a file": {part, part},
+		"blocks in order": {4 << 20, 4 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1, memory(2*readers*part), hostMemory(1<<30))
+			m.cache.landPause = time.Hour
+			src := m.file(readers * part)
+			p := m.run(src, 0, 0, readers*part, true)
+			for at := 0; at < readers*part; at += page.Size {
+				p.store(at, 1)
+			}
+			p.release()
+			m.devices[0].BufferSizes()
+			f, dev := src.attached, m.cache.devices[0]
+			for begin := 0; begin < readers*part; begin += readers * places.block {
+				for at := 0; at < places.block; at += request {
+					for r := range readers {
+						require.EqualValues(t, 1, src.read(t, begin+r*places.apart+at, request)[0])
+						m.cache.lanes.work.Wait() // what was asked for is there
+					}
+					aloft := m.cache.memory.classes[memoryFlights].Load()
+					require.LessOrEqual(t, aloft, m.cache.mostAloft()*5/8, "at %d", begin+at)
+				}
+			}
+			require.EqualValues(t, readers*part, f.counters.FlightReadBytes.Load(), "some were home before")
+			require.LessOrEqual(t, f.counters.CollectingReads.Load(), int64(5*readers))
+			out := int64(0)
+			for _, x := range dev.moves.Moved() {
+				if x.Way == "out" {
+					out += x.Bytes
+				}
+			}
+			require.LessOrEqual(t, float64(out)/(readers*part), 1.05)
+			large, all := 0, 0
+			for n, times := range m.devices[0].BufferSizes() {
+				require.LessOrEqual(t, n, mover.PieceBytes)
+				if all += n * times; n > mover.PieceBytes/2 {
+					large += n * times
+				}
+			}
+			require.GreaterOrEqual(t, large, all*7/8)
+			require.NoError(t, f.Sync(context.Background(), nil))
+			require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
+		})
+	}
+}
+
+// TestReadAheadOfWhatIsReleasedAgain: a program that reads from the beginning again is followed again.
+func TestReadAheadOfWhatIsReleasedAgain(t *testing.T) {
+	const size, request = 64 << 20, 128 << 10
+	m := newMachine(t, 1, memory(2*size), hostMemory(1<<30))
+	m.cache.landPause = time.Hour
+	src := m.file(size)
+	p := m.run(src, 0, 0, size, true)
+	for round := range 3 {
+		for at := 0; at < size; at += page.Size {
+			p.store(at, byte(round+1))
+		}
+		p.release()
+		before := m.counter(func(c *Counters) *atomic.Int64 { return &c.CollectingReads })
+		for at := 0; at < size/2; at += request {
+			require.EqualValues(t, round+1, src.read(t, at, request)[0])
+			m.cache.lanes.work.Wait()
+		}
+		n := m.counter(func(c *Counters) *atomic.Int64 { return &c.CollectingReads }) - before
+		require.LessOrEqual(t, n, int64(3), "round %d", round)
+	}
+}
+
+// TestReadsComeOneByOneToTheLock: those that wait while another one brings their pages need no lock of the file.
+func TestReadsComeOneByOneToTheLock(t *testing.T) {
+	const size, request, readers = 1 << 20, 128 << 10, 8
+	m := newMachine(t, 1)
+	m.cache.landPause = time.Hour
+	src := m.file(size)
+	p := m.run(src, 0, 0, size, true)
+	for at := 0; at < size; at += page.Size {
+		p.store(at, 1)
+	}
+	p.release()
+	f := src.attached
+	f.turn <- struct{}{} // a read that has its turn
+	var group sync.WaitGroup
+	for r := range readers {
+		group.Go(func() {
+			got := make([]byte, request)
+			_, _, err := f.Read(context.Background(), got, int64(r*request), false, nil)
+			if err != nil || got[0] != 1 {
+				t.Errorf("read %d, %v", got[0], err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, _, err := f.Read(ctx, make([]byte, request), 0, false, nil)
+	require.ErrorIs(t, err, context.Canceled, "a program can be killed while it waits")
+	_, _, _, err = f.readPending(context.Background(), make([]byte, request), 0, false, false)
+	require.NoError(t, err)
+	withoutLock(t, f, func() {
+		<-f.turn
+		group.Wait()
+	})
+}
+
 // TestFlightsStayUntilReadsPause: a program that reads in order gets all of it from flights, however quickly home is
 // written.
 func TestFlightsStayUntilReadsPause(t *testing.T) {
@@ -424,7 +534,7 @@ func TestFlightRuns(t *testing.T) {
 			copy(want[rg.Start:other.End], slices.Repeat([]byte{v}, int(other.End-rg.Start)))
 		}
 		var got [64]byte
-		parts, _, _ := s.hold(page.Range{End: 64}, false)
+		parts, _ := s.hold(page.Range{End: 64}, false)
 		last := page.Index(0)
 		for _, x := range parts {
 			require.GreaterOrEqual(t, x.pages.Start, last)

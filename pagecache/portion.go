@@ -38,13 +38,13 @@ type portion struct {
 	flies    bool                  // it is a flight's
 }
 
-// portionsOf cuts what one owner released into portions.
-func portionsOf(pending []lrc.Pending) (portions [][]lrc.Pending) {
+// portionsOf cuts what one owner released into portions of so many pages at most.
+func portionsOf(pending []lrc.Pending, most int64) (portions [][]lrc.Pending) {
 	room := int64(0)
 	for _, p := range pending {
 		for !p.Range.Empty() {
 			if room == 0 {
-				portions, room = append(portions, nil), collectPortion
+				portions, room = append(portions, nil), most
 			}
 			part := p
 			part.Range.End = min(p.Range.End, p.Range.Start+page.Index(min(room, bufferPages)))

@@ -30,13 +30,13 @@ type collectingRun struct {
 	pages page.Index
 }
 
-// from returns the pages to bring home for a read of rg: these, and those after them.
-func (r *collectingRuns) from(rg page.Range) page.Range {
+// from returns the pages to bring home for a read of rg: these, and those after them, so many at most in all.
+func (r *collectingRuns) from(rg page.Range, most page.Index) page.Range {
 	run := &r.runs[r.next]
-	pages := page.Index(collectingReadPages)
+	pages := min(collectingReadPages, most)
 	for i := range r.runs {
 		if x := &r.runs[i]; x.pages > 0 && rg.Start <= x.end && x.end <= rg.End {
-			run, pages = x, min(2*x.pages, mostCollectingReadPages)
+			run, pages = x, min(2*x.pages, most)
 			break
 		}
 	}
@@ -61,7 +61,7 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 		size, ok = f.nothingPending(page.Covering(off, int64(len(p))), direct, home)
 	}
 	if !ok {
-		size, n, fromHome, err = f.readPending(ctx, p, off, direct, home != nil)
+		size, n, fromHome, err = f.readInTurn(ctx, p, off, direct, home != nil)
 	}
 	if size <= off {
 		return n, fromHome || ok, err
@@ -75,6 +75,26 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 func (f *File) nothingPending(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
 	size, ok = f.clean.NothingPending(rg, direct, home)
 	return size, ok && !f.detached.Load()
+}
+
+// readInTurn is readPending that has one read of a file at a time wait for mu. Those that come after it mostly find
+// that it brought their pages, too; in a crowd before mu they would keep the background from bringing more.
+func (f *File) readInTurn(
+	ctx context.Context, p []byte, off int64, direct, fromDevices bool,
+) (size int64, n int, fromHome bool, err error) {
+	select {
+	case f.turn <- struct{}{}:
+	case <-ctx.Done():
+		return 0, 0, false, ctx.Err()
+	}
+	parts, ok := f.holdShown(p, off)
+	if !ok {
+		defer func() { <-f.turn }()
+		return f.readPending(ctx, p, off, direct, fromDevices)
+	}
+	<-f.turn
+	f.readParts(p, off, parts)
+	return 0, len(p), false, nil
 }
 
 // readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says
@@ -140,16 +160,13 @@ func (f *File) readBringingLocked(
 		return f.readMergedLocked(ctx, p, off, !direct)
 	}
 	// What follows will be asked for next; transfers page by page cost an order of magnitude.
-	ahead := f.collectingRuns.from(rg).Intersect(f.fileRangeLocked())
+	ahead := f.aheadLocked(rg, fly)
 	if ahead.End > rg.End {
 		_ = f.bringLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false, fly)
 	}
 	f.count(func(c *Counters) { c.CollectingReads.Add(1); c.CollectingReadPages.Add(pages) })
 	f.c.counters.CollectingReadTime.Observe(time.Since(start))
-	if brought := (page.Range{Start: rg.Start, End: max(rg.End, ahead.End)}); f.flights.overlap(brought) {
-		f.showLocked(brought)
-		f.flights.follow(brought)
-	}
+	f.followLocked(page.Range{Start: rg.Start, End: max(rg.End, ahead.End)}, rg.End)
 	if !f.flights.overlap(rg) {
 		return 0, true, nil
 	}

@@ -186,7 +186,7 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 			passed++
 		}
 	}
-	portions := portionsOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false))
+	portions := portionsOf(f.lrc.Pending(page.Range{End: f.lrc.End()}, false), collectPortion)
 	f.mu.Unlock()
 	passed = 0
 	for _, c := range portions {

@@ -49,6 +49,7 @@ type Device struct {
 	gates [ops]*Gate         // protected by mu; nil where calls pass
 	slow  [ops]time.Duration // protected by mu
 	total int64              // protected by mu; 0: as the wrapped device has it
+	sizes map[int]int        // protected by mu; of HostBuffer, with how often each was asked for
 }
 
 var _ gpubackend.Device = (*Device)(nil)
@@ -296,7 +297,21 @@ func (d *Device) HostBuffer(n int) (buf []byte, giveBack func(), err error) {
 	if err := d.enter(context.Background(), HostBuffer); err != nil {
 		return nil, nil, err
 	}
+	d.mu.Lock()
+	if d.sizes == nil {
+		d.sizes = make(map[int]int)
+	}
+	d.sizes[n]++
+	d.mu.Unlock()
 	return d.inner.HostBuffer(n)
+}
+
+// BufferSizes returns the sizes that HostBuffer was asked for since the last call, with how often.
+func (d *Device) BufferSizes() (sizes map[int]int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sizes, d.sizes = d.sizes, nil
+	return sizes
 }
 
 func (d *Device) unwrapCopies(pieces []gpubackend.Copy) []gpubackend.Copy {
