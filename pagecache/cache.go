@@ -107,8 +107,8 @@ type Cache struct {
 	noDirectReasons []string
 
 	leastPeer int64 // immutable: of a constant's value, but in tests
-	// leastFlight is how many pages a read needs from devices for them to fly. landPause is landPause, but in a
-	// benchmark. Immutable.
+	// leastFlight is how many pages a read needs from devices for them to fly. landPause is the constant of
+	// that name, but in tests. Immutable.
 	leastFlight int64
 	landPause   time.Duration
 	// gather is gatherTime, but in tests. Immutable.

@@ -13,11 +13,11 @@ import (
 // cost where all fits. Nothing is different here: the bracket is open. A device that has no other extents to take asks
 // those who keep brackets of it to end what no kernel uses, and they do in the order in which they used them last.
 // Whatever is used again is kept again: so extents go as by the clock algorithm, and a hot one asks once a round. A
-// rule that counts uses would not see them: by such a rule nobody keeps brackets for a while after the device needed
+// rule that counts uses would not see them: by such a rule nobody keeps brackets for keepAfter once the device needed
 // room.
 
 const (
-	// keepAfter is that while.
+	// keepAfter is how long clients then ask for each bracket.
 	keepAfter = 100 * time.Millisecond
 	// askAgain is how long a client that was asked is not asked again, unless it keeps more. It is asked again since
 	// the answer that lets it keep a bracket may have been on its way: then it did not know yet that it keeps it.

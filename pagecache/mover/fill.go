@@ -43,12 +43,14 @@ const (
 // Readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
 func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
 
-// share is how many read for one of several Fills of a device at a time: more than all of them together take turns on
-// the cores, and what they read is no longer in a core's cache when the device copies it.
+// share is how many goroutines read for one of several Fills of a device. With more in all they take turns on the
+// cores, and what they read has left a core's cache before the device copies it.
 func (p *Fill) share() int {
-	fills := max(1, int(p.Device.fills.Load()))
-	return min(max(2, 2*Readers()/fills), Readers()) + p.beside
+	return min(max(2, 2*Readers()/p.Device.sharers()), Readers()) + p.beside
 }
+
+// sharers is how many Fills bring bytes to the device, one at least.
+func (d *Device) sharers() int { return max(1, int(d.fills.Load())) }
 
 // Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this
 // package held, while Run has not returned.

@@ -129,20 +129,21 @@ func (d *Source) report() {
 	}
 }
 
-// read reads pages, of which those past end of file are zeros.
-func (d *Source) read(p []byte, off int64) (w Ways, err error) {
+// read reads pages, of which those past end of file are zeros. Where the host's page cache has none of them, through
+// says which way they come.
+func (d *Source) read(p []byte, off int64, through bool) (w Ways, err error) {
 	all := int64(len(p)) >> page.Shift
 	if most := page.Count(d.Size).Offset() - off; int64(len(p)) > most {
 		most = max(most, 0)
 		clear(p[most:])
 		p = p[:most]
 	}
-	err = d.readParts(p, off, &w)
+	err = d.readParts(p, off, through, &w)
 	w.Cached += all - w.Cached - w.Direct - w.Buffered // what lies past end of file costs nothing
 	return w, err
 }
 
-func (d *Source) readParts(p []byte, off int64, w *Ways) error {
+func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 	n := int64(len(p))
 	if n == 0 {
 		return nil
@@ -151,6 +152,9 @@ func (d *Source) readParts(p []byte, off int64, w *Ways) error {
 	switch {
 	case err != nil:
 		d.refused(err)
+	case cached == 0 && through:
+		d.Direct.WillNeed(off, n)   // all of it at once
+		defer d.Direct.Drop(off, n) // the page cache does not keep what it did not have
 	case cached == 0:
 		got, err := d.Direct.ReadDirect(p, off)
 		if err == nil {
@@ -161,10 +165,10 @@ func (d *Source) readParts(p []byte, off int64, w *Ways) error {
 		d.refused(err)
 	case cached < n && n > MixedRun:
 		half := page.Count(n / 2).Offset()
-		if err := d.readParts(p[:half], off, w); err != nil {
+		if err := d.readParts(p[:half], off, false, w); err != nil {
 			return err
 		}
-		return d.readParts(p[half:], off+half, w)
+		return d.readParts(p[half:], off+half, false, w)
 	case cached == n:
 		got, err := d.Direct.ReadCached(p, off)
 		if err != nil {
@@ -214,37 +218,21 @@ func (d *Source) warm(x *Piece) bool {
 	return true
 }
 
-// readThrough reads pages through the host's page cache, which does not keep what it did not have.
-func (d *Source) readThrough(p []byte, off int64) (w Ways, err error) {
-	n := min(int64(len(p)), page.Count(d.Size).Offset()-off)
-	cached, err := d.Direct.Cached(off, max(n, 0))
-	if err != nil {
-		d.refused(err)
+// readRun reads pages that lie side by side, by the way that the disk's round takes if they are many.
+func (d *Source) readRun(p []byte, off int64) (w Ways, err error) {
+	if d.Cold == nil || len(p) < LeastPiece {
+		return d.read(p, off, false)
 	}
-	if n <= 0 || cached > 0 || err != nil {
-		return d.read(p, off)
-	}
-	d.Direct.WillNeed(off, n) // all of it at once
-	if err := d.readBuffered(p[:n], off, &w); err != nil {
-		return w, err
-	}
-	clear(p[n:])
-	d.Direct.Drop(off, n)
-	w.Cached += (int64(len(p)) - n) >> page.Shift
-	return w, nil
+	r := d.Cold.begin(int64(len(p)), time.Now())
+	w, err = d.read(p, off, r.through)
+	d.Cold.end(r, time.Now(), err)
+	return w, err
 }
 
 // readSteps reads the steps of a piece into buf, up to so many at once.
 func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, err error) {
-	if len(steps) == 1 && d.Cold != nil && len(buf) >= LeastPiece {
-		r := d.Cold.begin(int64(len(buf)), time.Now())
-		defer func() { d.Cold.end(r, time.Now(), err) }()
-		if r.through {
-			return d.readThrough(buf, steps[0].Offset())
-		}
-	}
 	if len(steps) == 1 {
-		return d.read(buf, steps[0].Offset())
+		return d.readRun(buf, steps[0].Offset())
 	}
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -256,7 +244,7 @@ func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, 
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			x, e := d.read(part, s.Offset())
+			x, e := d.read(part, s.Offset(), false)
 			mu.Lock()
 			defer mu.Unlock()
 			w.Add(x)

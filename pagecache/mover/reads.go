@@ -180,7 +180,7 @@ func (d *Source) readWarm(x *Piece) (w Ways, err error) {
 		whole := int64(n) &^ (page.Size - 1)
 		w.Cached += whole >> page.Shift
 		if whole < s.Pages.Bytes() {
-			rest, err := d.read(buf[whole:], s.Pages.Offset()+whole)
+			rest, err := d.read(buf[whole:], s.Pages.Offset()+whole, false)
 			if w.Add(rest); err != nil {
 				return w, err
 			}
@@ -261,8 +261,7 @@ const leastAhead = 4
 // readAheadLocked begins to read piece i and those that follow.
 func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
-	ahead := max(DirectReads/max(1, int(p.Device.fills.Load())), leastAhead)
-	to := min(i+ahead, len(p.Pieces))
+	to := min(i+max(DirectReads/p.Device.sharers(), leastAhead), len(p.Pieces))
 	for k := max(p.advised, i); k < to; k++ {
 		x := p.pieceLocked(k)
 		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {
