@@ -15,33 +15,16 @@ import (
 )
 
 func init() {
-	// Stores into all pages of the file args[0] by mmap, and brings them home.
 	programs["store and sync"] = func(args []string) error {
-		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		b, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			return err
-		}
-		copy(b, bytes.Repeat([]byte("x"), len(b)))
-		return f.Sync()
+		return storeAndSync(args[0], func(b []byte) { copy(b, bytes.Repeat([]byte("x"), len(b))) })
 	}
 	// Stores into every other page, which the kernel sends one by one.
 	programs["store into pages and sync"] = func(args []string) error {
-		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		b, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			return err
-		}
-		for at := 0; at < len(b); at += 8192 {
-			b[at] = 'x'
-		}
-		return f.Sync()
+		return storeAndSync(args[0], func(b []byte) {
+			for at := 0; at < len(b); at += 8192 {
+				b[at] = 'x'
+			}
+		})
 	}
 	programs["write and sync"] = func(args []string) error {
 		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
@@ -53,6 +36,20 @@ func init() {
 		}
 		return f.Sync()
 	}
+}
+
+// storeAndSync has store change the first MiB of a file by mmap, and brings it home.
+func storeAndSync(path string, store func(b []byte)) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	store(b)
+	return f.Sync()
 }
 
 // onFullSource makes a file of 1 MiB where SOURCE has room for less, and returns its paths on the mount and in SOURCE.
