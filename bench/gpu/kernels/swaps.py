@@ -56,7 +56,8 @@ def split(name: str) -> None:
     print(f"{name}: {len(uses)} brackets, {len(rows)} of them brought something")
     for key in rows[0] if rows else ():
         values = sorted(row[key] for row in rows)
-        print(f"  {key:12} {statistics.median(values):10.1f}   of nine in ten at most {values[len(values) * 9 // 10]:10.1f}")
+        most = values[len(values) * 9 // 10]
+        print(f"  {key:12} {statistics.median(values):10.1f}   of nine in ten at most {most:10.1f}")
 
 
 for trace in sys.argv[1:]:

@@ -104,7 +104,7 @@ def weights_of(model: Any) -> Weights:
 
 
 def _merged(make: Callable[[Merging], tuple[Any, Any, Weights]], merging: Merging) -> tuple[Any, Any, Weights] | None:
-    """Makes a model of merged tensors. None, and a warning, where transformers does not take them as it does its own."""
+    """Makes a model of merged tensors. None, and a warning, where transformers does not take them as its own."""
     try:
         found, model, weights = make(merging)
         if not (missed := merging.missed(model, weights)):
