@@ -132,7 +132,7 @@ func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	defer cancel()
 	for range 3 {
 		require.ErrorContains(t, m.cache.Flush(ctx),
-			"it waits behind others of its backing filesystem, which do not answer")
+			"it waits behind other files of its backing filesystem, which do not answer")
 		require.NoError(t, ctx.Err())
 		require.Len(t, m.cache.Waiting(), files)
 	}

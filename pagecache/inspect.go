@@ -12,12 +12,12 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Inspection is what `gaiafs info` shows of a file. Its JSON form is documented in docs/status.md.
+// Inspection is the report that `gaiafs info` shows of a file. docs/status.md documents its JSON form.
 type Inspection struct {
 	FileStatus
-	// MappedBy are the live mappings.
+	// MappedBy lists the live mappings.
 	MappedBy []MappingInfo `json:"mapped_by"`
-	// Others counts those that the reader is not told of. The cache leaves it zero.
+	// Others counts the mappings that the reader may not see. The cache leaves it zero.
 	Others int `json:"others"`
 }
 
@@ -32,8 +32,8 @@ type MappingInfo struct {
 	Lazy     bool   `json:"lazy"`
 }
 
-// Inspect returns what devices hold of a file, and who maps it; with nothing but the ID where they hold nothing. It
-// blocks as Status does.
+// Inspect returns what devices hold of a file, and who maps it. If they hold nothing, only the ID is set. It blocks as
+// Status does.
 func (c *Cache) Inspect(id FileID) Inspection {
 	in := Inspection{FileStatus: FileStatus{ID: id, Holders: []HoldingStatus{}}, MappedBy: []MappingInfo{}}
 	f := c.Lookup(id)
@@ -46,7 +46,7 @@ func (c *Cache) Inspect(id FileID) Inspection {
 	}
 	in.FileStatus = seen[0].FileStatus
 	if in.BusySeconds > 0 {
-		return in // a look at the mappings would wait, too
+		return in // snapshotMappings would wait, too
 	}
 	for _, m := range f.snapshotMappings() {
 		in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len, m.writable,
@@ -59,9 +59,9 @@ func (c *Cache) Inspect(id FileID) Inspection {
 	return in
 }
 
-// Warm brings a range of a file to a device, where it stays until room is needed, and returns the number of pages that
-// were not up to date there. It is Map and Unmap for a client that is given no memory: of the request it takes all but
-// Writable, Lazy and Launder.
+// Warm fetches a range of a file to a device and returns the number of pages that were not up to date. The pages stay
+// until the device needs the room. Warm is Map followed by Unmap, without giving the memory to a client. It ignores
+// Writable, Lazy and Launder of the request.
 func (c *Cache) Warm(ctx context.Context, src Source, req MapRequest) (pages int64, err error) {
 	req.Writable, req.Lazy, req.Launder, req.held = false, false, false, true
 	m, err := c.Map(ctx, src, req)
@@ -71,15 +71,16 @@ func (c *Cache) Warm(ctx context.Context, src Source, req MapRequest) (pages int
 	return m.filled, m.Unmap(ctx)
 }
 
-// Verification is how what a device holds of a range compares with home, in pages.
+// Verification is the result of comparing a device's copy of a range with home, in pages.
 type Verification struct {
-	// Equal pages are as home, by their digests. Different are not although they should be: the device, its memory or a
-	// copy failed, or home was changed beside the mount this moment.
+	// Equal pages match home by their digests. Different pages should match and do not: the device, its memory or a
+	// copy failed, or SOURCE was changed directly during the comparison.
 	Equal     int64 `json:"equal_pages"`
 	Different int64 `json:"different_pages"`
-	// Where has the first of those that differ.
+	// Where lists the first pages that differ, at most mostWhere.
 	Where []page.Index `json:"different"`
-	// Stale and Dirty pages need not be as home. Neither must Tracked ones that differ: a program stores there.
+	// Stale and Dirty pages may differ from home. Tracked pages do differ, and may: programs store into them. Absent
+	// pages are not on the device.
 	Stale   int64 `json:"stale_pages"`
 	Dirty   int64 `json:"dirty_pages"`
 	Tracked int64 `json:"tracked_pages"`
@@ -87,14 +88,15 @@ type Verification struct {
 }
 
 const (
-	// verifiedPages are compared under one hold of File.mu.
+	// verifiedPages is the number of pages that are compared under one hold of File.mu.
 	verifiedPages = 256
 	// mostWhere bounds Verification.Where.
 	mostWhere = 16
 )
 
-// Verify compares what a device holds of a range of the file with home: the device computes the digests of its pages,
-// and the host those of home. It blocks on home and on the device. Errors: ENODEV, those of home and of the device.
+// Verify compares what a device holds of a range of the file with home. The device computes the digests of its pages,
+// the host those of home. It blocks on home and on the device. Errors: EINVAL, ENODEV, and those of home and of the
+// device.
 func (c *Cache) Verify(ctx context.Context, src Source, ordinal int, off, n int64) (v Verification, err error) {
 	dev, err := c.device(0, ordinal, gpubackend.UUID{})
 	if err != nil {
@@ -119,10 +121,10 @@ func (c *Cache) Verify(ctx context.Context, src Source, ordinal int, off, n int6
 	return v, err
 }
 
-// mostOffset is the end of the largest file.
+// mostOffset is the largest offset at which a file can end.
 const mostOffset = 1<<63 - page.Size
 
-// verifySome adds to v what the first pages of rg, up to next, came to.
+// verifySome compares the first pages of rg, up to next, and adds the counts to v.
 func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range,
 	v *Verification) (next page.Index, err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
@@ -156,7 +158,7 @@ func (f *File) verifySome(ctx context.Context, dev *device, rg page.Range,
 	return part.End, nil
 }
 
-// compareReplicaLocked compares pages that h should have as home has them.
+// compareReplicaLocked compares pages of h that should match home.
 func (f *File) compareReplicaLocked(ctx context.Context, h *holding, r lrc.Replica, v *Verification) error {
 	home := make([]byte, r.Range.Bytes())
 	if err := f.readHomeLocked(r.Range, home); err != nil {
@@ -189,21 +191,21 @@ func (f *File) compareReplicaLocked(ctx context.Context, h *holding, r lrc.Repli
 	return failed
 }
 
-// Eviction is what Evict came to, in bytes of device memory.
+// Eviction is the result of Evict, in bytes of device memory.
 type Eviction struct {
 	Freed int64 `json:"freed_bytes"`
-	// Mapped memory stays with those who map it, Pinned memory until PinnedBy takes the pin back, and Kept memory has
-	// bytes that home does not take.
+	// Mapped memory stays because clients map it. Pinned memory stays until the user PinnedBy unpins the file. Kept
+	// memory has bytes that could not be written home.
 	Mapped   int64  `json:"mapped_bytes"`
 	Pinned   int64  `json:"pinned_bytes"`
 	PinnedBy uint32 `json:"pinned_by"`
 	Kept     int64  `json:"kept_bytes"`
-	Error    string `json:"error,omitempty"` // why Kept is kept
+	Error    string `json:"error,omitempty"` // why Kept memory stays
 }
 
-// Evict gives up what a device, or every one where ordinal is negative, holds of a file and nobody maps or pinned,
-// views too. What only a device has comes home first. It blocks on home and on the device. ENODEV for no such device,
-// and errors of ctx.
+// Evict gives up the memory that a device holds of a file, views included, except what clients map or what is pinned. A
+// negative ordinal stands for all devices. Evict first writes home what only a device has. It blocks on home and on the
+// device. Errors: ENODEV if there is no such device, and those of ctx.
 func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, err error) {
 	if ordinal >= 0 {
 		if _, err := c.device(0, ordinal, gpubackend.UUID{}); err != nil {
@@ -257,8 +259,8 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 	return e, nil
 }
 
-// evictViews gives up the views on a device, or on every one, that nobody maps or pinned, and adds to e what became of
-// their memory.
+// evictViews gives up the file's views on a device, or on all devices if ordinal is negative, except mapped and pinned
+// ones. It adds their memory to e.
 func (f *File) evictViews(ordinal int, e *Eviction) {
 	for _, v := range f.snapshotViews() {
 		if ordinal >= 0 && v.dev.info.Ordinal != ordinal {

@@ -9,37 +9,41 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
-// A client may keep a bracket after its end. So the next one of the same ranges asks nobody, which is what brackets
-// cost where all fits. Nothing is different here: the bracket is open. A device that has no other extents to take asks
-// those who keep brackets of it to end what no kernel uses, and they do in the order in which they used them last.
-// Whatever is used again is kept again: so extents go as by the clock algorithm, and a hot one asks once a round. A
-// rule that counts uses would not see them: by such a rule nobody keeps brackets for keepAfter once the device needed
-// room.
+// A client may keep a bracket after its end. Then the next bracket of the same ranges needs no request, and if
+// everything fits in memory, that request is all that a bracket costs. For the Cache a kept bracket is open.
+//
+// A device that finds no other extents to take asks the clients to end the kept brackets that no kernel uses. Each
+// client ends them in the order of their last use. A range that is used again is kept again. So extents leave as in the
+// clock algorithm, and a hot extent costs one request per round.
+//
+// A rule that counts uses does not see the uses of a kept bracket. So under such a rule clients may not keep brackets
+// until keepAfter has passed since the device last needed room.
 
 const (
-	// keepAfter is how long clients then ask for each bracket.
+	// keepAfter is how long clients have to ask for each bracket after the device needed room, if the rule counts uses.
 	keepAfter = 100 * time.Millisecond
-	// askAgain is how long a client that was asked is not asked again, unless it keeps more. It is asked again since
-	// the answer that lets it keep a bracket may have been on its way: then it did not know yet that it keeps it.
+	// askAgain is how long a client that was asked is left alone, unless it keeps more brackets. Then it is asked
+	// again, because it may not have known of a bracket: the answer that lets it keep the bracket may still have been
+	// on its way.
 	askAgain = 20 * time.Millisecond
 )
 
-// Keeper is a client that keeps brackets. Keepers are equal where the client is the same one.
+// Keeper is a client that keeps brackets. Two Keepers are equal if they are the same client.
 type Keeper interface {
-	// Recall asks the client to end the brackets that it keeps without need, and does not wait. wait returns nil once
+	// Recall asks the client to end the kept brackets that it does not need. It does not wait. wait returns nil once
 	// they have ended, or ctx's error.
 	Recall() (wait func(ctx context.Context) error, err error)
 }
 
-// kept are the brackets of a device that clients keep.
+// kept has the brackets on a device that clients keep.
 type kept struct {
 	mu       sync.Mutex
 	by       map[Keeper]*keeps // protected by mu
-	recalled time.Time         // when room was needed last; protected by mu
+	recalled time.Time         // when the device last needed room; protected by mu
 }
 
-// keeps is what a client keeps: how many brackets, how many of these it was not asked to end yet, and when it was asked
-// last. What it was asked for and knew of ends when no kernel uses it any more.
+// keeps counts the brackets that a client keeps, and those of them that it was not asked to end yet (fresh). asked is
+// when it was last asked. A client that was asked ends each bracket that it knew of once no kernel uses it.
 type keeps struct {
 	brackets, fresh int
 	asked           time.Time
@@ -68,7 +72,8 @@ func (k *kept) drop(by Keeper) {
 	of.fresh = min(of.fresh, of.brackets)
 }
 
-// recall has clients end what they keep without need. It waits for those who answer at once. Room is needed.
+// recall asks clients to end the brackets that they do not use, and waits for the answers, at most movePatience. The
+// device needs room.
 func (k *kept) recall(ctx context.Context) {
 	var waits []func(ctx context.Context) error
 	for _, by := range k.keepers() {
@@ -84,11 +89,12 @@ func (k *kept) recall(ctx context.Context) {
 	patience, cancel := context.WithTimeout(ctx, movePatience)
 	defer cancel()
 	for _, wait := range waits {
-		_ = wait(patience) // who does not answer has an open bracket, as those who use it
+		_ = wait(patience) // a client that does not answer counts as having an open bracket
 	}
 }
 
-// keepers returns those who keep what they were not asked for yet, or not for a while, and are asked now.
+// keepers returns the clients to ask now: those that keep brackets they were not asked for, and those last asked more
+// than askAgain ago. It notes that they are asked.
 func (k *kept) keepers() (all []Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -101,7 +107,7 @@ func (k *kept) keepers() (all []Keeper) {
 	return all
 }
 
-// spared says that a client could not be asked after all.
+// spared notes that a client could not be asked after all.
 func (k *kept) spared(by Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -110,8 +116,9 @@ func (k *kept) spared(by Keeper) {
 	}
 }
 
-// mayKeep reports whether a client may keep what a bracket was granted: memory of the device's own, of which it needs
-// none back, by a rule that does not go by which brackets are open.
+// mayKeep reports whether a client may keep a bracket with this grant. All its memory must be the device's own, and the
+// eviction rule must not depend on which brackets are open. If the rule counts uses, the device must not have needed
+// room for keepAfter.
 func (d *device) mayKeep(g *residency.Grant) bool {
 	for _, pin := range g.Pins() {
 		for _, x := range pin.Extents() {

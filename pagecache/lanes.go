@@ -6,10 +6,10 @@ import (
 )
 
 const (
-	// laneWorkers is how many files of one backing filesystem the background works on at once.
+	// laneWorkers is the number of files of one backing filesystem that the background works on at once.
 	laneWorkers = 4
-	// laneMost bounds them where some are stuck. Each stuck one costs a thread and the bytes that it was about to
-	// write.
+	// laneMost bounds the running tasks of a lane if files are stuck. Each stuck file costs a thread and the bytes that
+	// it was about to write.
 	laneMost = 64
 )
 
@@ -17,7 +17,7 @@ const (
 type chore uint8
 
 const (
-	choreDue     chore = iota // collectDue: what is due, if anything is
+	choreDue     chore = iota // collectDue
 	choreCollect              // collectAll
 	choreRefresh
 	choreLetGo
@@ -29,12 +29,12 @@ const (
 	choreLand
 )
 
-// differs reports whether each task of the kind has something of its own to do, or somebody who waits for its end.
+// differs reports whether every task of this kind is needed, because it has its own work or a caller waits for its end.
 func (c chore) differs() bool { return c == choreFlush || c == choreFree }
 
-// lanes do the background's work on files. One goroutine at a time works on a file, and laneWorkers on the files of one
-// backing filesystem, its lane. A stuck file does not count: another one takes its place in the lane. So a file that
-// hangs delays no other, whether it alone hangs or its whole filesystem.
+// lanes run the background's work on files. The files of one backing filesystem share a lane. Each file has at most one
+// goroutine, and each lane laneWorkers of them. A stuck file does not count: another one takes its place in the lane.
+// So a hanging file, or a hanging filesystem, delays no other.
 type lanes struct {
 	mu    sync.Mutex
 	lanes map[uint64]*lane // by FileID.Dev; protected by mu
@@ -52,7 +52,7 @@ type task struct {
 	do   func()
 }
 
-// do has what done for f, unless a task that does the same is waiting already. It does not block.
+// do queues a task for f, unless the same task is waiting already. It does not block.
 func (l *lanes) do(f *File, what chore, do func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +71,7 @@ func (l *lanes) do(f *File, what chore, do func()) {
 	l.fillLocked(n)
 }
 
-// look starts work in the places of files that got stuck meanwhile.
+// look starts new work in place of files that got stuck.
 func (l *lanes) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *lanes) look() {
 	}
 }
 
-// withdrawFlushes takes back the flushes of files that did not begin.
+// withdrawFlushes removes the flushes of files that have not begun.
 func (l *lanes) withdrawFlushes(files []*File) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +91,7 @@ func (l *lanes) withdrawFlushes(files []*File) {
 	}
 }
 
-// blocked reports whether f is stuck, or waits in a lane in which so many others are that nothing begins any more.
+// blocked reports whether f is stuck, or waits in a lane that is full of stuck files.
 func (l *lanes) blocked(f *File) bool {
 	if f.stuck() {
 		return true
@@ -110,7 +110,7 @@ func (l *lanes) blocked(f *File) bool {
 	return true
 }
 
-// fillLocked starts what may start.
+// fillLocked starts tasks while the lane has room.
 func (l *lanes) fillLocked(n *lane) {
 	busy := 0
 	for f := range n.running {

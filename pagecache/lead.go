@@ -9,45 +9,44 @@ import (
 )
 
 const (
-	// leadShare is which part of what may fly is brought before the programs that read one file in order, all of them
-	// together: 32 MiB. mostLead is how many pages that is at most for one of them, 16 MiB, and mostLeads how many of
-	// them are followed. With what one call brings more that is half of what may fly.
+	// leadShare is the part of the memory for flights that programs reading one file in order share: one fourth, 32
+	// MiB. mostLead is the most pages that are brought ahead for one of them, 16 MiB, and mostLeads the most that are
+	// followed. Including the pages that one call adds, leads take at most half of the memory for flights.
 	leadShare = 4
 	mostLead  = 2 * mostCollectingReadPages
 	mostLeads = 16
-	// flightPortion is the pages of a portion that is to fly, 2 MiB: as much as the buffers of loads have, so that they
-	// use the same ones, and what is read is given back soon.
+	// flightPortion is the number of pages in a portion that flies, 2 MiB. This is the size of the buffers for loads,
+	// so flights use the same buffers, and memory that has been read is given back soon.
 	flightPortion = mover.PieceBytes >> page.Shift
 )
 
-// lead is what was brought for programs that read in order: one of them, or several of which one came to where another
-// began.
+// lead is a range that was brought ahead for a program that reads in order. Leads that meet become one.
 type lead struct {
-	pages page.Range // brought; the first of them may be home already
-	at    page.Index // how far it was read
-	read  int64      // leads.reads when it was read last
-	asked bool       // more is on its way
+	pages page.Range // brought; the first ones may have landed
+	at    page.Index // the page up to which programs have read
+	read  int64      // leads.reads at the last read
+	asked bool       // more pages are to come
 }
 
-// leads are those of a file. They overlap nowhere. flights.mu protects them; File.mu is held too where they come and
-// go.
+// leads has the leads of a file. They do not overlap. flights.mu protects them. Adding and removing one also needs
+// File.mu.
 type leads struct {
 	list  []lead
-	reads int64 // counts
+	reads int64 // counts reads
 }
 
-// share is how many pages are to be brought before each lead's programs, of so many for all.
+// share returns how many pages to keep ahead of each lead's programs, if all leads together may have all.
 func (l *leads) share(all page.Index) page.Index {
 	return max(min(all/page.Index(max(len(l.list), 1)), mostLead), leastFlight)
 }
 
-// step is how many pages are brought at once for a lead: portions, or less where that is its share.
+// step returns how many pages to bring at once for a lead: whole portions, or the lead's share if that is less.
 func (l *leads) step(all page.Index) page.Index {
 	share := l.share(all)
 	return min(max(share/2/flightPortion, 1)*flightPortion, share)
 }
 
-// readLocked notes a read of pages that fly, and reports whether more is to be brought.
+// readLocked notes a read of flying pages and reports whether the caller should bring more.
 func (l *leads) readLocked(rg page.Range, all page.Index) (asks bool) {
 	l.reads++
 	i := slices.IndexFunc(l.list, func(x lead) bool { return x.pages.Overlaps(rg) })
@@ -63,7 +62,8 @@ func (l *leads) readLocked(rg page.Range, all page.Index) (asks bool) {
 	return true
 }
 
-// followLocked has reads of what was brought of rg ask for what comes after it.
+// followLocked adds a lead for rg, of which programs have read up to at. Reads of it then ask for the pages after it. A
+// lead that meets rg is joined with it. If there are too many, the least recently read lead goes.
 func (l *leads) followLocked(rg page.Range, at page.Index) {
 	l.reads++
 	now := lead{pages: rg, at: at, read: l.reads}
@@ -72,7 +72,7 @@ func (l *leads) followLocked(rg page.Range, at page.Index) {
 			return false
 		}
 		if x.pages.Start <= rg.Start && x.pages.End > rg.End {
-			return true // it was released again since
+			return true // rg was released again after x was brought
 		}
 		now.pages = page.Range{Start: min(x.pages.Start, now.pages.Start), End: max(x.pages.End, now.pages.End)}
 		now.at, now.asked = max(now.at, x.at), now.asked || x.asked
@@ -90,7 +90,7 @@ func (l *leads) followLocked(rg page.Range, at page.Index) {
 	l.list = append(l.list, now)
 }
 
-// moreLocked returns what a lead asked for that was not brought yet. broughtLocked is to be called.
+// moreLocked returns the pages that a lead asked for, if any. The caller must then call broughtLocked.
 func (l *leads) moreLocked(all page.Index) (more page.Range) {
 	for _, x := range l.list {
 		if x.asked {
@@ -101,7 +101,7 @@ func (l *leads) moreLocked(all page.Index) (more page.Range) {
 	return page.Range{}
 }
 
-// broughtLocked says that what moreLocked returned flies, or, with an empty rg, that it does not.
+// broughtLocked notes that rg of the range that moreLocked returned now flies. If rg is empty, the lead ends.
 func (l *leads) broughtLocked(more, rg page.Range) {
 	i := slices.IndexFunc(l.list, func(x lead) bool { return x.pages.End == more.Start })
 	if i < 0 {
@@ -114,17 +114,17 @@ func (l *leads) broughtLocked(more, rg page.Range) {
 	l.followLocked(rg, l.list[i].at)
 }
 
-// asksForMore notes a read of pages that fly, and reports whether those after them are to be brought.
+// asksForMore notes a read of flying pages and reports whether the pages after them are to be brought.
 func (f *File) asksForMore(rg page.Range) bool {
 	f.flights.mu.Lock()
 	defer f.flights.mu.Unlock()
 	return f.flights.leads.readLocked(rg, f.c.mostAhead())
 }
 
-// mostAhead is how many pages may fly before the programs that read a file in order.
+// mostAhead returns how many pages may fly ahead of the programs that read one file in order.
 func (c *Cache) mostAhead() page.Index { return page.Index(c.mostAloft() / leadShare >> page.Shift) }
 
-// bringMoreLocked brings what programs that read in order will want next, for one lead, and reports whether one asked.
+// bringMoreLocked brings the next pages for one lead that asked, and reports whether there was one.
 func (f *File) bringMoreLocked() (asked bool) {
 	s, all := &f.flights, f.c.mostAhead()
 	s.mu.Lock()
@@ -140,8 +140,8 @@ func (f *File) bringMoreLocked() (asked bool) {
 	return true
 }
 
-// aheadLocked returns the pages to bring from devices for a read of rg: see collectingRuns. What flies is no more than
-// what leads bring at once.
+// aheadLocked returns the pages to bring from devices for a read of rg: see collectingRuns. If they are to fly, it
+// returns at most one step of a lead.
 func (f *File) aheadLocked(rg page.Range, fly bool) page.Range {
 	most := page.Index(mostCollectingReadPages)
 	if fly {
@@ -152,7 +152,8 @@ func (f *File) aheadLocked(rg page.Range, fly bool) page.Range {
 	return f.collectingRuns.from(rg, most).Intersect(f.fileRangeLocked())
 }
 
-// followLocked has programs that read on behind at find what comes after rg, which was brought, if it flies.
+// followLocked adds a lead for rg, which was just brought. Programs have read up to at. It does nothing unless pages of
+// rg fly.
 func (f *File) followLocked(rg page.Range, at page.Index) {
 	if !f.flights.overlap(rg) {
 		return
@@ -163,16 +164,15 @@ func (f *File) followLocked(rg page.Range, at page.Index) {
 	f.flights.leads.followLocked(rg, at)
 }
 
-// forgetLeadsLocked is called when reads pause: what was brought for programs that went away takes no share from
-// others.
+// forgetLeadsLocked is called when reads pause. Then leads of programs that went away no longer take a share.
 func (f *File) forgetLeadsLocked() {
 	f.flights.mu.Lock()
 	defer f.flights.mu.Unlock()
 	f.flights.leads.list = nil
 }
 
-// bringAheadLocked has what devices released of rg fly, for a program that will read it next, and returns what it
-// brought. What cannot fly stays where it is.
+// bringAheadLocked makes released pages of rg fly for a program that will read them next, and returns the range. Pages
+// that cannot fly stay on their devices.
 func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) (brought page.Range) {
 	rg = f.aheadLocked(rg, true)
 	for f.flights.any() && !f.c.roomToFly(rg.Bytes()) {
@@ -181,7 +181,7 @@ func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) (brought pag
 		}
 	}
 	if len(f.lrc.Pending(rg, false)) == 0 || f.bringLocked(ctx, rg, false, true) != nil {
-		return page.Range{} // what fails is noted
+		return page.Range{} // bringLocked noted the error
 	}
 	f.showLocked(rg)
 	return rg

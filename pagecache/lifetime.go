@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// lifetime is that of a client's window on device memory: of a Mapping or a ViewMapping.
+// lifetime is the lifetime of a client's window on device memory: a Mapping or a ViewMapping.
 type lifetime struct {
-	// life ends with the window; work in the background stops then. calls are those that use the extents.
+	// life ends with the window, and so does the window's background work. calls counts the calls that use the extents.
 	life    context.Context
 	end     context.CancelFunc
 	calls   sync.WaitGroup
@@ -20,13 +20,13 @@ type lifetime struct {
 	abandoned atomic.Bool
 }
 
-// Abandon says that the client ended and did not unmap, so that its kernels may go on storing into the memory for a
-// while. It comes before Unmap.
+// Abandon notes that the client ended without unmapping. Its kernels may go on storing into the memory for a while.
+// Call it before Unmap.
 func (l *lifetime) Abandon() { l.abandoned.Store(true) }
 
 func (l *lifetime) start() { l.life, l.end = context.WithCancel(context.Background()) }
 
-// enter counts a call that uses the extents on dev, which calls.Done ends.
+// enter counts a call that uses extents on dev. The caller ends it with calls.Done.
 func (l *lifetime) enter(dev *device) error {
 	l.callsMu.Lock()
 	defer l.callsMu.Unlock()
@@ -40,7 +40,7 @@ func (l *lifetime) enter(dev *device) error {
 	return nil
 }
 
-// finish refuses further calls, and waits for those in progress.
+// finish refuses further calls and waits for those in progress.
 func (l *lifetime) finish() {
 	l.end()
 	l.callsMu.Lock()

@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// defaultStuckAfter is how long one hold of File.mu lasts before the file counts as stuck: its backing filesystem, or a
-// device, does not answer. An ordinary hold is much shorter (package comment). A slow disk may exceed it; then others
-// merely stop waiting for the file.
+// defaultStuckAfter is the length of one hold of File.mu after which the file counts as stuck: its backing filesystem
+// or a device does not answer. Ordinary holds are much shorter (package comment). A slow disk may cause a longer hold;
+// then others just stop waiting for the file.
 const defaultStuckAfter = 2 * time.Second
 
-// fileLock is File.mu. It tells how long it has been held, so that nobody who works for several files has to wait for
-// one that hangs.
+// fileLock is File.mu. It tells how long it has been held, so that work on several files need not wait for a file that
+// hangs.
 type fileLock struct {
 	rw      sync.RWMutex
 	readers atomic.Int32
-	// when the hold, or the first of several read holds, began: nanoseconds since lockEpoch, 0 for none
+	// when the hold, or the first of several overlapping read holds, began: nanoseconds since lockEpoch; 0 for none
 	since atomic.Int64
 	ended atomic.Int64 // when the last read hold ended
 }
 
 var lockEpoch = time.Now()
 
-// now is never 0.
+// now returns the nanoseconds since lockEpoch. It is never 0.
 func (l *fileLock) now() int64 { return int64(time.Since(lockEpoch)) | 1 }
 
 func (l *fileLock) Lock() {
@@ -34,12 +34,12 @@ func (l *fileLock) Lock() {
 	l.since.Store(l.now())
 }
 
-// LockIn is Lock, unless ctx ends before: then it returns the error of ctx, and the lock is not held.
+// LockIn locks like Lock. If ctx ends first, it returns the error of ctx, and the lock is not held.
 func (l *fileLock) LockIn(ctx context.Context) error {
 	return l.waitIn(ctx, l.TryLock, l.Lock, l.Unlock)
 }
 
-// LockOr is LockIn after which, where it fails, somebody else calls late with the lock held, as soon as he gets it.
+// LockOr is LockIn, but if ctx ends first, late is called later with the lock held.
 func (l *fileLock) LockOr(ctx context.Context, late func()) error {
 	return l.waitIn(ctx, l.TryLock, l.Lock, func() {
 		late()
@@ -52,7 +52,7 @@ func (l *fileLock) RLockIn(ctx context.Context) error {
 	return l.waitIn(ctx, l.TryRLock, l.RLock, l.RUnlock)
 }
 
-// waitIn has a goroutine wait, who lets go of the lock again where nobody wants it any more.
+// waitIn locks in a goroutine of its own, which unlocks again if ctx ended first.
 func (l *fileLock) waitIn(ctx context.Context, try func() bool, lock, unlock func()) error {
 	if try() {
 		return nil
@@ -79,7 +79,7 @@ func (l *fileLock) waitIn(ctx context.Context, try func() bool, lock, unlock fun
 	}
 }
 
-// whenFree calls do with mu held. Where ctx ends before mu is free, the caller goes on, and do is called later.
+// whenFree calls do with mu held. If ctx ends before mu is free, whenFree returns, and do is called later.
 func (f *File) whenFree(ctx context.Context, do func()) {
 	if f.mu.LockOr(ctx, do) == nil {
 		defer f.mu.Unlock()
@@ -128,9 +128,8 @@ func (l *fileLock) RUnlock() {
 	l.rw.RUnlock()
 }
 
-// heldFor returns how long the lock has been held without a break. Readers who come and go, so that there is always
-// one, are no single hold: it counts from the last that ended. One of them that hangs shows once somebody wants the
-// lock, who lets no others in.
+// heldFor returns how long the current hold has lasted. Overlapping read holds do not add up: the time counts from the
+// last one that ended. A reader that hangs shows once a writer waits, because then no other readers get in.
 func (l *fileLock) heldFor() time.Duration {
 	since := l.since.Load()
 	if since == 0 {
@@ -139,23 +138,23 @@ func (l *fileLock) heldFor() time.Duration {
 	return max(time.Duration(l.now()-max(since, l.ended.Load())), 0)
 }
 
-// notAnswered says for how long a file that is being waited for has not answered.
+// notAnswered returns the error of a wait for a file that did not answer. It says for how long.
 func (f *File) notAnswered() error {
 	if f.mu.heldFor() == 0 {
-		return fail(syscall.ETIMEDOUT, "it waits behind others of its backing filesystem, which do not answer")
+		return fail(syscall.ETIMEDOUT, "it waits behind other files of its backing filesystem, which do not answer")
 	}
 	return fail(syscall.ETIMEDOUT, "its backing filesystem, or a device, has not answered for %.1f s",
 		f.mu.heldFor().Seconds())
 }
 
-// stuck reports whether whoever holds mu seems to wait for something that does not answer.
+// stuck reports whether the holder of mu seems to wait for something that does not answer.
 func (f *File) stuck() bool { return f.mu.heldFor() >= f.c.stuckAfter }
 
-// impatience is by how much less than others a file is waited for whose backing filesystem has one that is stuck.
+// impatience divides stuckAfter for a file whose backing filesystem has a stuck file already.
 const impatience = 32
 
-// seemsStuck is stuck for those who can do without f: where its backing filesystem hangs, they wait once, and not once
-// for each of its files.
+// seemsStuck is stuck for callers that can do without f. If a backing filesystem hangs, they wait in full for one of
+// its files, and only briefly for the others.
 func (f *File) seemsStuck() bool {
 	if held := f.mu.heldFor(); held < f.c.stuckAfter/impatience || held >= f.c.stuckAfter {
 		return held >= f.c.stuckAfter

@@ -10,18 +10,18 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// maxLossRuns is the most runs of pages that a Loss names.
+// maxLossRuns is the most runs of pages that a Loss lists.
 const maxLossRuns = 256
 
-// Loss is what a device took with it when it was lost: pages of a file that programs had released and that were not
-// home.
+// Loss describes data that was lost with a device: pages of a file that programs had released and that were not home
+// yet.
 type Loss struct {
 	Device int    `json:"device"`
 	ID     FileID `json:"-"`
-	// File is the path below the mountpoint when the file was last mapped.
+	// File is the file's path below the mountpoint when it was last mapped.
 	File  string `json:"file"`
 	Pages int64  `json:"pages"`
-	// Runs has the pages as [first, end), ascending; the first maxLossRuns of them.
+	// Runs lists the pages as [first, end), ascending: the first maxLossRuns runs.
 	Runs [][2]page.Index `json:"runs"`
 }
 
@@ -36,7 +36,7 @@ func newLoss(device int, file string, runs []page.Range) *Loss {
 	return l
 }
 
-// Where names the first few runs, for people.
+// Where names the first few runs for a message.
 func (l *Loss) Where() string {
 	const most = 8
 	var named []string
@@ -62,7 +62,7 @@ func (l *Loss) String() string {
 		l.Pages)
 }
 
-// gone returns what a client is told once the device is lost, else nil.
+// gone returns the error for clients if the device is lost, else nil.
 func (d *device) gone() error {
 	if !d.lost.Load() {
 		return nil
@@ -72,7 +72,7 @@ func (d *device) gone() error {
 		gpubackend.ErrDeviceLost}
 }
 
-// fault returns err of a call of the device, or of home, as a client is told it.
+// fault converts an error of the device or of home into the one for the client.
 func (d *device) fault(err error) error {
 	if gone := d.gone(); gone != nil {
 		return gone
@@ -84,8 +84,8 @@ func (d *device) fault(err error) error {
 	return err
 }
 
-// lose looks whether err of a call of the device says that it is lost, and sees to it that every File lets go of it
-// then. The caller may hold one File.mu.
+// lose reports whether err, from a call of the device, says that the device is lost. If so, all Files let go of it. The
+// caller may hold one File.mu.
 func (c *Cache) lose(d *device, err error) bool {
 	if !errors.Is(err, gpubackend.ErrDeviceLost) {
 		return false
@@ -100,7 +100,7 @@ func (c *Cache) lose(d *device, err error) bool {
 	return true
 }
 
-// letGoOfLost has every File let go of the devices that are lost.
+// letGoOfLost queues work that makes every File let go of the lost devices.
 func (c *Cache) letGoOfLost() {
 	for _, f := range c.snapshotFiles() {
 		c.lanes.do(f, choreLetGo, func() {
@@ -116,7 +116,7 @@ func (c *Cache) letGoOfLost() {
 	}
 }
 
-// lostLocked is lose for callers that hold mu. The File has let go of a lost device when it returns.
+// lostLocked is lose for callers that hold mu. If the device is lost, the File has let go of it on return.
 func (f *File) lostLocked(d *device, err error) bool {
 	if !f.c.lose(d, err) {
 		return false
@@ -125,8 +125,8 @@ func (f *File) lostLocked(d *device, err error) bool {
 	return true
 }
 
-// letGoLocked drops what a lost device held of the file. What was only there is named in the log, in the status, by the
-// next Sync and by Close.
+// letGoLocked drops what a lost device held of the file. Released pages that only the device had are named in the log,
+// in the status, by the next Sync and by Close.
 func (f *File) letGoLocked(d *device) {
 	for h := range f.holdersLocked() {
 		if h.dev == d && !h.empty() {
@@ -144,9 +144,9 @@ func (f *File) letGoOfLocked(h *holding) {
 	d := h.dev
 	runs := f.pendingOfLocked(page.Range{End: f.lrc.End()}, h.owner)
 	for _, rg := range runs {
-		f.spoilViews(rg) // which may have them
+		f.spoilViews(rg) // the views may have them
 	}
-	// Nobody misses the bytes of a file that no name leads to.
+	// Nobody misses the bytes of an unlinked file.
 	if len(runs) > 0 && !f.orphan {
 		l := newLoss(d.info.Ordinal, f.Name(), runs)
 		l.ID = f.id
@@ -165,11 +165,11 @@ func (f *File) letGoOfLocked(h *holding) {
 		}
 	}
 	if writers > 0 {
-		f.c.log.Warn("what programs stored since their last release is lost with the device", "device", d.info.Ordinal,
+		f.c.log.Warn("stores since the last release were lost with the device", "device", d.info.Ordinal,
 			"file", f.Name(),
 			"mappings", writers)
 	}
-	// clients may map them: their memory goes, with its descriptors, when those have ended
+	// Clients may still map the extents. Memory and descriptors go once those mappings have ended.
 	for _, x := range h.sorted() {
 		f.loseExtentLocked(x)
 	}
@@ -178,7 +178,7 @@ func (f *File) letGoOfLocked(h *holding) {
 	}
 }
 
-// reportLosses returns an error of what was lost of the file since the last call, nil if nothing was.
+// reportLosses returns an error that names what was lost of the file since the last call, or nil.
 func (f *File) reportLosses() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,5 +191,5 @@ func (f *File) reportLosses() error {
 	}
 	f.unreported = nil
 	f.dropIdleLocked()
-	return fail(syscall.EIO, "%s; the file has what it had before", strings.Join(texts, "; "))
+	return fail(syscall.EIO, "%s; the file keeps its earlier content", strings.Join(texts, "; "))
 }

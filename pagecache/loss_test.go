@@ -89,7 +89,7 @@ func TestDeviceLost(t *testing.T) {
 			err := errors.Join(src.attached.Sync(context.Background(),
 				func() error { synced = true; return nil }), syncErr)
 			require.ErrorIs(t, err, syscall.EIO, "the next fsync, once")
-			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file has what it had before")
+			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file keeps its earlier content")
 			require.True(t, synced)
 			require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 			require.True(t, bytes.Equal(want, src.read(t, 0, 10*page.Size)))
@@ -108,7 +108,7 @@ func TestDeviceLost(t *testing.T) {
 			require.Contains(t, book.String(),
 				`msg="released bytes were lost with the device" device=0 file=file pages=1 where=[1,2)`)
 			require.Contains(t, book.String(),
-				`msg="what programs stored since their last release is lost with the device" device=0 file=file mappings=1`)
+				`msg="stores since the last release were lost with the device" device=0 file=file mappings=1`)
 
 			_, err = m.cache.Map(context.Background(), src, MapRequest{Len: page.Size})
 			require.ErrorIs(t, err, syscall.ENODEV)

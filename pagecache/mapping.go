@@ -18,35 +18,35 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// MapRequest is what a client asks for.
+// MapRequest is a client's request for a mapping.
 type MapRequest struct {
-	// Device is the ordinal of a device. It is not looked at where UUID is not zero, which then names the device.
+	// Device is the ordinal of a device. It is ignored if UUID is not zero; then UUID names the device.
 	Device int
 	UUID   gpubackend.UUID
-	// Kind is a gpubackend.Kind, among whose devices Device counts; 0: among all.
+	// Kind is a gpubackend.Kind: Device counts among the devices of this kind. 0: among all devices.
 	Kind uint8
 	// Off is a multiple of page.Size, Len is positive. They are bytes of the file; the end may lie past end of file.
 	Off, Len int64
 	Writable bool
-	// Lazy leaves the pages to be fetched by Acquire or Advise; otherwise Map acquires the whole range.
+	// Lazy leaves the pages to Acquire and Advise; otherwise Map acquires the whole range.
 	Lazy bool
-	// Launder asks Map to flush the kernel's dirty pages of the range itself. Clients that flushed with
-	// sync_file_range leave it false.
+	// Launder makes Map flush the kernel's dirty pages of the range. Clients that flushed with sync_file_range leave it
+	// false.
 	Launder bool
 	// Process is the kernel's number of the client, for recordings.
 	Process uint32
-	// User is the client's user, to whom the memory is charged. Limited says that it may be no more than
-	// Options.UserShare.
+	// User is the client's user, who is charged for the memory. Limited says that Options.UserShare applies to this
+	// user.
 	User    uint32
 	Limited bool
-	// Cgroup is that of the process, as /proc/PID/cgroup has it; "" where it is not known.
+	// Cgroup is the cgroup of the process as in /proc/PID/cgroup; "" if unknown.
 	Cgroup string
-	// Tenant is the name that the process gives its tenant, "" for none.
+	// Tenant is the tenant name that the process gives, "" for none.
 	Tenant string
-	// Client, where it is not nil, has the mapping be movable: it gets memory when a bracket uses it (Cache.Use), and
-	// Moves say what memory it has. Nothing is fetched before.
+	// Client, if not nil, makes the mapping movable: it gets memory when a bracket uses it (Cache.Use), and Moves tell
+	// the client which. Map then fetches nothing.
 	Client Client
-	// IfLarger has that be so only where the range is larger than the device's memory.
+	// IfLarger makes the mapping movable only if the range is larger than the device's memory.
 	IfLarger bool
 	// held says that the client is given no memory: see Warm.
 	held bool
@@ -58,7 +58,7 @@ type Extent struct {
 	Offset int64
 	// Size is in bytes.
 	Size int64
-	// Descriptor stays the cache's; send it before the Mapping ends.
+	// Descriptor belongs to the cache; send it before the Mapping ends.
 	Descriptor *os.File
 }
 
@@ -67,46 +67,46 @@ type Mapping struct {
 	f        *File
 	h        *holding
 	dev      *device
-	pages    page.Range // of the file
+	pages    page.Range // pages of the file
 	off, len int64      // bytes of the file
 	writable bool
 	lazy     bool
 	process  uint32
 	user     uint32
 	tenant   residency.Tenant // who is charged; immutable
-	// intruder says that the client will be able to store into the memory although he may not change the file.
+	// intruder says that the client will be able to store into the memory although it may not change the file.
 	intruder bool
 	extents  []Extent       // immutable once Map returned
-	pin      *residency.Pin // of the extents; immutable once they are reserved
-	// exported says that the client is given the memory, so that its programs may be using it. Protected by File.mu.
+	pin      *residency.Pin // pins the extents; immutable once they are reserved
+	// exported says that the client was given the memory, so its programs may be using it. Protected by File.mu.
 	exported bool
-	// groups are the open groups that it is in; nil until it begins the first one. Protected by File.mu.
+	// groups has the open groups that the mapping is in; nil until it begins the first one. Protected by File.mu.
 	groups map[*Group]struct{}
-	// held says that it never will be. Immutable.
+	// held says that the client never gets the memory. Immutable.
 	held bool
-	// filled is the number of pages that Map brought up to date; immutable once it returned.
+	// filled is the number of pages that Map brought up to date; immutable once Map returned.
 	filled int64
 
 	advice atomic.Uint32
-	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has what it predicted and nobody
-	// fetches yet, fetching says that somebody does. Protected by readAheadMu.
+	// readAhead predicts what a lazy mapping acquires next; nil for others. queue has predicted ranges that nobody
+	// fetches yet, fetching says that a goroutine fetches one. Protected by readAheadMu.
 	readAheadMu sync.Mutex
 	readAhead   *prefetch.Device
 	queue       []page.Range
 	fetching    bool
 
 	movable
-	whole *Mapping // of what a bracket uses, the movable mapping; else nil. Immutable
+	whole *Mapping // the movable mapping that this is a part of, for a bracket; else nil. Immutable
 
 	lifetime
-	// unmapErr is what the implicit release came to. Written once, before ended is done.
+	// unmapErr is the result of the implicit release. Written once, before ended is done.
 	unmapErr error
 }
 
-// Map lets a client map a range of a file on a device. Unless the request is lazy, the whole range is up to date on the
-// device when it returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range), EOVERFLOW (the
-// last extent that a file can have), ENODEV (device), EACCES (the descriptor does not allow it), ENOMEM (budget; the
-// error names it), ESHUTDOWN, and errors of home.
+// Map maps a range of a file on a device for a client. Unless the request is lazy or movable, the whole range is up to
+// date on the device when Map returns. It blocks on home, on the device, and on evictions. Errors: EINVAL (range),
+// EOVERFLOW (the largest extent that a file can have), ENODEV (device), EACCES (the descriptor does not allow it),
+// ENOMEM (budget; the error names it), ESHUTDOWN, and errors of home.
 func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 	return m, nil
 }
 
-// check refuses a request that cannot be for the source.
+// check refuses a request that the source does not allow.
 func (req *MapRequest) check(src Source) error {
 	switch {
 	case req.Off < 0 || req.Off%page.Size != 0:
@@ -184,11 +184,11 @@ func (req *MapRequest) check(src Source) error {
 	return nil
 }
 
-// mostBegins is how often a Map begins anew because somebody was given the memory meanwhile who must not share it.
-// Where its ctx has ended it does not: what begin did may be taken back later then.
+// mostBegins is how often Map tries again because a user who must not share the memory was given it in between. Map
+// does not try again once its ctx has ended: the undoing of begin's work may still be to come.
 const mostBegins = 16
 
-// begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has none.
+// begin finds memory for the mapping, brings it up to date and exports it. After an error the mapping has no memory.
 func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 	if m.h, err = m.f.choose(ctx, m, src.Writable()); err != nil {
 		return err
@@ -232,7 +232,7 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 	return err
 }
 
-// beginMapping counts a mapping, or one of a view, which endMapping takes back.
+// beginMapping counts a mapping of a file or of a view. endMapping takes the count back.
 func (c *Cache) beginMapping() { c.mapped.Add(1) }
 
 func (c *Cache) endMapping() {
@@ -244,7 +244,7 @@ func (c *Cache) endMapping() {
 	}
 }
 
-// checkHome refreshes replicas and the kernel's pages if home was changed directly.
+// checkHome refreshes replicas and the kernel's pages if the file was changed directly in SOURCE.
 func (f *File) checkHome(ctx context.Context) error {
 	changed, kernel, err := f.checkedIn(ctx)
 	if !changed {
@@ -265,17 +265,17 @@ func (f *File) kernelIn(ctx context.Context) (KernelPages, error) {
 	return f.kernel, nil
 }
 
-// Movable reports whether memory comes with brackets, and moves.
+// Movable reports whether the mapping gets its memory from brackets, and the memory moves.
 func (m *Mapping) Movable() bool { return m.client != nil }
 
 // Device returns the device's description.
 func (m *Mapping) Device() gpubackend.Info { return m.dev.info }
 
-// Extents returns the extents that cover the mapping, in order. A read-only mapping has descriptors that cannot be
-// written through.
+// Extents returns the extents that cover the mapping, in order. The descriptors of a read-only mapping do not allow
+// writing.
 func (m *Mapping) Extents() []Extent { return m.extents }
 
-// export fills in the extents, whose bytes the client may see. The mapping pins them.
+// export makes the bytes of the extents safe to show, and fills in m.extents. The mapping pins the extents.
 func (m *Mapping) export(ctx context.Context) error {
 	if err := m.f.refreshExposed(ctx, m); err != nil {
 		return err
@@ -288,7 +288,7 @@ func (m *Mapping) export(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What a client maps does not move, so each extent is told of once.
+	// Extents that a client maps do not move, so Watch calls the function once for each.
 	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
 		var d *os.File
 		if err == nil {
@@ -303,7 +303,7 @@ func (m *Mapping) export(ctx context.Context) error {
 	return nil
 }
 
-// revealLocked sees to it that the client may be given the memory, all of it.
+// revealLocked prepares all of the memory for the client and notes that the client is given it.
 func (m *Mapping) revealLocked(ctx context.Context) error {
 	if err := m.dev.gone(); err != nil {
 		m.f.letGoLocked(m.dev)
@@ -319,13 +319,13 @@ func (m *Mapping) revealLocked(ctx context.Context) error {
 	if m.writable || m.intruder {
 		m.h.each(m.pages, func(x *extent, _ page.Range) {
 			x.writable = true
-			m.f.changed(x.pages()) // from now on programs store into them, beside what they mapped too
+			m.f.changed(x.pages()) // from now on programs may store into them, also outside their mappings
 		})
 	}
 	return nil
 }
 
-// at returns the pages of the file at the n bytes at off of the mapping.
+// at returns the pages of the file that hold the n bytes at off of the mapping.
 func (m *Mapping) at(off, n int64) (page.Range, error) {
 	if off < 0 || n <= 0 || off > m.len || n > m.pages.Bytes()-off {
 		return page.Range{}, fail(syscall.EINVAL, "%d bytes at %d are not inside the mapping of %d bytes", n, off,
@@ -334,9 +334,9 @@ func (m *Mapping) at(off, n int64) (page.Range, error) {
 	return page.Covering(m.off+off, n), nil
 }
 
-// Acquire brings the n bytes at off (counted from the start of the mapping) up to date on the device, and returns the
-// number of pages that were not. With launder, the kernel's dirty pages of the range are flushed first. EINVAL outside
-// the mapping.
+// Acquire brings the n bytes at off (counted from the start of the mapping) up to date on the device. It returns the
+// number of pages that were not up to date. With launder, it first flushes the kernel's dirty pages of the range.
+// EINVAL outside the mapping.
 func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	_, pages, err = m.f.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder)
 	return pages, err
@@ -351,7 +351,7 @@ func (m *Mapping) check(off, n int64) error {
 	return err
 }
 
-// bring is one turn of an acquire.
+// bring carries out one turn of an acquire.
 func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	rg, err := m.at(off, n)
 	if err != nil {
@@ -386,9 +386,9 @@ func (m *Mapping) bring(ctx context.Context, off, n int64, launder bool) (pages 
 	return pages, nil
 }
 
-// Release makes what the device's programs stored into the n bytes at off visible to everyone, and returns the number
-// of pages modified since the last agreement. Programs that store into the range at the same time have those bytes
-// released now or later. EINVAL outside the mapping. EBUSY says that stores into pages of open groups were left out.
+// Release makes the stores of the device's programs into the n bytes at off visible to everyone. It returns the number
+// of pages modified since the last agreement. Bytes that programs store at the same time are released now or later.
+// EINVAL outside the mapping. EBUSY if it left out stores into pages of open groups.
 func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err error) {
 	rg, err := m.at(off, n)
 	if err != nil || !m.writable {
@@ -406,10 +406,10 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 	return pages, err
 }
 
-// release is that of File, for what the mapping's programs stored.
+// release calls File.release for the stores of the mapping's programs.
 func (m *Mapping) release(ctx context.Context, rg page.Range) (pages, grouped int64, err error) {
 	began, pin := time.Now(), m.pin
-	if m.client != nil { // what moved out was released before
+	if m.client != nil { // extents that moved out were released before
 		pin = m.dev.room.Keep(m.h, rg)
 		defer pin.Free()
 	}
@@ -418,7 +418,7 @@ func (m *Mapping) release(ctx context.Context, rg page.Range) (pages, grouped in
 	return pagesOf(modified), grouped, err
 }
 
-// changed tells those who want to know what the mapping's programs changed of pin's extents, once that was released.
+// changed reports a release: modified pages of pin's extents to the eviction rule, and to a recording.
 func (m *Mapping) changed(pin *residency.Pin, modified []page.Range, began time.Time) {
 	pin.Changed(modified)
 	if m.f.c.Recording() != nil {
@@ -430,7 +430,7 @@ func (m *Mapping) changed(pin *residency.Pin, modified []page.Range, began time.
 	}
 }
 
-// Sync is Release, then waits until the bytes are home and, if durable, on stable storage.
+// Sync releases the range, then waits until the bytes are home and, if durable, on stable storage.
 func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	if _, err := m.Release(ctx, off, n); err != nil {
 		return err
@@ -452,12 +452,12 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	})
 }
 
-// TakePastEnd returns how many pages of the mapping's device were found stored into past the end of the file, and
-// counts from 0 again. Those stores are not kept.
+// TakePastEnd returns how many pages were found with stores past the end of the file on the mapping's device, and
+// resets the count. Such stores are not kept.
 func (m *Mapping) TakePastEnd() int64 { return m.h.pastEnd.Swap(0) }
 
-// Unmap is an implicit release of the whole mapping and ends it. Groups that the mapping is in are aborted before. It
-// waits for calls in progress. It is idempotent: every call returns what the first one came to.
+// Unmap releases the whole mapping implicitly and ends it. It first aborts the groups that the mapping is in. It waits
+// for calls in progress. It is idempotent: every call returns the result of the first one.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	m.ended.Do(func() {
 		m.finish()
@@ -480,7 +480,7 @@ func (m *Mapping) leave() {
 	m.f.whenFree(context.Background(), m.unpinLocked)
 }
 
-// unpinLocked takes back what begin did.
+// unpinLocked undoes begin.
 func (m *Mapping) unpinLocked() {
 	delete(m.f.mappings, m)
 	m.f.c.endMapping()
@@ -491,10 +491,10 @@ func (m *Mapping) unpinLocked() {
 		m.pin.Free()
 	}
 	if m.dev.lost.Load() {
-		m.f.letGoLocked(m.dev) // also what it was given after the others had let go
+		m.f.letGoLocked(m.dev) // also what it got after the others had let go
 	}
 	m.f.dropIdleLocked()
 }
 
-// Name is that of the mapped file.
+// Name returns the name of the mapped file.
 func (m *Mapping) Name() string { return m.f.Name() }

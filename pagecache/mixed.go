@@ -8,30 +8,30 @@ import (
 )
 
 const (
-	// mostPieces is the most places in which a page differs that a search tries in all ways.
+	// mostPieces is the most differing places of a page of which a search tries all combinations.
 	mostPieces = 12
-	// nearBytes is the number of equal bytes between two differences that are taken for one at first.
+	// nearBytes joins differences at first: fewer equal bytes than this between two make them one.
 	nearBytes = 16
-	// mostTries is the most mixtures of one page that are tried. allTries, and pageTries for each page that is
-	// compared, are the most for all pages that are settled at once: some 5 ms, and what comparing a page takes
-	// (BenchmarkMixed).
+	// mostTries is the most mixtures that are tried for one page. allTries, and pageTries for each compared page, bound
+	// the tries for all pages that are settled at once: some 5 ms, and the time to compare a page (BenchmarkMixed).
 	mostTries = 1 << 15
 	allTries  = 1 << 16
 	pageTries = 1 << 6
-	// trySwap is the bytes that are swapped in the time of a try.
+	// trySwap is the number of bytes that are swapped in the time of a try.
 	trySwap = 256
 )
 
-// triesFor returns how many tries the first of so many pages may take of those that are left. What it does not take is
-// for the others.
+// triesFor returns how many of the tries that are left the next page may take, if so many pages remain. The others get
+// what it does not use.
 func triesFor(left, pages int) int { return min(left/pages, mostTries) }
 
-// mixed looks for the base of a page that a device stored into and that was changed in home too: where the two differ,
-// it has mostly what the one or the other has. The digest that was agreed on tells. It returns nil if it is not found
-// by most tries.
+// mixed looks for the base of a page that both a device and a program in SOURCE changed. Where the two copies differ,
+// the base usually has the bytes of one of them. The agreed digest tells when the right mixture is found. mixed returns
+// nil if most tries do not find it.
 //
-// A place where they differ may be one change, or several side by side: a record that the device stored, and the next
-// one that was changed in home. So places are taken whole first, then by their bytes, and then cut in two.
+// A place where they differ may be one change or several adjacent ones: a record that the device stored, and the next
+// record, which changed at home. So the search first takes places whole, then single bytes, and then cuts places in
+// two.
 func mixed(key *gpubackend.DigestKey, agreed gpubackend.Digest, mine, home []byte, most int) (base []byte, tried int) {
 	s := search{mine: mine, home: home, of: key.Mix(mine, home), agreed: agreed, tries: most}
 	if s.run() {
@@ -40,15 +40,15 @@ func mixed(key *gpubackend.DigestKey, agreed gpubackend.Digest, mine, home []byt
 	return base, min(most-s.tries, most)
 }
 
-// search is for a mixture of two contents of a page that has a digest.
+// search looks for the mixture of two contents of a page that has the agreed digest.
 type search struct {
 	mine, home []byte
 	of         *gpubackend.Mixture
 	agreed     gpubackend.Digest
-	tries      int // that are left
+	tries      int // tries left
 }
 
-// run reports whether it found one, which of is then.
+// run reports whether it found the mixture, which is then in of.
 func (s *search) run() bool {
 	for _, near := range []int{nearBytes, 1, 0} {
 		if pieces := differences(s.mine, s.home, near); len(pieces) <= mostPieces && s.find(pieces, 0) {
@@ -69,8 +69,8 @@ func (s *search) swap(from, to int) {
 	s.of.Swap(from, to)
 }
 
-// find tries the mixtures in which each of pieces is of one of the two, but for so many, which are cut in two. It
-// leaves of as it was, or as the one that it found, or as anything where there are no tries left.
+// find tries the mixtures that take each of pieces from one of the two contents, and cuts so many pieces in two. On
+// success of has the mixture. On failure of is unchanged, unless the tries ran out.
 func (s *search) find(pieces []page.Bytes, cuts int) bool {
 	if s.tries <= 0 {
 		return false
@@ -98,7 +98,8 @@ func (s *search) find(pieces []page.Bytes, cuts int) bool {
 	return false
 }
 
-// differences returns where a and b differ. Places that are fewer than near bytes apart are one; with 0 each byte is.
+// differences returns the places where a and b differ. Places with fewer than near equal bytes between them are joined.
+// With near 0 each byte is a place of its own.
 func differences(a, b []byte, near int) (out []page.Bytes) {
 	for i := range a {
 		if a[i] == b[i] {

@@ -19,16 +19,16 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// The memory of a movable mapping comes with a bracket (bracket.go) and stays until others need it. Between brackets
-// the client still has it at its addresses, by a lease. To take memory back, the Cache asks each client that has a
-// lease to put a hole in its place; only then do bytes move. So nobody stores into an extent that moves, and one that a
-// bracket uses has pins, and does not.
+// A movable mapping gets its memory from a bracket (bracket.go) and keeps it until others need it. Between brackets the
+// client still has the memory at its addresses: it has a lease. To take memory back, the Cache asks each client with a
+// lease to put a hole in its place. The bytes move only after that, so nobody stores into an extent that moves. An
+// extent that a bracket uses is pinned and does not move.
 
 const (
-	// movePatience is how long a client is waited for that is to give memory back. One that takes longer keeps what it
-	// has until it answers, and its user is charged for all of it.
+	// movePatience is how long the Cache waits for a client that is asked to give memory back. A client that takes
+	// longer keeps its memory until it answers, and its user is charged for all of it.
 	movePatience = 500 * time.Millisecond
-	// attendsTick is how often such a client is looked at.
+	// attendsTick is the interval at which such a client is checked.
 	attendsTick = movePatience / 20
 )
 
@@ -42,26 +42,26 @@ const (
 	TierHost   = residency.TierHost
 )
 
-// Move asks a client to have an extent at the same addresses from other memory, or none.
+// Move asks a client to map an extent from other memory at the same addresses, or to put a hole there.
 type Move struct {
-	// Offset is the file offset of the extent's first byte, Size its bytes.
+	// Offset is the file offset of the extent's first byte, Size its length in bytes.
 	Offset, Size int64
 	Kind         gpubackend.Kind
 	Tier         Tier
-	// Previous is the generation that the client was last told to have, 0 if none. Generation is 0 with TierNone.
+	// Previous is the generation of the last Move to the client, 0 if none. Generation is 0 with TierNone.
 	Previous, Generation uint64
-	// Descriptor is nil with TierNone. Whoever is given the Move closes it.
+	// Descriptor is nil with TierNone. The receiver of the Move closes it.
 	Descriptor *os.File
 }
 
-// Client is the process that has a movable mapping, as its mapping sees it. Its methods may be called from any
+// Client is the process that has a movable mapping, as the mapping sees it. Its methods may be called from any
 // goroutine.
 type Client interface {
 	// Move passes m on and does not wait. The client gets the Moves of one extent in the order of the calls. wait
-	// returns what became of it: nil, an error that wraps the client's errno, or ctx's error, after which it may be
+	// returns the result: nil, an error that wraps the client's errno, or ctx's error. After ctx's error it may be
 	// called again.
 	Move(m Move) (wait func(ctx context.Context) error, err error)
-	// Attends reports whether the client hears and answers.
+	// Attends reports whether the client still serves Moves.
 	Attends() bool
 }
 
@@ -71,27 +71,27 @@ type lease struct {
 	x *extent
 
 	mu sync.Mutex
-	// generation is the one that the client was told to have, 0 if none. It may have another one while it has not
-	// answered: then it is unsure. turn counts the Moves. Protected by mu.
+	// generation is the one in the last Move to the client, 0 if none. unsure says that the client has not answered, so
+	// it may have another generation. turn counts the Moves. Protected by mu.
 	generation, turn uint64
 	unsure           bool
 	ended            bool // the client has unmapped it. Protected by mu
 }
 
-// movable is what only a Mapping whose memory moves has.
+// movable is the part of a Mapping that only movable mappings use.
 type movable struct {
 	client  Client
-	waiting sync.WaitGroup // for a client that does not answer
-	deaf    atomic.Int64   // how many wait for it; changed under File.mu
-	// charged has the leases that the client keeps meanwhile: their extents are pinned for its user. Protected by
-	// File.mu.
+	waiting sync.WaitGroup // waits for a client that does not answer
+	deaf    atomic.Int64   // how many goroutines wait for it; changed under File.mu
+	// charged has the leases that such a client keeps: their extents are pinned for its user. Protected by File.mu.
 	charged map[*lease]*residency.Pin
 }
 
-// movableSize is the size of new extents for a bracket's range of a movable mapping. Where a program uses much at once
-// it is 32 MiB: an extent takes 0.8 ms to change places on an H200, besides the copy, so that a range of 32 MiB takes
-// 2.8 ms as one extent and 6.8 as eight. It is 4 MiB, which was good for most programs of GPUswap's, where larger
-// extents would have more than an eighth of the range beside it; and so much more that a device has at most 4096.
+// movableSize returns the size of new extents for a bracket's range of a movable mapping. It is 32 MiB for large
+// ranges: moving an extent takes 0.8 ms on an H200, besides the copy, so a range of 32 MiB takes 2.8 ms as one extent
+// and 6.8 ms as eight. It is smaller if such extents would stick out of the range by more than an eighth of it. The
+// least is 4 MiB, which was good for most programs of GPUswap, or more on a device that would otherwise have more than
+// 4096 extents.
 func movableSize(info gpubackend.Info, rg page.Range) int64 {
 	least := max(info.Granularity, 4<<20)
 	for least < info.Memory/4096 {
@@ -107,7 +107,7 @@ func movableSize(info gpubackend.Info, rg page.Range) int64 {
 	return size
 }
 
-// leaseLocked returns the lease that m has on x, which is made if there is none. File.mu is held.
+// leaseLocked returns the lease of m on x, and makes it if necessary. File.mu is held.
 func (x *extent) leaseLocked(m *Mapping) *lease {
 	for _, l := range x.leases {
 		if l.m == m {
@@ -120,7 +120,7 @@ func (x *extent) leaseLocked(m *Mapping) *lease {
 }
 
 // leasedLocked reports whether a client may have x at its addresses. File.mu is held. A bracket that ends leaves its
-// lease, so where nobody maps x and this is false, nothing was stored into x since its clients gave it back.
+// lease. So if nobody maps x and this is false, nothing was stored into x since its clients gave it back.
 func (x *extent) leasedLocked() bool {
 	return slices.ContainsFunc(x.leases, (*lease).has)
 }
@@ -132,7 +132,7 @@ func (l *lease) has() bool {
 	return l.generation != 0 || l.unsure
 }
 
-// give begins to have the client map the extent, which a bracket pins. wait is nil where the client has it.
+// give sends the client the extent, which a bracket pins. wait is nil if the client has it already.
 func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +144,7 @@ func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The original is closed when somebody asks whether the memory is held.
+	// The original descriptor is closed when Memory.Held is called.
 	fd, err := unix.FcntlInt(d.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a descriptor of an extent: %w", err)
@@ -158,7 +158,7 @@ func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	return func(ctx context.Context) error { return l.answered(turn, at.Generation, answer(ctx)) }, nil
 }
 
-// moveLocked passes a Move on. Until its answer the lease is unsure.
+// moveLocked passes a Move on. The lease is unsure until the answer.
 func (l *lease) moveLocked(m Move) (wait func(ctx context.Context) error, err error) {
 	m.Offset, m.Size, m.Previous, m.Kind = l.x.pages().Offset(), l.x.Size(), l.generation, l.m.dev.info.Kind
 	if wait, err = l.m.client.Move(m); err == nil {
@@ -168,7 +168,7 @@ func (l *lease) moveLocked(m Move) (wait func(ctx context.Context) error, err er
 	return wait, err
 }
 
-// answered notes what became of the Move with the number turn, which told the client to have a generation.
+// answered notes the result of Move number turn, which carried the given generation.
 func (l *lease) answered(turn, generation uint64, err error) error {
 	var errno syscall.Errno
 	said := err == nil || errors.As(err, &errno)
@@ -186,7 +186,7 @@ func (l *lease) answered(turn, generation uint64, err error) error {
 	return err
 }
 
-// takeBack has the client put a hole in the place of the extent. It reports false where the client keeps it: a bracket
+// takeBack asks the client to put a hole in place of the extent. It returns false if the client keeps it: a bracket
 // uses it, or the client does not answer.
 func (l *lease) takeBack(ctx context.Context) bool {
 	l.mu.Lock()
@@ -221,10 +221,10 @@ func (l *lease) takeBack(ctx context.Context) bool {
 // hears reports whether the client answers, as far as is known.
 func (m *Mapping) hears() bool { return m.deaf.Load() == 0 && m.client.Attends() }
 
-// chargeLeases charges the client's user for all that the client has at its addresses, since it does not answer: nobody
-// can take it back. That ends when late has returned and the client attends, or with the mapping. late waits for an
-// answer that did not come in time; nil: for none. What is charged already stays so. It does not wait for the client;
-// the caller holds no lock that a client's request needs.
+// chargeLeases charges the client's user for everything that the client has at its addresses. The client does not
+// answer, so nobody can take that memory back. The charge ends when late has returned and the client attends, or with
+// the mapping. late waits for an answer that did not come in time; it may be nil. Existing charges stay. chargeLeases
+// does not wait for the client. The caller holds no lock that a client's request needs.
 func (m *Mapping) chargeLeases(late func()) {
 	if m.enter(m.dev) != nil { // it is ending
 		return
@@ -252,7 +252,7 @@ func (m *Mapping) chargeLeases(late func()) {
 	m.waiting.Go(func() { m.awaitClient(late) })
 }
 
-// awaitClient ends what chargeLeases began.
+// awaitClient waits until the client attends, and ends the charge of chargeLeases.
 func (m *Mapping) awaitClient(late func()) {
 	if late != nil {
 		late()
@@ -276,8 +276,8 @@ func (m *Mapping) awaitClient(late func()) {
 	m.charged = nil
 }
 
-// takeBack has all clients put holes in the place of an extent of h. It reports false where one keeps it. The caller
-// holds no lock that a client's request needs.
+// takeBack asks all clients to put holes in place of an extent of h. It returns false if one keeps it. The caller holds
+// no lock that a client's request needs.
 func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
 	if h.f.mu.LockIn(ctx) != nil {
 		return false
@@ -297,8 +297,7 @@ func (h *holding) takeBack(ctx context.Context, of *residency.Extent) bool {
 	return true
 }
 
-// movesLocked reports whether a movable mapping has pages of x, so that somebody may want back what programs stored
-// there.
+// movesLocked reports whether a movable mapping has pages of x, so that stores there may have to be taken back.
 func (f *File) movesLocked(x *extent) bool {
 	for m := range f.mappings {
 		if m.client != nil && m.h == x.h && m.pages.Overlaps(x.pages()) {
@@ -308,7 +307,7 @@ func (f *File) movesLocked(x *extent) bool {
 	return false
 }
 
-// dirtyLocked reports whether x has something that home does not have.
+// dirtyLocked reports whether x has bytes that home lacks.
 func (f *File) dirtyLocked(ctx context.Context, x *extent) (bool, error) {
 	if len(f.lrc.PendingOf(x.pages(), x.h.owner)) > 0 || len(f.lrc.Draining(x.pages())) > 0 {
 		return true, nil
@@ -317,7 +316,7 @@ func (f *File) dirtyLocked(ctx context.Context, x *extent) (bool, error) {
 	return len(stored) > 0, err
 }
 
-// demoteLocked moves x, which no client has, to pinned memory of the host.
+// demoteLocked moves x to pinned memory of the host. No client has x.
 func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
 	if x.Placement().Tier != TierDevice {
 		return false
@@ -326,15 +325,15 @@ func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
 		return f.copyExtentLocked(ctx, x, from, to, TierHost)
 	})
 	if moved {
-		x.given = nil // the new memory was given to nobody
+		x.given = nil // nobody was given the new memory
 		f.count(func(c *Counters) { c.MovedOut.Add(1) })
 	}
 	return moved
 }
 
-// copyExtentLocked copies all of x from its memory to other memory of the same device, of another tier, and sees by
-// digests whether bytes changed meanwhile. Only a pass over memory of the device's own costs little: over the bus it
-// takes as long as the copy.
+// copyExtentLocked copies all of x to other memory of the same device, of the given tier, and checks by digests that no
+// bytes changed during the copy. It computes them in the device's own memory if it can, where that costs little. Over
+// the bus it takes as long as the copy.
 func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpubackend.Memory, tier Tier) error {
 	was, is := make([]gpubackend.Digest, x.Size()>>page.Shift), make([]gpubackend.Digest, x.Size()>>page.Shift)
 	err := x.dev.Digests(ctx, from, 0, was)
@@ -353,13 +352,13 @@ func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpuback
 		return x.dev.fault(err)
 	}
 	if !slices.Equal(was, is) {
-		return fail(syscall.EIO, "the bytes of pages %s changed while they moved: a program stores into them outside of its brackets",
+		return fail(syscall.EIO, "the bytes of pages %s changed while they moved: a program stores into them outside its brackets",
 			x.pages())
 	}
 	return nil
 }
 
-// Rehouse has an extent of h move to other memory.
+// Rehouse moves an extent of h to other memory.
 func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier residency.Tier, mem gpubackend.Memory) bool {
 	f := h.f
 	if !h.takeBack(ctx, of) {
@@ -370,7 +369,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	}
 	defer f.mu.Unlock()
 	x, _ := h.at(of.Pages().Start)
-	if x == nil || x.Extent != of || x.leasedLocked() { // a bracket may have come and gone meanwhile
+	if x == nil || x.Extent != of || x.leasedLocked() { // a bracket may have come and gone
 		return false
 	}
 	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error {
@@ -393,7 +392,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	return moved
 }
 
-// acquire is File.acquire for what of rg has memory. The rest is current when a bracket brings it.
+// acquire is File.acquire for those pages of rg that have memory. A bracket brings the rest up to date.
 func (m *Mapping) acquire(ctx context.Context, rg page.Range) (pages int64, err error) {
 	if m.client == nil {
 		if pages, err = m.f.acquire(ctx, m.h, rg); err == nil {
@@ -417,7 +416,7 @@ func (m *Mapping) acquire(ctx context.Context, rg page.Range) (pages int64, err 
 	return pages, nil
 }
 
-// endLeases forgets what the client had, who has unmapped it or is gone.
+// endLeases removes the leases of the client, which has unmapped the mapping or is gone.
 func (m *Mapping) endLeases() {
 	m.waiting.Wait()
 	m.f.mu.Lock()
@@ -431,7 +430,7 @@ func (m *Mapping) endLeases() {
 				x.Abandon()
 			}
 			l.mu.Lock()
-			l.ended = true // for who is about to take it back
+			l.ended = true // tells a takeBack that is about to begin
 			l.mu.Unlock()
 			return true
 		})

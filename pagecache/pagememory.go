@@ -9,33 +9,33 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// slabSize is the memory that is mapped at once, at a multiple of itself.
+// slabSize is the size of a slab, and its alignment.
 const slabSize = 1 << 20
 
-// pageMemory is memory for copies of pages, outside of Go's heap: there the garbage collector would let as much garbage
-// pile up as they take. A slab of which no page is in use goes back to the system, but for one. The zero value is
+// pageMemory is memory for copies of pages, outside of Go's heap. In the heap, the garbage collector would let garbage
+// of the same size pile up. A slab with no page in use goes back to the system, except for one. The zero value is
 // empty.
 type pageMemory struct {
 	mu    sync.Mutex
 	slabs map[uintptr]*slab // protected by mu; by their addresses
-	// usable are those with free pages. Protected by mu.
+	// usable lists the slabs with free pages. Protected by mu.
 	usable []*slab
 }
 
-// slab is some pages. Protected by pageMemory.mu.
+// slab holds pages. Protected by pageMemory.mu.
 type slab struct {
 	memory []byte
 	free   []*pageBytes
-	at     int // in usable, -1 while all pages are in use
+	at     int // index in usable; -1 while all pages are in use
 }
 
-// take fills pages with memory, with anything in it.
+// take gives each of pages memory. The content is arbitrary.
 func (m *pageMemory) take(pages []*pageBytes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range pages {
 		if len(m.usable) == 0 && !m.growLocked() {
-			pages[i] = new(pageBytes) // the system has no address left
+			pages[i] = new(pageBytes) // the system has no address space left
 			continue
 		}
 		s := m.usable[len(m.usable)-1]
@@ -72,7 +72,7 @@ func (m *pageMemory) growLocked() bool {
 	return true
 }
 
-// give takes back what take returned. Nobody uses it any more.
+// give takes back a page from take that is no longer in use.
 func (m *pageMemory) give(p *pageBytes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +98,7 @@ func (m *pageMemory) unmapLocked(s *slab) {
 	_ = unix.MunmapPtr(unsafe.Pointer(&s.memory[0]), slabSize)
 }
 
-// free unmaps what nobody uses.
+// free unmaps slabs with no page in use.
 func (m *pageMemory) free() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

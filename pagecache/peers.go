@@ -11,26 +11,26 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// leastPeer is the least run of pages that is copied from another device, 64 KiB: smaller ones are cheaper from home's
-// page cache, many at once.
+// leastPeer is the shortest run of pages that is copied from another device, 64 KiB. Many shorter runs come faster from
+// home's page cache.
 const leastPeer = 16
 
-// devicePair names the way from one device's memory to another's.
+// devicePair is the path from one device's memory to another's.
 type devicePair struct{ to, from versions.Owner }
 
-// A device may be given another one's copy of a page instead of home's where that copy is home's bytes and nothing
-// else:
+// A device may get another device's copy of a page instead of home's if that copy is exactly home's bytes:
 //
-//   - it has every release that home has and no other (lrc.Current), and
-//   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing; or
-//     the digest of what arrived is the one that the source agreed on with home. That digest is of the copy, which
-//     nobody stores into, so stores into the source while it was being copied do no harm: the page is fetched from home
-//     instead. The two devices must have one key.
+//   - the copy has every release that home has and no other (lrc.Current), and
+//   - no program can have stored into it: it is not tracked, and no client was ever given its extent for writing. Or
+//     the arrived copy has the digest that the source agreed on with home. Nobody stores into the arrived copy, so
+//     stores into the source during the copy do no harm: the digest differs, and the page is fetched from home instead.
+//     The two devices must have the same key.
 //
-// And no program may be storing into the place that the copy goes to, for nobody has its bytes in between.
+// No program may be storing into the destination either, because nobody has the bytes that such stores would mix with.
 
-// fromPeersLocked brings what can be had from other devices of the updates of part, which are stale. storing covers
-// part and tells where programs may be storing. It returns the number of pages and up to which page it looked.
+// fromPeersLocked copies those updates in part that other devices can provide; stale lists the updates. storing covers
+// part and tells where programs may be storing. It returns the number of pages copied and the page up to which it
+// looked.
 func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking,
 	plan lrc.AcquirePlan) (
 	pages int64, next page.Index, err error,
@@ -76,7 +76,7 @@ func (f *File) fromPeersLocked(ctx context.Context, h *holding, part page.Range,
 	return pages, next, nil
 }
 
-// peersLocked returns the others that hold something of the file and that the device of h can copy from.
+// peersLocked returns the other holdings with pages of the file from which the device of h can copy.
 func (f *File) peersLocked(h *holding) (sources []*holding) {
 	for source := range f.holdersLocked() {
 		if source != h && !source.empty() && f.c.reaches(h.dev, source.dev) {
@@ -86,7 +86,7 @@ func (f *File) peersLocked(h *holding) (sources []*holding) {
 	return sources
 }
 
-// reaches reports whether a device can copy from another one, as far as that is known.
+// reaches reports whether one device can copy from another, as far as is known.
 func (c *Cache) reaches(to, from *device) bool {
 	if from.info.Kind != to.info.Kind || from.lost.Load() {
 		return false
@@ -95,8 +95,8 @@ func (c *Cache) reaches(to, from *device) bool {
 	return !no
 }
 
-// noteWay looks at err of a copy between devices, and reports whether it says that there is no way. Such a copy is not
-// tried again.
+// noteWay reports whether err of a copy between devices says that there is no path between them. If so, such copies are
+// not tried again.
 func (c *Cache) noteWay(to, from *device, err error) bool {
 	if !errors.Is(err, gpubackend.ErrNoPeer) {
 		return false
@@ -107,8 +107,8 @@ func (c *Cache) noteWay(to, from *device, err error) bool {
 	return true
 }
 
-// sourcesLocked returns the pages of part that source has as home has them: those that no program stores into, and
-// those that must be compared with what was agreed on.
+// sourcesLocked returns the pages of part for which source has home's bytes: those that no program stores into, and
+// those whose copies must be compared with the agreed digest.
 func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, written []page.Range) {
 	for _, c := range f.lrc.Current(part, source.owner) {
 		if c.Tracked {
@@ -131,8 +131,8 @@ func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, wr
 	return unwritten, written
 }
 
-// copyPeerLocked copies ranges from one device to another and returns those that are home's bytes: all, unless compare
-// says that what arrived is to be compared with what the source agreed on.
+// copyPeerLocked copies ranges from one device to another and returns the pages that arrived with home's bytes. Without
+// compare these are all. With compare, it checks the copies against the digests that the source agreed on.
 func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []page.Range, compare bool,
 	plan lrc.AcquirePlan) (arrived []page.Range, err error) {
 	var pieces []gpubackend.PeerCopy
@@ -163,7 +163,7 @@ func (f *File) copyPeerLocked(ctx context.Context, h, source *holding, ranges []
 	return arrived, nil
 }
 
-// comparedLocked returns the pages of ranges whose digests on the device of h are those that source agreed on.
+// comparedLocked returns the pages of ranges that have, on the device of h, the digests that source agreed on.
 func (f *File) comparedLocked(ctx context.Context, h, source *holding,
 	ranges []page.Range) (same []page.Range, err error) {
 	var scans []gpubackend.Scan
@@ -204,7 +204,7 @@ func atLeast(ranges []page.Range, n int64) (out []page.Range) {
 	return out
 }
 
-// limit returns the first n pages of ranges, and the page up to which they reach if that is not all of them.
+// limit returns the first n pages of ranges. If it leaves some out, end is the first page that it leaves out.
 func limit(ranges []page.Range, n int64) (out []page.Range, end page.Index) {
 	end = page.Index(1<<63 - 1)
 	for _, rg := range ranges {

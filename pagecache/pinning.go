@@ -10,20 +10,20 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Pinning says on which devices what there is of a file stays until somebody takes the pin back, and on whose account.
-// The zero value pins nothing.
+// Pinning says on which devices a file's extents stay until the file is unpinned, and who is charged. The zero value
+// pins nothing.
 type Pinning struct {
-	// All says that it stays on every device; else Devices has their numbers, in order.
+	// All pins on every device; otherwise Devices has the devices' numbers, in order.
 	All     bool
 	Devices []int
-	// User is the file's owner: the pin holds for as much as the user may map (Options.UserShare).
+	// User is the file's owner. The pin covers no more than the user may map (Options.UserShare).
 	User uint32
 }
 
 // mostPinnedText bounds the text of a Pinning.
 const mostPinnedText = 1 << 10
 
-// ParsePinning reads the text of a Pinning without its user: "all", "none", or numbers of devices with commas between.
+// ParsePinning reads the text of a Pinning without its user: "all", "none", or device numbers separated by commas.
 // EINVAL for anything else.
 func ParsePinning(text string) (p Pinning, err error) {
 	switch {
@@ -61,16 +61,16 @@ func (p Pinning) String() string {
 	return strings.Join(words, ",")
 }
 
-// On reports whether the pin is on a device.
+// On reports whether the file is pinned on a device.
 func (p Pinning) On(device int) bool { return p.All || slices.Contains(p.Devices, device) }
 
-// Any reports whether it is on any.
+// Any reports whether the file is pinned on any device.
 func (p Pinning) Any() bool { return p.All || len(p.Devices) > 0 }
 
-// SetPinning replaces what is known of the file's pin. It does not block. What is evicted this moment may still go.
+// SetPinning replaces the file's pin. It does not block. An eviction that has begun may still take an extent.
 func (f *File) SetPinning(p Pinning) { f.pinning.Store(&p) }
 
-// Pinning returns what SetPinning was told last.
+// Pinning returns the file's pin, as set last.
 func (f *File) Pinning() Pinning {
 	if p := f.pinning.Load(); p != nil {
 		return *p
@@ -78,7 +78,7 @@ func (f *File) Pinning() Pinning {
 	return Pinning{}
 }
 
-// pinnedOn returns on whose account what a device holds of the file stays there, if it does. It takes no lock.
+// pinnedOn reports whether the file is pinned on a device, and who is charged. It takes no lock.
 func (f *File) pinnedOn(d *device) (by residency.Tenant, pinned bool) {
 	p := f.pinning.Load()
 	if p == nil || !p.On(d.info.Ordinal) {
@@ -90,7 +90,7 @@ func (f *File) pinnedOn(d *device) (by residency.Tenant, pinned bool) {
 // Pinned implements residency.Key.
 func (h *holding) Pinned() (by residency.Tenant, pinned bool) { return h.f.pinnedOn(h.dev) }
 
-// Pinned implements residency.Key. A view stays where one of its files does.
+// Pinned implements residency.Key. A view is pinned if one of its files is.
 func (v *View) Pinned() (by residency.Tenant, pinned bool) {
 	for _, f := range v.files {
 		if by, pinned := f.pinnedOn(v.dev); pinned {
@@ -100,7 +100,7 @@ func (v *View) Pinned() (by residency.Tenant, pinned bool) {
 	return by, false
 }
 
-// Repin has find say anew how each File is pinned, where it knows. It blocks on find.
+// Repin asks find for the pin of each File and sets it, if known. It blocks on find.
 func (c *Cache) Repin(find func(FileID) (p Pinning, known bool)) {
 	for _, f := range c.snapshotFiles() {
 		if p, known := find(f.id); known {
@@ -109,9 +109,9 @@ func (c *Cache) Repin(find func(FileID) (p Pinning, known bool)) {
 	}
 }
 
-// CheckPinning says why a file of so many bytes can never be pinned so, beside what the user has pinned already and
-// maps: ENODEV for a device that the mount does not have, ENOSPC for more than a device's budget, EDQUOT for more than
-// the user's share. It does not block.
+// CheckPinning returns an error if a file of so many bytes can never be pinned this way, given what the user has pinned
+// and maps: ENODEV for a device that the mount does not have, ENOSPC for more than a device's budget, EDQUOT for more
+// than the user's share. It does not block.
 func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
 	for _, n := range p.Devices {
 		if !slices.ContainsFunc(c.devices, func(d *device) bool { return d.info.Ordinal == n }) {
@@ -126,7 +126,7 @@ func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
 		by := residency.Tenant{User: p.User, Limited: !c.trusts(p.User)}
 		if f := c.Lookup(id); f != nil {
 			if now, is := f.pinnedOn(d); is && now == by {
-				continue // it is counted
+				continue // counted already
 			}
 		}
 		if err := d.room.CheckPinned(by, need); err != nil {

@@ -11,34 +11,34 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// collectPortion is the most pages that a device is asked for in one call, scattered or not, 8 MiB.
+// collectPortion is the most pages that one call takes from a device, scattered or not: 8 MiB.
 const collectPortion = 2048
 
-// portion is pages that one owner released, on their way home: ascending runs of at most bufferPages pages. It is
-// fetched while whoever holds File.mu writes the portion before it, so fetch uses nothing of the file that this
-// changes. The device's bytes are read once; they, and not what the device has a moment later, are what home gets and
-// what the device is compared with from now on.
+// portion is a set of pages that one owner released, on their way home, in ascending runs of at most bufferPages pages.
+// A portion is fetched while the holder of File.mu writes the one before it, so fetch uses nothing of the file that
+// this write changes. The device's bytes are read once. Home gets these bytes, not what the device has a moment later,
+// and the device is compared with them from now on.
 type portion struct {
 	f       *File
 	h       *holding
 	plan    lrc.CollectPlan
-	ranges  []page.Range   // of its runs
-	bases   [][]*pageBytes // of the pages of those runs that have another base than home
+	ranges  []page.Range   // of the runs
+	bases   [][]*pageBytes // of the pages of those runs whose base is not home
 	keeping keeping
 	size    int64 // of the file
 
-	// fetched is closed when fetch has ended. Then err is set, or the rest is there.
+	// fetched is closed when fetch has ended. Then either err or the fields below it are set.
 	fetched  chan struct{}
 	err      error
-	giveBack func()                // of the memory of mine
-	mine     [][]byte              // of each run, what the device has
+	giveBack func()                // frees the memory of mine
+	mine     [][]byte              // of each run, the device's bytes
 	sums     [][]gpubackend.Digest // of mine
-	merged   [][]byte              // what home is to have: mine, or a buffer
+	merged   [][]byte              // of each run, the bytes for home: mine, or a buffer
 	differ   [][]page.Range        // where merged differs from mine
-	flies    bool                  // it is a flight's
+	flies    bool                  // it belongs to a flight
 }
 
-// portionsOf cuts what one owner released into portions of so many pages at most.
+// portionsOf cuts the pages that one owner released into portions of at most the given number of pages.
 func portionsOf(pending []lrc.Pending, most int64) (portions [][]lrc.Pending) {
 	room := int64(0)
 	for _, p := range pending {
@@ -56,7 +56,7 @@ func portionsOf(pending []lrc.Pending, most int64) (portions [][]lrc.Pending) {
 	return portions
 }
 
-// newPortionLocked returns a portion that is to be fetched. The bases that it refers to stay until it is stored.
+// newPortionLocked returns a portion that is to be fetched. The bases that it refers to remain until it is stored.
 func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 	c := &portion{
 		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)),
@@ -77,7 +77,7 @@ func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 	return c
 }
 
-// fetch brings the portion from the device and merges it. File.mu is held by somebody who waits for it in the end.
+// fetch brings the portion from the device and merges it. A goroutine that holds File.mu waits for it in the end.
 func (c *portion) fetch(ctx context.Context) {
 	defer close(c.fetched)
 	if c.err = c.keeping.read(c.f); c.err == nil {
@@ -88,7 +88,7 @@ func (c *portion) fetch(ctx context.Context) {
 	}
 	c.merged, c.differ = make([][]byte, len(c.ranges)), make([][]page.Range, len(c.ranges))
 	c.err = mover.InParallel(len(c.ranges), mover.MaxReaders, func(i int) error {
-		// What lies past the end is not released: if the file grows, it is a modification, or goes.
+		// Bytes past the end are not released. If the file grows, they count as a modification, or they go.
 		clear(c.mine[i][min(max(c.size-c.ranges[i].Start.Offset(), 0), c.ranges[i].Bytes()):])
 		c.h.dev.Key().SumPages(c.mine[i], c.sums[i])
 		return c.merge(i)
@@ -120,7 +120,7 @@ func (c *portion) copyOut(ctx context.Context) error {
 	return c.h.dev.moves.Out(ctx, mover.WriteBack, copies)
 }
 
-// merge makes what home is to have of run i.
+// merge computes the bytes for home of run i.
 func (c *portion) merge(i int) error {
 	rg, mine, bases := c.ranges[i], c.mine[i], c.bases[i]
 	if bases == nil {
@@ -141,7 +141,7 @@ func (c *portion) merge(i int) error {
 		if base == nil {
 			return missingBase(at)
 		}
-		// What lies past end of file is nobody's.
+		// Bytes past end of file belong to nobody.
 		n := max(min(c.size-at.Offset(), page.Size), 0)
 		if both := lrc.Merge3(h[:n], base[:n], m[:n], h[:n]); c.plan.Runs[i].Base != lrc.BaseZero {
 			overlap += int64(both)
@@ -157,14 +157,14 @@ func (c *portion) merge(i int) error {
 	return nil
 }
 
-// missingBase is the error of a page whose base should be there. Without it nobody can tell who changed what.
+// missingBase is the error for a page whose base is missing. Without the base nobody can tell who changed what.
 func missingBase(p page.Index) error {
-	return fail(syscall.EIO, "page %d was changed at home and on a device, and what it was before is missing: nothing is overwritten", p)
+	return fail(syscall.EIO, "page %d was changed at home and on a device, and its earlier content is missing: nothing is overwritten", p)
 }
 
-// storeLocked brings a portion home that was fetched, or has it fly. After an error of home, the runs before the one at
-// fault are home. With careful it looks at home first: what somebody else stored there since the portion was begun
-// would be overwritten.
+// storeLocked writes a fetched portion home, or makes it a flight. After an error of home, the runs before the failed
+// one are home. With careful it first checks home: it must not overwrite what others stored there since the portion was
+// begun.
 func (f *File) storeLocked(c *portion, fly, careful bool) error {
 	if c.err == nil && careful { // before bases are kept
 		c.err = f.asSeenLocked()
@@ -186,7 +186,7 @@ func (f *File) storeLocked(c *portion, fly, careful bool) error {
 	return err
 }
 
-// overwriteLocked writes a portion home, and returns how many of its runs are there.
+// overwriteLocked writes a portion home and returns the number of runs that are home.
 func (f *File) overwriteLocked(c *portion, careful bool) (written int, err error) {
 	for _, rg := range joined(c.ranges) {
 		if err := f.landLocked(rg); err != nil {
@@ -200,13 +200,13 @@ func (f *File) overwriteLocked(c *portion, careful bool) (written int, err error
 	return written, err
 }
 
-// abortLocked leaves home as it is.
+// abortLocked gives the portion up. Home stays as it is.
 func (c *portion) abortLocked() {
 	c.keeping.free(c.f)
 	c.plan.Abort()
 }
 
-// free gives the memory back.
+// free frees the portion's memory.
 func (c *portion) free() {
 	for i, m := range c.merged {
 		if m != nil && &m[0] != &c.mine[i][0] {

@@ -7,15 +7,15 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Preference says where what devices hold of files is to be, as far as there is a choice.
+// Preference says where devices should keep their bytes of files, if there is a choice.
 type Preference struct {
-	// Path is of a file, or of a directory with all that is below it, relative to the mountpoint. Of several, the
-	// innermost one counts.
+	// Path names a file, or a directory with everything below it, relative to the mountpoint. The innermost match
+	// counts.
 	Path string
 	residency.Preference
 }
 
-// SetPreferences replaces Options.Preferences. What is in memory stays there until somebody needs the memory.
+// SetPreferences replaces Options.Preferences. Extents stay where they are until the memory is needed.
 func (c *Cache) SetPreferences(list []Preference) {
 	lowest := 0
 	for _, p := range list {
@@ -27,7 +27,7 @@ func (c *Cache) SetPreferences(list []Preference) {
 	}
 }
 
-// preference returns that of the file. It takes no lock.
+// preference returns the file's preference. It takes no lock.
 func (f *File) preference() (found residency.Preference) {
 	all := f.c.preferences.Load()
 	if all == nil || len(*all) == 0 {
@@ -45,7 +45,7 @@ func (f *File) preference() (found residency.Preference) {
 // Preference implements residency.Key.
 func (h *holding) Preference() residency.Preference { return h.f.preference() }
 
-// Preference implements residency.Key. A view has the highest priority of its files, and does not move.
+// Preference implements residency.Key. A view has the highest priority among its files, and does not move.
 func (v *View) Preference() residency.Preference {
 	priority := math.MinInt
 	for _, f := range v.files {

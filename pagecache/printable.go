@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Printable returns a name that others chose, of a file or of a process, as a line of text for people can show it: as
-// it is, or quoted with escapes if a terminal would take some of it for a command or for the end of the line.
+// Printable returns a name that others chose, of a file or a process, so that it is safe to print. It quotes and
+// escapes the name if a terminal would take part of it for a command or for the end of the line.
 func Printable(name string) string {
 	if utf8.ValidString(name) && strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
 		return name

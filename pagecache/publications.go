@@ -7,35 +7,34 @@ import (
 	"syscall"
 )
 
-// A group's release publishes pages of several files (group.go), one File after the other, and its version is the
-// number of that publication. Readers see all of it or none: an acquire that finds a group being published, or
-// published while it went on, begins anew, and finds little left to do. After a few such turns it has the next group
-// wait for it.
+// A group's release publishes pages of several files (group.go), one File after the other. Its version is the number of
+// that publication. Readers see all of it or none. If a group is published during an acquire, the acquire starts again,
+// and then finds little left to do. After a few such turns the next group waits for the acquire.
 //
 // publications counts versions, for all files of a Cache.
 type publications struct {
 	mu   sync.Mutex
 	last uint64 // the newest version; protected by mu
-	// left has the versions of files that no device holds anything of. Protected by mu.
+	// left has the versions of files that no device holds. Protected by mu.
 	left map[FileID]uint64
-	// moved is closed when any of this, or of a File's publication, changes; nil while nobody waits. Protected by mu.
+	// moved is closed when any of this, or a File's publication, changes; nil while nobody waits. Protected by mu.
 	moved chan struct{}
 }
 
-// publication is what is known of the groups of one file.
+// publication is the state of one file's groups.
 type publication struct {
-	// state is twice the version of the group that was published last, 0 if there was none, and one more while one is
-	// being published. It is changed with publications.mu held.
+	// state is twice the version of the last published group, 0 if there was none, plus one while a group is being
+	// published. It is changed with publications.mu held.
 	state atomic.Uint64
-	// steady counts acquires that groups wait for, writers the mappings that have begun groups. Protected by
+	// steady counts acquires that groups wait for, writers counts mappings that have begun groups. Protected by
 	// publications.mu.
 	steady, writers int
 }
 
-// mostLeft is the most files whose versions are known although devices hold nothing of them.
+// mostLeft is the most files without a File whose versions are kept.
 const mostLeft = 1 << 16
 
-// steadyTurn is the turn of an acquire that groups wait for.
+// steadyTurn is the turn of an acquire from which groups wait for it.
 const steadyTurn = 2
 
 func (p *publications) movedLocked() {
@@ -45,7 +44,8 @@ func (p *publications) movedLocked() {
 	}
 }
 
-// until waits, without mu, until ready, which is called with mu held. It fails where ready does and where ctx ends.
+// until waits until ready returns true. It calls ready with mu held, and waits without. It returns the error of ready
+// or of ctx.
 func (p *publications) until(ctx context.Context, ready func() (bool, error)) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,8 +70,8 @@ func (p *publications) until(ctx context.Context, ready func() (bool, error)) er
 	}
 }
 
-// begin waits until no other group of the files is being published, and no acquire is to be waited for. Then groups
-// of them are being published until end.
+// begin waits until no group of the files is being published and no acquire is steady. From then on a group of them is
+// being published, until end.
 func (p *publications) begin(ctx context.Context, files []*File) error {
 	return p.until(ctx, func() (bool, error) {
 		for _, f := range files {
@@ -86,7 +86,7 @@ func (p *publications) begin(ctx context.Context, files []*File) error {
 	})
 }
 
-// end gives the group that was published of the files its version; where nothing was, they keep theirs.
+// end ends the publication of a group. If it was published, the files get its version; otherwise they keep theirs.
 func (p *publications) end(files []*File, published bool) (version uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *publications) end(files []*File, published bool) (version uint64) {
 	return p.last
 }
 
-// look adds up the states of files, which only grow, and finds the newest version.
+// look adds up the states of files and finds the newest version. A published group makes the sum grow.
 func look(files []*File) (sum, version uint64, publishing bool) {
 	for _, f := range files {
 		state := f.published.state.Load()
@@ -113,8 +113,8 @@ func look(files []*File) (sum, version uint64, publishing bool) {
 	return sum, version, publishing
 }
 
-// between waits until no group of the files is being published, and returns what look does. With steady, none is
-// published from then on until unsteady.
+// between waits until no group of the files is being published, and returns the results of look. With steady, no group
+// of them is published from then on until unsteady.
 func (p *publications) between(ctx context.Context, files []*File, steady bool) (sum, version uint64, err error) {
 	var publishing bool
 	if !steady {
@@ -145,9 +145,9 @@ func (p *publications) unsteady(files []*File) {
 	p.movedLocked()
 }
 
-// atOneVersion calls acquire, which brings bytes of files up to date and returns how many pages it brought, until no
-// group of them was published meanwhile: what it brought then has all of each group up to version, and nothing of
-// later ones.
+// atOneVersion calls acquire, which brings bytes of files up to date and returns the number of pages, until no group of
+// the files is published during the call. Then the bytes have all of each group up to version, and nothing of later
+// ones.
 func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() (pages int64,
 	err error)) (version uint64, pages int64, err error) {
 	for turn := 0; ; turn++ {
@@ -168,8 +168,8 @@ func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() 
 	}
 }
 
-// awaitVersion waits until a group of one of files was published whose version is at least so high. It fails with
-// EPIPE where the last program ends that began groups of them: nobody would publish one.
+// awaitVersion waits until a group of one of the files has been published with at least this version. It fails with
+// EPIPE when the last program that began groups of them ends, because nobody is left to publish one.
 func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) error {
 	had := false
 	return c.publications.until(ctx, func() (bool, error) {
@@ -187,7 +187,7 @@ func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) e
 	})
 }
 
-// wrote says that one more mapping of the file has begun groups, or with -1 that such a one has ended.
+// wrote counts one more mapping of the file that has begun groups, or with -1 the end of such a mapping.
 func (p *publications) wrote(f *File, mappings int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,14 +195,14 @@ func (p *publications) wrote(f *File, mappings int) {
 	p.movedLocked()
 }
 
-// meet gives a new File the version that the file had.
+// meet gives a new File the version that its file had.
 func (p *publications) meet(f *File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.published.state.Store(2 * p.left[f.id])
 }
 
-// leave keeps the version of a File that goes.
+// leave keeps the version of a File that is going away.
 func (p *publications) leave(f *File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,15 +222,15 @@ func (p *publications) leave(f *File) {
 	p.left[f.id] = version
 }
 
-// forget is for a file that is no more.
+// forget drops the version of a deleted file.
 func (p *publications) forget(id FileID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.left, id)
 }
 
-// Version returns the version of the group that was published last of the file: 0 if there was none. It waits while
-// one is being published.
+// Version returns the version of the file's last published group, 0 if there was none. It waits while a group is being
+// published.
 func (f *File) Version(ctx context.Context) (uint64, error) {
 	_, version, err := f.c.publications.between(ctx, []*File{f}, false)
 	return version, err

@@ -17,7 +17,7 @@ func cut(rg page.Range, n page.Index) iter.Seq[page.Range] {
 	}
 }
 
-// joined returns ascending ranges with those joined that follow each other.
+// joined returns ascending ranges with adjacent ones joined.
 func joined(ranges []page.Range) (out []page.Range) {
 	for _, rg := range ranges {
 		out = page.AppendRange(out, rg)
@@ -25,7 +25,7 @@ func joined(ranges []page.Range) (out []page.Range) {
 	return out
 }
 
-// intersect returns the pages that are in both a and b, ascending ranges that do not overlap.
+// intersect returns the pages that are in both a and b. These are ascending and do not overlap.
 func intersect(a, b []page.Range) (out []page.Range) {
 	for i, k := 0, 0; i < len(a) && k < len(b); {
 		if x := a[i].Intersect(b[k]); !x.Empty() {
@@ -40,7 +40,7 @@ func intersect(a, b []page.Range) (out []page.Range) {
 	return out
 }
 
-// subtract returns the pages of a that are not in b, both of them ascending ranges that do not overlap.
+// subtract returns the pages of a that are not in b. Both are ascending and do not overlap.
 func subtract(a, b []page.Range) (out []page.Range) {
 	k := 0
 	for _, r := range a {

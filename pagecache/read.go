@@ -10,19 +10,19 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// collectingReadPages is the least number of pages that a CPU read brings from a device at once, where so many are
-// there to bring: 1 MiB, more than the kernel's read-ahead asks for.
+// collectingReadPages is the least number of pages that a CPU read brings from a device at once, if that many are
+// there: 1 MiB, more than the kernel's read-ahead asks for.
 const collectingReadPages = 256
 
-// mostCollectingReadPages is the most, 8 MiB: what one call takes from a device, and enough for several processors to
+// mostCollectingReadPages is the most, 8 MiB: the size of one device call, and enough work for several processors to
 // merge.
 const mostCollectingReadPages = collectPortion
 
-// collectingRuns knows the last runs that CPU reads had brought home, so that a read which goes on where one ended
-// takes twice as much. Unlike read-ahead it is asked only when something has to come anyway.
+// collectingRuns remembers the last runs that CPU reads brought home. A read that continues one of them takes twice as
+// much. Unlike read-ahead, it is asked only when something has to be brought anyway.
 type collectingRuns struct {
 	runs [8]collectingRun
-	next int // the one to be forgotten
+	next int // the next one to forget
 }
 
 type collectingRun struct {
@@ -30,7 +30,7 @@ type collectingRun struct {
 	pages page.Index
 }
 
-// from returns the pages to bring home for a read of rg: these, and those after them, so many at most in all.
+// from returns the pages to bring home for a read of rg: rg, and pages after it up to most in all.
 func (r *collectingRuns) from(rg page.Range, most page.Index) page.Range {
 	run := &r.runs[r.next]
 	pages := min(collectingReadPages, most)
@@ -48,9 +48,9 @@ func (r *collectingRuns) from(rg page.Range, most page.Index) page.Range {
 }
 
 // Read serves a read request of len(p) bytes at off. direct says that the bytes will not enter the kernel's page cache.
-// When fromHome comes back true, home has everything and the caller reads it there itself; otherwise n bytes are in p.
-// home is how the caller would read it; nil: devices are left alone unless only they have something. It blocks on home
-// and on devices, never on the kernel. Where ctx ends, what is not home yet comes home later.
+// If fromHome is true, home has everything and the caller reads it there; otherwise n bytes are in p. home is the
+// caller's way to read it. If it is nil, devices are used only for bytes that nobody else has. Read blocks on home and
+// on devices, never on the kernel. If ctx ends, the remaining bytes come home later.
 func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 	home HomeReader) (n int, fromHome bool, err error) {
 	if f.readFlying(p, off) {
@@ -70,15 +70,15 @@ func (f *File) Read(ctx context.Context, p []byte, off int64, direct bool,
 	return n, false, err
 }
 
-// nothingPending answers Read's question without taking mu: what readPending would return, if ok. It may be asked at
-// any time.
+// nothingPending answers as readPending does, but without taking mu; ok says whether it could. It may be called at any
+// time.
 func (f *File) nothingPending(rg page.Range, direct bool, home HomeReader) (size int64, ok bool) {
 	size, ok = f.clean.NothingPending(rg, direct, home)
 	return size, ok && !f.detached.Load()
 }
 
-// readInTurn is readPending that has one read of a file at a time wait for mu. Those that come after it mostly find
-// that it brought their pages, too; in a crowd before mu they would keep the background from bringing more.
+// readInTurn is readPending, but only one read of a file at a time waits for mu. The next ones usually find that it
+// brought their pages, too. A crowd of reads at mu would keep the background from bringing more.
 func (f *File) readInTurn(
 	ctx context.Context, p []byte, off int64, direct, fromDevices bool,
 ) (size int64, n int, fromHome bool, err error) {
@@ -97,8 +97,8 @@ func (f *File) readInTurn(
 	return 0, len(p), false, nil
 }
 
-// readPending sees to it that home has what devices released of a read. If nothing had to be done, and fromDevices says
-// that devices may serve it, and they may, size is that of the file; otherwise it is 0.
+// readPending makes sure that home has all released bytes of a read. If nothing had to be done, and devices may serve
+// the read, size is the file's size; otherwise it is 0.
 func (f *File) readPending(
 	ctx context.Context, p []byte, off int64, direct, fromDevices bool,
 ) (size int64, n int, fromHome bool, err error) {
@@ -112,8 +112,7 @@ func (f *File) readPending(
 	}
 	var pending []lrc.Pending
 	if direct {
-		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned
-		// yet.
+		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
 		pending = f.lrc.Pending(rg, false)
 	} else {
 		pending = f.lrc.CPURead(rg)
@@ -137,7 +136,7 @@ func (f *File) readPending(
 	return size, 0, true, nil
 }
 
-// readBringingLocked is readPending of pages of which something is pending.
+// readBringingLocked is readPending for pages of which something is pending.
 func (f *File) readBringingLocked(
 	ctx context.Context, p []byte, off int64, direct bool, pending []lrc.Pending,
 ) (n int, fromHome bool, err error) {
@@ -152,14 +151,14 @@ func (f *File) readBringingLocked(
 		if ctx.Err() != nil {
 			return 0, false, err
 		}
-		// Home cannot take the bytes now (a full disk, say). They are still to be seen. But the kernel must not
-		// keep a page of which something is pending.
+		// Home cannot take the bytes now: its disk may be full. The program must see them all the same, but the kernel
+		// must not keep a page of which something is pending.
 		if !direct {
 			f.redropSoon(rg)
 		}
 		return f.readMergedLocked(ctx, p, off, !direct)
 	}
-	// What follows will be asked for next; transfers page by page cost an order of magnitude.
+	// The next pages will be asked for next. Transfers page by page would cost ten times as much.
 	ahead := f.aheadLocked(rg, fly)
 	if ahead.End > rg.End {
 		_ = f.bringLocked(ctx, page.Range{Start: rg.End, End: ahead.End}, false, fly)
@@ -174,8 +173,8 @@ func (f *File) readBringingLocked(
 	return n, false, err
 }
 
-// redropSoon has the kernel drop the pages of rg that it was given although something of them is pending, once the read
-// that it waits for is answered.
+// redropSoon makes the kernel drop the pages of rg after the current read is answered. The read gave them to the kernel
+// although something of them is pending.
 func (f *File) redropSoon(rg page.Range) {
 	f.c.background.Add(1)
 	go func() {
@@ -188,7 +187,7 @@ func (f *File) redropSoon(rg page.Range) {
 	}()
 }
 
-// ReadRange brings home what devices released of some bytes, for requests that read home other than by Read.
+// ReadRange brings released bytes home for requests that read home by other means than Read.
 func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -200,7 +199,7 @@ func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	return f.collectLocked(ctx, bytes.Pages(), false)
 }
 
-// readMergedLocked reads [off, off+len(p)) as it would be if everything released were home, without changing home.
+// readMergedLocked reads [off, off+len(p)) as if all released bytes were home, without changing home.
 func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
 	entering bool) (n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))

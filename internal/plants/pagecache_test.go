@@ -100,7 +100,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a view has what a lost device released",
 		file: "pagecache/loss.go",
-		old:  "\t\tf.spoilViews(rg) // which may have them\n",
+		old:  "\t\tf.spoilViews(rg) // the views may have them\n",
 		new:  "\t\t_ = rg\n",
 		nets: []net{{pkg: "pagecache", run: "TestViewOfWhatALostDeviceReleased"}},
 	},

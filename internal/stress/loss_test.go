@@ -182,7 +182,7 @@ func TestDeviceLost(t *testing.T) {
 				`msg="device lost; the mount goes on without it" device=0`,
 				`msg="released bytes were lost with the device" device=0 file=shared pages=2 where="[1,2) [4,5)"`,
 				`msg="released bytes were lost with the device" device=0 file=left pages=3 where="[2,4) [6,7)"`,
-				`msg="what programs stored since their last release is lost with the device" device=0 file=shared mappings=1`,
+				`msg="stores since the last release were lost with the device" device=0 file=shared mappings=1`,
 			} {
 				require.Contains(t, m.Log(), words)
 			}
