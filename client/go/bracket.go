@@ -13,47 +13,48 @@ import (
 // maxBracketRanges is the most ranges of a bracket.
 const maxBracketRanges = 1 << 16
 
-// useNested says that who asks has a bracket, and must not wait.
+// useNested says that the caller already has a bracket: the daemon must refuse rather than wait.
 const useNested uint32 = 1
 
-// Bracket is ranges of mappings that have their memory until Done. Its methods may be called from any goroutine.
+// Bracket keeps ranges of mappings in memory until Done. Its methods may be called from any goroutine.
 type Bracket struct {
 	id   uint64
-	conn *conn  // nil where nothing of it moves
+	conn *conn  // nil if none of the ranges moves
 	mem  memory // of one of the mappings that move
 	done atomic.Bool
 }
 
 var lastBracket atomic.Uint64
 
-// Use has the memory of movable mappings be there, with its bytes, until Done: the device's or, where that is full,
-// pinned memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket.
-// Ranges of mappings that do not move need nothing and do no harm. What the device has is not brought up to date:
-// Acquire does that, and Release publishes stores. ReadAt and WriteAt need no bracket.
+// Use makes sure that the ranges have their memory, with its bytes, until Done: the device's memory or, if the device
+// is full, pinned host memory, which is slower. It grants all ranges or none, so put everything that a launch uses into
+// one bracket. Ranges of mappings that do not move are allowed and have no effect. Use does not bring the device's
+// bytes up to date: call Acquire for that, and Release to publish stores. ReadAt and WriteAt need no bracket.
 //
-// It waits only while brackets of others have the memory, for a minute or until ctx ends. A goroutine that has a
-// bracket opens another one with the bracket's own Use: two that wait for each other's memory would wait in vain.
+// Use waits while other brackets hold the memory, for a minute at most or until ctx ends. A goroutine that has a
+// bracket must open the next one with that bracket's Use: otherwise two goroutines could wait for each other's memory
+// until both time out.
 //
-// Errors: those of Acquire, EINVAL (no ranges, or too many, or of several devices), EXDEV (of several mounts), ENOMEM
-// (they can never fit), ETIMEDOUT (the text says who holds what), ECANCELED (ctx ended).
+// Errors: those of Acquire, EINVAL (no ranges, too many, or ranges on several devices), EXDEV (several mounts), ENOMEM
+// (the ranges can never fit), ETIMEDOUT (the text says who holds what), ECANCELED (ctx ended).
 func Use(ctx context.Context, ranges ...Range) (*Bracket, error) {
 	b, err := use(ctx, 0, ranges)
 	return b, during("use", err)
 }
 
-// Use is the package's Use for who has b already: it is granted at once, or refused with EDEADLK.
+// Use is like the package's Use, for a caller that has b already. It never waits: EDEADLK if the memory is not free.
 func (b *Bracket) Use(ctx context.Context, ranges ...Range) (*Bracket, error) {
 	inner, err := use(ctx, useNested, ranges)
 	return inner, during("use", err)
 }
 
-// Use is the package's Use for the n bytes at off.
+// Use is the package's Use for n bytes at off.
 func (m *Mapping) Use(ctx context.Context, off, n int64) (*Bracket, error) {
 	return Use(ctx, Range{m, off, n})
 }
 
-// Done ends the bracket: the memory may move from now on. On a GPU it first waits for all work that was begun in the
-// primary context, and where that fails the bracket stays. A second Done does nothing.
+// Done ends the bracket: its memory may move from now on. On a GPU, Done first waits for all work that was started in
+// the primary context. If that wait fails, the bracket stays open. A second Done does nothing.
 func (b *Bracket) Done() error {
 	if b.conn == nil || b.done.Load() {
 		return nil
@@ -89,7 +90,7 @@ func use(ctx context.Context, flags uint32, ranges []Range) (*Bracket, error) {
 	return b, nil
 }
 
-// useRanges begins a bracket, which the end of ctx gives up.
+// useRanges opens a bracket. If ctx ends first, it gives the bracket up.
 func (c *conn) useRanges(ctx context.Context, id uint64, flags uint32, ranges []Range) error {
 	var patience uint32
 	if deadline, ok := ctx.Deadline(); ok {
@@ -98,18 +99,18 @@ func (c *conn) useRanges(ctx context.Context, id uint64, flags uint32, ranges []
 	stop := context.AfterFunc(ctx, func() { c.endBracket(id) })
 	_, err := c.simple(typeUse, useBody(id, flags, patience, ranges))
 	if !stop() && err == nil {
-		return failed(syscall.ECANCELED, "%v", context.Cause(ctx)) // it had been granted, and was ended
+		return failed(syscall.ECANCELED, "%v", context.Cause(ctx)) // the grant came first, and endBracket has ended it
 	}
 	return err
 }
 
-// endBracket tells the daemon that a bracket is over. It waits for the answer, and for no room among the requests that
-// run: brackets that wait may have all of it.
+// endBracket tells the daemon that a bracket is over, and waits for the answer. It takes no request slot, because
+// brackets that wait may hold all slots.
 func (c *conn) endBracket(id uint64) {
 	_ = c.ask(typeDone, doneBody(id), func(header, []byte, []int) error { return nil }, nil)
 }
 
-// within copies len(p) bytes at off in brackets where the mapping moves. The caller holds m.mu for reading.
+// within copies len(p) bytes at off. If the mapping moves, it does so in brackets. The caller holds m.mu for reading.
 func (m *Mapping) within(p []byte, off int64, do func(p []byte, off int64) error) error {
 	const piece = 4 << 20
 	if !m.assembly.reply.movable {
@@ -130,20 +131,21 @@ func (m *Mapping) within(p []byte, off int64, do func(p []byte, off int64) error
 	return nil
 }
 
-// Movable reports whether the mapping's memory moves, and is there in brackets only.
+// Movable reports whether the mapping's memory moves, and is there only in brackets.
 func (m *Mapping) Movable() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.assembly.reply.movable
 }
 
-// withOpen does something with ranges of mappings of one mount, which stay open meanwhile.
+// withOpen calls do with the connection of the ranges' mappings, which stay open until do returns. EXDEV if they are of
+// several mounts.
 func withOpen(ranges []Range, do func(c *conn) error) error {
 	mappings := make([]*Mapping, len(ranges))
 	for i, r := range ranges {
 		mappings[i] = r.Of
 	}
-	// In one order, so that calls and closes do not wait for each other.
+	// Lock in one order, so that concurrent calls and closes cannot deadlock.
 	slices.SortFunc(mappings, func(a, b *Mapping) int {
 		return cmp.Compare(a.assembly.reply.mapping,
 			b.assembly.reply.mapping)
@@ -168,9 +170,9 @@ func withOpen(ranges []Range, do func(c *conn) error) error {
 	return do(c)
 }
 
-// movers are the mappings of a connection, by the daemon's number.
+// movers has the mappings of a connection by the daemon's mapping number.
 type movers struct {
-	mu sync.Mutex // held while memory moves, and while it goes for good
+	mu sync.Mutex // held while memory is moved or unmapped
 	of map[mappingID]*assembly
 }
 
@@ -183,7 +185,7 @@ func (v *movers) add(a *assembly) {
 	v.of[a.reply.mapping] = a
 }
 
-// drop takes a mapping's memory away, which moves no more.
+// drop unmaps a mapping's memory. The mapping moves no more.
 func (v *movers) drop(a *assembly) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -191,8 +193,8 @@ func (v *movers) drop(a *assembly) error {
 	return a.drop()
 }
 
-// move carries a MOVE out, with the memory's descriptor or -1, which stays the caller's. It returns the errno of the
-// answer and the generation in it.
+// move carries out a MOVE. fd is the descriptor of the new memory, or -1; the caller keeps it. move returns the errno
+// and the generation for the answer.
 func (v *movers) move(m move, fd int) (syscall.Errno, uint64) {
 	x := m.extent
 	switch {
@@ -206,9 +208,9 @@ func (v *movers) move(m move, fd int) (syscall.Errno, uint64) {
 	a := v.of[m.mapping]
 	switch {
 	case a == nil:
-		return syscall.ENOENT, 0 // it has nothing to move
+		return syscall.ENOENT, 0 // no such mapping, so nothing to move
 	case !a.reply.movable:
-		return syscall.EPERM, m.previousGeneration // it keeps its promise never to move
+		return syscall.EPERM, m.previousGeneration // this mapping was promised never to move
 	case x.tier != tierNone && fd < 0:
 		return syscall.EMFILE, 0
 	case fd >= 0 && x.kind != Kind(a.reply.kind):

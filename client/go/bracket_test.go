@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// A device of four extents, as many of pinned memory as two, and a file of 16.
+// The device has room for four extents, pinned memory for two. The file has 16.
 const (
 	brick       = controltest.MovingExtent
 	fileBricks  = 16
@@ -45,7 +45,8 @@ func mapMoving(t *testing.T, f *os.File, options ...Option) *Mapping {
 	return m
 }
 
-// TestRandomBrackets uses random parts of a file of four times the device. Every byte is right.
+// TestRandomBrackets opens brackets on random parts of a file that is four times as large as the device, and checks
+// every byte.
 func TestRandomBrackets(t *testing.T) {
 	f, _ := startMoving(t)
 	m := mapMoving(t, f, Movable())
@@ -68,7 +69,7 @@ func TestRandomBrackets(t *testing.T) {
 		require.NoError(t, b.Done())
 	}
 	got := make([]byte, len(want))
-	for off := int64(0); off < m.Len(); off += brick { // which needs no bracket
+	for off := int64(0); off < m.Len(); off += brick { // WriteAt needs no bracket
 		_, err = m.ReadAt(got[off:off+brick], off)
 		require.NoError(t, err)
 	}
@@ -82,7 +83,8 @@ func TestRandomBrackets(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// TestLargerThanTheDevice: what could not be had otherwise moves without being asked to, and nothing else.
+// TestLargerThanTheDevice: a mapping that is larger than the device moves without being asked to; no other mapping
+// does.
 func TestLargerThanTheDevice(t *testing.T) {
 	f, _ := startMoving(t)
 	m := mapMoving(t, f)
@@ -119,7 +121,7 @@ func TestLargerThanTheDevice(t *testing.T) {
 	_, err = m.Use(ctx, 8*brick, brick)
 	require.ErrorIs(t, err, syscall.ECANCELED)
 	require.NoError(t, b.Done())
-	b, err = m.Use(t.Context(), 8*brick, 6*brick) // nothing was left behind
+	b, err = m.Use(t.Context(), 8*brick, 6*brick) // the failed Use left nothing behind
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
 	require.NoError(t, b.Done())
@@ -127,7 +129,7 @@ func TestLargerThanTheDevice(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EBADF)
 }
 
-// TestBracketsOfManyGoroutines has each goroutine add to bytes of its own, all over the file.
+// TestBracketsOfManyGoroutines lets each goroutine add to its own bytes, all over the file.
 func TestBracketsOfManyGoroutines(t *testing.T) {
 	const goroutines, rounds = 6, 4
 	f, cache := startMoving(t)
@@ -166,7 +168,7 @@ func TestBracketsOfManyGoroutines(t *testing.T) {
 	require.Positive(t, cache.Status().Counters["evictions"])
 }
 
-// TestGPUsOnAMountWithout: emulated devices stand in for GPUs only where the user says so.
+// TestGPUsOnAMountWithout: emulated devices stand in for GPUs only if the user asks for it.
 func TestGPUsOnAMountWithout(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	f := d.file(t, 4096)

@@ -23,7 +23,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// grantsVariable tells this process where to get grants in the place of the ioctl.
+// grantsVariable tells this process where to get grants, instead of from the ioctl.
 const grantsVariable = "GAIAFS_TEST_GRANTS"
 
 func TestMain(m *testing.M) {
@@ -400,7 +400,7 @@ func TestGoroutinesShareOneConnection(t *testing.T) {
 	for range workers {
 		require.NoError(t, <-errs)
 	}
-	// A second connection, which the daemon speaks first on, counts until it says so.
+	// A connection counts as a session until the daemon knows that it is a service connection.
 	require.Eventually(t, func() bool { return d.server.Stats().Attentive == 1 }, 10*time.Second, time.Millisecond)
 	require.Equal(t, 1, d.server.Stats().Sessions)
 	require.NoError(t, first.Close())
@@ -426,8 +426,8 @@ func TestCloseWaitsForACallThatRuns(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
-// childMain is a client process of its own: it maps the file it is given, stores a line in it, says so, and waits to be
-// killed.
+// childMain is a separate client process: it maps the file that it is given, stores a line in it, reports that, and
+// waits to be killed.
 func childMain() {
 	f, err := os.OpenFile(os.Args[1], os.O_RDWR, 0)
 	if err == nil {
@@ -470,8 +470,8 @@ func TestKilledClientIsReleased(t *testing.T) {
 		require.Equal(t, text, string(got))
 	}
 	require.Eventually(t, func() bool { return d.server.Stats().Sessions == 0 }, 10*time.Second, time.Millisecond)
-	// The cache keeps its memfds and its home, and the grants keep the three files they were shown. Service connections
-	// are no sessions, and may be closed a moment later.
+	// The cache keeps its memfds and its home, and the grants keep the three files that they were shown. Service
+	// connections are not sessions, and may close a moment later.
 	require.Eventually(t, func() bool { return openDescriptors(t) <= before+3+3 }, 10*time.Second, time.Millisecond)
 }
 
@@ -482,7 +482,7 @@ func openDescriptors(t *testing.T) int {
 	return len(names)
 }
 
-// failingWriter takes some bytes and then no more.
+// failingWriter takes some bytes, and then fails.
 type failingWriter struct{ left int }
 
 func (w *failingWriter) Write(p []byte) (int, error) {
@@ -492,7 +492,7 @@ func (w *failingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestRecord: a recording ends when its context does, when it cannot be written, and when the daemon goes.
+// TestRecord: a recording ends when its context ends, when its writer fails, and when the daemon goes.
 func TestRecord(t *testing.T) {
 	cache, err := pagecache.New(pagecache.Options{})
 	require.NoError(t, err)
@@ -509,7 +509,7 @@ func TestRecord(t *testing.T) {
 	for _, left := range []int{0, 40} {
 		failed := make(chan error, 1)
 		go func() { failed <- Record(t.Context(), d.dir, &failingWriter{left}) }()
-		if left > 0 { // the header fits, and what follows does not
+		if left > 0 { // there is room for the header, but not for what follows
 			require.Eventually(t, func() bool { return cache.Recording() != nil }, 20*time.Second, time.Millisecond)
 			cache.Recording().Access(pagecache.Access{
 				Describe: func() (string, int64) { return strings.Repeat("x", 100), 1 },

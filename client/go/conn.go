@@ -11,32 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conn is the process's connection to one daemon. Requests of many goroutines run on it at once.
+// conn is the process's connection to one daemon. Many goroutines may have requests on it at once.
 type conn struct {
 	socket string // immutable
 	refs   int    // guarded by pool.mu
 
 	dialOnce sync.Once
 	uc       *net.UnixConn // immutable after dialOnce
-	slots    chan struct{} // one element for each request that runs; immutable after dialOnce
-	welcome  welcome       // what the daemon said of itself; immutable after dialOnce
+	slots    chan struct{} // one element for each request in progress; immutable after dialOnce
+	welcome  welcome       // the daemon's WELCOME; immutable after dialOnce
 	reader   sync.WaitGroup
 
-	writeMu sync.Mutex // held while one frame goes out
+	writeMu sync.Mutex // held while a frame is sent
 
 	mu     sync.Mutex
 	calls  map[requestID]*call // guarded by mu
 	lastID requestID           // guarded by mu
-	err    *Error              // why the connection is of no use any more; guarded by mu
+	err    *Error              // why the connection is unusable; guarded by mu
 
-	moving movers // answers MOVE
+	moving movers // the mappings that MOVE requests are about
 
 	serviceOnce sync.Once
-	service     *net.UnixConn // where the daemon speaks first; see service.go. Guarded by mu
+	service     *net.UnixConn // the service connection; see service.go. Guarded by mu
 }
 
-// call is a request whose reply is awaited. take is called for each frame of the reply by the connection's reader,
-// which owns the descriptors again when it returns; done is closed after the last one or when the connection is
+// call is a request that waits for its reply. The connection's reader calls take for each frame of the reply, and
+// closes the frame's descriptors when take returns. It closes done after the last frame, or when the connection is
 // lost.
 type call struct {
 	take func(h header, body []byte, fds []int) error
@@ -44,14 +44,13 @@ type call struct {
 	done chan struct{}
 }
 
-// pool has the connections that are in use, by socket.
+// pool has the connections in use, by socket path.
 var pool = struct {
 	mu    sync.Mutex
 	conns map[string]*conn // guarded by mu
 }{conns: make(map[string]*conn)}
 
-// openConn returns the process's connection to the socket, which it makes where there is none. It belongs to the
-// caller until release.
+// openConn returns the process's connection to the socket, and dials if there is none. The caller must call release.
 func openConn(socket string) (*conn, error) {
 	pool.mu.Lock()
 	c := pool.conns[socket]
@@ -70,7 +69,7 @@ func openConn(socket string) (*conn, error) {
 	return c, nil
 }
 
-// release ends an owner's use. The last one closes the connection and waits for its reader.
+// release gives up one reference. The last one closes the connection and waits for its reader.
 func (c *conn) release() {
 	pool.mu.Lock()
 	c.refs--
@@ -91,14 +90,14 @@ func (c *conn) lost() *Error {
 	return c.err
 }
 
-// dial connects and shakes hands. On failure c.err says why.
+// dial connects and shakes hands. If it fails, it sets c.err.
 func (c *conn) dial() {
 	if err := c.connect(); err != nil {
 		c.shut(asError(err, "gaiafs at %s", c.socket))
 	}
 }
 
-// connectPatience bounds the wait for a daemon that has a full queue of connections, or that does not answer HELLO.
+// connectPatience bounds the wait for a daemon whose connection queue is full, or that does not answer HELLO.
 const connectPatience = 30 * time.Second
 
 func (c *conn) connect() error {
@@ -127,7 +126,7 @@ func (c *conn) connect() error {
 	return nil
 }
 
-// dialSocket connects. It waits while the daemon has a full queue.
+// dialSocket connects. If the daemon's queue of connections is full, it retries until deadline.
 func dialSocket(socket string, deadline time.Time) (*net.UnixConn, error) {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		uc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
@@ -135,7 +134,7 @@ func dialSocket(socket string, deadline time.Time) (*net.UnixConn, error) {
 		case err == nil:
 			return uc, nil
 		case errors.Is(err, syscall.EAGAIN) && time.Now().Before(deadline):
-			time.Sleep(wait) // the queue of connections is full, and the kernel tells no moment when it is not
+			time.Sleep(wait) // the kernel does not tell when the queue has room again
 			continue
 		case errors.Is(err, syscall.ENOENT):
 			err = syscall.ECONNREFUSED
@@ -144,7 +143,7 @@ func dialSocket(socket string, deadline time.Time) (*net.UnixConn, error) {
 	}
 }
 
-// greet shakes hands. Deadlines of the connection are as it left them.
+// greet shakes hands. It leaves its deadline set on the connection.
 func greet(uc *net.UnixConn, r *receiver, deadline time.Time) (welcome, error) {
 	uc.SetDeadline(deadline)
 	if _, err := uc.Write(frame(typeHello, 0, helloBody(minVersion, maxVersion))); err != nil &&
@@ -169,10 +168,10 @@ func greet(uc *net.UnixConn, r *receiver, deadline time.Time) (welcome, error) {
 	return w, nil
 }
 
-// tenantVariable names the tenant that the process is of. The daemon says whether it may be.
+// tenantVariable names the tenant that the process belongs to. The daemon decides whether it may.
 const tenantVariable = "GAIAFS_TENANT"
 
-// mostTenant bounds the name of a tenant, in bytes.
+// mostTenant is the longest name of a tenant, in bytes.
 const mostTenant = 255
 
 // choose tells the daemon which of its features this package uses. It is the first request of a connection.
@@ -183,7 +182,7 @@ func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 		return failed(syscall.EINVAL, "%s has %d bytes: the name of a tenant has %d at most", tenantVariable,
 			len(tenant), mostTenant)
 	case tenant != "" && w.offered&featureTenant == 0:
-		tenant = "" // for requests that map nothing: doMap refuses others
+		tenant = "" // requests that map nothing may go on; doMap refuses the others
 	case tenant != "":
 		features |= featureTenant
 	}
@@ -209,15 +208,16 @@ func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 	return failed(syscall.EPROTO, "the daemon answered FEATURES with type %#x", uint16(h.typ))
 }
 
-// doMap is do of a request that maps, which is on a tenant's account.
+// doMap is do for a request that maps, and so is charged to a tenant. EOPNOTSUPP if the daemon cannot charge the named
+// one.
 func (c *conn) doMap(typ frameType, body []byte, take func(header, []byte, []int) error) error {
 	if os.Getenv(tenantVariable) != "" && c.welcome.offered&featureTenant == 0 {
-		return failed(syscall.EOPNOTSUPP, "%s is set, and the daemon is older than tenants with names", tenantVariable)
+		return failed(syscall.EOPNOTSUPP, "%s is set, but the daemon is too old for named tenants", tenantVariable)
 	}
 	return c.do(typ, body, take)
 }
 
-// gone is the error of a connection that ended.
+// gone returns the error of a connection that ended.
 func gone(err error) *Error {
 	return failed(syscall.ENOTCONN, "the connection to gaiafs is lost: %v", err)
 }
@@ -231,8 +231,8 @@ func errorOf(body []byte) *Error {
 	return failed(syscall.Errno(r.errno), "%s", r.text)
 }
 
-// shut makes the connection useless: calls that begin later fail with err, and those that run end when the reader,
-// which alone ends calls, notices. Only the first err counts.
+// shut makes the connection unusable. Later calls fail with err. Calls in progress end when the reader notices, because
+// only the reader ends calls. The first err wins.
 func (c *conn) shut(err *Error) {
 	c.mu.Lock()
 	if c.err == nil {
@@ -248,7 +248,7 @@ func (c *conn) shut(err *Error) {
 	}
 }
 
-// end is shut for the reader, after its last use of a call.
+// end is shut for the reader. The reader uses no call after it.
 func (c *conn) end(err *Error) {
 	c.shut(err)
 	c.mu.Lock()
@@ -262,20 +262,20 @@ func (c *conn) end(err *Error) {
 	}
 }
 
-// do sends a request and waits for the reply, whose frames take gets. An error of take, or of the connection, is
-// returned; take's error counts once the reply is complete.
+// do sends a request and waits for the reply. take gets each frame of the reply. do returns the connection's error, or
+// take's once the reply is complete.
 func (c *conn) do(typ frameType, body []byte, take func(header, []byte, []int) error) error {
 	return c.doAs(typ, body, take, nil)
 }
 
-// doAs is do, and tells begun the id of the request before the request goes out.
+// doAs is do. It calls begun with the id of the request before it sends the request.
 func (c *conn) doAs(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
 	c.slots <- struct{}{}
 	defer func() { <-c.slots }()
 	return c.ask(typ, body, take, begun)
 }
 
-// ask is doAs for requests that count in no limit.
+// ask is doAs for requests that take no slot.
 func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
 	k := &call{take: take, done: make(chan struct{})}
 	c.mu.Lock()
@@ -300,7 +300,7 @@ func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) 
 	}
 	var local *Error
 	switch {
-	case errors.As(err, &local): // nothing was sent
+	case errors.As(err, &local): // ask sent nothing
 		c.mu.Lock()
 		delete(c.calls, id)
 		c.mu.Unlock()
@@ -308,13 +308,13 @@ func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) 
 	case err != nil && !errors.Is(err, syscall.EPIPE):
 		c.shut(gone(err))
 	}
-	// After EPIPE the reader ends every call, with the daemon's last word if it left one.
+	// After EPIPE the reader ends every call, with the daemon's last ERROR if there is one.
 	<-k.done
 	return k.err
 }
 
-// message returns a request's frame, and a descriptor to send beside it or -1: a body that is too long for a frame is
-// there.
+// message returns a request's frame, and a descriptor to send with it, or -1. A body that is too long for a frame goes
+// into the descriptor.
 func (c *conn) message(typ frameType, id requestID, body []byte) (message []byte, memory int, err error) {
 	if headerSize+len(body) <= maxRequest {
 		return frame(typ, id, body), -1, nil
@@ -326,7 +326,7 @@ func (c *conn) message(typ frameType, id requestID, body []byte) (message []byte
 	return largeFrame(typ, id, len(body)), memory, err
 }
 
-// sealed returns a memfd that has the body and never changes, or -1 and an Error.
+// sealed returns a memfd that holds the body and cannot change. On failure it returns -1 and an Error.
 func sealed(body []byte) (int, error) {
 	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	fd, err := unix.MemfdCreate("gaiafs request", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -351,8 +351,8 @@ func sealed(body []byte) (int, error) {
 	return fd, nil
 }
 
-// write sends a frame, and a descriptor unless that is -1. An Error says that the frame was not sent and that the
-// connection goes on.
+// write sends a frame, with a descriptor unless memory is -1. An *Error means that the frame was not sent and that the
+// connection is still good.
 func (c *conn) write(message []byte, memory int) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
@@ -362,7 +362,7 @@ func (c *conn) write(message []byte, memory int) error {
 	}
 	_, _, err := c.uc.WriteMsgUnix(message, unix.UnixRights(memory), nil)
 	if errors.Is(err, syscall.ETOOMANYREFS) {
-		return asError(err, "this user has too many descriptors on their way in sockets")
+		return asError(err, "this user has too many descriptors in flight in sockets")
 	}
 	return err
 }
@@ -372,7 +372,7 @@ func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
 	return c.noted(typ, body, nil)
 }
 
-// noted is simple, and tells what the daemon has to say of what succeeded. note may be nil.
+// noted is simple. If a request succeeds and the daemon has a warning, it calls note, which may be nil.
 func (c *conn) noted(typ frameType, body []byte, note func(string)) (pages int64, err error) {
 	var r result
 	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
@@ -426,7 +426,7 @@ func (c *conn) receive(r *receiver) {
 		c.mu.Unlock()
 		if k == nil {
 			closeAll(fds)
-			c.end(failed(syscall.EPROTO, "the daemon answered a request that does not run"))
+			c.end(failed(syscall.EPROTO, "the daemon answered a request that is not in progress"))
 			return
 		}
 		err = k.take(h, body, fds)
@@ -443,7 +443,7 @@ func (c *conn) receive(r *receiver) {
 	}
 }
 
-// receiver reads frames and the descriptors beside them.
+// receiver reads frames and the descriptors that come with them.
 type receiver struct {
 	uc     *net.UnixConn
 	record []byte
@@ -454,12 +454,12 @@ func newReceiver(uc *net.UnixConn) *receiver {
 	return &receiver{uc, make([]byte, maxFrame), make([]byte, unix.CmsgSpace(4*maxExtents))}
 }
 
-// next returns the next frame. The body is valid until the next call, and the descriptors, which close on exec, are the
-// caller's. truncated says that some could not be received because the process has too many.
+// next returns the next frame. The body is valid until the next call. The caller owns the descriptors; they close on
+// exec. truncated means that some descriptors were lost because the process has too many open.
 func (r *receiver) next() (h header, body []byte, fds []int, truncated bool, err error) {
 	n, rn, flags, _, err := r.uc.ReadMsgUnix(r.record, r.rights)
 	if errors.Is(err, syscall.ECONNRESET) {
-		// The daemon closed without reading everything. Its last words come after this error.
+		// The daemon closed before it read everything. Its last frames come after this error.
 		n, rn, flags, _, err = r.uc.ReadMsgUnix(r.record, r.rights)
 	}
 	if err != nil {

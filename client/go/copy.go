@@ -10,26 +10,26 @@ var (
 	_ io.WriterAt = (*Mapping)(nil)
 )
 
-// ReadAt copies the mapping's bytes from off on out of the device's memory, whatever its kind. Past Len there is
-// nothing: then n is less than len(p) and the error io.EOF. On a GPU the driver copies, after what the process has
-// queued in the default stream of the GPU's primary context; kernels of other streams and contexts are waited for by
-// who launched them. Errors: EINVAL (off), EBADF after Close, and EIO with the driver's words.
+// ReadAt copies bytes of the mapping, from off on, out of the device's memory, whatever its kind. If fewer than len(p)
+// bytes lie before Len, n is less than len(p) and the error is io.EOF. On a GPU the driver copies, after the work that
+// this process has queued in the default stream of the GPU's primary context. The caller must wait for kernels of other
+// streams and contexts. Errors: EINVAL (off), EBADF after Close, and EIO with the driver's text.
 //
-// ReadAt is no Acquire: the bytes are those that the device has.
+// ReadAt does not acquire: it reads what the device has.
 func (m *Mapping) ReadAt(p []byte, off int64) (n int, err error) {
 	n, err = m.copyAt(p, off, memory.read)
 	if err == io.EOF {
-		return n, io.EOF // plain, as an io.ReaderAt has to say it
+		return n, io.EOF // unwrapped, as io.ReaderAt requires
 	}
 	return n, during("read", err)
 }
 
-// WriteAt stores p into the device's memory from off on, as ReadAt reads it. It returns when the bytes are there, for
-// others to see after Release. A p that goes past Len is stored up to it, and the error is ENOSPC. Other errors: EACCES
-// for a mapping without ProtWrite, and those of ReadAt.
+// WriteAt stores p into the device's memory from off on. When it returns, the bytes are there; others see them after
+// Release. If p goes past Len, WriteAt stores the bytes before Len and returns ENOSPC. Other errors: EACCES for a
+// mapping without ProtWrite, and those of ReadAt. As with ReadAt, the caller must wait for kernels of other streams.
 func (m *Mapping) WriteAt(p []byte, off int64) (n int, err error) {
 	if m.prot&ProtWrite == 0 {
-		return 0, during("write", failed(syscall.EACCES, "the mapping is only read"))
+		return 0, during("write", failed(syscall.EACCES, "the mapping is read-only"))
 	}
 	n, err = m.copyAt(p, off, memory.write)
 	if err == io.EOF {
@@ -38,7 +38,7 @@ func (m *Mapping) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, during("write", err)
 }
 
-// copyAt does a copy of what of p lies in the mapping. io.EOF where that is not all.
+// copyAt copies the part of p that lies within the mapping. It returns io.EOF if that is not all of p.
 func (m *Mapping) copyAt(p []byte, off int64, do func(mem memory, p []byte, off int64) error) (int, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// cudaLibrary is the NVIDIA driver's, as every installation has it. Only processes that map memory of a GPU load it.
+// cudaLibrary is the NVIDIA driver's library. Only processes that map GPU memory load it.
 const cudaLibrary = "libcuda.so.1"
 
 // The driver's handles and result.
@@ -39,8 +39,8 @@ type cudaAccess struct {
 	flags            int32
 }
 
-// cudaDriver is the functions of the driver that this package calls. A pointer argument is the caller's and used only
-// until the call returns.
+// cudaDriver has the driver functions that this package calls. The caller owns what pointer arguments point to; the
+// driver uses it only until the call returns.
 type cudaDriver struct {
 	init           func(flags uint32) cudaResult
 	getErrorString func(r cudaResult, text **byte) cudaResult
@@ -67,9 +67,9 @@ type cudaDriver struct {
 	copyToHost     func(to unsafe.Pointer, from cudaAddress, n uintptr) cudaResult
 }
 
-// loadCUDA loads the driver and starts it, once.
+// loadCUDA loads the driver and initialises it, once.
 var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
-	runtime.LockOSThread() // the loader keeps the reason of a failure for the thread that failed
+	runtime.LockOSThread() // the loader keeps the reason of a failure per thread
 	defer runtime.UnlockOSThread()
 	handle, err := purego.Dlopen(cudaLibrary, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
@@ -88,7 +88,7 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 		{"cuDeviceGetCount", &d.deviceGetCount, false},
 		{"cuDeviceGet", &d.deviceGet, false},
 		{"cuDeviceGetUuid", &d.deviceGetUUID, false},
-		// tells the instances of one GPU apart; takes the first one's place
+		// This one tells the instances of one GPU apart. If the driver has it, it replaces the function above.
 		{"cuDeviceGetUuid_v2", &d.deviceGetUUID, true},
 		{"cuDevicePrimaryCtxRetain", &d.contextRetain, false},
 		{"cuDevicePrimaryCtxRelease_v2", &d.contextRelease, false},
@@ -125,7 +125,7 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 	return d, nil
 })
 
-// check makes an Error of what a call returned.
+// check turns the result of a driver call into an Error, or nil.
 func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	if r == 0 {
 		return nil
@@ -137,7 +137,7 @@ func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	words := ""
 	var text *byte
 	if d.getErrorString(r, &text) == 0 && text != nil {
-		// The driver's texts end with a zero and stay as long as the library, which is never unloaded.
+		// The driver's texts end with a zero byte. They live as long as the library, which is never unloaded.
 		for p := unsafe.Pointer(text); *(*byte)(p) != 0; p = unsafe.Add(p, 1) {
 			words += string(*(*byte)(p))
 		}
@@ -146,8 +146,8 @@ func (d *cudaDriver) check(call string, r cudaResult) *Error {
 	return failed(errno, "%s: %s(CUDA error %d)", call, words, int32(r))
 }
 
-// gpu is a GPU of this process, with its primary context, which is held until some time after release. The methods may
-// be called from any goroutine, and leave the contexts of the calling thread as they are.
+// gpu is a GPU of this process. It retains the GPU's primary context until some time after release. Its methods may be
+// called from any goroutine. They restore the calling thread's current context.
 type gpu struct {
 	drv     *cudaDriver
 	device  cudaDevice
@@ -155,7 +155,7 @@ type gpu struct {
 	context cudaContext
 }
 
-// cudaKind is that of GPUs by CUDA.
+// cudaKind is the kind of GPUs that CUDA drives.
 var cudaKind = deviceKind{
 	number: KindCUDA,
 	open: func(ordinal int) (ownGPU, error) {
@@ -176,7 +176,7 @@ var cudaKind = deviceKind{
 
 func (g *gpu) id() [16]byte { return g.uuid }
 
-// openGPU returns the GPU that CUDA counts as ordinal in this process. ENODEV where there is none, or no CUDA.
+// openGPU returns the GPU that CUDA numbers ordinal in this process. ENODEV if there is none, or no CUDA.
 func openGPU(ordinal int) (*gpu, error) {
 	drv, err := loadCUDA()
 	if err != nil {
@@ -204,23 +204,22 @@ func openGPU(ordinal int) (*gpu, error) {
 	return g, nil
 }
 
-// contextLinger is how long a GPU's context outlives the last mapping. Making one takes a tenth of a second, which a
-// program that has no other use for it would pay for each file that it maps and closes.
+// contextLinger is how long a GPU's context outlives the last mapping. Making a context takes a tenth of a second.
+// Without the delay, a program with no other use for the context would pay that for each file that it maps and closes.
 var contextLinger = 10 * time.Second
 
-// release lets go of the GPU. Its context ends later, if nobody else has it. Nobody could do anything about an error by
-// then.
+// release gives up the GPU. Its context is released later, when nobody could act on an error.
 func (g *gpu) release() {
 	time.AfterFunc(contextLinger, func() { g.drv.contextRelease(g.device) })
 }
 
-// use runs do while the GPU's primary context is the thread's current one. What do calls ends no capture of a stream by
-// another thread, but for cuCtxSynchronize.
+// use runs do while the GPU's primary context is the thread's current one. Except for cuCtxSynchronize, no driver call
+// in do ends another thread's stream capture.
 func (g *gpu) use(do func() *Error) error {
 	runtime.LockOSThread() // a context is current to a thread, not to a goroutine
 	defer runtime.UnlockOSThread()
 	if mode := int32(cudaRelaxed); g.drv.captureMode != nil && g.drv.captureMode(&mode) == 0 {
-		defer g.drv.captureMode(&mode) // which has the mode of before
+		defer g.drv.captureMode(&mode) // captureMode swaps: mode now has the thread's old mode
 	}
 	err := g.drv.check("cuCtxPushCurrent", g.drv.contextPush(g.context))
 	if err == nil {
@@ -236,20 +235,20 @@ func (g *gpu) use(do func() *Error) error {
 	return nil
 }
 
-// cudaMemory is memory of a GPU. The driver maps a handle only whole, from its first byte on, so the range has all
-// extents whole, and the mapping begins somewhere in the first one. How much that is is known once the last one came.
+// cudaMemory is memory of a GPU. The driver can map only a whole handle, so the address range has whole extents, and
+// the mapping begins somewhere in the first one. The size of the range is known when the last extent has come.
 type cudaMemory struct {
 	gpu  *gpu // the assembly's
 	off  int64
 	prot Prot
 
 	first   int64        // file offset of the first extent
-	handles []cudaHandle // imported and not mapped yet
+	handles []cudaHandle // imported, not yet mapped
 	sizes   []uintptr    // of all extents
-	start   cudaAddress  // of the range; 0: nothing is reserved
+	start   cudaAddress  // of the range; 0: none is reserved
 	size    uintptr      // of the range
-	mapped  uintptr      // bytes from start on that extents are mapped to
-	block   cudaAddress  // a small allocation, which drop frees to wait for the context; 0: the GPU had no room for it
+	mapped  uintptr      // bytes from start on that have memory
+	block   cudaAddress  // a small allocation: drop frees it to wait for the context; 0: the GPU had no room for it
 }
 
 func (c *cudaMemory) place(p extentPlace, fd int) error {
@@ -261,7 +260,7 @@ func (c *cudaMemory) place(p extentPlace, fd int) error {
 	}
 	return c.gpu.use(func() *Error {
 		var h cudaHandle
-		// The driver keeps a reference of its own, and none of the descriptor.
+		// The driver keeps its own reference to the memory, but not the descriptor.
 		if err := c.gpu.drv.check("cuMemImportFromShareableHandle",
 			c.gpu.drv.memImport(&h, uintptr(fd), cudaPOSIXHandle)); err != nil {
 			return err
@@ -273,8 +272,8 @@ func (c *cudaMemory) place(p extentPlace, fd int) error {
 	})
 }
 
-// finish maps the extents side by side. A mapping keeps its memory, so the handles go. What an error leaves, drop
-// undoes.
+// finish maps the extents side by side, and then releases the handles, because a mapping keeps its memory alive. After
+// an error the caller calls drop.
 func (c *cudaMemory) finish() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
@@ -304,7 +303,7 @@ func (c *cudaMemory) finish() error {
 	})
 }
 
-// forget releases the handles. All are tried.
+// forget releases all handles, and returns the first error.
 func (c *cudaMemory) forget() (first *Error) {
 	for _, h := range c.handles {
 		if err := c.gpu.drv.check("cuMemRelease", c.gpu.drv.memRelease(h)); first == nil {
@@ -315,24 +314,24 @@ func (c *cudaMemory) forget() (first *Error) {
 	return first
 }
 
-// move never comes: the memory keeps its promise to stay. See movingCUDA.
+// move always fails: this memory was promised to stay. See movingCUDA.
 func (c *cudaMemory) move(extentPlace, int) error {
 	return failed(syscall.EPERM, "the memory of the mapping does not move")
 }
 
-// quiesce waits for all work that was begun in the GPU's primary context.
+// quiesce waits for all work that was started in the GPU's primary context.
 func (c *cudaMemory) quiesce() error {
 	return c.gpu.use(func() *Error { return c.gpu.drv.check("cuCtxSynchronize", c.gpu.drv.contextSync()) })
 }
 
-// drop undoes what was done, after the work that was begun. All is tried: on a GPU that failed every call fails, and
-// the process has nothing left of it.
+// drop waits for the work that was started, and then undoes place and finish. It tries every step: on a failed GPU
+// every call fails, and the process keeps nothing of the GPU's memory.
 func (c *cudaMemory) drop() error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {
 		err := c.forget()
-		// cuMemUnmap waits for nobody. cuMemFree waits for the context, and unlike cuCtxSynchronize ends no
-		// capture of a stream.
+		// cuMemUnmap does not wait for kernels. cuMemFree waits for the context and, unlike cuCtxSynchronize, ends no
+		// stream capture.
 		if c.block != 0 || drv.alloc(&c.block, 1) == 0 {
 			if e := drv.check("cuMemFree", drv.free(c.block)); err == nil {
 				err = e
@@ -360,7 +359,7 @@ func (c *cudaMemory) drop() error {
 
 func (c *cudaMemory) base() uintptr { return uintptr(c.start) + uintptr(c.off-c.first) }
 
-// read returns when the bytes are there; p is the driver's until then.
+// read returns when the bytes are in p. The driver owns p until then.
 func (c *cudaMemory) read(p []byte, off int64) error {
 	return c.gpu.use(func() *Error {
 		from := cudaAddress(c.base()) + cudaAddress(off)
@@ -369,8 +368,8 @@ func (c *cudaMemory) read(p []byte, off int64) error {
 	})
 }
 
-// write returns when the bytes are in the device's memory: the driver's copy alone may return when they are in a buffer
-// of its own, and another process, the daemon for one, would not see them yet.
+// write returns when the bytes are in the device's memory. The driver's copy alone may return while the bytes are still
+// in the driver's own buffer, where another process, such as the daemon, would not see them.
 func (c *cudaMemory) write(p []byte, off int64) error {
 	drv := c.gpu.drv
 	return c.gpu.use(func() *Error {

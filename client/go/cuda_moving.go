@@ -2,16 +2,16 @@ package gaiafs
 
 import "syscall"
 
-// movingCUDA is memory of a GPU that moves: addresses, into which MOVEs map extents. The driver maps a handle only
-// whole, and extents may begin and end around the mapping's ends, so there are addresses for extents of up to
-// largestExtent.
+// movingCUDA is memory of a GPU that moves: an address range into which MOVEs map extents. The driver can map only a
+// whole handle, and extents may reach past both ends of the mapping. So the range has room for extents of up to
+// largestExtent at both ends.
 type movingCUDA struct {
 	cudaMemory
 	length int64
-	parts  []cudaPart // what is mapped now; of no order
+	parts  []cudaPart // what is mapped now, in no order
 }
 
-// cudaPart is so many bytes from at on in the range.
+// cudaPart is size bytes at offset at of the range.
 type cudaPart struct{ at, size uintptr }
 
 const largestExtent = 1 << 30
@@ -36,8 +36,8 @@ func (c *movingCUDA) finish() error {
 	})
 }
 
-// move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does;
-// the driver does not wait for those that run.
+// move unmaps whatever overlaps the extent's place, and maps the new memory there. The driver does not wait for running
+// kernels, and need not: no bracket uses the extent, so no kernel does.
 func (c *movingCUDA) move(p extentPlace, fd int) error {
 	if p.off < c.first || p.off-c.first > int64(c.size) || p.size > int64(c.size)-(p.off-c.first) ||
 		p.size%cudaGranularity != 0 {
@@ -73,7 +73,7 @@ func (c *movingCUDA) move(p extentPlace, fd int) error {
 	})
 }
 
-// unmap takes away what is mapped in a part of the range. The GPU's context is current.
+// unmap unmaps everything that overlaps a part of the range. The GPU's context is current.
 func (c *movingCUDA) unmap(at, size uintptr) *Error {
 	for i := 0; i < len(c.parts); {
 		p := c.parts[i]
@@ -90,7 +90,8 @@ func (c *movingCUDA) unmap(at, size uintptr) *Error {
 	return nil
 }
 
-// drop undoes what was done, after the work that was begun: freeing the block waits for it, as in cudaMemory.
+// drop waits for the work that was started, as cudaMemory.drop does, by freeing the block. Then it undoes finish and
+// move.
 func (c *movingCUDA) drop() error {
 	drv := c.gpu.drv
 	var first error
@@ -108,7 +109,7 @@ func (c *movingCUDA) drop() error {
 		first = err
 	}
 	if len(c.parts) > 0 {
-		return first // addresses that have memory cannot be given back
+		return first // addresses that still have memory cannot be freed
 	}
 	if err := c.cudaMemory.drop(); first == nil {
 		first = err

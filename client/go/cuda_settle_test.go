@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stream is one of the first GPU, whose primary context is the thread's while do runs, and what a program does with it.
+// stream is a stream of the first GPU. The GPU's primary context is the thread's current one while do runs, as in a
+// program that uses it.
 type stream struct {
 	t            *testing.T
 	drv          *cudaDriver
@@ -45,14 +46,14 @@ func withStream(t *testing.T, do func(s *stream)) {
 	}))
 }
 
-// store begins to store text at the start of a mapping, as a kernel would. The fake has the bytes arrive when somebody
+// store starts to store text at the start of a mapping, as a kernel would. In the fake, the bytes arrive when somebody
 // waits for the context, and no sooner.
 func (s *stream) store(m *Mapping, text string) {
 	b := []byte(text)
 	require.Zero(s.t, s.drv.copyToDevice(cudaAddress(m.DevicePointer()), unsafe.Pointer(&b[0]), uintptr(len(b))))
 }
 
-// Release, Sync, Flush and Close wait for the work that was begun.
+// Release, Sync, Flush and Close wait for the work that was started.
 func TestGPUReleaseWaits(t *testing.T) {
 	if !underFake(t) {
 		return
@@ -74,14 +75,14 @@ func TestGPUReleaseWaits(t *testing.T) {
 			require.Equal(t, text, string(home[:len(text)]))
 		}
 		s.store(m, "closed")
-		require.NoError(t, m.Close()) // and the store does not hit what is gone
+		require.NoError(t, m.Close()) // and the store does not reach freed memory
 	})
 	home, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
 	require.Equal(t, "closed", string(home[:6]))
 }
 
-// A GPU without a byte left has nothing to free that waits.
+// Close works, too, on a GPU so full that no block could be allocated to wait with.
 func TestGPUCloseWaitsOnFullGPU(t *testing.T) {
 	if !underFake(t, "FAKECUDA_FAIL=cuMemAlloc:2") {
 		return
@@ -99,7 +100,7 @@ func TestGPUCloseWaitsOnFullGPU(t *testing.T) {
 	require.Equal(t, "closed", string(home[:6]))
 }
 
-// What maps, copies and unmaps while a stream is captured does not end the capture.
+// Mapping, copying and unmapping do not end a stream capture.
 func TestGPUCaptureGoesOn(t *testing.T) {
 	if !underFake(t) {
 		return

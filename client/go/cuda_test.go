@@ -25,8 +25,8 @@ import (
 // fakeVariable is set in a test process that was started with the fake libcuda.
 const fakeVariable = "GAIAFS_TEST_FAKE_CUDA"
 
-// underFake runs the test again in a process that finds the fake libcuda, where it returns true. That process fails
-// where it ends with something of the fake's left behind.
+// underFake runs the test again in a process that finds the fake libcuda; there it returns true. That process fails if
+// anything of the fake's is left at its end.
 func underFake(t *testing.T, env ...string) bool {
 	t.Helper()
 	if os.Getenv(fakeVariable) != "" {
@@ -36,7 +36,7 @@ func underFake(t *testing.T, env ...string) bool {
 	return false
 }
 
-// inProcess runs the test again in a process of its own.
+// inProcess runs the test again in a separate process.
 func inProcess(t *testing.T, env ...string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -52,7 +52,7 @@ func inProcess(t *testing.T, env ...string) {
 	require.Contains(t, string(out), "--- PASS: "+t.Name())
 }
 
-// exitThroughC ends the process as C programs end, so that the fake can look for what was left behind.
+// exitThroughC ends the process as C programs end, so that the fake can look for leaks.
 func exitThroughC(code int) {
 	libc, err := purego.Dlopen("libc.so.6", purego.RTLD_NOW)
 	if err != nil {
@@ -67,7 +67,7 @@ func startGPUs(t *testing.T) *daemon {
 	return startDaemon(t, &controltest.Cache{Kind: 2, UUIDs: []gpubackend.UUID{fakecuda.UUID(0), fakecuda.UUID(1)}})
 }
 
-// deviceBytes is what a kernel of the fake would see.
+// deviceBytes returns what a kernel of the fake would see.
 func deviceBytes(m *Mapping) []byte {
 	p := m.DevicePointer()
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), m.Len())
@@ -127,7 +127,7 @@ func TestGPUMemory(t *testing.T) {
 	}
 }
 
-// Two devices have different memory of one file, and one device the same for two mappings.
+// Two devices have separate memory for one file; two mappings on one device share memory.
 func TestGPUMemoryIsShared(t *testing.T) {
 	if !underFake(t) {
 		return
@@ -169,7 +169,7 @@ func TestGPUMemoryReadOnly(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// The calling thread's contexts stay as they are.
+// The calling thread's contexts do not change.
 func TestGPUContextsStay(t *testing.T) {
 	if !underFake(t) {
 		return
@@ -205,12 +205,12 @@ func TestGPUContextsStay(t *testing.T) {
 		require.Equal(t, mine, now)
 		return nil
 	}))
-	require.Equal(t, int32(1), live(), "for the next one, which comes soon")
+	require.Equal(t, int32(1), live(), "kept for a next mapping")
 	require.Eventually(t, func() bool { return live() == 0 }, 10*time.Second, time.Millisecond)
 	require.Zero(t, drv.contextRelease(1))
 }
 
-// Whatever fails, the mapping is gone with all that was made for it, here and at the daemon.
+// Whatever fails, the mapping is gone, with all that was made for it, here and at the daemon.
 func TestGPUFailures(t *testing.T) {
 	for fail, want := range map[string]syscall.Errno{
 		"cuInit:999":                         syscall.ENODEV,
@@ -260,7 +260,7 @@ func TestGPUFailures(t *testing.T) {
 	}
 }
 
-// A GPU that fails at the end is reported, and the daemon is told all the same.
+// If a GPU fails during Close, Close reports that, and still tells the daemon.
 func TestGPUCloseFails(t *testing.T) {
 	d := startGPUs(t)
 	if os.Getenv(fakeVariable) == "" {
@@ -291,7 +291,7 @@ func TestNoSuchGPU(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// Mounts with emulated devices only never load the driver's library.
+// Mounts with only emulated devices never load the driver's library.
 func TestNoCUDA(t *testing.T) {
 	if os.Getenv(fakeVariable) == "" {
 		inProcess(t, "LD_LIBRARY_PATH=")

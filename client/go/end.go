@@ -6,13 +6,13 @@ import (
 	"syscall"
 )
 
-// End asks the daemon of a mountpoint to bring home what devices released. It calls answer with what the daemon says
-// then, a JSON document of docs/dev/protocol.md. Where answer unmounts and returns true, End waits for the daemon's
-// last word, the second document, and returns it. Where answer returns false, or an error, the mount goes on, and End
-// returns the error. With force the daemon gives up what cannot be brought home.
+// End asks the daemon of a mountpoint to write back everything that devices released. Then it calls answer with the
+// daemon's first JSON document (docs/dev/protocol.md). If answer unmounts and returns true, End waits for the daemon's
+// second and last document and returns it. If answer returns false or an error, the mount goes on, and End returns the
+// error. With force, the daemon gives up what it cannot write back.
 //
-// EPERM for users other than root and the one who mounted, ECANCELED where ctx ended first, ENOTCONN where the daemon
-// ended without a last word, and the errors of Status.
+// Errors: EPERM for users other than root and the one who mounted, ECANCELED if ctx ended first, ENOTCONN if the daemon
+// ended without a last document, and the errors of Status.
 func End(ctx context.Context, mountpoint string, force bool, answer func(document []byte) (unmounted bool,
 	err error)) (last []byte, err error) {
 	c, token, err := connectTo(mountpoint)
@@ -26,7 +26,7 @@ func End(ctx context.Context, mountpoint string, force bool, answer func(documen
 	if force {
 		flags = endForce
 	}
-	said := make(chan []byte, 2) // the reader of the connection must not wait
+	said := make(chan []byte, 2) // room for both, because the connection's reader must not wait
 	answered := make(chan error, 1)
 	go func() {
 		var buf []byte
@@ -63,7 +63,7 @@ func End(ctx context.Context, mountpoint string, force bool, answer func(documen
 		ended = <-answered
 	case ended = <-answered:
 		select {
-		case first := <-said: // it answered before this was looked at
+		case first := <-said: // the daemon answered before the outer select ran
 			_, err := answer(first)
 			return nil, err
 		default:

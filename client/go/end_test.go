@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// ending has a daemon answer END in a way.
+// ending starts a daemon that answers END by calling answer.
 func ending(t *testing.T, answer func(ctx context.Context, r control.EndRequest) error) *daemon {
 	return startDaemon(t, &controltest.Cache{}, func(o *control.Options) { o.End = answer })
 }
@@ -46,7 +46,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// A daemon that ends without a last word has not said that all is well.
+// A daemon that ends without its last document has not said that all is well.
 func TestEndWithoutALastWord(t *testing.T) {
 	d := ending(t, func(ctx context.Context, r control.EndRequest) error {
 		if err := r.Say([]byte("ready\n"), false); err != nil {

@@ -6,13 +6,13 @@ import (
 	"syscall"
 )
 
-// Error is what every call fails with.
+// Error is the error type of every call.
 type Error struct {
 	// Op is the call: "map", "acquire" and so on.
 	Op string
-	// Errno is the reason as the C library would report it.
+	// Errno is the reason, as the C library would report it.
 	Errno syscall.Errno
-	// Text says more than Errno, in the daemon's words where it failed there. It may be empty.
+	// Text says more than Errno. If the daemon failed the call, these are its words. It may be empty.
 	Text string
 }
 
@@ -30,7 +30,7 @@ func failed(errno syscall.Errno, format string, args ...any) *Error {
 	return &Error{Errno: errno, Text: fmt.Sprintf(format, args...)}
 }
 
-// asError makes an Error of any error, with what was being done as its text.
+// asError turns any error into an Error. Unless err is one already, the text says what failed.
 func asError(err error, format string, args ...any) *Error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -44,7 +44,7 @@ func asError(err error, format string, args ...any) *Error {
 	return failed(syscall.EIO, "%s: %v", text, err)
 }
 
-// during names the call that err ends. It returns nil for nil.
+// during sets the name of the call that failed with err. It returns nil for nil.
 func during(op string, err error) error {
 	if err == nil {
 		return nil

@@ -7,41 +7,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize is the unit of mapping, on every machine: the page of a gaiafs file.
+// pageSize is the page of a gaiafs file, on every machine. Mappings consist of whole pages.
 const pageSize = 4096
 
-// memory is what a mapping has of a device's memory in this process. Extents are placed as they come, in order, each
-// beginning where the one before it ended; finish then makes all of them usable. Nobody else uses it before that. drop
-// undoes everything, at any time, once.
+// memory is a mapping's share of a device's memory in this process. Extents are placed in order as they come, each
+// beginning where the one before it ended. finish then makes all of them usable; nobody uses the memory before that.
+// drop undoes everything. It may be called at any time, once.
 type memory interface {
-	// place takes an extent. It keeps no fd.
+	// place takes an extent. It does not keep fd.
 	place(p extentPlace, fd int) error
 	finish() error
-	// move has other memory in the place of an extent of a movable mapping or, with -1 for fd, nothing. It keeps no fd.
-	// Where it fails, nothing is there.
+	// move puts other memory in the place of an extent of a movable mapping or, if fd is -1, nothing. It does not keep
+	// fd. If it fails, the place is left without memory.
 	move(p extentPlace, fd int) error
-	// quiesce waits for the stores that were begun. drop does, too.
+	// quiesce waits for stores in progress. So does drop.
 	quiesce() error
 	drop() error
 	// base returns the address of the mapping's first byte.
 	base() uintptr
-	// read and write copy between the host and the mapping's bytes from off on, which the caller has checked.
+	// read and write copy between the host and the mapping's bytes from off on. The caller has checked the range.
 	read(p []byte, off int64) error
 	write(p []byte, off int64) error
 }
 
-// deviceKind is what this library does for one kind of device. Each has a file with its row.
+// deviceKind is how this library handles one kind of device. Each kind has a file that defines one.
 type deviceKind struct {
 	number Kind
-	// open returns the GPU that this process counts as ordinal. nil where a device has the mount's number.
+	// open returns the GPU that this process numbers ordinal. nil if devices of the kind go by the mount's numbers.
 	open func(ordinal int) (ownGPU, error)
-	// memory returns what places the extents of a mapping whose GPU, if the kind has them, is in a.
+	// memory returns the memory for a mapping's extents. a.gpu is set if the kind has an open function.
 	memory func(a *assembly) (memory, error)
 }
 
-// ownGPU is a GPU as this process has it.
+// ownGPU is a GPU opened by this process.
 type ownGPU interface {
-	// id is the UUID that the daemon knows it by.
+	// id is the UUID by which the daemon knows it.
 	id() [16]byte
 	release()
 }
@@ -56,7 +56,7 @@ func kindOf(number Kind) *deviceKind {
 	return nil
 }
 
-// emulatedKind is that of devices whose memory the CPU addresses.
+// emulatedKind is the kind of devices whose memory the CPU addresses.
 var emulatedKind = deviceKind{
 	number: KindEmulated,
 	memory: func(a *assembly) (memory, error) {
@@ -70,22 +70,21 @@ var emulatedKind = deviceKind{
 
 // hostMemory is memory that the CPU addresses.
 type hostMemory struct {
-	off, size int64 // of the mapping in the file; whole pages
+	off, size int64 // of the mapping in the file; both are multiples of a page
 	prot      Prot
-	start     unsafe.Pointer // of size bytes
+	start     unsafe.Pointer // of the range, which has size bytes
 }
 
-// reserveHost makes an address range in which nothing can be touched yet. It begins at a multiple of align, a power of
-// two.
+// reserveHost reserves an inaccessible address range that begins at a multiple of align, a power of two.
 func reserveHost(off, size, align int64, prot Prot) (*hostMemory, error) {
-	spare := max(align-pageSize, 0) // for what has to be left out before the range
+	spare := max(align-pageSize, 0) // room to align the start
 	start, err := unix.MmapPtr(-1, 0, nil, uintptr(size+spare), unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, asError(err, "no %d bytes of address space", size)
 	}
 	if before := -int64(uintptr(start)) & (align - 1); spare > 0 {
-		// Nobody else knows of these bytes; they are the kernel's again.
+		// Return the surplus on both sides to the kernel; nobody else knows these addresses.
 		if before > 0 {
 			_ = unix.MunmapPtr(start, uintptr(before))
 		}
@@ -97,7 +96,7 @@ func reserveHost(off, size, align int64, prot Prot) (*hostMemory, error) {
 	return &hostMemory{off, size, prot, start}, nil
 }
 
-// place maps the part of an extent that belongs to the mapping over part of the range, which nobody else knows of yet.
+// place maps an extent's part of the mapping into the range. Nobody else knows the range yet.
 func (h *hostMemory) place(p extentPlace, fd int) error {
 	from, to := max(p.off, h.off), min(p.off+p.size, h.off+h.size)
 	if from >= to {
@@ -117,7 +116,7 @@ func (h *hostMemory) place(p extentPlace, fd int) error {
 
 func (h *hostMemory) finish() error { return nil }
 
-// move replaces what is mapped in one step, so nobody else can come to have the addresses.
+// move replaces what is mapped in one step, so nobody else can take the addresses in between.
 func (h *hostMemory) move(p extentPlace, fd int) error {
 	from, to := max(p.off, h.off), min(p.off+p.size, h.off+h.size)
 	if from >= to {
@@ -137,13 +136,13 @@ func (h *hostMemory) move(p extentPlace, fd int) error {
 	return first
 }
 
-func (h *hostMemory) quiesce() error { return nil } // no store outlasts its instruction
+func (h *hostMemory) quiesce() error { return nil } // stores are complete when their instruction is
 
 func (h *hostMemory) drop() error { return unix.MunmapPtr(h.start, uintptr(h.size)) }
 
 func (h *hostMemory) base() uintptr { return uintptr(h.start) }
 
-// bytes is the memory as a slice. It belongs to the mapping until drop.
+// bytes returns the memory as a slice, valid until drop.
 func (h *hostMemory) bytes() []byte { return unsafe.Slice((*byte)(h.start), h.size) }
 
 func (h *hostMemory) read(p []byte, off int64) error {
@@ -156,19 +155,19 @@ func (h *hostMemory) write(p []byte, off int64) error {
 	return nil
 }
 
-// assembly is a mapping while its reply arrives. It is used by one goroutine at a time.
+// assembly builds a mapping while its reply arrives. One goroutine at a time uses it.
 type assembly struct {
-	off, size int64 // of the mapping in the file; whole pages
+	off, size int64 // of the mapping in the file; both are multiples of a page
 	align     int64 // of its address; less than a page means a page
 	prot      Prot
 	version   uint16      // of the connection
-	gpu       ownGPU      // that the memory is asked for of; nil: a device with the mount's number
+	gpu       ownGPU      // whose memory is asked for; nil: the request names a device by the mount's number
 	kind      *deviceKind // of gpu
 
 	reply  mapped
-	known  bool   // reply is valid: the daemon has a mapping
-	memory memory // nil: nothing can be placed
-	next   int64  // file offset at which the next extent begins, once one has come
+	known  bool   // reply is valid: the daemon has made the mapping
+	memory memory // nil: extents cannot be placed
+	next   int64  // file offset at which the next extent must begin; valid after the first
 	got    uint32 // extents so far
 }
 
@@ -249,7 +248,7 @@ func (a *assembly) place(p extentPlace, fd int, first bool) error {
 	return a.memory.place(p, fd)
 }
 
-// finish makes the memory usable once the reply is complete.
+// finish makes the memory usable. The reply is complete.
 func (a *assembly) finish() error {
 	if a.memory == nil || a.got != a.reply.extents || !a.reply.movable && a.next < a.off+a.size {
 		return failed(syscall.EPROTO, "the extents do not cover the mapping")
@@ -257,7 +256,7 @@ func (a *assembly) finish() error {
 	return a.memory.finish()
 }
 
-// drop gives back what was taken.
+// drop gives back the memory and the GPU.
 func (a *assembly) drop() (err error) {
 	if a.memory != nil {
 		err = a.memory.drop()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The operations of a FILE, and what stands for all devices.
+// The operations of a FILE request, and the number that means all devices.
 const (
 	fileInspect = 1
 	fileWarm    = 2
@@ -18,31 +18,31 @@ const (
 	allDevices = 1<<32 - 1
 )
 
-// Inspect returns what the daemon knows of an open file: a JSON document of docs/status.md. Errors: EACCES where f is
-// not open for reading, ENOSYS where the daemon is of an earlier version, and those of Map about f and the daemon.
+// Inspect returns what the daemon knows about an open file: a JSON document, see docs/status.md. Errors: EACCES if f is
+// not open for reading, ENOSYS if the daemon is too old, and those of Map about f and the daemon.
 func Inspect(ctx context.Context, f *os.File) ([]byte, error) {
 	doc, err := askFile(ctx, f, fileInspect, 0, 0, 0)
 	return doc, during("inspect", err)
 }
 
-// Warm brings length bytes at off of an open file to a device, by the number that the mount has for it, where they stay
-// until room is needed. This process maps nothing. off is a multiple of 4096. It returns a JSON document of
-// docs/status.md. Errors are those of Map, and ENOSYS as of Inspect.
+// Warm brings length bytes at off of an open file to a device. device is the mount's number. The bytes stay there until
+// room is needed; this process maps nothing. off is a multiple of 4096. Warm returns a JSON document, see
+// docs/status.md. Errors are those of Map, and ENOSYS as in Inspect.
 func Warm(ctx context.Context, f *os.File, device int, off, length int64) ([]byte, error) {
 	doc, err := askFile(ctx, f, fileWarm, uint32(device), off, length)
 	return doc, during("warm", err)
 }
 
-// Verify has a device compute hashes of what it holds of length bytes at off of an open file, and the daemon compare
-// them with the backing file. It returns a JSON document of docs/status.md. Errors are those of Warm.
+// Verify compares what a device holds of length bytes at off of an open file with the backing file: the device computes
+// hashes, and the daemon compares them. It returns a JSON document, see docs/status.md. Errors are those of Warm.
 func Verify(ctx context.Context, f *os.File, device int, off, length int64) ([]byte, error) {
 	doc, err := askFile(ctx, f, fileVerify, uint32(device), off, length)
 	return doc, during("verify", err)
 }
 
-// Evict takes from a device, or from all where device is negative, what nobody maps of an open file. What only a device
-// has comes home first. It returns a JSON document of docs/status.md. EPERM for users other than root and the one who
-// mounted, and the errors of Inspect.
+// Evict evicts the extents of an open file that nobody maps from a device, or from all devices if device is negative.
+// Bytes that only a device has are written back first. It returns a JSON document, see docs/status.md. Errors: EPERM
+// for users other than root and the one who mounted, and those of Inspect.
 func Evict(ctx context.Context, f *os.File, device int) ([]byte, error) {
 	of := uint32(allDevices)
 	if device >= 0 {
@@ -57,13 +57,13 @@ func askFile(ctx context.Context, f *os.File, operation, device uint32, off, len
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() // the token is good for as long as a descriptor is open
+	defer file.Close() // the token is valid while a descriptor is open
 	g, err := requestGrant(int(file.Fd()))
 	if err != nil {
 		return nil, err
 	}
 	if g.status {
-		return nil, failed(syscall.EISDIR, "the descriptor is of a directory")
+		return nil, failed(syscall.EISDIR, "the descriptor is a directory")
 	}
 	c, err := openConn(g.socket)
 	if err != nil {
@@ -73,7 +73,7 @@ func askFile(ctx context.Context, f *os.File, operation, device uint32, off, len
 	return c.document(ctx, typeFile, fileBody(g.token, operation, device, off, length))
 }
 
-// Kinds of profiles of the daemon.
+// Kinds of daemon profiles.
 const (
 	ProfileCPU        = 1
 	ProfileHeap       = 2
@@ -83,8 +83,9 @@ const (
 	ProfileMutex      = 6
 )
 
-// Profile has the daemon of a mountpoint make a profile of itself, for so long where it is one over time, and returns
-// it. EPERM for users other than root and the one who mounted, ENOSYS as of Inspect, and the errors of Status.
+// Profile asks the daemon of a mountpoint for a profile of itself, and returns it. length applies to kinds that record
+// for a time. Errors: EPERM for users other than root and the one who mounted, ENOSYS as in Inspect, and those of
+// Status.
 func Profile(ctx context.Context, mountpoint string, kind uint32, length time.Duration) ([]byte, error) {
 	c, token, err := connectTo(mountpoint)
 	if err != nil {
@@ -95,7 +96,8 @@ func Profile(ctx context.Context, mountpoint string, kind uint32, length time.Du
 	return doc, during("profile", err)
 }
 
-// document sends a request that DOCUMENT frames answer, or a RESULT with an error. The end of ctx ends the connection.
+// document sends a request whose answer is DOCUMENT frames, or a RESULT with an error. If ctx ends, it closes the
+// connection.
 func (c *conn) document(ctx context.Context, typ frameType, body []byte) (doc []byte, err error) {
 	stop := context.AfterFunc(ctx, func() { c.shut(failed(syscall.ECANCELED, "%v", context.Cause(ctx))) })
 	defer stop()

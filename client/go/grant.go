@@ -10,29 +10,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The ioctl by which the mount answers with a grant: _IOR('G', 0x01, 128 bytes).
+// The mount answers this ioctl with a grant: _IOR('G', 0x01, 128 bytes).
 const (
 	ioctlGrantRequest = 2<<30 | grantSize<<16 | 'G'<<8 | 0x01
 	grantSize         = 128
 	grantMagic        = 0x61696167
 	grantVersion      = 1
-	// grantStatus in the flags says that the token stands for the status and not for a file.
+	// grantStatus in the flags means that the token is for the mount's status, not for a file.
 	grantStatus uint16 = 1
 )
 
-// grant is the right to one open file, or to the status.
+// grant is the right to use one open file, or to read the status.
 type grant struct {
 	status bool
 	token  [16]byte
 	socket string
 }
 
-// requestGrant asks the mount for a grant of the descriptor. Tests without a mount replace it.
+// requestGrant asks the mount for a grant for the descriptor. Tests without a mount replace it.
 var requestGrant = ioctlGrant
 
 func ioctlGrant(fd int) (grant, error) {
 	var b [grantSize]byte
-	// The kernel fills b before the call returns and keeps nothing of it.
+	// The kernel fills b before the call returns, and does not keep the pointer.
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlGrantRequest, uintptr(unsafe.Pointer(&b)))
 	if errno != 0 {
 		switch errno {
@@ -48,13 +48,13 @@ func ioctlGrant(fd int) (grant, error) {
 	return g, nil
 }
 
-// decodeGrant reads what the ioctl filled in.
+// decodeGrant decodes the ioctl's answer.
 func decodeGrant(b []byte) (grant, error) {
 	if len(b) != grantSize || binary.LittleEndian.Uint32(b) != grantMagic {
 		return grant{}, fmt.Errorf("the ioctl was answered by something that is not gaiafs")
 	}
 	if v := binary.LittleEndian.Uint16(b[4:]); v != grantVersion {
-		return grant{}, fmt.Errorf("the mount grants in version %d, this library knows %d", v, grantVersion)
+		return grant{}, fmt.Errorf("the mount's grants have version %d, but this library knows %d", v, grantVersion)
 	}
 	g := grant{status: binary.LittleEndian.Uint16(b[6:])&grantStatus != 0}
 	copy(g.token[:], b[8:24])

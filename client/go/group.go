@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// maxGroupRanges is the most ranges of a group, and of an AcquireAll.
+// maxGroupRanges is the largest number of ranges in a group or an AcquireAll.
 const maxGroupRanges = 1 << 17
 
 // Range is the Len bytes at Off of a mapping.
@@ -17,28 +17,28 @@ type Range struct {
 	Off, Len int64
 }
 
-// Whole returns all of the mapping.
+// Whole returns the range of the whole mapping.
 func (m *Mapping) Whole() Range { return Range{m, 0, m.length} }
 
-// Group is ranges of mappings, of several files perhaps, of which all stores are released at once, or none. Its
-// methods may be called from any goroutine.
+// Group is a set of ranges whose stores are released all at once or not at all. The ranges may be of several mappings
+// and files. A Group's methods may be called from any goroutine.
 type Group struct {
 	ranges []Range // immutable
 	conn   *conn   // immutable
 
 	mu     sync.Mutex
-	number uint64 // 0 once it has ended; guarded by mu
+	number uint64 // 0 once the group has ended; guarded by mu
 }
 
-// Begin opens a group of ranges of mappings for writing, of one mount. What the program stores there from then on,
-// and what it stored before and did not release, is seen by nobody but programs on the same device before Release,
-// and then by everyone at once. Store only after Begin has returned, and not again after Release before the next
-// Begin. A program that ends, or closes one of the mappings, before it released the group has none of it released:
-// the memory is what it was at the last release.
+// Begin opens a group of ranges of writable mappings of one mount. Until Release, only programs on the same device see
+// what this program stores there, and what it stored before without releasing. Then everyone sees it at once. Store
+// into the ranges only after Begin has returned, and after Release not before the next Begin. If the program ends or
+// closes one of the mappings before it releases the group, none of it is released: the memory returns to its state at
+// the last release.
 //
-// Errors: those of Acquire, EINVAL (no ranges, or more than 131072), EACCES (a mapping for reading, or a view), EBUSY
-// (another open group on the device has a page of it), EXDEV (mappings of several mounts), ENOTSUP where the daemon
-// is older than this package.
+// Errors: those of Acquire, EINVAL (no ranges, or more than 131072), EACCES (a read-only mapping, or a view), EBUSY
+// (another open group on the device has one of the pages), EXDEV (several mounts), ENOTSUP (the daemon is older than
+// this package).
 func Begin(ranges ...Range) (*Group, error) {
 	g := &Group{ranges: ranges}
 	err := callAll(ranges, func(c *conn, body []byte) (err error) {
@@ -52,10 +52,10 @@ func Begin(ranges ...Range) (*Group, error) {
 	return g, nil
 }
 
-// Release publishes the group, and returns its version: every later Acquire and read sees all of it. On a GPU it
-// waits for kernels as Mapping.Release does. After an error the group is open still, unless it is ECANCELED: the
-// group was aborted; or ENODEV: a device was lost, and with it what it had of the group. EINVAL says that it was
-// released or aborted before.
+// Release publishes the group and returns its version. Every later Acquire and read sees all of it. On a GPU, Release
+// waits for kernels as Mapping.Release does. After an error the group stays open, except after ECANCELED (the group was
+// aborted) and ENODEV (a device was lost, with its part of the group). EINVAL means that the group was released or
+// aborted before.
 func (g *Group) Release() (version uint64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,8 +78,8 @@ func (g *Group) Release() (version uint64, err error) {
 	return version, during("release", err)
 }
 
-// Abort ends the group: the memory is what it was at the last release, and nothing that was stored since is ever
-// released. It does nothing where the group has ended.
+// Abort ends the group: the memory returns to its state at the last release, and what was stored since then is never
+// released. Abort does nothing if the group has ended.
 func (g *Group) Abort() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -94,26 +94,25 @@ func (g *Group) Abort() error {
 	return during("abort", err)
 }
 
-// body is that of a request of the group. The caller holds mu.
+// body returns the body of a request about the group. The caller holds mu.
 func (g *Group) body() []byte { return binary.LittleEndian.AppendUint64(nil, g.number) }
 
-// AcquireAll is Acquire of several ranges at once, of mappings and of views of one mount: what it brings has all of
-// every group up to version, and nothing of a later one. version is that of the newest group of the files, and 0
-// where there was none.
+// AcquireAll acquires several ranges of mappings and views of one mount together. It brings all of every group up to
+// version, and nothing of a later group. version is that of the newest group of the files, or 0 if there is none.
 func AcquireAll(ranges ...Range) (version uint64, err error) {
 	version, err = acquireAll(ranges, 0, 0)
 	return version, during("acquire", err)
 }
 
-// AcquireAtLeast is AcquireAll that waits until a group of one of the files was released whose version is at least so
-// high. Errors are those of AcquireAll, ETIMEDOUT, EPIPE (the last program ended that began groups of the files: it
-// will not come), and EAGAIN (too many requests of the user wait).
+// AcquireAtLeast waits until one of the files has a released group whose version is at least least, and then acquires
+// as AcquireAll does. Errors: those of AcquireAll, ETIMEDOUT, EPIPE (the last program that began groups of the files
+// has ended, so the version will not come), EAGAIN (too many requests of the user wait).
 func AcquireAtLeast(least uint64, timeout time.Duration, ranges ...Range) (version uint64, err error) {
 	version, err = acquireAll(ranges, least, timeout)
 	return version, during("acquire", err)
 }
 
-// waitSlice is how long one request waits for a version: in between, mappings can be closed.
+// waitSlice is how long one request waits for a version. Between two requests, mappings can be closed.
 const waitSlice = 500 * time.Millisecond
 
 func acquireAll(ranges []Range, least uint64, timeout time.Duration) (version uint64, err error) {
@@ -142,7 +141,7 @@ func acquireAll(ranges []Range, least uint64, timeout time.Duration) (version ui
 	}
 }
 
-// callAll runs a request with the list of ranges, whose mappings stay open meanwhile.
+// callAll runs a request with the encoded list of ranges. Their mappings stay open until it returns.
 func callAll(ranges []Range, request func(c *conn, list []byte) error) error {
 	if len(ranges) == 0 || len(ranges) > maxGroupRanges {
 		return failed(syscall.EINVAL, "there are %d ranges, and a request has 1 to %d", len(ranges), maxGroupRanges)
@@ -171,7 +170,7 @@ func groupRanges(ranges []Range) []byte {
 	return b
 }
 
-// numbered is do for requests that a NUMBERED answers.
+// numbered is do for requests that a NUMBERED frame answers.
 func (c *conn) numbered(typ frameType, body []byte) (number uint64, pages int64, err error) {
 	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
 		switch {

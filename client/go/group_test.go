@@ -72,7 +72,7 @@ func TestGroup(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
-// TestGroupOfAnOldDaemon: the error says what is the matter.
+// TestGroupOfAnOldDaemon: the error names the cause.
 func TestGroupOfAnOldDaemon(t *testing.T) {
 	m := &Mapping{length: 4096, conn: &conn{welcome: welcome{version: 2, offered: featureView | featureLarge}}}
 	_, err := Begin(m.Whole())

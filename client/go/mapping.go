@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Prot says what a mapping may be used for.
+// Prot is a set of accesses that a mapping allows.
 type Prot uint32
 
 const (
-	// ProtRead allows loads. Every mapping has it.
+	// ProtRead allows loads. Every mapping allows them.
 	ProtRead Prot = 1
-	// ProtWrite allows stores, and loads with them.
+	// ProtWrite allows stores, and implies ProtRead.
 	ProtWrite Prot = 2
 )
 
@@ -27,13 +27,13 @@ const (
 	AdviceNormal     Advice = unix.MADV_NORMAL
 	AdviceRandom     Advice = unix.MADV_RANDOM
 	AdviceSequential Advice = unix.MADV_SEQUENTIAL
-	// AdviceWillNeed begins to fetch and returns before the bytes are there.
+	// AdviceWillNeed starts to fetch the bytes, and returns before they are there.
 	AdviceWillNeed Advice = unix.MADV_WILLNEED
 	// AdviceDontNeed says that the device may use the memory for something else.
 	AdviceDontNeed Advice = unix.MADV_DONTNEED
 )
 
-// Kind is a kind of device memory. The numbers are those of the protocol. kinds.go has them.
+// Kind is a kind of device memory, with the number of the protocol. kinds.go lists them.
 type Kind uint32
 
 // Option changes how Map maps.
@@ -47,29 +47,30 @@ type options struct {
 	note  func(string)
 }
 
-// Lazy makes Map return before anything was fetched. Bytes are what they should be after Acquire.
+// Lazy makes Map return before anything is fetched. Acquire fetches the bytes.
 func Lazy() Option { return func(o *options) { o.flags |= mapLazy } }
 
-// Movable makes a mapping that has addresses only, and memory while a bracket uses it: see Use. So it may be larger
-// than the device, and many programs can share one that has no room for all.
+// Movable makes a mapping that consists of addresses, and has memory only while a bracket uses it: see Use. Such a
+// mapping may be larger than the device, and many programs can share a device that has no room for all of them.
 //
-// A mapping that is larger than what its device may have (--gpu-memory) could not be had otherwise: it is movable
-// without being asked to. All others never move.
+// A mapping that is larger than its device's budget (--gpu-memory) is movable without this option, because it would
+// fail otherwise. No other mapping moves.
 func Movable() Option { return func(o *options) { o.flags |= mapMovable; o.stays = false } }
 
-// Stays makes Map fail with ENOMEM where the mapping is larger than what its device may have.
+// Stays makes Map fail with ENOMEM, rather than make a movable mapping, if the mapping is larger than its device's
+// budget.
 func Stays() Option { return func(o *options) { o.flags &^= mapMovable; o.stays = true } }
 
-// OnKind says what kind of device is meant, where a mount has several. The device's number is then one among these.
-// Without it, it is that of a GPU on a mount that has any.
+// OnKind chooses a kind of device on a mount with several kinds. The device's number then counts devices of that kind.
+// Without OnKind, the device is a GPU if the mount has any.
 func OnKind(k Kind) Option { return func(o *options) { o.kind = k } }
 
-// Notes has f called with what a Release, Sync, Flush or Close had to say though it succeeded: that programs stored
-// past the end of the file, which is not kept. f is called before they return, from their goroutines.
+// Notes sets a function that gets the warning of a Release, Sync, Flush or Close that succeeded: programs stored past
+// the end of the file, and those stores are lost. The call runs f on its own goroutine before it returns.
 func Notes(f func(text string)) Option { return func(o *options) { o.note = f } }
 
-// Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine, and block until
-// the daemon has answered. Offsets count bytes from the start of the mapping.
+// Mapping is a window on a file in a device's memory. Its methods may be called from any goroutine. They block until
+// the daemon answers. Offsets count bytes from the start of the mapping.
 type Mapping struct {
 	off, length int64        // immutable
 	prot        Prot         // immutable
@@ -80,22 +81,22 @@ type Mapping struct {
 	mu       sync.RWMutex // held for reading while a call runs
 	conn     *conn        // nil after Close; guarded by mu
 	file     *os.File     // a duplicate of the caller's descriptor; nil for a view. Guarded by mu
-	view     *viewSource  // nil for a window; guarded by mu
-	assembly assembly     // with the memory; guarded by mu
+	view     *viewSource  // nil for a mapping of a file; guarded by mu
+	assembly assembly     // has the memory; guarded by mu
 }
 
 // Map maps length bytes at off of an open file of a gaiafs mount into the memory of a device. On a mount with GPUs,
-// device is the number by which CUDA counts the GPU in this process, whatever the daemon calls it; on one with emulated
-// devices it is the number that the mount knows the device by. off is a multiple of 4096 and length is positive; the
-// mapping may reach past the end of the file, where it reads as zero and stores are not kept. The file's descriptor may
-// be closed afterwards: the mapping keeps a duplicate.
+// device is the number that CUDA gives the GPU in this process, whatever the daemon calls it. On a mount with emulated
+// devices, device is the mount's number. off is a multiple of 4096, and length is positive. The mapping may reach past
+// the end of the file: bytes there read as zero, and stores are lost. The caller may close f afterwards, because the
+// mapping keeps a duplicate.
 //
-// A mapping on a GPU loads libcuda.so.1, and keeps the GPU's primary context until 10 seconds after Close. It leaves
-// the current context of the calling thread alone.
+// A mapping on a GPU loads libcuda.so.1, and retains the GPU's primary context until 10 seconds after Close. It does
+// not change the calling thread's current context.
 //
-// Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES where f is not open for it, ENODEV for no
-// such device, or no libcuda.so.1 for a GPU, ENOMEM where the device has no room, ECONNREFUSED or ENOTCONN where the
-// daemon is gone, and whatever reading the file failed with. ENOTSUP: memory of a kind this library cannot map.
+// Errors: EINVAL for a bad off, length, prot or file (also ENOTTY), EACCES if f is not open for prot, ENODEV if there
+// is no such device or, for a GPU, no libcuda.so.1, ENOMEM if the device has no room, ECONNREFUSED or ENOTCONN if the
+// daemon is gone, ENOTSUP if this library cannot map the device's kind of memory, and any error of reading the file.
 func Map(f *os.File, off, length int64, prot Prot, device int, opts ...Option) (*Mapping, error) {
 	m, err := newMapping(f, off, length, prot, device, opts)
 	return m, during("map", err)
@@ -139,8 +140,8 @@ func newMapping(f *os.File, off, length int64, prot Prot, device int, opts []Opt
 	return m, nil
 }
 
-// openTwice is open. A kept connection may turn out dead, when the daemon was restarted: then once more, with a new
-// one.
+// openTwice is open. If a kept connection turns out to be dead, because the daemon was restarted, it tries once more
+// with a new connection.
 func (m *Mapping) openTwice(o options) error {
 	err := m.open(o)
 	if errors.Is(err, syscall.ENOTCONN) {
@@ -149,7 +150,7 @@ func (m *Mapping) openTwice(o options) error {
 	return err
 }
 
-// duplicate returns a descriptor of the same open file that is the mapping's own.
+// duplicate returns a new descriptor of the same open file. The caller owns it.
 func duplicate(f *os.File) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -166,7 +167,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// checkFile refuses what no mount grants anything for, before it is asked.
+// checkFile refuses descriptors for which no mount gives a grant.
 func checkFile(f *os.File, prot Prot) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -191,7 +192,7 @@ func checkFile(f *os.File, prot Prot) error {
 	return nil
 }
 
-// open gets a grant, asks for the mapping and maps its extents.
+// open gets a grant, asks for the mapping, and maps its extents.
 func (m *Mapping) open(o options) error {
 	flags := o.flags
 	if m.view == nil && !o.stays && flags&mapMovable == 0 {
@@ -270,7 +271,7 @@ func (m *Mapping) open(o options) error {
 	return nil
 }
 
-// grants returns the grant of the file; for a view that of the first one, and the tokens of all.
+// grants returns the grant of the file. For a view, it returns the grant of the first file and the tokens of all files.
 func (m *Mapping) grants() (grant, [][16]byte, error) {
 	if m.view != nil {
 		return m.view.grants()
@@ -283,15 +284,15 @@ func (m *Mapping) grants() (grant, [][16]byte, error) {
 func grantFile(f *os.File) (grant, error) {
 	g, err := requestGrant(int(f.Fd()))
 	if err == nil && g.status {
-		err = failed(syscall.EINVAL, "the descriptor is of a directory")
+		err = failed(syscall.EINVAL, "the descriptor is a directory")
 	}
 	return g, err
 }
 
 func wholePages(n int64) int64 { return (n + pageSize - 1) &^ (pageSize - 1) }
 
-// flushKernel brings the stores of CPU programs that mapped the file home. launder says that the kernel cannot be
-// made to wait for that, and that the daemon has to see to it.
+// flushKernel writes back what CPU programs stored through their mappings of the file. launder means that this kernel
+// does not wait for those writes, so the daemon has to.
 func (m *Mapping) flushKernel(off, n int64) (launder bool, err error) {
 	if m.view != nil {
 		return m.view.flushKernel()
@@ -312,15 +313,15 @@ func flushKernel(f *os.File, off, n int64) (launder bool, err error) {
 	}
 }
 
-// startFlush has the kernel begin to bring stores of CPU programs that mapped the file home, many pages at a time. A
-// release that has it drop these pages would write them one after another. Nothing waits for it, and no write error is
-// used up that an fsync should report.
+// startFlush makes the kernel start to write back what CPU programs stored through their mappings, many pages at a
+// time. Without it, a release that drops these pages would write them one by one. startFlush does not wait, and does
+// not consume a write error that an fsync should report.
 func (m *Mapping) startFlush(off, n int64) {
 	_ = unix.SyncFileRange(int(m.file.Fd()), m.off+off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// kernelWaits reports whether sync_file_range on a FUSE file returns only after the write was served: since Linux
-// 6.16.
+// kernelWaits reports whether sync_file_range on a FUSE file waits until the daemon has served the writes. It does
+// since Linux 6.16.
 var kernelWaits = sync.OnceValue(func() bool {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
@@ -329,7 +330,7 @@ var kernelWaits = sync.OnceValue(func() bool {
 	return releaseAtLeast(unix.ByteSliceToString(u.Release[:]), 6, 16)
 })
 
-// releaseAtLeast compares a kernel's release such as "6.1.0-13-amd64" with a version.
+// releaseAtLeast reports whether a kernel release such as "6.1.0-13-amd64" is at least major.minor.
 func releaseAtLeast(release string, major, minor int) bool {
 	var got [2]int
 	i := 0
@@ -347,10 +348,10 @@ func releaseAtLeast(release string, major, minor int) bool {
 	return got[0] > major || got[0] == major && got[1] >= minor
 }
 
-// Bytes returns the memory of the mapping, Len bytes, where the CPU can address it: nil for a mapping on a GPU, and
-// after Close. Of a movable mapping only what a bracket uses may be touched; all else is a fault that Go cannot recover
-// from. Stores into a mapping without ProtWrite fault. The memory is the device's, shared with every process
-// that maps the file there.
+// Bytes returns the memory of the mapping, Len bytes, if the CPU can address it. It returns nil for a mapping on a GPU,
+// and after Close. The memory is the device's: every process that maps the file there shares it. In a movable mapping,
+// touch only what a bracket uses: touching anything else is a fault that Go cannot recover from. A store into a mapping
+// without ProtWrite faults, too.
 func (m *Mapping) Bytes() []byte {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -358,12 +359,13 @@ func (m *Mapping) Bytes() []byte {
 	if !ok {
 		return nil
 	}
-	// The range belongs to the mapping until Close, whose doc says that the slice ends with it.
+	// The range belongs to the mapping until Close. The doc comment says that the slice ends with it.
 	return host.bytes()[:m.length:m.length]
 }
 
-// DevicePointer returns the address of the mapping's first byte: for kernels of any context of the GPU in this process
-// where it is memory of one, for the CPU where it is emulated. It is good until Close, and 0 afterwards.
+// DevicePointer returns the address of the mapping's first byte. In GPU memory it is an address for kernels of any
+// context of that GPU in this process; in emulated memory it is an address for the CPU. It is valid until Close, and 0
+// afterwards.
 func (m *Mapping) DevicePointer() uintptr {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -373,18 +375,18 @@ func (m *Mapping) DevicePointer() uintptr {
 	return m.assembly.memory.base()
 }
 
-// Kind returns the kind of memory that the mapping has.
+// Kind returns the kind of the mapping's memory.
 func (m *Mapping) Kind() Kind { return m.kind }
 
-// Len returns the length that the mapping was made with.
+// Len returns the length that was passed to Map.
 func (m *Mapping) Len() int64 { return m.length }
 
-// Device returns the number of the device that holds the memory.
+// Device returns the number that was passed to Map.
 func (m *Mapping) Device() int { return m.device }
 
-// Acquire brings the n bytes at off up to date: it sees every Release, and every write of a CPU program, that
-// happened before. Bytes stored here and not yet released stay. It returns the number of pages that were not up to
-// date. EINVAL outside the mapping, EBADF after Close, ENOTCONN where the daemon is gone.
+// Acquire brings the n bytes at off up to date: they show every Release, and every write of a CPU program, that
+// happened before. Bytes that were stored here and not yet released stay. Acquire returns the number of pages that were
+// not up to date. Errors: EINVAL outside the mapping, EBADF after Close, ENOTCONN if the daemon is gone.
 func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
 	pages, err = m.call(off, n, func(c *conn) (int64, error) {
 		launder, err := m.flushKernel(off, n)
@@ -400,10 +402,10 @@ func (m *Mapping) Acquire(off, n int64) (pages int64, err error) {
 	return pages, during("acquire", err)
 }
 
-// Release makes the stores into the n bytes at off visible to everyone, and returns the number of pages that had any.
-// Bytes do not move. For a mapping without ProtWrite it does nothing. On a GPU it first waits for all work that was
-// begun in the primary context; while a stream is captured, that is an error of CUDA's that ends the capture. Errors
-// are those of Acquire.
+// Release publishes the stores into the n bytes at off to everyone, and returns the number of pages that had any. It
+// moves no bytes. For a mapping without ProtWrite it does nothing. On a GPU it first waits for all work that was
+// started in the primary context; while a stream is being captured, that wait fails with a CUDA error and ends the
+// capture. Errors are those of Acquire.
 func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 	pages, err = m.call(off, n, func(c *conn) (int64, error) {
 		if m.prot&ProtWrite == 0 {
@@ -418,8 +420,8 @@ func (m *Mapping) Release(off, n int64) (pages int64, err error) {
 	return pages, during("release", err)
 }
 
-// Sync is Release, and then waits until the bytes are in the backing file and on stable storage. It reports an
-// earlier write-back that failed. Other errors are those of Acquire.
+// Sync is Release, and then waits until the bytes are in the backing file and on stable storage. It also reports
+// earlier write-backs that failed. Other errors are those of Acquire.
 func (m *Mapping) Sync(off, n int64) error { return during("sync", m.sync(off, n, syncDurable)) }
 
 // Flush is Sync without the wait for stable storage.
@@ -455,7 +457,8 @@ func (m *Mapping) call(off, n int64, request func(*conn) (int64, error)) (int64,
 	return request(m.conn)
 }
 
-// checkRange checks that the mapping is open and has the n bytes at off. The caller holds mu, for reading at least.
+// checkRange checks that the mapping is open and contains the n bytes at off. The caller holds mu, at least for
+// reading.
 func (m *Mapping) checkRange(off, n int64) error {
 	if m.conn == nil {
 		return failed(syscall.EBADF, "the mapping is closed")
@@ -466,9 +469,9 @@ func (m *Mapping) checkRange(off, n int64) error {
 	return nil
 }
 
-// Close releases the whole mapping and takes it away; it waits for calls that run, and on a GPU for work that was
-// begun. Nobody may touch Bytes any more. The mapping is gone even where an error is returned: the daemon could not be
-// told, or failed to release it. EBADF where it was closed before.
+// Close releases the whole mapping and unmaps it. It waits for calls in progress, and on a GPU for work that was
+// started. Nobody may touch Bytes afterwards. The mapping is gone even if Close returns an error: then the daemon could
+// not be reached, or failed to release it. EBADF if the mapping is closed already.
 func (m *Mapping) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTenantOfAnOlderDaemon: with a tenant's name nothing is mapped by a daemon that knows none; requests that map
-// nothing are answered.
+// TestTenantOfAnOlderDaemon: a daemon without named tenants maps nothing for a process that names one. It answers
+// requests that map nothing.
 func TestTenantOfAnOlderDaemon(t *testing.T) {
 	t.Setenv(tenantVariable, "training")
-	require.NoError(t, choose(nil, nil, welcome{}), "nothing is to be told to such a daemon")
+	require.NoError(t, choose(nil, nil, welcome{}), "such a daemon gets no FEATURES")
 	c := &conn{}
 	err := c.doMap(typeMap, nil, nil)
 	require.ErrorIs(t, err, syscall.EOPNOTSUPP)

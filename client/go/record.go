@@ -6,11 +6,12 @@ import (
 	"syscall"
 )
 
-// Record has the daemon of a mountpoint record the accesses of all programs to its files, and writes the recording to w
-// in the format of docs/trace.md, until ctx ends; then it returns nil once the recording is complete. EPERM for users
-// other than root and the one who mounted, EBUSY while somebody else records, and the errors of Status. ENOTCONN where
-// the mount ended first, and the error of w where writing fails: what was written until then is a trace that is cut
-// short.
+// Record asks the daemon of a mountpoint to record the accesses of all programs to its files, and writes the recording
+// to w in the format of docs/trace.md. When ctx ends, Record completes the recording and returns nil.
+//
+// Errors: EPERM for users other than root and the one who mounted, EBUSY if somebody else is recording, ENOTCONN if the
+// mount ended first, the error of w if a write fails, and those of Status. After an error, what was written is a
+// truncated trace.
 func Record(ctx context.Context, mountpoint string, w io.Writer) error {
 	return during("record", record(ctx, mountpoint, w))
 }
@@ -22,7 +23,7 @@ func record(ctx context.Context, mountpoint string, w io.Writer) error {
 	}
 	defer c.release()
 	var id requestID
-	// The reader of the connection must not wait for the answer to a STOP, which it reads itself.
+	// The connection's reader must not wait for the answer to STOP, because it reads that answer itself.
 	began, failing, done := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	stopped := make(chan error, 1)
 	go func() {
@@ -70,7 +71,7 @@ func record(ctx context.Context, mountpoint string, w io.Writer) error {
 	return err
 }
 
-// notify puts an element into a channel with room for one.
+// notify sends to a channel with room for one element, and drops the element if the channel is full.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// The service connection, where the daemon speaks first. A process that maps something makes it in the background, and
-// goes on without where it cannot be had: the daemon then leaves the process's memory where it is.
+// The daemon speaks first on the service connection. A process that maps something opens it in the background. If that
+// fails, the process goes on without it, and the daemon leaves the process's memory where it is.
 
-// serve begins the service connection, once.
+// serve opens the service connection, once.
 func (c *conn) serve() {
 	if c.welcome.offered&featureService != 0 {
 		c.serviceOnce.Do(func() { c.reader.Go(c.attend) })
 	}
 }
 
-// attend makes the connection and answers until it ends.
+// attend opens the service connection, and answers notices until it ends.
 func (c *conn) attend() {
 	deadline := time.Now().Add(connectPatience)
 	uc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
@@ -27,7 +27,7 @@ func (c *conn) attend() {
 	c.mu.Lock()
 	over := c.err != nil
 	if !over {
-		c.service = uc // shut closes it from here on
+		c.service = uc // from here on shut closes it
 	}
 	c.mu.Unlock()
 	if over {
@@ -51,7 +51,7 @@ func (c *conn) attend() {
 		if attached && h.id != 0 {
 			said = c.answer(h, body, fds)
 		}
-		closeAll(fds) // before the answer: nobody has the memory by a descriptor then
+		closeAll(fds) // before the answer, after which no descriptor may keep the memory
 		switch {
 		case !attached:
 			if h.typ != typeResult {
@@ -69,7 +69,7 @@ func (c *conn) attend() {
 	}
 }
 
-// answer returns what to say to a notice that wants an answer, and came with these descriptors.
+// answer returns the answer to a notice that came with these descriptors.
 func (c *conn) answer(h header, body []byte, fds []int) []byte {
 	switch h.typ {
 	case typeCheck:

@@ -7,10 +7,10 @@ import (
 	"syscall"
 )
 
-// Set changes settings of a mount while it is in use, all of them or none, each given as NAME=VALUE, and returns what
-// all settings are that can be changed: a JSON document of docs/status.md. With no settings it changes nothing. EPERM
-// for users other than root and the one who mounted, EINVAL for what is no setting or no value, ENOSYS as of Inspect,
-// and the errors of Status.
+// Set changes settings of a mount in use: all of them or, on error, none. Each setting is given as NAME=VALUE. Set
+// returns the values of all settings that can be changed: a JSON document, see docs/status.md. Without settings it
+// changes nothing. Errors: EPERM for users other than root and the one who mounted, EINVAL for an unknown setting or a
+// bad value, ENOSYS as in Inspect, and those of Status.
 func Set(ctx context.Context, mountpoint string, settings ...string) ([]byte, error) {
 	doc, err := set(ctx, mountpoint, settings)
 	return doc, during("set", err)
@@ -24,13 +24,13 @@ func set(ctx context.Context, mountpoint string, settings []string) ([]byte, err
 	defer c.release()
 	body := setBody(token, settings)
 	if headerSize+len(body) > maxRequest {
-		return nil, failed(syscall.E2BIG, "the settings are longer than the %d bytes that a request may have",
+		return nil, failed(syscall.E2BIG, "the settings are longer than a request's limit of %d bytes",
 			maxRequest)
 	}
 	return c.document(ctx, typeSet, body)
 }
 
-// setBody has the settings one after another, each ended by a zero byte.
+// setBody encodes the settings one after another, each ended by a zero byte.
 func setBody(token [16]byte, settings []string) []byte {
 	text := ""
 	for _, s := range settings {

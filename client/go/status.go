@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status returns what the daemon of a mountpoint says about itself: the JSON document of docs/status.md. Root and the
-// user who mounted may name the daemon's control socket instead, as where the mount was detached. ENOTTY or EINVAL
-// where nothing of gaiafs is mounted there, ECONNREFUSED or ENOTCONN where the daemon is gone, and the errors of
-// opening the directory.
+// Status returns the status of the daemon of a mountpoint: a JSON document, see docs/status.md. Root and the user who
+// mounted may name the daemon's control socket instead, for example after the mount was detached. Errors: ENOTTY or
+// EINVAL if no gaiafs is mounted there, ECONNREFUSED or ENOTCONN if the daemon is gone, and those of opening the
+// directory.
 func Status(mountpoint string) ([]byte, error) {
 	doc, err := status(mountpoint)
 	return doc, during("status", err)
@@ -27,8 +27,8 @@ func status(mountpoint string) ([]byte, error) {
 	return c.document(context.Background(), typeStatus, token[:])
 }
 
-// connectTo connects to the daemon of a mountpoint, with a token for the mount; by its socket the token is of zeros.
-// The connection is the caller's until release.
+// connectTo connects to the daemon of a mountpoint, and returns a token for the mount. If mountpoint names the daemon's
+// socket, the token is all zeros. The caller must release the connection.
 func connectTo(mountpoint string) (*conn, [16]byte, error) {
 	d, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if errors.Is(err, syscall.ENOTDIR) {
@@ -46,7 +46,7 @@ func connectTo(mountpoint string) (*conn, [16]byte, error) {
 		return nil, [16]byte{}, err
 	}
 	if !g.status {
-		return nil, [16]byte{}, failed(syscall.EINVAL, "the mount gave no access to the status")
+		return nil, [16]byte{}, failed(syscall.EINVAL, "the mount refused access to its status")
 	}
 	c, err := openConn(g.socket)
 	return c, g.token, err

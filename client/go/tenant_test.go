@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestTenant: what a program maps is on the account of the tenant that GAIAFS_TENANT names, where its user may be that
-// one. Else it maps nothing, and is told why.
+// TestTenant: GAIAFS_TENANT names the tenant that is charged for what a program maps, if the program's user may be that
+// tenant. Otherwise the program maps nothing, and the error says why.
 func TestTenant(t *testing.T) {
 	f, cache := startMoving(t)
 	require.NoError(t, cache.SetTenants([]pagecache.Tenant{
@@ -44,7 +44,7 @@ func TestTenant(t *testing.T) {
 				_, err = m.Use(t.Context(), 0, brick)
 				require.NoError(t, err)
 			}
-			require.Eventually(t, func() bool { // a bracket of the mapping before may be ending still
+			require.Eventually(t, func() bool { // the previous mapping's bracket may still be ending
 				owners := cache.Status().Devices[0].Tenants
 				return len(owners) == 1 && owners[0].Tenant == pagecache.NamedTenant(name)
 			}, 20*time.Second, time.Millisecond)

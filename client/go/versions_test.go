@@ -12,7 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// recorded has the grants of this process lead to a daemon of recorded frames, and returns it with an open file.
+// recorded makes the grants of this process lead to a daemon that replays recorded frames. It returns the daemon and an
+// open file.
 func recorded(t *testing.T, answers map[uint16][]string) (*controltest.Recorded, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +30,7 @@ func recorded(t *testing.T, answers map[uint16][]string) (*controltest.Recorded,
 	return r, f
 }
 
-// A daemon of version 1 gets what it knows, and nothing else.
+// A daemon of version 1 gets only what it knows.
 func TestDaemonOfVersion1(t *testing.T) {
 	r, f := recorded(t, controltest.Version1)
 	m, err := Map(f, 0x200000, 0x400000, ProtRead|ProtWrite, 3, OnKind(KindEmulated))
@@ -48,7 +49,7 @@ func TestDaemonOfVersion1(t *testing.T) {
 	require.Zero(t, r.First(2)[28], "the kind is reserved in version 1")
 }
 
-// A daemon of the future has more to say, which is taken, or wants what nobody has.
+// A client ignores what a newer daemon appends to frames, and refuses a daemon that requires unknown features.
 func TestLaterDaemon(t *testing.T) {
 	answers := map[uint16][]string{1: {"welcome2"}, 2: {"mapped2-longer", "extents2-longer"}, 7: {"result"},
 		13: {"result"}}
@@ -63,7 +64,7 @@ func TestLaterDaemon(t *testing.T) {
 	require.ErrorContains(t, err, "requires features 0x4000000000000000")
 }
 
-// What the daemon says first is answered, though the program does nothing meanwhile.
+// The client answers what the daemon sends first, even while the program does nothing.
 func TestNoticesAreAnswered(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	m, err := Map(d.file(t, 4096), 0, 4096, ProtRead, 0)
@@ -76,9 +77,10 @@ func TestNoticesAreAnswered(t *testing.T) {
 	c.moving.add(&assembly{reply: mapped{mapping: 7}})
 	frames := loadFrames(t)
 	for name, want := range map[string][]byte{
-		"check":       answerBody(0, 0),
-		"move":        answerBody(uint32(syscall.EPERM), 5),
-		"invalidated": answerBody(uint32(syscall.ENOSYS), 0), // it wants no answer; one that did would not be known
+		"check": answerBody(0, 0),
+		"move":  answerBody(uint32(syscall.EPERM), 5),
+		// INVALIDATED wants no answer; to one with an id, the client says that it does not know it
+		"invalidated": answerBody(uint32(syscall.ENOSYS), 0),
 	} {
 		h, body, err := decodeHeader(frames[name])
 		require.NoError(t, err)

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// The limits of a view.
+// Limits of a view.
 const (
 	defaultAlign = 256
 	maxAlign     = 2 << 20
@@ -16,17 +16,18 @@ const (
 	maxViewSize  = 1 << 62
 )
 
-// Segment is Count rows of Length bytes of a file, the first at Offset, each Stride bytes after the one before.
+// Segment is Count rows of Length bytes of a file. The first row is at Offset, and each next row is Stride bytes
+// further.
 type Segment struct {
-	File           int // number of the file among those of MapView
+	File           int // index into MapView's files
 	Offset, Length int64
-	Stride         int64 // at least Length; not looked at where there is one row
+	Stride         int64 // at least Length; ignored if there is one row
 	Count          int64 // 0 means 1
 }
 
 func (s Segment) rows() int64 { return max(s.Count, 1) }
 
-// stride is 0 where there is one row.
+// stride returns 0 if there is one row.
 func (s Segment) stride() int64 {
 	if s.rows() == 1 {
 		return 0
@@ -34,7 +35,7 @@ func (s Segment) stride() int64 {
 	return s.Stride
 }
 
-// end is where the segment ends in its file. check has found that there is such a number.
+// end returns the offset at which the segment ends in its file. check has ruled out an overflow.
 func (s Segment) end() int64 { return s.Offset + s.stride()*(s.rows()-1) + s.Length }
 
 func (s Segment) check(i int) error {
@@ -54,8 +55,8 @@ func (s Segment) check(i int) error {
 	return nil
 }
 
-// ViewLayout finds out where a view has its segments: segment i begins offsets[i] bytes from the start of the view, at
-// a multiple of align, and its rows are packed. align is a power of two up to 2 MiB, and 0 means 256. It asks nobody.
+// ViewLayout computes the layout of a view: segment i begins offsets[i] bytes from the start of the view, at a multiple
+// of align, and its rows are packed. align is a power of two up to 2 MiB; 0 means 256. It does not contact the daemon.
 // Errors: EINVAL, and EOVERFLOW for a segment that ends past the largest file.
 func ViewLayout(segments []Segment, align int64) (offsets []int64, size int64, err error) {
 	offsets, size, err = layout(segments, align)
@@ -93,27 +94,28 @@ func layout(segments []Segment, align int64) (offsets []int64, size int64, err e
 	return offsets, size, nil
 }
 
-// Align has MapView begin each segment, and the view, at a multiple of n bytes: a power of two up to 2 MiB. Without it
-// n is 256, which suits every kernel. 1 packs the segments.
+// Align makes MapView begin the view, and each segment in it, at a multiple of n bytes: a power of two up to 2 MiB. The
+// default is 256, which suits every kernel. 1 packs the segments.
 func Align(n int64) Option { return func(o *options) { o.align = n } }
 
-// View is a mapping with chosen bytes of one file, or of several, in a layout of its own. It is only read: Release,
-// Sync and Flush do nothing. Offsets count bytes from the start of the view.
+// View is a read-only mapping with chosen bytes of one or several files, in a layout of its own. Release, Sync and
+// Flush do nothing. Offsets count bytes from the start of the view.
 type View struct {
 	*Mapping
 	offsets []int64 // immutable
 }
 
-// Offset returns where segment i begins in the view.
+// Offset returns the offset of segment i in the view.
 func (v *View) Offset(i int) int64 { return v.offsets[i] }
 
-// MapView makes a view of segments of open files of one gaiafs mount, in the memory of a device. All processes that ask
+// MapView makes a view of segments of open files of one gaiafs mount in the memory of a device. All processes that ask
 // for the same segments of the same files on the same device share it. It stays coherent: after Acquire it shows what
-// was released or written before, and only what changed is copied again. Padding between segments is zeros, as are
-// bytes past the end of a file. Segments may overlap, repeat and come in any order. The files may be closed afterwards.
+// was released or written before, and only changed bytes are copied again. Padding between segments is zeros, and so
+// are bytes past the end of a file. Segments may overlap, repeat, and come in any order. The caller may close the files
+// afterwards.
 //
 // Errors: those of Map, EOVERFLOW for a segment that ends past the largest file, EXDEV for files of several mounts, and
-// ENOTSUP where the daemon of the mount is older than this package.
+// ENOTSUP if the daemon is older than this package.
 func MapView(files []*os.File, segments []Segment, device int, opts ...Option) (*View, error) {
 	v, err := newView(files, segments, device, opts)
 	return v, during("map view", err)
@@ -151,19 +153,20 @@ func newView(files []*os.File, segments []Segment, device int, opts []Option) (*
 	return &View{m, offsets}, nil
 }
 
-// viewSource is where a view has its bytes from. It is immutable once the view is mapped.
+// viewSource has the files of a view. It is immutable once the view is mapped.
 type viewSource struct {
 	files    []viewFile
 	segments []Segment // the caller's, while the view is being mapped
 }
 
-// viewFile is a file of a view. What the segments have of it lies between from and to; nothing where these are equal.
+// viewFile is a file of a view. All segments of the file lie between from and to; there are none if from and to are
+// equal.
 type viewFile struct {
 	*os.File // a duplicate of the caller's descriptor
 	from, to int64
 }
 
-// open duplicates the descriptors. close gives them back, also where it fails.
+// open duplicates the descriptors. The caller closes v, even if open fails.
 func (v *viewSource) open(files []*os.File) error {
 	v.files = make([]viewFile, 0, len(files))
 	for _, f := range files {
@@ -178,7 +181,7 @@ func (v *viewSource) open(files []*os.File) error {
 	}
 	for i, s := range v.segments {
 		if s.File < 0 || s.File >= len(files) {
-			return failed(syscall.EINVAL, "segment %d is of file %d, and there are %d", i, s.File, len(files))
+			return failed(syscall.EINVAL, "segment %d is of file %d, but there are only %d", i, s.File, len(files))
 		}
 		f := &v.files[s.File]
 		if f.from == f.to {
@@ -199,7 +202,7 @@ func (v *viewSource) close() (err error) {
 	return err
 }
 
-// flushKernel brings the stores of CPU programs that mapped the files home, as Mapping.flushKernel does.
+// flushKernel writes back what CPU programs stored through their mappings of the files, as Mapping.flushKernel does.
 func (v *viewSource) flushKernel() (launder bool, err error) {
 	for _, f := range v.files {
 		if f.from == f.to {
@@ -212,7 +215,7 @@ func (v *viewSource) flushKernel() (launder bool, err error) {
 	return launder, nil
 }
 
-// grants returns the grant of the first file and the tokens of all.
+// grants returns the grant of the first file, and the tokens of all files.
 func (v *viewSource) grants() (first grant, tokens [][16]byte, err error) {
 	for i, f := range v.files {
 		g, err := grantFile(f.File)
@@ -230,7 +233,7 @@ func (v *viewSource) grants() (first grant, tokens [][16]byte, err error) {
 	return first, tokens, nil
 }
 
-// askForView sends MAPVIEW. The reply is that of MAP.
+// askForView sends MAPVIEW. The reply has the frames of a MAP's.
 func (m *Mapping) askForView(c *conn, uuid [16]byte, flags uint32, o options, tokens [][16]byte, a *assembly) error {
 	if c.welcome.chosen()&featureView == 0 {
 		return failed(syscall.ENOTSUP, "the daemon of the mount is older than this library, and has no views")
@@ -238,7 +241,7 @@ func (m *Mapping) askForView(c *conn, uuid [16]byte, flags uint32, o options, to
 	body := viewBody(uint32(m.device), o.kind, uuid, flags, o.align, tokens, m.view.segments)
 	err := c.doMap(typeMapView, body, a.take)
 	if err == nil && a.reply.size != m.length {
-		err = failed(syscall.EPROTO, "the daemon made a view of %d bytes, not of %d", a.reply.size, m.length)
+		err = failed(syscall.EPROTO, "the daemon made a view of %d bytes instead of %d", a.reply.size, m.length)
 	}
 	return err
 }

@@ -45,7 +45,7 @@ func TestViewLayout(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	for range 200 { // against the definition, byte by byte
+	for range 200 { // check against the definition, byte by byte
 		align := int64(1) << r.IntN(8)
 		var segments []Segment
 		var want []int64
@@ -147,7 +147,7 @@ func TestBadViews(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// A recorded daemon has a view of 0x1234 bytes.
+// The recorded daemon has a view of 0x1234 bytes.
 func TestViewRequest(t *testing.T) {
 	answers := map[uint16][]string{1: {"welcome-view"}, 7: {"result"}, 13: {"result"}, 14: {"result"},
 		16: {"mapped-view", "extents-view"}}
@@ -177,7 +177,7 @@ func TestViewRequest(t *testing.T) {
 	}
 }
 
-// TestLargeRequest looks at how a body travels that is larger than a frame.
+// TestLargeRequest checks how a body travels that is longer than a frame.
 func TestLargeRequest(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -228,7 +228,7 @@ func TestAlignedMemory(t *testing.T) {
 	}
 	before := addressSpace(t)
 	held := make([]*hostMemory, 1000)
-	for i := range held { // of various sizes, so that they do not begin where they should by chance
+	for i := range held { // of various sizes, so that ranges are not aligned by chance
 		h, err := reserveHost(0, int64(1+i%13)*pageSize, 1<<20, ProtRead)
 		require.NoError(t, err)
 		held[i] = h
@@ -236,10 +236,10 @@ func TestAlignedMemory(t *testing.T) {
 	for _, h := range held {
 		require.NoError(t, h.drop())
 	}
-	require.Less(t, addressSpace(t), before+100<<20, "something of up to 1 MiB each stays")
+	require.Less(t, addressSpace(t), before+100<<20, "up to 1 MiB leaks per mapping")
 }
 
-// addressSpace returns how many bytes of addresses this process has in use.
+// addressSpace returns the size of this process's address space in use, in bytes.
 func addressSpace(t *testing.T) (bytes int64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/statm")

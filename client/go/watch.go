@@ -6,10 +6,11 @@ import (
 	"syscall"
 )
 
-// Watch has the daemon of a mountpoint write what it does to w, a JSON document of docs/trace.md a line, until ctx
-// ends; then it returns nil. filter is a JSON document, too: what is to be watched. Root and the user who mounted see
-// all of it, others what their own programs ask for. ENOSYS for a daemon that cannot do that, EINVAL for a filter that
-// cannot be read, EPERM for other users who filter by path, the errors of Status and of w.
+// Watch makes the daemon of a mountpoint report what it does. It writes the reports to w, one JSON document of
+// docs/trace.md per line, until ctx ends; then it returns nil. filter is a JSON document that chooses what to report.
+// Root and the user who mounted see everything; others see what their own programs ask for. Errors: ENOSYS if the
+// daemon is too old, EINVAL if the filter cannot be parsed, EPERM for other users who filter by path, and those of
+// Status and of w.
 func Watch(ctx context.Context, mountpoint string, filter []byte, w io.Writer) error {
 	c, token, err := connectTo(mountpoint)
 	if err != nil {
@@ -17,7 +18,7 @@ func Watch(ctx context.Context, mountpoint string, filter []byte, w io.Writer) e
 	}
 	defer c.release()
 	var failure error
-	stop := context.AfterFunc(ctx, func() { c.shut(failed(syscall.ECANCELED, "nobody watches any more")) })
+	stop := context.AfterFunc(ctx, func() { c.shut(failed(syscall.ECANCELED, "the watch ended")) })
 	defer stop()
 	err = c.do(typeWatch, append(token[:], filter...), func(h header, body []byte, _ []int) error {
 		switch h.typ {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. These numbers are the daemon's
-// too; the frames in control/testdata are what both are tested against.
+// The wire format of docs/dev/protocol.md, versions 1 and 2, as the client needs it. The daemon uses the same numbers.
+// The frames in control/testdata test both sides.
 const (
 	helloMagic = 0x41494147 // "GAIA"
 	minVersion = 1
@@ -14,7 +14,7 @@ const (
 
 	headerSize = 16
 	maxFrame   = 64 << 10
-	maxRequest = 4 << 10 // the largest frame that a daemon takes
+	maxRequest = 4 << 10 // the largest frame that a daemon accepts
 	maxExtents = 128
 
 	flagMore  uint16 = 1
@@ -53,7 +53,7 @@ const (
 	typeUse          frameType = 40
 	typeDone         frameType = 41
 
-	// What the daemon says first, on a service connection.
+	// What the daemon sends first, on a service connection.
 	typeCheck       frameType = 0x4001
 	typeMove        frameType = 0x4002
 	typeInvalidated frameType = 0x4003
@@ -72,23 +72,23 @@ const (
 	mapLazy        uint32 = 1
 	mapLaunder     uint32 = 2
 	mapMovable     uint32 = 4
-	mapIfLarger    uint32 = 8 // movable if it is larger than what the device may have
+	mapIfLarger    uint32 = 8 // movable if the mapping is larger than the device's budget
 	acquireLaunder uint32 = 1
 	syncDurable    uint32 = 1
 	endForce       uint32 = 1
 )
 
-// Bits of what a daemon offers and requires.
+// Feature bits, which a daemon offers and may require.
 const (
 	featureService uint64 = 1 << 0
 	featureLarge   uint64 = 1 << 1
 	featureMove    uint64 = 1 << 2
 	featureView    uint64 = 1 << 3
 	featureGroup   uint64 = 1 << 4
-	// featureTenant is used where GAIAFS_TENANT is set.
+	// featureTenant is chosen if GAIAFS_TENANT is set.
 	featureTenant uint64 = 1 << 5
 
-	// usedFeatures are those that this package always has a use for.
+	// usedFeatures are the features that this package always chooses if they are offered.
 	usedFeatures = featureService | featureLarge | featureMove | featureView | featureGroup
 )
 
@@ -106,7 +106,7 @@ type header struct {
 // frame builds a request.
 func frame(typ frameType, id requestID, body []byte) []byte { return flaggedFrame(typ, 0, id, body) }
 
-// largeFrame builds a request whose body, of so many bytes, is in a descriptor beside it.
+// largeFrame builds a request whose body of size bytes is in a descriptor sent with it.
 func largeFrame(typ frameType, id requestID, size int) []byte {
 	return flaggedFrame(typ, flagLarge, id, binary.LittleEndian.AppendUint64(nil, uint64(size)))
 }
@@ -126,8 +126,8 @@ func helloBody(minVersion, maxVersion uint16) []byte {
 	return binary.LittleEndian.AppendUint16(b, maxVersion)
 }
 
-// mapBody names the device by uuid where that is not zero, and otherwise by its number among those of the kind. Kind 0
-// is any, and the only one that version 1 knows.
+// mapBody names the device by uuid or, if that is zero, by its number among the devices of the kind. Kind 0 means any;
+// version 1 knows no other.
 func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, off, length int64,
 	uuid [16]byte) []byte {
 	b := append([]byte(nil), token[:]...)
@@ -140,7 +140,7 @@ func mapBody(token [16]byte, device uint32, prot Prot, flags uint32, kind Kind, 
 	return append(b, uuid[:]...)
 }
 
-// viewBody asks for a view. The segments are as layout leaves them.
+// viewBody encodes a MAPVIEW. layout has checked the segments.
 func viewBody(device uint32, kind Kind, uuid [16]byte, flags uint32, align int64, tokens [][16]byte,
 	segments []Segment) []byte {
 	const segmentSize = 40
@@ -175,7 +175,7 @@ func rangeBody(m mappingID, off, n int64, arg uint32) []byte {
 	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
-// useBody asks for a bracket of ranges of open mappings.
+// useBody encodes a USE for ranges of open mappings.
 func useBody(bracket uint64, flags, patience uint32, ranges []Range) []byte {
 	b := make([]byte, 0, 24+rangeSize*len(ranges))
 	b = binary.LittleEndian.AppendUint64(b, bracket)
@@ -188,7 +188,7 @@ func doneBody(bracket uint64) []byte { return binary.LittleEndian.AppendUint64(n
 
 func unmapBody(m mappingID) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(m)) }
 
-// featuresBody has the name of a tenant where featureTenant is chosen.
+// featuresBody encodes a FEATURES. tenant is empty unless featureTenant is chosen.
 func featuresBody(chosen uint64, tenant string) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, chosen)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(tenant)))
@@ -210,7 +210,7 @@ func endBody(token [16]byte, flags uint32) []byte {
 	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
-// decodeHeader splits one record into header and body. The body aliases record.
+// decodeHeader splits a record into header and body. The body aliases record.
 func decodeHeader(record []byte) (header, []byte, error) {
 	if len(record) < headerSize {
 		return header{}, nil, fmt.Errorf("frame of %d bytes is shorter than its header", len(record))
@@ -225,7 +225,7 @@ func decodeHeader(record []byte) (header, []byte, error) {
 	}, record[headerSize:], nil
 }
 
-// bodySize checks the size of a body. From version 2 on a newer daemon may have more to say, which nobody reads.
+// bodySize checks the size of a body. From version 2 on, a newer daemon may append fields, which this package ignores.
 func bodySize(what string, version uint16, body []byte, n int) error {
 	if len(body) < n || version < 2 && len(body) > n {
 		return fmt.Errorf("%s has a body of %d bytes, not %d", what, len(body), n)
@@ -244,7 +244,8 @@ type welcome struct {
 	key               [16]byte // of the connection, for its service connection
 }
 
-// among returns the kind, or with 0 the first one, that devices of the mount have. nil: none has.
+// among returns the library's support for a kind of device, or nil if the mount has no device of the kind. For kind 0,
+// it returns the first kind that the mount has.
 func (w welcome) among(kind Kind) *deviceKind {
 	for _, k := range kinds {
 		if (kind == 0 || kind == k.number) && w.kinds&(1<<(k.number-1)) != 0 {
@@ -254,7 +255,7 @@ func (w welcome) among(kind Kind) *deviceKind {
 	return nil
 }
 
-// chosen returns the features that are in use: those that the daemon offers and this package has a use for.
+// chosen returns the features in use, except featureTenant: those that the daemon offers and this package uses.
 func (w welcome) chosen() uint64 { return w.offered & usedFeatures }
 
 func decodeWelcome(body []byte) (welcome, error) {
@@ -293,8 +294,8 @@ type mapped struct {
 	device  uint32
 	size    int64
 	extents uint32
-	uuid    [16]byte // of the GPU; zero where the kind has none
-	movable bool     // it has no extents: brackets bring them
+	uuid    [16]byte // of the GPU; zero if the kind has no UUIDs
+	movable bool     // the reply has no extents; brackets bring them
 }
 
 func decodeMapped(version uint16, body []byte) (mapped, error) {
@@ -315,10 +316,10 @@ func decodeMapped(version uint16, body []byte) (mapped, error) {
 // tierNone is the tier of an extent that has no memory.
 const tierNone = 3
 
-// extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
+// extentPlace describes an extent: its offset in the file and its size, in bytes, and its memory.
 type extentPlace struct {
 	off, size  int64
-	kind       Kind   // 0 in version 1: that of the mapping
+	kind       Kind   // 0 in version 1, which means the mapping's kind
 	tier       uint32 // where the memory is
 	generation uint64 // grows each time the extent moves
 }
@@ -360,7 +361,7 @@ func decodeExtents(version uint16, body []byte) (extents, error) {
 	return e, nil
 }
 
-// move is the body of MOVE: an extent is to be had from other memory, at the same addresses.
+// move is the body of MOVE: an extent gets other memory at the same addresses.
 type move struct {
 	mapping            mappingID
 	extent             extentPlace // with the new kind, tier and generation

@@ -13,7 +13,7 @@ import (
 
 var frameFiles = []string{"../../control/testdata/frames.txt", "../../control/testdata/frames2.txt"}
 
-// loadFrames reads the frames that every implementation of the protocol is tested against.
+// loadFrames reads the frames that test every implementation of the protocol.
 func loadFrames(t testing.TB) map[string][]byte {
 	t.Helper()
 	frames := make(map[string][]byte)
@@ -53,7 +53,7 @@ func countingKey() (key [16]byte) {
 	return key
 }
 
-// numberedMapping is one that the daemon gave a number.
+// numberedMapping is a mapping with a given number of the daemon's.
 func numberedMapping(n mappingID) *Mapping {
 	return &Mapping{assembly: assembly{reply: mapped{mapping: n}}}
 }
@@ -159,7 +159,7 @@ func TestRepliesAreDecodedAsDocumented(t *testing.T) {
 	}
 }
 
-// FuzzReply feeds the decoders what a daemon might send. They must neither panic nor keep more than the frame holds.
+// FuzzReply feeds the decoders arbitrary replies. They must neither panic nor return more than the frame holds.
 func FuzzReply(f *testing.F) {
 	for _, b := range loadFrames(f) {
 		f.Add(b)
