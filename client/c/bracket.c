@@ -1,7 +1,7 @@
 /*
- * Brackets: gaia_use asks for the memory of what a launch uses, gaia_done gives it back, and move.c has it at its
- * addresses in between. A bracket is its thread's until gaia_done, and then nobody's: what is left to do is to tell the
- * daemon.
+ * Brackets. gaia_use asks for the memory that a launch uses, and gaia_done gives it back. In between, move.c has mapped
+ * the memory at its addresses. A bracket belongs to its thread until gaia_done. After that it belongs to no thread, and
+ * only the daemon has to be told.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -13,17 +13,17 @@
 /* A bracket. */
 struct gaiafs_bracket {
 	struct gaiafs_job job; /* its first member */
-	struct gaiafs_bracket *outer; /* the thread's, opened before */
-	struct gaiafs_mapping *m; /* that of the first range; NULL: nothing moves */
+	struct gaiafs_bracket *outer; /* the thread's bracket that was opened before */
+	struct gaiafs_mapping *m; /* of the first range; NULL: nothing moves */
 	gaia_stream_t stream;
 	uint64_t id;
-	bool may;                 /* the daemon says whether it may be kept */
-	struct gaiafs_kept *kept; /* NULL: the daemon is told of the end */
-	size_t n;                 /* of spans: what moves, each with a reference on its mapping */
+	bool may;                 /* ask the daemon whether the bracket may be kept */
+	struct gaiafs_kept *kept; /* NULL: the daemon is told when the bracket ends */
+	size_t n;                 /* number of spans: the ranges that move, each with a reference on its mapping */
 	struct gaiafs_span spans[];
 };
 
-/* The thread's open brackets, the last one first. */
+/* The thread's open brackets, the newest first. */
 static _Thread_local struct gaiafs_bracket *open_brackets;
 
 static uint64_t next_id; /* atomic */
@@ -60,7 +60,7 @@ static void end_job(struct gaiafs_job *j)
 	gaiafs_bracket_end((struct gaiafs_bracket *)j);
 }
 
-/* stream_done is a host function of CUDA's, which waits for nothing. */
+/* stream_done is a CUDA host function, so it must not wait. */
 static void stream_done(void *argument)
 {
 	gaiafs_post(argument);
@@ -71,8 +71,10 @@ static uint64_t offset_of(const struct gaiafs_mapping *m, const void *addr)
 	return (uintptr_t)addr - (uintptr_t)m->base;
 }
 
-/* find_moving finds the ranges that move, which are of one connection and device. What it found has references, also
- * after a failure. */
+/*
+ * find_moving finds the ranges that move, and checks that they are of one connection and device. The spans it found
+ * have references, even after a failure.
+ */
 static int find_moving(const struct gaia_range *ranges, size_t n, struct gaiafs_bracket *b, struct gaiafs_fail *f)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -167,7 +169,7 @@ static void use(
 		(void)gaiafs_bracket_open(b, &r);
 		return;
 	}
-	if (f->errnum == EINTR) { /* it may be granted all the same */
+	if (f->errnum == EINTR) { /* the daemon may still grant it */
 		gaiafs_bracket_end(b);
 		return;
 	}
@@ -218,7 +220,10 @@ int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream_t stream
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
-/* done ends a bracket of the thread's, after the work of its stream. One whose end cannot be put there stays open. */
+/*
+ * done ends a bracket of the thread's after the work of its stream. If the end cannot be queued there, the bracket
+ * stays open.
+ */
 static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail unmarked = { 0 };
@@ -228,7 +233,7 @@ static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
 		if (b->stream == GAIA_ALL_STREAMS) {
 			(void)b->m->kind->quiesce(b->m, b->stream, f);
 		} else if (b->kept != NULL && gaiafs_keep_mark(b->kept, b->stream, &unmarked) == 0) {
-			/* The stream goes on, and nobody is called. */
+			/* The mark tells when the stream's work is done; no host function is needed. */
 		} else if (b->m->kind->after(b->m->gpu, b->stream, stream_done, &b->job, f) == 0) {
 			*p = b->outer;
 			return;

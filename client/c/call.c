@@ -1,16 +1,15 @@
 /*
  * Calls: requests of many threads over one connection, and their replies.
  *
- * Of the threads that wait for a reply, one reads for all and passes the task on when its own reply is complete. It
- * never waits for another thread: a frame with descriptors is left with the request whose reply it is, as a parcel, and
- * the thread that waits for it maps them. So a reader waits for the daemon only, whatever the driver of a GPU does
- * meanwhile.
+ * One of the threads that wait for a reply reads for all. When its own reply is complete, it passes the task on. The
+ * reader never waits for another thread. It leaves a frame with descriptors with the request as a parcel, and the
+ * request's thread maps the descriptors. So the reader waits only for the daemon, however long a GPU driver takes.
  *
- * A thread waits in the kernel in a way that signals end: in recv, or in a futex. A call that is interrupted leaves its
- * place to an abandoned one, which nobody waits for: its reply is dropped when it comes, and a mapping in it is ended.
- * A thread of the library's own sees to that if no other call does.
+ * A thread waits in the kernel so that signals can end the wait: in recv, or on a futex. An interrupted call leaves an
+ * abandoned call in its place, for which nobody waits. Its reply is dropped when it comes, and a mapping in the reply
+ * is ended. If no other call reads these replies, one of the library's own threads does.
  *
- * A call that is begun by gaiafs_call_begin may be waited for in pieces. Between these no thread need read: replies
+ * A call that gaiafs_call_begin started may be waited for in steps. Between the steps no thread needs to read: replies
  * wait in the socket.
  */
 #define _GNU_SOURCE
@@ -27,9 +26,9 @@
 
 enum { UNSENT, SENT, DONE };
 
-/* Futexes. Their words change under a connection's lock, and whoever waits looks again under it. */
+/* Futexes. Their words change under a connection's lock. A woken thread looks at the state again under that lock. */
 
-/* futex_wait waits at most timeout milliseconds; a negative timeout is none. It returns 0, EINTR or ETIMEDOUT. */
+/* futex_wait waits at most timeout milliseconds; negative means no limit. It returns 0, EINTR or ETIMEDOUT. */
 static int futex_wait(uint32_t *word, uint32_t seen, int timeout)
 {
 	const struct timespec left = { .tv_sec = timeout / 1000, .tv_nsec = timeout % 1000 * 1000000L };
@@ -66,7 +65,7 @@ static void remove_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	*p = r->next;
 }
 
-/* complete_locked ends a call whose reply is complete. One that nobody waits for, and that got a mapping, ends that. */
+/* complete_locked ends a call whose reply is complete. If an abandoned call got a mapping, it sends UNMAP for it. */
 static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
 	remove_locked(c, r);
@@ -87,8 +86,10 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	}
 }
 
-/* pump_locked sends what may go out. Requests are small, and mostly as many as a daemon takes at once fit into a
- * socket's buffer. One that does not fit goes out after the next reply. */
+/*
+ * pump_locked sends the requests that may go out. Requests are small, so usually as many as a daemon takes at once fit
+ * into a socket's buffer. One that does not fit goes out after the next reply.
+ */
 static void pump_locked(struct gaiafs_conn *c)
 {
 	for (struct gaiafs_request *r = c->calls, *next; r != NULL && c->running < c->welcome.max_requests; r = next) {
@@ -103,7 +104,7 @@ static void pump_locked(struct gaiafs_conn *c)
 			complete_locked(c, r);
 			continue;
 		}
-		/* Whatever else fails here, the thread that reads finds out, with the daemon's last words if there are any. */
+		/* The reading thread learns of any other failure here, with the daemon's last words if there are any. */
 		if (err != 0)
 			(void)shutdown(c->fd, SHUT_WR);
 		r->state = SENT;
@@ -111,7 +112,7 @@ static void pump_locked(struct gaiafs_conn *c)
 	}
 }
 
-/* pass_on_locked has another thread read, where one waits and none does. */
+/* pass_on_locked wakes another waiting thread to read, if no thread reads. */
 static void pass_on_locked(struct gaiafs_conn *c)
 {
 	if (c->reading)
@@ -140,7 +141,7 @@ static void close_all(const struct gaiafs_frame *frame)
 		close(frame->fds[i]);
 }
 
-/* deliver_locked gives a frame to its call, and takes care of its descriptors. */
+/* deliver_locked gives a frame to its call. It passes on or closes the frame's descriptors. */
 static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, const struct gaiafs_frame *frame)
 {
 	struct gaiafs_fail f = { 0 };
@@ -172,7 +173,9 @@ static void deliver_locked(struct gaiafs_conn *c, struct gaiafs_request *r, cons
 	}
 }
 
-/* read_one reads a frame and gives it to its call, as the thread that reads. It returns 0, EINTR or ETIMEDOUT. */
+/*
+ * read_one reads a frame and gives it to its call. Only the reading thread calls it. It returns 0, EINTR or ETIMEDOUT.
+ */
 static int read_one(struct gaiafs_conn *c, int timeout)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
@@ -208,7 +211,7 @@ static int read_one(struct gaiafs_conn *c, int timeout)
 	}
 	if (fail.errnum == 0)
 		return 0;
-	gaiafs_lose(c, &fail); /* before calls end, so that one that begins anew makes a new connection */
+	gaiafs_lose(c, &fail); /* before the calls end, so that the next call makes a new connection */
 	pthread_mutex_lock(&c->lock);
 	while (c->calls != NULL) {
 		c->calls->fail = c->lost;
@@ -251,7 +254,9 @@ static void sweep(struct gaiafs_job *job)
 	free(job);
 }
 
-/* have_swept_locked has abandoned calls looked after. Where there is no thread for it, the next call does. */
+/*
+ * have_swept_locked prepares a sweeper for abandoned calls. If there is no memory for one, the next call does the work.
+ */
 static struct sweeper *have_swept_locked(struct gaiafs_conn *c)
 {
 	struct sweeper *s;
@@ -279,8 +284,10 @@ static void post_sweeper(struct sweeper *s)
 	free(s);
 }
 
-/* abandon_locked leaves a call's place to one that nobody waits for; what was to be unmapped is unmapped all the same.
- * False: there is no memory for it, and the call goes on. */
+/*
+ * abandon_locked replaces r with an abandoned copy for which nobody waits. An UNMAP that was not sent yet is still
+ * sent. False: there is no memory for the copy, and the call goes on.
+ */
 static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
 	struct gaiafs_request *ghost;
@@ -306,7 +313,7 @@ static bool abandon_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 
 /* Calling */
 
-/* wait_locked lets r wait for something to happen. It returns 0, EINTR or ETIMEDOUT. */
+/* wait_locked makes r wait until something happens. It returns 0, EINTR or ETIMEDOUT. */
 static int wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout)
 {
 	uint32_t seen = __atomic_load_n(&r->wake, __ATOMIC_RELAXED);
@@ -324,7 +331,7 @@ static int wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int time
 	return err;
 }
 
-/* take_parcel_locked has the request take its next parcel, if there is one, under no lock. */
+/* take_parcel_locked makes the request take its next parcel, if there is one. It drops the lock for that. */
 static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
 	struct gaiafs_parcel *p = r->parcels;
@@ -345,7 +352,7 @@ static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	return true;
 }
 
-/* begin_locked makes r a call of c, or returns why c is lost. */
+/* begin_locked makes r a call of c. If c is lost, it returns the errno of that. */
 static int begin_locked(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
 {
 	r->fail = (struct gaiafs_fail){ 0 };
@@ -421,7 +428,7 @@ void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r)
 	if (r->state == SENT || (r->state == UNSENT && r->type == GAIAFS_UNMAP)) {
 		r->abandoned = true;
 		c->abandoned++;
-		if (r->state == UNSENT) /* a reply makes room for it, so somebody has to read */
+		if (r->state == UNSENT) /* it goes out when a reply makes room, so a thread has to read */
 			s = have_swept_locked(c);
 	} else {
 		if (r->state == UNSENT)

@@ -1,5 +1,7 @@
-/* The process's connections: one for each socket, made at the first use, kept, and shared by all threads. call.c uses
- * them. */
+/*
+ * The process's connections. There is one for each socket, made at its first use and shared by all threads. call.c uses
+ * them.
+ */
 #define _GNU_SOURCE
 #include "conn.h"
 
@@ -15,10 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Seconds that a daemon with a full queue, or one that does not answer HELLO, is waited for. */
+/* The seconds that a connect waits for a daemon with a full queue, and that a handshake waits for an answer. */
 enum { PATIENCE = 30 };
 
-/* The processors from which on a thread may use one to look for a reply, and the nanoseconds for which it does. */
+/* With at least this many processors, a thread polls for a reply for LOOK_FOR nanoseconds. */
 #ifndef GAIAFS_ENOUGH_PROCESSORS
 #define GAIAFS_ENOUGH_PROCESSORS 4
 #endif
@@ -47,8 +49,10 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
-	/* The parent's connections must end with the parent. Threads that the child does not have may have been using the
-	 * structures, which are therefore not freed. */
+	/*
+	 * The parent's connections must end with the parent. Threads that do not exist in the child may have been using the
+	 * structures, so these are not freed.
+	 */
 	for (struct gaiafs_conn *c = conns; c != NULL; c = c->next) {
 		close(c->fd);
 		if (c->service >= 0)
@@ -138,8 +142,10 @@ static size_t find_rights(struct msghdr *msg, int fds[GAIAFS_MAX_EXTENTS])
 	return n;
 }
 
-/* look_for is for how many nanoseconds a reply is looked for again and again before the thread sleeps until it comes:
- * to be woken takes a third of a short call. Where there are few processors, the daemon needs this one. */
+/*
+ * look_for is how many nanoseconds a thread polls for a reply before it sleeps. Being woken takes a third of the time
+ * of a short call. On few processors it is 0, because the daemon needs this processor.
+ */
 static long look_for;
 static pthread_once_t look_once = PTHREAD_ONCE_INIT;
 
@@ -151,9 +157,11 @@ static void choose_look_for(void)
 		look_for = LOOK_FOR;
 }
 
-/* wait_for_bytes waits until there is something to receive, or the connection has ended. It returns an errno:
- * ETIMEDOUT, or EINTR. Every signal interrupts poll; recv is interrupted only by those whose handlers do not restart
- * calls. */
+/*
+ * wait_for_bytes waits until there is something to receive, or until the connection has ended. It returns 0 or an
+ * errno, such as ETIMEDOUT or EINTR. Every signal handler interrupts poll; only handlers that do not restart calls
+ * interrupt recv.
+ */
 static int wait_for_bytes(int fd, int timeout)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -186,7 +194,7 @@ int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame
 	struct iovec iov = { .iov_base = record, .iov_len = GAIAFS_MAX_FRAME };
 	ssize_t n;
 
-	/* The daemon may have closed without reading everything: its last words come after one ECONNRESET. */
+	/* If the daemon closed without reading everything, its last words come after one ECONNRESET. */
 	bool reset = false;
 
 	for (;;) {
@@ -283,7 +291,7 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 		return gaiafs_failed(f, err, "gaiafs does not listen on %s (%s): is it still running?", path, strerror(err));
 	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
 	err = gaiafs_say(fd, GAIAFS_HELLO, 0, body, gaiafs_put_hello(body));
-	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those a refusal can still be read */
+	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after these two, a refusal can still be read */
 		return gone(f, strerror(err));
 	while ((err = gaiafs_hear(fd, record, PATIENCE * 1000, &frame, fds, f)) == EINTR)
 		continue;
@@ -305,7 +313,7 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 	return err;
 }
 
-/* unlist_locked takes c off the list; the list's reference becomes the caller's. */
+/* unlist_locked takes c off the list. The list's reference becomes the caller's. */
 static bool unlist_locked(struct gaiafs_conn *c)
 {
 	if (!c->listed)
@@ -368,12 +376,14 @@ int gaiafs_conn_may_map(const struct gaiafs_conn *c, struct gaiafs_fail *f)
 	const char *tenant = getenv("GAIAFS_TENANT");
 
 	if (tenant != NULL && *tenant != '\0' && (c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
-		return gaiafs_failed(f, EOPNOTSUPP, "GAIAFS_TENANT is set, and the daemon is older than tenants with names");
+		return gaiafs_failed(f, EOPNOTSUPP, "GAIAFS_TENANT is set, but the daemon is too old for named tenants");
 	return 0;
 }
 
-/* Only a forked child could have another copy of the socket, so it is closed and off the list at once for those who
- * fork. */
+/*
+ * Nobody but a forked child can have another copy of the socket. So the socket is closed and c taken off the list in
+ * one step, as seen by fork.
+ */
 void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 {
 	bool listed;
@@ -383,7 +393,7 @@ void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 	listed = unlist_locked(c);
 	pthread_mutex_lock(&c->lock);
 	c->lost = *why;
-	(void)shutdown(c->fd, SHUT_RDWR); /* for a child that has a copy after all */
+	(void)shutdown(c->fd, SHUT_RDWR); /* in case a child does have a copy */
 	close(c->fd);
 	c->fd = -1;
 	pthread_mutex_unlock(&c->lock);
@@ -395,7 +405,7 @@ void gaiafs_lose(struct gaiafs_conn *c, const struct gaiafs_fail *why)
 		gaiafs_conn_unref(c);
 }
 
-/* new_conn_locked makes a connection with its socket, which is listed before anybody can fork. */
+/* new_conn_locked makes a connection with its socket, and lists it, before the process can fork. */
 static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiafs_fail *f)
 {
 	struct gaiafs_conn *c = calloc(1, sizeof *c);
@@ -424,7 +434,7 @@ static struct gaiafs_conn *new_conn_locked(const char *socket_path, struct gaiaf
 	return c;
 }
 
-/* choose tells the daemon which of its features this library uses, before anybody else uses c. It returns an errno. */
+/* choose tells the daemon which of its features this library uses. No other thread uses c yet. It returns an errno. */
 static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 {
 	const char *variable = getenv("GAIAFS_TENANT"), *tenant = variable != NULL ? variable : "";
@@ -438,13 +448,13 @@ static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 		return gaiafs_failed(f, EINVAL, "GAIAFS_TENANT has %zu bytes: the name of a tenant has %d at most", strlen(tenant),
 				    GAIAFS_MAX_TENANT);
 	if ((c->welcome.offered & GAIAFS_FEATURE_TENANT) == 0)
-		tenant = ""; /* for requests that map nothing: gaiafs_conn_may_map refuses others */
+		tenant = ""; /* allowed for requests that map nothing; gaiafs_conn_may_map refuses the others */
 	if (*tenant != '\0')
 		chosen |= GAIAFS_FEATURE_TENANT;
 	if (chosen == 0)
 		return 0;
 	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, gaiafs_put_features(body, chosen, tenant));
-	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after those its last words can still be read */
+	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after these two, its last words can still be read */
 		return gone(f, strerror(err));
 	while ((err = gaiafs_hear(c->fd, c->record, PATIENCE * 1000, &frame, fds, f)) == EINTR)
 		continue;
@@ -479,7 +489,7 @@ struct gaiafs_conn *gaiafs_conn_open(const char *socket_path, struct gaiafs_fail
 		while (c->state == CONNECTING)
 			pthread_cond_wait(&conns_changed, &gaiafs_table_lock);
 		pthread_mutex_unlock(&gaiafs_table_lock);
-		/* A lost one shows at the call, where its reason is. */
+		/* If it is lost, the next call fails with the reason. */
 		return c;
 	}
 	pthread_mutex_unlock(&gaiafs_table_lock);

@@ -1,10 +1,10 @@
-/* Bytes in and out of a mapping's memory, and copies of it that are this process's alone. */
+/* Copies: bytes into and out of a mapping's memory, and device memory that belongs to this process alone. */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <errno.h>
 
-/* covers reports whether m has the n bytes at addr, of which there may be none. */
+/* covers reports whether m contains the n bytes at addr. n may be 0. */
 static bool covers(const struct gaiafs_mapping *m, const void *addr, uint64_t n)
 {
 	uint64_t at = (uintptr_t)addr - (uintptr_t)m->base;
@@ -12,10 +12,10 @@ static bool covers(const struct gaiafs_mapping *m, const void *addr, uint64_t n)
 	return (uintptr_t)addr >= (uintptr_t)m->base && at <= m->size && n <= m->size - at;
 }
 
-/* Of memory that moves, so many bytes are copied in one bracket. */
+/* How many bytes of movable memory are copied in one bracket. */
 enum { PIECE = 4 << 20 };
 
-/* copy copies bytes out of m, or into it, also where its memory moves. */
+/* copy copies bytes into or out of m, with brackets if m's memory moves. */
 static int copy(struct gaiafs_mapping *m, void *to, const void *from, size_t len, bool out, struct gaiafs_fail *f)
 {
 	int (*by)(struct gaiafs_mapping *, void *, const void *, size_t, struct gaiafs_fail *) =
@@ -71,7 +71,7 @@ int gaia_write(void *addr, const void *from, size_t len)
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
-/* make_copies returns 0 once the copies of a part of m are in the table, at *base. */
+/* make_copies returns 0 once the copies of parts of m are in the table, at *base. */
 static int make_copies(const struct gaiafs_mapping *m, size_t size, const struct gaia_copy *list, size_t count,
 	void **base, struct gaiafs_fail *f)
 {

@@ -1,8 +1,8 @@
 /*
- * GPUs: libcuda.so.1, which is loaded when a mount has GPUs and never otherwise, and the memory that it imports.
+ * GPUs: libcuda.so.1, which is loaded only if a mount has GPUs, and the GPU memory that is imported.
  *
- * CUDA maps an imported handle only from its first byte on and only whole. So the extents of a mapping lie side by side
- * in one range of addresses, each of them whole, and what the program gets begins somewhere in the first one.
+ * CUDA maps an imported handle only whole. So the extents of a mapping lie side by side in one range of addresses, each
+ * of them whole, and the program's pointer may point into the middle of the first one.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -15,7 +15,7 @@
 
 struct gaiafs_cu gaiafs_cu;
 
-/* The driver's names; a second one is taken where the first is missing. */
+/* The driver's functions. If name is missing, second is tried. */
 static const struct {
 	void *slot;
 	const char *name, *second;
@@ -69,18 +69,18 @@ static const struct {
 	{ &gaiafs_cu.graph_retain, "cuGraphRetainUserObject", NULL, true },
 };
 
-/* What loading came to; set once. */
+/* The result of loading; set once. */
 static struct gaiafs_fail unusable;
-static pid_t loader; /* atomic: the process in which all functions are there; 0: none */
+static pid_t loader; /* atomic: the process that has loaded all functions; 0: none */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 #include "cuda_errors.h"
 
-/* CUDA_ERROR_ILLEGAL_ADDRESS, which the driver reports at some later call. */
+/* CUDA_ERROR_ILLEGAL_ADDRESS. The driver reports it at some later call. */
 enum { ILLEGAL_ADDRESS = 700 };
 #define ILLEGAL_ADDRESS_WORDS                                                                                          \
-	". A kernel before this call used an address that has nothing behind it, or stored into what is only read: memory " \
-	"that moves is there in brackets only (gaia_use, gaiafs.use)"
+	". A kernel before this call used an address that has no memory, or stored into read-only memory: "                  \
+	"memory that moves is there in brackets only (gaia_use, gaiafs.use)"
 
 int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f)
 {
@@ -161,7 +161,7 @@ void gaiafs_cu_leave(struct visit *v)
 		(void)gaiafs_cu.capture_mode(&v->mode);
 }
 
-/* A context of another thread's that this one uses where it has none of the device. */
+/* Another thread's context, which this thread uses if it has no context of the device itself. */
 static _Thread_local context lent;
 
 static bool current_is(device d)
@@ -250,7 +250,7 @@ static int open_gpu(struct gaiafs_mapping *m, bool used, struct gaiafs_fail *f)
 	m->gpu = (struct gaiafs_gpu *)c;
 	if (!used)
 		return 0;
-	/* A context takes its time to be made: now, under no lock. */
+	/* Making a context takes time, so do it here, without a lock. */
 	if (gaiafs_cu_enter(c, &v, f) != 0) {
 		if (c->primary != NULL)
 			(void)gaiafs_cu.primary_release(c->device);
@@ -274,12 +274,12 @@ static int begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_
 }
 
 /*
- * An extent begins and ends somewhere around the mapping's ends, and is mapped whole: a movable mapping has addresses
- * for extents of up to so many bytes.
+ * The first and the last extent may reach past the mapping's ends, and each is mapped whole. So a movable mapping
+ * reserves addresses up to multiples of this size.
  */
 #define LARGEST_EXTENT ((uint64_t)1 << 30)
 
-/* reserve_movable reserves the addresses of a movable mapping, in which move maps extents. */
+/* reserve_movable reserves the addresses of a movable mapping. move maps extents there. */
 static int reserve_movable(struct gaiafs_mapping *m, address hint, struct gaiafs_fail *f)
 {
 	struct gaiafs_cuda *c = gaiafs_cu_of(m->gpu);
@@ -293,7 +293,7 @@ static int reserve_movable(struct gaiafs_mapping *m, address hint, struct gaiafs
 	return f->errnum;
 }
 
-/* room_for_part makes room for one more of c's parts. */
+/* room_for_part makes room for one more part of c. */
 static int room_for_part(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {
 	size_t more = c->room == 0 ? 16 : 2 * c->room;
@@ -333,8 +333,7 @@ static int add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int 
 	return 0;
 }
 
-/* give_access lets the device use the range and, with peers, the other GPUs of the process that can reach its memory.
- * */
+/* give_access lets the device use the range. With peers, so may the process's other GPUs that can reach the memory. */
 static int give_access(struct gaiafs_cuda *c, address at, size_t size, bool writable, bool peers, struct gaiafs_fail *f)
 {
 	const int flags = writable ? ACCESS_BOTH : ACCESS_READ;
@@ -362,12 +361,12 @@ static int give_access(struct gaiafs_cuda *c, address at, size_t size, bool writ
 	return gaiafs_cu_check(gaiafs_cu.set_access(at, size, who, n), "cuMemSetAccess", f);
 }
 
-/* lay reserves the range and maps the parts into it. What it leaves behind where it fails, drop takes away. */
+/* lay reserves the range and maps the parts into it. After a failure, drop removes what is left. */
 static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, struct gaiafs_fail *f)
 {
 	int err;
 
-	if (gaiafs_cu.alloc(&c->block, 1) != 0) /* for drop; a device that is full has none */
+	if (gaiafs_cu.alloc(&c->block, 1) != 0) /* for drop; fails on a full device */
 		c->block = 0;
 	err = gaiafs_cu_check(gaiafs_cu.reserve(&c->range, c->total, 0, hint, 0), "cuMemAddressReserve", f);
 
@@ -390,7 +389,7 @@ static int lay(struct gaiafs_cuda *c, address hint, bool writable, bool peers, s
 	return give_access(c, c->range, c->total, writable, peers, f);
 }
 
-/* place maps what a handle has, which is given back in any case: the mapping keeps the memory. */
+/* place maps the memory of a handle. It gives the handle back in any case: the mapping keeps the memory. */
 static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool writable, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail second;
@@ -406,8 +405,8 @@ static int place(struct gaiafs_cuda *c, address at, size_t size, handle h, bool 
 }
 
 /*
- * move unmaps what is in the place of an extent, and maps other memory there. No bracket uses it, so no kernel does;
- * the driver does not wait for those that run.
+ * move unmaps the parts in the place of an extent, and maps other memory there. No bracket uses the extent, so no
+ * kernel does. The driver does not wait for running kernels.
  */
 static int move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
@@ -464,7 +463,8 @@ static int finish(struct gaiafs_mapping *m, void *addr, struct gaiafs_fail *f)
 	if (err != 0)
 		return err;
 	m->base = (uint8_t *)(uintptr_t)(c->range + in);
-	return gaiafs_table_add(m, f); /* the addresses are ours alone before the table has them, and until it has not */
+	return gaiafs_table_add(m, f); /* the range is reserved longer than m is in the table, so no other mapping overlaps
+	*/
 }
 
 static void leave(struct gaiafs_mapping *m)
@@ -473,9 +473,9 @@ static void leave(struct gaiafs_mapping *m)
 }
 
 /*
- * quiesce_unseen waits for the context and ends no capture. cuCtxSynchronize would, whichever thread calls it.
- * cuMemFree waits for the context too, and a thread whose capture mode is relaxed may call it. False: there is nothing
- * to free.
+ * quiesce_unseen waits for the context without ending a capture. cuCtxSynchronize would end it, whichever thread calls
+ * it. cuMemFree waits for the context too, and a thread in relaxed capture mode may call it. False: there is nothing to
+ * free.
  */
 static bool quiesce_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 {
@@ -488,7 +488,7 @@ static bool quiesce_unseen(struct gaiafs_cuda *c, struct gaiafs_fail *f)
 	return true;
 }
 
-/* drop goes on after a failure, and reports the first. */
+/* drop continues after a failure, and reports the first one. */
 static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail fails[5] = { 0 };
@@ -497,8 +497,8 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 	bool keep = false;
 
 	if (c->range != 0 || c->count > 0 || c->block != 0)
-		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a context that is lost may still let go of its memory */
-	/* cuMemUnmap waits for nobody */
+		(void)gaiafs_cu_enter(c, &v, &fails[0]); /* a lost context may still free its memory */
+	/* cuMemUnmap does not wait. */
 	if ((c->mapped > 0 || c->block != 0 || (m->movable && c->count > 0)) && !quiesce_unseen(c, &fails[4])) {
 		keep = gently;
 		if (!gently)

@@ -1,4 +1,4 @@
-/* What the parts of the library that use GPUs share: the driver, as far as it is called. */
+/* Declarations that the GPU sources share: the driver's functions that the library calls. */
 #ifndef GAIAFS_CUDA_H
 #define GAIAFS_CUDA_H
 
@@ -12,11 +12,11 @@ typedef void *context;
 typedef void *stream;
 typedef void *graph;
 
-/* Results of calls that are looked at; the others get an errno and words. */
+/* Results that the library looks at. All others become an errno and a message. */
 enum {
 	NOT_READY = 600,
-	CAPTURE_UNSUPPORTED = 900, /* the first that speaks of captures, */
-	CAPTURE_WRONG_THREAD = 908, /* and the last */
+	CAPTURE_UNSUPPORTED = 900, /* the first of the results about captures, */
+	CAPTURE_WRONG_THREAD = 908, /* and the last one */
 };
 
 enum { POSIX_DESCRIPTOR = 1 };               /* CUmemAllocationHandleType */
@@ -29,9 +29,9 @@ enum { PORTABLE = 1, MAPPED = 2 };           /* of registered memory */
 enum { WITHOUT_SYNC = 1, MOVE = 1 };         /* of user objects: CUuserObject_flags, CUuserObjectRetain_flags */
 enum { WITHOUT_TIMING = 2 };                 /* CUevent_flags */
 enum { NON_BLOCKING = 1 };                   /* CUstream_flags */
-enum { MOST_DEVICES = 64 };                  /* CUDA shows a process no more */
-enum { GRANULARITY = 2 << 20 };              /* to which hints are rounded */
-#define PER_THREAD_STREAM ((stream)(uintptr_t)2) /* the numbers up to this one are default streams */
+enum { MOST_DEVICES = 64 };                  /* CUDA shows a process no more than this */
+enum { GRANULARITY = 2 << 20 };              /* hints are rounded to this */
+#define PER_THREAD_STREAM ((stream)(uintptr_t)2) /* numbers up to this are default streams */
 
 struct access {
 	struct {
@@ -90,41 +90,46 @@ struct gaiafs_cu {
 	result (*graph_retain)(graph g, void *object, unsigned refs, unsigned flags);
 };
 
-/* Loaded once the open of gaiafs_cuda_kind has returned 0. */
+/* Loaded once gaiafs_cuda_kind.open has returned 0. */
 extern struct gaiafs_cu gaiafs_cu;
 
-/* gaiafs_cu_check returns 0 for success, else an errno with the call's name and the driver's words in *f. */
+/*
+ * gaiafs_cu_check returns 0 for success. For a failure it returns an errno, with the call's name and the driver's text
+ * in *f.
+ */
 int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f);
 
-/* What a struct gaiafs_gpu of this kind is. */
+/* The GPU of a mapping: what a struct gaiafs_gpu of this kind points to. */
 struct gaiafs_cuda {
 	device device;              /* immutable */
 	uint8_t uuid[GAIAFS_UUID];  /* immutable */
 	context primary;            /* the device's, if retained; guarded by primary_lock */
 
-	/* The mapping's, for the thread that makes it, and later for the one that ends it. */
+	/* The mapping's memory. The thread that makes the mapping uses it, and later the one that ends it. */
 	struct part {
-		handle handle; /* 0: given back */
+		handle handle; /* 0: released */
 		size_t size;
-		size_t at; /* of a movable mapping: where it is in the range */
+		size_t at; /* in a movable mapping: its place in the range */
 	} *parts;
-	size_t count, room, total; /* total: bytes of all parts, and of a movable mapping those of its addresses */
+	size_t count, room, total; /* total: bytes of all parts; in a movable mapping bytes of its addresses */
 	int64_t first;             /* file offset of the first extent */
 	address range;             /* total bytes; 0: none */
-	size_t mapped;             /* bytes of it that are mapped */
+	size_t mapped;             /* bytes of the range that are mapped */
 	address block;             /* an allocation; 0: none. Freeing it waits for the context: see drop */
 };
 
-/* How a thread's CUDA state was found, for gaiafs_cu_leave. */
+/* A thread's previous CUDA state, for gaiafs_cu_leave to restore. */
 struct visit {
 	bool pushed, relaxed;
 	int mode;
 };
 
-/* gaiafs_cu_relax lets the thread call what is forbidden while another one captures a stream. */
+/* gaiafs_cu_relax allows the thread calls that are forbidden while another thread captures a stream. */
 void gaiafs_cu_relax(struct visit *v);
-/* gaiafs_cu_enter makes a context of the device current: the caller's, if it is one, else the primary one, which is
- * retained until the mapping ends. */
+/*
+ * gaiafs_cu_enter makes a context of the device current. It prefers the thread's current context, then the lent one,
+ * then the primary one, which it retains until the mapping ends.
+ */
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
 void gaiafs_cu_leave(struct visit *v);
 static inline struct gaiafs_cuda *gaiafs_cu_of(struct gaiafs_gpu *gpu)
@@ -132,7 +137,7 @@ static inline struct gaiafs_cuda *gaiafs_cu_of(struct gaiafs_gpu *gpu)
 	return (struct gaiafs_cuda *)gpu;
 }
 
-/* The functions of gaiafs_cuda_kind that are in cuda_stream.c, */
+/* The functions of gaiafs_cuda_kind in cuda_stream.c. */
 int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t s, struct gaiafs_work *w, bool *captured, bool *launched,
 		      struct gaiafs_fail *f);
 int gaiafs_cu_after(
@@ -141,7 +146,7 @@ int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t s, void **event, struct
 bool gaiafs_cu_passed(void *event);
 void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait);
 bool gaiafs_cu_lost(void *context, struct gaiafs_fail *f);
-/* and in cuda_copy.c. */
+/* Those in cuda_copy.c. */
 int gaiafs_cu_quiesce(struct gaiafs_mapping *m, gaia_stream_t s, struct gaiafs_fail *f);
 int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f);

@@ -1,4 +1,4 @@
-/* The memory of GPUs as the calls of gaiafs.h use it: waiting for the work that was begun, and copies. */
+/* GPU memory: waiting for the work that was begun, and copies. */
 #define _GNU_SOURCE
 #include "cuda.h"
 
@@ -33,7 +33,9 @@ int gaiafs_cu_read(struct gaiafs_mapping *m, void *to, const void *from, size_t 
 	return err;
 }
 
-/* A copy from memory that is not pinned returns once the bytes are in a buffer of the driver's. */
+/*
+ * A copy from memory that is not pinned returns when the bytes are in the driver's buffer, so this waits for the copy.
+ */
 int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t n, struct gaiafs_fail *f)
 {
 	struct visit v;
@@ -48,7 +50,7 @@ int gaiafs_cu_write(struct gaiafs_mapping *m, void *to, const void *from, size_t
 	return err;
 }
 
-/* fill queues all copies, and waits once. */
+/* fill queues all copies and waits once. */
 static int fill(struct gaiafs_cuda *c, const struct gaia_copy *list, size_t count, struct gaiafs_fail *f)
 {
 	stream s = NULL;

@@ -1,4 +1,4 @@
-/* Work in the streams of GPUs: host functions, the words that streams wait for, and captures. */
+/* Work in GPU streams: host functions, the words that streams wait for, and captures. */
 #define _GNU_SOURCE
 #include "cuda.h"
 
@@ -6,12 +6,12 @@
 #include <stdlib.h>
 
 /*
- * Words lie in pages that are registered once, for all contexts, and stay. They are shared memory, so that a fork
- * leaves them where the GPU reads them.
+ * Words lie in pages that are registered once, for all contexts, and stay. The pages are shared memory, so that after a
+ * fork the GPU still reads the parent's pages.
  */
 enum { PAGE = 4096, WORDS = PAGE / sizeof(uint32_t) };
 
-static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* no call is made under it */
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* not held during calls of libcuda */
 static struct gaiafs_word *free_words;                         /* guarded by words_lock */
 
 static void word_done(struct gaiafs_word *w)
@@ -23,7 +23,7 @@ static void word_done(struct gaiafs_word *w)
 	pthread_mutex_unlock(&words_lock);
 }
 
-/* more_words registers a page of words, with a context current. */
+/* more_words registers a page of words. A context must be current. */
 static int more_words(struct gaiafs_fail *f)
 {
 	struct gaiafs_word *all = calloc(WORDS, sizeof *all);
@@ -57,7 +57,7 @@ static int more_words(struct gaiafs_fail *f)
 	return 0;
 }
 
-/* word returns one that says "not yet", and its address on the device of the current context. NULL: *f says why. */
+/* word returns a word that says "not yet", and its address on the current context's device. NULL: *f says why. */
 static struct gaiafs_word *word(address *at, struct gaiafs_fail *f)
 {
 	struct gaiafs_word *w;
@@ -81,7 +81,7 @@ static struct gaiafs_word *word(address *at, struct gaiafs_fail *f)
 	return w;
 }
 
-/* capture gives the work to the graph that the stream is captured into, if it is. */
+/* capture gives the work to the graph, if the stream is being captured. */
 static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiafs_fail *f)
 {
 	int status = 0;
@@ -105,7 +105,7 @@ static int capture(stream s, struct gaiafs_work *w, bool *captured, struct gaiaf
 	w->leave(w);
 	if (gaiafs_cu_check(gaiafs_cu.object_create(&object, w, w->free, 1, WITHOUT_SYNC), "cuUserObjectCreate", f) != 0)
 		return f->errnum;
-	*captured = w->captured = true; /* and from here on the object's, which may free it */
+	*captured = w->captured = true; /* from here on the object owns w, and may free it */
 	if (gaiafs_cu_check(gaiafs_cu.graph_retain(g, object, 1, MOVE), "cuGraphRetainUserObject", f) == 0)
 		return 0;
 	(void)gaiafs_cu.object_release(object, 1);
@@ -131,7 +131,7 @@ int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t in, struct gaiafs_wo
 				     "newer");
 	if (s <= PER_THREAD_STREAM) {
 		err = gaiafs_cu_enter(c, &v, f);
-		if (err == 0 && v.relaxed) { /* a launch is what a capture is about */
+		if (err == 0 && v.relaxed) { /* a capture must see the launch */
 			(void)gaiafs_cu.capture_mode(&v.mode);
 			v.relaxed = false;
 		}
@@ -157,7 +157,7 @@ int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t in, struct gaiafs_wo
 		err = gaiafs_cu_check(gaiafs_cu.launch(s, w->run, w), "cuLaunchHostFunc", f);
 		*launched = err == 0;
 	}
-	/* From here on w may be gone. The word is not given to others with a value that the wait would take for its own. */
+	/* w may be freed now. The word's next user takes a larger value, which also ends this wait. */
 	if (err == 0)
 		err = gaiafs_cu_check(gaiafs_cu.wait(s, at, value, UNTIL_AT_LEAST), "cuStreamWaitValue32", f);
 	gaiafs_cu_leave(&v);
@@ -182,7 +182,7 @@ bool gaiafs_cu_lost(void *of, struct gaiafs_fail *f)
 	return true;
 }
 
-/* refuse_capture fails where the stream is being captured: a bracket ends once, and a graph runs often. */
+/* refuse_capture fails if the stream is being captured: a bracket ends once, but a graph may run many times. */
 static int refuse_capture(stream s, struct gaiafs_fail *f)
 {
 	int capturing = 0, err = 0;
@@ -190,7 +190,7 @@ static int refuse_capture(stream s, struct gaiafs_fail *f)
 	if (gaiafs_cu.is_capturing != NULL)
 		err = gaiafs_cu_check(gaiafs_cu.is_capturing(s, &capturing), "cuStreamIsCapturing", f);
 	if (err == 0 && capturing != 0)
-		err = gaiafs_failed(f, EINVAL, "the stream is being captured, and a bracket ends once");
+		err = gaiafs_failed(f, EINVAL, "the stream is being captured, but a bracket ends only once");
 	return err;
 }
 
@@ -244,7 +244,7 @@ void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait)
 	if (gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, &f) != 0)
 		return;
 	if (wait)
-		(void)gaiafs_cu.event_sync(event); /* a failure: the context is lost, and its kernels with it */
+		(void)gaiafs_cu.event_sync(event); /* it fails only if the context is lost, and then its kernels have ended */
 	(void)gaiafs_cu.event_destroy(event);
 	gaiafs_cu_leave(&v);
 }

@@ -1,4 +1,4 @@
-/* The last failure of each thread, and what its last success had to say. */
+/* Each thread's last failure, and the note of its last success. */
 #include "internal.h"
 
 #include <errno.h>

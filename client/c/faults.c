@@ -1,7 +1,6 @@
 /*
- * gaia_explain_faults: words for loads and stores of the CPU that end a program. The handler runs in the middle of
- * whatever the thread was doing, so it allocates nothing, waits for a lock a second at most, and writes its line in one
- * call.
+ * gaia_explain_faults: a message about a CPU load or store that ends a program. The handler interrupts the thread at
+ * any point. So it allocates nothing, waits at most a second for a lock, and writes its line in one call.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -15,9 +14,9 @@
 #include <unistd.h>
 
 static const int signals[] = { SIGSEGV, SIGBUS };
-static struct sigaction before[sizeof signals / sizeof signals[0]]; /* immutable once the handlers are there */
+static struct sigaction before[sizeof signals / sizeof signals[0]]; /* immutable once the handlers are installed */
 
-/* readable asks the kernel, which reads a set of signals before it finds out that there is no such operation. */
+/* readable asks the kernel, which reads the set of signals before it rejects the operation, ~0, as unknown. */
 static bool readable(const void *addr)
 {
 	const uintptr_t at = (uintptr_t)addr & ~(uintptr_t)7;
@@ -25,13 +24,13 @@ static bool readable(const void *addr)
 	return syscall(SYS_rt_sigprocmask, ~0UL, at, NULL, 8) == 0 || errno != EFAULT;
 }
 
-/* name_of puts the path of a descriptor into room. */
+/* name_of returns the path of a descriptor, in room, or "a file". */
 static const char *name_of(int fd, char *room, size_t size)
 {
 	char link[32];
 	ssize_t n;
 
-	(void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd); /* of numbers only: it takes no lock */
+	(void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd); /* takes no lock for a number */
 	n = fd < 0 ? -1 : readlink(link, room, size - 1);
 	if (n < 0)
 		return "a file";
@@ -56,8 +55,10 @@ static const char *reason(const struct gaiafs_mapping *m, const void *addr)
 	return "whose memory the kernel could not give";
 }
 
-/* lock_soon takes the lock of the table, which others have for moments. A thread that faults while it has the lock
- * itself would wait for ever, so it gives up after a second. */
+/*
+ * lock_soon takes the table's lock, which other threads hold only briefly. A faulting thread that holds the lock itself
+ * would wait for ever, so this gives up after a second.
+ */
 static bool lock_soon(void)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };
@@ -70,7 +71,7 @@ static bool lock_soon(void)
 	return false;
 }
 
-/* explain says what is known of an address, where a mapping has it. */
+/* explain prints what is known of an address, if a mapping contains it. */
 static void explain(const void *addr)
 {
 	char line[GAIAFS_MAX_TEXT + 1024], room[512];
@@ -86,7 +87,7 @@ static void explain(const void *addr)
 			     reason(m, addr));
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (n > 0 && write(STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0)
-		return; /* there is nobody to be told */
+		return; /* nowhere to report it */
 }
 
 static void handle(int signal, siginfo_t *info, void *context)
@@ -94,7 +95,7 @@ static void handle(int signal, siginfo_t *info, void *context)
 	const struct sigaction *old = &before[signal == SIGSEGV ? 0 : 1];
 	int saved = errno;
 
-	if (info->si_code > 0) /* the kernel's, and not sent by somebody */
+	if (info->si_code > 0) /* from the kernel, not sent by a process */
 		explain(info->si_addr);
 	errno = saved;
 	if (old->sa_flags & SA_SIGINFO) {
@@ -102,13 +103,13 @@ static void handle(int signal, siginfo_t *info, void *context)
 	} else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) {
 		old->sa_handler(signal);
 	} else {
-		(void)sigaction(signal, old, NULL); /* the access is made again, and ends the program */
+		(void)sigaction(signal, old, NULL); /* the access is repeated, and ends the program */
 		if (info->si_code <= 0)
 			(void)raise(signal);
 	}
 }
 
-static int installed; /* an errno */
+static int installed; /* the errno of the installation, or 0 */
 
 static void install(void)
 {

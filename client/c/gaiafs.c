@@ -1,4 +1,4 @@
-/* The calls of gaiafs.h on mappings that there are; map.c makes them. */
+/* The calls of gaiafs.h on existing mappings; map.c makes mappings. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -71,7 +71,7 @@ int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t 
 	return 0;
 }
 
-/* request asks the daemon about a range of m, and waits for what comes of it. */
+/* request sends a request about a range of m to the daemon, and waits for the result. */
 static int request(struct gaiafs_mapping *m, int what, const void *addr, size_t len, int argument, gaia_stream_t stream,
 		   struct gaiafs_fail *f)
 {
@@ -176,7 +176,7 @@ int gaia_madvise(void *addr, size_t len, int advice)
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
-/* unmap ends a mapping that is out of the table. The view goes even where the daemon cannot be told. */
+/* unmap ends a mapping that is out of the table. This process's part goes even if the daemon cannot be told. */
 static void unmap(struct gaiafs_mapping *m, struct gaiafs_fail *f)
 {
 	uint8_t body[GAIAFS_MAX_BODY];
@@ -218,7 +218,7 @@ int gaia_munmap(void *addr, size_t len)
 	} else if (m == NULL) {
 		(void)gaiafs_failed(&f, EINVAL, "%p and %zu are not the whole of a mapping of gaiafs", addr, len);
 	} else {
-		if (mine) /* else a child gave up its view; the mapping is the parent's */
+		if (mine) /* otherwise a child removed its own copy; the mapping is the parent's */
 			unmap(m, &f);
 		gaiafs_mapping_unref(m);
 	}

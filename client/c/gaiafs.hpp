@@ -1,17 +1,18 @@
 /*
  * gaiafs.hpp - gaiafs.h for C++17: mappings that end with their scope, and failures as std::system_error with the
- * library's words.
+ * library's message.
  *
- *	gaiafs::mapping<float> out("/mnt/data/out");           // the whole file, to be written, on device 0
- *	gaiafs::mapping<const float> in("/mnt/data/in");       // const: only to be read
+ *	gaiafs::mapping<float> out("/mnt/data/out");           // the whole file, writable, on device 0
+ *	gaiafs::mapping<const float> in("/mnt/data/in");       // const: read-only
  *	kernel<<<blocks, threads>>>(in.data(), out.data(), in.size());
  *	cudaDeviceSynchronize();
  *	out.release();                                         // now everyone sees it
  *
- * A gaiafs::view has chosen bytes of files, each piece at an aligned address. A gaiafs::bracket has memory that moves
- * be there while kernels use it.
+ * A gaiafs::view has chosen bytes of files, each piece at an aligned address. A gaiafs::bracket keeps movable memory in
+ * place while kernels use it.
  *
- * Positions and counts are elements of T. A range is from an element on, so many elements; without a count, to the end.
+ * Positions and counts are elements of T. A range begins at an element and has a number of elements. Without a count it
+ * extends to the end.
  */
 #ifndef GAIAFS_HPP
 #define GAIAFS_HPP
@@ -34,29 +35,29 @@
 
 namespace gaiafs {
 
-/* To the end of a file or of a mapping. */
+/* The count of a range that extends to the end of a file or of a mapping. */
 inline constexpr std::size_t rest = static_cast<std::size_t>(-1);
 
-/* failure is the last failure of the library in this thread. */
+/* failure returns the last failure of the library in this thread. */
 inline std::system_error failure()
 {
 	return std::system_error(errno, std::generic_category(), gaia_error());
 }
 
-/* Whether a mapping's memory moves, and is there in brackets only. */
+/* Whether a mapping's memory moves. Such memory is there only in brackets. */
 enum class moves {
-	if_larger, /* than the memory that the device may have: it cannot be had otherwise */
+	if_larger, /* than the memory that the device may have: the mapping would fail otherwise */
 	always,
-	never, /* ENOMEM where it is larger */
+	never, /* fails with ENOMEM if the file is larger */
 };
 
-/* What of a file is mapped, and how. */
+/* Which part of a file is mapped, and how. */
 struct window {
 	off_t offset = 0;         /* in bytes, a multiple of 4096 */
-	std::size_t count = rest; /* elements; what is left over at the end of a file and fills no element is not mapped */
-	bool lazy = false;        /* fetch nothing yet; acquire does */
-	void *hint = nullptr;     /* an address that would be welcome */
-	bool peers = false;       /* let the other GPUs of this process use the pointer, too */
+	std::size_t count = rest; /* elements; an incomplete element at the end of a file is not mapped */
+	bool lazy = false;        /* fetch nothing yet; acquire fetches */
+	void *hint = nullptr;     /* a preferred address */
+	bool peers = false;       /* let the other GPUs of this process use the pointer too */
 	int kind = GAIA_KIND_ANY; /* of the device: one of the GAIA_KIND_ numbers */
 	moves moving = moves::if_larger;
 };
@@ -66,14 +67,14 @@ class bracket;
 
 namespace detail {
 
-/* A stream, or nullptr, and no number: a 0 is a position. */
+/* Accepts a stream or nullptr, but no number: 0 is a position. */
 template <typename S> using if_stream = std::enable_if_t<std::is_convertible_v<S, gaia_stream_t>>;
 
 } // namespace detail
 
 /*
- * A mapping of elements of type T, writable unless T is const. It can be moved, not copied. One that was moved from or
- * closed, or made without a file, is empty: calls that are about its memory throw EINVAL.
+ * A mapping of elements of type T, writable unless T is const. It can be moved but not copied. It is empty if it was
+ * made without a file, moved from or closed. Calls on an empty mapping that concern its memory throw EINVAL.
  */
 template <typename T> class mapping {
 	static_assert(std::is_trivially_copyable_v<T>, "a file has bytes, so an element is what can be copied as bytes");
@@ -83,8 +84,10 @@ public:
 
 	mapping() noexcept = default;
 
-	/* Maps a file by its path, which is opened only meanwhile, or by an open descriptor, which may be closed
-	 * afterwards. device is an ordinal, as in gaia_mmap. */
+	/*
+	 * Maps a file. A path is opened only for the duration of the constructor; a descriptor may be closed
+	 * afterwards. device is an ordinal, as in gaia_mmap.
+	 */
 	explicit mapping(const std::string &path, int device = 0, const window &w = {})
 	{
 		int fd = ::open(path.c_str(), (std::is_const_v<T> ? O_RDONLY : O_RDWR) | O_CLOEXEC);
@@ -125,15 +128,17 @@ public:
 		return *this;
 	}
 
-	/* Ends the mapping. A destructor cannot say that the last release failed: call close to know. */
+	/* Ends the mapping. A destructor cannot report that the last release failed: call close to know. */
 	~mapping()
 	{
 		while (data_ != nullptr && gaia_munmap(bytes(0), size_bytes()) != 0 && errno == EINTR)
 			continue;
 	}
 
-	/* close releases and ends the mapping, which is empty afterwards, also where it throws; but for EINTR, which leaves
-	 * it. */
+	/*
+	 * close releases and ends the mapping, which is empty afterwards even if close throws. Only after EINTR does it
+	 * stay.
+	 */
 	void close()
 	{
 		if (data_ == nullptr)
@@ -147,14 +152,14 @@ public:
 		check(result);
 	}
 
-	/* The pointer is for kernels where the device is a GPU, and for the CPU where it is emulated. */
+	/* The pointer is for kernels if the device is a GPU, and for the CPU if it is emulated. */
 	T *data() const noexcept { return data_; }
 	std::size_t size() const noexcept { return size_; }
 	std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
 	int device() const noexcept { return device_; }
 	explicit operator bool() const noexcept { return data_ != nullptr; }
 
-	/* acquire sees what others wrote and released; release has others see what this device stored. */
+	/* acquire shows what others wrote and released. release shows others what this device stored. */
 	void acquire(std::size_t from = 0, std::size_t count = rest) const
 	{
 		check(gaia_macquire(mapped(from), length(from, count), device_));
@@ -165,7 +170,7 @@ public:
 		check(gaia_mrelease(mapped(from), length(from, count), device_));
 	}
 
-	/* The same in the order of a stream, a cudaStream_t or CUstream. */
+	/* The same in stream order. stream is a cudaStream_t or CUstream. */
 	void acquire_async(gaia_stream_t stream, std::size_t from = 0, std::size_t count = rest) const
 	{
 		check(gaia_macquire_async(mapped(from), length(from, count), device_, stream));
@@ -176,19 +181,19 @@ public:
 		check(gaia_mrelease_async(mapped(from), length(from, count), device_, stream));
 	}
 
-	/* check_async throws what went wrong in stream order, once. Wait for the stream before. */
+	/* check_async throws the first failure of a stream-ordered call, once. Synchronize the stream first. */
 	void check_async() const { check(gaia_async_error(mapped(0))); }
 
-	/* sync waits until what the device stored is in the backing file, and durable: on stable storage. */
+	/* sync waits until what the device stored is in the backing file or, with durable, on stable storage. */
 	void sync(bool durable = true) const
 	{
 		check(gaia_msync(mapped(0), size_bytes(), durable ? MS_SYNC : MS_ASYNC));
 	}
 
-	/* advise gives one of the GAIA_MADV_ hints for the whole. */
+	/* advise gives one of the GAIA_MADV_ hints for the whole mapping. */
 	void advise(int advice) const { check(gaia_madvise(mapped(0), size_bytes(), advice)); }
 
-	/* movable: the memory moves, and is there in brackets only. */
+	/* movable reports whether the memory moves, and so is there only in brackets. */
 	bool movable() const
 	{
 		struct ::gaia_info found = {};
@@ -197,14 +202,14 @@ public:
 		return (found.flags & GAIA_MAP_MOVABLE) != 0;
 	}
 
-	/* use has a range's memory be there until the bracket ends. A mapping that does not move needs none. */
+	/* use keeps a range's memory in place until the bracket ends. A mapping that does not move needs no bracket. */
 	[[nodiscard]] bracket use(std::size_t from = 0, std::size_t count = rest) const;
 
-	/* The same in the order of a stream: the bracket can end as soon as the kernels that use the range are launched. */
+	/* The same in stream order: the bracket can end as soon as the kernels that use the range are launched. */
 	template <typename S, typename = detail::if_stream<S>>
 	[[nodiscard]] bracket use(S stream, std::size_t from = 0, std::size_t count = rest) const;
 
-	/* A range of it, for brackets and groups. */
+	/* range returns a range of the mapping, for brackets and groups. */
 	gaia_range range(std::size_t from = 0, std::size_t count = rest) const
 	{ return { mapped(from), length(from, count) }; }
 
@@ -214,7 +219,7 @@ public:
 		return guard<T>(*this, from, count);
 	}
 
-	/* The same in the order of a stream: the guard can end as soon as the kernels that use the range are launched. */
+	/* The same in stream order: the guard can end as soon as the kernels that use the range are launched. */
 	template <typename S, typename = detail::if_stream<S>>
 	[[nodiscard]] guard<T> hold(S stream, std::size_t from = 0, std::size_t count = rest) const
 	{
@@ -222,7 +227,7 @@ public:
 	}
 
 protected:
-	/* Takes memory that is mapped. The mapping is empty. */
+	/* adopt takes over mapped memory. The mapping is empty before. */
 	void adopt(void *p, std::size_t count, int device) noexcept
 	{
 		data_ = static_cast<T *>(p);
@@ -297,12 +302,12 @@ private:
 };
 
 /*
- * A range that is acquired, until close or the end of the scope releases it. The release waits for the work that was
- * begun in the context; that of a guard of a stream comes after the stream's earlier work. It can be moved, as its
- * mapping can; the memory must stay mapped until the guard ends.
+ * An acquired range. close, or the end of the scope, releases it. The release waits for the work that was begun in the
+ * context. The guard of a stream releases after the stream's earlier work instead. A guard can be moved, and so can its
+ * mapping; the memory must stay mapped until the guard ends.
  *
- * A destructor cannot report a failure: call close to know. What a failed release left is not lost, for the mapping's
- * own close releases it again. What fails in a stream, check_async of the mapping reports.
+ * A destructor cannot report a failure: call close to know. After a failed release nothing is lost, because the
+ * mapping's own close releases again. check_async of the mapping reports failures in a stream.
  */
 template <typename T> class guard {
 public:
@@ -340,8 +345,10 @@ public:
 
 	~guard() { end(); }
 
-	/* close releases now, and the end of the scope not again, also where it throws; but for EINTR, which leaves the
-	 * guard. A second close does nothing. */
+	/*
+	 * close releases now; the end of the scope then does not release again, even if close throws. Only after EINTR
+	 * does the guard stay. A second close does nothing.
+	 */
 	void close()
 	{
 		int result = let_go();
@@ -351,10 +358,10 @@ public:
 		mapping<T>::check(result);
 	}
 
-	/* release is close by its older name. */
+	/* release is the older name of close. */
 	void release() { close(); }
 
-	/* Of the range, until close: then null and 0. */
+	/* The range. After close they return null and 0. */
 	T *data() const noexcept { return data_; }
 	std::size_t size() const noexcept { return size_; }
 
@@ -400,21 +407,23 @@ private:
 };
 
 /*
- * A bracket: ranges of mappings on one device have their memory, with their bytes, until close or the end of the scope.
- * All of them or none: what a launch uses belongs into one bracket.
+ * A bracket keeps the memory of ranges in place, with its bytes, until close or the end of the scope. The ranges are of
+ * mappings on one device. It gets memory for all ranges or for none, so put everything that a launch uses into one
+ * bracket.
  *
- *	gaiafs::mapping<float> data("/mnt/data/large");        // larger than the device: its memory moves
+ *	gaiafs::mapping<float> data("/mnt/data/large");        // larger than the device, so its memory moves
  *	{
  *		auto b = data.use(stream, from, count);
  *		kernel<<<blocks, threads, 0, stream>>>(data.data() + from, count);
- *	}                                                      // when the kernel is done, without waiting for it
+ *	}                                                      // ends after the kernel, without waiting for it
  *
- * A bracket of a stream ends after the stream's earlier work, and waits for none of it; one without waits for the work
- * that was begun in the context. It can be moved, as its mappings can be, and is the thread's that opened it: it ends
- * there. Of brackets with the same stream, the one that was opened last ends first. The mappings must stay until then.
+ * A bracket of a stream ends after the stream's earlier work, without waiting for it. A bracket without a stream waits
+ * for the work that was begun in the context. A bracket can be moved, and so can its mappings. It belongs to the thread
+ * that opened it and must end there. Of several brackets with the same stream, the one opened last ends first. The
+ * mappings must stay until then.
  *
- * It waits for other programs at most a minute, or patience milliseconds. Failures are those of gaia_use(3). A
- * destructor cannot report one: call close to know.
+ * Opening one waits for other programs for at most a minute, or patience milliseconds. It fails as gaia_use(3) does. A
+ * destructor cannot report a failure: call close to know.
  */
 class bracket {
 public:
@@ -446,7 +455,7 @@ public:
 
 	~bracket() { end(); }
 
-	/* close ends the bracket. Where it throws, the bracket is open still. A second close does nothing. */
+	/* close ends the bracket. If it throws, the bracket stays open. A second close does nothing. */
 	void close()
 	{
 		if (open_ && gaia_done(stream_) != 0)
@@ -457,7 +466,10 @@ public:
 	explicit operator bool() const noexcept { return open_; }
 
 private:
-	/* One whose end cannot be put into its stream, which is being captured or lost, goes with the process. */
+	/*
+	 * end ignores a failure: the stream is lost or being captured, and the bracket then stays until the process
+	 * ends.
+	 */
 	void end() noexcept
 	{
 		if (open_)
@@ -481,26 +493,26 @@ bracket mapping<T>::use(S stream, std::size_t from, std::size_t count) const
 	return bracket(std::vector<gaia_range>{ range(from, count) }, stream);
 }
 
-/* Rows of a file's bytes, the first at offset, each stride bytes after the one before. file counts from 0. */
+/* Rows of a file's bytes. The first begins at offset, each further row stride bytes after the one before. */
 struct segment {
 	std::uint64_t offset = 0, length = 0; /* length is that of a row */
-	std::uint64_t stride = 0, count = 1;  /* there need not be a stride where there is one row */
-	std::uint32_t file = 0;
+	std::uint64_t stride = 0, count = 1;  /* a single row needs no stride */
+	std::uint32_t file = 0;               /* an index into the view's files */
 };
 
-/* How a view is laid out, and mapped. */
+/* How a view is laid out and mapped. */
 struct layout {
 	std::size_t align = 256; /* a power of two up to 2 MiB */
-	bool lazy = false;       /* as in window, as are the next three */
+	bool lazy = false;       /* as in window, like the next three */
 	void *hint = nullptr;
 	bool peers = false;
 	int kind = GAIA_KIND_ANY;
 };
 
 /*
- * Chosen bytes of one file, or of several, in memory that is only read. Each segment begins at an aligned address, with
- * its rows packed. It is a mapping of bytes: data and size, acquire, hold, close and the others work for the view as a
- * whole, with positions in it; there is nothing that a release could release.
+ * Chosen bytes of one or more files, in read-only memory. Each segment begins at an aligned address, and its rows are
+ * packed. A view is a mapping of bytes: data, size, acquire, hold, close and the rest work for the view as a whole,
+ * with positions in the view. A view has nothing to release.
  *
  *	gaiafs::view weights("/mnt/data/model", {{ 140, 4096 }, { 8192 + 7, 512, 1024, 16 }});
  *	kernel<<<blocks, threads>>>(weights.at<float>(0), weights.at<float>(1));
@@ -509,8 +521,10 @@ class view : public mapping<const std::byte> {
 public:
 	view() noexcept = default;
 
-	/* Of a file by its path, which is opened only meanwhile, or of open descriptors, which may be closed
-	 * afterwards. */
+	/*
+	 * A view of a file by path, or of open descriptors. A path is opened only for the duration of the constructor;
+	 * descriptors may be closed afterwards.
+	 */
 	view(const std::string &path, const std::vector<segment> &segments, int device = 0, const layout &l = {})
 	{
 		int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -541,11 +555,11 @@ public:
 		map(fds.data(), fds.size(), segments, device, l);
 	}
 
-	/* Where segment i begins in the view, and how many bytes it has there. */
+	/* The position of segment i in the view, and its length there, both in bytes. */
 	std::uint64_t offset(std::size_t i) const { return places_.at(i).offset; }
 	std::uint64_t length(std::size_t i) const { return places_.at(i).length; }
 
-	/* at returns segment i as elements of T, as data does the whole; null once the view is closed. */
+	/* at returns segment i as elements of T, or null once the view is closed. */
 	template <typename T> const T *at(std::size_t i) const
 	{
 		static_assert(std::is_trivially_copyable_v<T>, "a file has bytes, so an element is what can be copied as bytes");
@@ -554,7 +568,7 @@ public:
 		return data() == nullptr ? nullptr : reinterpret_cast<const T *>(data() + from);
 	}
 
-	/* acquire_segment is acquire for segment i alone. */
+	/* acquire_segment acquires segment i alone. */
 	void acquire_segment(std::size_t i) const { acquire(offset(i), length(i)); }
 
 private:
@@ -600,11 +614,11 @@ private:
 	std::vector<place> places_;
 };
 
-/* The whole of a mapping, or of a view. */
+/* range_of returns the whole of a mapping or view as a range. */
 template <typename T> gaia_range range_of(const mapping<T> &m) { return m.range(); }
 
 /*
- * A group of ranges whose stores are released at once. One that ends without release is taken back.
+ * A group of ranges whose stores are released at once. If it ends without release, its stores are taken back.
  *
  *	gaiafs::group update({ gaiafs::range_of(weights), gaiafs::range_of(biases) });
  *	... // stores
@@ -637,8 +651,10 @@ private:
 	gaia_group *group_;
 };
 
-/* acquire_all acquires ranges at one version, which it returns. With least it waits for at least that one, so many
- * milliseconds or, with a negative number, as long as it takes. */
+/*
+ * acquire_all acquires ranges at one version, and returns that version. If least is not 0, it first waits until a file
+ * has at least that version: at most timeout milliseconds, or without limit if timeout is negative.
+ */
 inline std::uint64_t acquire_all(const std::vector<gaia_range> &ranges, std::uint64_t least = 0, int timeout = -1)
 {
 	std::uint64_t version = 0;

@@ -1,4 +1,4 @@
-/* What the library asks of the kernel about the file: the grant and the flush. */
+/* What the library asks the kernel about a file: the grant and the flush. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -19,11 +19,13 @@
 
 int gaiafs_grant_patience = 30;
 
-/* The ioctl waits for the daemon, and only the end of the process ends it. So a thread makes it, and stays behind where
- * the caller gives up: the token that comes then is nobody's, and the daemon forgets it. */
+/*
+ * The ioctl waits for the daemon, and only the end of the process interrupts it. So a thread makes the ioctl. If the
+ * caller gives up, the thread stays, and the token that comes later is not used: the daemon forgets it.
+ */
 struct asked {
 	int fd, err;
-	atomic_int owners; /* the caller, the thread */
+	atomic_int owners; /* the caller and the thread */
 	sem_t done;
 	uint8_t answer[GAIAFS_GRANT_SIZE];
 };
@@ -46,7 +48,7 @@ static void *ask(void *argument)
 	return NULL;
 }
 
-/* state_of returns the letter that /proc has for what a process does, 0 where there is none. */
+/* state_of returns a process's state letter in /proc/PID/stat, or 0 if there is no such process. */
 static char state_of(const char *pid)
 {
 	char name[64], text[512];
@@ -65,8 +67,10 @@ static char state_of(const char *pid)
 	return end != NULL && end[1] == ' ' ? end[2] : 0;
 }
 
-/* serves reports whether a process serves the mount with this device number. Linux 6.18 tells, where the caller may
- * look. */
+/*
+ * serves reports whether a process serves the mount with this device number. It needs Linux 6.18, and the right to read
+ * the process's fdinfo.
+ */
 static bool serves(const char *pid, unsigned device)
 {
 	char name[64], line[128];
@@ -93,7 +97,7 @@ static bool serves(const char *pid, unsigned device)
 	return found;
 }
 
-/* silent says that the daemon has not answered, which process it is and what helps. */
+/* silent fails with a message that the daemon has not answered, which process it is, and what helps. */
 static int silent(int fd, struct gaiafs_fail *f)
 {
 	char pid[21] = "", state = 0;
@@ -112,7 +116,7 @@ static int silent(int fd, struct gaiafs_fail *f)
 		closedir(all);
 	if (state == 'T' || state == 't')
 		return gaiafs_failed(f, ETIMEDOUT,
-				     "the daemon has not answered for %d s: process %s is stopped, and 'kill -CONT %s' has it go on",
+				     "the daemon has not answered for %d s: process %s is stopped, and 'kill -CONT %s' continues it",
 				     gaiafs_grant_patience, pid, pid);
 	if (state != 0)
 		return gaiafs_failed(f, ETIMEDOUT, "the daemon has not answered for %d s: process %s is busy or waits for something",
@@ -121,8 +125,10 @@ static int silent(int fd, struct gaiafs_fail *f)
 			     gaiafs_grant_patience);
 }
 
-/* ask_patiently makes the ioctl, and returns 0 or its errno; or -1 where a signal or the clock ended the wait, with *f
- * set. */
+/*
+ * ask_patiently makes the ioctl and returns 0 or its errno. If a signal or the time limit ended the wait, it returns -1
+ * with *f set.
+ */
 static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 {
 	struct asked *a = calloc(1, sizeof *a);
@@ -138,7 +144,7 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	sem_init(&a->done, 0, 0);
 	(void)clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += gaiafs_grant_patience;
-	if (gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* there is none to be had */
+	if (gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* without a thread, wait here */
 		err = ioctl(fd, IOC_GRANT, answer) != 0 ? errno : 0;
 		sem_destroy(&a->done);
 		free(a);
@@ -147,7 +153,7 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	if (sem_timedwait(&a->done, &until) == 0) {
 		err = a->err;
 		memcpy(answer, a->answer, sizeof a->answer);
-		(void)pthread_join(thread, NULL); /* the program may fork now, and knows of no thread */
+		(void)pthread_join(thread, NULL); /* the program may fork next, and should have no extra thread then */
 		disown(a);
 		return err;
 	}
@@ -201,7 +207,7 @@ bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor
 	return got[0] > major || (got[0] == major && got[1] >= minor);
 }
 
-/* Since Linux 6.16 sync_file_range on a FUSE file returns only after the write was served. */
+/* Since Linux 6.16, sync_file_range on a FUSE file returns only after the daemon has served the write. */
 static bool kernel_waits;
 static pthread_once_t kernel_once = PTHREAD_ONCE_INIT;
 

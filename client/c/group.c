@@ -1,4 +1,4 @@
-/* Groups: stores into several ranges that are released at once, and acquires of several ranges at one version. */
+/* Groups: stores into several ranges that are released together, and acquires of several ranges at one version. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -11,7 +11,7 @@
 enum { MAX_RANGES = 1 << 17, WAIT_SLICE = 500 /* milliseconds that the daemon waits for one request */ };
 
 struct gaia_group {
-	struct gaiafs_conn *conn; /* that of the first mapping, which has a reference */
+	struct gaiafs_conn *conn; /* of the first mapping, which has a reference on it */
 	uint64_t number;
 	size_t n;
 	struct part {
@@ -29,7 +29,7 @@ static void free_group(struct gaia_group *g)
 	free(g);
 }
 
-/* find_all finds the mappings of ranges, which are of one mount. NULL: *f says why. */
+/* find_all finds the mappings of ranges, and checks that they are of one mount. NULL: *f says why. */
 static struct gaia_group *find_all(const struct gaia_range *ranges, size_t n, struct gaiafs_fail *f)
 {
 	struct gaia_group *g;
@@ -80,7 +80,7 @@ static int take_numbered(struct gaiafs_request *r, const struct gaiafs_frame *fr
 	return 0;
 }
 
-/* call_whole is gaiafs_call that no signal interrupts: what it begins would not be known. */
+/* call_whole is gaiafs_call, but no signal interrupts it: an interrupted caller would not know what it began. */
 static int call_whole(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
 {
 	if (gaiafs_call_begin(c, type, body, n, r) == 0)
@@ -89,7 +89,7 @@ static int call_whole(struct gaiafs_conn *c, uint16_t type, const uint8_t *body,
 	return r->fail.errnum;
 }
 
-/* call_ranges asks with the list of g's ranges behind a head. */
+/* call_ranges sends a request with a head and the list of g's ranges. */
 static int call_ranges(const struct gaia_group *g, uint16_t type, const uint8_t *head, size_t n, struct numbered *k)
 {
 	struct gaiafs_rest rest = { .n = n + GAIAFS_RANGES_HEAD + GAIAFS_RANGE * g->n, .memfd = -1 };
@@ -142,7 +142,7 @@ struct gaia_group *gaia_group_begin(const struct gaia_range *ranges, size_t n)
 	return gaiafs_leave(state, f.errnum, &f) == 0 ? g : NULL;
 }
 
-/* check_group finds out whether the program may release g. */
+/* check_group checks that this process may release g. */
 static int check_group(const struct gaia_group *g, struct gaiafs_fail *f)
 {
 	for (size_t i = 0; i < g->n; i++) {
@@ -214,7 +214,7 @@ static int64_t now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* acquire_all asks for a version within some milliseconds. */
+/* acquire_all acquires g's ranges. It waits for version least for at most wait milliseconds. */
 static int acquire_all(const struct gaia_group *g, uint64_t least, uint32_t wait, struct numbered *k)
 {
 	uint8_t head[GAIAFS_MAX_BODY];
@@ -236,7 +236,7 @@ int gaia_acquire_all(const struct gaia_range *ranges, size_t n, uint64_t least, 
 	int state;
 
 	gaiafs_enter(&state);
-	for (;; left = until - now_ms()) { /* the mappings may end between two requests */
+	for (;; left = until - now_ms()) { /* finds the mappings again each time, because they may end */
 		struct numbered k = { 0 };
 		struct gaia_group *g;
 		uint32_t wait = timeout < 0 || left > WAIT_SLICE ? WAIT_SLICE : left > 0 ? (uint32_t)left : 0;

@@ -1,7 +1,7 @@
 /*
- * Brackets that are kept: where the daemon allows it, a bracket stays open when the program is done with it. The next
- * one of the same ranges in the same order joins it, and asks nobody. RECALL ends those that nobody uses, in the order
- * in which they were used last, and has the others end as usual.
+ * Kept brackets. If the daemon allows it, a bracket stays open after the program has ended it. The next bracket with
+ * the same ranges in the same order joins it, without asking the daemon. RECALL ends the kept brackets that have no
+ * users, the least recently used first. The others end once their last user is done.
  */
 #define _GNU_SOURCE
 #include "conn.h"
@@ -14,22 +14,22 @@ enum { BUCKETS = 1024, MOST_KEPT = 8192, MARKS = 4 };
 
 struct gaiafs_kept {
 	struct gaiafs_job job; /* its first member */
-	struct gaiafs_kept *next;           /* in its bucket, and then among those that take took */
-	struct gaiafs_kept *older, *newer;  /* those used before and after it. Guarded by gaiafs_table_lock */
-	struct gaiafs_mapping *m; /* of the first range, without a reference while k is in the table: munmap takes k out */
+	struct gaiafs_kept *next;           /* in its bucket, or in the list that take returns */
+	struct gaiafs_kept *older, *newer;  /* in order of last use. Guarded by gaiafs_table_lock */
+	struct gaiafs_mapping *m; /* of the first range; without a reference in the table, because munmap takes k out */
 	uint64_t id;              /* immutable */
-	bool told;                /* the daemon knows that it has ended */
+	bool told;                /* the daemon knows that the bracket has ended */
 
 	/* Guarded by gaiafs_table_lock. */
 	unsigned users; /* brackets of the program */
-	bool ending;    /* out of the table: the last user ends it */
+	bool ending;    /* out of the table; the last user ends it */
 	struct mark {
 		gaia_stream_t stream;
-		void *event; /* the last use in the stream */
+		void *event; /* after the last use in the stream */
 		bool used, busy;
 	} marks[MARKS];
 
-	size_t n;                    /* of spans; immutable, as they are. They have no references either */
+	size_t n;                    /* number of spans. Both are immutable; the spans have no references either */
 	struct gaiafs_span spans[];
 };
 
@@ -80,7 +80,7 @@ static struct gaiafs_kept *find_locked(const struct gaiafs_span *spans, size_t n
 	return k;
 }
 
-/* use_locked has k be the newest. */
+/* use_locked makes k the most recently used. */
 static void use_locked(struct gaiafs_kept *k)
 {
 	k->older = newest;
@@ -100,7 +100,7 @@ struct gaiafs_kept *gaiafs_keep_find(const struct gaiafs_span *spans, size_t n)
 	struct gaiafs_kept *k = NULL;
 
 	pthread_mutex_lock(&gaiafs_table_lock);
-	if (spans[0].m->conn->state == READY) /* else the daemon's answer says what is the matter */
+	if (spans[0].m->conn->state == READY) /* if it is lost, the request's failure says why */
 		k = find_locked(spans, n);
 	if (k != NULL) {
 		k->users++;
@@ -111,7 +111,10 @@ struct gaiafs_kept *gaiafs_keep_find(const struct gaiafs_span *spans, size_t n)
 	return k;
 }
 
-/* end waits for the kernels that use it, where the daemon does not know yet that it has ended. */
+/*
+ * end ends a kept bracket. Unless the daemon knows of the end already, it first waits for the kernels that use the
+ * bracket.
+ */
 static void end(struct gaiafs_job *j)
 {
 	struct gaiafs_kept *k = (struct gaiafs_kept *)j; /* its first member */
@@ -160,7 +163,7 @@ void gaiafs_keep_done(struct gaiafs_kept *k)
 
 	pthread_mutex_lock(&gaiafs_table_lock);
 	last = --k->users == 0 && k->ending;
-	k->m->refs += last; /* its own, besides the bracket's */
+	k->m->refs += last; /* for k itself, in addition to the bracket's */
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (last)
 		gaiafs_post(&k->job);
@@ -188,8 +191,10 @@ int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_
 	return err;
 }
 
-/* take takes those of a connection, or with a range of a mapping, out of the table: at most so many that nobody uses,
- * which get a reference on k->m and are returned, the oldest first. Their users end the others. */
+/*
+ * take takes kept brackets out of the table: those of a connection, or those with a range of m. It returns at most most
+ * of those without users, the oldest first, each with a reference on k->m. The last user of each other one ends it.
+ */
 static struct gaiafs_kept *take(const struct gaiafs_conn *c, const struct gaiafs_mapping *m, size_t most)
 {
 	struct gaiafs_kept *taken = NULL, **last = &taken, **p, *newer;

@@ -1,4 +1,4 @@
-/* gaia_map: arguments, the request, and the memory that the daemon sends. */
+/* gaia_map: its arguments, the request, and the memory that the daemon sends. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -9,15 +9,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A MAP in progress: extents are put side by side as they arrive. */
+/* A MAP in progress. Extents are mapped side by side as they arrive. */
 struct map_request {
 	struct gaiafs_request request;
 	struct gaiafs_mapping *m;
 	const struct gaia_map_args *args;
-	int kind;   /* that is asked for */
+	int kind;   /* as asked for */
 	bool known; /* MAPPED has come */
 	uint32_t extents, got;
-	int64_t next; /* file offset at which the next extent begins, once one has come */
+	int64_t next; /* the file offset at which the next extent begins, once one has come */
 };
 
 static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
@@ -37,7 +37,7 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 				     reply.device, reply.kind);
 	if (r->kind != GAIA_KIND_ANY && (uint32_t)r->kind != reply.kind)
 		return gaiafs_failed(f, ENODEV, "device %u has memory of kind %u, not %d", reply.device, reply.kind, r->kind);
-	/* A GPU was asked for, and no other one will do. */
+	/* If a GPU was asked for, no other device will do. */
 	if (r->m->of != NULL ? r->m->of != kind || memcmp(reply.uuid, kind->uuid(r->m->gpu), GAIAFS_UUID) != 0
 						 : kind->open != NULL)
 		return gaiafs_failed(f, EPROTO, "the daemon mapped other memory than that of the GPU that was asked for");
@@ -51,7 +51,7 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 	return r->m->kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
 }
 
-/* place takes an extent, which begins where the one before it ended. */
+/* place takes an extent, which must begin where the one before it ended. */
 static int place(struct map_request *r, const struct gaiafs_place *p, int fd, bool first, struct gaiafs_fail *f)
 {
 	int64_t begin = (int64_t)r->m->off;
@@ -102,8 +102,7 @@ static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *f
 	}
 }
 
-/* kind_for returns the kind of device that is asked for. Emulated ones are taken for GPUs only where the user said so.
- * */
+/* kind_for returns the kind of device to ask for. Emulated devices stand in for GPUs only if the user said so. */
 static int kind_for(const struct gaiafs_mapping *m, int kind)
 {
 	const char *emulated = getenv("GAIAFS_EMULATED");
@@ -154,8 +153,10 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 	return m->kind->finish(m, r->args->address, f);
 }
 
-/* move_flags says when the mapping is to move: asked for, or else, where nothing speaks against it, if it is larger
- * than its device, which the daemon knows. */
+/*
+ * move_flags returns when the mapping is to move: if asked for, or if it is larger than its device and no other flag
+ * forbids it. The daemon knows the size.
+ */
 static uint32_t move_flags(const struct gaiafs_mapping *m, const struct gaia_map_args *args)
 {
 	if (args->flags & GAIA_MAP_MOVABLE)
@@ -165,14 +166,16 @@ static uint32_t move_flags(const struct gaiafs_mapping *m, const struct gaia_map
 	return GAIAFS_MAP_LARGE_MOVABLE;
 }
 
-/* open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table, not
- * ready. */
+/*
+ * open_mapping gets a grant, asks for the mapping and maps its extents. When it returns 0, m is in the table but not
+ * ready.
+ */
 static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *args, struct gaiafs_fail *f)
 {
 	struct map_request r = { .request = { .take = take_map, .own = true }, .m = m, .args = args };
 	bool lazy = args->flags & GAIA_MAP_LAZY;
 	uint32_t map_flags = lazy ? GAIAFS_MAP_LAZY : 0;
-	struct gaiafs_fail second; /* the first failure is the one to report */
+	struct gaiafs_fail second; /* ignored: the first failure is reported */
 	uint8_t body[GAIAFS_MAX_BODY];
 	struct gaiafs_grant grant;
 	bool launder = false;
@@ -201,7 +204,7 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	map_flags |= moves;
 	err = ask_for(m, grant.token, map_flags, &r, f);
 	if (err == 0) {
-		/* A process that uses a GPU has threads anyhow. */
+		/* A process that uses a GPU has threads anyway. */
 		if ((args->flags & GAIA_MAP_NO_THREAD) == 0 || m->gpu != NULL || m->movable)
 			gaiafs_conn_serve(m->conn);
 		return 0;
@@ -218,7 +221,7 @@ static int open_mapping(struct gaiafs_mapping *m, const struct gaia_map_args *ar
 	return err;
 }
 
-/* The flags that are this library's. */
+/* This library's own flags. */
 #define OURS (GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD | GAIA_MAP_MOVABLE | GAIA_MAP_STAYS)
 
 int gaiafs_check_args(const struct gaia_map_args *a, struct gaiafs_fail *f)
@@ -254,7 +257,7 @@ int gaiafs_check_file(int fd, int prot, struct gaiafs_fail *f)
 	struct statx st;
 	int mode = fcntl(fd, F_GETFL);
 
-	/* What the kernel knows: the daemon may be stopped. */
+	/* Use only what the kernel knows, because the daemon may be stopped. */
 	if (mode < 0 || statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) != 0)
 		return gaiafs_failed(f, errno, "descriptor %d: %s", fd, strerror(errno));
 	if (!S_ISREG(st.stx_mode))
@@ -295,7 +298,7 @@ int gaiafs_map_it(struct gaiafs_mapping *m, const struct gaia_map_args *a, void 
 	m->writable = (a->prot & PROT_WRITE) != 0;
 	m->flags = a->flags & OURS;
 	err = open_mapping(m, a, f);
-	if (err == ENOTCONN) /* a kept connection turned out dead, the daemon was restarted: once more, with a new one */
+	if (err == ENOTCONN) /* a kept connection was dead, because the daemon restarted: try once more with a new one */
 		err = open_mapping(m, a, f);
 	if (err != 0) {
 		gaiafs_mapping_unref(m);
@@ -304,7 +307,7 @@ int gaiafs_map_it(struct gaiafs_mapping *m, const struct gaia_map_args *a, void 
 	*base = m->base;
 	if (m->view != NULL)
 		gaiafs_view_mapped(m->view);
-	/* From here on m is the table's, and another thread may unmap it. */
+	/* From here on the table owns m, and another thread may unmap it. */
 	gaiafs_table_ready(m);
 	return 0;
 }
@@ -353,6 +356,6 @@ void *gaia_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off, 
 	if (flags & GAIA_MOVABLE)
 		a.flags |= GAIA_MAP_MOVABLE;
 	if (off < 0)
-		a.offset = 1; /* refused, as a negative one is, and not taken for one past the largest file */
+		a.offset = 1; /* refused like a negative offset, rather than taken for one past the largest file */
 	return gaia_map(&a, sizeof a);
 }

@@ -1,5 +1,7 @@
-/* The kinds of device memory, and that of emulated devices. A kind is a row of functions in a file of its own; kinds.h
- * lists them. */
+/*
+ * The kinds of device memory, and the memory of emulated devices. A kind is a table of functions in its own file.
+ * kinds.h lists the kinds.
+ */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -17,7 +19,7 @@ static void *take_addresses(void *addr, size_t n, int fixed)
 	return mmap(addr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
 }
 
-/* reserve_aligned takes more than n bytes of address space, and gives back what is not needed. */
+/* reserve_aligned reserves more than n bytes of address space, and gives back the excess. */
 static int reserve_aligned(size_t n, size_t align, void **base)
 {
 	uint8_t *p = take_addresses(NULL, n + align, 0), *begin;
@@ -39,11 +41,11 @@ static int host_reserve(void *addr, size_t n, size_t align, int flags, void **ba
 
 	if (p == MAP_FAILED)
 		return errno;
-	if (align > GAIAFS_PAGE && (uintptr_t)p % align != 0) { /* no fixed one, which was checked */
+	if (align > GAIAFS_PAGE && (uintptr_t)p % align != 0) { /* not with MAP_FIXED: the address was checked */
 		munmap(p, n);
 		return reserve_aligned(n, align, base);
 	}
-	if ((flags & MAP_FIXED_NOREPLACE) && p != addr) { /* kernels before 4.17 take it for a hint */
+	if ((flags & MAP_FIXED_NOREPLACE) && p != addr) { /* kernels before 4.17 treat addr as a hint */
 		munmap(p, n);
 		return EEXIST;
 	}
@@ -51,7 +53,7 @@ static int host_reserve(void *addr, size_t n, size_t align, int flags, void **ba
 	return 0;
 }
 
-/* The addresses are taken first, so that extents can be mapped as they come. */
+/* host_begin reserves the addresses first, so that extents can be mapped as they arrive. */
 static int host_begin(struct gaiafs_mapping *m, void *addr, int flags, struct gaiafs_fail *f)
 {
 	void *base = NULL;
@@ -59,7 +61,7 @@ static int host_begin(struct gaiafs_mapping *m, void *addr, int flags, struct ga
 
 	pthread_mutex_lock(&gaiafs_table_lock);
 	err = gaiafs_table_room_locked();
-	/* MAP_FIXED replaces what the program mapped there itself, but not a mapping of ours, which others may be using. */
+	/* MAP_FIXED replaces the program's own mappings, but none of ours, which other threads may be using. */
 	if (err == 0 && (flags & MAP_FIXED) && gaiafs_table_overlaps_locked(addr, m->size))
 		err = EEXIST;
 	if (err == 0)
@@ -76,7 +78,7 @@ static int host_begin(struct gaiafs_mapping *m, void *addr, int flags, struct ga
 	return 0;
 }
 
-/* host_add replaces the part of the range that the extent has bytes of. No program knows of it yet. */
+/* host_add maps the part of the extent that lies in the mapping. The program does not know the addresses yet. */
 static int host_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
 	int64_t begin = (int64_t)m->off, end = begin + (int64_t)m->size;
@@ -92,7 +94,7 @@ static int host_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent,
 	return 0;
 }
 
-/* host_move has other memory, or a hole, in the place of an extent. */
+/* host_move maps other memory, or a hole, in the place of an extent. */
 static int host_move(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {
 	int64_t begin = (int64_t)m->off, end = begin + (int64_t)m->size;
@@ -127,7 +129,7 @@ static int host_drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *
 	return 0;
 }
 
-/* No store outlasts its instruction. */
+/* CPU stores are done when their instruction is, so there is nothing to wait for. */
 static int host_quiesce(struct gaiafs_mapping *m, gaia_stream_t stream, struct gaiafs_fail *f)
 {
 	(void)m, (void)stream, (void)f;
@@ -172,7 +174,7 @@ const struct gaiafs_kind gaiafs_emulated_kind = {
 	.copies = host_copies,
 };
 
-/* Memory that is held only: addresses that nobody may touch. A GPU needs no context for it. */
+/* Held memory: addresses that the program must not touch. It needs no context on a GPU. */
 
 static int held_add(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd, struct gaiafs_fail *f)
 {

@@ -1,13 +1,13 @@
 /*
- * MOVE: an extent of a movable mapping is to be at the same addresses from other memory, or not at all. The daemon says
- * so when no bracket uses it, and the thread of the service connection does it.
+ * MOVE: map other memory at the addresses of a movable mapping's extent, or leave a hole. The daemon asks for it when
+ * no bracket uses the extent. The thread of the service connection does it.
  */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <errno.h>
 
-/* of_gpu moves memory of a GPU, which m keeps meanwhile: the caller's reference is given back. */
+/* of_gpu moves memory of a GPU. It consumes the caller's reference on m. */
 static int of_gpu(struct gaiafs_mapping *m, const struct gaiafs_place *extent, int fd)
 {
 	struct gaiafs_fail f;
@@ -16,7 +16,7 @@ static int of_gpu(struct gaiafs_mapping *m, const struct gaiafs_place *extent, i
 
 	pthread_mutex_lock(&m->moving);
 	pthread_mutex_lock(&gaiafs_table_lock);
-	listed = m->listed; /* else it is ending, and what it had goes with it */
+	listed = m->listed; /* otherwise m is ending, and its memory goes with it */
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (listed)
 		err = m->kind->move(m, extent, fd, &f);
@@ -51,7 +51,7 @@ int gaiafs_move(const struct gaiafs_conn *c, const struct gaiafs_move *move, int
 	else if (m->gpu != NULL)
 		gpu = true;
 	else
-		err = m->kind->move(m, x, fd, &f); /* fork and munmap find the mapping whole */
+		err = m->kind->move(m, x, fd, &f); /* under the lock, so that fork and munmap find the mapping complete */
 	if (gpu)
 		m->refs++;
 	pthread_mutex_unlock(&gaiafs_table_lock);

@@ -1,4 +1,4 @@
-/* Frames with descriptors that wait for the thread which is to take them. A forked child closes its copies. */
+/* Frames with descriptors that wait for the thread that will take them. A forked child closes its copies. */
 #define _GNU_SOURCE
 #include "conn.h"
 
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct gaiafs_parcel *parcels; /* all; guarded by gaiafs_fd_lock */
+static struct gaiafs_parcel *parcels; /* the list of all; guarded by gaiafs_fd_lock */
 
 struct gaiafs_parcel *gaiafs_parcel_of(const struct gaiafs_frame *frame)
 {
@@ -53,5 +53,5 @@ void gaiafs_parcels_after_fork(void)
 	for (struct gaiafs_parcel *p = parcels; p != NULL; p = p->up)
 		for (size_t i = 0; i < p->frame.nfds; i++)
 			close(p->fds[i]);
-	parcels = NULL; /* their memory is left to threads that the child does not have */
+	parcels = NULL; /* not freed: threads that the child does not have may be using them */
 }

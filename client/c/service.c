@@ -1,7 +1,7 @@
 /*
- * The service connection: a second one of the process, on which the daemon speaks first. A thread of its own reads
- * there all the time, and answers; no signal reaches it. It waits for nobody but the daemon. A process that cannot have
- * it goes on without: the daemon then leaves the process's memory where it is.
+ * The service connection: the process's second connection, on which the daemon sends requests. One thread reads them
+ * all the time and answers; all signals are blocked in it. It waits only for the daemon. The connection is optional:
+ * without it, the daemon leaves the process's memory where it is.
  */
 #define _GNU_SOURCE
 #include "conn.h"
@@ -13,10 +13,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* The brackets that an ANSWER has. Where these are so many, the daemon asks again. */
+/* How many brackets an ANSWER can have. If it has this many, the daemon asks again. */
 enum { MOST_ENDED = 256, ANSWER = 16 + 8 * MOST_ENDED };
 
-/* answer returns what to say to a notice that wants an answer: the size of the body. */
+/* answer carries out a request of the daemon's and encodes the answer. It returns the size of the body. */
 static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, int fd, uint8_t *body)
 {
 	uint64_t ended[MOST_ENDED];
@@ -40,8 +40,7 @@ static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *fra
 	}
 }
 
-/* hear takes a frame and answers it. *attached says whether the daemon knows whose connection it is. False: it is over.
- * */
+/* hear takes a frame and answers it. *attached: the daemon has accepted the ATTACH. False: the connection is over. */
 static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *attached)
 {
 	int fds[GAIAFS_MAX_EXTENTS];
@@ -52,18 +51,18 @@ static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *att
 	char byte;
 	bool on;
 
-	/* Nobody is in a hurry, so the thread sleeps at once. */
+	/* These requests are not urgent, so the thread sleeps at once instead of polling. */
 	while ((n = recv(fd, &byte, 1, MSG_PEEK)) < 0 && errno == EINTR)
 		continue;
 	if (n <= 0 || gaiafs_hear(fd, record, -1, &frame, fds, &f) != 0)
 		return false;
-	/* A fork during a MOVE gives the child a copy of its descriptor, which keeps the memory until the child's end. */
+	/* A child forked during a MOVE keeps a copy of the descriptor, and with it the memory, until the child ends. */
 	pthread_mutex_unlock(&gaiafs_fd_lock);
 	on = *attached || gaiafs_take_result(&frame, &f) == 0;
 	if (*attached && frame.header.id != 0)
 		n = (ssize_t)answer(c, &frame, frame.nfds > 0 ? fds[0] : -1, body);
 	for (size_t i = 0; i < frame.nfds; i++)
-		close(fds[i]); /* before the answer: nobody has the memory by a descriptor then */
+		close(fds[i]); /* before the answer, so that no descriptor keeps the memory then */
 	if (*attached && frame.header.id != 0)
 		on = gaiafs_say_rest(fd, GAIAFS_ANSWER, frame.header.id, body, 0,
 				     &(struct gaiafs_rest){ body, (size_t)n, -1 }) == 0;
@@ -71,7 +70,7 @@ static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *att
 	return on;
 }
 
-/* open_socket makes the socket, which fork and gaiafs_lose find in c from then on. */
+/* open_socket makes the socket and stores it in c, where fork and gaiafs_lose find it. */
 static int open_socket(struct gaiafs_conn *c)
 {
 	int fd = -1;
@@ -83,8 +82,10 @@ static int open_socket(struct gaiafs_conn *c)
 	return fd;
 }
 
-/* What the thread gets. It allocates nothing itself: a program does not know of it, and may fork at any moment, in
- * which some allocators lock up the child. */
+/*
+ * The thread's argument. The thread itself allocates nothing: the program does not know of the thread and may fork at
+ * any moment, and some allocators then deadlock in the child.
+ */
 struct start {
 	struct gaiafs_conn *conn;
 	uint8_t record[GAIAFS_MAX_FRAME];

@@ -1,4 +1,4 @@
-/* gaia_start and what follows it: requests that are waited for in pieces. */
+/* gaia_start and the calls around it: requests that can be waited for in steps. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A request that runs. Its memory is a struct gaiafs_request's once it is abandoned. */
+/* A running request. Once abandoned, its memory belongs to call.c as a struct gaiafs_request. */
 struct started {
 	struct gaiafs_request request; /* its first member */
 	struct gaiafs_mapping *m;      /* with a reference */
 	uint64_t pages;
-	struct gaiafs_bracket *bracket; /* that is asked for; NULL: something else is. Its mapping is m */
-	struct gaiafs_rest rest;        /* of that request */
+	struct gaiafs_bracket *bracket; /* the bracket that is asked for, whose mapping is m; NULL: another request */
+	struct gaiafs_rest rest;        /* of the bracket's request */
 };
 
 static int take(struct gaiafs_request *request, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
@@ -68,7 +68,7 @@ static void release_rest(const struct gaiafs_rest *rest)
 		close(rest->memfd);
 }
 
-/* start_use asks for a bracket, which the call owns. */
+/* start_use asks for a bracket. The call owns the bracket. */
 static int start_use(
 	struct gaia_call *call, struct gaiafs_bracket *b, const struct gaiafs_want *want, struct gaiafs_fail *f)
 {
@@ -119,7 +119,10 @@ int gaia_start_use(
 	return gaiafs_leave(state, f.errnum, &f);
 }
 
-/* running returns what runs, if this process began it: a child leaves what its parent did. */
+/*
+ * running returns the running request. If the request is from before a fork, it forgets it: the request is the
+ * parent's.
+ */
 static struct started *running(struct gaia_call *call)
 {
 	struct started *s = call->running;
@@ -173,12 +176,12 @@ void gaia_cancel(struct gaia_call *call)
 		m = s->m;
 		b = s->bracket;
 		rest = s->rest;
-		gaiafs_call_abandon(m->conn, &s->request); /* s may be gone, and what is not sent yet never is */
+		gaiafs_call_abandon(m->conn, &s->request); /* s may be gone; if it was not sent yet, it never will be */
 		if (b == NULL) {
 			gaiafs_mapping_unref(m);
 		} else {
 			release_rest(&rest);
-			gaiafs_bracket_end(b); /* it may be granted all the same */
+			gaiafs_bracket_end(b); /* the daemon may still grant it */
 		}
 	}
 	(void)gaiafs_leave(state, 0, NULL);

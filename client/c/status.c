@@ -1,4 +1,4 @@
-/* gaia_status: what a daemon says of itself. */
+/* gaia_status: the daemon's status document. */
 #define _GNU_SOURCE
 #include "conn.h"
 
@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A STATUS in progress, whose document grows. */
+/* A STATUS in progress. Its document grows with each frame. */
 struct status_request {
 	struct gaiafs_request request; /* its first member */
-	char *text;                    /* with a zero at its end */
+	char *text;                    /* zero-terminated */
 	size_t len;
 };
 
@@ -67,7 +67,7 @@ char *gaia_status(int fd)
 		(void)gaiafs_failed(&f, err, "pthread_atfork: %s", strerror(err));
 	else
 		err = ask(fd, &text, &f);
-	if (err == ENOTCONN) { /* a kept connection turned out dead: once more, with a new one */
+	if (err == ENOTCONN) { /* a kept connection was dead: try once more with a new one */
 		f = (struct gaiafs_fail){ 0 };
 		err = ask(fd, &text, &f);
 	}

@@ -1,15 +1,15 @@
 /*
- * Acquire and release in the order of a stream. A host function of CUDA says when it is the call's turn. It must wait
- * for nothing: a context runs such functions one at a time, and the driver may hold locks meanwhile that another thread
- * waits for. So it leaves the work to a thread of work.c, which asks the daemon, and the stream waits for a word in
- * memory that the thread stores into when it is done.
+ * Acquire and release in stream order. A CUDA host function says when it is the call's turn. It must not wait: a
+ * context runs such functions one at a time, and the driver may hold locks that another thread waits for. So it leaves
+ * the work to a thread of work.c, which asks the daemon. The stream waits for a word in memory, into which that thread
+ * stores when it is done.
  *
- * A graph may be launched as two instances at a time, which share the word. It says "done" only when every run that
- * began is.
+ * A graph may be launched twice concurrently, and both runs share the word. The word says "done" only when all runs
+ * that began are done.
  *
- * A call that waits in a stream, or runs, is in its mapping's list and keeps the mapping in the table. What a graph
- * captured may run at any time until the graph goes, so it keeps nothing: each run looks for the mapping, by its
- * address and serial number, and is in the list while it runs.
+ * A call that is queued in a stream or runs is in its mapping's list, and keeps the mapping in the table. A captured
+ * call may run at any time until its graph is destroyed, so it keeps nothing. Each run finds the mapping by address and
+ * serial number, and is in the list while it runs.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -24,7 +24,7 @@
 struct gaiafs_later {
 	struct gaiafs_work work; /* its first member */
 	struct gaiafs_job job;
-	void *addr;              /* immutable, as are len, release and serial */
+	void *addr;              /* immutable, like len, release and serial */
 	size_t len;
 	bool release;
 	uint64_t serial; /* of the mapping */
@@ -34,11 +34,13 @@ struct gaiafs_later {
 	bool started, given_up;
 
 	/* Guarded by runs_lock. */
-	unsigned runs; /* that began and are not done */
-	bool orphan;   /* the graph that had it is gone */
+	unsigned runs; /* begun and not done */
+	bool orphan;   /* its graph is gone */
 };
 
-/* Calls that streams have and that are not done: what the driver and the threads of work.c may come to have queued. */
+/*
+ * Limits how many unfinished calls streams have, and so how much the driver and the threads of work.c may have queued.
+ */
 enum { MOST_WAITING = 16384 };
 static unsigned unfinished; /* atomic */
 
@@ -48,7 +50,7 @@ static void later_free(struct gaiafs_later *l)
 	__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 }
 
-/* Held for a few instructions, by host functions too. */
+/* Held for a few instructions, also by host functions. */
 static pthread_mutex_t runs_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The first failure of a graph whose mapping was gone; guarded by gaiafs_table_lock. */
@@ -82,7 +84,7 @@ static void keep_locked(struct gaiafs_fail *kept, const struct gaiafs_fail *f)
 		*kept = *f;
 }
 
-/* perform asks the daemon, for a call that is in m's list, and takes it out. */
+/* perform sends the request of a call that is in m's list, and takes the call out of the list. */
 static void perform(struct gaiafs_mapping *m, struct gaiafs_later *l)
 {
 	struct gaiafs_fail f = { 0 };
@@ -95,12 +97,12 @@ static void perform(struct gaiafs_mapping *m, struct gaiafs_later *l)
 		(void)gaiafs_acquire(m, l->addr, l->len, &f);
 	pthread_mutex_lock(&gaiafs_table_lock);
 	keep_locked(&m->late, &f);
-	unlist_locked(m, l); /* m may go from here on */
+	unlist_locked(m, l); /* m may be freed now */
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	(void)gaiafs_leave(state, 0, &f);
 }
 
-/* run_once does a call that no graph has. */
+/* run_once does a call that was not captured. */
 static void run_once(struct gaiafs_later *l)
 {
 	struct gaiafs_word *word = l->work.word;
@@ -114,11 +116,11 @@ static void run_once(struct gaiafs_later *l)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 	if (m != NULL)
 		perform(m, l);
-	later_free(l); /* before the stream goes on, so that it does not run into the limit */
+	later_free(l); /* before the stream goes on, so that its next call does not exceed the limit */
 	word->done(word);
 }
 
-/* run_again does one that a graph has. */
+/* run_again does one run of a captured call. */
 static void run_again(const struct gaiafs_later *l)
 {
 	struct gaiafs_later now = { .addr = l->addr, .len = l->len, .release = l->release, .serial = l->serial,
@@ -140,7 +142,7 @@ static void run_again(const struct gaiafs_later *l)
 		perform(m, &now);
 }
 
-/* serve does the call that a host function left. */
+/* serve does the call that a host function posted. */
 static void serve(struct gaiafs_job *job)
 {
 	struct gaiafs_later *l = (struct gaiafs_later *)((char *)job - offsetof(struct gaiafs_later, job));
@@ -158,7 +160,7 @@ static void serve(struct gaiafs_job *job)
 			orphan = l->orphan;
 			__atomic_store_n(l->work.word->at, l->work.word->value, __ATOMIC_RELEASE);
 		}
-		pthread_mutex_unlock(&runs_lock); /* l may be gone from here on */
+		pthread_mutex_unlock(&runs_lock); /* l may be freed now */
 	} while (!done);
 	if (orphan) {
 		l->work.word->done(l->work.word);
@@ -194,7 +196,7 @@ static void graph_free(void *work)
 	free(l);
 }
 
-/* leave takes a call out of its mapping's list: a graph is about to have it, and may free it at any time. */
+/* leave takes a call out of its mapping's list, because a graph is about to own it and may free it at any time. */
 static void leave(void *work)
 {
 	struct gaiafs_later *l = work;
@@ -207,11 +209,11 @@ static void leave(void *work)
 	pthread_mutex_unlock(&gaiafs_table_lock);
 }
 
-/* enqueue makes a call of m later. The range lies within m. */
+/* enqueue puts a stream-ordered call of m into a stream. The range lies within m. */
 static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool release, gaia_stream_t stream,
 		    struct gaiafs_fail *f)
 {
-	struct gaiafs_later here = { .started = true }; /* keeps m until this is done, whatever becomes of l */
+	struct gaiafs_later here = { .started = true }; /* keeps m until this function is done, whatever happens to l */
 	struct gaiafs_later *l;
 	bool captured = false, launched = false;
 	int err = 0;
@@ -244,7 +246,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 		return;
 	}
 	(void)m->kind->enqueue(m->gpu, stream, &l->work, &captured, &launched, f);
-	/* l is the stream's, or the graph's, and may be gone; or this function's. */
+	/* If launched or captured, l belongs to the stream or the graph and may be freed. Otherwise it is still ours. */
 	pthread_mutex_lock(&gaiafs_table_lock);
 	unlist_locked(m, &here);
 	if (!launched && !captured)
@@ -255,7 +257,7 @@ static void enqueue(struct gaiafs_mapping *m, void *addr, size_t len, bool relea
 			l->work.word->done(l->work.word);
 		later_free(l);
 	}
-	if (captured) /* it is a graph's, one for each of its nodes */
+	if (captured) /* a graph's call does not count: there is one per node */
 		__atomic_sub_fetch(&unfinished, 1, __ATOMIC_RELAXED);
 }
 
@@ -270,7 +272,7 @@ static int in_order(void *addr, size_t len, int dev, bool release, gaia_stream_t
 	m = gaiafs_find(addr, len, &f);
 	if (m != NULL && gaiafs_check_device(m, dev, &f) == 0) {
 		if (m->conn == NULL)
-			(void)gaiafs_prepare(m, GAIA_DO_RELEASE, addr, len, 0, stream, &none, &f); /* says why not */
+			(void)gaiafs_prepare(m, GAIA_DO_RELEASE, addr, len, 0, stream, &none, &f); /* fails, with the reason */
 		else if (m->kind->enqueue != NULL)
 			enqueue(m, addr, len, release, stream, &f);
 		else if (stream != NULL)
@@ -333,8 +335,8 @@ int gaia_async_error(void *addr)
 }
 
 /*
- * A context with an error, such as that of a kernel that stored where it must not, never runs what waits in its
- * streams, and CUDA tells nobody. So there is nothing to wait for but time, and now and then a question.
+ * A failed context, for example one whose kernel stored to a wrong address, never runs what is queued in its streams.
+ * CUDA does not notify anybody. So this sleeps, and now and then asks CUDA whether the context is lost.
  */
 bool gaiafs_later_pause(const void *addr, unsigned round)
 {
@@ -353,7 +355,7 @@ bool gaiafs_later_pause(const void *addr, unsigned round)
 	m = gaiafs_table_at_locked(addr);
 	for (struct gaiafs_later *l = m != NULL ? m->queued : NULL; l != NULL; l = l->next)
 		waiting += !l->started;
-	turn = waiting > 0 ? round / 50 % waiting : 0; /* each has its turn */
+	turn = waiting > 0 ? round / 50 % waiting : 0; /* asks about each in turn */
 	for (struct gaiafs_later *l = waiting > 0 ? m->queued : NULL; l != NULL; l = l->next)
 		if (!l->started && turn-- == 0) {
 			context = __atomic_load_n(&l->work.context, __ATOMIC_ACQUIRE);
@@ -372,7 +374,7 @@ bool gaiafs_later_pause(const void *addr, unsigned round)
 			p = &l->next;
 			continue;
 		}
-		l->given_up = true; /* and left to the stream, in case it runs it after all */
+		l->given_up = true; /* l stays with the stream, which might still run it */
 		*p = l->next;
 		struct gaiafs_fail words = { 0 };
 		(void)gaiafs_failed(&words, EIO, "a %s in stream order was never done: %.900s", l->release ? "release" : "acquire",

@@ -169,8 +169,10 @@ bool gaiafs_mapping_mine(const struct gaiafs_mapping *m)
 	return mine;
 }
 
-/* leave_locked takes the mapping at i out. Memory that MAP_FIXED may replace goes at once: nobody else may get the
- * addresses while the table still has them, nor the other way round. */
+/*
+ * leave_locked takes the mapping at i out of the table. Memory that MAP_FIXED may replace is unmapped in the same step,
+ * so that nobody else gets the addresses while they are in the table, or the other way round.
+ */
 static void leave_locked(size_t i)
 {
 	struct gaiafs_mapping *m = table[i];
@@ -191,7 +193,7 @@ struct gaiafs_mapping *gaiafs_table_take(const void *addr, uint64_t size, bool *
 	if (i > 0 && table[i - 1]->ready && table[i - 1]->base == addr && table[i - 1]->size == size) {
 		m = table[i - 1];
 		*mine = m->generation == gaiafs_generation;
-		if (*mine && m->queued != NULL) { /* what is queued in a process's streams is not its child's */
+		if (*mine && m->queued != NULL) { /* calls queued in the parent's streams do not concern a child */
 			*busy = true;
 			m = NULL;
 		} else {
@@ -226,7 +228,7 @@ void gaiafs_mapping_unref(struct gaiafs_mapping *m)
 
 	pthread_mutex_lock(&gaiafs_table_lock);
 	last = --m->refs == 0;
-	/* The connection of a process that this one was forked from is left alone: its structures may be in any state. */
+	/* Leave alone the connection of a process that this one was forked from: its structures may be in any state. */
 	if (last && m->generation == gaiafs_generation)
 		conn = m->conn;
 	pthread_mutex_unlock(&gaiafs_table_lock);

@@ -1,6 +1,6 @@
 /*
- * Views: their layout, which is pure, and the request for one. A view is a mapping whose bytes have their own offsets,
- * from 0 on. map.c maps its memory, and the other calls take it like any mapping that is only read.
+ * Views: the layout, which is a pure computation, and the request. A view is a mapping whose bytes have their own
+ * offsets, from 0 on. map.c maps its memory. The other calls take it like any read-only mapping.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -27,7 +27,9 @@ static uint64_t rows_of(const struct gaia_segment *s)
 	return s->count == 0 ? 1 : s->count;
 }
 
-/* span_of returns the bytes of the file from the segment's first to its last, which check_segment has found to fit. */
+/*
+ * span_of returns the bytes of the file from the segment's first to its last. check_segment has checked that they fit.
+ */
 static uint64_t span_of(const struct gaia_segment *s)
 {
 	return rows_of(s) == 1 ? s->length : s->stride * (rows_of(s) - 1) + s->length;
@@ -81,7 +83,7 @@ static int lay_out(const struct gaia_segment *segments, uint64_t n, uint64_t ali
 		if (rows > MAX_ROWS)
 			return gaiafs_failed(f, EINVAL, "segment %zu: the view has more than %d rows in all", i,
 					     MAX_ROWS);
-		/* A stride is not less than a row, so that the rows are no longer than the span. */
+		/* This cannot overflow: a stride is at least a row, so the rows are no longer than the span. */
 		end = begin + s->length * rows_of(s);
 		if (end > MAX_SIZE)
 			return gaiafs_failed(f, EINVAL, "segment %zu: the view is larger than 2^62 bytes", i);
@@ -184,7 +186,7 @@ int gaiafs_flush(const struct gaiafs_mapping *m, uint64_t at, uint64_t n, bool *
 		const struct gaiafs_view_file *file = &v->file[i];
 
 		if (file->fd < 0)
-			*launder = true; /* the daemon sees to it */
+			*launder = true; /* the daemon flushes this file */
 		else if (file->to > file->from &&
 			 gaiafs_flush_kernel(file->fd, file->from, file->to - file->from, launder, f) != 0)
 			return f->errnum;

@@ -1,6 +1,6 @@
 /*
  * The wire format of docs/dev/protocol.md, versions 1 and 2, from the client's side. The daemon has its own copy of
- * these numbers; the frames in control/testdata are what both are tested against.
+ * these numbers. Tests compare both with the frames in control/testdata.
  */
 #ifndef GAIAFS_WIRE_H
 #define GAIAFS_WIRE_H
@@ -15,7 +15,7 @@ enum {
 	GAIAFS_MAX_EXTENTS = 128, /* in one EXTENTS frame */
 	GAIAFS_TOKEN = 16,
 	GAIAFS_UUID = 16,
-	GAIAFS_MAX_BODY = 64, /* of a request, but for MAPVIEW and FEATURES */
+	GAIAFS_MAX_BODY = 64, /* of a request other than MAPVIEW and FEATURES */
 	GAIAFS_MAX_REQUEST = 4096, /* the largest frame that a daemon takes */
 	GAIAFS_MAX_TEXT = 1024,
 	GAIAFS_KEY = 16,
@@ -46,7 +46,7 @@ enum gaiafs_type {
 	GAIAFS_ACQUIREALL = 23,
 	GAIAFS_USE = 40,
 	GAIAFS_DONE = 41,
-	GAIAFS_CHECK = 0x4001, /* these are the daemon's, which speaks first */
+	GAIAFS_CHECK = 0x4001, /* from here to 0x4005: sent by the daemon unasked */
 	GAIAFS_MOVE = 0x4002,
 	GAIAFS_RECALL = 0x4005,
 	GAIAFS_INVALIDATED = 0x4003,
@@ -69,13 +69,13 @@ enum { GAIAFS_ACQUIRE_LAUNDER = 1 };
 enum { GAIAFS_SYNC_DURABLE = 1 };
 enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 
-/* Bits of what a daemon offers and requires, and those that this library has a use for. */
+/* Feature bits of a daemon's offer and requirements, and those that this library uses. */
 #define GAIAFS_FEATURE_SERVICE UINT64_C(1)
 #define GAIAFS_FEATURE_LARGE UINT64_C(2)
 #define GAIAFS_FEATURE_MOVE UINT64_C(4)
 #define GAIAFS_FEATURE_VIEW UINT64_C(8)
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
-#define GAIAFS_FEATURE_TENANT UINT64_C(32) /* where GAIAFS_TENANT is set */
+#define GAIAFS_FEATURE_TENANT UINT64_C(32) /* chosen if GAIAFS_TENANT is set */
 #define GAIAFS_FEATURE_KEEP UINT64_C(256)
 #define GAIAFS_USED_FEATURES                                                                                           \
 	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | \
@@ -91,10 +91,10 @@ struct gaiafs_header {
 struct gaiafs_welcome {
 	uint16_t version;
 	uint32_t max_requests;
-	uint32_t kinds; /* of memory among the mount's devices: 1 << (kind - 1) for each */
-	/* From version 2 on; else 0. */
+	uint32_t kinds; /* of memory on the mount's devices: 1 << (kind - 1) for each */
+	/* From version 2 on; otherwise 0. */
 	uint64_t offered, required; /* features */
-	uint8_t key[GAIAFS_KEY];    /* of the connection, for its service connection */
+	uint8_t key[GAIAFS_KEY];    /* names the connection in its service connection's ATTACH */
 };
 
 struct gaiafs_mapped {
@@ -103,13 +103,13 @@ struct gaiafs_mapped {
 	uint32_t device;
 	int64_t size; /* of the file at home; negative: unknown */
 	uint32_t extents;
-	uint8_t uuid[GAIAFS_UUID]; /* of the GPU; zeros where the kind has none */
-	bool movable;              /* its memory comes with brackets */
+	uint8_t uuid[GAIAFS_UUID]; /* of the GPU; zeros if the kind has none */
+	bool movable;              /* it has memory in brackets only */
 };
 
 struct gaiafs_place {
 	int64_t off, size;
-	/* From version 2 on; else 0. */
+	/* From version 2 on; otherwise 0. */
 	uint32_t kind, tier;
 	uint64_t generation; /* grows each time the extent moves */
 };
@@ -117,7 +117,7 @@ struct gaiafs_place {
 struct gaiafs_move {
 	uint64_t mapping;
 	struct gaiafs_place extent; /* with the new kind, tier and generation */
-	uint64_t previous;          /* the generation that this process has */
+	uint64_t previous;          /* the generation before */
 };
 
 struct gaiafs_extents {
@@ -148,34 +148,39 @@ size_t gaiafs_put_map(uint8_t *b, const uint8_t token[GAIAFS_TOKEN], uint32_t de
 		      uint32_t prot, uint32_t flags, uint32_t kind, uint64_t off, uint64_t len);
 enum { GAIAFS_MAX_TENANT = 255, GAIAFS_MAX_FEATURES = 16 + GAIAFS_MAX_TENANT };
 
-/* gaiafs_put_features takes the name of a tenant, of GAIAFS_MAX_TENANT bytes at most, where GAIAFS_FEATURE_TENANT is
-   chosen, else "". b has room for GAIAFS_MAX_FEATURES bytes. */
+/*
+ * gaiafs_put_features takes the name of a tenant if GAIAFS_FEATURE_TENANT is chosen, otherwise "". The name has at most
+ * GAIAFS_MAX_TENANT bytes. b has room for GAIAFS_MAX_FEATURES bytes.
+ */
 size_t gaiafs_put_features(uint8_t *b, uint64_t chosen, const char *tenant);
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
-/* gaiafs_put_ended is the answer to a RECALL: brackets that have ended. b has room for 16 bytes, and 8 for each. */
+/*
+ * gaiafs_put_ended encodes the answer to a RECALL: the ended brackets. b has room for 16 bytes, and 8 for each bracket.
+ */
 size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
 size_t gaiafs_put_large(uint8_t *b, uint64_t size);
 
-/* A MAPVIEW has a head, a token of each file, and its segments. */
+/* A MAPVIEW has a head, a token for each file, and its segments. */
 enum { GAIAFS_VIEW_HEAD = 48, GAIAFS_VIEW_SEGMENT = 40 };
 size_t gaiafs_put_view(uint8_t *b, uint32_t device, uint32_t kind, const uint8_t uuid[GAIAFS_UUID], uint32_t flags,
 		       uint32_t files, uint64_t align, uint32_t segments);
 size_t gaiafs_put_segment(uint8_t *b, uint64_t off, uint64_t len, uint64_t stride, uint64_t count, uint32_t file);
 
-/* The list of ranges of a group has a head, and the ranges. That of an ACQUIREALL comes behind what it asks for. */
+/* The list of a group's ranges has a head, then the ranges. In an ACQUIREALL it follows the request's own fields. */
 enum { GAIAFS_RANGES_HEAD = 8, GAIAFS_RANGE = 24 };
 size_t gaiafs_put_ranges(uint8_t *b, uint32_t ranges);
 size_t gaiafs_put_group_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
 size_t gaiafs_put_acquire_all(uint8_t *b, uint64_t least, uint32_t milliseconds, uint32_t flags);
-/* A USE has a head and its ranges. */
+/* A USE has a head, then its ranges. */
 enum { GAIAFS_USE_HEAD = 24, GAIAFS_USE_RANGE = 24, GAIAFS_MOST_RANGES = 1 << 16 };
 size_t gaiafs_put_use(uint8_t *b, uint64_t bracket, uint32_t flags, uint32_t patience, uint32_t ranges);
 size_t gaiafs_put_use_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len);
 
-/* Decoders return false for what is malformed. From version 2 on a newer daemon may have more to say, which nobody
- * reads. */
+/*
+ * Decoders return false for malformed bytes. From version 2 on, they ignore fields that a newer daemon adds at the end.
+ */
 bool gaiafs_get_header(const uint8_t *b, size_t n, struct gaiafs_header *h);
 bool gaiafs_get_welcome(const uint8_t *body, size_t n, struct gaiafs_welcome *w);
 bool gaiafs_get_mapped(const uint8_t *body, size_t n, unsigned version, struct gaiafs_mapped *m);

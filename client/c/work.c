@@ -1,7 +1,7 @@
 /*
- * Threads of the library's own, for what must not be done where it comes up: in a host function of CUDA, which may wait
- * for nothing, or in a call that a signal has ended. They are made when they are needed, a few at most, and stay. No
- * signal reaches them.
+ * The library's own threads. They do what must not be done in place: in a CUDA host function, which must not wait, or
+ * in a call that a signal has ended. They are started on demand, up to MOST_THREADS, and never end. All signals are
+ * blocked in them.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -37,7 +37,7 @@ static void *serve(void *unused)
 			last = &first;
 		queued--;
 		pthread_mutex_unlock(&lock);
-		j->run(j); /* j may be gone from here on */
+		j->run(j); /* j may be freed now */
 		pthread_mutex_lock(&lock);
 	}
 	return NULL;
@@ -91,7 +91,7 @@ void gaiafs_post(struct gaiafs_job *j)
 	last = &j->next;
 	queued++;
 	if (queued > idle && threads < MOST_THREADS)
-		(void)start_locked(&f); /* or one that there is comes to it later */
+		(void)start_locked(&f); /* if that fails, an existing thread runs the job later */
 	else
 		pthread_cond_signal(&more);
 	pthread_mutex_unlock(&lock);
@@ -101,7 +101,7 @@ void gaiafs_work_after_fork(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-	first = NULL; /* the parent's threads have the work */
+	first = NULL; /* the jobs are left to the parent's threads */
 	last = &first;
 	queued = idle = threads = 0;
 }

@@ -40,7 +40,7 @@ func whyStopped(t *testing.T, pid int) string {
 	who := "'gaiafs status' of the mountpoint says why"
 	for _, fd := range fds {
 		if text, _ := os.ReadFile(fd); strings.Contains(string(text), "fuse_connection:") {
-			who = fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", pid, pid)
+			who = fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' continues it", pid, pid)
 		}
 	}
 	return "the daemon has not answered for 1 s: " + who

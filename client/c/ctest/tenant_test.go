@@ -56,7 +56,7 @@ func TestTenantOfAnOlderDaemon(t *testing.T) {
 	require.NoError(t, err)
 	defer r.Close()
 	d.env = []string{"GAIAFS_TEST_SOCKET=" + socket, "GAIAFS_TENANT=training"}
-	require.Equal(t, fmt.Sprintf("%d GAIAFS_TENANT is set, and the daemon is older than tenants with names\n",
+	require.Equal(t, fmt.Sprintf("%d GAIAFS_TENANT is set, but the daemon is too old for named tenants\n",
 		syscall.EOPNOTSUPP), d.run(client, "refused", d.file()))
 	require.Nil(t, r.First(8))
 	require.Error(t, d.command(client, "status", d.dir).Run(), "the recorded daemon has no document")
